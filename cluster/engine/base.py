@@ -1,0 +1,81 @@
+"""The ``Engine`` protocol: admit streams, take their frames, step a batch of windows, hand a stream over.
+
+One engine serves many streams; a call is never made from two threads at once (the replica's engine thread is
+the only caller). Two implementations: ``native`` (ours) and ``vllm``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from cluster.types import Answer, FrameSample, PatchGeometry, StreamSpec
+
+
+@dataclass(frozen=True, slots=True)
+class WindowRequest:
+    """A window that is ready to be answered. ``start <= pts < end`` of its frames, except that it opens at the last
+    complete frame at or before ``start``. ``arrived_s``: monotonic clock when its last frame came."""
+
+    stream: str
+    window: int
+    start: int
+    end: int
+    arrived_s: float
+
+
+class Engine(Protocol):
+    """Turns frames into answers."""
+
+    @property
+    def geometry(self) -> PatchGeometry:
+        """How decoders must cut frames for this engine's model."""
+        ...
+
+    def admit(self, spec: StreamSpec) -> None:
+        """Take a stream in, or change the questions and policies of one that is there (its window survives).
+
+        Raises:
+            ConfigError: an unknown policy, or a window the model cannot hold.
+        """
+        ...
+
+    def evict(self, stream: str) -> None:
+        """Forget a stream and free what it holds; unknown streams are ignored."""
+        ...
+
+    def push(self, sample: FrameSample) -> list[WindowRequest]:
+        """Buffer one frame; returns the windows it closed (usually none or one, several after a jump in pts).
+
+        Costs no model work. Frames must come in order of pts; one that does not is refused with ``ValueError``. A
+        ``fresh`` frame forgets the stream's window first.
+        """
+        ...
+
+    def flush(self, stream: str) -> list[WindowRequest]:
+        """Close the current, incomplete window because the source ended."""
+        ...
+
+    def step(self, requests: Sequence[WindowRequest]) -> list[Answer]:
+        """Answer these windows (at most one per stream, in window order) in one batch.
+
+        A window may be skipped by never stepping it: later windows then compute what it would have.
+        """
+        ...
+
+    def export_stream(self, stream: str) -> bytes:
+        """Everything needed to go on elsewhere without recomputing: frames' embeddings, position-free KV, counters."""
+        ...
+
+    def import_stream(self, spec: StreamSpec, state: bytes) -> None:
+        """The inverse of ``export_stream`` on an engine with the same model.
+
+        Raises:
+            ModelError: the state belongs to another model or version.
+        """
+        ...
+
+    def memory_bytes(self, stream: str | None = None) -> int:
+        """Bytes held for one stream, or for all."""
+        ...

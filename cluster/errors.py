@@ -1,0 +1,31 @@
+"""Errors a user may meet, each one sentence that says what is wrong and what would be right."""
+
+from __future__ import annotations
+
+
+class SightlineError(Exception):
+    """Base of every error raised on purpose. ``exit_code`` is what the CLI ends with."""
+
+    exit_code = 1
+
+
+class ConfigError(SightlineError):
+    """The configuration, a file it names, or a command line is wrong; nothing was started."""
+
+    exit_code = 2
+
+
+class ModelError(ConfigError):
+    """The model cannot be loaded: missing path, wrong family, unusable shape."""
+
+
+class SourceError(SightlineError):
+    """A camera's source cannot be read. ``retryable``: trying again later may help."""
+
+    def __init__(self, message: str, *, retryable: bool) -> None:
+        super().__init__(message)
+        self.retryable = retryable
+
+
+class CapacityError(SightlineError):
+    """A bounded queue or budget is full and policy forbids waiting."""

@@ -1,0 +1,269 @@
+"""The types that cross a border between two packages (docs/architecture.md, "The types that cross a border").
+
+All are frozen, slotted dataclasses over numpy arrays; nothing here imports torch, Ray or PyAV, so
+that a decoder process stays small. Shapes are named in the docstrings; times are integer
+microseconds of the camera's own clock (``pts``) unless a name ends in ``_s`` (seconds, float).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+BoolGrid = npt.NDArray[np.bool_]
+FloatGrid = npt.NDArray[np.float32]
+UInt8Array = npt.NDArray[np.uint8]
+
+MICROSECONDS = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class PatchGrid:
+    """How one camera's frames are cut into patches: ``rows x cols`` patches of ``patch`` pixels.
+
+    ``merge x merge`` patches make one visual token (a *group*); ``temporal`` samples make one frame.
+    """
+
+    rows: int
+    cols: int
+    patch: int
+    merge: int
+    temporal: int
+
+    @property
+    def height(self) -> int:
+        """Pixels, ``rows * patch``."""
+        return self.rows * self.patch
+
+    @property
+    def width(self) -> int:
+        """Pixels, ``cols * patch``."""
+        return self.cols * self.patch
+
+    @property
+    def group_rows(self) -> int:
+        return self.rows // self.merge
+
+    @property
+    def group_cols(self) -> int:
+        return self.cols // self.merge
+
+    @property
+    def tokens(self) -> int:
+        """Visual tokens of one frame with nothing pruned."""
+        return self.group_rows * self.group_cols
+
+
+@dataclass(frozen=True, slots=True)
+class PatchGeometry:
+    """What a model family tells the decoders about its patches; says nothing else about the model.
+
+    ``square`` set: every camera is resized to ``square x square`` pixels (InternVL's tile).
+    Otherwise the grid follows the camera's shape within ``max_pixels`` (Qwen's native resolution).
+    """
+
+    patch: int
+    merge: int
+    temporal: int
+    max_pixels: int = 448 * 448
+    min_pixels: int = 56 * 56
+    square: int | None = None
+
+    def grid(self, width: int, height: int) -> PatchGrid:
+        """The patch grid for a camera of ``width x height`` native pixels.
+
+        Raises:
+            ValueError: a side is not positive.
+        """
+        if width <= 0 or height <= 0:
+            raise ValueError(f"a camera's picture must have positive sides, not {width}x{height}")
+        unit = self.patch * self.merge
+        if self.square is not None:
+            side = self.square // self.patch
+            return PatchGrid(side, side, self.patch, self.merge, self.temporal)
+        scale = 1.0
+        if width * height > self.max_pixels:
+            scale = math.sqrt(self.max_pixels / (width * height))
+        elif width * height < self.min_pixels:
+            scale = math.sqrt(self.min_pixels / (width * height))
+        rows = max(1, math.floor(height * scale / unit + 1e-6)) * self.merge
+        cols = max(1, math.floor(width * scale / unit + 1e-6)) * self.merge
+        return PatchGrid(rows, cols, self.patch, self.merge, self.temporal)
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedPacket:
+    """One encoded packet as it left the source. ``data`` is Annex-B for H.264/HEVC, or the container's own form.
+
+    ``sequence`` counts packets of one session from 0 without holes; a hole is a gap in transport.
+    """
+
+    codec: str
+    data: bytes
+    pts: int | None
+    dts: int | None
+    keyframe: bool
+    sequence: int
+
+
+@dataclass(frozen=True, slots=True)
+class ChangeGrid:
+    """What the codec saw change since the last sample, on the patch grid.
+
+    All planes are ``[rows, cols]`` float32.
+
+    * ``max_motion``: largest single displacement of any block over the cell, native pixels per frame
+    * ``net_motion``: length of the displacement summed over the skipped frames, native pixels
+    * ``intra``: largest fraction of the cell covered by intra or uncovered blocks in any inter frame, 0..1
+    * ``luma``: mean absolute luma difference to the previous sample, grey levels, global gain removed
+    """
+
+    max_motion: FloatGrid
+    net_motion: FloatGrid
+    intra: FloatGrid
+    luma: FloatGrid
+    cue: Literal["vectors+luma", "luma"]
+    frames: int
+
+
+@dataclass(frozen=True, slots=True)
+class SampledFrame:
+    """One sampled picture, resized to the patch grid, with what changed since the last one (codec -> vision).
+
+    ``rgb`` is ``[height, width, 3]`` uint8, ``luma`` ``[height, width]`` uint8, both on the grid's pixels.
+    ``fresh`` is true when nothing before this sample may be relied on: stream start, or recovery after a gap,
+    corruption, a resolution change or a restart.
+    """
+
+    index: int
+    pts: int
+    anchor: bool
+    fresh: bool
+    grid: PatchGrid
+    rgb: UInt8Array
+    luma: UInt8Array
+    change: ChangeGrid
+
+
+@dataclass(frozen=True, slots=True)
+class FrameSample:
+    """What travels from a decoder to the replica that owns the stream: the kept patches and nothing else.
+
+    * ``mask`` ``[rows, cols]`` bool, whole merge groups
+    * ``patches`` ``[n, T, C, p, p]`` uint8 (RGB), ``n = mask.sum()``, in **group order**: groups row-major over the
+      merged grid, then the ``merge x merge`` patches of a group row-major
+    * ``pts``: of the first of its ``T`` samples; ``duration``: microseconds it stands for (T / fps)
+    * ``activity``: share of groups the codec saw change, before anchors and dilation, 0..1
+    * ``fresh``: see :class:`SampledFrame`; the replica forgets the stream's window when it is set
+    """
+
+    stream: str
+    index: int
+    pts: int
+    duration: int
+    anchor: bool
+    fresh: bool
+    grid: PatchGrid
+    mask: BoolGrid
+    patches: UInt8Array
+    activity: float
+    digest: str
+
+    @property
+    def tokens(self) -> int:
+        """Visual tokens this frame costs."""
+        return self.patches.shape[0] // (self.grid.merge**2)
+
+    @property
+    def complete(self) -> bool:
+        """Nothing pruned: a window may open here, since every cell of the scene is present."""
+        return self.patches.shape[0] == self.grid.rows * self.grid.cols
+
+    @property
+    def end(self) -> int:
+        return self.pts + self.duration
+
+
+def mask_digest(mask: BoolGrid, index: int, pts: int) -> str:
+    """Content key of one frame's kept cells: a cached value made under another mask must never match."""
+    hasher = hashlib.blake2b(np.packbits(mask).tobytes(), digest_size=12)
+    hasher.update(f"{mask.shape}{index}:{pts}".encode())
+    return hasher.hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A standing yes/no question of one camera."""
+
+    id: str
+    text: str
+    threshold: float = 0.5
+    explain: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class StreamSpec:
+    """What an engine must know of a camera to answer its questions on a sliding window."""
+
+    stream: str
+    questions: tuple[Question, ...]
+    window_s: float = 40.0
+    stride_s: float = 8.0
+    refresh: str = "anchors"
+    refresh_budget: float | None = None
+    static_gate: bool = True
+    max_idle_s: float = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class TokenCount:
+    """Tokens of one window. ``full``: with nothing pruned; ``kept = reused + refreshed + new``; ``query``: questions.
+
+    ``computed`` counts what went through the language model for this window; ``encoded`` the visual
+    tokens that went through the tower for it.
+    """
+
+    full: int
+    kept: int
+    reused: int
+    refreshed: int
+    new: int
+    query: int
+    encoded: int
+
+    @property
+    def computed(self) -> int:
+        return self.refreshed + self.new + self.query
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Seconds spent on one window; ``latency_s`` from the arrival of its last frame to its answer, queueing included."""
+
+    queue_s: float = 0.0
+    vision_s: float = 0.0
+    plan_s: float = 0.0
+    llm_s: float = 0.0
+    latency_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One question answered on one window. ``score`` is P(yes) in 0..1; ``gated``: the last answer still stands."""
+
+    stream: str
+    window: int
+    start: int
+    end: int
+    question: str
+    score: float
+    positive: bool
+    text: str
+    gated: bool
+    tokens: TokenCount
+    timing: Timing = field(default_factory=Timing)

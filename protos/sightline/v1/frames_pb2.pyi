@@ -1,0 +1,88 @@
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class FrameMessage(_message.Message):
+    __slots__ = ("open", "frame", "close")
+    OPEN_FIELD_NUMBER: _ClassVar[int]
+    FRAME_FIELD_NUMBER: _ClassVar[int]
+    CLOSE_FIELD_NUMBER: _ClassVar[int]
+    open: StreamOpen
+    frame: Frame
+    close: StreamClose
+    def __init__(self, open: _Optional[_Union[StreamOpen, _Mapping]] = ..., frame: _Optional[_Union[Frame, _Mapping]] = ..., close: _Optional[_Union[StreamClose, _Mapping]] = ...) -> None: ...
+
+class StreamOpen(_message.Message):
+    __slots__ = ("camera", "spec_json")
+    CAMERA_FIELD_NUMBER: _ClassVar[int]
+    SPEC_JSON_FIELD_NUMBER: _ClassVar[int]
+    camera: str
+    spec_json: str
+    def __init__(self, camera: _Optional[str] = ..., spec_json: _Optional[str] = ...) -> None: ...
+
+class StreamClose(_message.Message):
+    __slots__ = ("camera", "flush")
+    CAMERA_FIELD_NUMBER: _ClassVar[int]
+    FLUSH_FIELD_NUMBER: _ClassVar[int]
+    camera: str
+    flush: bool
+    def __init__(self, camera: _Optional[str] = ..., flush: _Optional[bool] = ...) -> None: ...
+
+class Frame(_message.Message):
+    __slots__ = ("camera", "index", "pts", "duration", "anchor", "fresh", "grid", "mask", "patches", "activity", "digest")
+    CAMERA_FIELD_NUMBER: _ClassVar[int]
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    PTS_FIELD_NUMBER: _ClassVar[int]
+    DURATION_FIELD_NUMBER: _ClassVar[int]
+    ANCHOR_FIELD_NUMBER: _ClassVar[int]
+    FRESH_FIELD_NUMBER: _ClassVar[int]
+    GRID_FIELD_NUMBER: _ClassVar[int]
+    MASK_FIELD_NUMBER: _ClassVar[int]
+    PATCHES_FIELD_NUMBER: _ClassVar[int]
+    ACTIVITY_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    camera: str
+    index: int
+    pts: int
+    duration: int
+    anchor: bool
+    fresh: bool
+    grid: Grid
+    mask: bytes
+    patches: bytes
+    activity: float
+    digest: str
+    def __init__(self, camera: _Optional[str] = ..., index: _Optional[int] = ..., pts: _Optional[int] = ..., duration: _Optional[int] = ..., anchor: _Optional[bool] = ..., fresh: _Optional[bool] = ..., grid: _Optional[_Union[Grid, _Mapping]] = ..., mask: _Optional[bytes] = ..., patches: _Optional[bytes] = ..., activity: _Optional[float] = ..., digest: _Optional[str] = ...) -> None: ...
+
+class Grid(_message.Message):
+    __slots__ = ("rows", "cols", "patch", "merge", "temporal")
+    ROWS_FIELD_NUMBER: _ClassVar[int]
+    COLS_FIELD_NUMBER: _ClassVar[int]
+    PATCH_FIELD_NUMBER: _ClassVar[int]
+    MERGE_FIELD_NUMBER: _ClassVar[int]
+    TEMPORAL_FIELD_NUMBER: _ClassVar[int]
+    rows: int
+    cols: int
+    patch: int
+    merge: int
+    temporal: int
+    def __init__(self, rows: _Optional[int] = ..., cols: _Optional[int] = ..., patch: _Optional[int] = ..., merge: _Optional[int] = ..., temporal: _Optional[int] = ...) -> None: ...
+
+class FrameAck(_message.Message):
+    __slots__ = ("camera", "index", "credit", "windows_done", "windows_gated", "windows_dropped")
+    CAMERA_FIELD_NUMBER: _ClassVar[int]
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    CREDIT_FIELD_NUMBER: _ClassVar[int]
+    WINDOWS_DONE_FIELD_NUMBER: _ClassVar[int]
+    WINDOWS_GATED_FIELD_NUMBER: _ClassVar[int]
+    WINDOWS_DROPPED_FIELD_NUMBER: _ClassVar[int]
+    camera: str
+    index: int
+    credit: int
+    windows_done: int
+    windows_gated: int
+    windows_dropped: int
+    def __init__(self, camera: _Optional[str] = ..., index: _Optional[int] = ..., credit: _Optional[int] = ..., windows_done: _Optional[int] = ..., windows_gated: _Optional[int] = ..., windows_dropped: _Optional[int] = ...) -> None: ...
