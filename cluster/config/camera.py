@@ -1,0 +1,64 @@
+"""``cameras:`` — the cameras, each with what it overrides of the global sections."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from cluster.config.base import Section
+from cluster.config.pruning import PruningConfig
+from cluster.config.question import QuestionConfig
+from cluster.config.sampling import SamplingConfig
+from cluster.config.source import SourceConfig
+from cluster.config.window import WindowConfig
+from cluster.types import StreamSpec
+
+
+class CameraEntry(Section):
+    """A camera as written: a section given here overrides single keys of the global one."""
+
+    name: str = Field(
+        min_length=1,
+        max_length=128,
+        pattern=r"^[\w.-]+$",
+        description="Unique name of the camera: letters, digits, _ . -",
+    )
+    source: str = Field(
+        default="",
+        description="rtsp:// or rtsps:// address, path of a video file, or empty for a camera that pushes over gRPC.",
+    )
+    sampling: SamplingConfig | None = Field(
+        default=None, description="Keys that differ from the global sampling section."
+    )
+    pruning: PruningConfig | None = Field(default=None, description="Keys that differ from the global pruning section.")
+    window: WindowConfig | None = Field(default=None, description="Keys that differ from the global window section.")
+    source_options: SourceConfig | None = Field(
+        default=None, description="Keys that differ from the global source section."
+    )
+    questions: list[QuestionConfig] | None = Field(
+        default=None, description="Questions of this camera, in place of the global ones."
+    )
+
+
+class CameraConfig(Section):
+    """A camera with every setting resolved (global sections, then its own keys)."""
+
+    name: str = Field(description="Unique name of the camera.")
+    source: str = Field(description="Address or path; empty for a camera that pushes.")
+    sampling: SamplingConfig = Field(description="Resolved sampling section.")
+    pruning: PruningConfig = Field(description="Resolved pruning section.")
+    window: WindowConfig = Field(description="Resolved window section.")
+    source_options: SourceConfig = Field(description="Resolved source section.")
+    questions: list[QuestionConfig] = Field(description="Resolved questions.")
+
+    def stream_spec(self) -> StreamSpec:
+        """What the engine must know of this camera."""
+        return StreamSpec(
+            stream=self.name,
+            questions=tuple(question.question() for question in self.questions),
+            window_s=self.window.length_s,
+            stride_s=self.window.stride_s,
+            refresh=self.window.refresh,
+            refresh_budget=self.window.refresh_budget,
+            static_gate=self.window.static_gate,
+            max_idle_s=self.window.max_idle_s,
+        )

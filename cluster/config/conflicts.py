@@ -1,0 +1,100 @@
+"""Checks between keys, each with the key to change and what would be right."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from cluster.config.camera import CameraConfig, CameraEntry
+from cluster.config.problems import Path, Problem
+from cluster.config.question import QuestionConfig
+from cluster.config.root import SightlineConfig
+from cluster.config.source import SourceConfig
+
+
+class ConflictError(ValueError):
+    """Keys that are right each for itself, but not together."""
+
+    def __init__(self, problems: list[Problem]) -> None:
+        super().__init__("; ".join(problem.message for problem in problems))
+        self.problems = problems
+
+
+def conflicts(config: SightlineConfig) -> list[Problem]:
+    """Everything that contradicts something else in ``config``."""
+    from cluster.config.resolve import resolve
+
+    found = _repeated_questions(config.questions, ("questions",))
+    everyone = CameraEntry(name="every-camera")
+    found += _section_conflicts(resolve(config, everyone), (), None)
+    seen: set[str] = set()
+    for index, entry in enumerate(config.cameras):
+        path: Path = ("cameras", index)
+        if entry.name in seen:
+            found.append(Problem((*path, "name"), f"two cameras are called {entry.name!r}; names must be unique"))
+        seen.add(entry.name)
+        blamed = {problem.path for problem in found}
+        found += [each for each in camera_conflicts(resolve(config, entry), path, entry) if each.path not in blamed]
+    if config.cluster.heartbeat_timeout_s <= config.cluster.heartbeat_s:
+        message = (
+            f"must be above heartbeat_s = {config.cluster.heartbeat_s:g}, not {config.cluster.heartbeat_timeout_s:g}"
+        )
+        found.append(Problem(("cluster", "heartbeat_timeout_s"), message))
+    gateway = config.gateway
+    if gateway.port and gateway.port == gateway.metrics_port:
+        found.append(Problem(("gateway", "metrics_port"), f"must differ from port, both are {gateway.port}"))
+    if gateway.max_packet_bytes > config.cluster.packet_queue_bytes:
+        message = f"must be at least gateway.max_packet_bytes = {gateway.max_packet_bytes}, or such a packet never fits"
+        found.append(Problem(("cluster", "packet_queue_bytes"), message))
+    return found
+
+
+def camera_conflicts(camera: CameraConfig, path: Path, entry: CameraEntry) -> list[Problem]:
+    """What contradicts itself in one camera's resolved settings; ``path`` leads to its entry."""
+    found = []
+    if not camera.questions:
+        message = f"camera {camera.name!r} has no question; give it one here, or one to all under questions:"
+        found.append(Problem((*path, "questions"), message))
+    if entry.questions:
+        found += _repeated_questions(entry.questions, (*path, "questions"))
+    return found + _section_conflicts(camera, path, entry)
+
+
+def _section_conflicts(camera: CameraConfig, path: Path, entry: CameraEntry | None) -> list[Problem]:
+    """Contradictions inside the merged sections, placed at the key the camera wrote, else at the global one."""
+
+    def at(section: str, key: str) -> Path:
+        own = getattr(entry, section) if entry is not None else None
+        if own is not None and key in own.model_fields_set:
+            return (*path, section, key)
+        return ({"source_options": "source"}.get(section, section), key)
+
+    found: list[Problem] = []
+    window, sampling = camera.window, camera.sampling
+    if window.stride_s > window.length_s:
+        message = f"must not exceed the window's length_s = {window.length_s:g}, not {window.stride_s:g}"
+        found.append(Problem(at("window", "stride_s"), message))
+    if sampling.anchor_interval_s > window.length_s:
+        message = f"must not exceed window.length_s = {window.length_s:g}, not {sampling.anchor_interval_s:g}"
+        found.append(Problem(at("sampling", "anchor_interval_s"), message))
+    if window.length_s * sampling.fps < 1:
+        message = f"at {sampling.fps:g} frames per second a window of {window.length_s:g} s would hold no frame"
+        found.append(Problem(at("sampling", "fps"), message))
+    return found + _backoff(camera.source_options, at("source_options", "backoff"))
+
+
+def _backoff(source: SourceConfig, path: Path) -> list[Problem]:
+    backoff = source.backoff
+    if backoff.max_s < backoff.initial_s:
+        message = f"must not be below initial_s = {backoff.initial_s:g}, not {backoff.max_s:g}"
+        return [Problem((*path, "max_s"), message)]
+    return []
+
+
+def _repeated_questions(questions: list[QuestionConfig], path: Path) -> list[Problem]:
+    counts = Counter(question.id for question in questions)
+    found = []
+    for index, question in enumerate(questions):
+        first = next(i for i, other in enumerate(questions) if other.id == question.id)
+        if counts[question.id] > 1 and index != first:
+            found.append(Problem((*path, index, "id"), f"two questions are called {question.id!r}; ids must be unique"))
+    return found

@@ -1,0 +1,43 @@
+"""``model:`` — which vision-language model answers, and where it runs."""
+
+from __future__ import annotations
+
+import re
+from typing import Literal
+
+from pydantic import Field, field_validator
+
+from cluster.config.base import Section
+
+_DEVICE = re.compile(r"cpu|cuda(:\d+)?")
+
+
+class ModelConfig(Section):
+    """The model every replica loads."""
+
+    name: str = Field(
+        default="demo-qwen2_5_vl",
+        min_length=1,
+        description="A preset with random weights (tiny-, demo- or bench-qwen2_5_vl, tiny- or demo-internvl3), the "
+        "path of a checkpoint folder, or a hub id.",
+    )
+    device: str = Field(default="cpu", description="Where it runs: cpu, cuda, or cuda:N for the N-th GPU.")
+    dtype: Literal["float32", "bfloat16", "float16"] = Field(
+        default="float32", description="Number format of weights and KV."
+    )
+    seed: int = Field(default=0, ge=0, description="Seed of a preset's random weights; checkpoints ignore it.")
+    threads: int = Field(default=0, ge=0, description="CPU threads of one replica's engine; 0 takes every core.")
+    max_new_tokens: int = Field(default=32, ge=1, le=1024, description="Longest explanation, in tokens.")
+    score_temperature: float = Field(
+        default=1.0, gt=0, description="Divides the yes/no logit difference before it becomes a score."
+    )
+    score_bias: float = Field(
+        default=0.0, description="Added to the yes/no logit difference before it becomes a score."
+    )
+
+    @field_validator("device")
+    @classmethod
+    def _known_device(cls, device: str) -> str:
+        if not _DEVICE.fullmatch(device):
+            raise ValueError(f"must be cpu, cuda or cuda:N, not {device!r}")
+        return device

@@ -1,0 +1,135 @@
+"""What is wrong with a configuration: where (file, line, key), what, and what would be right."""
+
+from __future__ import annotations
+
+import difflib
+import types
+import typing
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+
+from cluster.errors import ConfigError
+
+Path = tuple[str | int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One thing to change. ``line`` counts from 1; None when the key comes from no file."""
+
+    path: Path
+    message: str
+    line: int | None = None
+
+    @property
+    def key(self) -> str:
+        """The key as a person writes it: ``cameras[1].window.stride_s``."""
+        text = ""
+        for part in self.path:
+            text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else str(part)
+        return text
+
+    def sentence(self, where: str) -> str:
+        """``FILE:LINE: KEY: what is wrong``."""
+        place = where if self.line is None else f"{where}:{self.line}"
+        return ": ".join(part for part in (place, self.key, self.message) if part)
+
+
+class InvalidConfigError(ConfigError):
+    """A configuration with problems. The message is the first one; ``problems`` has them all."""
+
+    def __init__(self, problems: Sequence[Problem], *, where: str) -> None:
+        self.problems = tuple(problems)
+        self.where = where
+        more = f" (and {len(problems) - 1} more: `sightline config check` lists them)" if len(problems) > 1 else ""
+        super().__init__(problems[0].sentence(where) + more)
+
+    def sentences(self) -> list[str]:
+        """One line per problem."""
+        return [problem.sentence(self.where) for problem in self.problems]
+
+
+def near(name: object, known: Iterable[str]) -> str:
+    """``; did you mean 'x'?`` when one of ``known`` is close, else nothing."""
+    close = difflib.get_close_matches(str(name), list(known), n=1)
+    return f"; did you mean {close[0]!r}?" if close else ""
+
+
+def from_validation(error: ValidationError, root: type[BaseModel], secret: Iterable[Path] = ()) -> list[Problem]:
+    """Pydantic's errors as problems; values at the paths in ``secret`` (from the environment) are not shown."""
+    hidden = set(secret)
+    found: list[Problem] = []
+    for details in error.errors(include_url=False):
+        cause = details.get("ctx", {}).get("error")
+        inner: Sequence[Problem] = getattr(cause, "problems", ())
+        path = _clean(details["loc"], root)
+        if inner:
+            found += [replace(problem, path=(*path, *problem.path)) for problem in inner]
+        else:
+            found.append(Problem(path, _message(details, path, root, shown=path not in hidden)))
+    return found
+
+
+def _message(details: ErrorDetails, path: Path, root: type[BaseModel], *, shown: bool) -> str:
+    kind = details["type"]
+    model = _model_at(root, path[:-1])
+    if kind == "extra_forbidden":
+        fields = list(model.model_fields) if model else []
+        return f"unknown key{near(path[-1], fields) or ';'} keys here: {', '.join(fields)}"
+    meaning = _description(model, path[-1]) if path else ""
+    if kind == "missing":
+        return f"is missing; it means: {meaning}" if meaning else "is missing"
+    if kind == "value_error":
+        return str(details.get("ctx", {}).get("error"))
+    message = details["msg"].removeprefix("Input ").replace("should", "must").split(", unable")[0]
+    got = ""
+    if shown and not isinstance(details["input"], Mapping | list):
+        got = f", not {details['input']!r}"
+    if kind == "model_type":
+        message, got = "must be a section with keys of its own", f", not {details['input']!r}" if shown else ""
+    choices = str(details.get("ctx", {}).get("expected", "")).replace("'", "").replace(" or ", ", ").split(", ")
+    hint = near(details["input"], choices) if kind == "literal_error" and shown else ""
+    return f"{message}{got}{hint}" + (f" ({meaning.rstrip('.')})" if meaning and not hint else "")
+
+
+def _description(model: type[BaseModel] | None, key: str | int) -> str:
+    if model is None or not isinstance(key, str) or key not in model.model_fields:
+        return ""
+    return (model.model_fields[key].description or "").split(";")[0]
+
+
+def _clean(loc: Sequence[str | int], root: type[BaseModel]) -> Path:
+    """Pydantic's location without the names it adds for union members."""
+    path: Path = ()
+    for part in loc:
+        model = _model_at(root, path)
+        if model is None or isinstance(part, int) or part in model.model_fields or not part[:1].isupper():
+            path = (*path, part)
+    return path
+
+
+def _model_at(root: type[BaseModel], path: Path) -> type[BaseModel] | None:
+    """The section that ``path`` leads to, through lists and optional sections."""
+    current: type[BaseModel] | None = root
+    for part in path:
+        if isinstance(part, int):
+            continue
+        if current is None or part not in current.model_fields:
+            return None
+        current = _section(current.model_fields[part].annotation)
+    return current
+
+
+def _section(annotation: Any) -> type[BaseModel] | None:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    if typing.get_origin(annotation) in (typing.Union, types.UnionType, list):
+        for inner in typing.get_args(annotation):
+            section = _section(inner)
+            if section is not None:
+                return section
+    return None

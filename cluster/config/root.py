@@ -1,0 +1,57 @@
+"""The whole configuration, and the checks that need more than one key to see."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from cluster.config.base import Section
+from cluster.config.camera import CameraEntry
+from cluster.config.cluster import ClusterConfig
+from cluster.config.gateway import GatewayConfig
+from cluster.config.model import ModelConfig
+from cluster.config.pruning import PruningConfig
+from cluster.config.question import QuestionConfig
+from cluster.config.sampling import SamplingConfig
+from cluster.config.source import SourceConfig
+from cluster.config.window import WindowConfig
+
+
+class SightlineConfig(Section):
+    """Everything a cluster is started with. Sections apply to every camera unless a camera overrides them."""
+
+    model: ModelConfig = Field(default_factory=ModelConfig, description="Which model answers, and where it runs.")
+    engine: Literal["native"] = Field(
+        default="native", description="Inference engine; native computes only what changed."
+    )
+    sampling: SamplingConfig = Field(default_factory=SamplingConfig, description="Which frames are looked at.")
+    pruning: PruningConfig = Field(
+        default_factory=PruningConfig, description="Which patches of a frame the model sees."
+    )
+    window: WindowConfig = Field(default_factory=WindowConfig, description="The window a question is answered on.")
+    source: SourceConfig = Field(default_factory=SourceConfig, description="How cameras are connected to.")
+    questions: list[QuestionConfig] = Field(
+        default_factory=list, description="Standing questions of every camera that has none of its own."
+    )
+    cameras: list[CameraEntry] = Field(
+        default_factory=list, description="The cameras; more can be added while it runs."
+    )
+    gateway: GatewayConfig = Field(default_factory=GatewayConfig, description="Ports and limits towards the outside.")
+    cluster: ClusterConfig = Field(default_factory=ClusterConfig, description="Processes, queues and deadlines.")
+
+    @field_validator("engine", mode="before")
+    @classmethod
+    def _known_engine(cls, engine: object) -> object:
+        if engine != "native":
+            raise ValueError(f"must be native, the only engine there is so far, not {engine!r}")
+        return engine
+
+    @model_validator(mode="after")
+    def _no_conflicts(self) -> SightlineConfig:
+        from cluster.config.conflicts import ConflictError, conflicts
+
+        found = conflicts(self)
+        if found:
+            raise ConflictError(found)
+        return self

@@ -1,0 +1,31 @@
+"""``window:`` — the sliding window a question is answered on, and what of it is computed again."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from cluster.config.base import Section
+
+
+class WindowConfig(Section):
+    """Length, stride and refresh of every camera's window."""
+
+    length_s: float = Field(default=40.0, gt=0, le=3600, description="Seconds of video a question is answered on.")
+    stride_s: float = Field(default=8.0, gt=0, description="Seconds between two answers; must not exceed length_s.")
+    refresh: str = Field(
+        default="anchors",
+        description="Which reused tokens are computed again: all, none, anchors, first_n, shifted, random, "
+        "topk_deviation (CacheBlend), first_percent (VLCache) or budget (ours).",
+    )
+    refresh_budget: float | None = Field(
+        default=None,
+        ge=0,
+        le=1,
+        description="Share of the reused tokens to compute again, 0..1; null leaves it to the policy.",
+    )
+    static_gate: bool = Field(
+        default=True, description="Let the last answer stand, computing nothing, while nothing moves in the stride."
+    )
+    max_idle_s: float = Field(
+        default=60.0, ge=0, description="Longest time in seconds the static gate may hold an answer."
+    )
