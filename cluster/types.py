@@ -177,12 +177,12 @@ class FrameSample:
     @property
     def tokens(self) -> int:
         """Visual tokens this frame costs."""
-        return self.patches.shape[0] // (self.grid.merge**2)
+        return len(self.patches) // (self.grid.merge**2)
 
     @property
     def complete(self) -> bool:
         """Nothing pruned: a window may open here, since every cell of the scene is present."""
-        return self.patches.shape[0] == self.grid.rows * self.grid.cols
+        return len(self.patches) == self.grid.rows * self.grid.cols
 
     @property
     def end(self) -> int:
