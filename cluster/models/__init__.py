@@ -1,0 +1,34 @@
+"""Vision-language models: one file per family, checkpoints and layers from transformers.
+
+``load_model("tiny-qwen2_5_vl")`` gives a random-weight preset, ``load_model("/path/or/hub-id")`` a checkpoint.
+
+Adding a family, in six steps:
+
+1. Write ``<family>.py`` with one subclass of :class:`~cluster.models.checkpoint.CheckpointModel`, decorated with
+   ``@families.register("<model_type>")``, the ``model_type`` of the checkpoint's ``config.json``.
+2. Vision: ``encode`` packs the kept patches of many frames through the tower. Whatever depends on a patch's place
+   (rotary, position embedding, window) is computed from its cell, never from its index among the kept.
+3. Prompt: ``system_ids`` and ``question_ids`` cut the family's chat template at the first and the last frame.
+4. Positions: ``window_positions`` gives each kept token the place it has in the full layout.
+5. The oracle: ``reference_logits`` calls the family's own transformers forward, nothing of ours in between.
+6. Name the module in ``loading.FAMILY_MODULES``, add a ``tiny-`` preset, and add that to the families in
+   ``tests/models/conftest.py``: the shared matrix runs every oracle on it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from cluster.models.loading import load_model as load_model
+
+__all__ = ["load_model"]
+
+
+def __getattr__(name: str) -> Any:
+    # torch and transformers cost seconds to import; the CLI's --help and the decoders never need them.
+    if name == "load_model":
+        from cluster.models.loading import load_model
+
+        return load_model
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,141 @@
+"""What all families share because transformers does: decoder layers, embedding, head, answers, and their cost."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from cluster.errors import ModelError
+from cluster.models.base import PatchBatch, VisionLanguageModel
+from cluster.types import PatchGeometry
+
+SYSTEM_PROMPT = "You are a helpful assistant."
+INSTRUCTION = " Answer with yes or no only."
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A transformers model with its tokenizer, not yet wrapped.
+
+    ``mean`` and ``std`` (RGB) are the image processor's, ``None`` where the checkpoint has none: the family's own then.
+    ``max_pixels`` bounds a frame for families of native resolution.
+    """
+
+    model: nn.Module
+    tokenizer: Any
+    device: torch.device
+    dtype: torch.dtype
+    random_weights: bool
+    mean: tuple[float, ...] | None = None
+    std: tuple[float, ...] | None = None
+    max_pixels: int = 448 * 448
+
+
+class CheckpointModel(VisionLanguageModel):
+    """A family over a transformers ``...ForConditionalGeneration``: everything but vision, prompt and positions."""
+
+    random_weights: bool
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        self.model = checkpoint.model
+        self.tokenizer = checkpoint.tokenizer
+        self.device = checkpoint.device
+        self.dtype = checkpoint.dtype
+        self.random_weights = checkpoint.random_weights
+        self.geometry = self._geometry(checkpoint)
+
+    # -- what a family adds -----------------------------------------------------------------------
+    @abstractmethod
+    def _geometry(self, checkpoint: Checkpoint) -> PatchGeometry:
+        """Patch size, merge and temporal patch of the checkpoint.
+
+        Raises:
+            ModelError: a shape the pruned tower cannot serve.
+        """
+
+    @property
+    def _text_model(self) -> Any:
+        return self.model.model.language_model
+
+    # -- language model ---------------------------------------------------------------------------
+    @property
+    def layers(self) -> Sequence[nn.Module]:
+        return list(self._text_model.layers)
+
+    @property
+    def text_config(self) -> Any:
+        return self._text_model.config
+
+    @torch.no_grad()
+    def embed(self, ids: Tensor) -> Tensor:
+        embedded: Tensor = self._text_model.embed_tokens(ids.to(self.device))
+        return embedded
+
+    @torch.no_grad()
+    def logits(self, hidden: Tensor) -> Tensor:
+        scores: Tensor = self.model.lm_head(self._text_model.norm(hidden))
+        return scores
+
+    # -- prompt -----------------------------------------------------------------------------------
+    def _ids(self, text: str) -> list[int]:
+        return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
+
+    def _token_id(self, token: str) -> int:
+        found = self.tokenizer.convert_tokens_to_ids(token)
+        if found is None or found == self.tokenizer.unk_token_id:
+            raise ModelError(f"the tokenizer has no token {token!r}; give the tokenizer the checkpoint came with")
+        return int(found)
+
+    def yes_no_ids(self) -> tuple[list[int], list[int]]:
+        yes, no = (
+            {self._ids(variant)[0] for word in words for variant in (word, f" {word}")}
+            for words in (("yes", "Yes", "YES"), ("no", "No", "NO"))
+        )
+        # A first token that both answers share (a lone space, say) tells nothing.
+        shared = yes & no
+        if not yes - shared or not no - shared:
+            raise ModelError(f"the tokenizer of {self.family} cannot tell yes from no by the answer's first token")
+        return sorted(yes - shared), sorted(no - shared)
+
+    # -- the reference ----------------------------------------------------------------------------
+    @contextmanager
+    def _library_attention(self) -> Iterator[None]:
+        """Run transformers' own SDPA everywhere, whatever attention function an engine has set."""
+        configs = {id(m.config): m.config for m in self.model.modules() if hasattr(m, "config")}
+        before = [(config, config._attn_implementation) for config in configs.values()]
+        for config in configs.values():
+            config._attn_implementation = "sdpa"
+        try:
+            yield
+        finally:
+            for config, name in before:
+                config._attn_implementation = name
+
+    # -- sizes ------------------------------------------------------------------------------------
+    def llm_flops(self, computed: int, attended: int) -> int:
+        """FLOPs of the decoder layers for ``computed`` tokens whose attention spans sum to ``attended``.
+
+        Linear layers and the two attention products; norms, activations and rotary are left out, and so is the output
+        head, which only the last token of each question passes.
+        """
+        weights = sum(m.weight.numel() for layer in self.layers for m in layer.modules() if isinstance(m, nn.Linear))
+        config = self.text_config
+        head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        per_pair = 4 * config.num_attention_heads * head * config.num_hidden_layers
+        return 2 * computed * weights + per_pair * attended
+
+
+def patch_counts(frames: Sequence[PatchBatch | int]) -> list[int]:
+    """Kept patches of each frame."""
+    return [f if isinstance(f, int) else int(f.patches.shape[0]) for f in frames]
+
+
+def linear_weights(module: nn.Module) -> int:
+    """Weights of all linear layers in ``module``: twice this is the FLOPs of one row through each of them."""
+    return sum(m.weight.numel() for m in module.modules() if isinstance(m, nn.Linear))

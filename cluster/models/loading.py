@@ -1,0 +1,131 @@
+"""A name or a path -> a model: presets by name, checkpoints by local path or hub id."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForImageTextToText, AutoTokenizer
+from transformers.image_processing_base import ImageProcessingMixin
+
+from cluster.errors import ConfigError, ModelError
+from cluster.models.base import VisionLanguageModel, families
+from cluster.models.checkpoint import Checkpoint
+from cluster.models.presets import PRESETS, initialise
+
+FAMILY_MODULES = ("qwen2_5_vl",)
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+for _module in FAMILY_MODULES:
+    importlib.import_module(f"cluster.models.{_module}")
+
+
+def load_model(
+    path_or_preset: str,
+    *,
+    device: str = "cpu",
+    dtype: str = "float32",
+    seed: int = 0,
+    max_pixels: int | None = None,
+) -> VisionLanguageModel:
+    """Load a model in evaluation mode.
+
+    ``path_or_preset``: a preset's name, a directory, or a hub id. ``seed`` makes a preset's weights. ``max_pixels`` bounds
+    a frame for families of native resolution (a preset has its own bound, a checkpoint 448*448).
+
+    Raises:
+        ModelError: nothing there, not a supported family, a broken checkpoint, or a device this machine lacks.
+    """
+    where = _device(device)
+    kind = _dtype(dtype)
+    if path_or_preset in PRESETS:
+        return _preset(path_or_preset, where, kind, seed, max_pixels)
+    return _checkpoint(path_or_preset, where, kind, max_pixels)
+
+
+def _preset(
+    name: str, device: torch.device, dtype: torch.dtype, seed: int, max_pixels: int | None
+) -> VisionLanguageModel:
+    preset = PRESETS[name]
+    model, tokenizer = preset.build()
+    initialise(model, seed)
+    checkpoint = Checkpoint(
+        model=model.to(device=device, dtype=dtype).eval().requires_grad_(False),
+        tokenizer=tokenizer,
+        device=device,
+        dtype=dtype,
+        random_weights=True,
+        max_pixels=max_pixels or preset.max_pixels,
+    )
+    return families.get(preset.family)(checkpoint)  # type: ignore[call-arg]
+
+
+def _checkpoint(path: str, device: torch.device, dtype: torch.dtype, max_pixels: int | None) -> VisionLanguageModel:
+    config = _read(path, AutoConfig)
+    if config.model_type not in families:
+        raise ModelError(
+            f"model {path!r} is of family {config.model_type!r}; supported families: {', '.join(families.names())}"
+        )
+    model = _read(path, AutoModelForImageTextToText, dtype=dtype)
+    processor = _image_processor(path)
+    checkpoint = Checkpoint(
+        model=model.to(device).eval().requires_grad_(False),
+        tokenizer=_read(path, AutoTokenizer),
+        device=device,
+        dtype=dtype,
+        random_weights=False,
+        mean=_channels(processor.get("image_mean")),
+        std=_channels(processor.get("image_std")),
+        max_pixels=max_pixels or 448 * 448,
+    )
+    return families.get(config.model_type)(checkpoint)  # type: ignore[call-arg]
+
+
+def _read(path: str, kind: Any, **options: Any) -> Any:
+    try:
+        return kind.from_pretrained(path, **options)
+    except Exception as error:
+        raise ModelError(_reason(path, error)) from error
+
+
+def _reason(path: str, error: Exception) -> str:
+    first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    if Path(path).is_dir():
+        return f"model {path!r} cannot be loaded: {first}"
+    return (
+        f"model {path!r} is neither a preset ({', '.join(sorted(PRESETS))}) nor a directory, "
+        f"and cannot be had from the hub: {first}"
+    )
+
+
+def _image_processor(path: str) -> dict[str, Any]:
+    try:
+        return dict(ImageProcessingMixin.get_image_processor_dict(path)[0])
+    except OSError:
+        logging.getLogger(__name__).info("%s has no image processor; the family's mean and deviation are used", path)
+        return {}
+
+
+def _channels(values: Any) -> tuple[float, ...] | None:
+    return tuple(float(value) for value in values) if values else None
+
+
+def _device(name: str) -> torch.device:
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except Exception as error:
+        reason = str(error).splitlines()[0]
+        raise ModelError(
+            f"device {name!r} is not available here ({reason}); use cpu, or cuda on a GPU machine"
+        ) from error
+    return device
+
+
+def _dtype(name: str) -> torch.dtype:
+    if name not in DTYPES:
+        raise ConfigError(f"unknown dtype {name!r}; there are: {', '.join(DTYPES)}")
+    return DTYPES[name]

@@ -1,0 +1,73 @@
+"""Attention over packed sequences: each attends to itself alone, sequences of one length run as one batch.
+
+transformers calls SDPA once per sequence. A window of Qwen's tower has at most 64 patches, a pruned one often 4: the call
+then costs more than its arithmetic. Registered as an attention function whose name says *flash*, because that is how
+transformers decides to hand over packed sequences unsplit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from transformers import AttentionInterface
+
+PACKED = "sightline_packed_flash"
+
+
+@dataclass(frozen=True, slots=True)
+class Packing:
+    """Where packed sequences begin and which are equally long, worked out once for all layers.
+
+    * ``cu_seqlens`` ``[sequences + 1]`` int32
+    * ``batches``: one ``[b, length]`` int64 index of tokens per distinct length
+    """
+
+    cu_seqlens: Tensor
+    batches: tuple[Tensor, ...]
+
+    @classmethod
+    def of(cls, lengths: Sequence[int], device: torch.device) -> Packing:
+        """Pack sequences of these lengths one after the other; none may be empty."""
+        size = torch.tensor(lengths, dtype=torch.int64)
+        ends = size.cumsum(0)
+        starts = ends - size
+        batches = tuple(
+            (starts[size == length][:, None] + torch.arange(int(length))).to(device) for length in size.unique()
+        )
+        return cls(cu_seqlens=F.pad(ends, (1, 0)).to(torch.int32).to(device), batches=batches)
+
+
+def packed_attention(
+    module: nn.Module,  # noqa: ARG001 the signature is transformers'
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,  # noqa: ARG001 sequences are kept apart by the packing
+    *,
+    packing: Packing,
+    scaling: float,
+    **kwargs: Any,  # noqa: ARG001
+) -> tuple[Tensor, None]:
+    """``query, key, value [1, h, n, d]`` -> ``[1, n, h, d]``."""
+    q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
+    if len(packing.batches) == 1:
+        (index,) = packing.batches
+        return _attend(*(x.reshape(*index.shape, *x.shape[1:]) for x in (q, k, v)), scaling).reshape(1, *q.shape), None
+    output = torch.empty_like(q)
+    for index in packing.batches:
+        output[index] = _attend(q[index], k[index], v[index], scaling)
+    return output[None], None
+
+
+def _attend(q: Tensor, k: Tensor, v: Tensor, scaling: float) -> Tensor:
+    """``[b, n, h, d]`` each -> ``[b, n, h, d]``."""
+    attended = F.scaled_dot_product_attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), scale=scaling)
+    return attended.transpose(1, 2)
+
+
+AttentionInterface.register(PACKED, packed_attention)

@@ -1,0 +1,221 @@
+"""Qwen2.5-VL: native-resolution frames of two samples, windowed tower attention, three-axis rotary positions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from cluster.errors import ModelError
+from cluster.models.base import FrameSpan, FrameTokens, PatchBatch, WindowPositions, families
+from cluster.models.checkpoint import (
+    INSTRUCTION,
+    SYSTEM_PROMPT,
+    Checkpoint,
+    CheckpointModel,
+    linear_weights,
+    patch_counts,
+)
+from cluster.models.packed_attention import PACKED, Packing
+from cluster.models.pixels import CLIP_MEAN, CLIP_STD, normalise
+from cluster.types import PatchGeometry
+
+SPECIAL_TOKENS = (
+    "<|endoftext|>",
+    "<|im_start|>",
+    "<|im_end|>",
+    "<|vision_start|>",
+    "<|vision_end|>",
+    "<|vision_pad|>",
+    "<|image_pad|>",
+    "<|video_pad|>",
+)
+# A camera's clock is rounded to microseconds or to 90 kHz ticks: 2.9999 s is the frame at 3 s.
+CLOCK_SLACK = 1e-3
+
+
+@families.register("qwen2_5_vl")
+class Qwen25VL(CheckpointModel):
+    """``Qwen2_5_VLForConditionalGeneration`` with a pruned tower (Qwen2.5-VL report, section 2.1)."""
+
+    family = "qwen2_5_vl"
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        super().__init__(checkpoint)
+        self.mean, self.std = checkpoint.mean or CLIP_MEAN, checkpoint.std or CLIP_STD
+        self._visual = self.model.model.visual
+        self._visual.config._attn_implementation = PACKED
+
+    def _geometry(self, checkpoint: Checkpoint) -> PatchGeometry:
+        vision = checkpoint.model.config.vision_config
+        if vision.window_size % (vision.patch_size * vision.spatial_merge_size):
+            raise ModelError(
+                f"the tower's window_size {vision.window_size} is no multiple of a merge group "
+                f"({vision.patch_size * vision.spatial_merge_size} pixels); correct the checkpoint's config.json"
+            )
+        return PatchGeometry(
+            patch=vision.patch_size,
+            merge=vision.spatial_merge_size,
+            temporal=vision.temporal_patch_size,
+            max_pixels=checkpoint.max_pixels,
+            min_pixels=min(56 * 56, checkpoint.max_pixels),
+        )
+
+    # -- vision -----------------------------------------------------------------------------------
+    @torch.no_grad()
+    def encode(self, frames: Sequence[PatchBatch]) -> list[FrameTokens]:
+        """See the base. Patches run in window order, as in transformers; a window's kept patches see each other in
+        windowed layers, a frame's in full ones, and rotary positions are those of the patches' cells."""
+        counts = [len(frame.cells) for frame in frames]
+        if sum(counts) == 0:
+            return [self._tokens(frame, self.embed(torch.zeros(0, dtype=torch.long))) for frame in frames]
+        merge, unit = self.geometry.merge, self.geometry.merge**2
+        cells = torch.cat([frame.cells for frame in frames]).to(self.device)
+        frame_of = torch.repeat_interleave(
+            torch.arange(len(frames), device=self.device), torch.tensor(counts, device=self.device)
+        )
+        side = self._visual.window_size // merge // self._visual.patch_size
+        windows = torch.cat([frame_of[:, None], cells // side], dim=1)
+        # Stable and lexicographic: inside a window groups stay row-major.
+        order = _lexicographic_order(windows)
+        window_lengths = torch.unique_consecutive(windows[order], dim=0, return_counts=True)[1] * unit
+        windowed = Packing.of(window_lengths.tolist(), self.device)
+        full = Packing.of([count * unit for count in counts if count], self.device)
+
+        hidden = self._embed_patches(torch.cat([frame.patches for frame in frames]).to(self.device))
+        hidden = hidden.view(-1, unit, hidden.shape[-1])[order].flatten(0, 1)
+        rotary = self._visual.rotary_pos_emb(hidden, self._patch_positions(cells[order]))
+        for index, block in enumerate(self._visual.blocks):
+            packing = full if index in self._visual.fullatt_block_indexes else windowed
+            hidden = block(hidden, cu_seqlens=packing.cu_seqlens, position_embeddings=rotary, packing=packing)
+        merged = self._visual.merger(hidden)
+        embeds = torch.empty_like(merged)
+        embeds[order] = merged
+        return [
+            self._tokens(frame, part) for frame, part in zip(frames, embeds.to(self.dtype).split(counts), strict=True)
+        ]
+
+    def _tokens(self, frame: PatchBatch, embeds: Tensor) -> FrameTokens:
+        return FrameTokens(embeds=embeds, cells=frame.cells.to(self.device), grid=frame.grid)
+
+    def _pixel_values(self, patches: Tensor) -> Tensor:
+        """``[n, T, C, p, p]`` uint8 -> ``[n, C*T*p*p]``, the layout of the checkpoint's patch embedding."""
+        return normalise(patches, self.mean, self.std, self.dtype).transpose(1, 2).flatten(1)
+
+    def _embed_patches(self, patches: Tensor) -> Tensor:
+        # A Conv3d whose stride is its kernel is a matrix product, and a far faster one on CPU.
+        return F.linear(self._pixel_values(patches), self._visual.patch_embed.proj.weight.flatten(1))
+
+    def _patch_positions(self, cells: Tensor) -> Tensor:
+        """Group cells ``[g, 2]`` -> (row, col) of each of their patches ``[g * merge**2, 2]``."""
+        merge = self.geometry.merge
+        inner = torch.cartesian_prod(*[torch.arange(merge, device=cells.device)] * 2)
+        return (cells[:, None] * merge + inner).flatten(0, 1)
+
+    # -- prompt -----------------------------------------------------------------------------------
+    def system_ids(self) -> list[int]:
+        return self._ids(f"<|im_start|>system\n{SYSTEM_PROMPT}<|im_end|>\n<|im_start|>user\n<|vision_start|>")
+
+    def question_ids(self, text: str) -> list[int]:
+        return self._ids(f"<|vision_end|>{text}{INSTRUCTION}<|im_end|>\n<|im_start|>assistant\n")
+
+    # -- positions --------------------------------------------------------------------------------
+    def window_positions(self, first: int, frames: Sequence[FrameSpan]) -> WindowPositions:
+        """M-RoPE as ``get_rope_index`` gives a video: time in ``tokens_per_second``, row and column from ``first``."""
+        rate = self.model.config.vision_config.tokens_per_second
+        spans: list[Tensor] = []
+        extent = 0
+        for frame in frames:
+            cells = frame.cells.to(torch.int64)
+            time = torch.full((1, len(cells)), int(frame.time_s * rate + CLOCK_SLACK), device=cells.device)
+            spans.append(torch.cat([time, cells.T]) + first)
+            extent = max(extent, frame.grid.group_rows, frame.grid.group_cols)
+        return WindowPositions(frames=spans, next=first + extent)
+
+    @torch.no_grad()
+    def rotary(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        like = torch.empty(0, dtype=torch.float32, device=self.device)
+        cos, sin = self._text_model.rotary_emb(like, positions.to(self.device)[:, None, :])
+        return cos[0], sin[0]
+
+    # -- the reference ----------------------------------------------------------------------------
+    @torch.no_grad()
+    def reference_logits(self, frames: Sequence[PatchBatch], times_s: Sequence[float], question: str) -> Tensor:
+        """See the base. Frames at an even pace go to transformers as one video; at an uneven one, which its
+        ``second_per_grid_ts`` cannot express, they carry our positions.
+
+        Raises:
+            ValueError: a frame is pruned, or frames differ in grid.
+        """
+        grid = frames[0].grid
+        if any(frame.grid != grid or len(frame.cells) != grid.tokens for frame in frames):
+            raise ValueError("the reference needs complete frames of one grid")
+        video = self._token_id("<|video_pad|>")
+        system, ask = self.system_ids(), self.question_ids(question)
+        ids = torch.tensor([[*system, *[video] * (grid.tokens * len(frames)), *ask]], device=self.device)
+        positions: dict[str, Any] = {}
+        pace = times_s[1] - times_s[0] if len(times_s) > 1 else 1.0
+        if any(abs(time - times_s[0] - i * pace) > CLOCK_SLACK for i, time in enumerate(times_s)):
+            positions["position_ids"] = self._reference_positions(frames, times_s, len(system), len(ask))
+        with self._library_attention():
+            output = self.model(
+                input_ids=ids,
+                mm_token_type_ids=(ids == video).int() * 2,
+                pixel_values_videos=self._pixel_values(torch.cat([f.patches for f in frames]).to(self.device)),
+                video_grid_thw=torch.tensor([[len(frames), grid.rows, grid.cols]], device=self.device),
+                second_per_grid_ts=torch.tensor([pace], dtype=torch.float64),
+                use_cache=False,
+                logits_to_keep=1,
+                **positions,
+            )
+        logits: Tensor = output.logits[0, -1]
+        return logits
+
+    def _reference_positions(
+        self, frames: Sequence[PatchBatch], times_s: Sequence[float], system: int, question: int
+    ) -> Tensor:
+        spans = [
+            FrameSpan(time_s=time - times_s[0], slot=slot, cells=frame.cells, grid=frame.grid)
+            for slot, (frame, time) in enumerate(zip(frames, times_s, strict=True))
+        ]
+        window = self.window_positions(system, spans)
+        before = torch.arange(system).expand(3, -1)
+        after = torch.arange(window.next, window.next + question).expand(3, -1)
+        return torch.cat([before, *(span.cpu() for span in window.frames), after], dim=1)[:, None].to(self.device)
+
+    # -- sizes ------------------------------------------------------------------------------------
+    def tower_flops(self, frames: Sequence[PatchBatch | int]) -> int:
+        """See the base. Linear layers and attention products; a frame given as a count is taken as dense: its patches
+        fill as few windows as they can."""
+        visual, unit = self._visual, self.geometry.merge**2
+        counts = patch_counts(frames)
+        patches = sum(counts)
+        per_patch = visual.patch_embed.proj.weight.numel() + sum(linear_weights(block) for block in visual.blocks)
+        full = sum(1 for index in range(len(visual.blocks)) if index in visual.fullatt_block_indexes)
+        pairs = full * sum(count**2 for count in counts)
+        pairs += (len(visual.blocks) - full) * sum(self._windowed_pairs(frame) for frame in frames)
+        return (
+            2 * patches * per_patch
+            + 2 * patches // unit * linear_weights(visual.merger)
+            + 4 * visual.config.hidden_size * pairs
+        )
+
+    def _windowed_pairs(self, frame: PatchBatch | int) -> int:
+        side = self._visual.window_size // self._visual.patch_size
+        if isinstance(frame, int):
+            whole, rest = divmod(frame, side**2)
+            return int(whole * side**4 + rest**2)
+        windows = frame.cells // (side // self.geometry.merge)
+        members = torch.unique(windows, dim=0, return_counts=True)[1] * self.geometry.merge**2
+        return int((members**2).sum())
+
+
+def _lexicographic_order(keys: Tensor) -> Tensor:
+    """Stable argsort of the rows of ``keys [n, k]`` (non-negative)."""
+    flat = keys[:, 0]
+    for column in keys.T[1:]:
+        flat = flat * (column.max() + 1) + column
+    return torch.argsort(flat, stable=True)
