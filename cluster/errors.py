@@ -29,3 +29,19 @@ class SourceError(SightlineError):
 
 class CapacityError(SightlineError):
     """A bounded queue or budget is full and policy forbids waiting."""
+
+
+class UnknownCameraError(SightlineError):
+    """No camera of this name."""
+
+
+class CameraExistsError(SightlineError):
+    """The name is taken, or another agent already pushes for this camera."""
+
+
+class NotReadyError(SightlineError):
+    """The camera or process is not in a state that allows the call; a change is needed first, waiting does not help."""
+
+
+class UnavailableError(SightlineError):
+    """The other side is not there right now; the same call may succeed later."""

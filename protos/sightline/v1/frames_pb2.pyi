@@ -72,17 +72,21 @@ class Grid(_message.Message):
     def __init__(self, rows: _Optional[int] = ..., cols: _Optional[int] = ..., patch: _Optional[int] = ..., merge: _Optional[int] = ..., temporal: _Optional[int] = ...) -> None: ...
 
 class FrameAck(_message.Message):
-    __slots__ = ("camera", "index", "credit", "windows_done", "windows_gated", "windows_dropped")
+    __slots__ = ("camera", "index", "credit", "windows_done", "windows_gated", "windows_dropped", "opened", "refused")
     CAMERA_FIELD_NUMBER: _ClassVar[int]
     INDEX_FIELD_NUMBER: _ClassVar[int]
     CREDIT_FIELD_NUMBER: _ClassVar[int]
     WINDOWS_DONE_FIELD_NUMBER: _ClassVar[int]
     WINDOWS_GATED_FIELD_NUMBER: _ClassVar[int]
     WINDOWS_DROPPED_FIELD_NUMBER: _ClassVar[int]
+    OPENED_FIELD_NUMBER: _ClassVar[int]
+    REFUSED_FIELD_NUMBER: _ClassVar[int]
     camera: str
     index: int
     credit: int
     windows_done: int
     windows_gated: int
     windows_dropped: int
-    def __init__(self, camera: _Optional[str] = ..., index: _Optional[int] = ..., credit: _Optional[int] = ..., windows_done: _Optional[int] = ..., windows_gated: _Optional[int] = ..., windows_dropped: _Optional[int] = ...) -> None: ...
+    opened: bool
+    refused: str
+    def __init__(self, camera: _Optional[str] = ..., index: _Optional[int] = ..., credit: _Optional[int] = ..., windows_done: _Optional[int] = ..., windows_gated: _Optional[int] = ..., windows_dropped: _Optional[int] = ..., opened: _Optional[bool] = ..., refused: _Optional[str] = ...) -> None: ...

@@ -57,11 +57,13 @@ class End(_message.Message):
     def __init__(self) -> None: ...
 
 class PushReply(_message.Message):
-    __slots__ = ("next_sequence", "credit", "dropped")
+    __slots__ = ("next_sequence", "credit", "dropped", "repeats")
     NEXT_SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     CREDIT_FIELD_NUMBER: _ClassVar[int]
     DROPPED_FIELD_NUMBER: _ClassVar[int]
+    REPEATS_FIELD_NUMBER: _ClassVar[int]
     next_sequence: int
     credit: int
     dropped: int
-    def __init__(self, next_sequence: _Optional[int] = ..., credit: _Optional[int] = ..., dropped: _Optional[int] = ...) -> None: ...
+    repeats: int
+    def __init__(self, next_sequence: _Optional[int] = ..., credit: _Optional[int] = ..., dropped: _Optional[int] = ..., repeats: _Optional[int] = ...) -> None: ...
