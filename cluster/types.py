@@ -267,3 +267,47 @@ class Answer:
     gated: bool
     tokens: TokenCount
     timing: Timing = field(default_factory=Timing)
+
+
+CameraStateName = Literal["waiting", "connecting", "running", "backoff", "error", "ended"]
+
+
+@dataclass(frozen=True, slots=True)
+class LastAnswer:
+    """The newest answer to one question; ``end`` is the window's end in the camera's microseconds."""
+
+    question: str
+    score: float
+    positive: bool
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class CameraStatus:
+    """One camera as ``cameras list`` shows it. Counters start with the camera; 0 for a size not known yet."""
+
+    name: str
+    source: str = ""
+    state: CameraStateName = "waiting"
+    reason: str = ""
+    retry_in_s: float = 0.0
+    codec: str = ""
+    width: int = 0
+    height: int = 0
+    cue: str = ""
+    last_frame_age_s: float = 0.0
+    decoder: str = ""
+    replica: str = ""
+    frames_decoded: int = 0
+    frames_sampled: int = 0
+    decode_errors: int = 0
+    gaps: int = 0
+    windows_done: int = 0
+    windows_gated: int = 0
+    windows_dropped: int = 0
+    windows_lost: int = 0
+    tokens_full: int = 0
+    tokens_kept: int = 0
+    tokens_computed: int = 0
+    latency_s: float = 0.0
+    last_answers: tuple[LastAnswer, ...] = ()
