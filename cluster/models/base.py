@@ -68,7 +68,10 @@ class WindowPositions:
 
 
 class VisionLanguageModel(ABC):
-    """A loaded model of one family, on one device, in evaluation mode, without gradients."""
+    """A loaded model of one family, on one device, in evaluation mode, without gradients.
+
+    ``random_weights``: nothing was trained, so answers mean nothing (presets).
+    """
 
     family: ClassVar[str]
 
@@ -77,6 +80,7 @@ class VisionLanguageModel(ABC):
     geometry: PatchGeometry
     device: torch.device
     dtype: torch.dtype
+    random_weights: bool
 
     # -- vision ---------------------------------------------------------------------------------
     @abstractmethod

@@ -27,7 +27,7 @@ class Checkpoint:
     ``max_pixels`` bounds a frame for families of native resolution.
     """
 
-    model: nn.Module
+    model: Any
     tokenizer: Any
     device: torch.device
     dtype: torch.dtype
@@ -40,7 +40,8 @@ class Checkpoint:
 class CheckpointModel(VisionLanguageModel):
     """A family over a transformers ``...ForConditionalGeneration``: everything but vision, prompt and positions."""
 
-    random_weights: bool
+    # A transformers model; its parts have types only at run time.
+    model: Any
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         self.model = checkpoint.model
@@ -124,11 +125,11 @@ class CheckpointModel(VisionLanguageModel):
         Linear layers and the two attention products; norms, activations and rotary are left out, and so is the output
         head, which only the last token of each question passes.
         """
-        weights = sum(m.weight.numel() for layer in self.layers for m in layer.modules() if isinstance(m, nn.Linear))
+        weights = sum(linear_weights(layer) for layer in self.layers)
         config = self.text_config
         head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         per_pair = 4 * config.num_attention_heads * head * config.num_hidden_layers
-        return 2 * computed * weights + per_pair * attended
+        return int(2 * computed * weights + per_pair * attended)
 
 
 def patch_counts(frames: Sequence[PatchBatch | int]) -> list[int]:

@@ -16,7 +16,7 @@ from cluster.models.base import VisionLanguageModel, families
 from cluster.models.checkpoint import Checkpoint
 from cluster.models.presets import PRESETS, initialise
 
-FAMILY_MODULES = ("qwen2_5_vl",)
+FAMILY_MODULES = ("qwen2_5_vl", "internvl")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 for _module in FAMILY_MODULES:
@@ -33,8 +33,8 @@ def load_model(
 ) -> VisionLanguageModel:
     """Load a model in evaluation mode.
 
-    ``path_or_preset``: a preset's name, a directory, or a hub id. ``seed`` makes a preset's weights. ``max_pixels`` bounds
-    a frame for families of native resolution (a preset has its own bound, a checkpoint 448*448).
+    ``path_or_preset``: a preset's name, a directory, or a hub id. ``seed`` makes a preset's weights. ``max_pixels``
+    bounds a frame for families of native resolution (a preset has its own bound, a checkpoint 448*448).
 
     Raises:
         ModelError: nothing there, not a supported family, a broken checkpoint, or a device this machine lacks.

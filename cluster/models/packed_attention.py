@@ -1,8 +1,8 @@
 """Attention over packed sequences: each attends to itself alone, sequences of one length run as one batch.
 
-transformers calls SDPA once per sequence. A window of Qwen's tower has at most 64 patches, a pruned one often 4: the call
-then costs more than its arithmetic. Registered as an attention function whose name says *flash*, because that is how
-transformers decides to hand over packed sequences unsplit.
+transformers calls SDPA once per sequence. A window of Qwen's tower has at most 64 patches, a pruned one often 4: the
+call then costs more than its arithmetic. Registered as an attention function whose name says *flash*, because that is
+how transformers decides to hand over packed sequences unsplit.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Packing:
         ends = size.cumsum(0)
         starts = ends - size
         batches = tuple(
-            (starts[size == length][:, None] + torch.arange(int(length))).to(device) for length in size.unique()
+            (starts[size == length][:, None] + torch.arange(int(length))).to(device) for length in torch.unique(size)
         )
         return cls(cu_seqlens=F.pad(ends, (1, 0)).to(torch.int32).to(device), batches=batches)
 
@@ -56,8 +56,9 @@ def packed_attention(
     """``query, key, value [1, h, n, d]`` -> ``[1, n, h, d]``."""
     q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
     if len(packing.batches) == 1:
-        (index,) = packing.batches
-        return _attend(*(x.reshape(*index.shape, *x.shape[1:]) for x in (q, k, v)), scaling).reshape(1, *q.shape), None
+        shape = (*packing.batches[0].shape, *q.shape[1:])
+        attended = _attend(q.reshape(shape), k.reshape(shape), v.reshape(shape), scaling)
+        return attended.reshape(1, *q.shape), None
     output = torch.empty_like(q)
     for index in packing.batches:
         output[index] = _attend(q[index], k[index], v[index], scaling)

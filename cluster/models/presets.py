@@ -12,9 +12,14 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
+from transformers import (
+    InternVLConfig,
+    InternVLForConditionalGeneration,
+    Qwen2_5_VLConfig,
+    Qwen2_5_VLForConditionalGeneration,
+)
 
-from cluster.models import qwen2_5_vl
+from cluster.models import internvl, qwen2_5_vl
 from cluster.models.tokenizer import VOCABULARY, preset_tokenizer
 
 
@@ -114,9 +119,71 @@ def _bench_qwen2_5_vl() -> tuple[nn.Module, Any]:
     )
 
 
+def _internvl(*, text: dict[str, Any], vision: dict[str, Any]) -> tuple[nn.Module, Any]:
+    tokenizer = preset_tokenizer(internvl.SPECIAL_TOKENS, eos="<|im_end|>", pad="<|endoftext|>")
+    ids = {token: tokenizer.convert_tokens_to_ids(token) for token in internvl.SPECIAL_TOKENS}
+    config = InternVLConfig(
+        text_config={
+            "model_type": "qwen2",
+            "vocab_size": VOCABULARY,
+            "max_position_embeddings": 32768,
+            "bos_token_id": ids["<|endoftext|>"],
+            "eos_token_id": ids["<|im_end|>"],
+            "pad_token_id": ids["<|endoftext|>"],
+            "rope_parameters": {"rope_type": "default", "rope_theta": 1_000_000.0},
+            **text,
+        },
+        vision_config={"attention_bias": True, **vision},
+        image_token_id=ids["<IMG_CONTEXT>"],
+        tie_word_embeddings=True,
+    )
+    return InternVLForConditionalGeneration(config), tokenizer
+
+
+def _tiny_internvl3() -> tuple[nn.Module, Any]:
+    return _internvl(
+        text={
+            "hidden_size": 64,
+            "intermediate_size": 128,
+            "num_hidden_layers": 3,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+        },
+        vision={
+            "hidden_size": 32,
+            "intermediate_size": 64,
+            "num_hidden_layers": 3,
+            "num_attention_heads": 2,
+            "image_size": 112,
+            "use_qk_norm": True,
+        },
+    )
+
+
+def _demo_internvl3() -> tuple[nn.Module, Any]:
+    return _internvl(
+        text={
+            "hidden_size": 256,
+            "intermediate_size": 640,
+            "num_hidden_layers": 5,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+        },
+        vision={
+            "hidden_size": 128,
+            "intermediate_size": 512,
+            "num_hidden_layers": 4,
+            "num_attention_heads": 4,
+            "image_size": 224,
+        },
+    )
+
+
 PRESETS: dict[str, Preset] = {
     "tiny-qwen2_5_vl": Preset("qwen2_5_vl", 112 * 112, _tiny_qwen2_5_vl),
     "demo-qwen2_5_vl": Preset("qwen2_5_vl", 336 * 190, _demo_qwen2_5_vl),
+    "tiny-internvl3": Preset("internvl", 112 * 112, _tiny_internvl3),
+    "demo-internvl3": Preset("internvl", 224 * 224, _demo_internvl3),
     "bench-qwen2_5_vl": Preset("qwen2_5_vl", 448 * 448, _bench_qwen2_5_vl),
 }
 

@@ -46,7 +46,7 @@ class Qwen25VL(CheckpointModel):
     def __init__(self, checkpoint: Checkpoint) -> None:
         super().__init__(checkpoint)
         self.mean, self.std = checkpoint.mean or CLIP_MEAN, checkpoint.std or CLIP_STD
-        self._visual = self.model.model.visual
+        self._visual: Any = self.model.model.visual
         self._visual.config._attn_implementation = PACKED
 
     def _geometry(self, checkpoint: Checkpoint) -> PatchGeometry:
@@ -94,9 +94,8 @@ class Qwen25VL(CheckpointModel):
         merged = self._visual.merger(hidden)
         embeds = torch.empty_like(merged)
         embeds[order] = merged
-        return [
-            self._tokens(frame, part) for frame, part in zip(frames, embeds.to(self.dtype).split(counts), strict=True)
-        ]
+        parts = torch.split(embeds.to(self.dtype), counts)
+        return [self._tokens(frame, part) for frame, part in zip(frames, parts, strict=True)]
 
     def _tokens(self, frame: PatchBatch, embeds: Tensor) -> FrameTokens:
         return FrameTokens(embeds=embeds, cells=frame.cells.to(self.device), grid=frame.grid)
@@ -197,7 +196,7 @@ class Qwen25VL(CheckpointModel):
         full = sum(1 for index in range(len(visual.blocks)) if index in visual.fullatt_block_indexes)
         pairs = full * sum(count**2 for count in counts)
         pairs += (len(visual.blocks) - full) * sum(self._windowed_pairs(frame) for frame in frames)
-        return (
+        return int(
             2 * patches * per_patch
             + 2 * patches // unit * linear_weights(visual.merger)
             + 4 * visual.config.hidden_size * pairs

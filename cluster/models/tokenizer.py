@@ -19,10 +19,10 @@ _CORPUS = """
 system user assistant You are a helpful assistant. Answer with yes or no only. The video shows frames of one camera.
 Is anyone climbing the fence? Is there a person in the picture? Is a car parked in front of the gate? Does anybody run?
 Is there a fire or smoke? Is someone lying on the ground? Are people fighting? Did a vehicle stop on the road? Was a bag
-left behind? Is the door open? Has anyone entered the building at night? Does a truck block the street? Can you see a dog
-or another animal? Is the light on? Is more than one person visible? Are two cars moving in the same direction? Describe
-what happens in this video. Why? Because of that there is nothing to see, it moves from left to right, near the wall.
-Does anything move? Is anyone walking on the pavement or crossing the street? What changed since the last frame?
+left behind? Is the door open? Has anyone entered the building at night? Does a truck block the street? Can you see a
+dog or another animal? Is the light on? Is more than one person visible? Are two cars moving in the same direction?
+Describe what happens in this video. Why? Because of that there is nothing to see, it moves from left to right, near the
+wall. Does anything move? Is anyone walking on the pavement or crossing the street? What changed since the last frame?
 """
 
 
@@ -43,7 +43,7 @@ def _trained(special: tuple[str, ...]) -> str:
 
 
 def preset_tokenizer(special: Sequence[str], *, eos: str, pad: str) -> Any:
-    """A ``PreTrainedTokenizerFast`` whose first ids are ``special``; at most ``VOCABULARY`` ids, the same every time."""
+    """A ``PreTrainedTokenizerFast`` whose first ids are ``special``; at most ``VOCABULARY`` ids, always the same."""
     return PreTrainedTokenizerFast(
         tokenizer_object=Tokenizer.from_str(_trained(tuple(special))),
         eos_token=eos,

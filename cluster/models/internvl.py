@@ -1,0 +1,222 @@
+"""InternVL3: every frame one square tile, absolute tower positions, pixel shuffle, one-axis rotary positions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from cluster.errors import ModelError
+from cluster.models.base import FrameSpan, FrameTokens, PatchBatch, WindowPositions, families
+from cluster.models.checkpoint import (
+    INSTRUCTION,
+    SYSTEM_PROMPT,
+    Checkpoint,
+    CheckpointModel,
+    linear_weights,
+    patch_counts,
+)
+from cluster.models.packed_attention import PACKED, Packing
+from cluster.models.pixels import IMAGENET_MEAN, IMAGENET_STD, normalise
+from cluster.types import PatchGeometry, PatchGrid
+
+SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<img>", "</img>", "<IMG_CONTEXT>")
+# The family's own template writes "Frame7: <img>...". A number would change when the window slides and take the
+# frame's KV with it, so frames are told apart by their order alone.
+BEFORE_FRAME, AFTER_FRAME = "<img>", "</img>\n"
+
+
+@families.register("internvl")
+class InternVL(CheckpointModel):
+    """``InternVLForConditionalGeneration`` with a pruned tower (InternVL3 report, section 2.1)."""
+
+    family = "internvl"
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        super().__init__(checkpoint)
+        self.mean, self.std = checkpoint.mean or IMAGENET_MEAN, checkpoint.std or IMAGENET_STD
+        self._tower: Any = self.model.model.vision_tower
+        self._tower.config._attn_implementation = PACKED
+        self._before = self._ids(BEFORE_FRAME)
+        self._after = self._ids(AFTER_FRAME)
+
+    def _geometry(self, checkpoint: Checkpoint) -> PatchGeometry:
+        config, vision = checkpoint.model.config, checkpoint.model.config.vision_config
+        (height, width), (patch, patch_width) = vision.image_size, vision.patch_size
+        merge = round(1 / config.downsample_ratio)
+        if height != width or patch != patch_width or height % (patch * merge):
+            raise ModelError(
+                f"an InternVL tile must be a square of whole merge groups, not {height}x{width} pixels "
+                f"of {patch}x{patch_width} patches; correct image_size in the checkpoint's config.json"
+            )
+        if config.vision_feature_select_strategy != "default" or not isinstance(config.vision_feature_layer, int):
+            raise ModelError(
+                "only vision_feature_select_strategy 'default' and a single vision_feature_layer are supported; "
+                "correct the checkpoint's config.json"
+            )
+        return PatchGeometry(patch=patch, merge=merge, temporal=1, square=height)
+
+    # -- vision -----------------------------------------------------------------------------------
+    @torch.no_grad()
+    def encode(self, frames: Sequence[PatchBatch]) -> list[FrameTokens]:
+        """See the base. Each frame that keeps anything is its class token and its kept patches, with the position
+        embeddings of their cells; linear layers run over all frames at once."""
+        kept = [frame for frame in frames if len(frame.cells)]
+        parts = iter(self._encode_kept(kept) if kept else [])
+        wrap = self.embed(torch.tensor([*self._before, *self._after]))
+        return [self._tokens(frame, next(parts), wrap) if len(frame.cells) else self._empty(frame) for frame in frames]
+
+    def _encode_kept(self, frames: Sequence[PatchBatch]) -> list[Tensor]:
+        embeddings = self._tower.embeddings
+        unit = self.geometry.merge**2
+        lengths = [1 + len(frame.cells) * unit for frame in frames]
+        packing = Packing.of(lengths, self.device)
+        starts = packing.cu_seqlens[:-1].long()
+        is_patch = torch.ones(sum(lengths), dtype=torch.bool, device=self.device)
+        is_patch[starts] = False
+
+        patches = self._embed_patches(torch.cat([frame.patches for frame in frames]).to(self.device))
+        hidden = patches.new_empty(len(is_patch), patches.shape[-1])
+        hidden[starts] = embeddings.cls_token[0]
+        hidden[is_patch] = patches
+        if embeddings.position_embeddings is not None:
+            cells = torch.cat([frame.cells for frame in frames]).to(self.device)
+            place = torch.zeros(len(is_patch), dtype=torch.long, device=self.device)
+            place[is_patch] = 1 + self._raster(cells)
+            hidden = hidden + embeddings.position_embeddings[0, place]
+
+        hidden = self._run_layers(hidden[None], packing)[0][is_patch]
+        # A group's patches are row-major, which is the channel order of InternVL's pixel shuffle.
+        merged = self.model.model.multi_modal_projector(hidden.reshape(-1, unit * hidden.shape[-1]))
+        return list(torch.split(merged.to(self.dtype), [len(frame.cells) for frame in frames]))
+
+    def _run_layers(self, hidden: Tensor, packing: Packing) -> Tensor:
+        """``hidden [1, n, D]`` through the tower, to the layer whose features the checkpoint uses."""
+        # transformers' layer passes nothing on to its attention, so its two residual lines stand here.
+        for layer in self._tower.encoder.layer[: self._depth]:
+            attended, _ = layer.attention(layer.layernorm_before(hidden), packing=packing)
+            hidden = hidden + layer.lambda_1 * attended
+            hidden = hidden + layer.lambda_2 * layer.mlp(layer.layernorm_after(hidden))
+        normed: Tensor = self._tower.layernorm(hidden) if self._feature_layer == -1 else hidden
+        return normed
+
+    @property
+    def _feature_layer(self) -> int:
+        return int(self.model.config.vision_feature_layer)
+
+    @property
+    def _depth(self) -> int:
+        """Layers to run: feature 0 is the embedding, feature i the output of the i-th layer, -1 the last."""
+        layer, layers = self._feature_layer, len(self._tower.encoder.layer)
+        return layer if layer >= 0 else layers + 1 + layer
+
+    def _tokens(self, frame: PatchBatch, embeds: Tensor, wrap: Tensor) -> FrameTokens:
+        before = len(self._before)
+        text = torch.arange(len(wrap), device=self.device)
+        text_cells = torch.stack([torch.full_like(text, -1), text], dim=1)
+        return FrameTokens(
+            embeds=torch.cat([wrap[:before], embeds, wrap[before:]]),
+            cells=torch.cat([text_cells[:before], frame.cells.to(self.device), text_cells[before:]]),
+            grid=frame.grid,
+        )
+
+    def _empty(self, frame: PatchBatch) -> FrameTokens:
+        nothing = self.embed(torch.zeros(0, dtype=torch.long))
+        return FrameTokens(embeds=nothing, cells=frame.cells.to(self.device), grid=frame.grid)
+
+    def _embed_patches(self, patches: Tensor) -> Tensor:
+        projection = self._tower.embeddings.patch_embeddings.projection
+        pixels = normalise(patches, self.mean, self.std, self.dtype).flatten(1)
+        return F.linear(pixels, projection.weight.flatten(1), projection.bias)
+
+    def _raster(self, cells: Tensor) -> Tensor:
+        """Group cells ``[g, 2]`` -> raster index on the tile of each of their patches ``[g * merge**2]``."""
+        geometry = self.geometry
+        assert geometry.square is not None
+        inner = torch.cartesian_prod(*[torch.arange(geometry.merge, device=cells.device)] * 2)
+        places = (cells[:, None] * geometry.merge + inner).flatten(0, 1)
+        return places[:, 0] * (geometry.square // geometry.patch) + places[:, 1]
+
+    # -- prompt -----------------------------------------------------------------------------------
+    def system_ids(self) -> list[int]:
+        return self._ids(f"<|im_start|>system\n{SYSTEM_PROMPT}<|im_end|>\n<|im_start|>user\n")
+
+    def question_ids(self, text: str) -> list[int]:
+        return self._ids(f"{text}{INSTRUCTION}<|im_end|>\n<|im_start|>assistant\n")
+
+    # -- positions --------------------------------------------------------------------------------
+    def window_positions(self, first: int, frames: Sequence[FrameSpan]) -> WindowPositions:
+        """One axis, repeated: a frame's slot times its tokens with nothing pruned, then its tokens in order."""
+        spans: list[Tensor] = []
+        end = first
+        for frame in frames:
+            cells = frame.cells.to(torch.int64)
+            row, col = cells.unbind(1)
+            before = len(self._before)
+            visual = before + row * frame.grid.group_cols + col
+            text = torch.where(col < before, col, col + frame.grid.tokens)
+            start = first + frame.slot * self._frame_tokens(frame.grid)
+            spans.append((start + torch.where(row < 0, text, visual)).expand(3, -1))
+            end = start + self._frame_tokens(frame.grid)
+        return WindowPositions(frames=spans, next=end)
+
+    def _frame_tokens(self, grid: PatchGrid) -> int:
+        return len(self._before) + grid.tokens + len(self._after)
+
+    @torch.no_grad()
+    def rotary(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        like = torch.empty(0, dtype=torch.float32, device=self.device)
+        cos, sin = self._text_model.rotary_emb(like, positions[:1].to(self.device))
+        return cos[0], sin[0]
+
+    # -- the reference ----------------------------------------------------------------------------
+    @torch.no_grad()
+    def reference_logits(self, frames: Sequence[PatchBatch], times_s: Sequence[float], question: str) -> Tensor:
+        """See the base. Times only order the frames, which stand in consecutive slots.
+
+        Raises:
+            ValueError: a frame is pruned, or times do not ascend.
+        """
+        if list(times_s) != sorted(times_s) or len(times_s) != len(frames):
+            raise ValueError("the reference needs one time per frame, ascending")
+        if any(len(frame.cells) != frame.grid.tokens for frame in frames):
+            raise ValueError("the reference needs complete frames")
+        image = int(self.model.config.image_token_id)
+        ids = self.system_ids()
+        for frame in frames:
+            ids += [*self._before, *[image] * frame.grid.tokens, *self._after]
+        ids += self.question_ids(question)
+        with self._library_attention():
+            output = self.model(
+                input_ids=torch.tensor([ids], device=self.device),
+                pixel_values=torch.stack([self._picture(frame) for frame in frames]),
+                use_cache=False,
+                logits_to_keep=1,
+            )
+        logits: Tensor = output.logits[0, -1]
+        return logits
+
+    def _picture(self, frame: PatchBatch) -> Tensor:
+        """A complete frame's patches in group order -> normalised pixels ``[C, height, width]``."""
+        grid, merge = frame.grid, self.geometry.merge
+        pixels = normalise(frame.patches.to(self.device), self.mean, self.std, self.dtype)[:, 0]
+        tiles = pixels.view(grid.group_rows, grid.group_cols, merge, merge, -1, grid.patch, grid.patch)
+        return tiles.permute(4, 0, 2, 5, 1, 3, 6).reshape(-1, grid.height, grid.width)
+
+    # -- sizes ------------------------------------------------------------------------------------
+    def tower_flops(self, frames: Sequence[PatchBatch | int]) -> int:
+        """See the base: linear layers and attention products of kept patches and one class token per frame."""
+        counts = [count for count in patch_counts(frames) if count]
+        patches = sum(counts)
+        layers = self._tower.encoder.layer[: self._depth]
+        projection = self._tower.embeddings.patch_embeddings.projection
+        pairs = len(layers) * sum((1 + count) ** 2 for count in counts)
+        return int(
+            2 * patches * projection.weight.numel()
+            + 2 * (patches + len(counts)) * sum(linear_weights(layer) for layer in layers)
+            + 2 * patches // self.geometry.merge**2 * linear_weights(self.model.model.multi_modal_projector)
+            + 4 * self._tower.config.hidden_size * pairs
+        )
