@@ -221,6 +221,18 @@ class StreamSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class WindowRequest:
+    """A window that is ready to be answered. ``start <= pts < end`` of its frames, except that it opens at the last
+    complete frame at or before ``start``. ``arrived_s``: monotonic clock when its last frame came."""
+
+    stream: str
+    window: int
+    start: int
+    end: int
+    arrived_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class TokenCount:
     """Tokens of one window. ``full``: with nothing pruned; ``kept = reused + refreshed + new``; ``query``: questions.
 

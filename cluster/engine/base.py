@@ -7,22 +7,11 @@ the only caller). Two implementations: ``native`` (ours) and ``vllm``.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
-from cluster.types import Answer, FrameSample, PatchGeometry, StreamSpec
+from cluster.types import Answer, FrameSample, PatchGeometry, StreamSpec, WindowRequest
 
-
-@dataclass(frozen=True, slots=True)
-class WindowRequest:
-    """A window that is ready to be answered. ``start <= pts < end`` of its frames, except that it opens at the last
-    complete frame at or before ``start``. ``arrived_s``: monotonic clock when its last frame came."""
-
-    stream: str
-    window: int
-    start: int
-    end: int
-    arrived_s: float
+__all__ = ["Engine", "WindowRequest"]
 
 
 class Engine(Protocol):

@@ -1,18 +1,19 @@
 """The windows of one replica that wait for the engine: bounded, whole windows dropped, every drop counted.
 
 A window that is skipped costs accuracy of nothing else: the engine's next window of that camera computes what it would
-have. So when the engine cannot keep up, the newest window of a camera replaces the one still waiting, and a camera
-whose answers come late is served no worse than the others (earliest arrival first).
+have. So when the engine cannot keep up, the newest window of a camera replaces the oldest one still waiting, and
+who waits longest is served first.
 """
 
 from __future__ import annotations
 
-from collections import Counter, deque
+import math
+from collections import deque
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
 
-from cluster.engine.base import WindowRequest
+from cluster.types import WindowRequest
 
 
 class DropReason(StrEnum):
@@ -39,20 +40,18 @@ class Batch(NamedTuple):
 
 
 class WindowQueue:
-    """At most ``capacity`` waiting windows; at most one of a camera unless it is ``patient``.
+    """At most ``per_stream`` waiting windows of a camera, and at most ``capacity`` of all.
 
-    A patient camera (a file played faster than real time) loses nothing: whoever feeds it must stop while it has a
-    window waiting. ``max_wait_s``: an answer that would start later than this after its last frame helps nobody.
+    A *patient* camera (a file read as fast as it goes) loses nothing to newer windows and is never late: whoever feeds
+    it must stop while it has a window waiting.
     """
 
-    def __init__(self, *, capacity: int = 1024, max_wait_s: float = 60.0) -> None:
-        if capacity < 1:
-            raise ValueError(f"a window queue must hold at least one window, not {capacity}")
+    def __init__(self, *, per_stream: int = 1, capacity: int = 1024) -> None:
+        if per_stream < 1 or capacity < 1:
+            raise ValueError(f"a window queue must hold at least one window, not {min(per_stream, capacity)}")
+        self.per_stream = per_stream
         self.capacity = capacity
-        self.max_wait_s = max_wait_s
-        self.dropped: Counter[DropReason] = Counter()
-        self._waiting: dict[str, deque[WindowRequest]] = {}
-        self._patient: set[str] = set()
+        self._waiting: dict[str, deque[_Waiting]] = {}
         self._size = 0
 
     def __len__(self) -> int:
@@ -62,19 +61,19 @@ class WindowQueue:
         """Windows of one camera that wait."""
         return len(self._waiting.get(stream, ()))
 
-    def offer(self, request: WindowRequest, *, patient: bool = False) -> list[DroppedWindow]:
-        """Queue a window; returns those that had to leave for it."""
+    def offer(self, request: WindowRequest, *, late_s: float = math.inf, patient: bool = False) -> list[DroppedWindow]:
+        """Queue a window; returns those that had to leave for it.
+
+        ``late_s``: an answer that is begun later than this after the window's last frame arrived helps nobody.
+        """
         queue = self._waiting.setdefault(request.stream, deque())
-        dropped = []
-        if patient:
-            self._patient.add(request.stream)
-        else:
-            self._patient.discard(request.stream)
-            dropped += [self._drop(queue.popleft(), DropReason.REPLACED) for _ in range(len(queue))]
-        queue.append(request)
+        queue.append(_Waiting(request, math.inf if patient else request.arrived_s + late_s))
         self._size += 1
+        dropped = []
+        while not patient and len(queue) > self.per_stream:
+            dropped.append(self._drop(queue, DropReason.REPLACED))
         if self._size > self.capacity:
-            dropped.append(self._drop(self._oldest().popleft(), DropReason.OVERFLOW))
+            dropped.append(self._drop(min(self._waiting.values(), key=_arrival), DropReason.OVERFLOW))
         self._forget_empty()
         return dropped
 
@@ -84,32 +83,35 @@ class WindowQueue:
         ``now_s`` is the same monotonic clock as ``WindowRequest.arrived_s``.
         """
         dropped = []
-        for stream, queue in self._waiting.items():
-            while queue and stream not in self._patient and now_s - queue[0].arrived_s > self.max_wait_s:
-                dropped.append(self._drop(queue.popleft(), DropReason.LATE))
+        for queue in self._waiting.values():
+            while queue and queue[0].deadline_s < now_s:
+                dropped.append(self._drop(queue, DropReason.LATE))
         self._forget_empty()
-        heads = sorted(self._waiting.values(), key=lambda queue: queue[0].arrived_s)[:max_batch]
-        requests = [queue.popleft() for queue in heads]
+        heads = sorted(self._waiting.values(), key=_arrival)[:max_batch]
+        requests = [queue.popleft().request for queue in heads]
         self._size -= len(requests)
         self._forget_empty()
         return Batch(requests, dropped)
 
     def discard(self, stream: str) -> list[WindowRequest]:
         """Forget a camera that went away or began anew; its waiting windows are returned, not counted as drops."""
-        gone = list(self._waiting.pop(stream, ()))
-        self._patient.discard(stream)
+        gone = [waiting.request for waiting in self._waiting.pop(stream, ())]
         self._size -= len(gone)
         return gone
 
-    def _oldest(self) -> deque[WindowRequest]:
-        return min((queue for queue in self._waiting.values() if queue), key=lambda queue: queue[0].arrived_s)
-
-    def _drop(self, request: WindowRequest, reason: DropReason) -> DroppedWindow:
+    def _drop(self, queue: deque[_Waiting], reason: DropReason) -> DroppedWindow:
         self._size -= 1
-        self.dropped[reason] += 1
-        return DroppedWindow(request, reason)
+        return DroppedWindow(queue.popleft().request, reason)
 
     def _forget_empty(self) -> None:
         for stream in [stream for stream, queue in self._waiting.items() if not queue]:
             del self._waiting[stream]
-            self._patient.discard(stream)
+
+
+class _Waiting(NamedTuple):
+    request: WindowRequest
+    deadline_s: float
+
+
+def _arrival(queue: deque[_Waiting]) -> float:
+    return queue[0].request.arrived_s

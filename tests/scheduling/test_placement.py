@@ -124,14 +124,13 @@ def test_large_fleet_is_spread_evenly() -> None:
     assert min(loads) >= 70
 
 
-def test_adopt_takes_an_ownership_over_and_never_steals() -> None:
-    table = Placement()
+def test_a_known_ownership_is_taken_over_and_never_stolen() -> None:
+    table = Placement(slack=0)
     table.join("a"), table.join("b")
-    assert table.adopt("camera", "b")
-    assert table.owner("camera") == "b"
-    assert table.add("camera") == "b"
-    assert not table.adopt("camera", "a")
-    assert not table.adopt("camera", "nobody")
+    for key in KEYS[:4]:
+        assert table.add(key, prefer="b") == "b", "the bound does not undo what runs already"
+    assert table.add(KEYS[0], prefer="a") == "b"
+    assert table.add(KEYS[4], prefer="nobody") == "a"
 
 
 def test_no_members_keeps_keys_homeless_until_one_joins() -> None:

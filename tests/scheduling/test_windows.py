@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cluster.engine.base import WindowRequest
+from cluster.types import WindowRequest
 from cluster.scheduling.windows import DropReason, WindowQueue
 
 
@@ -18,7 +18,14 @@ def test_newest_window_of_a_camera_replaces_the_waiting_one() -> None:
     [dropped] = queue.offer(request("a", 1, 8.0))
     assert (dropped.request.window, dropped.reason) == (0, DropReason.REPLACED)
     assert [r.window for r in queue.take(8, 8.0).requests] == [1]
-    assert queue.dropped == {DropReason.REPLACED: 1}
+
+
+def test_a_deeper_queue_drops_the_oldest_of_that_camera_only() -> None:
+    queue = WindowQueue(per_stream=2)
+    queue.offer(request("b", 0, 0.0))
+    dropped = [d for window in range(4) for d in queue.offer(request("a", window, 1.0 + window))]
+    assert [(d.request.stream, d.request.window) for d in dropped] == [("a", 0), ("a", 1)]
+    assert (queue.waiting("a"), queue.waiting("b")) == (2, 1)
 
 
 def test_batch_takes_one_window_per_camera_and_the_earliest_first() -> None:
@@ -31,18 +38,17 @@ def test_batch_takes_one_window_per_camera_and_the_earliest_first() -> None:
 
 
 def test_patient_camera_keeps_every_window_in_order() -> None:
-    queue = WindowQueue(max_wait_s=5)
+    queue = WindowQueue()
     for window in range(3):
-        assert queue.offer(request("file", window, float(window)), patient=True) == []
+        assert queue.offer(request("file", window, float(window)), late_s=5, patient=True) == []
     assert queue.waiting("file") == 3
     assert [queue.take(4, 100.0).requests[0].window for _ in range(3)] == [0, 1, 2]
-    assert not queue.dropped
 
 
 def test_late_windows_are_dropped_when_a_batch_is_formed() -> None:
-    queue = WindowQueue(max_wait_s=10)
-    queue.offer(request("a", 0, 0.0))
-    queue.offer(request("b", 0, 5.0))
+    queue = WindowQueue()
+    queue.offer(request("a", 0, 0.0), late_s=10)
+    queue.offer(request("b", 0, 5.0), late_s=10)
     batch = queue.take(8, 11.0)
     assert [r.stream for r in batch.requests] == ["b"]
     assert [(d.request.stream, d.reason) for d in batch.dropped] == [("a", DropReason.LATE)]
@@ -57,13 +63,12 @@ def test_overflow_drops_the_window_that_waited_longest() -> None:
     assert len(queue) == 2
 
 
-def test_discard_is_not_a_drop() -> None:
+def test_discard_returns_what_waited() -> None:
     queue = WindowQueue()
     queue.offer(request("a", 0, 0.0))
     assert [r.window for r in queue.discard("a")] == [0]
     assert queue.discard("a") == []
     assert len(queue) == 0
-    assert not queue.dropped
 
 
 def test_a_queue_must_hold_something() -> None:
@@ -84,14 +89,17 @@ OPERATIONS = st.lists(
 @given(OPERATIONS, st.integers(1, 6))
 @settings(deadline=None, max_examples=150)
 def test_every_window_is_answered_dropped_or_discarded_exactly_once(operations, capacity) -> None:
-    queue = WindowQueue(capacity=capacity, max_wait_s=2.0)
+    queue = WindowQueue(capacity=capacity)
     offered, left, now = set(), [], 0.0
     answered: dict[str, list[int]] = {}
     for number, (kind, what, how) in enumerate(operations):
         if kind == "offer":
             now += 0.25
             offered.add((what, number))
-            left += [(d.request.stream, d.request.window) for d in queue.offer(request(what, number, now), patient=how)]
+            left += [
+                (d.request.stream, d.request.window)
+                for d in queue.offer(request(what, number, now), late_s=2.0, patient=how)
+            ]
         elif kind == "take":
             now += how
             batch = queue.take(what, now)

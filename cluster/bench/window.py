@@ -1,0 +1,196 @@
+"""Full computation against pruned and refreshed windows: same engine, same weights, same clips, one run.
+
+*Full* puts every frame of every window through the tower and the language model. *Ours* keeps what the pruner keeps,
+reuses position-free KV and refreshes by policy. Both answer the same windows, one after the other, window by window,
+so that a machine that slows down slows both. Latency is last frame in -> answer: nothing of a stride is encoded
+before its last frame has come, in either.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from cluster.bench.frames import ClipFrames, read_clip, sample_frames
+from cluster.bench.harness import BenchResult
+from cluster.types import WindowRequest
+from cluster.engine.native.engine import NativeEngine
+from cluster.engine.native.refresh import refresh_policies
+from cluster.models import load_model
+from cluster.types import MICROSECONDS, Answer, FrameSample, Question, StreamSpec
+
+QUESTION = Question("q", "Is a person or a car moving in this picture?")
+NATURAL = "anchors"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--clips", nargs="+", type=Path, metavar="FILE", help="video files (default: two made ones)")
+    parser.add_argument("--model", default="bench-qwen2_5_vl", help="preset or checkpoint (default: %(default)s)")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--window", type=float, default=40.0, metavar="S", help="window in seconds (default: 40)")
+    parser.add_argument("--stride", type=float, default=8.0, metavar="S", help="stride in seconds (default: 8)")
+    parser.add_argument("--fps", type=float, default=2.0, help="sampled frames per second (default: 2)")
+    parser.add_argument("--pruner", default="replenish", help="pruning policy (default: %(default)s)")
+    parser.add_argument("--windows", type=int, metavar="N", help="windows after the first (default: all, at least 6)")
+    parser.add_argument("--policies", nargs="+", metavar="NAME", help="refresh policies (default: all there are)")
+    parser.add_argument("--threads", type=int, help="torch threads (default: one per core)")
+
+
+@dataclass(slots=True)
+class Measured:
+    """One policy on one clip: what each window after the first cost and said."""
+
+    latency_s: list[float] = field(default_factory=list)
+    plan_s: list[float] = field(default_factory=list)
+    flops: list[int] = field(default_factory=list)
+    answers: list[Answer] = field(default_factory=list)
+
+    def add(self, engine: NativeEngine, seconds: float, answer: Answer) -> None:
+        self.latency_s.append(seconds)
+        self.plan_s.append(answer.timing.plan_s)
+        self.flops.append(engine.last_step.tower_flops + engine.last_step.llm_flops)
+        self.answers.append(answer)
+
+    def mean(self, name: str) -> float:
+        return statistics.fmean(getattr(answer.tokens, name) for answer in self.answers)
+
+
+def run(args: argparse.Namespace) -> BenchResult:
+    """Measure every clip; figures ``speedup_<clip>`` and ``decision_overhead`` (the worst clip's)."""
+    import torch
+
+    if args.threads:
+        torch.set_num_threads(args.threads)
+    model = load_model(args.model, device=args.device, dtype=args.dtype)
+    engine = NativeEngine(model)
+    parameters = sum(p.numel() for p in model.model.parameters())
+    policies = args.policies or [name for name in refresh_policies.names() if name != NATURAL]
+    policies = [NATURAL, *[name for name in policies if name != NATURAL]]
+    figures: dict[str, float] = {}
+    rows: list[dict[str, Any]] = []
+    overheads: list[float] = []
+    with tempfile.TemporaryDirectory() as directory:
+        for clip in args.clips or _made_clips(Path(directory)):
+            seconds = None if args.windows is None else args.window + args.windows * args.stride
+            frames = read_clip(
+                clip, model.geometry, fps=args.fps, seconds=seconds, at_least=args.window + 6 * args.stride
+            )
+            full, measured = _measure(engine, frames, args, policies)
+            rows += [_row(clip, name, full, result) for name, result in [("full", full), *measured.items()]]
+            ours = measured[NATURAL]
+            name = clip.stem.replace("-", "_")
+            figures[f"speedup_{name}"] = statistics.fmean(full.latency_s) / statistics.fmean(ours.latency_s)
+            decision = frames.decision_s_per_second * args.stride + statistics.fmean(ours.plan_s)
+            overheads.append(decision / statistics.fmean(full.latency_s))
+    figures["decision_overhead"] = max(overheads)
+    notes = [
+        f"model {args.model}: {parameters / 1e6:.1f}M parameters, random weights: {model.random_weights}",
+        f"window {args.window:g} s, stride {args.stride:g} s, {args.fps:g} FPS, pruner {args.pruner}; "
+        "policies other than anchors get the token budget that anchors used",
+    ]
+    return BenchResult("window", figures, rows, notes)
+
+
+def _made_clips(directory: Path) -> list[Path]:
+    from cluster.clips import make_clip
+
+    made = [directory / "street.mp4", directory / "noisy.mp4"]
+    for path in made:
+        make_clip(path.stem, path, seconds=88)
+    return made
+
+
+def _measure(
+    engine: NativeEngine, frames: ClipFrames, args: argparse.Namespace, policies: Sequence[str]
+) -> tuple[Measured, dict[str, Measured]]:
+    spec = StreamSpec("ours", (QUESTION,), args.window, args.stride, refresh=NATURAL, static_gate=False)
+    whole = list(sample_frames(frames, "full", "none", args.fps))
+    kept = list(sample_frames(frames, "ours", args.pruner, args.fps))
+    full, ours = Measured(), Measured()
+    for request, answer, seconds in _stream(engine, spec, kept):
+        if request.end - whole[0].pts <= args.window * MICROSECONDS:
+            continue
+        ours.add(engine, seconds, answer)
+        full.add(engine, *_full_window(engine, spec, whole, request))
+        _progress(f"{frames.path.name}: window {request.window}: full {full.latency_s[-1]:.2f} s, ours {seconds:.2f} s")
+    overlap = ours.mean("reused") + ours.mean("refreshed")
+    budget = ours.mean("refreshed") / overlap if overlap else 0.0
+    measured = {NATURAL: ours}
+    for name in policies:
+        if name == NATURAL:
+            continue
+        policy = replace(spec, refresh=name, refresh_budget=None if name in ("all", "none") else budget)
+        measured[name] = Measured()
+        for request, answer, seconds in _stream(engine, policy, kept):
+            if request.end - whole[0].pts > args.window * MICROSECONDS:
+                measured[name].add(engine, seconds, answer)
+        _progress(f"{frames.path.name}: {name}: {statistics.fmean(measured[name].latency_s):.2f} s a window")
+    return full, measured
+
+
+def _stream(
+    engine: NativeEngine, spec: StreamSpec, samples: Sequence[FrameSample]
+) -> Iterator[tuple[WindowRequest, Answer, float]]:
+    """Every window of a stream with its answer and the seconds from its last frame to the answer."""
+    engine.evict(spec.stream)
+    engine.admit(spec)
+    for sample in samples:
+        for request in engine.push(sample):
+            began = time.perf_counter()
+            (answer,) = engine.step([request])
+            yield request, answer, time.perf_counter() - began
+    engine.evict(spec.stream)
+
+
+def _full_window(
+    engine: NativeEngine, spec: StreamSpec, whole: Sequence[FrameSample], window: WindowRequest
+) -> tuple[float, Answer]:
+    """The same window in an empty stream: all its frames through the tower and the language model."""
+    engine.evict("full")
+    engine.admit(replace(spec, stream="full", refresh="all"))
+    requests: list[WindowRequest] = []
+    for sample in whole:
+        if window.start <= sample.pts < window.end:
+            requests += engine.push(sample)
+    began = time.perf_counter()
+    (answer,) = engine.step(requests[-1:])
+    seconds = time.perf_counter() - began
+    engine.evict("full")
+    return seconds, answer
+
+
+def _row(clip: Path, name: str, full: Measured, result: Measured) -> dict[str, Any]:
+    pairs = list(zip(full.answers, result.answers, strict=True))
+    return {
+        "clip": clip.stem,
+        "policy": name,
+        "windows": len(result.answers),
+        "tokens_full": round(result.mean("full")),
+        "kept": round(result.mean("kept")),
+        "computed": round(result.mean("computed")),
+        "refreshed": round(result.mean("refreshed")),
+        "gflops": round(statistics.fmean(result.flops) / 1e9, 1),
+        "latency_s": round(statistics.fmean(result.latency_s), 3),
+        "speedup": round(statistics.fmean(full.latency_s) / statistics.fmean(result.latency_s), 2),
+        "flops_ratio": round(sum(full.flops) / sum(result.flops), 2),
+        "logit_diff": round(statistics.fmean(abs(_logit(a.score) - _logit(b.score)) for a, b in pairs), 4),
+        "agreement": round(statistics.fmean(a.positive == b.positive for a, b in pairs), 3),
+    }
+
+
+def _logit(score: float) -> float:
+    score = min(max(score, 1e-9), 1 - 1e-9)
+    return math.log(score / (1 - score))
+
+
+def _progress(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
