@@ -255,7 +255,7 @@ class TokenCount:
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Seconds spent on one window; ``latency_s`` from the arrival of its last frame to its answer, queueing included."""
+    """Seconds spent on one window; ``latency_s``: arrival of its last frame to its answer, queueing included."""
 
     queue_s: float = 0.0
     vision_s: float = 0.0

@@ -87,7 +87,8 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
     cells = [[_show(row.get(key)) for key in keys] for row in rows]
     widths = [max(len(key), *(len(line[i]) for line in cells)) for i, key in enumerate(keys)]
     lines = ["  ".join(key.ljust(widths[i]) for i, key in enumerate(keys))]
-    lines += ["  ".join(text.rjust(widths[i]) if i else text.ljust(widths[0]) for i, text in enumerate(line)) for line in cells]
+    for line in cells:
+        lines.append("  ".join(text.rjust(widths[i]) if i else text.ljust(widths[0]) for i, text in enumerate(line)))
     return "\n".join(line.rstrip() for line in lines)
 
 
@@ -104,7 +105,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     argv = list(sys.argv[1:] if argv is None else argv)
     listing = "\n".join(f"  {name:8} {what}" for name, what in BENCHES.items())
     if not argv or argv[0] in ("-h", "--help"):
-        print(f"usage: sightline bench NAME [options]\n\n{listing}\n\nOptions of one bench: sightline bench NAME --help")
+        print(f"usage: sightline bench NAME [options]\n\n{listing}\n\nOptions of one: sightline bench NAME --help")
         return 0
     name, rest = argv[0], argv[1:]
     if name not in BENCHES:

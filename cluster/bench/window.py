@@ -21,17 +21,17 @@ from typing import Any
 
 from cluster.bench.frames import ClipFrames, read_clip, sample_frames
 from cluster.bench.harness import BenchResult
-from cluster.types import WindowRequest
 from cluster.engine.native.engine import NativeEngine
 from cluster.engine.native.refresh import refresh_policies
 from cluster.models import load_model
-from cluster.types import MICROSECONDS, Answer, FrameSample, Question, StreamSpec
+from cluster.types import MICROSECONDS, Answer, FrameSample, Question, StreamSpec, WindowRequest
 
 QUESTION = Question("q", "Is a person or a car moving in this picture?")
 NATURAL = "anchors"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """See the harness."""
     parser.add_argument("--clips", nargs="+", type=Path, metavar="FILE", help="video files (default: two made ones)")
     parser.add_argument("--model", default="bench-qwen2_5_vl", help="preset or checkpoint (default: %(default)s)")
     parser.add_argument("--device", default="cpu")
