@@ -11,6 +11,7 @@ from cluster.config.problems import InvalidConfigError, Path, Problem
 
 MAX_BYTES = 4 * 2**20
 MAX_NODES = 200_000
+PLAIN_TAGS = ("tag:yaml.org,2002:map", "tag:yaml.org,2002:seq")
 
 
 @dataclass(slots=True)
@@ -81,6 +82,8 @@ class _Reader:
         self.lines.setdefault(path, _line(node))
         if len(self.lines) > MAX_NODES:
             raise self.refuse(f"has more than {MAX_NODES} values once aliases are expanded", node, path)
+        if isinstance(node, yaml.CollectionNode) and node.tag not in PLAIN_TAGS:
+            raise self.refuse(f"has the tag {node.tag!r}; a configuration holds plain values only", node, path)
         if isinstance(node, yaml.MappingNode):
             return self.mapping(node, path, above)
         if isinstance(node, yaml.SequenceNode):
