@@ -47,23 +47,18 @@ class Placement:
         """A copy of the keys ``member`` owns."""
         return set(self._members.get(member, ()))
 
-    def add(self, key: str) -> str | None:
-        """Place a new key (a known one stays where it is) and return its owner."""
+    def add(self, key: str, *, prefer: str | None = None) -> str | None:
+        """Place a new key (a known one stays where it is) and return its owner.
+
+        ``prefer``: the member that has it already, as a restarted controller learns from the members themselves.
+        """
         if key not in self._owners:
             self._owners[key] = None
-            self._place(key)
+            if prefer is not None and prefer in self._members:
+                self._give(key, prefer)
+            else:
+                self._place(key)
         return self._owners[key]
-
-    def adopt(self, key: str, member: str) -> bool:
-        """Take over an ownership that exists already (a restarted controller learns it from the members).
-
-        False, and nothing changes, when another member owns the key or ``member`` is unknown.
-        """
-        if member not in self._members or self._owners.get(key) not in (None, member):
-            return False
-        self._owners[key] = member
-        self._members[member].add(key)
-        return True
 
     def remove(self, key: str) -> dict[str, str | None]:
         """Forget a key. The bound may fall with it, so others may move."""
@@ -98,9 +93,12 @@ class Placement:
         bound = self.bound
         for member in self._preferences(key):
             if len(self._members[member]) < bound:
-                self._owners[key] = member
-                self._members[member].add(key)
+                self._give(key, member)
                 return
+
+    def _give(self, key: str, member: str) -> None:
+        self._owners[key] = member
+        self._members[member].add(key)
 
     def _relieve(self) -> dict[str, str | None]:
         """Move keys off every member above the bound, those first that like their owner least."""

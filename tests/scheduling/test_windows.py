@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cluster.types import WindowRequest
 from cluster.scheduling.windows import DropReason, WindowQueue
+from cluster.types import WindowRequest
 
 
 def request(stream: str, window: int, arrived_s: float) -> WindowRequest:

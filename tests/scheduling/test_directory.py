@@ -1,0 +1,177 @@
+"""The controller's state machine: members come, go and come back; cameras stay where they are as long as they can."""
+
+import pytest
+
+from cluster.config import CameraEntry, QuestionConfig, SightlineConfig, camera_settings
+from cluster.errors import CameraExistsError, UnknownCameraError
+from cluster.scheduling.directory import Directory
+from cluster.scheduling.reports import CameraReport, DecoderInfo, ReplicaInfo, StreamReport, Totals
+from cluster.types import LastAnswer, PatchGeometry
+
+QUESTION = QuestionConfig(id="fence", text="Is anyone climbing the fence?")
+GEOMETRY = PatchGeometry(patch=14, merge=2, temporal=2)
+
+
+def camera(name: str, source: str = ""):
+    return camera_settings(SightlineConfig(), CameraEntry(name=name, source=source, questions=[QUESTION]))
+
+
+def decoder(name: str, start: int = 0) -> DecoderInfo:
+    return DecoderInfo(name, f"{name}/{start}", f"{name}.{start}:1", "")
+
+
+def replica(instance: str) -> ReplicaInfo:
+    return ReplicaInfo(instance, f"{instance}:1", "", GEOMETRY)
+
+
+@pytest.fixture
+def directory() -> Directory:
+    directory = Directory(heartbeat_timeout_s=10)
+    directory.join_decoder(decoder("decoder-0"), 0.0)
+    directory.join_decoder(decoder("decoder-1"), 0.0)
+    directory.join_replica(replica("r1"), 0.0)
+    for number in range(4):
+        directory.add(camera(f"cam-{number}"))
+    return directory
+
+
+def owners(directory: Directory) -> dict[str, str | None]:
+    return {name: directory.route(name).decoder for name in directory.cameras}
+
+
+def assigned(directory: Directory, name: str) -> set[str]:
+    return {c.settings.name for c in directory.assignment(name).cameras}
+
+
+def test_every_camera_is_assigned_to_exactly_one_decoder(directory: Directory) -> None:
+    first, second = assigned(directory, "decoder-0"), assigned(directory, "decoder-1")
+    assert first | second == set(directory.cameras)
+    assert not first & second
+    for assignment in directory.assignment("decoder-0").cameras:
+        assert (assignment.geometry, assignment.replica, assignment.replica_address) == (GEOMETRY, "replica-0", "r1:1")
+
+
+def test_same_camera_again_is_no_error_and_other_settings_are(directory: Directory) -> None:
+    version = directory.version
+    directory.add(camera("cam-0"))
+    assert directory.version == version
+    with pytest.raises(CameraExistsError, match="remove it first"):
+        directory.add(camera("cam-0", "rtsp://elsewhere"))
+
+
+def test_restarted_decoder_keeps_its_cameras_and_their_counts(directory: Directory) -> None:
+    before = owners(directory)
+    mine = sorted(assigned(directory, "decoder-0"))
+    reports = [CameraReport(name, "running", counts={"frames_decoded": 100}) for name in mine]
+    assert directory.heartbeat_decoder("decoder-0", "decoder-0/0", reports, 1.0)
+    version = directory.version
+    directory.join_decoder(decoder("decoder-0", start=1), 2.0)
+    assert directory.version > version
+    assert owners(directory) == before
+    status = directory.status(mine[0])
+    assert (status.state, status.reason) == ("waiting", "decoder-0 is starting it")
+    assert not directory.heartbeat_decoder("decoder-0", "decoder-0/0", [], 2.5), "the dead one's heartbeat counted"
+    again = [CameraReport(mine[0], "running", counts={"frames_decoded": 7})]
+    assert directory.heartbeat_decoder("decoder-0", "decoder-0/1", again, 3.0)
+    assert directory.status(mine[0]).state == "running"
+    assert directory.status(mine[0]).frames_decoded == 107
+
+
+def test_silent_decoder_loses_its_cameras_to_the_others(directory: Directory) -> None:
+    directory.heartbeat_decoder("decoder-1", "decoder-1/0", [], 9.0)
+    directory.heartbeat_replica("r1", [], 9.0)
+    assert directory.expire(9.9) == []
+    assert directory.expire(10.1) == ["decoder-0"]
+    assert set(owners(directory).values()) == {"decoder-1"}
+    assert not directory.heartbeat_decoder("decoder-0", "decoder-0/0", [], 11.0)
+    directory.join_decoder(decoder("decoder-0"), 11.0, running=["cam-0", "gone"])
+    assert directory.route("cam-0").decoder == "decoder-1" or len(assigned(directory, "decoder-0")) == 1
+
+
+def test_lost_replica_leaves_its_cameras_homeless_until_it_is_back(directory: Directory) -> None:
+    directory.heartbeat_replica("r1", [StreamReport("cam-0", 0.5, counts={"windows_done": 3})], 1.0)
+    directory.leave_replica("replica-0")
+    route = directory.route("cam-0")
+    assert (route.replica, route.replica_address) == (None, None)
+    assert directory.assignment(route.decoder).cameras[0].geometry == GEOMETRY, "decoders go on without a replica"
+    assert not directory.heartbeat_replica("r1", [], 2.0)
+    assert directory.join_replica(replica("r2"), 3.0) == "replica-0"
+    assert directory.route("cam-0").replica_address == "r2:1"
+    directory.heartbeat_replica("r2", [StreamReport("cam-0", 0.5, counts={"windows_done": 2})], 4.0)
+    assert directory.status("cam-0").windows_done == 5
+
+
+def test_second_replica_takes_over_and_the_first_gets_only_its_share_back(directory: Directory) -> None:
+    assert directory.join_replica(replica("r2"), 0.0) == "replica-1"
+    directory.leave_replica("replica-0")
+    assert {directory.route(name).replica for name in directory.cameras} == {"replica-1"}
+    assert directory.join_replica(replica("r3"), 1.0) == "replica-0"
+    held = [name for name in directory.cameras if directory.route(name).replica == "replica-0"]
+    assert len(held) == 1
+
+
+def test_joining_twice_is_the_same_replica(directory: Directory) -> None:
+    assert directory.join_replica(replica("r1"), 5.0) == "replica-0"
+    assert list(directory.replicas) == ["replica-0"]
+
+
+def test_restarted_controller_leaves_everything_where_it_runs(directory: Directory) -> None:
+    directory.join_replica(replica("r2"), 0.0)
+    routes = {name: directory.route(name) for name in directory.cameras}
+    restarted = Directory()
+    for name in reversed(list(directory.decoders)):
+        restarted.join_decoder(directory.decoders[name], 0.0, running=assigned(directory, name))
+    for name in reversed(list(directory.replicas)):
+        streams = [camera for camera, route in routes.items() if route.replica == name]
+        assert restarted.join_replica(directory.replicas[name], 0.0, known_as=name, streams=streams) == name
+    for name in directory.cameras:
+        restarted.add(camera(name))
+    assert {name: restarted.route(name) for name in restarted.cameras} == routes
+
+
+def test_status_joins_both_views_and_ignores_who_does_not_own_the_camera(directory: Directory) -> None:
+    owner = directory.route("cam-0").decoder
+    other = ({"decoder-0", "decoder-1"} - {owner}).pop()
+    answer = LastAnswer("fence", 0.9, True, 48_000_000)
+    report = CameraReport("cam-0", "backoff", "refused", retry_in_s=2.0, codec="h264", counts={"gaps": 2})
+    directory.heartbeat_decoder(owner, f"{owner}/0", [report, CameraReport("unknown", "running")], 1.0)
+    directory.heartbeat_decoder(other, f"{other}/0", [CameraReport("cam-0", "ended", counts={"gaps": 50})], 1.0)
+    directory.heartbeat_replica("r1", [StreamReport("cam-0", 0.25, (answer,), {"windows_done": 4})], 1.0)
+    status = directory.status("cam-0")
+    assert (status.state, status.reason, status.retry_in_s, status.codec) == ("backoff", "refused", 2.0, "h264")
+    assert (status.decoder, status.replica, status.latency_s) == (owner, "replica-0", 0.25)
+    assert status.last_answers == (answer,)
+    assert (status.gaps, status.windows_done) == (2, 4)
+
+
+def test_removed_camera_is_gone_everywhere(directory: Directory) -> None:
+    owner = directory.route("cam-0").decoder
+    directory.remove("cam-0")
+    assert "cam-0" not in directory.cameras
+    assert "cam-0" not in assigned(directory, owner)
+    for call in (directory.remove, directory.route, directory.status):
+        with pytest.raises(UnknownCameraError, match="no camera"):
+            call("cam-0")
+
+
+def test_without_members_a_camera_waits_and_says_why() -> None:
+    directory = Directory()
+    directory.add(camera("cam"))
+    status = directory.status("cam")
+    assert (status.state, status.reason) == ("waiting", "no decoder is ready for it yet")
+    directory.join_decoder(decoder("decoder-0"), 0.0)
+    [assignment] = directory.assignment("decoder-0").cameras
+    assert (assignment.geometry, assignment.replica) == (None, None)
+
+
+def test_totals_survive_restarts_of_what_they_count() -> None:
+    totals = Totals()
+    totals.update("a", {"x": 5})
+    totals.update("a", {"x": 9, "y": 1})
+    assert totals.counts() == {"x": 9, "y": 1}
+    totals.update("a", {"x": 2})
+    totals.update("b", {"x": 10})
+    assert totals.counts() == {"x": 21, "y": 1}
+    totals.end("a"), totals.end("nobody")
+    totals.add("lost", 3)
+    assert totals.counts() == {"x": 21, "y": 1, "lost": 3}
