@@ -1,0 +1,89 @@
+# Everything runs in .venv, made by `make setup`. `make` alone lists the targets.
+
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+SETUP  := $(VENV)/.setup-done
+
+# Extra package index for torch. A plain index serves the CUDA build (several GB); a machine without a GPU wants
+#   make setup TORCH_INDEX=https://download.pytorch.org/whl/cpu
+TORCH_INDEX ?=
+
+# Packages of Debian and Ubuntu that only the tests need: an RTSP server to test against, a browser for the report.
+SYSTEM_PACKAGES := gir1.2-gst-rtsp-server-1.0 python3-gi gstreamer1.0-plugins-good gstreamer1.0-plugins-bad \
+                   gstreamer1.0-plugins-ugly chromium
+
+# One thread per process: with two cores, tests that share them run faster than tests that fight for them.
+TEST_ENV := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test lint format bench protos schema lock system-packages clean
+
+help: ## list the targets
+	@echo "Sightline: vision-language models on many cameras. Targets:"
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@echo
+	@echo "On a machine without a GPU: make setup TORCH_INDEX=https://download.pytorch.org/whl/cpu"
+
+setup: $(SETUP) ## create .venv with everything (again only when the requirements change)
+
+$(SETUP): pyproject.toml requirements-cpu.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "Sightline needs Python 3.11 or later, and $(PYTHON) is $$($(PYTHON) -V 2>&1); set PYTHON=python3.11"; exit 1; }
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || \
+	  { echo "$(PYTHON) cannot create $(VENV); on Debian and Ubuntu: apt-get install python3-venv"; rm -rf $(VENV); exit 1; }
+	@echo "Installing into $(VENV) (a few minutes the first time) ..."
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) \
+	  --constraint requirements-cpu.txt --editable '.[dev]'
+	@touch $@
+	@echo "Ready: $(BIN)/sightline --help"
+
+demo: setup ## four made-up cameras, answers as they come, and out/demo/report.html
+	@$(BIN)/sightline demo $(ARGS)
+
+test: setup system-packages ## every test
+	$(TEST_ENV) $(BIN)/python -m pytest -n 2 --dist loadscope -m "not cluster"
+	$(TEST_ENV) $(BIN)/python -m pytest -m cluster
+
+lint: setup ## style, formatting and types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: setup ## put the code into its form
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: setup ## every bench at its default size, JSON in out/bench (one of them: make bench NAME=window)
+	@mkdir -p out/bench
+	@for name in $(or $(NAME),window codec ingest batch soak); do \
+	  $(BIN)/sightline bench $$name --json out/bench/$$name.json $(ARGS) || exit $$?; done
+
+protos: setup ## generate the stubs in protos/ again
+	$(BIN)/python -m grpc_tools.protoc -Iprotos --python_out=protos --pyi_out=protos --grpc_python_out=protos \
+	  protos/sightline/v1/*.proto
+
+schema: setup ## generate configs/schema.json again
+	$(BIN)/sightline config schema > configs/schema.json
+
+lock: setup ## write requirements-cpu.txt from what is installed
+	@{ sed -n '/^#/p' requirements-cpu.txt; \
+	  $(BIN)/python -m pip freeze --exclude-editable | sed 's/+cpu$$//' | LC_ALL=C sort -f; } > requirements-cpu.tmp
+	@mv requirements-cpu.tmp requirements-cpu.txt
+
+system-packages: ## install the Debian packages the tests need, where they are missing
+	@missing=""; for package in $(SYSTEM_PACKAGES); do \
+	  dpkg-query -W -f '$${Status}' $$package 2>/dev/null | grep -q "install ok installed" || missing="$$missing $$package"; done; \
+	if [ -z "$$missing" ]; then exit 0; fi; \
+	if ! command -v apt-get >/dev/null; then \
+	  echo "The tests need what Debian calls:$$missing"; echo "Install them with this system's package manager."; exit 1; fi; \
+	if [ "$$(id -u)" = 0 ]; then as_root=""; elif sudo -n true 2>/dev/null; then as_root="sudo -n"; else \
+	  echo "The tests need Debian packages that are missing. Install them with:"; \
+	  echo "  sudo apt-get install$$missing"; exit 1; fi; \
+	echo "Installing for the tests:$$missing"; \
+	export DEBIAN_FRONTEND=noninteractive; \
+	$$as_root apt-get update -qq && $$as_root apt-get install -y -qq --no-install-recommends $$missing
+
+clean: ## remove what builds and runs left behind (not .venv)
+	rm -rf out build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	find . -name __pycache__ -not -path './.venv/*' -prune -exec rm -rf {} +
