@@ -6,7 +6,7 @@ from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -40,6 +40,8 @@ class Checkpoint:
 class CheckpointModel(VisionLanguageModel):
     """A family over a transformers ``...ForConditionalGeneration``: everything but vision, prompt and positions."""
 
+    # Special tokens its prompt is made of: a tokenizer that would spell them out letter by letter is refused.
+    prompt_tokens: ClassVar[tuple[str, ...]]
     # A transformers model; its parts have types only at run time.
     model: Any
 
@@ -50,6 +52,9 @@ class CheckpointModel(VisionLanguageModel):
         self.dtype = checkpoint.dtype
         self.random_weights = checkpoint.random_weights
         self.geometry = self._geometry(checkpoint)
+        for token in self.prompt_tokens:
+            self._require(token)
+        self.yes_no_ids()
 
     # -- what a family adds -----------------------------------------------------------------------
     @abstractmethod
@@ -87,11 +92,13 @@ class CheckpointModel(VisionLanguageModel):
     def _ids(self, text: str) -> list[int]:
         return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
 
-    def _token_id(self, token: str) -> int:
+    def _require(self, token: str) -> None:
         found = self.tokenizer.convert_tokens_to_ids(token)
-        if found is None or found == self.tokenizer.unk_token_id:
-            raise ModelError(f"the tokenizer has no token {token!r}; give the tokenizer the checkpoint came with")
-        return int(found)
+        if found is None or found == self.tokenizer.unk_token_id or found >= self.text_config.vocab_size:
+            raise ModelError(
+                f"the tokenizer of {self.model.name_or_path or self.family} has no token {token!r} the model knows; "
+                "put the tokenizer the checkpoint came with beside its weights"
+            )
 
     def yes_no_ids(self) -> tuple[list[int], list[int]]:
         yes, no = (

@@ -34,6 +34,7 @@ class InternVL(CheckpointModel):
     """``InternVLForConditionalGeneration`` with a pruned tower (InternVL3 report, section 2.1)."""
 
     family = "internvl"
+    prompt_tokens = ("<|im_start|>", "<|im_end|>", "<img>", "</img>")
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         super().__init__(checkpoint)

@@ -69,7 +69,9 @@ def _checkpoint(path: str, device: torch.device, dtype: torch.dtype, max_pixels:
         raise ModelError(
             f"model {path!r} is of family {config.model_type!r}; supported families: {', '.join(families.names())}"
         )
-    model = _read(path, AutoModelForImageTextToText, dtype=dtype)
+    model, report = _read(path, AutoModelForImageTextToText, dtype=dtype, output_loading_info=True)
+    if missing := sorted(report["missing_keys"]):
+        raise ModelError(f"the checkpoint {path!r} lacks {len(missing)} weights, {missing[0]} the first; get it again")
     processor = _image_processor(path)
     checkpoint = Checkpoint(
         model=model.to(device).eval().requires_grad_(False),
@@ -116,7 +118,7 @@ def _channels(values: Any) -> tuple[float, ...] | None:
 def _device(name: str) -> torch.device:
     try:
         device = torch.device(name)
-        torch.empty(0, device=device)
+        torch.ones(1, device=device).item()
     except Exception as error:
         reason = str(error).splitlines()[0]
         raise ModelError(

@@ -42,6 +42,7 @@ class Qwen25VL(CheckpointModel):
     """``Qwen2_5_VLForConditionalGeneration`` with a pruned tower (Qwen2.5-VL report, section 2.1)."""
 
     family = "qwen2_5_vl"
+    prompt_tokens = ("<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>")
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         super().__init__(checkpoint)
@@ -152,7 +153,7 @@ class Qwen25VL(CheckpointModel):
         grid = frames[0].grid
         if any(frame.grid != grid or len(frame.cells) != grid.tokens for frame in frames):
             raise ValueError("the reference needs complete frames of one grid")
-        video = self._token_id("<|video_pad|>")
+        video = int(self.model.config.video_token_id)
         system, ask = self.system_ids(), self.question_ids(question)
         ids = torch.tensor([[*system, *[video] * (grid.tokens * len(frames)), *ask]], device=self.device)
         positions: dict[str, Any] = {}

@@ -1,0 +1,48 @@
+"""Analytic FLOP counts against what torch counts while the model runs."""
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from cluster.models.base import PatchBatch
+
+
+def eager_sdpa(q, k, v, *, scale=None, is_causal=False, enable_gqa=False, **_):
+    """Attention as matrix products, which the counter sees on every device (it knows no CPU flash kernel)."""
+    return torch.softmax(q @ k.transpose(-1, -2) * scale, dim=-1) @ v
+
+
+@pytest.mark.parametrize("share", [1.0, 0.4])
+def test_tower(model, make_frame, random_keep, share, monkeypatch):
+    monkeypatch.setattr("torch.nn.functional.scaled_dot_product_attention", eager_sdpa)
+    grid = model.geometry.grid(160, 120)
+    frames: list[PatchBatch] = [make_frame(grid, None if share == 1.0 else random_keep(grid, share)) for _ in range(3)]
+    with FlopCounterMode(display=False) as counter:
+        model.encode(frames)
+    assert model.tower_flops(frames) == pytest.approx(counter.get_total_flops(), rel=0.02)
+
+
+def test_tower_of_counts(model, make_frame):
+    """A complete frame given as a count: exact on whole windows."""
+    grid = model.geometry.grid(112, 112)
+    frame = make_frame(grid)
+    assert model.tower_flops([grid.rows * grid.cols] * 2) == model.tower_flops([frame, frame])
+    assert model.tower_flops([]) == model.tower_flops([0]) == 0
+
+
+@torch.no_grad()
+def test_language_model(model):
+    n = 50
+    text = model.model.model.language_model
+    embeds = torch.randn(1, n, model.text_config.hidden_size)
+    before = text.config._attn_implementation
+    text.config._attn_implementation = "eager"
+    try:
+        with FlopCounterMode(display=False) as counter:
+            text(inputs_embeds=embeds)
+    finally:
+        text.config._attn_implementation = before
+    # Eager attention computes the whole square, so every token's span counts as n here. Rotary's frequencies are
+    # a small matrix product in one family, hence the tolerance.
+    assert model.llm_flops(n, n * n) == pytest.approx(counter.get_total_flops(), rel=0.02)
+    assert model.llm_flops(0, 0) == 0

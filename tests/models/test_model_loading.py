@@ -1,0 +1,224 @@
+"""Presets, checkpoints and everything that can be wrong with them."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from cluster.errors import ConfigError, ModelError
+from cluster.models import load_model
+from cluster.models.base import families
+from cluster.models.loading import FAMILY_MODULES
+from cluster.models.presets import PRESETS
+
+QUESTION = "Is there a fire or smoke?"
+
+
+@pytest.fixture
+def saved(model, tmp_path):
+    model.model.save_pretrained(tmp_path)
+    model.tokenizer.save_pretrained(tmp_path)
+    return tmp_path
+
+
+def test_a_saved_checkpoint_gives_the_same_logits(model, saved, make_frame):
+    loaded = load_model(str(saved))
+    grid = model.geometry.grid(160, 120)
+    frames = [make_frame(grid) for _ in range(2)]
+    assert type(loaded) is type(model)
+    assert model.random_weights
+    assert not loaded.random_weights
+    saved_weights = loaded.model.state_dict()
+    assert all(torch.equal(saved_weights[name], weight) for name, weight in model.model.state_dict().items())
+    # Not to the last bit: weights mapped from a file are aligned otherwise, and so are the kernels' partial sums.
+    torch.testing.assert_close(
+        loaded.reference_logits(frames, [0.0, 1.0], QUESTION), model.reference_logits(frames, [0.0, 1.0], QUESTION)
+    )
+    assert loaded.yes_no_ids() == model.yes_no_ids()
+
+
+def test_the_image_processor_of_a_checkpoint_is_heeded(model, saved, make_frame):
+    grid = model.geometry.grid(160, 120)
+    frame = make_frame(grid)
+    settings = {"image_mean": [0.5, 0.5, 0.5], "image_std": [0.5, 0.5, 0.5], "image_processor_type": "X"}
+    (saved / "preprocessor_config.json").write_text(json.dumps(settings))
+    loaded = load_model(str(saved))
+    assert loaded.mean == (0.5, 0.5, 0.5)
+    assert not torch.allclose(loaded.encode([frame])[0].embeds, model.encode([frame])[0].embeds, atol=1e-3)
+
+
+def test_max_pixels_bounds_native_resolution(qwen):
+    assert load_model("tiny-qwen2_5_vl", max_pixels=56 * 56).geometry.grid(1920, 1080).tokens <= 4
+    assert qwen.geometry.grid(1920, 1080).tokens > 4
+
+
+def test_a_seed_makes_the_weights(qwen):
+    def weights(seed):
+        return torch.cat([p.flatten() for p in load_model("tiny-qwen2_5_vl", seed=seed).model.parameters()])
+
+    assert torch.equal(weights(0), torch.cat([p.flatten() for p in qwen.model.parameters()]))
+    assert not torch.equal(weights(0), weights(1))
+
+
+@pytest.mark.parametrize("name", sorted(PRESETS))
+def test_every_preset_loads_and_is_of_its_family(name):
+    model = load_model(name)
+    assert model.family == PRESETS[name].family
+    assert model.random_weights
+    assert not any(parameter.requires_grad for parameter in model.model.parameters())
+    size = sum(parameter.numel() for parameter in model.model.parameters())
+    low, high = {"tiny": (0, 1e6), "demo": (1e6, 8e6), "bench": (50e6, 62e6)}[name.split("-")[0]]
+    assert low < size < high
+
+
+def test_every_family_module_registers_one_family():
+    assert len(families.names()) == len(FAMILY_MODULES)
+    assert {preset.family for preset in PRESETS.values()} == set(families.names())
+
+
+def one_line(error) -> str:
+    message = str(error.value)
+    assert "\n" not in message
+    return message
+
+
+@pytest.fixture
+def offline(monkeypatch):
+    # A hub id is looked up over the network; here the network is refused, as it is for many users.
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+
+
+def test_neither_preset_nor_path_nor_hub_id(offline):
+    with pytest.raises(ModelError) as error:
+        load_model("nobody/no-such-model")
+    message = one_line(error)
+    assert "nobody/no-such-model" in message
+    assert "tiny-qwen2_5_vl" in message
+
+
+def test_a_path_that_is_not_there(offline, tmp_path):
+    with pytest.raises(ModelError) as error:
+        load_model(str(tmp_path / "gone"))
+    assert "gone" in one_line(error)
+
+
+def test_a_checkpoint_of_another_family(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "bert"}))
+    with pytest.raises(ModelError) as error:
+        load_model(str(tmp_path))
+    message = one_line(error)
+    assert "'bert'" in message
+    assert "qwen2_5_vl" in message
+
+
+@pytest.mark.parametrize(
+    "content", ["{", "{}", '{"model_type": "no-such-type"}', '{"model_type": "qwen2_5_vl", "vision_config": 5}']
+)
+def test_a_broken_config(tmp_path, content):
+    (tmp_path / "config.json").write_text(content)
+    with pytest.raises(ModelError) as error:
+        load_model(str(tmp_path))
+    assert str(tmp_path) in one_line(error)
+
+
+def test_an_empty_directory(tmp_path):
+    with pytest.raises(ModelError) as error:
+        load_model(str(tmp_path))
+    assert str(tmp_path) in one_line(error)
+
+
+def test_a_checkpoint_without_weights(saved):
+    (saved / "model.safetensors").unlink()
+    with pytest.raises(ModelError) as error:
+        load_model(str(saved))
+    assert str(saved) in one_line(error)
+
+
+def test_a_truncated_checkpoint(saved):
+    weights = saved / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:1000])
+    with pytest.raises(ModelError) as error:
+        load_model(str(saved))
+    assert str(saved) in one_line(error)
+
+
+def test_a_checkpoint_that_lacks_some_weights(saved, model):
+    """The library would fill them at random and only warn: answers would be noise."""
+    from safetensors.torch import load_file, save_file
+
+    tensors = load_file(saved / "model.safetensors")
+    dropped = next(name for name in tensors if "layers.1" in name)
+    del tensors[dropped]
+    save_file(tensors, saved / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ModelError, match="lacks"):
+        load_model(str(saved))
+
+
+def test_a_checkpoint_without_tokenizer(saved):
+    for path in [*saved.glob("token*"), *saved.glob("special*")]:
+        path.unlink()
+    with pytest.raises(ModelError) as error:
+        load_model(str(saved))
+    message = one_line(error)
+    assert "tokenizer" in message
+    assert str(saved) in message
+
+
+def test_a_tokenizer_of_another_family(tmp_path, qwen, internvl):
+    qwen.model.save_pretrained(tmp_path)
+    internvl.tokenizer.save_pretrained(tmp_path)
+    with pytest.raises(ModelError, match=r"no token '<\|vision_start\|>'"):
+        load_model(str(tmp_path))
+
+
+@pytest.mark.parametrize("device", ["cuda:7", "toaster", "meta"])
+def test_a_device_that_is_not_there(device):
+    with pytest.raises(ModelError) as error:
+        load_model("tiny-qwen2_5_vl", device=device)
+    message = one_line(error)
+    assert device in message
+    assert "cpu" in message
+
+
+def test_an_unknown_dtype():
+    with pytest.raises(ConfigError, match="bfloat16"):
+        load_model("tiny-qwen2_5_vl", dtype="float8")
+
+
+def test_a_window_that_is_no_multiple_of_a_group(tmp_path, qwen):
+    qwen.model.save_pretrained(tmp_path)
+    qwen.tokenizer.save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    config["vision_config"]["window_size"] = 60
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ModelError, match="window_size 60"):
+        load_model(str(tmp_path))
+
+
+@pytest.mark.parametrize("change", [{"vision_feature_select_strategy": "full"}, {"vision_feature_layer": [-1, -2]}])
+def test_an_internvl_head_that_is_not_supported(tmp_path, internvl, change):
+    internvl.model.save_pretrained(tmp_path)
+    internvl.tokenizer.save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | change))
+    with pytest.raises(ModelError, match="vision_feature"):
+        load_model(str(tmp_path))
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_half_precision_stays_close(model, make_frame, dtype):
+    half = load_model({"qwen2_5_vl": "tiny-qwen2_5_vl", "internvl": "tiny-internvl3"}[model.family], dtype=dtype)
+    grid = model.geometry.grid(160, 120)
+    frames = [make_frame(grid)]
+    (tokens,), (expected,) = half.encode(frames), model.encode(frames)
+    assert tokens.embeds.dtype == half.dtype == getattr(torch, dtype)
+    cosine = torch.nn.functional.cosine_similarity(tokens.embeds.float(), expected.embeds, dim=-1)
+    assert cosine.min() > 0.99
+    assert half.rotary(torch.arange(4).expand(3, -1))[0].dtype == torch.float32
+
+
+def test_importing_the_package_costs_no_torch():
+    code = "import sys, cluster.models; assert 'torch' not in sys.modules and 'transformers' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

@@ -1,0 +1,63 @@
+"""Prompts: token ids, and which of them count as yes and no."""
+
+import copy
+
+import pytest
+
+from cluster.errors import ModelError
+from cluster.models import load_model
+from cluster.models.tokenizer import VOCABULARY
+
+
+def test_the_prompt_reads_as_the_family_writes_it(model):
+    decode = model.tokenizer.decode
+    assert decode(model.system_ids()).startswith("<|im_start|>system\n")
+    asked = decode(model.question_ids("Is a bag left behind?"))
+    assert "Is a bag left behind? Answer with yes or no" in asked
+    assert asked.endswith("<|im_end|>\n<|im_start|>assistant\n")
+    if model.family == "qwen2_5_vl":
+        assert decode(model.system_ids()).endswith("<|vision_start|>")
+        assert asked.startswith("<|vision_end|>")
+
+
+@pytest.mark.parametrize("text", ["Läuft dort jemand? 有人吗?", "", "<<>>\n\t\x07", "x" * 500])
+def test_any_question_round_trips(model, text):
+    ids = model.question_ids(text)
+    assert max(ids) < model.text_config.vocab_size
+    assert text in model.tokenizer.decode(ids)
+
+
+def test_a_usual_question_is_about_as_long_as_with_a_real_tokenizer(model):
+    assert len(model.question_ids("Is anyone climbing the fence?")) < 40
+
+
+def test_yes_and_no(model):
+    yes, no = model.yes_no_ids()
+    assert yes
+    assert no
+    assert not set(yes) & set(no)
+    read = (
+        {model.tokenizer.decode([i]).strip().lower() for i in yes},
+        {model.tokenizer.decode([i]).strip().lower() for i in no},
+    )
+    assert read == ({"yes"}, {"no"})
+
+
+def test_a_tokenizer_that_cannot_tell_yes_from_no_is_refused():
+    model = load_model("tiny-qwen2_5_vl")
+    tokenizer = copy.deepcopy(model.tokenizer)
+
+    class SharedFirstToken:
+        unk_token_id = None
+
+        def __call__(self, text, **_):
+            return {"input_ids": [7, *tokenizer(text)["input_ids"]]}
+
+    model.tokenizer = SharedFirstToken()
+    with pytest.raises(ModelError, match="cannot tell yes from no"):
+        model.yes_no_ids()
+
+
+def test_preset_tokenizers_fit_the_preset_vocabulary(model):
+    assert len(model.tokenizer) <= VOCABULARY
+    assert model.text_config.vocab_size == VOCABULARY

@@ -1,0 +1,89 @@
+"""Positions: the full layout is the library's; a pruned token stands where it would have stood."""
+
+import pytest
+import torch
+
+from cluster.models.base import FrameSpan
+from cluster.types import PatchGrid
+
+
+def spans_of(model, frames, period):
+    return [
+        FrameSpan(time_s=slot * period, slot=slot, cells=tokens.cells, grid=tokens.grid)
+        for slot, tokens in enumerate(model.encode(frames))
+    ]
+
+
+@pytest.mark.parametrize("size", [(160, 120), (90, 160), (112, 112)])
+@pytest.mark.parametrize("period", [1.0, 0.5, 0.3, 4.0])
+def test_qwen_full_window_is_get_rope_index(qwen, make_frame, size, period):
+    grid = qwen.geometry.grid(*size)
+    spans = spans_of(qwen, [make_frame(grid) for _ in range(5)], period)
+    first, question = 7, 4
+    video = qwen.model.config.video_token_id
+    ids = torch.tensor([[0] * first + [video] * (5 * grid.tokens) + [0] * question])
+    expected, _ = qwen.model.model.get_rope_index(
+        ids,
+        mm_token_type_ids=(ids == video).int() * 2,
+        video_grid_thw=torch.tensor([[5, grid.rows, grid.cols]]),
+        second_per_grid_ts=torch.tensor([period], dtype=torch.float64),
+    )
+    window = qwen.window_positions(first, spans)
+    ours = torch.cat([*window.frames, torch.arange(window.next, window.next + question).expand(3, -1)], dim=1)
+    assert torch.equal(ours, expected[:, 0, first:])
+
+
+def test_internvl_full_window_counts_up(internvl, make_frame):
+    grid = internvl.geometry.grid(320, 180)
+    window = internvl.window_positions(9, spans_of(internvl, [make_frame(grid) for _ in range(3)], 0.5))
+    positions = torch.cat(window.frames, dim=1)
+    assert torch.equal(positions, torch.arange(9, 9 + positions.shape[1]).expand(3, -1))
+    assert window.next == 9 + positions.shape[1]
+
+
+def test_a_pruned_token_keeps_its_place(model, make_frame, random_keep):
+    grid = model.geometry.grid(160, 120)
+    full = spans_of(model, [make_frame(grid) for _ in range(4)], 1.0)
+    pruned = spans_of(model, [make_frame(grid, random_keep(grid, 0.4)) for _ in range(4)], 1.0)
+    whole, part = model.window_positions(5, full), model.window_positions(5, pruned)
+    assert part.next == whole.next
+    for complete, all_positions, kept, positions in zip(full, whole.frames, pruned, part.frames, strict=True):
+        place = {tuple(cell): all_positions[:, i] for i, cell in enumerate(complete.cells.tolist())}
+        assert positions.shape == (3, len(kept.cells))
+        assert positions.dtype == torch.int64
+        for i, cell in enumerate(kept.cells.tolist()):
+            assert torch.equal(positions[:, i], place[tuple(cell)])
+
+
+def test_a_missing_frame_leaves_a_hole(model, make_frame):
+    grid = model.geometry.grid(160, 120)
+    spans = spans_of(model, [make_frame(grid) for _ in range(4)], 1.0)
+    whole = model.window_positions(5, spans)
+    holed = model.window_positions(5, [spans[0], spans[1], spans[3]])
+    assert torch.equal(holed.frames[2], whole.frames[3])
+    assert holed.next == whole.next
+
+
+def test_sliding_a_window_shifts_it_as_one(model, make_frame):
+    """Reused KV is valid because the frames of two windows differ by one constant offset per axis."""
+    grid = model.geometry.grid(160, 120)
+    spans = spans_of(model, [make_frame(grid) for _ in range(4)], 1.0)
+    later = [FrameSpan(span.time_s - 1.0, span.slot - 1, span.cells, span.grid) for span in spans[1:]]
+    shift = torch.cat(model.window_positions(5, spans).frames[1:], 1) - torch.cat(
+        model.window_positions(5, later).frames, 1
+    )
+    assert torch.equal(shift, shift[:, :1].expand_as(shift))
+    assert shift[0, 0] > 0
+
+
+def test_qwen_time_survives_a_rounded_clock(qwen):
+    grid = PatchGrid(2, 2, 14, 2, 2)
+    cells = torch.zeros(1, 2, dtype=torch.int64)
+    spans = [FrameSpan(time_s=time, slot=3, cells=cells, grid=grid) for time in (3.0, 2.999967, 3.000033)]
+    assert {int(frame[0, 0]) for frame in qwen.window_positions(0, spans).frames} == {6}
+
+
+def test_no_frames(model):
+    window = model.window_positions(3, [])
+    assert window.frames == []
+    assert window.next == 3
