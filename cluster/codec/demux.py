@@ -1,0 +1,98 @@
+"""From an FFmpeg container (file or RTSP session) to packets that any decoder can join mid-stream."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from av.container import InputContainer
+from av.packet import Packet
+from av.video.stream import VideoStream
+
+from cluster.codec.nal import FRAMED_CODECS, configuration, holds_parameter_sets, to_annexb
+from cluster.codec.source import StreamHeader
+from cluster.errors import SourceError
+from cluster.types import MICROSECONDS, EncodedPacket
+
+
+class Demuxer:
+    """Packets of a container's first video stream, numbered from ``first_sequence``.
+
+    H.264 and HEVC become Annex-B with parameter sets before every keyframe, so that a packet stream survives being
+    pushed over a network. A packet the demuxer knows to be damaged is left out: its number is missing, a gap.
+    """
+
+    def __init__(self, container: InputContainer, name: str, first_sequence: int = 0) -> None:
+        """Raises SourceError when there is no video stream or no decoder for it; ``name`` is for messages."""
+        self._container = container
+        self._stream = _video_stream(container, name)
+        self.sequence = first_sequence
+        context = self._stream.codec_context
+        self._codec = context.name if context.codec.canonical_name == "" else context.codec.canonical_name
+        extradata = context.extradata or b""
+        self._configure(extradata, name)
+        self.header = StreamHeader(self._codec, context.width, context.height, self._sets or extradata)
+
+    def _configure(self, extradata: bytes, name: str) -> None:
+        try:
+            found = configuration(self._codec, extradata)
+        except ValueError as error:
+            raise SourceError(f"{name}: {error}", retryable=False) from None
+        self._length_size = found.length_size
+        self._sets = found.parameter_sets if self._codec in FRAMED_CODECS else b""
+
+    @property
+    def frames(self) -> int:
+        """Packets of the stream as the container's index states them; 0 when it has none."""
+        return self._stream.frames
+
+    @property
+    def duration(self) -> int | None:
+        """Microseconds, as the container states it."""
+        stream = self._stream
+        if stream.duration is not None and stream.time_base is not None:
+            return int(stream.duration * stream.time_base * MICROSECONDS)
+        return self._container.duration
+
+    def packets(self) -> Iterator[EncodedPacket]:
+        """Packets in decoding order; av.FFmpegError where reading fails."""
+        base = self._stream.time_base
+        scale, divisor = (base.numerator * MICROSECONDS, base.denominator) if base else (1, 1)
+        for packet in self._container.demux(self._stream):
+            if packet.size == 0:
+                continue
+            self.sequence += 1
+            if packet.is_corrupt:
+                continue
+            if packet.has_sidedata("new_extradata"):
+                self._configure(bytes(packet.get_sidedata("new_extradata")), "a new decoder configuration")
+            try:
+                data = self._annexb(packet)
+            except ValueError:
+                continue
+            pts, dts = packet.pts, packet.dts
+            yield EncodedPacket(
+                self._codec,
+                data,
+                None if pts is None else pts * scale // divisor,
+                None if dts is None else dts * scale // divisor,
+                packet.is_keyframe,
+                self.sequence - 1,
+            )
+
+    def _annexb(self, packet: Packet[VideoStream]) -> bytes:
+        data = bytes(packet)
+        if self._length_size:
+            data = to_annexb(data, self._length_size)
+        if packet.is_keyframe and self._sets and not holds_parameter_sets(self._codec, data):
+            return self._sets + data
+        return data
+
+
+def _video_stream(container: InputContainer, name: str) -> VideoStream:
+    if not container.streams.video:
+        raise SourceError(f"{name} has no video stream this FFmpeg knows", retryable=False)
+    stream = container.streams.video[0]
+    # Typed as always present, but None where the container names a codec FFmpeg has no decoder for.
+    if getattr(stream, "codec_context", None) is None:
+        raise SourceError(f"{name} holds video of an unknown codec", retryable=False)
+    return stream

@@ -1,0 +1,181 @@
+"""A video file as a camera: once or in a loop, as fast as it is read or at its own pace."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import av
+from av.container import InputContainer
+
+from cluster.codec.demux import Demuxer
+from cluster.codec.source import StreamHeader
+from cluster.errors import SourceError
+from cluster.types import MICROSECONDS, EncodedPacket
+
+# Where a container states no frame count, its duration and last timestamp differ by the last frame's own duration;
+# more than this is missing video.
+_LAST_FRAME_S = 1.0
+_LAST_FRAME_SHARE = 0.1
+
+
+class FileSource:
+    """Packets of a file.
+
+    ``loop``: start again at the end, with timestamps and sequence numbers that go on; the seam is a scene cut at a
+    keyframe, as when a camera is switched. ``realtime``: hand packets out at the pace of their timestamps, ``speed``
+    times as fast.
+    """
+
+    live = False
+    pushed = False
+
+    def __init__(self, path: str | Path, *, loop: bool = False, realtime: bool = False, speed: float = 1.0) -> None:
+        if speed <= 0:
+            raise ValueError(f"speed must be positive, not {speed}")
+        self.path = Path(path)
+        self.loop = loop
+        self.realtime = realtime
+        self.speed = speed
+        self.rounds = 0
+        self._closed = threading.Event()
+        self._ended = False
+        self._container: InputContainer | None = None
+        self._demuxer: Demuxer | None = None
+
+    @property
+    def ended(self) -> bool:
+        return self._ended
+
+    def open(self) -> StreamHeader:
+        self._ended = False
+        self.rounds = 0
+        self._demuxer = self._open(first_sequence=0)
+        return self._demuxer.header
+
+    def close(self) -> None:
+        self._closed.set()
+
+    def packets(self) -> Iterator[EncodedPacket]:
+        if self._demuxer is None:
+            raise RuntimeError("open() comes before packets()")
+        try:
+            packets = self._rounds(self._demuxer)
+            yield from self._paced(packets) if self.realtime else packets
+        finally:
+            self._release()
+
+    def _rounds(self, demuxer: Demuxer) -> Iterator[EncodedPacket]:
+        offset = 0
+        while not self._closed.is_set():
+            first: int | None = None
+            last = before_last = 0
+            started = False
+            for packet in self._read(demuxer):
+                # Later rounds open at a keyframe, or the cut would be decoded with the last round's pictures.
+                started = started or packet.keyframe or self.rounds == 0
+                if not started:
+                    continue
+                time_us = packet.pts if packet.pts is not None else packet.dts
+                if time_us is not None:
+                    if first is None:
+                        first = last = before_last = min(time_us, packet.dts if packet.dts is not None else time_us)
+                    if time_us > last:
+                        before_last, last = last, time_us
+                    elif time_us > before_last:
+                        before_last = time_us
+                yield _shifted(packet, offset) if offset else packet
+                if self._closed.is_set():
+                    return
+            if not self.loop:
+                self._ended = True
+                return
+            if not started:
+                raise SourceError(f"{self.path} holds no packet that decoding could start at", retryable=False)
+            self.rounds += 1
+            first = first or 0
+            frame = max(1, last - before_last)
+            offset += last + frame - first
+            self._release()
+            demuxer = self._open(demuxer.sequence)
+
+    def _read(self, demuxer: Demuxer) -> Iterator[EncodedPacket]:
+        end = start = None
+        begun = demuxer.sequence
+        try:
+            for packet in demuxer.packets():
+                if packet.pts is not None:
+                    end = packet.pts if end is None else max(end, packet.pts)
+                    start = packet.pts if start is None else min(start, packet.pts)
+                yield packet
+        except av.FFmpegError as error:
+            raise SourceError(f"{self.path} cannot be read to its end: {_reason(error)}", retryable=False) from None
+        read = demuxer.sequence - begun
+        if demuxer.frames:
+            if read < demuxer.frames:
+                raise SourceError(
+                    f"{self.path} is truncated: it ends after {read} of {demuxer.frames} frames", retryable=False
+                )
+        elif demuxer.duration and end is not None and start is not None:
+            stated, found = demuxer.duration / MICROSECONDS, (end - start) / MICROSECONDS
+            if stated - found > max(_LAST_FRAME_S, _LAST_FRAME_SHARE * stated):
+                raise SourceError(
+                    f"{self.path} is truncated: it ends after {found:.1f} of {stated:.1f} s", retryable=False
+                )
+
+    def _paced(self, packets: Iterator[EncodedPacket]) -> Iterator[EncodedPacket]:
+        start: tuple[float, int] | None = None
+        for packet in packets:
+            # Decoding time never runs backwards, presentation time does with B-frames.
+            due = packet.dts if packet.dts is not None else packet.pts
+            if due is not None:
+                if start is None:
+                    start = (time.monotonic(), due)
+                wait = start[0] + (due - start[1]) / MICROSECONDS / self.speed - time.monotonic()
+                if wait > 0 and self._closed.wait(wait):
+                    return
+            yield packet
+
+    def _open(self, first_sequence: int) -> Demuxer:
+        name = str(self.path)
+        try:
+            if self.path.stat().st_size == 0:
+                raise SourceError(f"{name} is empty (0 bytes)", retryable=False)
+            self._container = av.open(name)
+        except FileNotFoundError:
+            raise SourceError(f"{name} does not exist", retryable=False) from None
+        except IsADirectoryError:
+            raise SourceError(f"{name} is a directory, not a video", retryable=False) from None
+        except PermissionError:
+            raise SourceError(f"{name} may not be read by this user", retryable=False) from None
+        except av.InvalidDataError:
+            raise SourceError(
+                f"{name} is not a video, or is damaged or truncated beyond reading", retryable=False
+            ) from None
+        except (av.FFmpegError, OSError) as error:
+            raise SourceError(f"{name} cannot be opened: {_reason(error)}", retryable=False) from None
+        try:
+            return Demuxer(self._container, name, first_sequence)
+        except SourceError:
+            self._release()
+            raise
+
+    def _release(self) -> None:
+        if self._container is not None:
+            self._container.close()
+            self._container = None
+
+
+def _shifted(packet: EncodedPacket, offset: int) -> EncodedPacket:
+    return replace(
+        packet,
+        pts=None if packet.pts is None else packet.pts + offset,
+        dts=None if packet.dts is None else packet.dts + offset,
+    )
+
+
+def _reason(error: Exception) -> str:
+    return (getattr(error, "strerror", None) or str(error)).lower().rstrip(".")

@@ -1,0 +1,291 @@
+"""The little that must be known of H.264 and HEVC bitstreams without decoding them (ITU-T H.264, H.265).
+
+Framing (avcC/hvcC length prefixes to Annex-B start codes, so that packets can travel and be joined mid-stream), where
+a decoder may start, and H.264's ``frame_num``: the only trace that a lost reference picture leaves, since FFmpeg
+conceals the loss without a word.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+START_CODE = b"\x00\x00\x00\x01"
+_SHORT_START = b"\x00\x00\x01"
+
+H264_SLICE, H264_IDR, H264_SEI, H264_SPS, H264_PPS = 1, 5, 6, 7, 8
+HEVC_VPS, HEVC_PPS = 32, 34
+_HEVC_IRAP = range(16, 24)
+_RECOVERY_POINT = 6
+_CHROMA_PROFILES = {44, 83, 86, 100, 110, 118, 122, 128, 134, 135, 138, 139, 144, 244}
+
+FRAMED_CODECS = frozenset({"h264", "hevc"})
+
+
+@dataclass(frozen=True, slots=True)
+class Configuration:
+    """A decoder's configuration: Annex-B parameter sets, and how packets frame their NAL units.
+
+    ``length_size`` is the bytes of each NAL unit's length prefix; 0 means start codes.
+    """
+
+    parameter_sets: bytes
+    length_size: int
+
+
+def configuration(codec: str, extradata: bytes) -> Configuration:
+    """Read avcC, hvcC or Annex-B extradata (ISO/IEC 14496-15 §5.3.3, §8.3.3).
+
+    Raises:
+        ValueError: the configuration record is cut short.
+    """
+    if codec not in FRAMED_CODECS or not extradata or extradata.startswith((_SHORT_START, START_CODE)):
+        return Configuration(extradata, 0)
+    try:
+        if codec == "h264":
+            units, length_size = list(_avcc_units(extradata)), (extradata[4] & 3) + 1
+        else:
+            units, length_size = list(_hvcc_units(extradata)), (extradata[21] & 3) + 1
+    except IndexError:
+        raise ValueError(f"the {codec} decoder configuration of {len(extradata)} bytes is cut short") from None
+    return Configuration(b"".join(START_CODE + unit for unit in units), length_size)
+
+
+def _avcc_units(record: bytes) -> Iterator[bytes]:
+    at = 5
+    for mask in (0x1F, 0xFF):
+        count = record[at] & mask
+        at += 1
+        for _ in range(count):
+            unit, at = _sized_unit(record, at)
+            yield unit
+
+
+def _hvcc_units(record: bytes) -> Iterator[bytes]:
+    at = 23
+    for _ in range(record[22]):
+        count = record[at + 1] << 8 | record[at + 2]
+        at += 3
+        for _ in range(count):
+            unit, at = _sized_unit(record, at)
+            yield unit
+
+
+def _sized_unit(record: bytes, at: int) -> tuple[bytes, int]:
+    end = at + 2 + (record[at] << 8 | record[at + 1])
+    if end > len(record):
+        raise IndexError
+    return record[at + 2 : end], end
+
+
+def to_annexb(data: bytes, length_size: int) -> bytes:
+    """Replace length prefixes by start codes.
+
+    Raises:
+        ValueError: a length runs over the packet's end.
+    """
+    units = []
+    at = 0
+    while at < len(data):
+        start = at + length_size
+        at = start + int.from_bytes(data[at:start], "big")
+        if at > len(data) or start > len(data):
+            raise ValueError("a NAL unit is longer than its packet")
+        units.append(data[start:at])
+    return START_CODE + START_CODE.join(units) if units else b""
+
+
+def unit_starts(data: bytes) -> Iterator[int]:
+    """Offsets of the first byte of each NAL unit of an Annex-B packet."""
+    at = data.find(_SHORT_START)
+    while 0 <= at < len(data) - 3:
+        yield at + 3
+        at = data.find(_SHORT_START, at + 3)
+
+
+def holds_parameter_sets(codec: str, data: bytes) -> bool:
+    """Whether parameter sets stand before the first picture of an Annex-B packet."""
+    for start in unit_starts(data):
+        kind = _kind(codec, data[start])
+        if (codec == "h264" and kind == H264_SPS) or (codec == "hevc" and HEVC_VPS <= kind <= HEVC_PPS):
+            return True
+        if _is_picture(codec, kind):
+            return False
+    return False
+
+
+def starts_decoding(codec: str, data: bytes) -> bool:
+    """Whether a decoder can start at this Annex-B packet: IDR, H.264 recovery point, or HEVC random access picture."""
+    for start in unit_starts(data):
+        kind = _kind(codec, data[start])
+        if codec == "h264":
+            if kind == H264_IDR or (kind == H264_SEI and _RECOVERY_POINT in _sei_types(data, start + 1)):
+                return True
+        elif kind in _HEVC_IRAP:
+            return True
+        if _is_picture(codec, kind):
+            return False
+    return False
+
+
+def _kind(codec: str, header: int) -> int:
+    return header & 0x1F if codec == "h264" else header >> 1 & 0x3F
+
+
+def _is_picture(codec: str, kind: int) -> bool:
+    return H264_SLICE <= kind <= H264_IDR if codec == "h264" else kind < HEVC_VPS
+
+
+def _sei_types(data: bytes, at: int) -> list[int]:
+    """Payload types of one SEI NAL unit (H.264 §7.3.2.3.1); emulation bytes inside long payloads end the walk early."""
+    end = data.find(_SHORT_START, at)
+    end = len(data) if end < 0 else end
+    types: list[int] = []
+    while at + 1 < end and data[at] != 0x80:
+        values = []
+        for _ in range(2):
+            value = 0
+            while at < end and data[at] == 0xFF:
+                value += 255
+                at += 1
+            if at >= end:
+                return types
+            values.append(value + data[at])
+            at += 1
+        types.append(values[0])
+        at += values[1]
+    return types
+
+
+class _Bits:
+    """Reads an RBSP bit by bit; past the end it reads zeros, which no caller takes for more than a number."""
+
+    def __init__(self, payload: bytes) -> None:
+        raw = payload.replace(b"\x00\x00\x03", b"\x00\x00")
+        self._value = int.from_bytes(raw, "big")
+        self._left = 8 * len(raw)
+
+    def bits(self, count: int) -> int:
+        if count > self._left:
+            raise ValueError("the header is cut short")
+        self._left -= count
+        return self._value >> self._left & (1 << count) - 1
+
+    def ue(self) -> int:
+        """Exp-Golomb code (H.264 §9.1)."""
+        rest = self._value & (1 << self._left) - 1
+        zeros = self._left - rest.bit_length()
+        if zeros > 31:
+            raise ValueError("an Exp-Golomb code is too long")
+        return self.bits(2 * zeros + 1) - 1
+
+    def se(self) -> int:
+        code = self.ue()
+        return (code + 1) // 2 if code & 1 else -(code // 2)
+
+
+@dataclass(frozen=True, slots=True)
+class _Sequence:
+    frame_num_bits: int
+    colour_planes: bool
+    gaps_allowed: bool
+
+
+def _read_sps(payload: bytes) -> _Sequence:
+    """The fields of a sequence parameter set that lead to ``frame_num`` (H.264 §7.3.2.1.1)."""
+    bits = _Bits(payload)
+    profile = bits.bits(8)
+    bits.bits(16)
+    bits.ue()
+    planes = False
+    if profile in _CHROMA_PROFILES:
+        chroma = bits.ue()
+        if chroma == 3:
+            planes = bool(bits.bits(1))
+        bits.ue()
+        bits.ue()
+        bits.bits(1)
+        if bits.bits(1):
+            for index in range(8 if chroma != 3 else 12):
+                if bits.bits(1):
+                    _skip_scaling_list(bits, 16 if index < 6 else 64)
+    frame_num_bits = bits.ue() + 4
+    order = bits.ue()
+    if order == 0:
+        bits.ue()
+    elif order == 1:
+        bits.bits(1)
+        bits.se()
+        bits.se()
+        for _ in range(bits.ue()):
+            bits.se()
+    bits.ue()
+    return _Sequence(frame_num_bits, planes, bool(bits.bits(1)))
+
+
+def _skip_scaling_list(bits: _Bits, size: int) -> None:
+    last = following = 8
+    for _ in range(size):
+        if following:
+            following = (last + bits.se()) % 256
+        last = following or last
+
+
+@dataclass(frozen=True, slots=True)
+class PictureHead:
+    """What an H.264 packet's first slice tells. ``lost``: a reference picture since the last one is missing."""
+
+    reference: bool
+    lost: bool
+
+
+class H264FrameNumbers:
+    """Follows ``frame_num`` over one stream (H.264 §7.4.3).
+
+    A picture's number is that of the last reference picture or one more; anything else means that one is missing.
+    Streams that allow gaps (temporal layers) or whose parameter sets were never seen are not judged.
+    """
+
+    def __init__(self, parameter_sets: bytes = b"") -> None:
+        self._sequence: _Sequence | None = None
+        self._last: int | None = None
+        self.inspect(parameter_sets)
+
+    def forget(self) -> None:
+        """After a known gap: the next picture is not compared with the last."""
+        self._last = None
+
+    def inspect(self, data: bytes) -> PictureHead:
+        """Read one Annex-B packet, in decoding order."""
+        for start in unit_starts(data):
+            header = data[start]
+            kind = header & 0x1F
+            if kind == H264_SPS:
+                try:
+                    self._sequence = _read_sps(data[start + 1 : start + 512])
+                except ValueError:
+                    self._sequence = None
+            elif kind in (H264_SLICE, 2, H264_IDR):
+                return self._picture(data[start + 1 : start + 33], kind == H264_IDR, bool(header & 0x60))
+        return PictureHead(reference=False, lost=False)
+
+    def _picture(self, payload: bytes, idr: bool, reference: bool) -> PictureHead:
+        if self._sequence is None:
+            return PictureHead(reference, lost=False)
+        try:
+            bits = _Bits(payload)
+            bits.ue()
+            bits.ue()
+            bits.ue()
+            if self._sequence.colour_planes:
+                bits.bits(2)
+            number = bits.bits(self._sequence.frame_num_bits)
+        except ValueError:
+            return PictureHead(reference, lost=True)
+        last = self._last
+        if reference or last is None:
+            self._last = number
+        if idr or last is None or self._sequence.gaps_allowed:
+            return PictureHead(reference, lost=False)
+        step = (number - last) % (1 << self._sequence.frame_num_bits)
+        return PictureHead(reference, lost=step > 1)

@@ -1,0 +1,67 @@
+"""The bounded queue between whoever delivers packets and the thread that decodes them."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+
+from cluster.types import EncodedPacket
+
+
+class PacketQueue:
+    """Packets bounded by count and bytes. When full, the newcomer is dropped, and with it all up to the next keyframe.
+
+    What follows a hole could not be decoded anyway; a dropped packet's missing ``sequence`` tells the consumer. Every
+    drop is counted. Thread-safe.
+    """
+
+    def __init__(self, max_packets: int, max_bytes: int) -> None:
+        self.max_packets = max_packets
+        self.max_bytes = max_bytes
+        self.dropped = 0
+        self.bytes = 0
+        self._packets: deque[EncodedPacket] = deque()
+        self._changed = threading.Condition()
+        self._closed = False
+        self._until_keyframe = False
+
+    def __len__(self) -> int:
+        return len(self._packets)
+
+    @property
+    def closed(self) -> bool:
+        return self._closed
+
+    def put(self, packet: EncodedPacket) -> bool:
+        """False: dropped."""
+        with self._changed:
+            if self._until_keyframe and packet.keyframe:
+                self._until_keyframe = False
+            full = len(self._packets) >= self.max_packets or self.bytes + len(packet.data) > self.max_bytes
+            if self._closed or self._until_keyframe or full:
+                self.dropped += 1
+                self._until_keyframe = True
+                return False
+            self._packets.append(packet)
+            self.bytes += len(packet.data)
+            self._changed.notify()
+            return True
+
+    def get(self, timeout_s: float | None = None) -> EncodedPacket | None:
+        """The oldest packet; None when closed and empty, or nothing came within ``timeout_s``."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._packets or self._closed, timeout_s)
+            if not self._packets:
+                return None
+            packet = self._packets.popleft()
+            self.bytes -= len(packet.data)
+            return packet
+
+    def close(self, *, discard: bool = False) -> None:
+        """No more packets come in; those inside may still be taken unless discarded."""
+        with self._changed:
+            self._closed = True
+            if discard:
+                self._packets.clear()
+                self.bytes = 0
+            self._changed.notify_all()

@@ -1,0 +1,126 @@
+"""A camera fed from outside: packets are offered by another thread (the gRPC server) and wait in a bounded queue."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+from cluster.codec.packet_queue import PacketQueue
+from cluster.codec.source import StreamHeader
+from cluster.errors import SourceError
+from cluster.types import EncodedPacket
+
+
+class PushSource:
+    """Thread-safe; one client at a time begins a session, offers packets and ends it.
+
+    Sequence numbers count within a session. A repeat is ignored and counted; a hole is accepted and counted, and the
+    missing number tells the codec processor. Beginning another session (or other stream parameters) lets ``packets``
+    finish what is queued of the old one and end; the next ``open`` returns the new header.
+    """
+
+    live = True
+    pushed = True
+
+    def __init__(self, *, max_packets: int = 512, max_bytes: int = 32 << 20) -> None:
+        self.max_packets = max_packets
+        self.max_bytes = max_bytes
+        self.session: str | None = None
+        self.next_sequence = 0
+        self.repeated = 0
+        self.gaps = 0
+        self._dropped_before = 0
+        self._header: StreamHeader | None = None
+        self._announced = False
+        self._ended = False
+        self._closed = False
+        self._state = threading.Condition()
+        self._queue = PacketQueue(max_packets, max_bytes)
+        self._reading: PacketQueue | None = None
+
+    # -- the client's side ----------------------------------------------------------------------
+    def begin(self, header: StreamHeader, session: str) -> None:
+        """Start a session, or go on with it after a reconnect (same session and header: nothing is lost).
+
+        Raises:
+            SourceError: the source is closed.
+        """
+        with self._state:
+            if self._closed:
+                raise SourceError("the camera no longer takes packets", retryable=False)
+            if session == self.session and header == self._header and not self._ended:
+                return
+            if session != self.session or self._ended:
+                self.next_sequence = self.repeated = self.gaps = self._dropped_before = 0
+            else:
+                self._dropped_before += self._queue.dropped
+            self._queue.close()
+            self._queue = PacketQueue(self.max_packets, self.max_bytes)
+            self.session, self._header, self._ended, self._announced = session, header, False, True
+            self._state.notify_all()
+
+    def offer(self, packet: EncodedPacket) -> bool:
+        """False: dropped because the queue is full (or closed), and counted; a gap follows."""
+        with self._state:
+            if packet.sequence < self.next_sequence:
+                self.repeated += 1
+                return True
+            if packet.sequence > self.next_sequence:
+                self.gaps += 1
+            self.next_sequence = packet.sequence + 1
+            return self._queue.put(packet)
+
+    def end(self) -> None:
+        """The video is over: what is queued is still decoded, then the camera has ended."""
+        with self._state:
+            self._ended = True
+            self._queue.close()
+            self._state.notify_all()
+
+    def credit(self) -> int:
+        """How many more packets fit, judged by the mean size of those waiting."""
+        queue = self._queue
+        waiting, size = len(queue), queue.bytes
+        by_count = self.max_packets - waiting
+        if waiting == 0:
+            return by_count
+        return max(0, min(by_count, (self.max_bytes - size) * waiting // max(size, 1)))
+
+    @property
+    def queued(self) -> int:
+        return len(self._queue)
+
+    @property
+    def dropped(self) -> int:
+        """Packets of this session dropped because the queue was full."""
+        return self._dropped_before + self._queue.dropped
+
+    # -- the decoder's side ---------------------------------------------------------------------
+    @property
+    def ended(self) -> bool:
+        with self._state:
+            return self._closed or (self._ended and not self._announced)
+
+    def open(self) -> StreamHeader:
+        with self._state:
+            self._state.wait_for(lambda: self._announced or self._closed)
+            if self._closed or self._header is None:
+                raise SourceError("the camera no longer takes packets", retryable=False)
+            self._announced = False
+            self._reading = self._queue
+            return self._header
+
+    def packets(self) -> Iterator[EncodedPacket]:
+        queue = self._reading
+        if queue is None:
+            raise RuntimeError("open() comes before packets()")
+        while (packet := queue.get()) is not None:
+            yield packet
+
+    def close(self) -> None:
+        with self._state:
+            self._closed = True
+            self._queue.close(discard=True)
+            if self._reading is not None:
+                self._reading.close(discard=True)
+            self._state.notify_all()

@@ -1,0 +1,58 @@
+"""Step 1 of the data's way: something that yields encoded packets. Nothing here touches a pixel."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+from cluster.types import EncodedPacket
+
+
+@dataclass(frozen=True, slots=True)
+class StreamHeader:
+    """What is known of a stream before its first packet.
+
+    ``codec`` is FFmpeg's name. ``width`` and ``height`` are pixels, 0 when unknown. ``extradata`` is the decoder's
+    configuration: Annex-B parameter sets for H.264 and HEVC (avcC, hvcC are understood too), else the container's own.
+    """
+
+    codec: str
+    width: int
+    height: int
+    extradata: bytes
+
+
+class Source(Protocol):
+    """A camera's packets. ``open`` and ``packets`` are called by one thread, ``close`` by any.
+
+    * ``live``: packets have a present; when they stop without a word, the connection was lost
+    * ``pushed``: ``open`` waits for somebody else to connect, as long as it takes
+    * ``ended``: the video is over; opening again would give nothing new
+    """
+
+    live: bool
+    pushed: bool
+
+    @property
+    def ended(self) -> bool: ...
+
+    def open(self) -> StreamHeader:
+        """Connect and learn what the stream is; may be called again after ``packets`` ended.
+
+        Raises:
+            SourceError: it cannot be read; ``retryable`` says whether trying again may help.
+        """
+        ...
+
+    def packets(self) -> Iterator[EncodedPacket]:
+        """Packets in decoding order until the video ends or the connection is gone.
+
+        Raises:
+            SourceError: reading failed on the way.
+        """
+        ...
+
+    def close(self) -> None:
+        """Stop for good, from any thread; a blocked ``open`` or ``packets`` returns within a second."""
+        ...

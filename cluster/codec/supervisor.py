@@ -1,0 +1,118 @@
+"""Keeps a source running: opens it, hands its packets on, and comes back after failures with growing patience."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from cluster.codec.source import Source, StreamHeader
+from cluster.codec.state import CameraState, SourceStatus
+from cluster.errors import SourceError
+from cluster.types import EncodedPacket
+
+
+@dataclass(frozen=True, slots=True)
+class Backoff:
+    """Exponential backoff with jitter: attempt n waits ``first_s * factor**n``, at most ``longest_s``, ± ``jitter``.
+
+    Jitter keeps a site's cameras from returning all at once after its switch restarts. A source that ran for
+    ``well_after_s`` starts counting anew.
+    """
+
+    first_s: float = 1.0
+    factor: float = 2.0
+    longest_s: float = 60.0
+    jitter: float = 0.2
+    well_after_s: float = 30.0
+
+    def delay_s(self, attempt: int, draw: float) -> float:
+        """Seconds before attempt ``attempt`` (0 = first retry); ``draw`` is uniform in 0..1."""
+        # The exponent is capped so that a year of failures does not overflow a float.
+        plain = min(self.longest_s, self.first_s * self.factor ** min(attempt, 64))
+        return min(self.longest_s, plain * (1.0 + self.jitter * (2.0 * draw - 1.0)))
+
+
+def _ignore(_status: SourceStatus) -> None:
+    pass
+
+
+class SourceSupervisor:
+    """Runs one source in the calling thread until it ends, fails for good, or another thread calls ``stop``."""
+
+    def __init__(self, source: Source, backoff: Backoff | None = None, *, seed: int | None = None) -> None:
+        self.source = source
+        self.backoff = backoff or Backoff()
+        self._random = random.Random(seed)
+        self._stopped = threading.Event()
+        self._attempts = 0
+        self._opened = 0
+        self._on_state: Callable[[SourceStatus], None] = _ignore
+
+    def stop(self) -> None:
+        """Return from ``run`` within about a second, also while it waits or is blocked in the network."""
+        self._stopped.set()
+        self.source.close()
+
+    def run(
+        self,
+        on_header: Callable[[StreamHeader], None],
+        on_packet: Callable[[EncodedPacket], None],
+        on_state: Callable[[SourceStatus], None] = _ignore,
+    ) -> SourceStatus:
+        """Blocking: ``on_header`` at every (re)connection, then ``on_packet`` for each packet. Returns the last status.
+
+        Exceptions of the callbacks are the caller's own and come through; the source is closed first.
+        """
+        self._on_state = on_state
+        try:
+            return self._run(on_header, on_packet)
+        finally:
+            self.source.close()
+
+    def _run(
+        self, on_header: Callable[[StreamHeader], None], on_packet: Callable[[EncodedPacket], None]
+    ) -> SourceStatus:
+        source = self.source
+        while not self._stopped.is_set():
+            self._tell(CameraState.WAITING if source.pushed else CameraState.CONNECTING)
+            started: float | None = None
+            reason = "the connection was lost: the stream ended"
+            try:
+                header = source.open()
+                if self._stopped.is_set():
+                    break
+                self._opened += 1
+                started = time.monotonic()
+                on_header(header)
+                self._tell(CameraState.RUNNING)
+                for packet in source.packets():
+                    if self._stopped.is_set():
+                        break
+                    on_packet(packet)
+            except SourceError as error:
+                if self._stopped.is_set():
+                    break
+                if not error.retryable:
+                    return self._tell(CameraState.ERROR, str(error))
+                reason = str(error)
+            if self._stopped.is_set():
+                break
+            if source.ended:
+                return self._tell(CameraState.ENDED)
+            if started is not None and source.pushed:
+                continue
+            if started is not None and time.monotonic() - started >= self.backoff.well_after_s:
+                self._attempts = 0
+            delay = self.backoff.delay_s(self._attempts, self._random.random())
+            self._attempts += 1
+            self._tell(CameraState.BACKOFF, reason, delay)
+            self._stopped.wait(delay)
+        return self._tell(CameraState.ENDED, "stopped")
+
+    def _tell(self, state: CameraState, reason: str = "", retry_in_s: float = 0.0) -> SourceStatus:
+        status = SourceStatus(state, reason, retry_in_s, self._attempts, max(0, self._opened - 1))
+        self._on_state(status)
+        return status
