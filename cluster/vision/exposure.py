@@ -1,0 +1,65 @@
+"""A camera's global gain between two samples, so that auto-exposure and flicker do not count as change."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from cluster.types import FloatGrid, UInt8Array
+
+_MAX_GAIN = 2.0
+_FLAT = 9.0
+_ROUNDS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Exposure:
+    """``reference = gain x now + offset`` in grey levels."""
+
+    gain: float = 1.0
+    offset: float = 0.0
+
+    @property
+    def negligible(self) -> bool:
+        """No grey level moves by half a level or more."""
+        return max(abs(self.offset), abs(255 * (self.gain - 1) + self.offset)) < 0.5
+
+    def apply(self, luma: UInt8Array) -> UInt8Array:
+        """``luma`` as the reference exposure would have shown it, same shape."""
+        if self.negligible:
+            return luma
+        levels = np.arange(256, dtype=np.float32) * self.gain + self.offset
+        table = np.clip(np.rint(levels), 0, 255).astype(np.uint8)
+        return table[luma]
+
+
+def fit_exposure(now: FloatGrid, reference: FloatGrid) -> Exposure:
+    """Robust line through the cells' mean luma, both ``[rows, cols]``.
+
+    Least squares on the cells that agree, found by starting from the median offset (or the median ratio, whichever
+    leaves the smaller median error: auto-exposure multiplies, flat lighting adds) and keeping cells within three
+    median absolute deviations. Right as long as less than half of the picture changed for another reason.
+    """
+    x = now.ravel()
+    y = reference.ravel()
+    offset = float(np.median(y - x))
+    gain = float(np.median(y / np.maximum(x, 1.0)))
+    by_offset = np.abs(y - x - offset)
+    by_gain = np.abs(y - gain * x)
+    if np.median(by_gain) < np.median(by_offset):
+        fitted, error = Exposure(gain, 0.0), by_gain
+    else:
+        fitted, error = Exposure(1.0, offset), by_offset
+    for _ in range(_ROUNDS):
+        agree = error <= max(1.0, 3.0 * float(np.median(error)))
+        xs, ys = x[agree], y[agree]
+        mean_x, mean_y = float(xs.mean()), float(ys.mean())
+        spread = float(np.square(xs - mean_x).mean())
+        gain = 1.0
+        if spread > _FLAT:
+            gain = float(np.dot(xs - mean_x, ys - mean_y)) / (spread * xs.size)
+            gain = min(max(gain, 1.0 / _MAX_GAIN), _MAX_GAIN)
+        fitted = Exposure(gain, mean_y - gain * mean_x)
+        error = np.abs(y - fitted.gain * x - fitted.offset)
+    return fitted

@@ -1,0 +1,52 @@
+"""A pruner turns what the codec saw change into the patches worth encoding.
+
+To add a policy: one file with a dataclass that derives from :class:`Pruner`, its parameters as fields,
+``@pruners.register("name")`` above it, and its import in ``cluster/vision/__init__.py``. The shared tests run it.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import numpy as np
+
+from cluster.registry import Registry
+from cluster.types import BoolGrid, SampledFrame
+from cluster.vision.cells import any_in_group
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What to keep of one sample.
+
+    * ``mask`` ``[rows, cols]`` bool: cells to encode, always whole ``merge x merge`` groups
+    * ``activity``: share of groups that changed by themselves, before dilation, memory and anchors, 0..1
+    """
+
+    mask: BoolGrid
+    activity: float
+
+
+class Pruner(ABC):
+    """One camera's pruning policy; keeps state from sample to sample and belongs to one thread."""
+
+    @abstractmethod
+    def prune(self, frame: SampledFrame) -> Decision:
+        """Decide on the next sample, in order of time.
+
+        Anchors and fresh samples keep everything. A fresh sample, or one on another grid, forgets all state first.
+        """
+
+
+pruners: Registry[type[Pruner]] = Registry("pruner")
+
+
+def everything(frame: SampledFrame) -> BoolGrid:
+    """The mask that keeps all cells of ``frame``."""
+    return np.ones((frame.grid.rows, frame.grid.cols), dtype=np.bool_)
+
+
+def share_of_groups(changed: BoolGrid, merge: int) -> float:
+    """Share of groups with at least one changed cell, 0..1."""
+    return float(any_in_group(changed, merge).mean())

@@ -1,0 +1,156 @@
+"""Replenishment: encode a cell again when it no longer looks as it did when it was last encoded."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from cluster.types import BoolGrid, ChangeGrid, FloatGrid, PatchGrid, SampledFrame, UInt8Array
+from cluster.vision.cells import cell_means, complete_groups, dilate, neighbours
+from cluster.vision.exposure import fit_exposure
+from cluster.vision.pruner import Decision, Pruner, everything, pruners, share_of_groups
+
+
+@pruners.register("replenish")
+@dataclass(slots=True)
+class Replenish(Pruner):
+    """Keep what differs from the picture the model already has.
+
+    Every cell remembers its luma from when it was last encoded. Its *difference* is the mean ``|luma - remembered|``
+    over its pixels, after the camera's global exposure is brought back to that of the last anchor and a uniform shift
+    of the cell's brightness within ``shade`` is forgiven. A cell *changed* when
+
+    * its difference exceeds its threshold, or
+    * motion vectors or intra coverage say so, and the difference is at least ``weak`` times the threshold.
+
+    Neighbours of changed cells are kept too where their own difference reaches ``weak`` times the threshold, and the
+    mask is completed to whole groups. What is kept becomes the new memory, so slow drift accumulates until it is seen.
+
+    The threshold is the camera's noise plus ``margin``, where noise comes from its own quiet seconds: of each sample
+    the upper quartile of the cells' differences, of the last ``memory`` samples the quietest quarter. A cell that
+    flickers more than half of the time (foliage, water, a screen) has its own higher threshold, learnt at
+    ``patience`` grey levels per sample and never above ``tolerance`` times the camera's: an event there is still seen
+    when it stands out by that much.
+    """
+
+    margin: float = 5.0
+    """Grey levels above the noise that count as change."""
+
+    lowest: float = 5.0
+    """Threshold of a perfectly clean stream, and of every stream until it is calibrated; grey levels."""
+
+    highest: float = 14.0
+    """The camera's threshold never rises above this, however noisy it is; grey levels."""
+
+    shade: float = 0.04
+    """Relative change of a cell's mean brightness taken for light and not for content (soft shadows, clouds)."""
+
+    weak: float = 0.5
+    """Share of the threshold that suffices where the codec or a changed neighbour speaks for a cell too."""
+
+    net_motion: float = 2.0
+    """Native pixels a cell's content must have moved between two samples; ten times less is encoder noise."""
+
+    support: int = 4
+    """Of a cell's eight neighbours, how many must have moved with it: stray vectors are alone, objects are not."""
+
+    intra: float = 0.5
+    """Share of a cell that was intra-coded or uncovered in some frame."""
+
+    memory: int = 64
+    """Samples over which the camera's noise is measured (32 s at 2 samples per second)."""
+
+    calibrated_after: int = 6
+    """Samples before ``lowest`` gives way to the measured noise."""
+
+    patience: float = 0.1
+    """Step of a cell's own noise level towards its difference; grey levels per sample."""
+
+    tolerance: float = 2.0
+    """Bound of a cell's own threshold, in multiples of the camera's."""
+
+    _memory: _Memory | None = field(default=None, init=False, repr=False)
+
+    def prune(self, frame: SampledFrame) -> Decision:
+        grid = frame.grid
+        means = cell_means(frame.luma, grid)
+        if self._memory is None or frame.fresh or self._memory.grid != grid:
+            self._memory = _Memory.of(frame, means, self.memory)
+            return Decision(everything(frame), 1.0)
+        memory = self._memory
+        exposure = fit_exposure(means, memory.means)
+        luma = exposure.apply(frame.luma)
+        means = cell_means(luma, grid) if luma is not frame.luma else means
+        difference = memory.difference(luma, means, self.shade)
+        threshold = self.cell_thresholds()
+        changed = difference > threshold
+        changed |= self._codec_says(frame.change) & (difference > self.weak * threshold)
+        memory.learn(difference, self.patience)
+        activity = share_of_groups(changed, grid.merge)
+        if frame.anchor:
+            memory.replace(frame, cell_means(frame.luma, grid))
+            return Decision(everything(frame), activity)
+        near = dilate(changed) & (difference > self.weak * threshold)
+        mask = complete_groups(changed | near, grid.merge)
+        memory.update(mask, luma, means)
+        return Decision(mask, activity)
+
+    @property
+    def threshold(self) -> float:
+        """The camera's present threshold in grey levels."""
+        if self._memory is None or len(self._memory.levels) < self.calibrated_after:
+            return self.lowest
+        noise = float(np.quantile(self._memory.levels, 0.25))
+        return min(max(noise + self.margin, self.lowest), self.highest)
+
+    def cell_thresholds(self) -> FloatGrid | float:
+        """Threshold of each cell in grey levels, ``[rows, cols]`` (one number before the first sample)."""
+        camera = self.threshold
+        if self._memory is None:
+            return camera
+        return np.clip(self._memory.noise + self.margin, camera, camera * self.tolerance)
+
+    def _codec_says(self, change: ChangeGrid) -> BoolGrid:
+        moved = change.net_motion > self.net_motion
+        return (moved & (neighbours(moved) >= self.support)) | (change.intra > self.intra)
+
+
+@dataclass(slots=True)
+class _Memory:
+    """What one camera's cells looked like when last encoded, in the exposure of the last anchor."""
+
+    grid: PatchGrid
+    luma: UInt8Array
+    means: FloatGrid
+    noise: FloatGrid
+    levels: deque[float]
+
+    @classmethod
+    def of(cls, frame: SampledFrame, means: FloatGrid, samples: int) -> _Memory:
+        return cls(frame.grid, frame.luma.copy(), means, np.zeros_like(means), deque(maxlen=samples))
+
+    def difference(self, luma: UInt8Array, means: FloatGrid, shade: float) -> FloatGrid:
+        """Mean absolute difference of each cell to its memory, ``[rows, cols]`` grey levels."""
+        grid = self.grid
+        forgiven = shade * self.means
+        shift = np.rint(np.clip(means - self.means, -forgiven, forgiven)).astype(np.int16)
+        difference = np.subtract(luma, self.luma, dtype=np.int16)
+        if shift.any():
+            difference -= shift.repeat(grid.patch, axis=0).repeat(grid.patch, axis=1)
+        return cell_means(np.abs(difference).astype(np.uint8), grid)
+
+    def learn(self, difference: FloatGrid, patience: float) -> None:
+        """Follow each cell's median difference by fixed steps, and the camera's level."""
+        self.noise += np.clip(difference - self.noise, -patience, patience)
+        self.levels.append(float(np.quantile(difference, 0.75)))
+
+    def replace(self, frame: SampledFrame, means: FloatGrid) -> None:
+        self.luma = frame.luma.copy()
+        self.means = means
+
+    def update(self, mask: BoolGrid, luma: UInt8Array, means: FloatGrid) -> None:
+        pixels = mask.repeat(self.grid.patch, axis=0).repeat(self.grid.patch, axis=1)
+        np.copyto(self.luma, luma, where=pixels)
+        self.means = np.where(mask, means, self.means)
