@@ -1,0 +1,72 @@
+"""From a report to ``report.html`` (one file, no requests to anywhere) and ``report.json``."""
+
+from __future__ import annotations
+
+import base64
+from pathlib import Path
+
+import jinja2
+
+from cluster.errors import SightlineError
+from cluster.report import charts
+from cluster.report.model import Report
+
+
+def render(report: Report) -> str:
+    """The page."""
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("cluster.report", ""),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {
+        "times": _times,
+        "percent": _percent,
+        "compact": charts.compact,
+        "seconds": _seconds,
+        "data_uri": _data_uri,
+    }
+    environment.globals |= {
+        "answers_over_time": charts.answers_over_time,
+        "tokens_per_window": charts.tokens_per_window,
+    }
+    return environment.get_template("report.html").render(report=report)
+
+
+def write_report(report: Report, folder: Path) -> tuple[Path, Path]:
+    """Write both files; returns the paths of the page and of the JSON.
+
+    Raises:
+        SightlineError: the folder cannot be written (full disk, permissions).
+    """
+    page, data = folder / "report.html", folder / "report.json"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        page.write_text(render(report), encoding="utf-8")
+        data.write_text(report.to_json() + "\n", encoding="utf-8")
+    except OSError as error:
+        raise SightlineError(f"cannot write the report to {folder}: {error.strerror or error}") from None
+    return page, data
+
+
+def _times(value: float | None) -> str:
+    if value is None:
+        return "–"
+    return f"{value:.0f}×" if value >= 20 else f"{value:.1f}×"
+
+
+def _percent(value: float | None) -> str:
+    if value is None:
+        return "–"
+    percent = 100 * value
+    return f"{percent:.1f} %" if 0 < percent < 10 else f"{percent:.0f} %"
+
+
+def _seconds(value: float) -> str:
+    return f"{1000 * value:.0f} ms" if value < 1 else f"{value:.1f} s"
+
+
+def _data_uri(jpeg: bytes) -> str:
+    return f"data:image/jpeg;base64,{base64.b64encode(jpeg).decode()}"

@@ -1,0 +1,164 @@
+"""The page is valid, needs nothing from anywhere, shows the numbers of the JSON, and fits a phone."""
+
+import dataclasses
+import json
+import re
+import shutil
+import subprocess
+from html.parser import HTMLParser
+
+import pytest
+
+from cluster.errors import SightlineError
+from cluster.report import ComparedWindow, Comparison, Cost, render, write_report
+from cluster.report.charts import answers_over_time, compact, tokens_per_window
+from cluster.types import Question
+
+VOID = {"meta", "link", "img", "br", "hr", "input"}
+
+
+class Checker(HTMLParser):
+    """Balanced tags, unique ids, and every address the page refers to."""
+
+    def __init__(self):
+        super().__init__(convert_charrefs=True)
+        self.open, self.problems, self.addresses, self.text = [], [], [], []
+
+    def handle_starttag(self, tag, attributes):
+        names = [name for name, _ in attributes]
+        if len(names) != len(set(names)):
+            self.problems.append(f"<{tag}> has an attribute twice")
+        self.addresses += [
+            value for name, value in attributes if name in ("src", "href", "srcset", "xlink:href", "action")
+        ]
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attributes):
+        self.handle_starttag(tag, attributes)
+        if tag not in VOID:
+            self.open.pop()
+
+    def handle_endtag(self, tag):
+        if not self.open or self.open.pop() != tag:
+            self.problems.append(f"</{tag}> closes nothing, near line {self.getpos()}")
+
+    def handle_data(self, data):
+        if not self.open or self.open[-1] not in ("style", "script"):
+            self.text.append(data)
+
+
+def check(page):
+    checker = Checker()
+    checker.feed(page)
+    checker.close()
+    return checker
+
+
+def test_the_page_is_balanced_html_and_escapes_what_users_wrote(report):
+    page = render(report)
+    checker = check(page)
+    assert page.startswith("<!DOCTYPE html>")
+    assert checker.problems == []
+    assert checker.open == []
+    assert "<fast>" not in page
+    assert "Is a vehicle moving &lt;fast&gt; &amp; loud?" in page
+    assert "no &lt;such&gt; file" in page
+
+
+def test_the_page_needs_nothing_from_anywhere(report):
+    page = render(report)
+    checker = check(page)
+    assert len(checker.addresses) == sum(len(camera.frames) for camera in report.cameras) == 16
+    assert all(address.startswith("data:image/jpeg;base64,/9j/") for address in checker.addresses)
+    assert not re.search(r"https?://|@import|url\(|<script", page)
+
+
+def test_page_and_json_hold_the_same_numbers(report, tmp_path):
+    page_path, json_path = write_report(report, tmp_path / "out")
+    text = " ".join(check(page_path.read_text()).text)
+    data = json.loads(json_path.read_text())
+    comparison = data["comparison"]
+    # Fixture: after the first of three windows, three busy cameras (260 of 4130 tokens) and one gated throughout.
+    assert comparison["windows"] == 8
+    assert comparison["full"]["tokens"] == 8 * 4130
+    assert comparison["ours"]["tokens"] == 6 * 260
+    assert comparison["speedup"] == pytest.approx(8 * 1.25 / (6 * 0.125))
+    assert f"{comparison['speedup']:.1f}×" in text
+    assert f"{comparison['agreeing']} of {comparison['answers']}" in text
+    assert f"{100 * comparison['tokens_share']:.1f} %" in text
+    for camera in data["cameras"]:
+        assert camera["name"] in text
+        if camera["comparison"]["speedup"]:
+            assert f"{camera['comparison']['speedup']:.1f}×" in text
+    assert data["comparison_with_first"]["windows"] == 12
+    assert "jpeg" not in json_path.read_text()
+
+
+def test_agreement_is_judged_at_each_questions_own_threshold():
+    questions = (Question("a", "?", 0.5), Question("b", "?", 0.9))
+    window = ComparedWindow(
+        1.0, Cost(10, 1.0, 5.0), Cost(5, 0.5, 1.0), False, {"a": 0.4, "b": 0.8}, {"a": 0.6, "b": 0.7}
+    )
+    found = Comparison.of([window], questions)
+    assert (found.answers, found.agreeing) == (2, 1)
+    assert found.largest_score_difference == pytest.approx(0.2)
+    assert (found.speedup, found.flops_ratio, found.tokens_share) == (2.0, 5.0, 0.5)
+
+
+def test_nothing_compared_divides_by_nothing(report):
+    page = render(dataclasses.replace(report, cameras=report.cameras[-1:]))
+    assert "What the cameras answered, and what it cost" in page
+    assert check(page).problems == []
+    data = json.loads(dataclasses.replace(report, cameras=()).to_json())
+    assert data["comparison"]["speedup"] is None
+
+
+def test_charts_stay_inside_and_mark_gated_windows(report):
+    night = next(camera for camera in report.cameras if camera.name == "night")
+    svg = str(answers_over_time(night.live, night.questions))
+    assert svg.count('class="gated"') == night.gated == 5
+    assert svg.count("hollow") == 5 * len(night.questions)
+    for chart in (svg, str(tokens_per_window(night.live))):
+        assert all(0 <= float(x) <= 520 for x in re.findall(r'\b(?:x|x1|x2|cx)="(-?[\d.]+)"', chart))
+        assert all(0 <= float(y) <= 216 for y in re.findall(r'\b(?:y|y1|y2|cy)="(-?[\d.]+)"', chart))
+    bars = re.findall(r'class="bar (\w+)"[^>]*height="([\d.]+)"', str(tokens_per_window(night.live)))
+    heights = {name: float(height) for name, height in bars[:3]}
+    assert heights["kept"] / heights["full"] == pytest.approx(900 / 4096, abs=0.01)
+
+
+def test_compact_numbers():
+    assert [compact(v) for v in (0, 999, 1000, 1234, 2.5e6, 1e12)] == ["0", "999", "1k", "1.2k", "2.5M", "1T"]
+
+
+def test_a_folder_that_cannot_be_written_is_one_sentence(report, tmp_path):
+    blocked = tmp_path / "file"
+    blocked.write_text("")
+    with pytest.raises(SightlineError, match=r"cannot write the report to .*/file: "):
+        write_report(report, blocked)
+
+
+@pytest.mark.skipif(shutil.which("chromium") is None, reason="needs chromium")
+@pytest.mark.parametrize("width", [390, 1200])
+def test_a_browser_lays_it_out_without_sideways_scrolling(report, tmp_path, width):
+    # Headless Chromium does not go below 500 pixels by itself: a frame of the wanted width does.
+    write_report(report, tmp_path)
+    (tmp_path / "frame.html").write_text(
+        f'<body><iframe id="f" src="report.html" style="width:{width}px;height:900px;border:0"></iframe><script>'
+        "document.getElementById('f').onload = e => { const d = e.target.contentDocument.documentElement;"
+        "document.body.dataset.measured = d.scrollWidth + ',' + d.querySelectorAll('img').length + ',' +"
+        "[...d.querySelectorAll('img')].every(i => i.naturalWidth == 320) }</script>"
+    )
+    command = ["chromium", "--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking"]
+    command += [
+        "--allow-file-access-from-files",
+        f"--user-data-dir={tmp_path / 'profile'}",
+        "--virtual-time-budget=5000",
+    ]
+    done = subprocess.run(
+        [*command, "--dump-dom", (tmp_path / "frame.html").as_uri()], capture_output=True, text=True, timeout=90
+    )
+    measured = re.search(r'data-measured="(\d+),(\d+),(\w+)"', done.stdout)
+    assert measured, done.stderr[-2000:]
+    assert int(measured[1]) <= width
+    assert (int(measured[2]), measured[3]) == (16, "true")
