@@ -1,0 +1,90 @@
+"""Channels: one set of options for every client, and channels shared by address."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import grpc.aio
+
+from cluster.errors import ConfigError
+
+ChannelOptions = list[tuple[str, int]]
+
+CLUSTER_MESSAGE_BYTES = 64 * 2**20
+"""Largest message inside the cluster: a complete frame of 2 x 2048 x 2048 pixels takes 25 MiB."""
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """``host:port`` (IPv6 in brackets) as its two parts.
+
+    Raises:
+        ConfigError: anything else.
+    """
+    host, colon, port = address.rpartition(":")
+    if not colon or not host or not port.isdigit() or not 0 < int(port) < 65536:
+        raise ConfigError(f"{address!r} is not an address; write HOST:PORT, as in 127.0.0.1:50051")
+    return host.strip("[]"), int(port)
+
+
+def channel_options(address: str, max_message_bytes: int, *, internal: bool) -> ChannelOptions:
+    """``internal`` calls and those to this machine never go through an HTTP proxy from the environment.
+
+    Connecting again is fast (0.1 to 2 s) because gRPC's default of up to two minutes would outlast our own deadlines;
+    pools are local so that one caller's failed connects do not hold back another's.
+    """
+    options = [
+        ("grpc.max_receive_message_length", max_message_bytes),
+        ("grpc.max_send_message_length", max_message_bytes),
+        ("grpc.initial_reconnect_backoff_ms", 100),
+        ("grpc.min_reconnect_backoff_ms", 1000),
+        ("grpc.max_reconnect_backoff_ms", 2000),
+        ("grpc.keepalive_time_ms", 20_000),
+        ("grpc.keepalive_timeout_ms", 10_000),
+        ("grpc.http2.max_pings_without_data", 0),
+        ("grpc.use_local_subchannel_pool", 1),
+    ]
+    if internal or _is_loopback(split_address(address)[0]):
+        options.append(("grpc.enable_http_proxy", 0))
+    return options
+
+
+def open_channel(
+    address: str, *, max_message_bytes: int = CLUSTER_MESSAGE_BYTES, internal: bool = True
+) -> grpc.aio.Channel:
+    """An unconnected ``grpc.aio`` channel; the caller closes it."""
+    return grpc.aio.insecure_channel(address, channel_options(address, max_message_bytes, internal=internal))
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+class ChannelPool:
+    """One channel per address while anyone uses it: a decoder that moved to another port leaves none behind."""
+
+    def __init__(self, *, max_message_bytes: int = CLUSTER_MESSAGE_BYTES) -> None:
+        self._max_message_bytes = max_message_bytes
+        self._channels: dict[str, grpc.aio.Channel] = {}
+        self._users: dict[str, int] = {}
+
+    def __len__(self) -> int:
+        return len(self._channels)
+
+    @asynccontextmanager
+    async def lease(self, address: str) -> AsyncIterator[grpc.aio.Channel]:
+        """The channel to ``address``; closed when its last user leaves."""
+        if address not in self._channels:
+            self._channels[address] = open_channel(address, max_message_bytes=self._max_message_bytes)
+        self._users[address] = self._users.get(address, 0) + 1
+        try:
+            yield self._channels[address]
+        finally:
+            self._users[address] -= 1
+            if not self._users[address]:
+                del self._users[address]
+                await self._channels.pop(address).close()

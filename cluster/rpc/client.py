@@ -1,0 +1,114 @@
+"""``GatewayClient``: what the CLI asks a gateway, with deadlines and errors in one sentence."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Collection, Iterator, Sequence
+from types import TracebackType
+from typing import Any, TypeVar
+
+import grpc
+from sightline.v1 import cameras_pb2, cameras_pb2_grpc, results_pb2, results_pb2_grpc
+
+from cluster.errors import SightlineError, UnavailableError
+from cluster.rpc.channel import CLUSTER_MESSAGE_BYTES, channel_options
+from cluster.rpc.convert import answer_from_proto, question_to_proto, status_from_proto
+from cluster.rpc.status import is_ours, to_error
+from cluster.types import Answer, CameraStatus, Question
+
+T = TypeVar("T")
+
+
+class GatewayClient:
+    """Blocking client of one gateway; a context manager.
+
+    Every method raises the :class:`SightlineError` the gateway meant (``UnknownCameraError``, ``ConfigError``, ...), or
+    ``UnavailableError`` when no gateway answers within ``deadline_s``.
+    """
+
+    def __init__(self, address: str, *, deadline_s: float = 10.0) -> None:
+        self.address = address
+        self._deadline_s = deadline_s
+        self._channel = grpc.insecure_channel(address, channel_options(address, CLUSTER_MESSAGE_BYTES, internal=False))
+        self._cameras = cameras_pb2_grpc.CamerasStub(self._channel)
+        self._results = results_pb2_grpc.ResultsStub(self._channel)
+
+    def __enter__(self) -> GatewayClient:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._channel.close()
+
+    def cameras_list(self) -> list[CameraStatus]:
+        """Every camera, in the gateway's order."""
+        reply = self._call(self._cameras.List, cameras_pb2.ListCamerasRequest())
+        return [status_from_proto(status) for status in reply.cameras]
+
+    def camera_get(self, name: str) -> CameraStatus:
+        return status_from_proto(self._call(self._cameras.Get, cameras_pb2.GetCameraRequest(name=name)))
+
+    def camera_add(
+        self,
+        name: str,
+        source: str = "",
+        questions: Sequence[Question] = (),
+        settings: dict[str, Any] | None = None,
+    ) -> CameraStatus:
+        """``settings``: keys of a camera as in the configuration file."""
+        request = cameras_pb2.AddCameraRequest(
+            name=name,
+            source=source,
+            questions=[question_to_proto(question) for question in questions],
+            settings_json=json.dumps(settings) if settings else "",
+        )
+        return status_from_proto(self._call(self._cameras.Add, request))
+
+    def camera_remove(self, name: str) -> None:
+        self._call(self._cameras.Remove, cameras_pb2.RemoveCameraRequest(name=name))
+
+    def watch(self, cameras: Collection[str] = ()) -> Iterator[tuple[Answer, int]]:
+        """Answers as they come, each with how many were missed before it; ends when the gateway stops.
+
+        Subscribed when this returns; answers published from then on arrive.
+        """
+        try:
+            grpc.channel_ready_future(self._channel).result(timeout=self._deadline_s)
+        except grpc.FutureTimeoutError:
+            raise self._nobody() from None
+        call = self._results.Watch(results_pb2.WatchRequest(cameras=list(cameras)))
+        call.initial_metadata()
+        return self._answers(call)
+
+    def _answers(self, call: Any) -> Iterator[tuple[Answer, int]]:
+        try:
+            for message in call:
+                yield answer_from_proto(message), message.missed
+        except grpc.RpcError as error:
+            raise self._explain(error) from None
+        finally:
+            call.cancel()
+
+    def _call(self, method: Callable[..., T], request: object) -> T:
+        try:
+            return method(request, timeout=self._deadline_s)
+        except grpc.RpcError as error:
+            raise self._explain(error) from None
+
+    def _explain(self, error: Any) -> SightlineError:
+        if is_ours(error):
+            return to_error(error)
+        if error.code() is grpc.StatusCode.UNAVAILABLE:
+            return self._nobody()
+        if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
+            return UnavailableError(f"the gateway at {self.address} did not answer within {self._deadline_s:g} s")
+        if error.code() is grpc.StatusCode.UNIMPLEMENTED:
+            return UnavailableError(f"{self.address} answers, but it is no Sightline gateway")
+        return to_error(error)
+
+    def _nobody(self) -> UnavailableError:
+        return UnavailableError(f"no Sightline gateway answers at {self.address}; start one with `sightline serve`")

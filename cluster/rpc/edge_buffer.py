@@ -1,0 +1,175 @@
+"""The edge agent's memory: packets read but not yet acknowledged, bounded, dropping whole GOPs when it must."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from cluster.codec.source import StreamHeader
+from cluster.types import EncodedPacket
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    epoch: int
+    packet: EncodedPacket
+
+
+class EdgeBuffer:
+    """Filled by the source's thread, emptied by the event loop. Thread-safe.
+
+    An *epoch* is the stretch of a stream under one header; a camera that comes back with another picture size starts
+    the next. ``lossless``: a full buffer makes :meth:`put` wait (a file); otherwise (a live camera) the oldest GOP that
+    is not under way is dropped and counted, so that the newest video wins and what remains can be decoded.
+    """
+
+    def __init__(self, max_packets: int, max_bytes: int, *, lossless: bool, wake: Callable[[], None]) -> None:
+        self._max_packets = max_packets
+        self._max_bytes = max_bytes
+        self._lossless = lossless
+        self._wake = wake
+        self._changed = threading.Condition()
+        self._unsent: deque[_Entry] = deque()
+        self._unacked: deque[_Entry] = deque()
+        self._headers: list[StreamHeader] = []
+        self._until_keyframe = False
+        self._finished = False
+        self._closed = False
+        self.bytes = 0
+        self.dropped = 0
+
+    # -- the source's thread --------------------------------------------------------------------
+    def begin(self, header: StreamHeader) -> None:
+        """Packets from now on belong to ``header``."""
+        with self._changed:
+            if not self._headers or header != self._headers[-1]:
+                self._headers.append(header)
+        self._wake()
+
+    def put(self, packet: EncodedPacket) -> None:
+        """Take a packet in; one larger than the whole buffer is let in alone."""
+        with self._changed:
+            if self._lossless:
+                self._changed.wait_for(lambda: self._closed or self._fits(packet))
+            elif not self._make_room(packet):
+                self.dropped += 1
+                return
+            if self._closed:
+                return
+            idle = not self._unsent
+            self._unsent.append(_Entry(len(self._headers) - 1, packet))
+            self.bytes += len(packet.data)
+        if idle:
+            self._wake()
+
+    def finish(self) -> None:
+        """The source has ended: no packet follows."""
+        with self._changed:
+            self._finished = True
+        self._wake()
+
+    # -- the event loop -------------------------------------------------------------------------
+    def header(self, epoch: int) -> StreamHeader | None:
+        """The header of an epoch, None while it has not begun."""
+        with self._changed:
+            return self._headers[epoch] if epoch < len(self._headers) else None
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of the oldest packet held, or the newest begun."""
+        with self._changed:
+            for queue in (self._unacked, self._unsent):
+                if queue:
+                    return queue[0].epoch
+            return max(0, len(self._headers) - 1)
+
+    @property
+    def finished(self) -> bool:
+        return self._finished
+
+    @property
+    def in_flight(self) -> int:
+        """Packets sent and not acknowledged."""
+        return len(self._unacked)
+
+    @property
+    def waiting(self) -> int:
+        """Packets not sent."""
+        return len(self._unsent)
+
+    def take(self, epoch: int, max_packets: int, max_bytes: int) -> list[EncodedPacket]:
+        """The next unsent packets of ``epoch``, at least one if there is any; they count as in flight."""
+        taken: list[EncodedPacket] = []
+        size = 0
+        with self._changed:
+            while self._unsent and len(taken) < max_packets and self._unsent[0].epoch == epoch:
+                entry = self._unsent[0]
+                size += len(entry.packet.data)
+                if taken and size > max_bytes:
+                    break
+                self._unacked.append(self._unsent.popleft())
+                taken.append(entry.packet)
+        return taken
+
+    def is_over(self, epoch: int) -> bool:
+        """Nothing of this epoch is unsent, and nothing will come."""
+        with self._changed:
+            if self._unsent:
+                return self._unsent[0].epoch > epoch
+            return self._finished or len(self._headers) - 1 > epoch
+
+    def acknowledge(self, next_sequence: int) -> tuple[int, int]:
+        """Forget every packet below ``next_sequence``; returns how many packets and bytes that were."""
+        packets = size = 0
+        with self._changed:
+            for queue in (self._unacked, self._unsent):
+                while queue and queue[0].packet.sequence < next_sequence:
+                    packets += 1
+                    size += len(queue.popleft().packet.data)
+            self.bytes -= size
+            self._changed.notify_all()
+        return packets, size
+
+    def rewind(self) -> None:
+        """The connection broke: everything unacknowledged is to be sent again."""
+        with self._changed:
+            self._unsent.extendleft(reversed(self._unacked))
+            self._unacked.clear()
+
+    def close(self) -> None:
+        """Unblock :meth:`put`; what it brings is discarded."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+    # -- under the lock -------------------------------------------------------------------------
+    def _fits(self, packet: EncodedPacket) -> bool:
+        held = len(self._unsent) + len(self._unacked)
+        return held == 0 or (held < self._max_packets and self.bytes + len(packet.data) <= self._max_bytes)
+
+    def _make_room(self, packet: EncodedPacket) -> bool:
+        """Whether ``packet`` may be appended, after dropping older GOPs as needed."""
+        if self._until_keyframe and not packet.keyframe:
+            return False
+        self._until_keyframe = False
+        while not self._fits(packet):
+            if not self._unsent:
+                self._until_keyframe = True
+                return False
+            self._drop_oldest_gop()
+            if not self._unsent and not packet.keyframe:
+                # Its own GOP is gone.
+                self._until_keyframe = True
+                return False
+        return True
+
+    def _drop_oldest_gop(self) -> None:
+        self._drop_first()
+        while self._unsent and not self._unsent[0].packet.keyframe:
+            self._drop_first()
+
+    def _drop_first(self) -> None:
+        self.bytes -= len(self._unsent.popleft().packet.data)
+        self.dropped += 1

@@ -1,0 +1,102 @@
+"""``ResultsMerger``: the gateway follows every replica's answers into one hub of its own."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Collection
+from dataclasses import dataclass
+
+import grpc.aio
+from sightline.v1 import results_pb2, results_pb2_grpc
+
+from cluster.rpc.channel import open_channel
+from cluster.rpc.convert import answer_from_proto
+from cluster.rpc.results import AnswerHub
+from cluster.types import Answer
+
+_Key = tuple[int, str, int]
+
+
+@dataclass(slots=True)
+class Followed:
+    """One replica as the merger sees it. ``breaks``: how often the connection ended; ``reason``: of the last time."""
+
+    connected: bool = False
+    answers: int = 0
+    breaks: int = 0
+    reason: str = ""
+
+
+class ResultsMerger:
+    """Watches a changing set of replicas, reconnecting with backoff; an answer seen already is not published again.
+
+    Two answers are the same when camera, window, question and the window's end are: a camera whose replica was lost
+    counts its windows from 0 again, but on later video. The last ``remember`` answers of a camera are compared.
+    """
+
+    def __init__(self, hub: AnswerHub, *, retry_s: float = 0.2, max_retry_s: float = 5.0, remember: int = 256) -> None:
+        self._hub = hub
+        self._retry_s = retry_s
+        self._max_retry_s = max_retry_s
+        self._remember = remember
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._seen: dict[str, deque[_Key]] = {}
+        self.followed: dict[str, Followed] = {}
+        self.duplicates = 0
+
+    def follow(self, addresses: Collection[str]) -> None:
+        """Follow exactly these replicas (``host:port``) from now on; call on the event loop."""
+        for gone in set(self._tasks) - set(addresses):
+            self._tasks.pop(gone).cancel()
+            del self.followed[gone]
+        for address in addresses:
+            if address not in self._tasks:
+                self.followed[address] = Followed()
+                self._tasks[address] = asyncio.create_task(self._follow(address), name=f"results of {address}")
+
+    def forget(self, camera: str) -> None:
+        """The camera was removed: drop what is remembered of it."""
+        self._seen.pop(camera, None)
+
+    async def stop(self) -> None:
+        tasks = list(self._tasks.values())
+        self.follow(())
+        if tasks:
+            await asyncio.wait(tasks, timeout=5.0)
+
+    async def _follow(self, address: str) -> None:
+        state = self.followed[address]
+        wait_s = self._retry_s
+        async with open_channel(address) as channel:
+            stub = results_pb2_grpc.ResultsStub(channel)
+            while True:
+                call = stub.Watch(results_pb2.WatchRequest())
+                try:
+                    await call.initial_metadata()
+                    # Metadata also arrives with a failure: only a call that goes on is a connection.
+                    state.connected = not call.done()
+                    async for message in call:
+                        state.connected = True
+                        wait_s = self._retry_s
+                        self._take(answer_from_proto(message), message.missed, state)
+                    state.reason = "the replica ended the stream"
+                except grpc.aio.AioRpcError as error:
+                    state.reason = error.details() or error.code().name
+                finally:
+                    call.cancel()
+                    state.breaks += state.connected
+                    state.connected = False
+                await asyncio.sleep(wait_s)
+                wait_s = min(2 * wait_s, self._max_retry_s)
+
+    def _take(self, answer: Answer, missed: int, state: Followed) -> None:
+        state.answers += 1
+        seen = self._seen.setdefault(answer.stream, deque(maxlen=self._remember))
+        key = (answer.window, answer.question, answer.end)
+        if key in seen:
+            self.duplicates += 1
+            self._hub.publish((), missed)
+            return
+        seen.append(key)
+        self._hub.publish((answer,), missed)

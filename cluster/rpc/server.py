@@ -1,0 +1,101 @@
+"""A ``grpc.aio`` server with health, reflection, message limits and keepalive, the same for every process."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import socket
+from collections.abc import Callable
+from typing import Any
+
+import grpc.aio
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from cluster.errors import ConfigError
+from cluster.rpc.channel import CLUSTER_MESSAGE_BYTES
+
+MAX_PACKET_BYTES = 4 * 2**20
+
+Registration = Callable[[Any, grpc.aio.Server], None]
+
+
+def push_message_bytes(max_packet_bytes: int) -> int:
+    """Message limit of a server that takes packets of ``max_packet_bytes``.
+
+    Twice the packet: a packet somewhat over the limit still arrives and is refused with our sentence, not gRPC's.
+    """
+    return 2 * max_packet_bytes + 2**16
+
+
+class RpcServer:
+    """Add services, :meth:`bind`, :meth:`start`, :meth:`stop`; must be made on the event loop it runs on."""
+
+    def __init__(self, *, max_message_bytes: int = CLUSTER_MESSAGE_BYTES) -> None:
+        self._server = grpc.aio.server(
+            options=[
+                ("grpc.max_receive_message_length", max_message_bytes),
+                ("grpc.max_send_message_length", max_message_bytes),
+                # Without it a second server would silently share the port.
+                ("grpc.so_reuseport", 0),
+                ("grpc.keepalive_time_ms", 20_000),
+                ("grpc.keepalive_timeout_ms", 10_000),
+                ("grpc.keepalive_permit_without_calls", 1),
+                ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
+                ("grpc.http2.max_pings_without_data", 0),
+            ]
+        )
+        self._health = health.aio.HealthServicer()
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        self._names: list[str] = []
+
+    def add(self, name: str, register: Registration, servicer: Any) -> None:
+        """Serve ``servicer`` under its full name (``sightline.v1.Ingest``); ``register`` is the generated function."""
+        register(servicer, self._server)
+        self._names.append(name)
+
+    def bind(self, host: str, port: int, *, setting: str = "gateway.port") -> int:
+        """Listen on ``host:port`` (0 takes any free port); returns the port.
+
+        Raises:
+            ConfigError: the port is in use or the address is not this machine's; ``setting`` is what to change.
+        """
+        where = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        try:
+            bound: int = self._server.add_insecure_port(where)
+        except RuntimeError:
+            raise ConfigError(_why_not(host, port, setting)) from None
+        return bound
+
+    async def start(self) -> None:
+        """Serve; from here on the health service says SERVING for every service and for the server as a whole."""
+        reflection.enable_server_reflection(
+            [*self._names, health_pb2.DESCRIPTOR.services_by_name["Health"].full_name, reflection.SERVICE_NAME],
+            self._server,
+        )
+        for name in ("", *self._names):
+            await self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
+        await self._server.start()
+
+    async def stop(self, grace_s: float = 2.0) -> None:
+        """Say NOT_SERVING, refuse new calls, give running ones ``grace_s`` seconds, then cancel them."""
+        await self._health.enter_graceful_shutdown()
+        await asyncio.wait_for(self._server.stop(grace_s), grace_s + 5.0)
+
+    async def wait_closed(self) -> None:
+        await self._server.wait_for_termination()
+
+
+def _why_not(host: str, port: int, setting: str) -> str:
+    """gRPC keeps the operating system's reason to its log: ask again with a plain socket."""
+    try:
+        family, kind, proto, _, target = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind, proto) as probe:
+            probe.bind(target)
+            probe.listen(1)
+        reason = "gRPC could not bind it"
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            return f"port {port} is in use on {host}; choose another with {setting} (0 takes any free one)"
+        reason = error.strerror or str(error)
+    return f"cannot listen on {host}:{port} ({reason}); choose another address with {setting.replace('port', 'host')}"

@@ -1,0 +1,109 @@
+"""Errors and gRPC status codes, both ways: every failed call carries one sentence a user can act on.
+
+A status made here is marked in the trailing metadata, so that a client can tell our sentence from gRPC's own text.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from typing import NoReturn, Protocol
+
+import grpc
+import grpc.aio
+
+from cluster.errors import (
+    CameraExistsError,
+    CapacityError,
+    ConfigError,
+    NotReadyError,
+    SightlineError,
+    SourceError,
+    UnavailableError,
+    UnknownCameraError,
+)
+
+log = logging.getLogger(__name__)
+
+MARK = "sightline-error"
+Code = grpc.StatusCode
+
+_CODES: tuple[tuple[type[BaseException], grpc.StatusCode], ...] = (
+    (UnknownCameraError, Code.NOT_FOUND),
+    (CameraExistsError, Code.ALREADY_EXISTS),
+    (NotReadyError, Code.FAILED_PRECONDITION),
+    (ConfigError, Code.INVALID_ARGUMENT),
+    (CapacityError, Code.RESOURCE_EXHAUSTED),
+    (UnavailableError, Code.UNAVAILABLE),
+    (SourceError, Code.UNAVAILABLE),
+    (ValueError, Code.INVALID_ARGUMENT),
+    (TimeoutError, Code.DEADLINE_EXCEEDED),
+)
+_ERRORS: dict[grpc.StatusCode, type[SightlineError]] = {
+    Code.NOT_FOUND: UnknownCameraError,
+    Code.ALREADY_EXISTS: CameraExistsError,
+    Code.FAILED_PRECONDITION: NotReadyError,
+    Code.INVALID_ARGUMENT: ConfigError,
+    Code.RESOURCE_EXHAUSTED: CapacityError,
+    Code.UNAVAILABLE: UnavailableError,
+    Code.DEADLINE_EXCEEDED: UnavailableError,
+    Code.ABORTED: UnavailableError,
+}
+
+
+class TakenOverError(SightlineError):
+    """A newer connection of the same session replaced this one."""
+
+
+class RefusedError(SightlineError):
+    """The far server refused with ``code``; its sentence is passed on as it is."""
+
+    def __init__(self, code: grpc.StatusCode, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class CallStatus(Protocol):
+    """What ``grpc.RpcError`` of the sync API and ``grpc.aio.AioRpcError`` have in common."""
+
+    def code(self) -> grpc.StatusCode: ...
+
+    def details(self) -> str | None: ...
+
+    def trailing_metadata(self) -> Iterable[tuple[str, str | bytes]] | None: ...
+
+
+def code_of(error: BaseException) -> grpc.StatusCode:
+    """The status code of an error; ``INTERNAL`` for anything not raised on purpose."""
+    if isinstance(error, RefusedError):
+        return error.code
+    if isinstance(error, TakenOverError):
+        return Code.ABORTED
+    for kind, code in _CODES:
+        if isinstance(error, kind):
+            return code
+    return Code.INTERNAL
+
+
+async def abort(context: grpc.aio.ServicerContext, error: BaseException) -> NoReturn:
+    """End the call with the error's code and sentence."""
+    code = code_of(error)
+    if code is Code.INTERNAL:
+        log.error("call failed", exc_info=error)
+    await context.abort(code, str(error) or type(error).__name__, ((MARK, type(error).__name__),))
+    raise AssertionError("abort returned")
+
+
+def is_ours(error: CallStatus) -> bool:
+    """Whether the far server ended the call on purpose, with a sentence of its own."""
+    return any(key == MARK for key, _ in error.trailing_metadata() or ())
+
+
+def to_error(error: CallStatus) -> SightlineError:
+    """The error a caller of the far server should see; gRPC's own failures come as :class:`UnavailableError`."""
+    sentence = error.details() or f"the call ended with {error.code().name}"
+    if is_ours(error):
+        return _ERRORS.get(error.code(), SightlineError)(sentence)
+    if error.code() in (Code.UNAVAILABLE, Code.DEADLINE_EXCEEDED, Code.CANCELLED):
+        return UnavailableError(sentence)
+    return SightlineError(f"{error.code().name}: {sentence}")
