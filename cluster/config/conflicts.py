@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from cluster.config.camera import CameraConfig, CameraEntry
+from cluster.config.policies import pruning_problems, refresh_problem
 from cluster.config.problems import Path, Problem
 from cluster.config.question import QuestionConfig
 from cluster.config.root import SightlineConfig
@@ -79,6 +80,12 @@ def _section_conflicts(camera: CameraConfig, path: Path, entry: CameraEntry | No
     if window.length_s * sampling.fps < 1:
         message = f"at {sampling.fps:g} frames per second a window of {window.length_s:g} s would hold no frame"
         found.append(Problem(at("sampling", "fps"), message))
+    unknown = refresh_problem(window.refresh)
+    if unknown:
+        found.append(Problem(at("window", "refresh"), unknown))
+    for problem in pruning_problems(camera.pruning):
+        section = at("pruning", str(problem.path[0]))
+        found.append(Problem((*section, *problem.path[1:]), problem.message))
     return found + _backoff(camera.source_options, at("source_options", "backoff"))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import functools
 import types
 import typing
 from collections.abc import Iterable, Mapping, Sequence
@@ -47,6 +48,10 @@ class InvalidConfigError(ConfigError):
         self.where = where
         more = f" (and {len(problems) - 1} more: `sightline config check` lists them)" if len(problems) > 1 else ""
         super().__init__(problems[0].sentence(where) + more)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # It crosses processes, and Exception would rebuild it from its message alone.
+        return functools.partial(InvalidConfigError, where=self.where), (self.problems,)
 
     def sentences(self) -> list[str]:
         """One line per problem."""

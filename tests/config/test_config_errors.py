@@ -1,5 +1,7 @@
 """Everything a configuration can get wrong: each error names file, line, key and what would be right."""
 
+import pickle
+
 import pytest
 
 from cluster.config import InvalidConfigError, camera_settings, load_config
@@ -82,6 +84,22 @@ WRONG = {
         "gateway: {max_packet_bytes: 60000000}",
         "cluster.packet_queue_bytes: must be at least gateway.max_packet_bytes = 60000000",
     ),
+    "unknown pruner": (
+        "pruning:\n  policy: replenis",
+        "2: pruning.policy: unknown pruner 'replenis'; did you mean 'replenish'? there are: codecsight, none",
+    ),
+    "unknown parameter of a pruner": (
+        "questions: [{id: q, text: t}]\ncameras:\n- name: a\n  pruning:\n    policy: codecsight\n    options: {taw: 1}",
+        "6: cameras[0].pruning.options.taw: the pruner 'codecsight' has no parameter 'taw'; did you mean 'tau'? it has",
+    ),
+    "wrong type of a parameter": (
+        "pruning:\n  policy: codecsight\n  options: {tau: high}",
+        "3: pruning.options.tau: must be a valid number, not 'high'",
+    ),
+    "unknown refresh policy": (
+        "window:\n  refresh: anchor",
+        "2: window.refresh: unknown refresh policy 'anchor'; did you mean 'anchors'? there are: all, anchors, budget",
+    ),
     "duplicate key": (
         "window:\n  stride_s: 8\n  stride_s: 9",
         "3: window.stride_s: is given twice, first on line 2; keep one",
@@ -129,6 +147,15 @@ def test_all_problems_are_listed_and_the_first_one_is_the_message(tmp_path):
     assert {problem.key for problem in caught.value.problems} == {"sampling.fps", "window.length", "model.seed"}
     assert {problem.line for problem in caught.value.problems} == {1, 2, 3}
     assert "(and 2 more: `sightline config check` lists them)" in str(caught.value)
+
+
+def test_the_error_survives_the_way_to_another_process(tmp_path):
+    path = tmp_path / "city.yaml"
+    path.write_text("sampling: {fps: 0}\nwindow: {length: 1}\n")
+    with pytest.raises(InvalidConfigError) as caught:
+        load_config(path)
+    again = pickle.loads(pickle.dumps(caught.value))
+    assert (str(again), again.sentences()) == (str(caught.value), caught.value.sentences())
 
 
 def test_aliases_that_explode_are_refused(tmp_path):
