@@ -1,0 +1,243 @@
+"""The controller actor: the one owner of the camera table. State and rules are in ``cluster.scheduling.directory``.
+
+It keeps the cameras in Ray's own key-value store, so that a restarted controller knows those added while it ran; who
+runs them it learns from the decoders and replicas, which join again as soon as it no longer knows their heartbeat.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Sequence
+
+from ray.experimental import internal_kv
+
+from cluster.config import CameraConfig, SightlineConfig, camera_settings
+from cluster.errors import UnavailableError
+from cluster.rpc.health import is_serving
+from cluster.scheduling.directory import Assignment, Directory, Route
+from cluster.scheduling.reports import CameraReport, DecoderInfo, ReplicaInfo, StreamReport
+from cluster.types import CameraStatus
+
+log = logging.getLogger(__name__)
+
+SEEDED = b"seeded"
+CAMERA = b"camera/"
+
+
+class Controller:
+    """Ray actor, named ``controller``. ``run_id`` tells this cluster's keys from those of earlier ones."""
+
+    def __init__(self, config: SightlineConfig, run_id: str) -> None:
+        self._config = config
+        self._kv = CameraStore(run_id)
+        self._directory = Directory(heartbeat_timeout_s=config.cluster.heartbeat_timeout_s)
+        self._metrics_addresses: dict[str, str] = {}
+        self._changed = asyncio.Condition()
+        self._settled = asyncio.Event()
+        self._probing: set[str] = set()
+        self._background = {asyncio.create_task(self._settle()), asyncio.create_task(self._watch_heartbeats())}
+
+    async def ready(self) -> bool:
+        """True as soon as the process takes calls."""
+        return True
+
+    async def stop(self) -> None:
+        """Forget what was kept for a restart."""
+        self._kv.clear()
+
+    # -- cameras --------------------------------------------------------------------------------
+    async def add_camera(self, settings: CameraConfig) -> CameraStatus:
+        """Raises ``CameraExistsError`` for a name that is taken with other settings."""
+        await self._until_settled()
+        self._directory.add(settings)
+        self._kv.put(settings)
+        await self._notify()
+        return self._directory.status(settings.name)
+
+    async def remove_camera(self, name: str) -> None:
+        """Raises ``UnknownCameraError``."""
+        await self._until_settled()
+        self._directory.remove(name)
+        self._kv.delete(name)
+        await self._notify()
+
+    async def list_cameras(self) -> list[CameraStatus]:
+        """Sorted by name."""
+        await self._until_settled()
+        return [self._directory.status(name) for name in self._directory.cameras]
+
+    async def get_camera(self, name: str) -> CameraStatus:
+        """Raises ``UnknownCameraError``."""
+        await self._until_settled()
+        return self._directory.status(name)
+
+    async def where(self, name: str) -> Route:
+        """Raises ``UnknownCameraError``."""
+        await self._until_settled()
+        return self._directory.route(name)
+
+    # -- members --------------------------------------------------------------------------------
+    async def register_decoder(self, info: DecoderInfo, running: Sequence[str]) -> None:
+        """A decoder started, or this controller did."""
+        self._directory.join_decoder(info, time.monotonic(), running)
+        log.info("%s joined at %s", info.name, info.address)
+        await self._notify()
+
+    async def register_replica(self, info: ReplicaInfo, known_as: str | None, streams: Sequence[str]) -> str:
+        """A replica is ready, or this controller has restarted; returns the replica's name."""
+        name = self._directory.join_replica(info, time.monotonic(), known_as=known_as, streams=streams)
+        log.info("%s joined at %s", name, info.address)
+        if len(self._directory.replicas) > self._config.cluster.replicas:
+            # It stands in for one that died; do not wait for the heartbeats to run out.
+            for other in self._directory.replicas.keys() - {name}:
+                self._spawn_probe(other)
+        await self._notify()
+        return name
+
+    async def leave_replica(self, instance: str) -> None:
+        """A replica stops on purpose."""
+        for name, info in self._directory.replicas.items():
+            if info.instance == instance:
+                self._directory.leave_replica(name)
+                await self._notify()
+
+    async def heartbeat_decoder(self, name: str, instance: str, reports: Sequence[CameraReport]) -> bool:
+        """False: join again."""
+        return self._directory.heartbeat_decoder(name, instance, reports, time.monotonic())
+
+    async def heartbeat_replica(self, instance: str, reports: Sequence[StreamReport]) -> bool:
+        """False: join again."""
+        return self._directory.heartbeat_replica(instance, reports, time.monotonic())
+
+    async def report_broken(self, replica: str, address: str) -> None:
+        """A decoder lost its connection to a replica: look at once, instead of when heartbeats run out."""
+        info = self._directory.replicas.get(replica)
+        if info is not None and info.address == address:
+            self._spawn_probe(replica)
+
+    async def assignment(self, decoder: str, version: int, timeout_s: float) -> Assignment:
+        """What ``decoder`` must run, as soon as that is another version than it has, or after ``timeout_s``."""
+        await self._until_settled()
+        try:
+            async with asyncio.timeout(timeout_s), self._changed:
+                await self._changed.wait_for(lambda: self._directory.version != version)
+        except TimeoutError:
+            pass
+        return self._directory.assignment(decoder)
+
+    async def replicas(self, known: dict[str, str], timeout_s: float) -> dict[str, str]:
+        """Name -> address of all replicas, as soon as they differ from ``known``; the same after ``timeout_s``."""
+        try:
+            async with asyncio.timeout(timeout_s), self._changed:
+                await self._changed.wait_for(lambda: self._replica_addresses() != known)
+        except TimeoutError:
+            pass
+        return self._replica_addresses()
+
+    async def members(self) -> tuple[list[str], list[str]]:
+        """Names of the decoders and replicas that are ready."""
+        return sorted(self._directory.decoders), sorted(self._directory.replicas)
+
+    async def metrics_addresses(self) -> dict[str, str]:
+        """Process name -> ``host:port`` of its ``/metrics``."""
+        infos = {**self._directory.decoders, **self._directory.replicas}
+        return {name: info.metrics_address for name, info in infos.items() if info.metrics_address}
+
+    # -- inside ---------------------------------------------------------------------------------
+    def _replica_addresses(self) -> dict[str, str]:
+        return {name: info.address for name, info in self._directory.replicas.items()}
+
+    async def _until_settled(self) -> None:
+        try:
+            await asyncio.wait_for(self._settled.wait(), 4 * self._config.cluster.heartbeat_s + 5)
+        except TimeoutError:
+            raise UnavailableError("the controller has just restarted; try again in a moment") from None
+
+    async def _notify(self) -> None:
+        async with self._changed:
+            self._changed.notify_all()
+
+    async def _settle(self) -> None:
+        """Place the cameras: at once when the cluster starts, after a restart only when the members are back."""
+        cameras = self._kv.load()
+        if cameras is None:
+            cameras = [camera_settings(self._config, entry) for entry in self._config.cameras]
+            self._kv.seed(cameras)
+        else:
+            await self._wait_for_members(3 * self._config.cluster.heartbeat_s)
+        for settings in cameras:
+            self._directory.add(settings)
+        self._settled.set()
+        await self._notify()
+
+    async def _wait_for_members(self, timeout_s: float) -> None:
+        def complete() -> bool:
+            wanted = (self._config.cluster.decoders, self._config.cluster.replicas)
+            return (len(self._directory.decoders), len(self._directory.replicas)) == wanted
+
+        try:
+            async with asyncio.timeout(timeout_s), self._changed:
+                await self._changed.wait_for(complete)
+        except TimeoutError:
+            log.warning("not every decoder and replica came back within %g s", timeout_s)
+
+    async def _watch_heartbeats(self) -> None:
+        while True:
+            await asyncio.sleep(self._config.cluster.heartbeat_s)
+            if gone := self._directory.expire(time.monotonic()):
+                log.warning("no heartbeat from %s", ", ".join(gone))
+                await self._notify()
+
+    def _spawn_probe(self, replica: str) -> None:
+        if replica in self._probing:
+            return
+        self._probing.add(replica)
+        task = asyncio.create_task(self._probe(replica))
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
+
+    async def _probe(self, replica: str) -> None:
+        try:
+            info = self._directory.replicas[replica]
+            if not await is_serving(info.address, timeout_s=1.0) and self._directory.replicas.get(replica) == info:
+                log.warning("%s at %s does not answer", replica, info.address)
+                self._directory.leave_replica(replica)
+                await self._notify()
+        finally:
+            self._probing.discard(replica)
+
+
+class CameraStore:
+    """The cameras of one run in Ray's key-value store, which outlives the actor."""
+
+    def __init__(self, run_id: str) -> None:
+        self._namespace = f"sightline-{run_id}".encode()
+
+    def load(self) -> list[CameraConfig] | None:
+        """``None`` when this run has not been seeded yet."""
+        if internal_kv._internal_kv_get(SEEDED, namespace=self._namespace) is None:
+            return None
+        keys = internal_kv._internal_kv_list(CAMERA, namespace=self._namespace)
+        values = [internal_kv._internal_kv_get(key, namespace=self._namespace) for key in sorted(keys)]
+        return [CameraConfig.model_validate_json(value) for value in values if value is not None]
+
+    def seed(self, cameras: Sequence[CameraConfig]) -> None:
+        """Store the configured cameras; from here on the store is the truth."""
+        for settings in cameras:
+            self.put(settings)
+        internal_kv._internal_kv_put(SEEDED, b"1", namespace=self._namespace)
+
+    def put(self, settings: CameraConfig) -> None:
+        internal_kv._internal_kv_put(
+            CAMERA + settings.name.encode(), settings.model_dump_json().encode(), namespace=self._namespace
+        )
+
+    def delete(self, name: str) -> None:
+        internal_kv._internal_kv_del(CAMERA + name.encode(), namespace=self._namespace)
+
+    def clear(self) -> None:
+        """Forget this run."""
+        internal_kv._internal_kv_del(CAMERA, del_by_prefix=True, namespace=self._namespace)
+        internal_kv._internal_kv_del(SEEDED, namespace=self._namespace)

@@ -1,0 +1,56 @@
+"""Calls to other actors with a deadline, and failures as our own errors instead of Ray's."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable
+from typing import Any, cast
+
+import ray
+from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
+
+from cluster.errors import UnavailableError
+
+NAMESPACE = "sightline"
+CONTROLLER = "controller"
+GATEWAY = "gateway"
+
+
+async def ask(reply: Awaitable[Any], *, timeout_s: float = 10.0) -> Any:
+    """The reply to ``handle.method.remote(...)``; raises what the method raised.
+
+    Raises:
+        UnavailableError: the actor is restarting or gone, or has not answered in time.
+    """
+    try:
+        return await asyncio.wait_for(reply, timeout_s)
+    except (RayTaskError, RayActorError, TimeoutError) as error:
+        raise _ours(error, timeout_s) from None
+
+
+def ask_blocking(reply: Any, *, timeout_s: float = 10.0) -> Any:
+    """:func:`ask` for a caller without an event loop."""
+    try:
+        return ray.get(reply, timeout=timeout_s)
+    except (RayTaskError, RayActorError, GetTimeoutError) as error:
+        raise _ours(error, timeout_s) from None
+
+
+def _ours(error: Exception, timeout_s: float) -> Exception:
+    if isinstance(error, RayTaskError):
+        return cast(Exception, error.cause)
+    if isinstance(error, RayActorError):
+        return UnavailableError("a process of the cluster is restarting; try again in a moment")
+    return UnavailableError(f"a process of the cluster did not answer within {timeout_s:g} s")
+
+
+def controller() -> Any:
+    """Handle of the controller; it stays good when the controller restarts.
+
+    Raises:
+        UnavailableError: there is no controller.
+    """
+    try:
+        return ray.get_actor(CONTROLLER, namespace=NAMESPACE)
+    except ValueError:
+        raise UnavailableError("the cluster has no controller") from None

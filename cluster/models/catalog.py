@@ -1,0 +1,57 @@
+"""What can be loaded, known without importing torch: a wrong name must cost a second, not a started cluster."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from cluster.errors import ModelError
+
+PRESETS = ("bench-qwen2_5_vl", "demo-internvl3", "demo-qwen2_5_vl", "tiny-internvl3", "tiny-qwen2_5_vl")
+FAMILIES = ("internvl", "qwen2_5_vl")
+
+
+def check_model(name: str) -> None:
+    """Whether ``load_model(name)`` has a chance: a preset, or a checkpoint whose ``config.json`` is of a known family.
+
+    Looks at the file system, and at the hub for a hub id; weights are neither read nor fetched.
+
+    Raises:
+        ModelError: one sentence.
+    """
+    if name in PRESETS:
+        return
+    folder = Path(name).expanduser()
+    if folder.is_dir():
+        config = folder / "config.json"
+        if not config.is_file():
+            raise ModelError(f"model {name!r} is a folder without config.json; name the folder of a checkpoint")
+    elif folder.is_file() or name.count("/") != 1 or name.startswith((".", "/", "~")):
+        raise ModelError(
+            f"there is no model {name!r}; name a preset ({', '.join(PRESETS)}), the folder of a checkpoint, or a hub id"
+        )
+    else:
+        config = _from_hub(name)
+    family = _family(name, config)
+    if family not in FAMILIES:
+        raise ModelError(f"model {name!r} is of family {family!r}; supported families: {', '.join(FAMILIES)}")
+
+
+def _family(name: str, config: Path) -> str:
+    try:
+        body = json.loads(config.read_text(encoding="utf-8"))
+        return str(body["model_type"])
+    except (OSError, ValueError, KeyError, TypeError):
+        raise ModelError(
+            f"the config.json of model {name!r} says no model_type; it is no transformers checkpoint"
+        ) from None
+
+
+def _from_hub(name: str) -> Path:
+    from huggingface_hub import hf_hub_download
+
+    try:
+        return Path(hf_hub_download(name, "config.json"))
+    except Exception as error:
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise ModelError(f"model {name!r} is neither a folder nor to be had from the hub: {reason}") from None

@@ -1,0 +1,62 @@
+"""The catalog is what the loader really has, and refuses in one sentence without torch."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from cluster.errors import ModelError
+from cluster.models import catalog, loading, presets
+from cluster.models.base import families
+
+
+def test_catalog_names_what_the_loader_has() -> None:
+    assert set(catalog.PRESETS) == set(presets.PRESETS)
+    assert sorted(catalog.FAMILIES) == families.names()
+    assert loading.FAMILY_MODULES
+
+
+@pytest.mark.parametrize("name", catalog.PRESETS)
+def test_presets_pass(name: str) -> None:
+    catalog.check_model(name)
+
+
+def checkpoint(folder, config) -> str:
+    (folder / "config.json").write_text(config)
+    return str(folder)
+
+
+def test_checkpoint_of_a_known_family_passes(tmp_path) -> None:
+    catalog.check_model(checkpoint(tmp_path, json.dumps({"model_type": "qwen2_5_vl"})))
+
+
+@pytest.mark.parametrize(
+    ("config", "reason"),
+    [
+        ('{"model_type": "llava"}', "family 'llava'; supported families: internvl, qwen2_5_vl"),
+        ("{}", "no model_type"),
+        ("not json", "no model_type"),
+    ],
+)
+def test_wrong_checkpoint_is_refused(tmp_path, config: str, reason: str) -> None:
+    with pytest.raises(ModelError, match=reason):
+        catalog.check_model(checkpoint(tmp_path, config))
+
+
+def test_empty_folder_is_refused(tmp_path) -> None:
+    with pytest.raises(ModelError, match=r"without config\.json"):
+        catalog.check_model(str(tmp_path))
+
+
+@pytest.mark.parametrize("name", ["tiny-qwen3", "/nowhere/at/all", "./here"])
+def test_unknown_name_lists_the_presets(name: str) -> None:
+    with pytest.raises(ModelError, match="tiny-qwen2_5_vl"):
+        catalog.check_model(name)
+
+
+def test_checking_imports_no_torch() -> None:
+    code = "import sys; from cluster.models.catalog import check_model; check_model('tiny-internvl3')"
+    code += "; print('torch' in sys.modules or 'transformers' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout.strip() == "False"
