@@ -1,0 +1,66 @@
+"""A sample's pixels on the patch grid, and how they differ from the last sample's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from av.video.frame import VideoFrame
+from av.video.reformatter import Interpolation, VideoReformatter
+
+from cluster.types import FloatGrid, PatchGrid, UInt8Array
+
+
+class PictureScaler:
+    """Scales pictures to the grid's pixels: planar first, then to RGB at the small size.
+
+    Against scaling straight to RGB this is three times as fast, gives the luma plane for nothing, and is nearer to an
+    exact area average (48 against 44 dB at 768 x 432, 52 against 43 at 1080p). AREA, since FAST_BILINEAR saves 5 % of a
+    sample there and none of its aliasing (20 dB on a textured 1080p picture).
+    """
+
+    def __init__(self, grid: PatchGrid) -> None:
+        self._grid = grid
+        # A reformatter keeps its scaler between calls only while the parameters stay the same.
+        self._scale = VideoReformatter()
+        self._colour = VideoReformatter()
+
+    def __call__(self, frame: VideoFrame) -> tuple[UInt8Array, UInt8Array]:
+        """``rgb [height, width, 3]`` and ``luma [height, width]``, uint8."""
+        width, height = self._grid.width, self._grid.height
+        small = self._scale.reformat(frame, width, height, "yuv420p", interpolation=Interpolation.AREA, threads=1)
+        plane = small.planes[0]
+        # Typed as an object without a buffer; a row may be padded.
+        memory: Any = plane
+        luma: UInt8Array = np.frombuffer(memory, np.uint8).reshape(-1, plane.line_size)[:height, :width].copy()
+        rgb = self._colour.reformat(small, format="rgb24", interpolation=Interpolation.FAST_BILINEAR, threads=1)
+        pixels: Any = rgb.to_ndarray()
+        return pixels, luma
+
+
+class LumaDifference:
+    """Mean absolute luma difference per patch between consecutive samples, the global gain removed (its median)."""
+
+    def __init__(self, grid: PatchGrid) -> None:
+        self._grid = grid
+        self._last: npt.NDArray[np.int16] | None = None
+
+    def reset(self) -> None:
+        self._last = None
+
+    def __call__(self, luma: UInt8Array) -> FloatGrid:
+        """``[rows, cols]`` grey levels; zeros for the first sample after a reset."""
+        grid = self._grid
+        last, self._last = self._last, luma.astype(np.int16)
+        if last is None:
+            return np.zeros((grid.rows, grid.cols), np.float32)
+        difference = self._last - last
+        # Exposure and flicker shift the whole picture; a median over every 8th pixel each way is as good as over all.
+        difference -= np.median(difference[::8, ::8]).astype(np.int16)
+        np.abs(difference, out=difference)
+        # 16 bits hold the sum of a patch's column (patch <= 64), and add four times as many at once.
+        columns = np.add.reduce(difference.reshape(grid.rows, grid.patch, grid.width), axis=1, dtype=np.int16)
+        sums = np.add.reduce(columns.reshape(grid.rows, grid.cols, grid.patch), axis=2, dtype=np.int32)
+        mean: FloatGrid = sums.astype(np.float32) / np.float32(grid.patch**2)
+        return mean

@@ -1,0 +1,344 @@
+"""Step 2: packets in, sampled frames and what changed between them out. Every packet is decoded once."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from enum import Enum, auto
+
+import av
+from av.video.frame import PictureType, VideoFrame
+
+from cluster.codec.anchors import AnchorRule
+from cluster.codec.change import ChangeAccumulator, cue_of
+from cluster.codec.decoder import DecodeError, Decoder
+from cluster.codec.nal import FRAMED_CODECS, H264FrameNumbers, configuration, starts_decoding, to_annexb
+from cluster.codec.picture import PictureScaler
+from cluster.codec.reorder import ReferenceDistance
+from cluster.codec.source import StreamHeader
+from cluster.codec.timeline import Sampling, Timeline
+from cluster.errors import SourceError
+from cluster.types import EncodedPacket, PatchGeometry, PatchGrid, SampledFrame
+
+# A sequence number this far back is a late repeat; further back the count has started anew.
+_LATE = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class CodecOptions:
+    """``fps``: samples per second. ``max_gap_s``: a longer step of the camera's clock is a jump, not a pause."""
+
+    fps: float = 2.0
+    anchor_interval_s: float = 8.0
+    max_gap_s: float = 10.0
+
+
+@dataclass(slots=True)
+class CodecStats:
+    """Counters of one stream since its start. ``distrusted``: how often pictures were given up, by reason:
+
+    ``gap`` (sequence hole), ``lost_reference`` (found in the bitstream), ``corrupt``, ``timestamps``, ``resolution``,
+    ``codec``, and what callers of ``distrust`` say. ``gaps`` counts the first two. ``last_pts``: newest shown picture.
+    """
+
+    packets: int = 0
+    packets_skipped: int = 0
+    packets_repeated: int = 0
+    frames_decoded: int = 0
+    frames_sampled: int = 0
+    anchors: int = 0
+    decode_errors: int = 0
+    corrupt_frames: int = 0
+    gaps: int = 0
+    pts_missing: int = 0
+    pts_repeated: int = 0
+    pts_jumps: int = 0
+    distrusted: Counter[str] = field(default_factory=Counter)
+    trusted: bool = False
+    codec: str = ""
+    width: int = 0
+    height: int = 0
+    cue: str = ""
+    last_pts: int | None = None
+
+
+class _Trust(Enum):
+    LOST = auto()
+    """Nothing decodes until a keyframe's packet comes."""
+    RECOVERING = auto()
+    """That packet went in; the first picture that needs nothing before it has not come out yet."""
+    TRUSTED = auto()
+
+
+class CodecProcessor:
+    """One camera's decoder, sampler and change grid. One thread; never raises on bad packets.
+
+    After a gap, damage, a jump of the clock, or a join in mid-GOP, packets are passed over until the next keyframe
+    (what they would decode to is garbage), and the next sample is a fresh anchor.
+    """
+
+    def __init__(self, geometry: PatchGeometry, options: CodecOptions | None = None) -> None:
+        self.options = options or CodecOptions()
+        self.stats = CodecStats()
+        self._geometry = geometry
+        self._timeline = Timeline(self.options.max_gap_s)
+        self._sampling = Sampling(self.options.fps)
+        self._anchors = AnchorRule(self.options.anchor_interval_s, self._sampling.period // 2)
+        self._order = ReferenceDistance()
+        self._decoder: Decoder | None = None
+        self._header = StreamHeader("", 0, 0, b"")
+        self._trust = _Trust.LOST
+        self._suspect = False
+        self._fresh = True
+        self._next_sequence: int | None = None
+        self._recovery_pts: int | None = None
+        self._view: _View | None = None
+        self._numbers = H264FrameNumbers()
+        self._length_size = 0
+
+    # -- the caller's side ----------------------------------------------------------------------
+    def open(self, header: StreamHeader) -> None:
+        """Start, or start again after a reconnect; sequence numbers count anew.
+
+        Raises:
+            SourceError: the codec is unknown, or its configuration is damaged.
+        """
+        self._configure(header)
+        self._next_sequence = None
+        self._lose()
+
+    def feed(self, packet: EncodedPacket) -> list[SampledFrame]:
+        """Decode one packet; the samples it completed, oldest first."""
+        self.stats.packets += 1
+        if not self._in_sequence(packet):
+            return []
+        data = self._framed(packet)
+        if data is None or self._decoder is None:
+            return []
+        reference = True
+        if packet.codec == "h264":
+            head = self._numbers.inspect(data)
+            reference = head.reference
+            if head.lost and self._trust is not _Trust.LOST:
+                self.stats.gaps += 1
+                self.distrust("lost_reference")
+        if self._trust is _Trust.LOST and not self._recover(packet, data):
+            self.stats.packets_skipped += 1
+            return []
+        self._order.decoded(packet.pts, reference)
+        try:
+            frames = self._decoder.decode(data, packet.pts, packet.dts)
+        except DecodeError:
+            self.stats.decode_errors += 1
+            self._suspect = True
+            self.distrust("corrupt")
+            return []
+        return self._show(frames)
+
+    def drain(self) -> list[SampledFrame]:
+        """The samples among the pictures still held back; call when the video ends."""
+        if self._decoder is None or self._trust is _Trust.LOST:
+            return []
+        try:
+            samples = self._show(self._decoder.drain())
+        except DecodeError:
+            self.stats.decode_errors += 1
+            samples = []
+        self._lose()
+        return samples
+
+    def distrust(self, reason: str) -> None:
+        """Nothing decoded from here on can be relied on until the next keyframe; counted under ``reason``."""
+        self.stats.distrusted[reason] += 1
+        self._lose()
+
+    # -- packets --------------------------------------------------------------------------------
+    def _configure(self, header: StreamHeader) -> None:
+        try:
+            found = configuration(header.codec, header.extradata)
+        except ValueError as error:
+            raise SourceError(str(error), retryable=False) from None
+        self._length_size = found.length_size
+        self._header = StreamHeader(header.codec, header.width, header.height, found.parameter_sets)
+        self._decoder = Decoder(header.codec, found.parameter_sets)
+        self._numbers = H264FrameNumbers(found.parameter_sets if header.codec == "h264" else b"")
+        self._suspect = False
+        self._view = None
+        self.stats.codec = header.codec
+        self.stats.cue = cue_of(header.codec)
+
+    def _in_sequence(self, packet: EncodedPacket) -> bool:
+        expected = self._next_sequence
+        if expected is not None and expected - _LATE <= packet.sequence < expected:
+            self.stats.packets_repeated += 1
+            return False
+        self._next_sequence = packet.sequence + 1
+        if expected is not None and packet.sequence != expected:
+            self.stats.gaps += 1
+            self.distrust("gap")
+        return True
+
+    def _framed(self, packet: EncodedPacket) -> bytes | None:
+        """The packet's data as the decoder wants it; None when there is nothing to decode."""
+        if packet.codec != self._header.codec:
+            self.distrust("codec")
+            try:
+                self._configure(StreamHeader(packet.codec, 0, 0, b""))
+            except SourceError:
+                self._decoder = None
+                return None
+        data = packet.data
+        if self._length_size and packet.codec in FRAMED_CODECS and not data.startswith((b"\0\0\1", b"\0\0\0\1")):
+            try:
+                data = to_annexb(data, self._length_size)
+            except ValueError:
+                data = b""
+        if not data:
+            self.stats.decode_errors += 1
+            self.distrust("corrupt")
+            return None
+        return data
+
+    def _recover(self, packet: EncodedPacket, data: bytes) -> bool:
+        if not packet.keyframe and not (packet.codec in FRAMED_CODECS and starts_decoding(packet.codec, data)):
+            return False
+        if self._suspect:
+            # A decoder that raised may have kept more than flushing clears.
+            self._decoder = Decoder(self._header.codec, self._header.extradata)
+            self._suspect = False
+        elif self._decoder is not None:
+            self._decoder.flush()
+        self._trust = _Trust.RECOVERING
+        self._recovery_pts = packet.pts
+        return True
+
+    def _lose(self) -> None:
+        self._trust = _Trust.LOST
+        self.stats.trusted = False
+        self._fresh = True
+        self._numbers.forget()
+        self._order.reset()
+
+    # -- pictures -------------------------------------------------------------------------------
+    def _show(self, frames: list[VideoFrame]) -> list[SampledFrame]:
+        samples = []
+        for frame in frames:
+            self.stats.frames_decoded += 1
+            sample = self._shown(frame)
+            if sample is not None:
+                samples.append(sample)
+            if self._trust is _Trust.LOST:
+                break
+        return samples
+
+    def _shown(self, frame: VideoFrame) -> SampledFrame | None:
+        if frame.is_corrupt:
+            self.stats.corrupt_frames += 1
+            self.distrust("corrupt")
+            return None
+        if self._trust is _Trust.RECOVERING and not self._trustworthy(frame):
+            return None
+        view = self._view
+        if view is None or (frame.width, frame.height) != (view.width, view.height):
+            if view is not None and not self._fresh:
+                self.stats.distrusted["resolution"] += 1
+                if not frame.key_frame:
+                    self._lose()
+                    return None
+            self._fresh = True
+            view = self._view = _View(self.stats.codec, frame.width, frame.height, self._geometry)
+            self.stats.width, self.stats.height = frame.width, frame.height
+        pts = frame.pts if frame.pts is not None else frame.dts
+        time = self._place(frame, pts)
+        if self._trust is _Trust.LOST:
+            return None
+        past, future = self._order.shown(pts, self._reorders)
+        view.change.add(frame, past, future)
+        if frame.pict_type == PictureType.I or frame.key_frame:
+            self._anchors.intra_picture(time)
+        if time is None:
+            return None
+        self.stats.last_pts = time
+        return self._sample(frame, time, view) if self._sampling.due(time) else None
+
+    def _trustworthy(self, frame: VideoFrame) -> bool:
+        """Whether this is the first picture that needs nothing from before the recovery.
+
+        Leading pictures of an open GOP are shown before the keyframe and refer to what was lost. H.264 streams with
+        gradual refresh have no keyframe; FFmpeg holds their pictures back until they are whole.
+        """
+        gradual = (
+            self._header.codec == "h264"
+            and frame.pts is not None
+            and self._recovery_pts is not None
+            and frame.pts > self._recovery_pts
+        )
+        if not frame.key_frame and not gradual:
+            return False
+        self._trust = _Trust.TRUSTED
+        self.stats.trusted = True
+        self._restart()
+        return True
+
+    def _restart(self) -> None:
+        self._fresh = True
+        self._timeline.reset()
+        self._sampling.reset()
+        self._anchors.reset()
+        if self._view is not None:
+            self._view.change.reset()
+
+    def _place(self, frame: VideoFrame, pts: int | None) -> int | None:
+        timeline, stats = self._timeline, self.stats
+        moment = timeline.place(pts)
+        if moment.jumped:
+            stats.distrusted["timestamps"] += 1
+            if frame.key_frame:
+                self._restart()
+                moment = timeline.place(pts)
+            else:
+                self._lose()
+        stats.pts_missing, stats.pts_repeated, stats.pts_jumps = timeline.missing, timeline.repeated, timeline.jumps
+        return moment.time
+
+    @property
+    def _reorders(self) -> bool:
+        return self._decoder is not None and self._decoder.reorders
+
+    def _sample(self, frame: VideoFrame, time: int, view: _View) -> SampledFrame | None:
+        if self._fresh:
+            self._anchors.reset()
+            view.change.reset()
+        try:
+            rgb, luma = view.scaler(frame)
+        except (av.FFmpegError, ValueError, MemoryError):
+            # A picture of a shape or format that FFmpeg decodes but cannot scale.
+            self.stats.decode_errors += 1
+            self.distrust("corrupt")
+            return None
+        change = view.change.take(luma)
+        anchor = self._anchors.sample(time)
+        sample = SampledFrame(
+            index=self.stats.frames_sampled,
+            pts=time,
+            anchor=anchor,
+            fresh=self._fresh,
+            grid=view.grid,
+            rgb=rgb,
+            luma=luma,
+            change=change,
+        )
+        self._fresh = False
+        self.stats.frames_sampled += 1
+        self.stats.anchors += anchor
+        return sample
+
+
+class _View:
+    """What depends on the picture's size: the grid, the scaler onto it, and the change accumulated over it."""
+
+    def __init__(self, codec: str, width: int, height: int, geometry: PatchGeometry) -> None:
+        self.width, self.height = width, height
+        self.grid: PatchGrid = geometry.grid(width, height)
+        self.scaler = PictureScaler(self.grid)
+        self.change = ChangeAccumulator(codec, width, height, self.grid)

@@ -1,0 +1,102 @@
+"""Cameras' clocks repeat, jump and go missing; this gives each shown picture a time it can be sampled by."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from cluster.types import MICROSECONDS
+
+_DEFAULT_INTERVAL = MICROSECONDS // 25
+# So many pictures without a usable time are taken for a camera that has no clock.
+_PATIENCE = 25
+# Corrections of a camera's clock up to this far back only repeat a moment.
+_REPEAT = MICROSECONDS
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """``time`` in microseconds, None when the picture has no place of its own; ``jumped``: the clock was set anew."""
+
+    time: int | None
+    jumped: bool = False
+
+
+class Timeline:
+    """Strictly increasing times for the pictures of one stream, in display order.
+
+    * missing: the last time plus the usual interval; before any is known, up to 25 pictures are passed over, then
+      time counts from 0
+    * repeated or up to 1 s back: no place of its own; after 25 in a row the clock is taken for stuck, as if missing
+    * further back, or more than ``max_gap_s`` ahead: jumped
+    """
+
+    def __init__(self, max_gap_s: float) -> None:
+        self.missing = self.repeated = self.jumps = 0
+        self._max_gap = int(max_gap_s * MICROSECONDS)
+        self._interval = _DEFAULT_INTERVAL
+        self._last: int | None = None
+        self._unplaced = 0
+
+    def reset(self) -> None:
+        """The next known time is taken as it is."""
+        self._last = None
+        self._unplaced = 0
+
+    def place(self, pts: int | None) -> Moment:
+        if pts is None:
+            self.missing += 1
+            return self._extrapolate()
+        if self._last is None:
+            return self._at(pts)
+        step = pts - self._last
+        if 0 < step <= self._max_gap:
+            # A slow average: one long pause must not stretch the interval that missing times are filled with.
+            self._interval += (min(step, 4 * self._interval) - self._interval) // 8
+            return self._at(pts)
+        if -_REPEAT < step <= 0:
+            self.repeated += 1
+            return self._extrapolate() if self._unplaced >= _PATIENCE else self._pass_over()
+        self.jumps += 1
+        self._at(pts)
+        return Moment(pts, jumped=True)
+
+    def _at(self, time: int) -> Moment:
+        self._last = time
+        self._unplaced = 0
+        return Moment(time)
+
+    def _pass_over(self) -> Moment:
+        self._unplaced += 1
+        return Moment(None)
+
+    def _extrapolate(self) -> Moment:
+        if self._last is None:
+            if self._unplaced < _PATIENCE:
+                return self._pass_over()
+            self._last = -self._interval
+        self._last += self._interval
+        return Moment(self._last)
+
+
+class Sampling:
+    """Which pictures become samples: the first at or after each tick of ``fps``, by time and not by count."""
+
+    def __init__(self, fps: float) -> None:
+        self.period = max(1, round(MICROSECONDS / fps))
+        # Timestamps are rounded to the container's clock and jitter; a picture that early is the tick's own.
+        self._slack = self.period // 20
+        self._next: int | None = None
+
+    def reset(self) -> None:
+        """The next picture is a sample."""
+        self._next = None
+
+    def due(self, time: int) -> bool:
+        """Whether the picture at ``time`` is a sample; ticks stay on one grid until reset."""
+        if self._next is None:
+            self._next = time + self.period
+            return True
+        if time < self._next - self._slack:
+            return False
+        self._next += self.period * (max(0, time - self._next) // self.period + 1)
+        return True
