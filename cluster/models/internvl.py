@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from transformers import InternVLConfig, InternVLForConditionalGeneration
 
 from cluster.errors import ModelError
 from cluster.models.base import FrameSpan, FrameTokens, PatchBatch, WindowPositions, families
@@ -21,6 +22,7 @@ from cluster.models.checkpoint import (
 )
 from cluster.models.packed_attention import PACKED, Packing
 from cluster.models.pixels import IMAGENET_MEAN, IMAGENET_STD, normalise
+from cluster.models.tokenizer import VOCABULARY, preset_tokenizer
 from cluster.types import PatchGeometry, PatchGrid
 
 SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<img>", "</img>", "<IMG_CONTEXT>")
@@ -60,17 +62,29 @@ class InternVL(CheckpointModel):
             )
         return PatchGeometry(patch=patch, merge=merge, temporal=1, square=height)
 
-    # -- vision -----------------------------------------------------------------------------------
-    @torch.no_grad()
-    def encode(self, frames: Sequence[PatchBatch]) -> list[FrameTokens]:
-        """See the base. Each frame that keeps anything is its class token and its kept patches, with the position
-        embeddings of their cells; linear layers run over all frames at once."""
-        kept = [frame for frame in frames if len(frame.cells)]
-        parts = iter(self._encode_kept(kept) if kept else [])
-        wrap = self.embed(torch.tensor([*self._before, *self._after]))
-        return [self._tokens(frame, next(parts), wrap) if len(frame.cells) else self._empty(frame) for frame in frames]
+    @classmethod
+    def untrained(cls, text: dict[str, Any], vision: dict[str, Any]) -> tuple[Any, Any]:
+        tokenizer = preset_tokenizer(SPECIAL_TOKENS, eos="<|im_end|>", pad="<|endoftext|>")
+        ids = {token: tokenizer.convert_tokens_to_ids(token) for token in SPECIAL_TOKENS}
+        common = {"bos_token_id": ids["<|endoftext|>"], "eos_token_id": ids["<|im_end|>"]}
+        config = InternVLConfig(
+            text_config={
+                "model_type": "qwen2",
+                "vocab_size": VOCABULARY,
+                "pad_token_id": ids["<|endoftext|>"],
+                **common,
+                **text,
+            },
+            vision_config={"attention_bias": True, **vision},
+            image_token_id=ids["<IMG_CONTEXT>"],
+            tie_word_embeddings=True,
+        )
+        return InternVLForConditionalGeneration(config), tokenizer
 
+    # -- vision -----------------------------------------------------------------------------------
     def _encode_kept(self, frames: Sequence[PatchBatch]) -> list[Tensor]:
+        """See the base. Each frame is its class token and its kept patches, with the position embeddings of their
+        cells; linear layers run over all frames at once."""
         embeddings = self._tower.embeddings
         unit = self.geometry.merge**2
         lengths = [1 + len(frame.cells) * unit for frame in frames]
@@ -114,19 +128,16 @@ class InternVL(CheckpointModel):
         layer, layers = self._feature_layer, len(self._tower.encoder.layer)
         return layer if layer >= 0 else layers + 1 + layer
 
-    def _tokens(self, frame: PatchBatch, embeds: Tensor, wrap: Tensor) -> FrameTokens:
+    def _frame_tokens(self, frame: PatchBatch, visual: Tensor) -> FrameTokens:
         before = len(self._before)
-        text = torch.arange(len(wrap), device=self.device)
-        text_cells = torch.stack([torch.full_like(text, -1), text], dim=1)
+        text = self.embed(torch.tensor([*self._before, *self._after]))
+        index = torch.arange(len(text), device=self.device)
+        text_cells = torch.stack([torch.full_like(index, -1), index], dim=1)
         return FrameTokens(
-            embeds=torch.cat([wrap[:before], embeds, wrap[before:]]),
+            embeds=torch.cat([text[:before], visual, text[before:]]),
             cells=torch.cat([text_cells[:before], frame.cells.to(self.device), text_cells[before:]]),
             grid=frame.grid,
         )
-
-    def _empty(self, frame: PatchBatch) -> FrameTokens:
-        nothing = self.embed(torch.zeros(0, dtype=torch.long))
-        return FrameTokens(embeds=nothing, cells=frame.cells.to(self.device), grid=frame.grid)
 
     def _embed_patches(self, patches: Tensor) -> Tensor:
         projection = self._tower.embeddings.patch_embeddings.projection
@@ -159,12 +170,12 @@ class InternVL(CheckpointModel):
             before = len(self._before)
             visual = before + row * frame.grid.group_cols + col
             text = torch.where(col < before, col, col + frame.grid.tokens)
-            start = first + frame.slot * self._frame_tokens(frame.grid)
+            start = first + frame.slot * self._frame_length(frame.grid)
             spans.append((start + torch.where(row < 0, text, visual)).expand(3, -1))
-            end = start + self._frame_tokens(frame.grid)
+            end = start + self._frame_length(frame.grid)
         return WindowPositions(frames=spans, next=end)
 
-    def _frame_tokens(self, grid: PatchGrid) -> int:
+    def _frame_length(self, grid: PatchGrid) -> int:
         return len(self._before) + grid.tokens + len(self._after)
 
     @torch.no_grad()

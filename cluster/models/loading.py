@@ -13,13 +13,13 @@ from transformers.image_processing_base import ImageProcessingMixin
 
 from cluster.errors import ConfigError, ModelError
 from cluster.models.base import VisionLanguageModel, families
+from cluster.models.catalog import FAMILIES
 from cluster.models.checkpoint import Checkpoint
-from cluster.models.presets import PRESETS, initialise
+from cluster.models.presets import PRESETS, SHAPES, initialise
 
-FAMILY_MODULES = ("qwen2_5_vl", "internvl")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
-for _module in FAMILY_MODULES:
+for _module in FAMILIES:
     importlib.import_module(f"cluster.models.{_module}")
 
 
@@ -43,14 +43,41 @@ def load_model(
     kind = _dtype(dtype)
     if path_or_preset in PRESETS:
         return _preset(path_or_preset, where, kind, seed, max_pixels)
-    return _checkpoint(path_or_preset, where, kind, max_pixels)
+    folder = Path(path_or_preset).expanduser()
+    return _checkpoint(str(folder) if folder.is_dir() else path_or_preset, where, kind, max_pixels)
+
+
+def load_shape(name: str) -> VisionLanguageModel:
+    """A published model's shape without weights or memory, to count tokens and FLOPs with; it computes nothing.
+
+    Raises:
+        ModelError: no such shape.
+    """
+    if name not in SHAPES:
+        raise ModelError(f"unknown model shape {name!r}; there are: {', '.join(sorted(SHAPES))}")
+    shape = SHAPES[name]
+    family: Any = families.get(shape.family)
+    meta = torch.device("meta")
+    with meta:
+        model, tokenizer = family.untrained(shape.text, shape.vision)
+    checkpoint = Checkpoint(
+        model=model,
+        tokenizer=tokenizer,
+        device=meta,
+        dtype=torch.bfloat16,
+        random_weights=True,
+        max_pixels=shape.max_pixels,
+    )
+    loaded: VisionLanguageModel = family(checkpoint)
+    return loaded
 
 
 def _preset(
     name: str, device: torch.device, dtype: torch.dtype, seed: int, max_pixels: int | None
 ) -> VisionLanguageModel:
     preset = PRESETS[name]
-    model, tokenizer = preset.build()
+    family: Any = families.get(preset.family)
+    model, tokenizer = family.untrained(preset.text, preset.vision)
     initialise(model, seed)
     checkpoint = Checkpoint(
         model=model.to(device=device, dtype=dtype).eval().requires_grad_(False),
@@ -60,7 +87,8 @@ def _preset(
         random_weights=True,
         max_pixels=max_pixels or preset.max_pixels,
     )
-    return families.get(preset.family)(checkpoint)  # type: ignore[call-arg]
+    loaded: VisionLanguageModel = family(checkpoint)
+    return loaded
 
 
 def _checkpoint(path: str, device: torch.device, dtype: torch.dtype, max_pixels: int | None) -> VisionLanguageModel:
@@ -83,7 +111,9 @@ def _checkpoint(path: str, device: torch.device, dtype: torch.dtype, max_pixels:
         std=_channels(processor.get("image_std")),
         max_pixels=max_pixels or 448 * 448,
     )
-    return families.get(config.model_type)(checkpoint)  # type: ignore[call-arg]
+    family: Any = families.get(config.model_type)
+    loaded: VisionLanguageModel = family(checkpoint)
+    return loaded
 
 
 def _read(path: str, kind: Any, **options: Any) -> Any:

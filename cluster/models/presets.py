@@ -1,4 +1,4 @@
-"""Random-weight models of real families: the same code paths as a checkpoint, nothing to download.
+"""Sizes of models that need no download: random-weight presets of every family, and the shapes of published ones.
 
 ``tiny`` is for tests, ``demo`` for a laptop, ``bench`` large enough that arithmetic and not Python decides.
 """
@@ -6,185 +6,103 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
-from transformers import (
-    InternVLConfig,
-    InternVLForConditionalGeneration,
-    Qwen2_5_VLConfig,
-    Qwen2_5_VLForConditionalGeneration,
-)
-
-from cluster.models import internvl, qwen2_5_vl
-from cluster.models.tokenizer import VOCABULARY, preset_tokenizer
 
 
 @dataclass(frozen=True, slots=True)
 class Preset:
-    """How to build one: ``build()`` gives an uninitialised model and its tokenizer."""
+    """Entries of a family's text and vision configuration; ``max_pixels`` bounds a frame at native resolution."""
 
     family: str
-    max_pixels: int
-    build: Callable[[], tuple[nn.Module, Any]]
+    text: dict[str, Any]
+    vision: dict[str, Any]
+    max_pixels: int = 448 * 448
 
 
-def _qwen2_5_vl(*, text: dict[str, Any], vision: dict[str, Any]) -> tuple[nn.Module, Any]:
-    tokenizer = preset_tokenizer(qwen2_5_vl.SPECIAL_TOKENS, eos="<|im_end|>", pad="<|endoftext|>")
-    ids = {token: tokenizer.convert_tokens_to_ids(token) for token in qwen2_5_vl.SPECIAL_TOKENS}
-    config = Qwen2_5_VLConfig(
-        text_config={
-            "vocab_size": VOCABULARY,
-            "max_position_embeddings": 32768,
-            "bos_token_id": ids["<|endoftext|>"],
-            "eos_token_id": ids["<|im_end|>"],
-            "pad_token_id": ids["<|endoftext|>"],
-            **text,
-        },
-        vision_config={"out_hidden_size": text["hidden_size"], "tokens_per_second": 2, **vision},
-        image_token_id=ids["<|image_pad|>"],
-        video_token_id=ids["<|video_pad|>"],
-        vision_start_token_id=ids["<|vision_start|>"],
-        vision_end_token_id=ids["<|vision_end|>"],
-        tie_word_embeddings=True,
-    )
-    return Qwen2_5_VLForConditionalGeneration(config), tokenizer
+def _text(hidden: int, intermediate: int, layers: int, heads: int, kv_heads: int, **rope: Any) -> dict[str, Any]:
+    return {
+        "hidden_size": hidden,
+        "intermediate_size": intermediate,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "max_position_embeddings": 32768,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1_000_000.0, **rope},
+    }
 
 
-def _mrope(*sections: int) -> dict[str, Any]:
-    return {"rope_type": "default", "rope_theta": 1_000_000.0, "mrope_section": list(sections)}
+def _qwen_tower(hidden: int, intermediate: int, depth: int, heads: int, full: list[int]) -> dict[str, Any]:
+    return {
+        "hidden_size": hidden,
+        "intermediate_size": intermediate,
+        "depth": depth,
+        "num_heads": heads,
+        "fullatt_block_indexes": full,
+    }
 
 
-def _tiny_qwen2_5_vl() -> tuple[nn.Module, Any]:
-    return _qwen2_5_vl(
-        text={
-            "hidden_size": 64,
-            "intermediate_size": 128,
-            "num_hidden_layers": 3,
-            "num_attention_heads": 4,
-            "num_key_value_heads": 2,
-            "rope_parameters": _mrope(2, 3, 3),
-        },
-        vision={
-            "hidden_size": 32,
-            "intermediate_size": 64,
-            "depth": 4,
-            "num_heads": 2,
-            "window_size": 56,
-            "fullatt_block_indexes": [1, 3],
-        },
-    )
-
-
-def _demo_qwen2_5_vl() -> tuple[nn.Module, Any]:
-    return _qwen2_5_vl(
-        text={
-            "hidden_size": 256,
-            "intermediate_size": 640,
-            "num_hidden_layers": 5,
-            "num_attention_heads": 4,
-            "num_key_value_heads": 2,
-            "rope_parameters": _mrope(8, 12, 12),
-        },
-        vision={
-            "hidden_size": 128,
-            "intermediate_size": 320,
-            "depth": 4,
-            "num_heads": 4,
-            "fullatt_block_indexes": [1, 3],
-        },
-    )
-
-
-def _bench_qwen2_5_vl() -> tuple[nn.Module, Any]:
-    return _qwen2_5_vl(
-        text={
-            "hidden_size": 512,
-            "intermediate_size": 1536,
-            "num_hidden_layers": 12,
-            "num_attention_heads": 8,
-            "num_key_value_heads": 2,
-            "rope_parameters": _mrope(8, 12, 12),
-        },
-        vision={
-            "hidden_size": 384,
-            "intermediate_size": 1152,
-            "depth": 8,
-            "num_heads": 6,
-            "fullatt_block_indexes": [3, 7],
-        },
-    )
-
-
-def _internvl(*, text: dict[str, Any], vision: dict[str, Any]) -> tuple[nn.Module, Any]:
-    tokenizer = preset_tokenizer(internvl.SPECIAL_TOKENS, eos="<|im_end|>", pad="<|endoftext|>")
-    ids = {token: tokenizer.convert_tokens_to_ids(token) for token in internvl.SPECIAL_TOKENS}
-    config = InternVLConfig(
-        text_config={
-            "model_type": "qwen2",
-            "vocab_size": VOCABULARY,
-            "max_position_embeddings": 32768,
-            "bos_token_id": ids["<|endoftext|>"],
-            "eos_token_id": ids["<|im_end|>"],
-            "pad_token_id": ids["<|endoftext|>"],
-            "rope_parameters": {"rope_type": "default", "rope_theta": 1_000_000.0},
-            **text,
-        },
-        vision_config={"attention_bias": True, **vision},
-        image_token_id=ids["<IMG_CONTEXT>"],
-        tie_word_embeddings=True,
-    )
-    return InternVLForConditionalGeneration(config), tokenizer
-
-
-def _tiny_internvl3() -> tuple[nn.Module, Any]:
-    return _internvl(
-        text={
-            "hidden_size": 64,
-            "intermediate_size": 128,
-            "num_hidden_layers": 3,
-            "num_attention_heads": 4,
-            "num_key_value_heads": 2,
-        },
-        vision={
-            "hidden_size": 32,
-            "intermediate_size": 64,
-            "num_hidden_layers": 3,
-            "num_attention_heads": 2,
-            "image_size": 112,
-            "use_qk_norm": True,
-        },
-    )
-
-
-def _demo_internvl3() -> tuple[nn.Module, Any]:
-    return _internvl(
-        text={
-            "hidden_size": 256,
-            "intermediate_size": 640,
-            "num_hidden_layers": 5,
-            "num_attention_heads": 4,
-            "num_key_value_heads": 2,
-        },
-        vision={
-            "hidden_size": 128,
-            "intermediate_size": 512,
-            "num_hidden_layers": 4,
-            "num_attention_heads": 4,
-            "image_size": 224,
-        },
-    )
+def _intern_tower(hidden: int, intermediate: int, layers: int, heads: int, image: int) -> dict[str, Any]:
+    return {
+        "hidden_size": hidden,
+        "intermediate_size": intermediate,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "image_size": image,
+    }
 
 
 PRESETS: dict[str, Preset] = {
-    "tiny-qwen2_5_vl": Preset("qwen2_5_vl", 112 * 112, _tiny_qwen2_5_vl),
-    "demo-qwen2_5_vl": Preset("qwen2_5_vl", 336 * 190, _demo_qwen2_5_vl),
-    "tiny-internvl3": Preset("internvl", 112 * 112, _tiny_internvl3),
-    "demo-internvl3": Preset("internvl", 224 * 224, _demo_internvl3),
-    "bench-qwen2_5_vl": Preset("qwen2_5_vl", 448 * 448, _bench_qwen2_5_vl),
+    "tiny-qwen2_5_vl": Preset(
+        "qwen2_5_vl",
+        text=_text(64, 128, 3, 4, 2, mrope_section=[2, 3, 3]),
+        # Windows of 2x2 groups: even a tiny frame has several.
+        vision={**_qwen_tower(32, 64, 4, 2, [1, 3]), "window_size": 56},
+        max_pixels=112 * 112,
+    ),
+    "tiny-internvl3": Preset(
+        "internvl",
+        text=_text(64, 128, 3, 4, 2),
+        vision={**_intern_tower(32, 64, 3, 2, 112), "use_qk_norm": True},
+    ),
+    "demo-qwen2_5_vl": Preset(
+        "qwen2_5_vl",
+        text=_text(256, 640, 5, 4, 2, mrope_section=[8, 12, 12]),
+        vision=_qwen_tower(128, 320, 4, 4, [1, 3]),
+        max_pixels=336 * 190,
+    ),
+    "demo-internvl3": Preset(
+        "internvl",
+        text=_text(256, 640, 5, 4, 2),
+        vision=_intern_tower(128, 512, 4, 4, 224),
+    ),
+    "bench-qwen2_5_vl": Preset(
+        "qwen2_5_vl",
+        text=_text(512, 1536, 12, 8, 2, mrope_section=[8, 12, 12]),
+        vision=_qwen_tower(384, 1152, 8, 6, [3, 7]),
+    ),
+}
+
+# From the config.json of the published checkpoints.
+SHAPES: dict[str, Preset] = {
+    "qwen2_5_vl-7b": Preset(
+        "qwen2_5_vl",
+        text={**_text(3584, 18944, 28, 28, 4, mrope_section=[16, 24, 24]), "vocab_size": 152064},
+        vision=_qwen_tower(1280, 3420, 32, 16, [7, 15, 23, 31]),
+    ),
+    "internvl3-8b": Preset(
+        "internvl",
+        text={**_text(3584, 18944, 28, 28, 4), "vocab_size": 151674},
+        vision=_intern_tower(1024, 4096, 24, 16, 448),
+    ),
+    "internvl3-14b": Preset(
+        "internvl",
+        text={**_text(5120, 13824, 48, 40, 8), "vocab_size": 151674},
+        vision=_intern_tower(1024, 4096, 24, 16, 448),
+    ),
 }
 
 

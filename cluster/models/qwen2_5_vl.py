@@ -8,9 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
 
 from cluster.errors import ModelError
-from cluster.models.base import FrameSpan, FrameTokens, PatchBatch, WindowPositions, families
+from cluster.models.base import FrameSpan, PatchBatch, WindowPositions, families
 from cluster.models.checkpoint import (
     INSTRUCTION,
     SYSTEM_PROMPT,
@@ -21,6 +22,7 @@ from cluster.models.checkpoint import (
 )
 from cluster.models.packed_attention import PACKED, Packing
 from cluster.models.pixels import CLIP_MEAN, CLIP_STD, normalise
+from cluster.models.tokenizer import VOCABULARY, preset_tokenizer
 from cluster.types import PatchGeometry
 
 SPECIAL_TOKENS = (
@@ -65,14 +67,27 @@ class Qwen25VL(CheckpointModel):
             min_pixels=min(56 * 56, checkpoint.max_pixels),
         )
 
+    @classmethod
+    def untrained(cls, text: dict[str, Any], vision: dict[str, Any]) -> tuple[Any, Any]:
+        tokenizer = preset_tokenizer(SPECIAL_TOKENS, eos="<|im_end|>", pad="<|endoftext|>")
+        ids = {token: tokenizer.convert_tokens_to_ids(token) for token in SPECIAL_TOKENS}
+        common = {"bos_token_id": ids["<|endoftext|>"], "eos_token_id": ids["<|im_end|>"]}
+        config = Qwen2_5_VLConfig(
+            text_config={"vocab_size": VOCABULARY, "pad_token_id": ids["<|endoftext|>"], **common, **text},
+            vision_config={"out_hidden_size": text["hidden_size"], "tokens_per_second": 2, **vision},
+            image_token_id=ids["<|image_pad|>"],
+            video_token_id=ids["<|video_pad|>"],
+            vision_start_token_id=ids["<|vision_start|>"],
+            vision_end_token_id=ids["<|vision_end|>"],
+            tie_word_embeddings=True,
+        )
+        return Qwen2_5_VLForConditionalGeneration(config), tokenizer
+
     # -- vision -----------------------------------------------------------------------------------
-    @torch.no_grad()
-    def encode(self, frames: Sequence[PatchBatch]) -> list[FrameTokens]:
+    def _encode_kept(self, frames: Sequence[PatchBatch]) -> list[Tensor]:
         """See the base. Patches run in window order, as in transformers; a window's kept patches see each other in
         windowed layers, a frame's in full ones, and rotary positions are those of the patches' cells."""
         counts = [len(frame.cells) for frame in frames]
-        if sum(counts) == 0:
-            return [self._tokens(frame, self.embed(torch.zeros(0, dtype=torch.long))) for frame in frames]
         merge, unit = self.geometry.merge, self.geometry.merge**2
         cells = torch.cat([frame.cells for frame in frames]).to(self.device)
         frame_of = torch.repeat_interleave(
@@ -84,7 +99,7 @@ class Qwen25VL(CheckpointModel):
         order = _lexicographic_order(windows)
         window_lengths = torch.unique_consecutive(windows[order], dim=0, return_counts=True)[1] * unit
         windowed = Packing.of(window_lengths.tolist(), self.device)
-        full = Packing.of([count * unit for count in counts if count], self.device)
+        full = Packing.of([count * unit for count in counts], self.device)
 
         hidden = self._embed_patches(torch.cat([frame.patches for frame in frames]).to(self.device))
         hidden = hidden.view(-1, unit, hidden.shape[-1])[order].flatten(0, 1)
@@ -95,11 +110,7 @@ class Qwen25VL(CheckpointModel):
         merged = self._visual.merger(hidden)
         embeds = torch.empty_like(merged)
         embeds[order] = merged
-        parts = torch.split(embeds.to(self.dtype), counts)
-        return [self._tokens(frame, part) for frame, part in zip(frames, parts, strict=True)]
-
-    def _tokens(self, frame: PatchBatch, embeds: Tensor) -> FrameTokens:
-        return FrameTokens(embeds=embeds, cells=frame.cells.to(self.device), grid=frame.grid)
+        return list(torch.split(embeds.to(self.dtype), counts))
 
     def _pixel_values(self, patches: Tensor) -> Tensor:
         """``[n, T, C, p, p]`` uint8 -> ``[n, C*T*p*p]``, the layout of the checkpoint's patch embedding."""

@@ -4,7 +4,9 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from cluster.errors import ModelError
 from cluster.models.base import PatchBatch
+from cluster.models.loading import load_shape
 
 
 def eager_sdpa(q, k, v, *, scale=None, is_causal=False, enable_gqa=False, **_):
@@ -46,3 +48,21 @@ def test_language_model(model):
     # a small matrix product in one family, hence the tolerance.
     assert model.llm_flops(n, n * n) == pytest.approx(counter.get_total_flops(), rel=0.02)
     assert model.llm_flops(0, 0) == 0
+
+
+@pytest.mark.parametrize(("name", "billions"), [("qwen2_5_vl-7b", 7.6), ("internvl3-8b", 7.4), ("internvl3-14b", 14.6)])
+def test_published_shapes_have_published_sizes(name, billions):
+    """Shapes take no memory. Parameters, without the output head that our count ties to the embedding."""
+    model = load_shape(name)
+    size = sum(parameter.numel() for parameter in model.model.parameters()) / 1e9
+    assert size == pytest.approx(billions, rel=0.05)
+    grid = model.geometry.grid(1920, 1080)
+    tokens = 40 * grid.tokens
+    dense = model.llm_flops(tokens, tokens * (tokens + 1) // 2) + model.tower_flops([grid.rows * grid.cols] * 40)
+    # At least two FLOPs per weight and token, embeddings and tower aside.
+    assert dense > 2 * tokens * 0.8 * billions * 1e9
+
+
+def test_an_unknown_shape():
+    with pytest.raises(ModelError, match="internvl3-8b"):
+        load_shape("qwen9-900b")

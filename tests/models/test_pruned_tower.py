@@ -11,6 +11,7 @@ from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import apply_rotary_pos_
 
 from cluster.models import load_model
 from cluster.models.base import PatchBatch, VisionLanguageModel
+from cluster.models.checkpoint import PATCHES_PER_PASS
 from cluster.types import PatchGrid
 
 
@@ -162,6 +163,25 @@ def test_packing_and_order_change_nothing(data, name):
         assert torch.equal(tokens.cells, alone.cells)
         assert len(visual_tokens(tokens)) == len(frames[i].cells)
         torch.testing.assert_close(tokens.embeds, alone.embeds, rtol=1e-4, atol=1e-5)
+
+
+def test_a_long_batch_runs_in_bounded_passes(model, grid, make_frame, random_keep, monkeypatch):
+    frames = [make_frame(grid, random_keep(grid, share)) for share in (0.5, 1.0, 0.1, 0.7, 0.3)]
+    whole = model.encode(frames)
+    passes = []
+    encode_kept = type(model)._encode_kept
+    monkeypatch.setattr(
+        type(model),
+        "_encode_kept",
+        lambda self, part: passes.append(sum(len(f.patches) for f in part)) or encode_kept(self, part),
+    )
+    monkeypatch.setitem(PATCHES_PER_PASS, "cpu", 60)
+    for ours, expected in zip(model.encode(frames), whole, strict=True):
+        torch.testing.assert_close(ours.embeds, expected.embeds, rtol=1e-4, atol=1e-5)
+    assert len(passes) > 1
+    assert sum(passes) == sum(len(frame.patches) for frame in frames)
+    # A single frame may exceed the limit: frames are never split.
+    assert all(size <= max(60, grid.rows * grid.cols) for size in passes)
 
 
 def test_a_frame_without_patches_has_no_token(model, grid, make_frame):
