@@ -40,7 +40,7 @@ class CodecSight(Pruner):
         dynamic |= change.intra > self.intra_threshold
         if change.cue == "luma" and self.alpha == 0:
             dynamic |= change.luma > self.luma_threshold
-        activity = share_of_groups(dynamic, frame.grid.merge)
+        activity = 1.0 if frame.fresh else share_of_groups(dynamic, frame.grid.merge)
         if frame.anchor or frame.fresh or self._active is None or self._active.shape != dynamic.shape:
             keep_all = everything(frame)
             self._active = ~keep_all

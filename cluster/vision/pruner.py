@@ -21,7 +21,8 @@ class Decision:
     """What to keep of one sample.
 
     * ``mask`` ``[rows, cols]`` bool: cells to encode, always whole ``merge x merge`` groups
-    * ``activity``: share of groups that changed by themselves, before dilation, memory and anchors, 0..1
+    * ``activity``: share of groups that changed by themselves, before dilation, memory and anchors, 0..1; 1 for a
+      fresh sample, which has nothing to be compared with
     """
 
     mask: BoolGrid

@@ -1,0 +1,124 @@
+"""Cuts the kept patches out of the sampled pictures: what leaves a decoder for a replica."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from cluster.types import MICROSECONDS, BoolGrid, FrameSample, PatchGrid, SampledFrame, UInt8Array, mask_digest
+from cluster.vision.cells import any_in_group, expand_groups
+from cluster.vision.pruner import Pruner, everything
+
+
+def cut_patches(pictures: list[UInt8Array], groups: BoolGrid, grid: PatchGrid) -> UInt8Array:
+    """The patches of the set groups of ``T`` pictures, in group order (see :class:`FrameSample`).
+
+    Args:
+        pictures: ``T`` pictures ``[height, width, 3]`` uint8.
+        groups: ``[group rows, group cols]`` bool.
+        grid: of the pictures.
+
+    Returns:
+        ``[n, T, 3, p, p]`` uint8 with ``n = groups.sum() * merge**2``.
+    """
+    merge, patch = grid.merge, grid.patch
+    count = int(np.count_nonzero(groups))
+    patches = np.empty((count, merge, merge, len(pictures), 3, patch, patch), dtype=np.uint8)
+    for t, picture in enumerate(pictures):
+        cells = picture.reshape(grid.group_rows, merge, patch, grid.group_cols, merge, patch, 3)
+        patches[:, :, :, t] = cells.transpose(0, 3, 1, 4, 6, 2, 5)[groups]
+    return patches.reshape(count * merge**2, len(pictures), 3, patch, patch)
+
+
+def paste_patches(sample: FrameSample, t: int, picture: UInt8Array) -> None:
+    """The reverse of :func:`cut_patches`: write sample ``t``'s kept patches into ``picture`` ``[height, width, 3]``."""
+    grid = sample.grid
+    merge, patch = grid.merge, grid.patch
+    groups = any_in_group(sample.mask, merge)
+    cells = picture.reshape(grid.group_rows, merge, patch, grid.group_cols, merge, patch, 3)
+    patches = sample.patches[:, t].reshape(-1, merge, merge, 3, patch, patch)
+    cells.transpose(0, 3, 1, 4, 6, 2, 5)[groups] = patches
+
+
+@dataclass(slots=True)
+class _Pending:
+    """A sample that waits for the rest of its temporal patch."""
+
+    frame: SampledFrame
+    mask: BoolGrid
+    activity: float
+
+
+class PatchSampler:
+    """Unites ``T = grid.temporal`` consecutive samples of one camera into one :class:`FrameSample`.
+
+    The pruner works sample by sample; the masks of the ``T`` samples are united, and one anchor or fresh sample makes
+    the whole an anchor or fresh. A fresh sample that arrives while others wait drops those (``dropped``): the replica
+    forgets what lies before it anyway. Not thread-safe but for :meth:`force_anchor`.
+    """
+
+    def __init__(self, stream: str, pruner: Pruner, fps: float) -> None:
+        """Args: ``stream`` names the camera, ``fps`` is the sampling rate that durations follow."""
+        if fps <= 0:
+            raise ValueError(f"samples per second must be positive, not {fps}")
+        self.stream = stream
+        self.fps = fps
+        self.dropped = 0
+        self._pruner = pruner
+        self._pending: list[_Pending] = []
+        self._index = 0
+        self._forced = False
+
+    def force_anchor(self) -> None:
+        """The next :class:`FrameSample` keeps everything and is fresh: its reader has lost the stream's window."""
+        self._forced = True
+
+    def feed(self, frame: SampledFrame) -> FrameSample | None:
+        """Take the next sample; returns a frame once ``T`` samples are together."""
+        if self._pending and (frame.fresh or frame.grid != self._pending[0].frame.grid):
+            self.dropped += len(self._pending)
+            self._pending.clear()
+        if self._forced and not frame.anchor:
+            # The camera itself is sound: its pruner keeps what it has learnt, so an anchor is enough for it.
+            frame = replace(frame, anchor=True)
+        decision = self._pruner.prune(frame)
+        self._pending.append(_Pending(frame, decision.mask, decision.activity))
+        if len(self._pending) < frame.grid.temporal:
+            return None
+        return self._unite()
+
+    def flush(self) -> FrameSample | None:
+        """The stream ended: complete what waits by repeating its last picture, as the model's own processor does."""
+        if not self._pending:
+            return None
+        while len(self._pending) < self._pending[0].frame.grid.temporal:
+            self._pending.append(self._pending[-1])
+        return self._unite()
+
+    def _unite(self) -> FrameSample:
+        parts = self._pending
+        first = parts[0].frame
+        forced = self._forced
+        self._forced = False
+        fresh = forced or any(part.frame.fresh for part in parts)
+        anchor = fresh or any(part.frame.anchor for part in parts)
+        mask = everything(first) if anchor else np.logical_or.reduce([part.mask for part in parts])
+        groups = any_in_group(mask, first.grid.merge)
+        mask = expand_groups(groups, first.grid.merge)
+        sample = FrameSample(
+            stream=self.stream,
+            index=self._index,
+            pts=first.pts,
+            duration=round(first.grid.temporal * MICROSECONDS / self.fps),
+            anchor=anchor,
+            fresh=fresh,
+            grid=first.grid,
+            mask=mask,
+            patches=cut_patches([part.frame.rgb for part in parts], groups, first.grid),
+            activity=max(part.activity for part in parts),
+            digest=mask_digest(mask, self._index, first.pts),
+        )
+        self._index += 1
+        self._pending = []
+        return sample
