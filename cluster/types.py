@@ -208,7 +208,10 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class StreamSpec:
-    """What an engine must know of a camera to answer its questions on a sliding window."""
+    """What an engine must know of a camera to answer its questions on a sliding window.
+
+    ``patient``: its frames may be held back (a file read as fast as it goes), so that no window is ever dropped.
+    """
 
     stream: str
     questions: tuple[Question, ...]
@@ -218,6 +221,7 @@ class StreamSpec:
     refresh_budget: float | None = None
     static_gate: bool = True
     max_idle_s: float = 60.0
+    patient: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -61,4 +61,15 @@ class CameraConfig(Section):
             refresh_budget=self.window.refresh_budget,
             static_gate=self.window.static_gate,
             max_idle_s=self.window.max_idle_s,
+            patient=self.is_file and not self.source_options.realtime,
         )
+
+    @property
+    def is_file(self) -> bool:
+        """Whether the source is a video file."""
+        return bool(self.source) and ("://" not in self.source or self.source.startswith("file://"))
+
+    @property
+    def is_pushed(self) -> bool:
+        """Whether an agent outside sends the packets."""
+        return not self.source

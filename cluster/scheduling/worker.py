@@ -16,9 +16,9 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from cluster.engine.base import Engine
-from cluster.errors import CapacityError, ConfigError
+from cluster.errors import CapacityError, ConfigError, UnknownCameraError
 from cluster.scheduling.reports import StreamReport
-from cluster.scheduling.windows import WindowQueue
+from cluster.scheduling.windows import DropReason, WindowQueue
 from cluster.types import Answer, FrameSample, LastAnswer, StreamSpec, WindowRequest
 
 log = logging.getLogger(__name__)
@@ -28,25 +28,16 @@ MAX_FAILURES = 3
 
 
 @dataclass(frozen=True, slots=True)
-class StreamProgress:
-    """How far a camera is: frames up to ``index`` were taken (-1: none yet), windows were answered or dropped.
+class WindowCounts:
+    """Windows of one camera since it was opened."""
 
-    ``refused``: one sentence when frame ``index`` could not be used; the camera must go on with a fresh anchor.
-    """
-
-    index: int
-    windows_done: int
-    windows_gated: int
-    windows_dropped: int
-    refused: str = ""
+    done: int = 0
+    gated: int = 0
+    dropped: int = 0
 
 
 class WorkerEvents(Protocol):
     """What the engine thread tells; called on that thread, so implementations must not block."""
-
-    def progress(self, stream: str, progress: StreamProgress) -> None:
-        """A frame was taken or refused, or a window was settled."""
-        ...
 
     def answered(self, answers: Sequence[Answer], *, late: bool) -> None:
         """One window was answered; ``late``: after the next one was due."""
@@ -57,7 +48,7 @@ class WorkerEvents(Protocol):
         ...
 
     def dropped(self, stream: str, reason: str, windows: int) -> None:
-        """Windows were given up: late, replaced, overflow, or failed."""
+        """Windows were given up; ``reason`` is a :class:`DropReason` or ``failed``."""
         ...
 
     def lost(self, stream: str, windows: int) -> None:
@@ -65,13 +56,19 @@ class WorkerEvents(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class _Offer:
+    sample: FrameSample
+    arrived_s: float
+    taken: Future[None]
+
+
 @dataclass(slots=True)
 class _Stream:
     spec: StreamSpec
-    patient: bool
-    inbox: deque[tuple[FrameSample, float]] = field(default_factory=deque)
+    inbox: deque[_Offer] = field(default_factory=deque)
     ending: bool = False
-    index: int = -1
+    broken: str = ""
     unanswered_frames: int = 0
     latency_s: float = 0.0
     last_answers: dict[str, LastAnswer] = field(default_factory=dict)
@@ -84,7 +81,7 @@ class EngineWorker:
     Args:
         max_batch: windows answered together at most.
         per_stream: windows of one camera that may wait (see :class:`WindowQueue`).
-        inbox: frames of one camera that may wait; the sender's credit.
+        inbox: frames of one camera that may wait for the thread.
         stall_s: seconds one engine call may take before :meth:`check` says the engine is stuck.
     """
 
@@ -95,16 +92,14 @@ class EngineWorker:
         *,
         max_batch: int = 8,
         per_stream: int = 2,
-        inbox: int = 64,
+        inbox: int = 8,
         stall_s: float = 120.0,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._engine = engine
         self._events = events
         self._max_batch = max_batch
         self._inbox = inbox
         self._stall_s = stall_s
-        self._clock = clock
         self._queue = WindowQueue(per_stream=per_stream)
         self._streams: dict[str, _Stream] = {}
         self._commands: deque[Callable[[], None]] = deque()
@@ -126,44 +121,46 @@ class EngineWorker:
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
-    def open(self, spec: StreamSpec, *, patient: bool = False) -> Future[None]:
+    def open(self, spec: StreamSpec) -> Future[None]:
         """Admit a camera, or change its questions and policies; done when the engine has agreed.
 
         The future raises ``ConfigError`` when it cannot.
         """
-        done: Future[None] = Future()
-        self._command(lambda: self._admit(spec, patient, done))
+        done = _future()
+        self._command(lambda: self._admit(spec, done))
         return done
 
-    def offer(self, sample: FrameSample) -> None:
-        """Put a frame of an open camera into its inbox.
+    def offer(self, sample: FrameSample, arrived_s: float | None = None) -> Future[None]:
+        """Hand over a frame of an open camera, which arrived at ``arrived_s`` (monotonic; now); done when it was taken.
+
+        The future raises ``ValueError`` when the engine cannot use the frame: the camera must go on with a fresh one.
 
         Raises:
-            CapacityError: the inbox is full: the sender ignored its credit.
-            KeyError: the camera is not open.
+            CapacityError: too many frames wait already.
+            UnknownCameraError: the camera is not open.
         """
+        taken = _future()
+        offer = _Offer(sample, time.monotonic() if arrived_s is None else arrived_s, taken)
         with self._wake:
-            stream = self._streams[sample.stream]
+            stream = self._streams.get(sample.stream)
+            if stream is None:
+                raise UnknownCameraError(f"camera {sample.stream!r} is not open here")
             if len(stream.inbox) >= self._inbox:
-                raise CapacityError(f"camera {sample.stream!r} has {self._inbox} frames waiting; it has no credit left")
-            stream.inbox.append((sample, self._clock()))
+                raise CapacityError(f"camera {sample.stream!r} has {self._inbox} frames waiting already")
+            stream.inbox.append(offer)
             self._wake.notify_all()
+        return taken
 
     def close(self, stream: str, *, flush: bool = False) -> None:
         """Forget a camera: at once, or with ``flush`` after its last, incomplete window was answered."""
         self._command(lambda: self._close(stream, flush))
 
-    def credit(self, stream: str) -> int:
-        """Frames the inbox of a camera still takes."""
+    def counts(self, stream: str) -> WindowCounts:
+        """Windows of a camera so far."""
         with self._wake:
             known = self._streams.get(stream)
-            return self._inbox - len(known.inbox) if known else self._inbox
-
-    def progress(self, stream: str) -> StreamProgress:
-        """How far a camera is."""
-        with self._wake:
-            known = self._streams.get(stream)
-            return _progress(known) if known else StreamProgress(-1, 0, 0, 0)
+            counts = known.counts if known else Counter[str]()
+            return WindowCounts(counts["windows_done"], counts["windows_gated"], counts["windows_dropped"])
 
     def reports(self) -> list[StreamReport]:
         """Every open camera, for the heartbeat."""
@@ -189,7 +186,7 @@ class EngineWorker:
         if self._failures >= MAX_FAILURES:
             raise RuntimeError(f"the engine failed on every window of its last {self._failures} batches")
         busy_since = self._busy_since
-        if busy_since is not None and self._clock() - busy_since > self._stall_s:
+        if busy_since is not None and time.monotonic() - busy_since > self._stall_s:
             raise RuntimeError(f"the engine has made no progress for more than {self._stall_s:g} s")
 
     # -- the engine thread ----------------------------------------------------------------------
@@ -206,7 +203,7 @@ class EngineWorker:
                     return
                 commands = list(self._commands)
                 self._commands.clear()
-            self._busy_since = self._clock()
+            self._busy_since = time.monotonic()
             for command in commands:
                 command()
             for name in list(self._streams):
@@ -222,7 +219,7 @@ class EngineWorker:
             or any(stream.inbox or stream.ending for stream in self._streams.values())
         )
 
-    def _admit(self, spec: StreamSpec, patient: bool, done: Future[None]) -> None:
+    def _admit(self, spec: StreamSpec, done: Future[None]) -> None:
         try:
             self._engine.admit(spec)
         except (ConfigError, ValueError) as error:
@@ -231,9 +228,9 @@ class EngineWorker:
         with self._wake:
             known = self._streams.get(spec.stream)
             if known is None:
-                self._streams[spec.stream] = _Stream(spec, patient)
+                self._streams[spec.stream] = _Stream(spec)
             else:
-                known.spec, known.patient, known.ending = spec, patient, False
+                known.spec, known.ending = spec, False
         done.set_result(None)
 
     def _close(self, name: str, flush: bool) -> None:
@@ -249,57 +246,65 @@ class EngineWorker:
         self._queue.discard(name)
         self._engine.evict(name)
         with self._wake:
-            self._streams.pop(name, None)
+            gone = self._streams.pop(name)
+        for offer in gone.inbox:
+            offer.taken.set_exception(UnknownCameraError(f"camera {name!r} was closed"))
 
     def _take_frames(self, name: str) -> None:
         stream = self._streams[name]
         while stream.inbox and not self._must_wait(stream):
             with self._wake:
-                sample, arrived_s = stream.inbox.popleft()
-            self._push(stream, sample, arrived_s)
+                offer = stream.inbox.popleft()
+            try:
+                self._push(stream, offer)
+            except ValueError as error:
+                offer.taken.set_exception(error)
+            else:
+                offer.taken.set_result(None)
         if stream.ending and not stream.inbox:
             self._finish(name, stream)
 
     def _must_wait(self, stream: _Stream) -> bool:
         """A fresh frame makes the engine forget the windows that still wait; a patient camera loses none either way."""
-        return self._queue.waiting(stream.spec.stream) > 0 and (stream.patient or stream.inbox[0][0].fresh)
+        waiting = self._queue.waiting(stream.spec.stream)
+        return waiting > 0 and (stream.spec.patient or stream.inbox[0].sample.fresh)
 
-    def _push(self, stream: _Stream, sample: FrameSample, arrived_s: float) -> None:
-        name = stream.spec.stream
-        if sample.fresh and stream.unanswered_frames:
-            stream.counts["windows_lost"] += 1
+    def _push(self, stream: _Stream, offer: _Offer) -> None:
+        sample = offer.sample
+        if sample.fresh:
+            stream.broken = ""
+            if stream.unanswered_frames:
+                stream.counts["windows_lost"] += 1
+                self._events.lost(sample.stream, 1)
             stream.unanswered_frames = 0
-            self._events.lost(name, 1)
-        stream.index = sample.index
-        try:
-            closed = self._engine.push(sample)
-        except ValueError as error:
-            self._events.progress(name, _progress(stream, refused=str(error)))
-            return
+        elif stream.broken:
+            raise ValueError(stream.broken)
+        closed = self._engine.push(sample)
         if closed:
             stream.unanswered_frames = 0
+        # The frame that closes a window usually lies behind its end and belongs to the next one.
         if not closed or sample.pts + sample.duration // 8 >= closed[-1].end:
             stream.unanswered_frames += 1
-        self._enqueue(stream, [replace(request, arrived_s=arrived_s) for request in closed])
-        self._events.progress(name, _progress(stream))
+        self._enqueue(stream, [replace(request, arrived_s=offer.arrived_s) for request in closed])
 
     def _enqueue(self, stream: _Stream, requests: Sequence[WindowRequest]) -> None:
         for request in requests:
             # An answer that starts later than the window is long tells of a scene that is gone.
-            for gone in self._queue.offer(request, late_s=stream.spec.window_s, patient=stream.patient):
+            for gone in self._queue.offer(
+                request, late_s=stream.spec.window_s, patient=stream.spec.patient or stream.ending
+            ):
                 self._drop(gone.request.stream, gone.reason)
 
     def _finish(self, name: str, stream: _Stream) -> None:
         """Answer what is left of a camera whose source ended, then forget it."""
         if stream.unanswered_frames:
             stream.unanswered_frames = 0
-            stream.patient = True
             self._enqueue(stream, self._engine.flush(name))
         if not self._queue.waiting(name):
             self._forget(name)
 
     def _step(self) -> None:
-        batch = self._queue.take(self._max_batch, self._clock())
+        batch = self._queue.take(self._max_batch, time.monotonic())
         for gone in batch.dropped:
             self._drop(gone.request.stream, gone.reason)
         if not batch.requests:
@@ -328,12 +333,12 @@ class EngineWorker:
         stream = self._streams[name]
         self._drop(name, "failed", 1 + len(self._queue.discard(name)))
         stream.unanswered_frames = 0
+        stream.broken = reason
         self._engine.evict(name)
         self._engine.admit(stream.spec)
-        self._events.progress(name, _progress(stream, refused=reason))
 
     def _answer(self, requests: Sequence[WindowRequest]) -> None:
-        self._busy_since = self._clock()
+        self._busy_since = time.monotonic()
         answers = self._engine.step(requests)
         self._events.batch(len(requests))
         for request in requests:
@@ -342,6 +347,8 @@ class EngineWorker:
 
     def _settle(self, stream: _Stream, answers: Sequence[Answer]) -> None:
         if not answers:
+            # The engine no longer has the window's frames.
+            self._drop(stream.spec.stream, DropReason.LATE)
             return
         first = answers[0]
         with self._wake:
@@ -356,17 +363,15 @@ class EngineWorker:
                     answer.question, answer.score, answer.positive, answer.end
                 )
         self._events.answered(answers, late=first.timing.latency_s > stream.spec.stride_s)
-        self._events.progress(stream.spec.stream, _progress(stream))
 
     def _drop(self, name: str, reason: str, windows: int = 1) -> None:
         stream = self._streams[name]
         stream.counts["windows_dropped"] += windows
         self._events.dropped(name, reason, windows)
-        self._events.progress(name, _progress(stream))
 
 
-def _progress(stream: _Stream, refused: str = "") -> StreamProgress:
-    counts = stream.counts
-    return StreamProgress(
-        stream.index, counts["windows_done"], counts["windows_gated"], counts["windows_dropped"], refused
-    )
+def _future() -> Future[None]:
+    """One that its waiter cannot cancel: the engine thread will set it in any case."""
+    future: Future[None] = Future()
+    future.set_running_or_notify_cancel()
+    return future

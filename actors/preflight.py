@@ -1,0 +1,48 @@
+"""What can be known to be wrong before anything is started."""
+
+from __future__ import annotations
+
+import socket
+
+from cluster.config import SightlineConfig
+from cluster.errors import ConfigError
+from cluster.models.catalog import check_model
+
+
+def preflight(config: SightlineConfig) -> SightlineConfig:
+    """Check model and ports; returns the configuration with ports of 0 replaced by free ones, so that a restarted
+    gateway is found where it was.
+
+    Raises:
+        ConfigError: one sentence that names what to change.
+    """
+    check_model(config.model.name)
+    gateway = config.gateway
+    port = free_port(gateway.host, gateway.port, "gateway.port")
+    metrics_port = free_port(gateway.host, gateway.metrics_port, "gateway.metrics_port")
+    if port == metrics_port:
+        raise ConfigError(f"gateway.port and gateway.metrics_port are both {port}; give them different ports")
+    gateway = gateway.model_copy(update={"port": port, "metrics_port": metrics_port})
+    return config.model_copy(update={"gateway": gateway})
+
+
+def free_port(host: str, port: int, key: str) -> int:
+    """``port``, or for 0 any free one.
+
+    Raises:
+        ConfigError: it is in use, needs more rights, or the host is not this machine's.
+    """
+    try:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        with socket.socket(family, socket.SOCK_STREAM) as probe:
+            # As servers do: a port whose last connections still linger is free.
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind((host, port))
+            probe.listen(1)
+            return int(probe.getsockname()[1])
+    except socket.gaierror:
+        raise ConfigError(f"gateway.host {host!r} is not a known address; use 127.0.0.1 or 0.0.0.0") from None
+    except OSError as error:
+        raise ConfigError(
+            f"cannot listen on {host}:{port}: {error.strerror or error}; choose another {key}, or 0 for any free one"
+        ) from None
