@@ -64,7 +64,10 @@ class MotionField:
     """Folds the vectors of every picture since the last sample, for pictures of one size on one grid."""
 
     def __init__(self, width: int, height: int, grid: PatchGrid) -> None:
-        self._rows, self._cols = -(-height // _BLOCK), -(-width // _BLOCK)
+        blocks_down, blocks_across = -(-height // _BLOCK), -(-width // _BLOCK)
+        self._blocks = blocks_down * blocks_across
+        # One row and column more than there are blocks, which no patch lies on: reduceat needs them after the edge.
+        self._rows, self._cols = blocks_down + 1, blocks_across + 1
         self._count = self._rows * self._cols
         self._down = overlap(height, self._rows, grid.rows)
         self._across = overlap(width, self._cols, grid.cols).T.copy()
@@ -76,8 +79,7 @@ class MotionField:
     def reset(self) -> None:
         self._x: Plane = np.zeros(self._count)
         self._y: Plane = np.zeros(self._count)
-        # One row and column more than there are blocks, so that a span may end at the edge.
-        self._fastest = np.zeros((self._rows + 1, self._cols + 1))
+        self._fastest: Plane = np.zeros(self._count)
         self._intra: FloatGrid = np.zeros(self._shape, np.float32)
 
     def add_uncovered(self) -> None:
@@ -86,17 +88,16 @@ class MotionField:
 
     def add(self, vectors: Vectors, past: float, future: float) -> None:
         """Fold one inter picture. ``past`` and ``future`` scale its vectors (see ReferenceDistance)."""
-        row, col = vectors["dst_y"] >> 4, vectors["dst_x"] >> 4
-        block = np.multiply(row, self._cols, dtype=np.intp)
-        block += col
+        block = np.multiply(vectors["dst_y"] >> 4, self._cols, dtype=np.intp)
+        block += vectors["dst_x"] >> 4
         area = np.multiply(vectors["w"], vectors["h"], dtype=np.float64)
-        if int(block.max()) >= self._count or int(block.min()) < 0 or int(col.max()) >= self._cols:
-            inside = (row >= 0) & (row < self._rows) & (col >= 0) & (col < self._cols)
-            vectors, block, area, row, col = vectors[inside], block[inside], area[inside], row[inside], col[inside]
         covered = np.bincount(block, area, self._count)
-        uncovered = covered == 0.0
-        if uncovered.any():
-            plane = uncovered.reshape(self._rows, self._cols).astype(np.float32)
+        if covered.size > self._count:
+            # Blocks of coded rows that cropping hides.
+            inside = block < self._count
+            vectors, block, area, covered = vectors[inside], block[inside], area[inside], covered[: self._count]
+        if np.count_nonzero(covered) < self._blocks:
+            plane = (covered == 0.0).reshape(self._rows, self._cols).astype(np.float32)
             np.maximum(self._intra, self._down @ plane @ self._across, out=self._intra)
         x, y = vectors["motion_x"], vectors["motion_y"]
         moving = np.flatnonzero(x | y)
@@ -110,14 +111,14 @@ class MotionField:
         share = area[moving] / covered[block]
         self._x += np.bincount(block, share * x, self._count)
         self._y += np.bincount(block, share * y, self._count)
-        np.maximum.at(self._fastest, (row[moving], col[moving]), np.hypot(x, y))
+        np.maximum.at(self._fastest, block, np.hypot(x, y))
 
     def take(self) -> tuple[FloatGrid, FloatGrid, FloatGrid]:
         """``max_motion, net_motion, intra``, each ``[rows, cols]`` (see ChangeGrid); starts anew."""
         shape = (self._rows, self._cols)
         x = self._down @ self._x.reshape(shape).astype(np.float32) @ self._across
         y = self._down @ self._y.reshape(shape).astype(np.float32) @ self._across
-        fastest = np.maximum.reduceat(self._fastest, self._row_spans, axis=0)[::2]
+        fastest = np.maximum.reduceat(self._fastest.reshape(shape), self._row_spans, axis=0)[::2]
         fastest = np.maximum.reduceat(fastest, self._col_spans, axis=1)[:, ::2]
         planes = fastest.astype(np.float32), np.hypot(x, y), self._intra
         self.reset()
