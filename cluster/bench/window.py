@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from cluster.bench.frames import ClipFrames, read_clip, sample_frames
+from cluster.bench.frames import ClipFrames, clip_names, prune_clip, read_clip, span_seconds
 from cluster.bench.harness import BenchResult
 from cluster.engine.native.engine import NativeEngine
 from cluster.engine.native.refresh import refresh_policies
@@ -57,7 +57,7 @@ class Measured:
     def add(self, engine: NativeEngine, seconds: float, answer: Answer) -> None:
         self.latency_s.append(seconds)
         self.plan_s.append(answer.timing.plan_s)
-        self.flops.append(engine.last_step.tower_flops + engine.last_step.llm_flops)
+        self.flops.append(engine.stats.tower_flops + engine.stats.llm_flops)
         self.answers.append(answer)
 
     def mean(self, name: str) -> float:
@@ -79,18 +79,20 @@ def run(args: argparse.Namespace) -> BenchResult:
     rows: list[dict[str, Any]] = []
     overheads: list[float] = []
     with tempfile.TemporaryDirectory() as directory:
-        for clip in args.clips or _made_clips(Path(directory)):
-            seconds = None if args.windows is None else args.window + args.windows * args.stride
-            frames = read_clip(
-                clip, model.geometry, fps=args.fps, seconds=seconds, at_least=args.window + 6 * args.stride
+        for name, path in clip_names(args.clips or _made_clips(Path(directory))):
+            at_least = args.window + (6 if args.windows is None else args.windows) * args.stride
+            clip = read_clip(
+                path,
+                model.geometry,
+                fps=args.fps,
+                at_least=at_least,
+                at_most=None if args.windows is None else at_least,
             )
-            full, measured = _measure(engine, frames, args, policies)
-            rows += [_row(clip, name, full, result) for name, result in [("full", full), *measured.items()]]
-            ours = measured[NATURAL]
-            name = clip.stem.replace("-", "_")
-            figures[f"speedup_{name}"] = statistics.fmean(full.latency_s) / statistics.fmean(ours.latency_s)
-            decision = frames.decision_s_per_second * args.stride + statistics.fmean(ours.plan_s)
-            overheads.append(decision / statistics.fmean(full.latency_s))
+            full, measured, decision_s = _measure(engine, clip, args, policies)
+            rows += [_row(path, policy, full, result) for policy, result in [("full", full), *measured.items()]]
+            full_s = statistics.fmean(full.latency_s)
+            figures[f"speedup_{name}"] = full_s / statistics.fmean(measured[NATURAL].latency_s)
+            overheads.append(decision_s / full_s)
     figures["decision_overhead"] = max(overheads)
     notes = [
         f"model {args.model}: {parameters / 1e6:.1f}M parameters, random weights: {model.random_weights}",
@@ -110,18 +112,20 @@ def _made_clips(directory: Path) -> list[Path]:
 
 
 def _measure(
-    engine: NativeEngine, frames: ClipFrames, args: argparse.Namespace, policies: Sequence[str]
-) -> tuple[Measured, dict[str, Measured]]:
+    engine: NativeEngine, clip: ClipFrames, args: argparse.Namespace, policies: Sequence[str]
+) -> tuple[Measured, dict[str, Measured], float]:
+    """Full, every policy, and the seconds that deciding takes per stride: change grid, masks and plan."""
     spec = StreamSpec("ours", (QUESTION,), args.window, args.stride, refresh=NATURAL, static_gate=False)
-    whole = list(sample_frames(frames, "full", "none", args.fps))
-    kept = list(sample_frames(frames, "ours", args.pruner, args.fps))
+    whole = prune_clip(clip, "full", "none").samples
+    pruned = prune_clip(clip, "ours", args.pruner)
+    kept = pruned.samples
     full, ours = Measured(), Measured()
     for request, answer, seconds in _stream(engine, spec, kept):
         if request.end - whole[0].pts <= args.window * MICROSECONDS:
             continue
         ours.add(engine, seconds, answer)
         full.add(engine, *_full_window(engine, spec, whole, request))
-        _progress(f"{frames.path.name}: window {request.window}: full {full.latency_s[-1]:.2f} s, ours {seconds:.2f} s")
+        _progress(f"{clip.path.name}: window {request.window}: full {full.latency_s[-1]:.2f} s, ours {seconds:.2f} s")
     overlap = ours.mean("reused") + ours.mean("refreshed")
     budget = ours.mean("refreshed") / overlap if overlap else 0.0
     measured = {NATURAL: ours}
@@ -133,8 +137,10 @@ def _measure(
         for request, answer, seconds in _stream(engine, policy, kept):
             if request.end - whole[0].pts > args.window * MICROSECONDS:
                 measured[name].add(engine, seconds, answer)
-        _progress(f"{frames.path.name}: {name}: {statistics.fmean(measured[name].latency_s):.2f} s a window")
-    return full, measured
+        _progress(f"{clip.path.name}: {name}: {statistics.fmean(measured[name].latency_s):.2f} s a window")
+    strides = span_seconds(kept) / args.stride
+    decision_s = (clip.change_s + pruned.mask_s) / strides + statistics.fmean(ours.plan_s)
+    return full, measured, decision_s
 
 
 def _stream(
