@@ -143,15 +143,17 @@ class CheckpointModel(VisionLanguageModel):
             )
 
     def yes_no_ids(self) -> tuple[list[int], list[int]]:
-        yes, no = (
-            {self._ids(variant)[0] for word in words for variant in (word, f" {word}")}
-            for words in (("yes", "Yes", "YES"), ("no", "No", "NO"))
-        )
-        # A first token that both answers share (a lone space, say) tells nothing.
+        yes, no = self._first_ids(("yes", "Yes", "YES")), self._first_ids(("no", "No", "NO"))
+        # A first token that both answers share tells nothing.
         shared = yes & no
         if not yes - shared or not no - shared:
             raise ModelError(f"the tokenizer of {self.family} cannot tell yes from no by the answer's first token")
         return sorted(yes - shared), sorted(no - shared)
+
+    def _first_ids(self, words: Sequence[str]) -> set[int]:
+        """Tokens that are one of the words; only if there are none, tokens that begin one ("Y" also begins "You")."""
+        spelled = [self._ids(variant) for word in words for variant in (word, f" {word}")]
+        return {ids[0] for ids in spelled if len(ids) == 1} or {self._ids(word)[0] for word in words}
 
     # -- the reference ----------------------------------------------------------------------------
     @contextmanager

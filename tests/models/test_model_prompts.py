@@ -58,6 +58,24 @@ def test_a_tokenizer_that_cannot_tell_yes_from_no_is_refused():
         model.yes_no_ids()
 
 
+def test_a_letter_counts_only_where_no_token_is_the_word():
+    model = load_model("tiny-qwen2_5_vl")
+
+    class Vocabulary:
+        unk_token_id = None
+
+        def __init__(self, words):
+            self.words = words
+
+        def __call__(self, text, **_):
+            return {"input_ids": [self.words[text]] if text in self.words else [ord(letter) for letter in text]}
+
+    model.tokenizer = Vocabulary({"yes": 500, " Yes": 501, "No": 502})
+    assert model.yes_no_ids() == ([500, 501], [502])
+    model.tokenizer = Vocabulary({"yes": 500})
+    assert model.yes_no_ids() == ([500], [ord("N"), ord("n")])
+
+
 def test_preset_tokenizers_fit_the_preset_vocabulary(model):
     assert len(model.tokenizer) <= VOCABULARY
     assert model.text_config.vocab_size == VOCABULARY
