@@ -1,0 +1,358 @@
+"""``NativeEngine``: torch over transformers checkpoints, with KV reuse that no serving engine can express."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from cluster.engine.base import WindowRequest
+from cluster.engine.native import export
+from cluster.engine.native.admission import check_sample, check_spec
+from cluster.engine.native.attention import install
+from cluster.engine.native.decode import end_tokens, explain
+from cluster.engine.native.encode import encode_pending
+from cluster.engine.native.fingerprint import fingerprint
+from cluster.engine.native.forward import PassResult, StreamPass, ragged_forward
+from cluster.engine.native.gate import standing
+from cluster.engine.native.kernels import kernel_for
+from cluster.engine.native.kv import KVSlab
+from cluster.engine.native.plan import Prompt, SystemPrompt, WindowPlan, commit, plan_window
+from cluster.engine.native.score import YesNoScore
+from cluster.engine.native.stats import StepStats, WindowStats
+from cluster.engine.native.stream import HeldFrame, LastWindow, Stream
+from cluster.engine.native.windows import WindowClock
+from cluster.models.base import VisionLanguageModel
+from cluster.types import MICROSECONDS, Answer, FrameSample, PatchGeometry, Question, StreamSpec, Timing, TokenCount
+
+
+@dataclass(slots=True, eq=False)
+class _Work:
+    """A window on its way through a step."""
+
+    stream: Stream
+    request: WindowRequest
+    frames: list[HeldFrame]
+    encoded: int
+    tower_flops: int = 0
+
+
+class NativeEngine:
+    """The :class:`~cluster.engine.base.Engine` over one model. Not thread-safe: one thread makes all calls.
+
+    * ``score_temperature``, ``score_bias``: calibration of the yes/no score
+    * ``max_new_tokens``: longest explanation
+    * ``kernel``: an attention kernel by name; ``None`` takes the fastest for the model's device and dtype
+    """
+
+    def __init__(
+        self,
+        model: VisionLanguageModel,
+        *,
+        score_temperature: float = 1.0,
+        score_bias: float = 0.0,
+        max_new_tokens: int = 32,
+        kernel: str | None = None,
+    ) -> None:
+        self.model = model
+        self.kernel = kernel_for(model.device, model.dtype, kernel)
+        self.max_new_tokens = max_new_tokens
+        self.stats = StepStats()
+        yes, no = model.yes_no_ids()
+        self._score = YesNoScore(yes, no, temperature=score_temperature, bias=score_bias, device=model.device)
+        self._ends = end_tokens(model)
+        self._streams: dict[str, Stream] = {}
+        # Text tokens around a frame's visual ones; known once a frame was encoded.
+        self._frame_text = 0
+        self._prompt = lru_cache(maxsize=1024)(self._make_prompt)
+        self._fingerprint: str | None = None
+        install(model)
+        self._system = self._compute_system_prompt()
+
+    # -- streams --------------------------------------------------------------------------------------
+    @property
+    def geometry(self) -> PatchGeometry:
+        """See ``Engine.geometry``."""
+        return self.model.geometry
+
+    def admit(self, spec: StreamSpec) -> None:
+        """See ``Engine.admit``."""
+        check_spec(spec, self.model)
+        window, stride = round(spec.window_s * MICROSECONDS), round(spec.stride_s * MICROSECONDS)
+        held = self._streams.get(spec.stream)
+        if held is None:
+            self._streams[spec.stream] = Stream(spec, self._slab(), WindowClock(window, stride))
+        else:
+            held.spec = spec
+            held.clock.reshape(window, stride)
+
+    def evict(self, stream: str) -> None:
+        """See ``Engine.evict``."""
+        self._streams.pop(stream, None)
+
+    def push(self, sample: FrameSample) -> list[WindowRequest]:
+        """See ``Engine.push``.
+
+        Raises:
+            ValueError: the stream is not admitted, its pts do not ascend, or the frame does not fit the model.
+        """
+        stream = self._stream(sample.stream)
+        check_sample(sample, self.geometry)
+        return stream.push(sample, time.monotonic())
+
+    def flush(self, stream: str) -> list[WindowRequest]:
+        """See ``Engine.flush``."""
+        return self._stream(stream).flush(time.monotonic())
+
+    def memory_bytes(self, stream: str | None = None) -> int:
+        """See ``Engine.memory_bytes``; what streams share (weights, system prompt, questions) is not counted."""
+        if stream is not None:
+            held = self._streams.get(stream)
+            return held.nbytes if held else 0
+        return sum(held.nbytes for held in self._streams.values())
+
+    # -- moving ---------------------------------------------------------------------------------------
+    @property
+    def fingerprint(self) -> str:
+        """What another engine's model must have to take over a stream of this one."""
+        if self._fingerprint is None:
+            self._fingerprint = fingerprint(self.model)
+        return self._fingerprint
+
+    def export_stream(self, stream: str) -> bytes:
+        """See ``Engine.export_stream``."""
+        return export.dump(self._stream(stream), self.fingerprint)
+
+    def import_stream(self, spec: StreamSpec, state: bytes) -> None:
+        """See ``Engine.import_stream``; a stream of that name is replaced."""
+        check_spec(spec, self.model)
+        taken = export.load(state, spec, self._slab(), self.fingerprint)
+        taken.clock.reshape(round(spec.window_s * MICROSECONDS), round(spec.stride_s * MICROSECONDS))
+        self._streams[spec.stream] = taken
+
+    # -- windows --------------------------------------------------------------------------------------
+    @torch.inference_mode()
+    def step(self, requests: Sequence[WindowRequest]) -> list[Answer]:
+        """See ``Engine.step``. Windows too old to be answered give no answers and are counted in ``stats``."""
+        started = time.monotonic()
+        names = [request.stream for request in requests]
+        if len(set(names)) < len(names):
+            raise ValueError("a step takes at most one window per stream")
+        answers: dict[str, list[Answer]] = {}
+        work: list[_Work] = []
+        gated = expired = 0
+        for request in requests:
+            stream = self._streams.get(request.stream)
+            if stream is None or not stream.take(request):
+                expired += 1
+                continue
+            frames = stream.window_frames(request.start, request.end)
+            last = standing(stream, request)
+            if last is not None:
+                gated += 1
+                stream.counters.gated += 1
+                answers[request.stream] = self._repeat(last, request, frames, started)
+            elif frames:
+                pending = sum(frame.size for frame in frames if frame.tokens is None)
+                work.append(_Work(stream, request, frames, pending))
+        windows = self._compute(work, started, answers) if work else []
+        for each in work:
+            each.stream.trim()
+        self.stats = StepStats(tuple(windows), gated, expired)
+        return [answer for request in requests for answer in answers.get(request.stream, [])]
+
+    def _compute(self, work: Sequence[_Work], started: float, answers: dict[str, list[Answer]]) -> list[WindowStats]:
+        clock = _Stopwatch(self.model.device)
+        self._encode(work)
+        vision_s = clock.lap()
+        try:
+            plans = [self._plan(each) for each in work]
+            plan_s = clock.lap()
+            results = ragged_forward(self.model, [plan.work for plan in plans], self.kernel)
+            scores, firsts = self._read(plans, results)
+            texts, decoded = explain(self.model, self.kernel, plans, firsts, self._ends)
+        except BaseException:
+            for each in work:
+                each.stream.lose_kv()
+            raise
+        llm_s = clock.lap()
+        windows: list[WindowStats] = []
+        now = time.monotonic()
+        for i, (each, plan, result) in enumerate(zip(work, plans, results, strict=True)):
+            commit(plan, result)
+            timing = Timing(
+                queue_s=max(0.0, started - each.request.arrived_s),
+                vision_s=vision_s,
+                plan_s=plan_s,
+                llm_s=llm_s,
+                latency_s=max(0.0, now - each.request.arrived_s),
+            )
+            tokens = self._count(each, plan, result)
+            given = [
+                _answer(each.request, prompt.question, score, text, tokens, timing)
+                for prompt, score, text in zip(plan.prompts, scores[i], texts[i], strict=True)
+            ]
+            stream = each.stream
+            stream.last = LastWindow(each.request.window, each.request.end, stream.spec.questions, tuple(given))
+            stream.windows_since_fresh += 1
+            stream.counters.computed += 1
+            answers[each.request.stream] = given
+            computed = result.stats.mean(result.stats.rows)
+            attended = result.stats.mean(result.stats.attended)
+            windows.append(
+                WindowStats(
+                    stream=each.request.stream,
+                    window=each.request.window,
+                    tokens=tokens,
+                    timing=timing,
+                    computed=computed,
+                    attended=attended,
+                    tower_flops=each.tower_flops,
+                    llm_flops=self.model.llm_flops(round(computed), round(attended)),
+                    decoded=decoded[i],
+                )
+            )
+        return windows
+
+    def _encode(self, work: Sequence[_Work]) -> None:
+        frames = [frame for each in work for frame in each.frames]
+        flops = encode_pending(self.model, frames)
+        for each in work:
+            each.tower_flops = sum(flops.get(id(frame), 0) for frame in each.frames)
+        text = [len(frame.tokens) - frame.size for frame in frames if frame.tokens is not None and frame.size]
+        if text:
+            self._frame_text = text[0]
+
+    def _plan(self, each: _Work) -> WindowPlan:
+        prompts = [self._prompt(question) for question in each.stream.spec.questions]
+        return plan_window(self.model, self._system, each.stream, each.request, each.frames, prompts)
+
+    def _read(
+        self, plans: Sequence[WindowPlan], results: Sequence[PassResult]
+    ) -> tuple[list[list[float]], list[list[int]]]:
+        """Scores and first tokens of all questions, read where each one's answer begins."""
+        rows: list[Tensor] = []
+        for plan, result in zip(plans, results, strict=True):
+            ends = np.cumsum([len(prompt) for prompt in plan.prompts]) - 1
+            rows.append(result.hidden[torch.from_numpy(ends).to(result.hidden.device)])
+        logits = self.model.logits(torch.cat(rows))
+        flat_scores, flat_firsts = self._score(logits).tolist(), logits.argmax(dim=1).tolist()
+        scores, firsts = [], []
+        for plan in plans:
+            count = len(plan.prompts)
+            scores.append(flat_scores[:count])
+            firsts.append(flat_firsts[:count])
+            del flat_scores[:count], flat_firsts[:count]
+        return scores, firsts
+
+    def _count(self, each: _Work, plan: WindowPlan, result: PassResult) -> TokenCount:
+        refreshed = round(result.stats.mean(result.stats.narrowable_rows))
+        return TokenCount(
+            full=self._full(plan.frames),
+            kept=plan.visual,
+            reused=plan.cached - refreshed,
+            refreshed=refreshed,
+            new=plan.new,
+            query=plan.query,
+            encoded=each.encoded,
+        )
+
+    def _full(self, frames: Sequence[HeldFrame]) -> int:
+        return sum(frame.grid.tokens + self._frame_text for frame in frames)
+
+    def _repeat(
+        self, last: LastWindow, request: WindowRequest, frames: Sequence[HeldFrame], started: float
+    ) -> list[Answer]:
+        kept = sum(frame.size + self._frame_text for frame in frames if frame.size)
+        tokens = TokenCount(full=self._full(frames), kept=kept, reused=kept, refreshed=0, new=0, query=0, encoded=0)
+        timing = Timing(
+            queue_s=max(0.0, started - request.arrived_s), latency_s=max(0.0, time.monotonic() - request.arrived_s)
+        )
+        return [
+            replace(
+                answer,
+                window=request.window,
+                start=request.start,
+                end=request.end,
+                gated=True,
+                tokens=tokens,
+                timing=timing,
+            )
+            for answer in last.answers
+        ]
+
+    # -- set-up ---------------------------------------------------------------------------------------
+    def _slab(self) -> KVSlab:
+        config = self.model.text_config
+        heads = config.num_attention_heads
+        size = getattr(config, "head_dim", None) or config.hidden_size // heads
+        kv_heads = getattr(config, "num_key_value_heads", None) or heads
+        return KVSlab(len(self.model.layers), kv_heads, size, self.model.dtype, self.model.device)
+
+    @torch.inference_mode()
+    def _compute_system_prompt(self) -> SystemPrompt:
+        ids = torch.tensor(self.model.system_ids(), dtype=torch.int64)
+        count = len(ids)
+        kv = self._slab()
+        kv.reserve(0, count)
+        cos, sin = self.model.rotary(torch.arange(count, device=self.model.device).expand(3, -1))
+        work = StreamPass(
+            kv=kv,
+            base=0,
+            slots=np.arange(count),
+            tail_slots=np.zeros(0, np.int64),
+            tail_runs=(),
+            embeds=self.model.embed(ids),
+            cos=cos.to(self.model.dtype),
+            sin=sin.to(self.model.dtype),
+        )
+        ragged_forward(self.model, [work], self.kernel)
+        return SystemPrompt(kv.k[:, :, :count].clone(), kv.v[:, :, :count].clone())
+
+    def _make_prompt(self, question: Question) -> Prompt:
+        ids = torch.tensor(self.model.question_ids(question.text), dtype=torch.int64)
+        return Prompt(question, self.model.embed(ids), self.max_new_tokens if question.explain else 0)
+
+    def _stream(self, name: str) -> Stream:
+        if name not in self._streams:
+            raise ValueError(f"stream {name!r} is not admitted; admit it before anything else")
+        return self._streams[name]
+
+
+def _answer(
+    request: WindowRequest, question: Question, score: float, text: str | None, tokens: TokenCount, timing: Timing
+) -> Answer:
+    positive = score >= question.threshold
+    return Answer(
+        stream=request.stream,
+        window=request.window,
+        start=request.start,
+        end=request.end,
+        question=question.id,
+        score=score,
+        positive=positive,
+        text=("yes" if positive else "no") if text is None else text,
+        gated=False,
+        tokens=tokens,
+        timing=timing,
+    )
+
+
+class _Stopwatch:
+    """Seconds between laps, with the device's queue drained at each."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.last = time.perf_counter()
+
+    def lap(self) -> float:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        now = time.perf_counter()
+        passed, self.last = now - self.last, now
+        return passed

@@ -1,0 +1,68 @@
+"""``cpu_flash``: torch's CPU flash attention, prefix and causal tail apart, joined by their log-sum-exp.
+
+Most rows see most slots: only the tail of a run needs causality. Attending to the unmasked prefix and to the square
+causal tail separately needs no mask in memory (a full window's would be 400 MB), skips the masked half, and was 10-12 %
+faster than one masked call (600 rows over 2,900 slots, one core).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from cluster.engine.native.kernels.base import Kernel, grouped, kernels, shared
+from cluster.engine.native.kernels.blocks import CALL_COST, Block, blocks_of
+from cluster.engine.native.planner import Run
+
+# Each block with its additive mask [rows, stop - tail], or None for a plain causal tail.
+Prepared = list[list[tuple[Block, Tensor | None]]]
+
+# The one CPU attention that also returns the log-sum-exp; scaled_dot_product_attention runs on it.
+_flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+
+
+@kernels.register("cpu_flash")
+class CPUFlashKernel(Kernel[Prepared]):
+    """The kernel on CPU, fp32 and bf16."""
+
+    def __init__(self, call_cost: int = CALL_COST) -> None:
+        self.call_cost = call_cost
+
+    def prepare(self, streams: Sequence[Sequence[Run]], like: Tensor) -> Prepared:
+        return [
+            [(block, _additive(block, like.dtype)) for block in blocks_of(runs, self.call_cost)] for runs in streams
+        ]
+
+    def attend(
+        self, prepared: Prepared, query: Tensor, keys: Sequence[Tensor], values: Sequence[Tensor], scale: float
+    ) -> Tensor:
+        heads, rows, size = query.shape
+        kv_heads = keys[0].shape[0]
+        group = heads // kv_heads
+        q = grouped(query, kv_heads)
+        out = query.new_empty(rows, heads, size)
+        target = out.view(rows, kv_heads, group, size)
+        for blocks, k, v in zip(prepared, keys, values, strict=True):
+            k, v = shared(k, group), shared(v, group)
+            for block, mask in blocks:
+                block_q = q[:, :, block.row : block.stop_row]
+                tail = slice(block.tail, block.stop)
+                attended, lse = _flash(
+                    block_q, k[:, :, tail], v[:, :, tail], 0.0, mask is None, attn_mask=mask, scale=scale
+                )
+                if block.prefix:
+                    before = slice(0, block.prefix)
+                    seen, seen_lse = _flash(block_q, k[:, :, before], v[:, :, before], 0.0, False, scale=scale)
+                    # softmax over both = each one's softmax, weighted by its share of the total mass
+                    share = torch.sigmoid(lse - seen_lse).unsqueeze(-1).to(seen.dtype)
+                    attended = torch.lerp(seen, attended, share)
+                target[block.row : block.stop_row] = attended.permute(2, 0, 1, 3)
+        return out
+
+
+def _additive(block: Block, dtype: torch.dtype) -> Tensor | None:
+    if block.visible is None:
+        return None
+    return torch.zeros(block.visible.shape, dtype=dtype).masked_fill_(~block.visible, float("-inf"))

@@ -1,0 +1,72 @@
+"""``sdpa``: torch's scaled_dot_product_attention with a mask, block by block. Runs on any device and dtype."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from cluster.engine.native.kernels.base import Kernel, grouped, kernels, shared
+from cluster.engine.native.kernels.blocks import CALL_COST, Block, blocks_of
+from cluster.engine.native.planner import Run
+
+# Rows of one call: bounds the mask of a whole window computed at once (10,000 slots) to a few tens of MB.
+ROWS = 1024
+
+
+@kernels.register("sdpa")
+class SDPAKernel(Kernel[list[list[Block]]]):
+    """Exact, public API only. The mask covers the whole span of a block, so the masked half is computed too."""
+
+    def __init__(self, call_cost: int = CALL_COST) -> None:
+        self.call_cost = call_cost
+
+    def prepare(self, streams: Sequence[Sequence[Run]], like: Tensor) -> list[list[Block]]:
+        split = [[piece for run in runs for piece in _pieces(run)] for runs in streams]
+        return [[block.to(like.device) for block in blocks_of(runs, self.call_cost)] for runs in split]
+
+    def attend(
+        self,
+        prepared: list[list[Block]],
+        query: Tensor,
+        keys: Sequence[Tensor],
+        values: Sequence[Tensor],
+        scale: float,
+    ) -> Tensor:
+        heads, rows, size = query.shape
+        kv_heads = keys[0].shape[0]
+        q, group = grouped(query, kv_heads), heads // kv_heads
+        out = query.new_empty(rows, heads, size)
+        target = out.view(rows, kv_heads, group, size)
+        for blocks, k, v in zip(prepared, keys, values, strict=True):
+            for block in blocks:
+                attended = F.scaled_dot_product_attention(
+                    q[:, :, block.row : block.stop_row],
+                    shared(k[:, : block.stop], group),
+                    shared(v[:, : block.stop], group),
+                    attn_mask=_mask(block, query.device),
+                    scale=scale,
+                )
+                target[block.row : block.stop_row] = attended.permute(2, 0, 1, 3)
+        return out
+
+
+def _pieces(run: Run) -> list[Run]:
+    """A long run as several, each of at most ``ROWS`` rows; together they see what the run sees."""
+    return [
+        Run(run.row + first, count, run.prefix, run.tail, run.stop - run.count + first + count)
+        for first in range(0, run.count, ROWS)
+        for count in [min(ROWS, run.count - first)]
+    ]
+
+
+def _mask(block: Block, device: torch.device) -> Tensor:
+    mask = torch.zeros(block.rows, block.stop, dtype=torch.bool, device=device)
+    mask[:, : block.prefix] = True
+    if block.visible is None:
+        mask[:, block.tail :] = torch.ones(block.rows, block.rows, dtype=torch.bool, device=device).tril()
+    else:
+        mask[:, block.tail :] = block.visible
+    return mask

@@ -1,0 +1,238 @@
+"""One window of one stream, ready to be computed: frames, layout, what to refresh, and what goes into the pass."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from cluster.engine.base import WindowRequest
+from cluster.engine.native.forward import PassResult, StreamPass
+from cluster.engine.native.planner import (
+    BoolArray,
+    Segment,
+    Tail,
+    question_runs,
+    segments_of,
+    tails_of,
+)
+from cluster.engine.native.refresh import RefreshContext, Selection, refresh_policies
+from cluster.engine.native.stream import HeldFrame, Stream
+from cluster.models.base import FrameSpan, FrameTokens, VisionLanguageModel
+from cluster.types import MICROSECONDS, Question
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SystemPrompt:
+    """The prompt before the first frame; ``k, v [L, Hkv, s, d]``, raw keys, computed once per model."""
+
+    k: Tensor
+    v: Tensor
+
+    def __len__(self) -> int:
+        return int(self.k.shape[2])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Prompt:
+    """One question as tokens; ``room`` for the tokens of its explanation; ``embeds [tokens, D]``."""
+
+    question: Question
+    embeds: Tensor
+    room: int
+
+    def __len__(self) -> int:
+        return int(self.embeds.shape[0])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class WindowPlan:
+    """A window to compute.
+
+    * ``visual``: visual tokens, of which the first ``cached`` have KV; ``computed [visual]``: those to compute
+    * ``next``: position of a question's first token
+    """
+
+    stream: Stream
+    request: WindowRequest
+    frames: Sequence[HeldFrame]
+    prompts: Sequence[Prompt]
+    tails: Sequence[Tail]
+    system: int
+    visual: int
+    cached: int
+    computed: BoolArray
+    next: int
+    work: StreamPass
+
+    @property
+    def slots(self) -> int:
+        """Slots of the system prompt and the frames."""
+        return self.system + self.visual
+
+    @property
+    def new(self) -> int:
+        return self.visual - self.cached
+
+    @property
+    def query(self) -> int:
+        return sum(len(prompt) for prompt in self.prompts)
+
+    @property
+    def segments(self) -> list[Segment]:
+        return segments_of(self.system, self.cached, self.computed, self.tails[-1].stop - self.slots)
+
+
+def plan_window(
+    model: VisionLanguageModel,
+    system: SystemPrompt,
+    stream: Stream,
+    request: WindowRequest,
+    frames: Sequence[HeldFrame],
+    prompts: Sequence[Prompt],
+) -> WindowPlan:
+    """Lay out a window whose ``frames`` are all encoded; older frames leave the stream and its KV."""
+    stream.drop(stream.frames.index(frames[0]))
+    tokens = [_tokens(frame) for frame in frames]
+    visual = sum(map(len, tokens))
+    cached = sum(len(held) for held, frame in zip(tokens, frames, strict=True) if frame.has_kv)
+    tails = tails_of(len(system) + visual, [len(p) for p in prompts], [p.room for p in prompts])
+    slots = tails[-1].stop
+
+    selection = _select(model, stream, request, frames)
+    computed = np.ones(visual, dtype=bool)
+    computed[:cached] = selection.mask
+    rows = np.flatnonzero(computed)
+
+    stream.kv.reserve(len(system), slots - len(system))
+    stream.kv.put_front(system.k, system.v)
+    positions, following = _positions(model, len(system), frames, tails)
+    cos, sin = model.rotary(positions)
+    work = StreamPass(
+        kv=stream.kv,
+        base=stream.kv.start - len(system),
+        slots=rows + len(system),
+        tail_slots=np.concatenate([np.arange(tail.start, tail.start + tail.tokens) for tail in tails]),
+        tail_runs=tuple(question_runs(len(system) + visual, tails)),
+        embeds=torch.cat([*_rows(tokens, computed), *(prompt.embeds for prompt in prompts)]),
+        cos=cos.to(model.dtype),
+        sin=sin.to(model.dtype),
+        narrowing=selection.narrowing,
+        narrowable=np.arange(int(np.count_nonzero(selection.mask))),
+    )
+    return WindowPlan(stream, request, frames, prompts, tails, len(system), visual, cached, computed, following, work)
+
+
+def commit(plan: WindowPlan, result: PassResult) -> None:
+    """After the pass: the window's frames have KV, and each token knows under which context."""
+    stream, frames = plan.stream, plan.frames
+    for frame in frames:
+        if frame.computed is None:
+            frame.first = stream.next_token
+            frame.computed = np.zeros((3, len(_tokens(frame))), np.int64)
+            stream.next_token += len(_tokens(frame))
+    through = np.zeros(plan.visual, dtype=bool)
+    through[result.slots - plan.system] = True
+    context = np.array([[plan.request.window], [frames[0].first], [frames[0].pts]])
+    start = 0
+    for frame in frames:
+        assert frame.computed is not None
+        stop = start + frame.computed.shape[1]
+        frame.computed[:, through[start:stop]] = context
+        start = stop
+    stream.kv.length = plan.visual
+
+
+def _tokens(frame: HeldFrame) -> FrameTokens:
+    assert frame.tokens is not None
+    return frame.tokens
+
+
+def _rows(tokens: Sequence[FrameTokens], computed: BoolArray) -> list[Tensor]:
+    """Embeddings of the tokens to compute, frame by frame."""
+    rows: list[Tensor] = []
+    start = 0
+    for held in tokens:
+        wanted = computed[start : start + len(held)]
+        start += len(held)
+        if wanted.all():
+            rows.append(held.embeds)
+        elif wanted.any():
+            rows.append(held.embeds[torch.from_numpy(np.flatnonzero(wanted)).to(held.embeds.device)])
+    return rows
+
+
+def _positions(
+    model: VisionLanguageModel, system: int, frames: Sequence[HeldFrame], tails: Sequence[Tail]
+) -> tuple[Tensor, int]:
+    """Positions ``[3, slots]`` of all slots, and that of a question's first token."""
+    opened = frames[0].pts
+    spans = [
+        FrameSpan(
+            time_s=(frame.pts - opened) / MICROSECONDS,
+            slot=round((frame.pts - opened) / frame.duration),
+            cells=_tokens(frame).cells,
+            grid=frame.grid,
+        )
+        for frame in frames
+    ]
+    window = model.window_positions(system, spans)
+    device = model.device
+    parts = [torch.arange(system, device=device).expand(3, -1), *(part.to(device) for part in window.frames)]
+    parts += [
+        torch.arange(window.next, window.next + tail.stop - tail.start, device=device).expand(3, -1) for tail in tails
+    ]
+    return torch.cat(parts, dim=1), window.next
+
+
+def _select(
+    model: VisionLanguageModel, stream: Stream, request: WindowRequest, frames: Sequence[HeldFrame]
+) -> Selection:
+    policy = refresh_policies.get(stream.spec.refresh)()
+    context = refresh_context(stream, request.window, frames, len(model.layers))
+    # Until the first frame leaves the window, every token was computed under the context it has now: causal attention
+    # makes that KV the one a full computation gives, and there is nothing to refresh.
+    exact = policy.budgeted and frames[0].first == stream.first_token and frames[0].has_kv
+    if exact or not len(context):
+        return Selection(np.zeros(len(context), dtype=bool))
+    return policy.select(context)
+
+
+def refresh_context(stream: Stream, window: int, frames: Sequence[HeldFrame], layers: int) -> RefreshContext:
+    """What a policy may know of the overlap: the tokens of ``frames`` that have KV."""
+    overlap = [(index, frame) for index, frame in enumerate(frames) if frame.has_kv and len(_tokens(frame))]
+    counts = np.array([len(_tokens(frame)) for _, frame in overlap], np.int64)
+    count = int(counts.sum())
+
+    def spread(values: Sequence[float], dtype: type) -> npt.NDArray[Any]:
+        return np.repeat(np.array(values, dtype), counts)
+
+    offset = np.arange(count) - np.repeat(np.cumsum(counts) - counts, counts)
+    number = offset + spread([frame.first for _, frame in overlap], np.int64)
+    computed = np.concatenate(
+        [np.zeros((3, 0), np.int64), *(f.computed for _, f in overlap if f.computed is not None)], 1
+    )
+    cells = [_tokens(frame).cells.cpu().numpy() for _, frame in overlap]
+    share = stream.spec.refresh_budget
+    return RefreshContext(
+        stream=stream.spec.stream,
+        window=window,
+        layers=layers,
+        budget=None if share is None else min(count, round(share * count)),
+        frame=spread([index for index, _ in overlap], np.int64),
+        offset=offset,
+        frame_tokens=np.repeat(counts, counts),
+        cells=np.concatenate([np.zeros((0, 2), np.int64), *cells]),
+        anchor=spread([frame.anchor for _, frame in overlap], np.bool_),
+        complete=spread([frame.complete for _, frame in overlap], np.bool_),
+        activity=spread([frame.activity for _, frame in overlap], np.float32),
+        age=window - computed[0],
+        context=number - computed[1],
+        lost=frames[0].first - computed[1],
+        shift_s=((frames[0].pts - computed[2]) / MICROSECONDS).astype(np.float32),
+    )

@@ -1,0 +1,126 @@
+"""How a window's tokens are laid out and which of them are computed. Pure functions over integers and numpy arrays.
+
+A window occupies *slots* ``0, 1, …``: the system prompt, the visual tokens of its frames in time order, then one
+stretch per question. Slots are local to the window; where they lie in memory is :mod:`kv`'s business. The tokens to
+compute form *runs* of neighbouring slots, and attention is exact causal attention over the slots, whatever was reused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+IntArray = npt.NDArray[np.int64]
+BoolArray = npt.NDArray[np.bool_]
+FloatArray = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """Slots ``[start, stop)`` that share a fate."""
+
+    kind: Literal["system", "reuse", "refresh", "new", "query"]
+    start: int
+    stop: int
+
+    def __len__(self) -> int:
+        return self.stop - self.start
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Rows ``[row, row + count)`` of a pass and the slots they attend to.
+
+    Every row sees the slots ``[0, prefix)``. Of ``[tail, stop)`` the last row sees all, each row before it one less
+    (bottom-right aligned causality), with ``count <= stop - tail`` and ``prefix <= tail``.
+    """
+
+    row: int
+    count: int
+    prefix: int
+    tail: int
+    stop: int
+
+    @property
+    def attended(self) -> int:
+        """Pairs of a row and a slot it sees."""
+        return self.count * (self.prefix + self.stop - self.tail) - self.count * (self.count - 1) // 2
+
+    def moved(self, rows: int) -> Run:
+        """The same run with its rows ``rows`` further on."""
+        return Run(self.row + rows, self.count, self.prefix, self.tail, self.stop)
+
+
+@dataclass(frozen=True, slots=True)
+class Tail:
+    """Slots of one question: ``[start, start + tokens)`` hold it, ``room`` more are kept for its explanation."""
+
+    start: int
+    tokens: int
+    room: int
+
+    @property
+    def stop(self) -> int:
+        return self.start + self.tokens + self.room
+
+
+def runs_of(slots: IntArray, row: int = 0) -> list[Run]:
+    """Ascending slots ``[n]`` -> their runs of neighbours ``[s, e)``, each attending causally to ``[0, e)``.
+
+    ``row`` is that of the first slot.
+    """
+    if not len(slots):
+        return []
+    borders = np.flatnonzero(np.diff(slots) != 1) + 1
+    starts = np.concatenate(([0], borders))
+    stops = np.concatenate((borders, [len(slots)]))
+    return [
+        Run(row + int(a), int(b - a), prefix=int(slots[a]), tail=int(slots[a]), stop=int(slots[b - 1]) + 1)
+        for a, b in zip(starts, stops, strict=True)
+    ]
+
+
+def tails_of(first: int, tokens: Sequence[int], rooms: Sequence[int]) -> list[Tail]:
+    """Questions of these lengths, one after the other from slot ``first``."""
+    tails: list[Tail] = []
+    for count, room in zip(tokens, rooms, strict=True):
+        tails.append(Tail(first, count, room))
+        first += count + room
+    return tails
+
+
+def question_runs(window: int, tails: Sequence[Tail]) -> list[Run]:
+    """One run per question: it sees the window's slots ``[0, window)`` and itself, never another question."""
+    runs: list[Run] = []
+    row = 0
+    for tail in tails:
+        runs.append(Run(row, tail.tokens, prefix=window, tail=tail.start, stop=tail.start + tail.tokens))
+        row += tail.tokens
+    return runs
+
+
+def segments_of(system: int, cached: int, computed: BoolArray, query: int) -> list[Segment]:
+    """The window as segments in slot order; those of no token are left out.
+
+    ``computed [t]`` marks the visual tokens to compute; the first ``cached`` of them have KV from earlier windows.
+    """
+    visual = len(computed)
+    kinds = np.full(visual, 2)
+    kinds[:cached] = np.where(computed[:cached], 1, 0)
+    borders = [0, *(np.flatnonzero(np.diff(kinds)) + 1).tolist(), visual] if visual else [0]
+    names: tuple[Literal["reuse", "refresh", "new"], ...] = ("reuse", "refresh", "new")
+    segments = [Segment("system", 0, system)]
+    for a, b in pairwise(borders):
+        segments.append(Segment(names[kinds[a]], system + a, system + b))
+    segments.append(Segment("query", system + visual, system + visual + query))
+    return [segment for segment in segments if len(segment)]
+
+
+def evenly(count: int, size: int) -> IntArray:
+    """``size`` of ``count`` indices, ascending, spread as evenly as integers allow."""
+    return ((np.arange(size, dtype=np.int64) * 2 + 1) * count) // (2 * size) if size else np.zeros(0, np.int64)

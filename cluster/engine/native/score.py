@@ -1,0 +1,32 @@
+"""From logits to an answer: a calibrated score for yes or no."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+
+class YesNoScore:
+    """``P(yes) = sigmoid((logsumexp(yes ids) - logsumexp(no ids)) / temperature + bias)``.
+
+    At temperature 1 and bias 0 it is the model's own probability of *yes*, given that it answers yes or no. Temperature
+    and bias are fitted on labelled windows (Platt scaling).
+    """
+
+    def __init__(
+        self, yes: Sequence[int], no: Sequence[int], *, temperature: float, bias: float, device: torch.device
+    ) -> None:
+        if temperature <= 0:
+            raise ValueError(f"the score's temperature must be positive, not {temperature}")
+        self.yes = torch.tensor(list(yes), device=device)
+        self.no = torch.tensor(list(no), device=device)
+        self.temperature = temperature
+        self.bias = bias
+
+    def __call__(self, logits: Tensor) -> Tensor:
+        """Logits ``[n, vocab]`` -> scores ``[n]`` float32."""
+        logits = logits.float()
+        margin = logits[:, self.yes].logsumexp(dim=1) - logits[:, self.no].logsumexp(dim=1)
+        return torch.sigmoid(margin / self.temperature + self.bias)

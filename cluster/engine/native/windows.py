@@ -1,0 +1,114 @@
+"""When windows close, and which frames they hold. Pure functions of timestamps; all times integer microseconds.
+
+Window ``k`` of a stream whose first frame came at ``origin`` ends at ``origin + (k + 1) * stride`` and covers
+``[end - window, end)``, clipped to the stream's beginning: a camera answers after its first stride, on windows that
+grow until a full one exists. A window opens at the last complete frame at or before its start, so that every cell of
+the scene is present in it (CodecSight section 3.4.1: the overlap starts at an anchor).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+# How far before its start a window may open. Anchors come every 8 s; a camera whose decoder sends none for longer than
+# this gets windows that open at their start, and memory stays bounded.
+LOOKBACK = 30_000_000
+
+
+class Timed(Protocol):
+    """What placing a frame takes: when it was taken, how long it stands for, and whether nothing of it was pruned."""
+
+    @property
+    def pts(self) -> int: ...
+
+    @property
+    def duration(self) -> int: ...
+
+    @property
+    def complete(self) -> bool: ...
+
+
+def slack(duration: int) -> int:
+    """How far a timestamp may be off: an eighth of the time a frame stands for.
+
+    A camera's clock is rounded (90 kHz ticks, 29.97 frames a second): a frame due at 8 s may carry 7.999989 s, and
+    would fall into the window before, or not, as the rounding goes.
+    """
+    return duration // 8
+
+
+def place(frame: Timed) -> int:
+    """Where a frame counts as being: it belongs to the windows with ``start <= place < end``."""
+    return frame.pts + slack(frame.duration)
+
+
+@dataclass(frozen=True, slots=True)
+class WindowSpan:
+    """Window ``number`` covers ``[start, end)``."""
+
+    number: int
+    start: int
+    end: int
+
+
+@dataclass(slots=True)
+class WindowClock:
+    """Closes windows as time passes. ``end`` is that of the next window to close, ``number`` its number."""
+
+    window: int
+    stride: int
+    number: int = 0
+    origin: int = 0
+    end: int = 0
+
+    def restart(self, origin: int) -> None:
+        """A stream begins (again): windows start over, their numbers go on."""
+        self.origin = origin
+        self.end = origin + self.stride
+
+    def reshape(self, window: int, stride: int) -> None:
+        """Other lengths from here on; the next window ends one new stride after the last closed one."""
+        self.end += stride - self.stride
+        self.window, self.stride = window, stride
+
+    @property
+    def start(self) -> int:
+        """Where the next window to close starts."""
+        return max(self.origin, self.end - self.window)
+
+    def close(self, now: int, last: int | None) -> list[WindowSpan]:
+        """Windows that end at or before ``now``; ``last`` is the place of the newest frame.
+
+        A window without any frame is passed over: after a jump of hours at most ``window / stride`` are returned.
+        """
+        closed: list[WindowSpan] = []
+        while self.end <= now:
+            if last is not None and last >= self.end - self.window:
+                closed.append(WindowSpan(self.number, self.start, self.end))
+                passed = 1
+            else:
+                passed = (now - self.end) // self.stride + 1
+            self.number += passed
+            self.end += passed * self.stride
+        return closed
+
+
+def opening(frames: Sequence[Timed], start: int) -> int:
+    """Index of the frame a window from ``start`` opens at: the last complete one at or before it.
+
+    Without one within ``LOOKBACK``, the first frame at or after ``start``; ``len(frames)`` when there is none.
+    """
+    found: int | None = None
+    first: int | None = None
+    for index, frame in enumerate(frames):
+        if first is None and place(frame) >= start:
+            first = index
+        if frame.pts - slack(frame.duration) > start:
+            break
+        if frame.complete and frame.pts >= start - LOOKBACK:
+            found = index
+    if found is not None:
+        return found
+    return len(frames) if first is None else first
