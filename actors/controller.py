@@ -10,11 +10,14 @@ import asyncio
 import logging
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from ray.experimental import internal_kv
 
+from actors.logs import configure_logging
+from cluster import metrics
 from cluster.config import CameraConfig, SightlineConfig, camera_settings
-from cluster.errors import UnavailableError
+from cluster.errors import SightlineError, UnavailableError
 from cluster.rpc.health import is_serving
 from cluster.scheduling.directory import Assignment, Directory, Route
 from cluster.scheduling.reports import CameraReport, DecoderInfo, ReplicaInfo, StreamReport
@@ -26,17 +29,29 @@ SEEDED = b"seeded"
 CAMERA = b"camera/"
 
 
+@dataclass(frozen=True, slots=True)
+class Readiness:
+    """Processes that are ready, by name; ``failure``: why a replica cannot start."""
+
+    decoders: dict[str, DecoderInfo]
+    replicas: dict[str, ReplicaInfo]
+    failure: SightlineError | None
+
+
 class Controller:
     """Ray actor, named ``controller``. ``run_id`` tells this cluster's keys from those of earlier ones."""
 
-    def __init__(self, config: SightlineConfig, run_id: str) -> None:
+    def __init__(self, config: SightlineConfig, run_id: str, host: str) -> None:
+        configure_logging("controller", config.cluster.log_dir)
         self._config = config
+        self._metrics = metrics.serve_metrics(host)
         self._kv = CameraStore(run_id)
         self._directory = Directory(heartbeat_timeout_s=config.cluster.heartbeat_timeout_s)
-        self._metrics_addresses: dict[str, str] = {}
+        self._failure: SightlineError | None = None
         self._changed = asyncio.Condition()
         self._settled = asyncio.Event()
         self._probing: set[str] = set()
+        self._seen_replicas: set[str] = set()
         self._background = {asyncio.create_task(self._settle()), asyncio.create_task(self._watch_heartbeats())}
 
     async def ready(self) -> bool:
@@ -81,12 +96,18 @@ class Controller:
     # -- members --------------------------------------------------------------------------------
     async def register_decoder(self, info: DecoderInfo, running: Sequence[str]) -> None:
         """A decoder started, or this controller did."""
+        known = self._directory.decoders.get(info.name)
+        if known is not None and known.instance != info.instance:
+            metrics.restarts.labels("decoder").inc()
         self._directory.join_decoder(info, time.monotonic(), running)
         log.info("%s joined at %s", info.name, info.address)
         await self._notify()
 
     async def register_replica(self, info: ReplicaInfo, known_as: str | None, streams: Sequence[str]) -> str:
         """A replica is ready, or this controller has restarted; returns the replica's name."""
+        self._seen_replicas.add(info.instance)
+        if len(self._seen_replicas) > self._config.cluster.replicas:
+            metrics.restarts.labels("replica").inc()
         name = self._directory.join_replica(info, time.monotonic(), known_as=known_as, streams=streams)
         log.info("%s joined at %s", name, info.address)
         if len(self._directory.replicas) > self._config.cluster.replicas:
@@ -136,14 +157,22 @@ class Controller:
             pass
         return self._replica_addresses()
 
-    async def members(self) -> tuple[list[str], list[str]]:
-        """Names of the decoders and replicas that are ready."""
-        return sorted(self._directory.decoders), sorted(self._directory.replicas)
+    async def report_failure(self, error: SightlineError) -> None:
+        """A replica cannot start."""
+        log.error("a replica cannot start: %s", error)
+        self._failure = error
+
+    async def readiness(self) -> Readiness:
+        """Who is ready."""
+        return Readiness(self._directory.decoders, self._directory.replicas, self._failure)
 
     async def metrics_addresses(self) -> dict[str, str]:
         """Process name -> ``host:port`` of its ``/metrics``."""
-        infos = {**self._directory.decoders, **self._directory.replicas}
-        return {name: info.metrics_address for name, info in infos.items() if info.metrics_address}
+        infos: list[tuple[str, DecoderInfo | ReplicaInfo]] = [
+            *self._directory.decoders.items(),
+            *self._directory.replicas.items(),
+        ]
+        return {"controller": self._metrics} | {name: info.metrics_address for name, info in infos}
 
     # -- inside ---------------------------------------------------------------------------------
     def _replica_addresses(self) -> dict[str, str]:

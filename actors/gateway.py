@@ -9,7 +9,9 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from prometheus_client import CollectorRegistry
+from sightline.v1 import cameras_pb2_grpc, ingest_pb2, ingest_pb2_grpc, results_pb2_grpc
 
+from actors.logs import configure_logging
 from actors.remote import ask, controller
 from cluster import metrics
 from cluster.config import SightlineConfig, camera_settings, parse_camera
@@ -20,7 +22,6 @@ from cluster.rpc.merger import ResultsMerger
 from cluster.rpc.proxy import ProxySink
 from cluster.rpc.server import RpcServer, push_message_bytes
 from cluster.types import CameraStatus, Question
-from sightline.v1 import cameras_pb2_grpc, ingest_pb2, ingest_pb2_grpc, results_pb2_grpc
 
 log = logging.getLogger(__name__)
 
@@ -39,6 +40,7 @@ class Gateway:
     """Ray actor. Starts by itself, so that a restarted one is back on the same ports without being told."""
 
     def __init__(self, config: SightlineConfig) -> None:
+        configure_logging("gateway", config.cluster.log_dir)
         self._config = config
         self._controller = ControllerDirectory(config)
         self._channels = ChannelPool()

@@ -1,4 +1,4 @@
-"""Where a process of the cluster logs: standard error, which Ray keeps in its session folder, and ``log_dir`` if set."""
+"""Where a process of the cluster logs: standard error, which Ray keeps in its session folder, and ``log_dir``."""
 
 from __future__ import annotations
 

@@ -43,6 +43,11 @@ class ClusterConfig(Section):
         gt=0,
         description="Seconds without a heartbeat after which a process is restarted; above heartbeat_s.",
     )
+    stall_timeout_s: float = Field(
+        default=120.0,
+        gt=0,
+        description="Seconds a replica may take for one batch of windows before it counts as stuck and is replaced.",
+    )
     start_timeout_s: float = Field(
         default=120.0, gt=0, description="Seconds a process may take to start, model loading included."
     )

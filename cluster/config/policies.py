@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import importlib.util
 import pkgutil
 import typing
 from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
+import cluster.engine
 from cluster.config.problems import Problem, near
 from cluster.config.pruning import PruningConfig
 from cluster.errors import ConfigError
@@ -19,8 +19,8 @@ from cluster.errors import ConfigError
 @functools.cache
 def refresh_names() -> list[str]:
     """Refresh policies by the files they live in: importing them would import torch."""
-    package = importlib.util.find_spec("cluster.engine.native.refresh")
-    found = pkgutil.iter_modules(package.submodule_search_locations if package else [])
+    # Not by find_spec of the package, which would import its parents.
+    found = pkgutil.iter_modules([f"{folder}/native/refresh" for folder in cluster.engine.__path__])
     return sorted(module.name for module in found if module.name != "base")
 
 

@@ -17,6 +17,7 @@ class DecoderInfo:
     instance: str
     address: str
     metrics_address: str
+    pid: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +27,7 @@ class ReplicaInfo:
     instance: str
     address: str
     metrics_address: str
+    pid: int
     geometry: PatchGeometry
 
 

@@ -23,6 +23,9 @@ from cluster.types import Answer, FrameSample, LastAnswer, StreamSpec, WindowReq
 
 log = logging.getLogger(__name__)
 
+KEPT_REPORTS = 1024
+"""Cameras whose last report is kept after they were closed, so that a heartbeat still tells of it."""
+
 MAX_FAILURES = 3
 """Steps in a row that may fail on every window before the replica counts as broken."""
 
@@ -70,6 +73,7 @@ class _Stream:
     ending: bool = False
     broken: str = ""
     unanswered_frames: int = 0
+    before: Counter[str] = field(default_factory=Counter)
     latency_s: float = 0.0
     last_answers: dict[str, LastAnswer] = field(default_factory=dict)
     counts: Counter[str] = field(default_factory=Counter)
@@ -102,6 +106,7 @@ class EngineWorker:
         self._stall_s = stall_s
         self._queue = WindowQueue(per_stream=per_stream)
         self._streams: dict[str, _Stream] = {}
+        self._closed: dict[str, StreamReport] = {}
         self._commands: deque[Callable[[], None]] = deque()
         self._wake = threading.Condition()
         self._stopping = False
@@ -159,16 +164,22 @@ class EngineWorker:
         """Windows of a camera so far."""
         with self._wake:
             known = self._streams.get(stream)
-            counts = known.counts if known else Counter[str]()
-            return WindowCounts(counts["windows_done"], counts["windows_gated"], counts["windows_dropped"])
+            if known is None:
+                return WindowCounts()
+            done, gated, dropped = (
+                known.counts[key] - known.before[key] for key in ("windows_done", "windows_gated", "windows_dropped")
+            )
+            return WindowCounts(done, gated, dropped)
 
     def reports(self) -> list[StreamReport]:
-        """Every open camera, for the heartbeat."""
+        """Every camera, for the heartbeat; closed ones with their last word. Counts never fall while this lives."""
         with self._wake:
-            return [
-                StreamReport(name, stream.latency_s, tuple(stream.last_answers.values()), dict(stream.counts))
-                for name, stream in self._streams.items()
-            ]
+            return [*self._closed.values(), *(_report(stream) for stream in self._streams.values())]
+
+    def open_streams(self) -> list[str]:
+        """Cameras that are open."""
+        with self._wake:
+            return list(self._streams)
 
     def depths(self) -> dict[str, int]:
         """Items that wait now, by queue."""
@@ -228,10 +239,17 @@ class EngineWorker:
         with self._wake:
             known = self._streams.get(spec.stream)
             if known is None:
-                self._streams[spec.stream] = _Stream(spec)
+                self._streams[spec.stream] = self._new(spec)
             else:
                 known.spec, known.ending = spec, False
         done.set_result(None)
+
+    def _new(self, spec: StreamSpec) -> _Stream:
+        stream = _Stream(spec)
+        if last := self._closed.pop(spec.stream, None):
+            stream.counts.update(last.counts)
+            stream.before.update(last.counts)
+        return stream
 
     def _close(self, name: str, flush: bool) -> None:
         stream = self._streams.get(name)
@@ -247,6 +265,9 @@ class EngineWorker:
         self._engine.evict(name)
         with self._wake:
             gone = self._streams.pop(name)
+            self._closed[name] = _report(gone)
+            if len(self._closed) > KEPT_REPORTS:
+                del self._closed[next(iter(self._closed))]
         for offer in gone.inbox:
             offer.taken.set_exception(UnknownCameraError(f"camera {name!r} was closed"))
 
@@ -368,6 +389,11 @@ class EngineWorker:
         stream = self._streams[name]
         stream.counts["windows_dropped"] += windows
         self._events.dropped(name, reason, windows)
+
+
+def _report(stream: _Stream) -> StreamReport:
+    last_answers = tuple(stream.last_answers.values())
+    return StreamReport(stream.spec.stream, stream.latency_s, last_answers, dict(stream.counts))
 
 
 def _future() -> Future[None]:

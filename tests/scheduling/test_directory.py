@@ -17,11 +17,11 @@ def camera(name: str, source: str = ""):
 
 
 def decoder(name: str, start: int = 0) -> DecoderInfo:
-    return DecoderInfo(name, f"{name}/{start}", f"{name}.{start}:1", "")
+    return DecoderInfo(name, f"{name}/{start}", f"{name}.{start}:1", "", 1)
 
 
 def replica(instance: str) -> ReplicaInfo:
-    return ReplicaInfo(instance, f"{instance}:1", "", GEOMETRY)
+    return ReplicaInfo(instance, f"{instance}:1", "", 1, GEOMETRY)
 
 
 @pytest.fixture

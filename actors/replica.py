@@ -1,0 +1,217 @@
+"""The replica: a Ray Serve deployment around one engine.
+
+Serve starts it, restarts it when it dies, and replaces it when ``check_health`` says that the engine is stuck. Frames
+and answers do not go through Serve: they come and go over the replica's own gRPC server, and the controller says which
+cameras it owns.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import time
+import uuid
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from sightline.v1 import frames_pb2_grpc, results_pb2_grpc
+
+from actors.logs import configure_logging
+from actors.remote import ask, controller
+from cluster import metrics
+from cluster.config import SightlineConfig
+from cluster.errors import SightlineError, UnavailableError
+from cluster.rpc import frames, results
+from cluster.rpc.frames import WindowCounters
+from cluster.rpc.server import RpcServer
+from cluster.scheduling.reports import ReplicaInfo
+from cluster.scheduling.worker import EngineWorker
+from cluster.types import Answer, FrameSample, StreamSpec
+
+if TYPE_CHECKING:
+    from cluster.engine.base import Engine
+
+log = logging.getLogger(__name__)
+
+ORPHAN_S = 60.0
+"""Seconds the window of a camera is kept after its decoder's connection broke and nobody has brought it back."""
+
+
+class Replica:
+    """Loads the model, serves ``Frames`` and ``Results``, and tells the controller that it is there."""
+
+    async def __init__(self, config: SightlineConfig, host: str) -> None:  # type: ignore[misc]  # Serve awaits it
+        self._config = config
+        self._instance = uuid.uuid4().hex[:12]
+        configure_logging(f"replica-{self._instance}", config.cluster.log_dir)
+        try:
+            engine = await asyncio.to_thread(load_engine, config)
+            await self._start(engine, host)
+        except SightlineError as error:
+            await ask(controller().report_failure.remote(error))
+            raise
+
+    async def _start(self, engine: Engine, host: str) -> None:
+        cluster = self._config.cluster
+        self._name: str | None = None
+        self._hub = results.AnswerHub(limit=cluster.answer_queue)
+        self._worker = EngineWorker(
+            engine,
+            ReplicaEvents(self._hub),
+            max_batch=cluster.max_batch,
+            per_stream=cluster.window_queue,
+            stall_s=cluster.stall_timeout_s,
+        )
+        self._worker.start()
+        self._handler = WorkerFrames(self._worker)
+        self._server = RpcServer()
+        self._server.add(
+            frames.SERVICE,
+            frames_pb2_grpc.add_FramesServicer_to_server,
+            frames.FramesServicer(self._handler, credit=cluster.frame_queue),
+        )
+        self._server.add(
+            results.SERVICE, results_pb2_grpc.add_ResultsServicer_to_server, results.ResultsServicer(self._hub)
+        )
+        port = self._server.bind(host, 0)
+        await self._server.start()
+        self._info = ReplicaInfo(
+            instance=self._instance,
+            address=f"{host}:{port}",
+            metrics_address=metrics.serve_metrics(host),
+            pid=os.getpid(),
+            geometry=engine.geometry,
+        )
+        await self._register()
+        self._heartbeats = asyncio.create_task(self._heartbeat())
+
+    async def check_health(self) -> None:
+        """Serve asks every second; an exception, three times in a row, gets the replica replaced."""
+        self._worker.check()
+
+    async def __call__(self) -> str | None:
+        """The replica's name; nothing else is asked through Serve."""
+        return self._name
+
+    async def _register(self) -> None:
+        """Tell the controller; when that is restarting, until it listens."""
+        while True:
+            try:
+                streams = self._worker.open_streams()
+                self._name = await ask(controller().register_replica.remote(self._info, self._name, streams))
+                return
+            except UnavailableError as error:
+                log.warning("cannot register: %s", error)
+                await asyncio.sleep(self._config.cluster.heartbeat_s)
+
+    async def _heartbeat(self) -> None:
+        while True:
+            await asyncio.sleep(self._config.cluster.heartbeat_s)
+            for queue, depth in self._worker.depths().items():
+                metrics.queue_depth.labels(queue).set(depth)
+            self._handler.close_orphans(time.monotonic())
+            try:
+                beat = controller().heartbeat_replica.remote(self._instance, self._worker.reports())
+                if not await ask(beat):
+                    await self._register()
+            except UnavailableError as error:
+                log.warning("no heartbeat: %s", error)
+
+
+class WorkerFrames:
+    """Frames off the wire into the engine thread (:class:`cluster.rpc.frames.FrameHandler`)."""
+
+    def __init__(self, worker: EngineWorker) -> None:
+        self._worker = worker
+        self._orphans: dict[str, float] = {}
+
+    async def on_open(self, spec: StreamSpec) -> None:
+        self._orphans.pop(spec.stream, None)
+        await asyncio.wrap_future(self._worker.open(spec))
+
+    async def on_frame(self, sample: FrameSample) -> None:
+        await asyncio.wrap_future(self._worker.offer(sample))
+
+    async def on_close(self, camera: str, flush: bool) -> None:
+        self._worker.close(camera, flush=flush)
+
+    async def on_lost(self, cameras: list[str]) -> None:
+        """Keep their windows for a while: a decoder restarts in seconds."""
+        now = time.monotonic()
+        self._orphans.update((camera, now) for camera in cameras)
+
+    def counters(self, camera: str) -> WindowCounters:
+        counts = self._worker.counts(camera)
+        return WindowCounters(counts.done, counts.gated, counts.dropped)
+
+    def close_orphans(self, now_s: float) -> None:
+        """Free what nobody came back for."""
+        for camera in [camera for camera, since in self._orphans.items() if now_s - since > ORPHAN_S]:
+            del self._orphans[camera]
+            self._worker.close(camera)
+
+
+class ReplicaEvents:
+    """What the engine thread tells: answers to whoever watches, counts to ``/metrics``."""
+
+    def __init__(self, hub: results.AnswerHub) -> None:
+        self._hub = hub
+
+    def answered(self, answers: Sequence[Answer], *, late: bool) -> None:
+        metrics.record_window(answers[0], late=late)
+        self._hub.publish(answers)
+
+    def batch(self, windows: int) -> None:
+        metrics.batch_windows.observe(windows)
+
+    def dropped(self, stream: str, reason: str, windows: int) -> None:
+        log.info("camera %s: %d windows dropped, %s", stream, windows, reason)
+        metrics.drop_window(reason, windows)
+
+    def lost(self, stream: str, windows: int) -> None:
+        log.info("camera %s: %d windows lost to a fresh start", stream, windows)
+        metrics.lose_window(windows)
+
+
+def load_engine(config: SightlineConfig) -> Engine:
+    """The configured model in the configured engine; takes seconds to minutes.
+
+    Raises:
+        ModelError: the checkpoint or the device cannot be used.
+    """
+    import torch
+
+    from cluster.engine.native.engine import NativeEngine
+    from cluster.models import load_model
+
+    model = config.model
+    # Ray starts its workers with one arithmetic thread.
+    torch.set_num_threads(model.threads or max(1, (os.cpu_count() or 1) // config.cluster.replicas))
+    loaded = load_model(model.name, device=model.device, dtype=model.dtype, seed=model.seed)
+    return NativeEngine(
+        loaded,
+        score_temperature=model.score_temperature,
+        score_bias=model.score_bias,
+        max_new_tokens=model.max_new_tokens,
+    )
+
+
+def replica_application(config: SightlineConfig, host: str) -> Any:
+    """The Serve application of all replicas. Imports Serve, which reads its flags from the environment then."""
+    from ray import serve
+
+    # "cuda" is a GPU for each replica; "cuda:N" names one GPU that they share.
+    gpus = 1 if config.model.device == "cuda" else 0
+    deployment = serve.deployment(
+        name="replica",
+        num_replicas=config.cluster.replicas,
+        ray_actor_options={"num_cpus": 0, "num_gpus": gpus},
+        max_ongoing_requests=100,
+        health_check_period_s=1.0,
+        health_check_timeout_s=max(10.0, config.cluster.heartbeat_timeout_s),
+        graceful_shutdown_timeout_s=2.0,
+        graceful_shutdown_wait_loop_s=0.1,
+        logging_config={"log_level": "WARNING", "enable_access_log": False},
+    )(Replica)
+    return deployment.bind(config, host)

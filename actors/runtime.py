@@ -1,0 +1,202 @@
+"""A whole cluster from one configuration: ``with Cluster(config) as cluster: ...``."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import logging
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from types import TracebackType
+from typing import Any
+
+import ray
+from ray.exceptions import RayError
+
+from actors.controller import Controller, Readiness
+from actors.decoder import Decoder
+from actors.gateway import Gateway, GatewayAddresses
+from actors.preflight import preflight
+from actors.remote import CONTROLLER, GATEWAY, NAMESPACE, ask_blocking
+from actors.session import RaySession
+from cluster.config import SightlineConfig
+from cluster.errors import ConfigError, SightlineError, UnavailableError
+
+log = logging.getLogger(__name__)
+
+APPLICATION = "sightline"
+POLL_S = 0.05
+
+
+class Cluster:
+    """Starts every process, waits until all are ready, and stops them all, whatever happens in between.
+
+    Args:
+        config: what to start; its cameras are added.
+        on_phase: told what is being waited for, as ``start`` goes on.
+    """
+
+    def __init__(self, config: SightlineConfig, *, on_phase: Callable[[str], None] = log.info) -> None:
+        self._config = config
+        self._on_phase = on_phase
+        self._session = RaySession(config.cluster.ray_address)
+        self._controller: Any = None
+        self._gateway: Any = None
+        self._decoders: list[Any] = []
+        self._addresses: GatewayAddresses | None = None
+        self._serving = False
+        self._stopped = False
+        self.phases: dict[str, float] = {}
+
+    @property
+    def gateway_address(self) -> str:
+        """``host:port`` of the gRPC gateway."""
+        return self._started().rpc
+
+    @property
+    def metrics_address(self) -> str:
+        """``host:port`` of ``/metrics``."""
+        return self._started().metrics
+
+    def __enter__(self) -> Cluster:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def start(self) -> None:
+        """Start and wait until every process is ready; ``phases`` holds the seconds of each step.
+
+        Raises:
+            ConfigError: model, port or address are wrong. Nothing is left running.
+            SightlineError: a process did not come up within ``cluster.start_timeout_s``. Nothing is left running.
+        """
+        config = preflight(self._config)
+        atexit.register(self.stop)
+        try:
+            with self._phase("ray"):
+                self._session.start()
+            self._start_processes(config)
+        except RayError as error:
+            self.stop()
+            raise SightlineError(f"the cluster did not start: {str(error).strip().splitlines()[0]}") from None
+        except BaseException:
+            self.stop()
+            raise
+
+    def readiness(self) -> Readiness:
+        """Which decoders and replicas are ready, with their addresses and process ids."""
+        readiness: Readiness = ask_blocking(self._controller.readiness.remote())
+        return readiness
+
+    def stop(self) -> None:
+        """Stop everything; safe to call twice, and from an exception or Ctrl-C."""
+        if self._stopped:
+            return
+        self._stopped = True
+        atexit.unregister(self.stop)
+        timeout_s = self._config.cluster.stop_timeout_s
+        if ray.is_initialized():
+            self._ask_to_stop(timeout_s)
+            if not self._session.private:
+                self._remove_actors()
+        self._session.stop(timeout_s)
+
+    # -- starting -------------------------------------------------------------------------------
+    def _start_processes(self, config: SightlineConfig) -> None:
+        deadline = time.monotonic() + config.cluster.start_timeout_s
+        host = self._session.host
+        run_id = uuid.uuid4().hex[:12]
+        with self._phase("controller"):
+            self._controller = self._actor(Controller, CONTROLLER, config, run_id, host)
+            self._decoders = [
+                self._actor(Decoder, f"decoder-{number}", config, f"decoder-{number}", host)
+                for number in range(config.cluster.decoders)
+            ]
+            self._gateway = self._actor(Gateway, GATEWAY, config)
+        with self._phase("serve"):
+            self._serve(config, host)
+        with self._phase("gateway"):
+            self._addresses = ask_blocking(self._gateway.ready.remote(), timeout_s=_left(deadline))
+        with self._phase("decoders and replicas"):
+            self._wait_until_ready(config, deadline)
+
+    def _actor(self, kind: type, name: str, *arguments: Any) -> Any:
+        remote = ray.remote(num_cpus=0, max_restarts=-1, max_concurrency=1000)(kind)
+        try:
+            return remote.options(name=name, namespace=NAMESPACE).remote(*arguments)
+        except ValueError:
+            raise ConfigError(
+                f"a Sightline cluster runs at Ray address {self._config.cluster.ray_address!r} already; stop it first"
+            ) from None
+
+    def _serve(self, config: SightlineConfig, host: str) -> None:
+        # Imported here: Serve reads its flags from the environment when it is imported.
+        from ray import serve
+        from ray.serve.api import RunTarget
+
+        from actors.replica import replica_application
+
+        serve.start(proxy_location="Disabled", logging_config={"log_level": "WARNING"})
+        self._serving = True
+        target = RunTarget(replica_application(config, host), name=APPLICATION, route_prefix=None)
+        serve.run_many([target], wait_for_ingress_deployment_creation=False, wait_for_applications_running=False)
+
+    def _wait_until_ready(self, config: SightlineConfig, deadline: float) -> None:
+        wanted = {"decoder": config.cluster.decoders, "replica": config.cluster.replicas}
+        while True:
+            readiness = self.readiness()
+            if readiness.failure is not None:
+                raise readiness.failure
+            ready = {"decoder": len(readiness.decoders), "replica": len(readiness.replicas)}
+            if all(ready[kind] >= wanted[kind] for kind in wanted):
+                return
+            if time.monotonic() > deadline:
+                missing = ", ".join(f"{ready[kind]} of {wanted[kind]} {kind}s" for kind in wanted)
+                raise UnavailableError(
+                    f"only {missing} became ready within {config.cluster.start_timeout_s:g} s; look into the logs, "
+                    "or raise cluster.start_timeout_s when the model takes longer to load"
+                )
+            time.sleep(POLL_S)
+
+    @contextlib.contextmanager
+    def _phase(self, name: str) -> Iterator[None]:
+        self._on_phase(f"starting {name}")
+        begin = time.monotonic()
+        yield
+        self.phases[name] = time.monotonic() - begin
+
+    def _started(self) -> GatewayAddresses:
+        if self._addresses is None:
+            raise SightlineError("the cluster is not running; call start() first")
+        return self._addresses
+
+    # -- stopping -------------------------------------------------------------------------------
+    def _ask_to_stop(self, timeout_s: float) -> None:
+        actors = [actor for actor in (self._gateway, *self._decoders, self._controller) if actor is not None]
+        try:
+            stopping = [actor.stop.remote() for actor in actors]
+            _, late = ray.wait(stopping, num_returns=len(stopping), timeout=timeout_s) if stopping else ([], [])
+            if late:
+                log.warning("%d processes did not stop within %g s and are killed", len(late), timeout_s)
+        except Exception as error:
+            log.warning("could not ask the processes to stop: %s", error)
+
+    def _remove_actors(self) -> None:
+        with contextlib.suppress(Exception):
+            if self._serving:
+                from ray import serve
+
+                serve.delete(APPLICATION)
+        for actor in (self._gateway, *self._decoders, self._controller):
+            if actor is not None:
+                with contextlib.suppress(Exception):
+                    ray.kill(actor)
+
+
+def _left(deadline: float) -> float:
+    return max(0.1, deadline - time.monotonic())

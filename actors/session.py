@@ -1,0 +1,132 @@
+"""One driver's connection to Ray: a private Ray on this machine, or one that runs already."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+from typing import Any
+
+import psutil
+import ray
+
+from actors.remote import NAMESPACE
+from cluster.errors import ConfigError, SightlineError
+
+log = logging.getLogger(__name__)
+
+FLAGS = {
+    # Serve only restarts our replicas: frames and answers go over our own gRPC servers.
+    "RAY_SERVE_ENABLE_DIRECT_INGRESS": "0",
+    "RAY_SERVE_ENABLE_HA_PROXY": "0",
+    "RAY_SERVE_USE_GRPC_BY_DEFAULT": "0",
+    "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "1",
+    # A replica whose engine is stuck cannot stop gracefully.
+    "RAY_SERVE_FORCE_STOP_UNHEALTHY_REPLICAS": "1",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    # Processes without a GPU of their own may still share one by number (model.device: cuda:0).
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+}
+ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+"""Workers start with one arithmetic thread: decoders run one thread per camera, the replica sets its own number."""
+
+OBJECT_STORE_BYTES = 80 * 2**20
+"""Ray's smallest: nothing large ever goes through the object store."""
+
+
+class RaySession:
+    """Start with :meth:`start`, end with :meth:`stop`; a private Ray leaves no process behind."""
+
+    def __init__(self, address: str | None) -> None:
+        self._address = address
+        self._started = False
+
+    @property
+    def private(self) -> bool:
+        """Whether Ray runs for this session alone."""
+        return self._address is None
+
+    @property
+    def host(self) -> str:
+        """The address processes of this machine listen on for each other."""
+        return "127.0.0.1" if self.private else str(ray.util.get_node_ip_address())
+
+    def start(self) -> None:
+        """Start or connect.
+
+        Raises:
+            ConfigError: no Ray cluster at the configured address, or this process is connected to another already.
+        """
+        if ray.is_initialized():
+            raise ConfigError("this process is connected to Ray already; run one cluster per process")
+        os.environ.update(FLAGS)
+        _mute_ray()
+        options: dict[str, Any] = {"namespace": NAMESPACE, "log_to_driver": False, "logging_level": logging.ERROR}
+        if self.private:
+            # A Ray cluster named in the environment is not ours to use.
+            options |= {"address": "local", "include_dashboard": False, "object_store_memory": OBJECT_STORE_BYTES}
+        else:
+            options["address"] = self._address
+        try:
+            with _environment(ONE_THREAD):
+                ray.init(**options)
+        except (ConnectionError, ValueError, RuntimeError) as error:
+            if self.private:
+                raise SightlineError(f"Ray did not start: {_first_line(error)}") from None
+            raise ConfigError(
+                f"no Ray cluster answers at {self._address!r} (cluster.ray_address): {_first_line(error)}"
+            ) from None
+        self._started = True
+
+    def stop(self, timeout_s: float) -> None:
+        """Disconnect; a private Ray and everything in it ends within ``timeout_s``, or is killed."""
+        if not self._started:
+            return
+        self._started = False
+        mine = psutil.Process().children(recursive=True) if self.private else []
+        mine = [process for process in mine if _is_rays(process)]
+        ray.shutdown()
+        _, left = psutil.wait_procs(mine, timeout=timeout_s)
+        for process in left:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        psutil.wait_procs(left, timeout=5.0)
+
+
+def _is_rays(process: psutil.Process) -> bool:
+    """Whether a child belongs to Ray and not to the caller's own doing."""
+    try:
+        ancestry = [process, *process.parents()]
+        return any(
+            "raylet" in p.name() or "gcs_server" in p.name() or "/ray/" in " ".join(p.cmdline()) for p in ancestry
+        )
+    except psutil.Error:
+        return True
+
+
+@contextlib.contextmanager
+def _environment(changes: dict[str, str]) -> Any:
+    before = {key: os.environ.get(key) for key in changes}
+    os.environ.update(changes)
+    try:
+        yield
+    finally:
+        for key, value in before.items():
+            if value is None:
+                del os.environ[key]
+            else:
+                os.environ[key] = value
+
+
+def _mute_ray() -> None:
+    """Ray prints every worker's death to the driver's standard error, across the CLI's live table: log it instead."""
+    from ray._private import worker
+
+    worker.print_to_stdstream = lambda data, *_, **__: log.debug("ray: %s", data.get("lines"))
+    for name in ("ray", "ray.serve"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+
+
+def _first_line(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__
