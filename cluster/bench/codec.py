@@ -1,0 +1,228 @@
+"""The codec front end (reading, decoding with vectors, change grids, sampling, scaling, pruning) against bare decoding.
+
+``front_end_ratio`` is frames/s of the whole front end over frames/s of a plain PyAV demux/decode loop on the same clip,
+both with one decoder thread and pinned to one core, repeated in turns; medians. Time is the thread's CPU time: all of
+the work happens in one thread, and a neighbour on the machine must not decide the ratio.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import functools
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import av
+import numpy as np
+
+from cluster.bench.harness import BenchResult
+from cluster.codec.decoder import Decoder
+from cluster.codec.file import FileSource
+from cluster.codec.motion import MotionField
+from cluster.codec.picture import LumaDifference, PictureScaler
+from cluster.codec.processor import CodecOptions, CodecProcessor
+from cluster.errors import ConfigError
+from cluster.types import PatchGeometry
+from cluster.vision import Pruner, make_pruner
+
+GEOMETRY = PatchGeometry(patch=14, merge=2, temporal=2)
+
+STAGES: list[tuple[str, type, str]] = [
+    ("decode", Decoder, "decode"),
+    ("motion", MotionField, "add"),
+    ("motion", MotionField, "take"),
+    ("scale", PictureScaler, "__call__"),
+    ("luma", LumaDifference, "__call__"),
+]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """See the harness."""
+    parser.add_argument(
+        "--clips", nargs="+", type=Path, metavar="FILE", help="video files (default: a made 1080p20 one)"
+    )
+    parser.add_argument("--fps", type=float, default=2.0, help="sampled frames per second (default: 2)")
+    parser.add_argument("--pruner", default="replenish", help="pruning policy (default: %(default)s)")
+    parser.add_argument("--repeats", type=int, default=7, metavar="N", help="turns per clip (default: %(default)s)")
+    parser.add_argument("--seconds", type=float, default=8.0, help="length of the made clip (default: %(default)s)")
+
+
+def run(args: argparse.Namespace) -> BenchResult:
+    """Measure every clip; the figure's bare name is the made clip's, others carry their clip's name."""
+    figures: dict[str, float] = {}
+    rows: list[dict[str, Any]] = []
+    with tempfile.TemporaryDirectory() as folder, one_core():
+        clips: list[Path] = list(args.clips or [])
+        for clip in clips:
+            if not clip.is_file():
+                raise ConfigError(f"clip {clip} does not exist")
+        made = Path(folder) / "made-1080p20.mp4"
+        if not clips:
+            make_clip(made, args.seconds)
+            clips = [made]
+        for clip in clips:
+            measured = measure(clip, CodecOptions(fps=args.fps), args.pruner, args.repeats)
+            name = "front_end_ratio" if clip == made else f"front_end_ratio_{clip.stem}"
+            figures[name] = measured.ratio
+            rows.append(measured.row(clip.stem))
+    notes = ["ms per frame and stage are CPU time of one instrumented pass; 'other' is all that is in no stage"]
+    return BenchResult("codec", figures, rows, notes)
+
+
+@dataclass(slots=True)
+class Measured:
+    """One clip: seconds of each turn, and of one instrumented pass by stage."""
+
+    frames: int = 0
+    samples: int = 0
+    bare_s: list[float] = field(default_factory=list)
+    front_s: list[float] = field(default_factory=list)
+    stages_s: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def ratio(self) -> float:
+        # Paired by turn: both halves of a turn saw the same machine.
+        return statistics.median(bare / front for bare, front in zip(self.bare_s, self.front_s, strict=True))
+
+    def row(self, clip: str) -> dict[str, Any]:
+        """The bench table's line."""
+        row: dict[str, Any] = {
+            "clip": clip,
+            "frames": self.frames,
+            "samples": self.samples,
+            "bare_fps": self.frames / statistics.median(self.bare_s),
+            "front_fps": self.frames / statistics.median(self.front_s),
+            "ratio": self.ratio,
+            "bare_ms": 1e3 * statistics.median(self.bare_s) / self.frames,
+            "front_ms": 1e3 * statistics.median(self.front_s) / self.frames,
+        }
+        return row | {f"{stage}_ms": 1e3 * seconds / self.frames for stage, seconds in self.stages_s.items()}
+
+
+def measure(clip: Path, options: CodecOptions, pruner: str, repeats: int) -> Measured:
+    """Both halves in turns, after one turn that warms caches; then one instrumented pass."""
+    measured = Measured()
+    for turn in range(repeats + 1):
+        start = time.thread_time()
+        frames = decode_bare(clip)
+        middle = time.thread_time()
+        decoded, samples = run_front_end(clip, options, make_pruner(pruner))
+        end = time.thread_time()
+        if decoded != frames:
+            raise ConfigError(f"{clip}: the front end decoded {decoded} frames of {frames}: the clip is damaged")
+        measured.frames, measured.samples = frames, samples
+        if turn:
+            measured.bare_s.append(middle - start)
+            measured.front_s.append(end - middle)
+    policy = make_pruner(pruner)
+    with instrumented([*STAGES, ("prune", type(policy), "prune")]) as seconds:
+        start = time.thread_time()
+        run_front_end(clip, options, policy)
+        total = time.thread_time() - start
+    measured.stages_s = seconds | {"other": total - sum(seconds.values())}
+    return measured
+
+
+def decode_bare(clip: Path) -> int:
+    """Decode every picture and look at none; how many there were."""
+    frames = 0
+    with av.open(str(clip)) as container:
+        stream = container.streams.video[0]
+        stream.codec_context.thread_count = 1
+        for packet in container.demux(stream):
+            for _ in packet.decode():
+                frames += 1
+    return frames
+
+
+def run_front_end(clip: Path, options: CodecOptions, pruner: Pruner) -> tuple[int, int]:
+    """The decoder process's work on one camera, up to the mask; frames decoded and sampled."""
+    source = FileSource(clip)
+    processor = CodecProcessor(GEOMETRY, options)
+    processor.open(source.open())
+    for packet in source.packets():
+        for sample in processor.feed(packet):
+            pruner.prune(sample)
+    for sample in processor.drain():
+        pruner.prune(sample)
+    return processor.stats.frames_decoded, processor.stats.frames_sampled
+
+
+@contextlib.contextmanager
+def one_core() -> Iterator[None]:
+    """Pin this thread to one of its cores, where the system can."""
+    if not hasattr(os, "sched_setaffinity"):
+        yield
+        return
+    allowed = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {max(allowed)})
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, allowed)
+
+
+@contextlib.contextmanager
+def instrumented(stages: list[tuple[str, type, str]]) -> Iterator[dict[str, float]]:
+    """Time the methods of ``stages`` while inside; yields CPU seconds by stage."""
+    seconds = {stage: 0.0 for stage, _, _ in stages}
+    plain = [(owner, name, getattr(owner, name)) for _, owner, name in stages]
+
+    def timed(stage: str, method: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(method)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            start = time.thread_time()
+            try:
+                return method(*args, **kwargs)
+            finally:
+                seconds[stage] += time.thread_time() - start
+
+        return call
+
+    try:
+        for stage, owner, name in stages:
+            setattr(owner, name, timed(stage, getattr(owner, name)))
+        yield seconds
+    finally:
+        for owner, name, method in plain:
+            setattr(owner, name, method)
+
+
+def make_clip(path: Path, seconds: float, *, width: int = 1920, height: int = 1080, fps: int = 20) -> None:
+    """A camera's view: textured background, six moving objects, light sensor noise; H.264, 4 Mbit/s, GOP of 2 s."""
+    random = np.random.default_rng(7)
+    scene = random.integers(30, 200, (height // 8 + 1, width // 8 + 1)).repeat(8, 0).repeat(8, 1)[:height, :width]
+    scene = (scene + np.roll(scene, 3, 0) + np.roll(scene, 5, 1) + np.roll(scene, (7, 2), (0, 1))) // 4
+    noise = random.normal(0.0, 2.0, (height + 64, width + 64)).round().astype(np.int16)
+    objects = [
+        (random.integers(0, width), random.integers(0, height - 260), random.integers(-9, 10), random.integers(60, 240))
+        for _ in range(6)
+    ]
+    textures = [random.integers(20, 235, (260 // 4, size // 4 + 1)).repeat(4, 0).repeat(4, 1) for *_, size in objects]
+    with av.open(str(path), "w") as container:
+        stream = container.add_stream("libx264", rate=fps, options={"preset": "veryfast"})
+        stream.width, stream.height, stream.pix_fmt = width, height, "yuv420p"
+        stream.bit_rate = 4_000_000
+        stream.gop_size = 2 * fps
+        stream.codec_context.max_b_frames = 0
+        picture = np.full((height * 3 // 2, width), 128, np.uint8)
+        for index in range(round(seconds * fps)):
+            luma = scene.astype(np.int16)
+            for (left, top, speed, size), texture in zip(objects, textures, strict=True):
+                x = int(left + speed * index) % (width - size)
+                luma[top : top + 260, x : x + size] = texture[:, :size]
+            dy, dx = random.integers(0, 64, 2)
+            luma += noise[dy : dy + height, dx : dx + width]
+            picture[:height] = luma.clip(0, 255)
+            frame = av.VideoFrame.from_ndarray(picture, "yuv420p")
+            frame.pts, frame.time_base = index, Fraction(1, fps)
+            container.mux(stream.encode(frame))
+        container.mux(stream.encode())
