@@ -41,10 +41,11 @@ def encode_pending(model: VisionLanguageModel, frames: Iterable[HeldFrame]) -> d
 
 def _calls(frames: Sequence[HeldFrame]) -> list[list[HeldFrame]]:
     calls: list[list[HeldFrame]] = []
-    patches = CALL_PATCHES
+    patches = 0
     for frame in frames:
         assert frame.patches is not None
-        if patches + len(frame.patches) > CALL_PATCHES:
+        # A frame without a single patch (nothing moved) may be the first.
+        if not calls or patches + len(frame.patches) > CALL_PATCHES:
             calls.append([])
             patches = 0
         calls[-1].append(frame)
