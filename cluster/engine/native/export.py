@@ -32,9 +32,10 @@ def dump(stream: Stream, fingerprint: str) -> bytes:
     """The state of one stream; ``fingerprint`` is that of the model it was computed with."""
     k, v = stream.kv.stretch()
     # Slots of a window that broke off, or of questions, are not part of the stretch: what is dumped is committed.
-    tensors: dict[str, Tensor] = {"k": k.contiguous(), "v": v.contiguous()}
+    tensors: dict[str, Tensor] = {"k": k, "v": v}
     for number, frame in enumerate(stream.frames):
         tensors |= {f"{number}.{name}": tensor for name, tensor in _frame_tensors(frame).items()}
+    tensors = {name: tensor.contiguous() for name, tensor in tensors.items()}
     last = stream.last
     header = {
         "version": VERSION,

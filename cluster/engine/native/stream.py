@@ -195,6 +195,7 @@ class Stream:
 
     def lose_kv(self) -> None:
         """A computation broke off halfway: what it wrote cannot be told from what was there, so compute all again."""
+        self.first_token = self.next_token
         self.kv.clear()
         for frame in self.frames:
             frame.computed = None

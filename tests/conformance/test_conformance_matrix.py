@@ -1,0 +1,227 @@
+"""THE matrix: every family x refresh policy x pruning, against the reference, a full computation, and each other."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from dense_oracle import DenseOracle
+from torch import Tensor
+from window_driver import TOLERANCE, Driver, camera_of, spec_of, take
+
+from cluster.bench.synthetic import SyntheticCamera
+from cluster.engine.native import NativeEngine
+from cluster.engine.native.encode import batch_of
+from cluster.engine.native.refresh import refresh_policies
+from cluster.engine.native.stream import HeldFrame
+from cluster.models.base import VisionLanguageModel
+from cluster.types import Question
+
+POLICIES = refresh_policies.names()
+BUDGETED = [name for name in POLICIES if refresh_policies.get(name).budgeted]
+NARROWING = ("topk_deviation", "first_percent")
+OTHERS = (Question("r", "Is there a fire or smoke?"), Question("s", "Did a vehicle stop on the road?"))
+
+
+def close(got: Tensor, expected: Tensor) -> None:
+    torch.testing.assert_close(got, expected, **TOLERANCE)
+
+
+def logits_of(records: list) -> dict[int, Tensor]:
+    return {record.request.window: record.logits for record in records}
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_nothing_pruned_equals_the_reference(model: VisionLanguageModel, driver: Driver, policy: str) -> None:
+    """(a) The first windows, and every policy agrees with transformers' own forward on them."""
+    camera = camera_of(model, kept=1.0)
+    driver.engine.admit(spec_of(refresh=policy))
+    records = driver.run(take(camera, 8))
+    assert [len(r.plan.frames) for r in records] == [2, 4, 6, 8]
+    for record in (records[0], records[-1]):
+        count = len(record.plan.frames)
+        batches = [batch_of(HeldFrame.of(camera.sample(index))) for index in range(count)]
+        reference = model.reference_logits(batches, [float(i) for i in range(count)], spec_of().questions[0].text)
+        close(record.logits[0], reference)
+
+
+def test_refreshing_all_equals_a_full_computation(
+    model: VisionLanguageModel, driver: Driver, camera: SyntheticCamera
+) -> None:
+    """(b) After any number of slides, under any masks."""
+    driver.engine.admit(spec_of(refresh="all"))
+    records = driver.run(take(camera, 22))
+    slid = [record for record in records if record.plan.cached and record.request.start > 0]
+    assert len(slid) == 7
+    for record in slid:
+        close(record.logits, full(model, camera, record.plan.frames, record.request.end))
+        assert record.answers[0].tokens.reused == 0
+
+
+def full(model: VisionLanguageModel, camera: SyntheticCamera, frames: list[HeldFrame], end: int) -> Tensor:
+    """The same frames as the first window of an empty engine."""
+    driver = Driver(NativeEngine(model))
+    length = (end - frames[0].pts) / 1e6
+    driver.engine.admit(spec_of(window_s=length, stride_s=length))
+    samples = [replace(camera.sample(frame.index), fresh=index == 0) for index, frame in enumerate(frames)]
+    (record,) = driver.run(samples)
+    return record.logits
+
+
+@pytest.mark.parametrize("policy", BUDGETED)
+def test_a_budget_of_everything_equals_all(model: VisionLanguageModel, camera: SyntheticCamera, policy: str) -> None:
+    """(c)"""
+    runs = {}
+    for name, budget in (("all", None), (policy, 1.0)):
+        driver = Driver(NativeEngine(model))
+        driver.engine.admit(spec_of(refresh=name, refresh_budget=budget))
+        runs[name] = logits_of(driver.run(take(camera, 16)))
+    assert runs["all"].keys() == runs[policy].keys()
+    for window, logits in runs["all"].items():
+        close(runs[policy][window], logits)
+
+
+def test_streams_together_equal_streams_alone(model: VisionLanguageModel) -> None:
+    """(d) Different policies, masks, questions and phases in one pass."""
+    settings = list(zip(POLICIES, np.linspace(0.0, 1.0, len(POLICIES)), strict=True))
+    cameras = [
+        camera_of(model, stream=name, kept=float(kept), empty=0.3, seed=number, start=number * 1_000_000)
+        for number, (name, kept) in enumerate(settings)
+    ]
+    specs = {
+        name: spec_of(name, refresh=name, questions=(*spec_of().questions, *OTHERS)[: 1 + number % 3])
+        for number, (name, _) in enumerate(settings)
+    }
+    together = Driver(NativeEngine(model))
+    for spec in specs.values():
+        together.engine.admit(spec)
+    joint: dict[str, dict[int, Tensor]] = {name: {} for name in specs}
+    for index in range(16):
+        requests = [r for camera in cameras for r in together.engine.push(camera.sample(index))]
+        for record in together.step(requests) if requests else []:
+            joint[record.request.stream][record.request.window] = record.logits
+    for camera in cameras:
+        alone = Driver(NativeEngine(model))
+        alone.engine.admit(specs[camera.stream])
+        single = logits_of(alone.run(take(camera, 16)))
+        assert len(single) == 8
+        assert single.keys() == joint[camera.stream].keys()
+        for window, logits in single.items():
+            close(joint[camera.stream][window], logits)
+
+
+def test_questions_together_equal_questions_alone(model: VisionLanguageModel, camera: SyntheticCamera) -> None:
+    """(e) No question sees another."""
+    questions = (*spec_of().questions, *OTHERS)
+    driver = Driver(NativeEngine(model))
+    driver.engine.admit(spec_of(questions=questions))
+    together = logits_of(driver.run(take(camera, 14)))
+    for number, question in enumerate(questions):
+        alone = Driver(NativeEngine(model))
+        alone.engine.admit(spec_of(questions=(question,)))
+        for window, logits in logits_of(alone.run(take(camera, 14))).items():
+            close(together[window][number], logits[0])
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_moving_a_stream_changes_nothing(model: VisionLanguageModel, policy: str) -> None:
+    """(f) Mid-window, with frames not yet encoded on board."""
+    camera = camera_of(model, kept=0.3, empty=0.3)
+    samples = take(camera, 20)
+    stayed = Driver(NativeEngine(model))
+    stayed.engine.admit(spec_of(refresh=policy))
+    expected = logits_of(stayed.run(samples))
+    before, after = Driver(NativeEngine(model)), Driver(NativeEngine(model))
+    before.engine.admit(spec_of(refresh=policy))
+    moved = logits_of(before.run(samples[:13]))
+    after.engine.import_stream(spec_of(refresh=policy), before.engine.export_stream("cam"))
+    moved |= logits_of(after.run(samples[13:]))
+    assert moved.keys() == expected.keys()
+    for window, logits in expected.items():
+        close(moved[window], logits)
+
+
+def test_skipping_windows_changes_nothing_when_all_is_refreshed(
+    model: VisionLanguageModel, camera: SyntheticCamera
+) -> None:
+    """(g) Late frames are encoded and computed by the next window that is stepped."""
+    runs = []
+    for skip in ((), (1, 4, 5, 7)):
+        driver = Driver(NativeEngine(model))
+        driver.engine.admit(spec_of(refresh="all"))
+        runs.append(logits_of(driver.run(take(camera, 20), skip=skip)))
+    assert len(runs[1]) == len(runs[0]) - 4
+    for window, logits in runs[1].items():
+        close(logits, runs[0][window])
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_stale_kv_is_exactly_what_it_claims_to_be(
+    model: VisionLanguageModel, driver: Driver, camera: SyntheticCamera, policy: str
+) -> None:
+    """(h) The dense oracle, window after window, drift and all."""
+    if policy == "topk_deviation":
+        # While a window opens where the last one did, nothing below the probe deviates, and top-k would rank noise.
+        camera = replace(camera, anchor_every=2)
+    driver.engine.admit(spec_of(refresh=policy, questions=(*spec_of().questions, OTHERS[0])))
+    oracle = DenseOracle(model)
+    records = driver.run(take(camera, 20))
+    for record in records:
+        plan = record.plan
+        samples = [camera.sample(frame.index) for frame in plan.frames]
+        narrowing = plan.work.narrowing is not None
+        thin = _thin(policy, plan) if narrowing else None
+        questions = [question.text for question in plan.stream.spec.questions]
+        expected = oracle.window(samples, plan.computed, questions, thin)
+        for got, wanted in zip(record.logits, expected, strict=True):
+            close(got, wanted)
+    assert any(record.plan.work.narrowing is not None for record in records) == (policy in NARROWING)
+
+
+def _thin(policy: str, plan):
+    """CacheBlend's and VLCache's narrowing, spelled out once more."""
+    if policy == "topk_deviation":
+        wanted = round(0.15 * plan.cached)
+
+        def topk(layer: int, computed: np.ndarray, new: Tensor, old: Tensor) -> np.ndarray:
+            if layer != 1:
+                return computed
+            deviation = ((new - old) ** 2).sum(dim=(0, 2, 3))
+            chosen = np.zeros(len(computed), dtype=bool)
+            chosen[sorted(range(len(computed)), key=lambda i: -float(deviation[i]))[:wanted]] = True
+            return chosen
+
+        return topk
+    lengths = [len(frame.tokens) for frame in plan.frames]
+    amounts = plan.work.narrowing.amounts
+
+    def leading(layer: int, computed: np.ndarray, new: Tensor, old: Tensor) -> np.ndarray:
+        if layer + 1 == len(amounts):
+            return computed
+        places = [(i + 0.5) / length for length in lengths for i in range(length)][: len(computed)]
+        order = sorted(range(len(computed)), key=lambda token: places[token])
+        chosen = np.zeros(len(computed), dtype=bool)
+        chosen[order[: amounts[layer + 1]]] = True
+        return chosen
+
+    return leading
+
+
+@pytest.mark.parametrize("policy", ["none", "anchors"])
+def test_what_is_computed_follows_the_definition(
+    model: VisionLanguageModel, driver: Driver, camera: SyntheticCamera, policy: str
+) -> None:
+    """The oracle above trusts the plan's choice of tokens; here it is worked out from the samples."""
+    driver.engine.admit(spec_of(refresh=policy))
+    seen = 0
+    for record in driver.run(take(camera, 20)):
+        sliding = record.plan.frames[0].index > 0
+        expected = []
+        for frame in record.plan.frames:
+            old = frame.index < seen
+            wanted = not old or (policy == "anchors" and sliding and frame.index % 4 == 0)
+            expected += [wanted] * len(frame.tokens)
+        assert record.plan.computed.tolist() == expected
+        seen = record.plan.frames[-1].index + 1

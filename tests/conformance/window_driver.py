@@ -1,0 +1,92 @@
+"""An engine driven over windows of a synthetic camera, remembering what it computed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from cluster.bench.synthetic import SyntheticCamera
+from cluster.engine.base import WindowRequest
+from cluster.engine.native import NativeEngine
+from cluster.engine.native.plan import WindowPlan
+from cluster.models.base import VisionLanguageModel
+from cluster.types import Answer, FrameSample, Question, StreamSpec
+
+QUESTION = Question("q", "Is anyone climbing the fence?")
+TOLERANCE = {"rtol": 1e-4, "atol": 2e-4}
+
+
+@dataclass
+class Recorded:
+    """One window: what the engine computed and said."""
+
+    request: WindowRequest
+    answers: list[Answer]
+    logits: Tensor
+    plan: WindowPlan | None
+
+
+@dataclass
+class Driver:
+    """An engine that remembers the logits and plans of its steps."""
+
+    engine: NativeEngine
+    _logits: list[Tensor] = field(default_factory=list)
+    _plans: list[WindowPlan] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        score, plan = self.engine._score, self.engine._plan
+
+        def recording_score(logits: Tensor) -> Tensor:
+            self._logits.append(logits.clone())
+            return score(logits)
+
+        def recording_plan(work: Any) -> WindowPlan:
+            self._plans.append(plan(work))
+            return self._plans[-1]
+
+        self.engine._score = recording_score  # type: ignore[assignment,method-assign]
+        self.engine._plan = recording_plan  # type: ignore[method-assign]
+
+    def step(self, requests: Sequence[WindowRequest]) -> list[Recorded]:
+        """Step them together; one record per request that was answered."""
+        self._logits.clear()
+        self._plans.clear()
+        answers = self.engine.step(requests)
+        if not self._logits:
+            return []
+        rows = torch.cat(self._logits)
+        records = []
+        for plan in self._plans:
+            given = [a for a in answers if a.stream == plan.request.stream]
+            records.append(Recorded(plan.request, given, rows[: len(given)], plan))
+            rows = rows[len(given) :]
+        return records
+
+    def run(self, samples: Iterable[FrameSample], skip: Sequence[int] = ()) -> list[Recorded]:
+        """Push all, stepping each window as it closes but those in ``skip``."""
+        records = []
+        for sample in samples:
+            for request in self.engine.push(sample):
+                if request.window not in skip:
+                    records += self.step([request])
+        return records
+
+
+def camera_of(model: VisionLanguageModel, **options: Any) -> SyntheticCamera:
+    standard: dict[str, Any] = {"stream": "cam", "width": 84, "height": 56, "anchor_every": 4}
+    return SyntheticCamera(geometry=model.geometry, fps=model.geometry.temporal, **standard | options)
+
+
+def spec_of(stream: str = "cam", **options: Any) -> StreamSpec:
+    """Windows of 8 s every 2 s: four windows grow, the fifth is the first that slides."""
+    spec = StreamSpec(stream, (QUESTION,), window_s=8.0, stride_s=2.0, static_gate=False)
+    return replace(spec, **options)
+
+
+def take(camera: SyntheticCamera, count: int) -> list[FrameSample]:
+    return [camera.sample(index) for index in range(count)]
