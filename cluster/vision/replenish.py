@@ -12,6 +12,9 @@ from cluster.vision.cells import cell_means, complete_groups, dilate, neighbours
 from cluster.vision.exposure import fit_exposure
 from cluster.vision.pruner import Decision, Pruner, everything, pruners, share_of_groups
 
+# Steps up against steps down: in balance where a cell's difference lies above its noise 1 / (1 + 0.4) of the time.
+_RISE = 0.4
+
 
 @pruners.register("replenish")
 @dataclass(slots=True)
@@ -23,19 +26,19 @@ class Replenish(Pruner):
     of the cell's brightness within ``shade`` is forgiven. A cell *changed* when
 
     * its difference exceeds its threshold, or
-    * motion vectors or intra coverage say so, and the difference is at least ``weak`` times the threshold.
+    * motion vectors or intra coverage say so, and it is *suspicious*: ``weak`` of the margin above the noise will do.
 
-    Neighbours of changed cells are kept too where their own difference reaches ``weak`` times the threshold, and the
-    mask is completed to whole groups. What is kept becomes the new memory, so slow drift accumulates until it is seen.
+    Suspicious neighbours of changed cells are kept too (one-cell dilation), and the mask is completed to whole groups.
+    What is kept becomes the new memory, so slow drift accumulates until it is seen.
 
     The threshold is the camera's noise plus ``margin``, where noise comes from its own quiet seconds: of each sample
     the upper quartile of the cells' differences, of the last ``memory`` samples the quietest quarter. A cell that
-    flickers more than half of the time (foliage, water, a screen) has its own higher threshold, learnt at
-    ``patience`` grey levels per sample and never above ``tolerance`` times the camera's: an event there is still seen
-    when it stands out by that much.
+    flickers seven tenths of the time (foliage, water, a screen) gets a higher threshold of its own, learnt over minutes
+    and never above ``tolerance`` times the camera's: an event there is still seen when it stands out by that much. A
+    lane with traffic or a place where people stop is quiet more often than that and keeps the camera's threshold.
     """
 
-    margin: float = 5.0
+    margin: float = 4.5
     """Grey levels above the noise that count as change."""
 
     lowest: float = 5.0
@@ -48,7 +51,7 @@ class Replenish(Pruner):
     """Relative change of a cell's mean brightness taken for light and not for content (soft shadows, clouds)."""
 
     weak: float = 0.5
-    """Share of the threshold that suffices where the codec or a changed neighbour speaks for a cell too."""
+    """Share of the margin that suffices where the codec or a changed neighbour speaks for a cell too; 0..1."""
 
     net_motion: float = 2.0
     """Native pixels a cell's content must have moved between two samples; ten times less is encoder noise."""
@@ -62,11 +65,11 @@ class Replenish(Pruner):
     memory: int = 64
     """Samples over which the camera's noise is measured (32 s at 2 samples per second)."""
 
-    calibrated_after: int = 6
+    calibrated_after: int = 2
     """Samples before ``lowest`` gives way to the measured noise."""
 
     patience: float = 0.1
-    """Step of a cell's own noise level towards its difference; grey levels per sample."""
+    """Step of a cell's own noise level down to its difference, grey levels per sample; upwards 0.4 of it."""
 
     tolerance: float = 2.0
     """Bound of a cell's own threshold, in multiples of the camera's."""
@@ -86,23 +89,24 @@ class Replenish(Pruner):
         difference = memory.difference(luma, means, self.shade)
         threshold = self.cell_thresholds()
         changed = difference > threshold
-        changed |= self._codec_says(frame.change) & (difference > self.weak * threshold)
+        suspicious = difference > threshold - self._credit()
+        changed |= self._codec_says(frame.change) & suspicious
         memory.learn(difference, self.patience)
         activity = share_of_groups(changed, grid.merge)
         if frame.anchor:
             memory.replace(frame, cell_means(frame.luma, grid))
             return Decision(everything(frame), activity)
-        near = dilate(changed) & (difference > self.weak * threshold)
-        mask = complete_groups(changed | near, grid.merge)
+        mask = complete_groups(changed | (dilate(changed) & suspicious), grid.merge)
         memory.update(mask, luma, means)
         return Decision(mask, activity)
 
     @property
     def threshold(self) -> float:
         """The camera's present threshold in grey levels."""
-        if self._memory is None or len(self._memory.levels) < self.calibrated_after:
+        if self._memory is None or not self._calibrated:
             return self.lowest
-        noise = float(np.quantile(self._memory.levels, 0.25))
+        levels = sorted(self._memory.levels)
+        noise = levels[len(levels) // 4]
         return min(max(noise + self.margin, self.lowest), self.highest)
 
     def cell_thresholds(self) -> FloatGrid | float:
@@ -110,7 +114,16 @@ class Replenish(Pruner):
         camera = self.threshold
         if self._memory is None:
             return camera
-        return np.clip(self._memory.noise + self.margin, camera, camera * self.tolerance)
+        thresholds: FloatGrid = np.clip(self._memory.noise + self.margin, camera, camera * self.tolerance)
+        return thresholds
+
+    @property
+    def _calibrated(self) -> bool:
+        return self._memory is not None and len(self._memory.levels) >= self.calibrated_after
+
+    def _credit(self) -> float:
+        """Grey levels less than the threshold that other evidence makes up for; none while the noise is unknown."""
+        return (1.0 - self.weak) * self.margin if self._calibrated else 0.0
 
     def _codec_says(self, change: ChangeGrid) -> BoolGrid:
         moved = change.net_motion > self.net_motion
@@ -142,9 +155,10 @@ class _Memory:
         return cell_means(np.abs(difference).astype(np.uint8), grid)
 
     def learn(self, difference: FloatGrid, patience: float) -> None:
-        """Follow each cell's median difference by fixed steps, and the camera's level."""
-        self.noise += np.clip(difference - self.noise, -patience, patience)
-        self.levels.append(float(np.quantile(difference, 0.75)))
+        """Follow each cell's quiet level by fixed steps, and the camera's."""
+        self.noise += np.clip(difference - self.noise, -patience, patience * _RISE)
+        quartile = difference.size * 3 // 4
+        self.levels.append(float(np.partition(difference, quartile, axis=None)[quartile]))
 
     def replace(self, frame: SampledFrame, means: FloatGrid) -> None:
         self.luma = frame.luma.copy()
