@@ -90,7 +90,9 @@ class Demuxer:
 
 def _video_stream(container: InputContainer, name: str) -> VideoStream:
     if not container.streams.video:
-        raise SourceError(f"{name} has no video stream this FFmpeg knows", retryable=False)
+        raise SourceError(
+            f"{name} has no video stream that FFmpeg can find: it is no video, or truncated", retryable=False
+        )
     stream = container.streams.video[0]
     # Typed as always present, but None where the container names a codec FFmpeg has no decoder for.
     if getattr(stream, "codec_context", None) is None:

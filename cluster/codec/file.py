@@ -21,6 +21,9 @@ from cluster.types import MICROSECONDS, EncodedPacket
 _LAST_FRAME_S = 1.0
 _LAST_FRAME_SHARE = 0.1
 
+# How long a video of one single picture lasts; microseconds.
+_ONE_PICTURE = 40_000
+
 
 class FileSource:
     """Packets of a file.
@@ -71,22 +74,14 @@ class FileSource:
     def _rounds(self, demuxer: Demuxer) -> Iterator[EncodedPacket]:
         offset = 0
         while not self._closed.is_set():
-            first: int | None = None
-            last = before_last = 0
+            times = _Span()
             started = False
             for packet in self._read(demuxer):
                 # Later rounds open at a keyframe, or the cut would be decoded with the last round's pictures.
                 started = started or packet.keyframe or self.rounds == 0
                 if not started:
                     continue
-                time_us = packet.pts if packet.pts is not None else packet.dts
-                if time_us is not None:
-                    if first is None:
-                        first = last = before_last = min(time_us, packet.dts if packet.dts is not None else time_us)
-                    if time_us > last:
-                        before_last, last = last, time_us
-                    elif time_us > before_last:
-                        before_last = time_us
+                times.add(packet.pts if packet.pts is not None else packet.dts)
                 yield _shifted(packet, offset) if offset else packet
                 if self._closed.is_set():
                     return
@@ -96,9 +91,7 @@ class FileSource:
             if not started:
                 raise SourceError(f"{self.path} holds no packet that decoding could start at", retryable=False)
             self.rounds += 1
-            first = first or 0
-            frame = max(1, last - before_last)
-            offset += last + frame - first
+            offset += times.length
             self._release()
             demuxer = self._open(demuxer.sequence)
 
@@ -167,6 +160,29 @@ class FileSource:
         if self._container is not None:
             self._container.close()
             self._container = None
+
+
+class _Span:
+    """First to last timestamp of a round, and the last picture's own duration taken from the one before."""
+
+    def __init__(self) -> None:
+        self._first: int | None = None
+        self._last = self._before_last = 0
+
+    def add(self, time: int | None) -> None:
+        if time is None:
+            return
+        if self._first is None:
+            self._first = self._last = self._before_last = time
+        self._first = min(self._first, time)
+        if time > self._last:
+            self._before_last, self._last = self._last, time
+        elif self._before_last < time < self._last:
+            self._before_last = time
+
+    @property
+    def length(self) -> int:
+        return 0 if self._first is None else self._last - self._first + (self._last - self._before_last or _ONE_PICTURE)
 
 
 def _shifted(packet: EncodedPacket, offset: int) -> EncodedPacket:

@@ -282,10 +282,11 @@ class H264FrameNumbers:
             number = bits.bits(self._sequence.frame_num_bits)
         except ValueError:
             return PictureHead(reference, lost=True)
-        last = self._last
-        if reference or last is None:
+        last, numbers = self._last, 1 << self._sequence.frame_num_bits
+        lost = last is not None and not idr and not self._sequence.gaps_allowed and (number - last) % numbers > 1
+        if reference:
             self._last = number
-        if idr or last is None or self._sequence.gaps_allowed:
-            return PictureHead(reference, lost=False)
-        step = (number - last) % (1 << self._sequence.frame_num_bits)
-        return PictureHead(reference, lost=step > 1)
+        elif last is None or lost:
+            # Tell a loss once: what a picture without successors may follow on.
+            self._last = (number - 1) % numbers
+        return PictureHead(reference, lost)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import threading
+import time
 from collections.abc import Iterator
 
 import av
@@ -122,10 +123,13 @@ class _Session(threading.Thread):
     def _read(self) -> None:
         source = self._source
         timeout = (source.connect_timeout_s, source.frozen_timeout_s)
+        started = time.monotonic()
         try:
             container = av.open(source.url, options={"rtsp_transport": "tcp"}, timeout=timeout)
         except av.FFmpegError as error:
-            raise SourceError(_refusal(source, error), retryable=True) from None
+            # Interrupted while probing, FFmpeg blames the data.
+            late = time.monotonic() - started >= 0.9 * source.connect_timeout_s
+            raise SourceError(_refusal(source, av.ExitError if late else type(error), error), retryable=True) from None
         with container:
             if self._abandoned.is_set():
                 return
@@ -145,14 +149,14 @@ class _Session(threading.Thread):
                 raise SourceError(f"{source.name} was lost: {error.strerror}", retryable=True) from None
 
 
-def _refusal(source: RtspSource, error: av.FFmpegError) -> str:
+def _refusal(source: RtspSource, kind: type[Exception], error: av.FFmpegError) -> str:
     name = source.name
-    if isinstance(error, av.ConnectionRefusedError):
+    if issubclass(kind, av.ConnectionRefusedError):
         return f"{name} refuses the connection: nothing listens there"
-    if isinstance(error, av.HTTPNotFoundError):
+    if issubclass(kind, av.HTTPNotFoundError):
         return f"{name} has no stream at this path (RTSP 404)"
-    if isinstance(error, av.HTTPUnauthorizedError | av.HTTPForbiddenError):
+    if issubclass(kind, av.HTTPUnauthorizedError | av.HTTPForbiddenError):
         return f"{name} refuses this user or password"
-    if isinstance(error, av.ExitError | av.TimeoutError):
+    if issubclass(kind, av.ExitError | av.TimeoutError):
         return f"{name} did not answer within {source.connect_timeout_s:g} s"
     return f"{name} cannot be opened: {error.strerror}"

@@ -98,5 +98,5 @@ class Sampling:
             return True
         if time < self._next - self._slack:
             return False
-        self._next += self.period * (max(0, time - self._next) // self.period + 1)
+        self._next += self.period * ((time + self._slack - self._next) // self.period + 1)
         return True

@@ -1,0 +1,32 @@
+"""Clips that several codec tests read, encoded once."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+# tests/rtsp_server.py serves more than one folder of tests.
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from codec_clips import encode, walk
+
+H264_CLIPS = {
+    "plain": {},
+    "b_frames": {"b_frames": 3, "options": {"preset": "medium"}},
+    "open_gop": {"b_frames": 3, "options": {"preset": "medium", "x264-params": "open-gop=1"}},
+    "gradual": {"options": {"x264-params": "intra-refresh=1"}},
+    "slices": {"options": {"x264-params": "slices=4"}},
+}
+
+
+@pytest.fixture(scope="session")
+def clips(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Four seconds of the walk at 20 fps, GOP 20: H.264 of several kinds, and HEVC."""
+    folder = tmp_path_factory.mktemp("clips")
+    pictures = walk(80)
+    made = {name: encode(folder / f"{name}.mp4", pictures, **kind) for name, kind in H264_CLIPS.items()}
+    made["hevc"] = encode(folder / "hevc.mp4", pictures, "libx265", b_frames=0)
+    made["hevc_b"] = encode(folder / "hevc_b.mp4", pictures, "libx265", b_frames=3)
+    return made

@@ -1,0 +1,68 @@
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cluster.codec.anchors import AnchorRule
+from cluster.types import MICROSECONDS
+
+
+def anchors(gop_s: float | None, *, interval_s: float = 8.0, until_s: float = 60.0, fps: int = 20) -> list[float]:
+    """Times of the anchors of a camera with an I-frame every ``gop_s`` (None: only the first), sampled at 2 FPS."""
+    rule = AnchorRule(interval_s, MICROSECONDS // 4)
+    taken = []
+    step = MICROSECONDS // fps
+    for index in range(int(until_s * fps)):
+        time = index * step
+        if index == 0 or (gop_s is not None and index % round(gop_s * fps) == 0):
+            rule.intra_picture(time)
+        if index % (fps // 2) == 0 and rule.sample(time):
+            taken.append(time / MICROSECONDS)
+    return taken
+
+
+@pytest.mark.parametrize(
+    ("gop_s", "expected"),
+    [
+        # Short GOPs do not un-prune the camera.
+        (0.5, [0, 8, 16, 24, 32, 40, 48, 56]),
+        (2.0, [0, 8, 16, 24, 32, 40, 48, 56]),
+        # The first I-frame at least 8 s after the last anchor.
+        (3.0, [0, 9, 18, 27, 36, 45, 54]),
+        (8.0, [0, 8, 16, 24, 32, 40, 48, 56]),
+        # An I-frame between two samples: the next sample.
+        (4.3, [0, 9, 17.5, 26, 34.5, 43, 52]),
+        # Forced: no second I-frame, or too far apart.
+        (None, [0, 8.5, 16.5, 24.5, 32.5, 40.5, 48.5, 56.5]),
+    ],
+)
+def test_anchors_follow_i_frames_no_closer_than_the_interval(gop_s: float | None, expected: list[float]) -> None:
+    assert anchors(gop_s) == expected
+
+
+def test_a_long_gop_is_cut_by_forced_anchors() -> None:
+    taken = anchors(12.5, until_s=100)
+    assert all(after - before <= 9 for before, after in itertools.pairwise(taken))
+
+
+def test_reset_makes_the_next_sample_an_anchor() -> None:
+    rule = AnchorRule(8.0, 0)
+    rule.intra_picture(0)
+    assert rule.sample(0)
+    assert not rule.sample(1)
+    rule.reset()
+    assert rule.sample(2)
+
+
+@settings(deadline=None)
+@given(st.floats(0.25, 40), st.floats(1, 20))
+def test_anchors_are_never_too_close_nor_too_far(gop_s: float, interval_s: float) -> None:
+    taken = anchors(gop_s, interval_s=interval_s, until_s=120)
+    gaps = [after - before for before, after in itertools.pairwise(taken)]
+    assert taken[0] == 0
+    assert all(gap >= interval_s - 0.25 for gap in gaps)
+    # At worst an I-frame just missed the interval and the next is waited for, but no longer than one interval more.
+    assert all(gap <= 2 * interval_s + 1.0 for gap in gaps)

@@ -1,0 +1,176 @@
+from __future__ import annotations
+
+import itertools
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import av
+import pytest
+from codec_clips import FPS, encode, process, read, seconds, walk
+
+from cluster.codec import FileSource, PushSource, RtspSource, open_source
+from cluster.errors import ConfigError, SourceError
+from cluster.types import MICROSECONDS
+
+FRAME = MICROSECONDS // FPS
+
+
+def remux(source: Path, target: Path, **options: str) -> Path:
+    with av.open(str(source)) as given, av.open(str(target), "w", options=options) as made:
+        stream = made.add_stream_from_template(given.streams.video[0])
+        for packet in given.demux(video=0):
+            if packet.size:
+                packet.stream = stream
+                made.mux(packet)
+    return target
+
+
+def test_a_file_gives_every_packet_once(clips: dict[str, Path]) -> None:
+    source = FileSource(clips["b_frames"])
+    header = source.open()
+    packets = list(source.packets())
+    assert (header.codec, header.width, header.height) == ("h264", 192, 128)
+    assert [packet.sequence for packet in packets] == list(range(80))
+    assert sorted(packet.pts for packet in packets) == [index * FRAME for index in range(80)]
+    assert source.ended
+    assert not source.live
+
+
+@pytest.mark.parametrize("suffix", ["mkv", "ts", "flv"])
+def test_other_containers_give_the_same_pictures(clips: dict[str, Path], tmp_path: Path, suffix: str) -> None:
+    _, wanted = process(*read(clips["plain"]), fps=5)
+    _, got = process(*read(remux(clips["plain"], tmp_path / f"clip.{suffix}")), fps=5)
+    assert [sample.luma.tobytes() for sample in got] == [sample.luma.tobytes() for sample in wanted]
+    start = got[0].pts
+    assert [sample.pts - start for sample in got] == [sample.pts for sample in wanted]
+
+
+@pytest.mark.parametrize("name", ["plain", "b_frames", "open_gop", "hevc_b"])
+def test_a_loop_goes_on_in_time_and_starts_each_round_at_a_keyframe(clips: dict[str, Path], name: str) -> None:
+    source = FileSource(clips[name], loop=True)
+    header = source.open()
+    packets = list(itertools.islice(source.packets(), 200))
+    assert [packet.sequence for packet in packets] == list(range(200))
+    for start in (0, 80, 160):
+        assert packets[start].keyframe
+    assert [packets[i].pts - packets[i - 80].pts for i in range(80, 200)] == [80 * FRAME] * 120
+    processor, samples = process(header, packets[:160], fps=5)
+    assert [sample.pts for sample in samples] == [index * MICROSECONDS // 5 for index in range(40)]
+    assert [sample.index for sample in samples if sample.fresh] == [0]
+    # The same pictures again, and the seam is nothing but a scene cut.
+    assert all(samples[i].luma.tobytes() == samples[i - 20].luma.tobytes() for i in range(20, 40))
+    assert not processor.stats.distrusted
+
+
+def test_closing_ends_a_paced_source_that_waits(tmp_path: Path) -> None:
+    path = encode(tmp_path / "slow.mp4", walk(2), fps=1, options={"tune": "zerolatency"})
+    source = FileSource(path, realtime=True, speed=0.001)
+    source.open()
+    packets = source.packets()
+    next(packets)
+    timer = threading.Timer(0.1, source.close)
+    timer.start()
+    # The second packet is due in 1,000 s.
+    assert list(packets) == []
+    assert not source.ended
+
+
+def test_pacing_loses_nothing(clips: dict[str, Path]) -> None:
+    source = FileSource(clips["b_frames"], realtime=True, speed=1000.0)
+    source.open()
+    assert list(source.packets()) == read(clips["b_frames"])[1]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "does not exist"),
+        (b"", r"is empty \(0 bytes\)"),
+        (b"this is not a video at all\n" * 100, "is not a video"),
+    ],
+)
+def test_files_that_are_no_video_fail_for_good(tmp_path: Path, content: bytes | None, message: str) -> None:
+    path = tmp_path / "camera.mp4"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(SourceError, match=message) as failure:
+        FileSource(path).open()
+    assert not failure.value.retryable
+    assert str(path) in str(failure.value)
+
+
+def test_a_folder_and_an_audio_file_fail_for_good(tmp_path: Path) -> None:
+    with pytest.raises(SourceError, match="is a directory"):
+        FileSource(tmp_path).open()
+    path = tmp_path / "sound.wav"
+    with av.open(str(path), "w") as container:
+        stream = container.add_stream("pcm_s16le", rate=8000, layout="mono")
+        frame = av.AudioFrame(format="s16", layout="mono", samples=800)
+        frame.sample_rate = 8000
+        frame.planes[0].update(bytes(1600))
+        container.mux(stream.encode(frame))
+    with pytest.raises(SourceError, match="has no video stream"):
+        FileSource(path).open()
+
+
+def test_an_unknown_codec_fails_for_good(clips: dict[str, Path], tmp_path: Path) -> None:
+    path = tmp_path / "future.mp4"
+    path.write_bytes(clips["plain"].read_bytes().replace(b"avc1", b"zzz1"))
+    with pytest.raises(SourceError, match="unknown codec") as failure:
+        FileSource(path).open()
+    assert not failure.value.retryable
+
+
+def test_a_file_cut_before_its_index_is_no_video(clips: dict[str, Path], tmp_path: Path) -> None:
+    path = tmp_path / "cut.mp4"
+    path.write_bytes(clips["plain"].read_bytes()[:-1000])
+    with pytest.raises(SourceError, match="truncated"):
+        FileSource(path).open()
+
+
+@pytest.mark.parametrize(("suffix", "options"), [("mp4", {"movflags": "faststart"}), ("mkv", {})])
+def test_a_file_cut_in_its_middle_gives_what_is_there_and_then_says_so(
+    clips: dict[str, Path], tmp_path: Path, suffix: str, options: dict[str, str]
+) -> None:
+    whole = remux(clips["plain"], tmp_path / f"whole.{suffix}", **options)
+    path = tmp_path / f"cut.{suffix}"
+    path.write_bytes(whole.read_bytes()[: whole.stat().st_size // 2])
+    source = FileSource(path)
+    source.open()
+    packets = []
+    with pytest.raises(SourceError, match="is truncated: it ends after") as failure:
+        packets.extend(source.packets())
+    assert not failure.value.retryable
+    assert 10 < len(packets) < 70
+
+
+def test_a_picture_every_two_seconds_is_not_truncated(tmp_path: Path) -> None:
+    path = encode(tmp_path / "slow.mkv", walk(4), times=[0, 2000, 4000, 6000])
+    assert len(read(path)[1]) == 4
+
+
+def test_addresses_choose_sources(tmp_path: Path) -> None:
+    assert isinstance(open_source("rtsp://camera/1"), RtspSource)
+    assert isinstance(open_source("RTSPS://camera/1"), RtspSource)
+    assert isinstance(open_source(""), PushSource)
+    assert isinstance(open_source("push", max_packets=3), PushSource)
+    by_uri = open_source(f"file://{tmp_path}/a%20b.mp4", loop=True)
+    assert isinstance(by_uri, FileSource)
+    assert by_uri.path == tmp_path / "a b.mp4"
+    assert isinstance(open_source("clips/a.mp4"), FileSource)
+    with pytest.raises(ConfigError, match="unknown scheme 'http'"):
+        open_source("http://camera/1")
+    with pytest.raises(ConfigError, match="does not take these options"):
+        open_source("clips/a.mp4", frozen_timeout_s=3)
+
+
+def test_decoder_processes_stay_free_of_torch() -> None:
+    code = "import cluster.codec.processor, sys; sys.exit(any(name in sys.modules for name in ('torch', 'ray')))"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_samples_are_at_the_pictures_own_times(clips: dict[str, Path]) -> None:
+    _, samples = process(*read(clips["plain"]), fps=2)
+    assert [seconds(sample) for sample in samples] == [0.5 * index for index in range(8)]

@@ -1,0 +1,191 @@
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cluster.codec import Backoff, CameraState, FileSource, PushSource, SourceStatus, SourceSupervisor, StreamHeader
+from cluster.errors import SourceError
+from cluster.types import EncodedPacket
+
+HEADER = StreamHeader("h264", 64, 64, b"")
+PACKET = EncodedPacket("h264", b"x", 0, 0, True, 0)
+QUICK = Backoff(first_s=0.01, longest_s=0.02, jitter=0.0)
+
+
+class Scripted:
+    """A live source that does, attempt by attempt, what the script says: an error, or so many packets."""
+
+    live = True
+    pushed = False
+
+    def __init__(self, script: list[SourceError | int]) -> None:
+        self.script = script
+        self.attempt = -1
+        self.closed = threading.Event()
+
+    @property
+    def ended(self) -> bool:
+        return self.attempt + 1 >= len(self.script)
+
+    def open(self) -> StreamHeader:
+        self.attempt += 1
+        step = self.script[self.attempt]
+        if isinstance(step, SourceError):
+            raise step
+        return HEADER
+
+    def packets(self) -> Iterator[EncodedPacket]:
+        step = self.script[self.attempt]
+        assert isinstance(step, int)
+        yield from [PACKET] * step
+
+    def close(self) -> None:
+        self.closed.set()
+
+
+def refused() -> SourceError:
+    return SourceError("the camera refuses", retryable=True)
+
+
+def run(source: Scripted, backoff: Backoff = QUICK) -> tuple[list[SourceStatus], int, SourceStatus]:
+    told: list[SourceStatus] = []
+    packets: list[EncodedPacket] = []
+    last = SourceSupervisor(source, backoff, seed=1).run(lambda header: None, packets.append, told.append)
+    return told, len(packets), last
+
+
+def test_failures_back_off_and_recover() -> None:
+    told, packets, last = run(Scripted([refused(), refused(), 3, refused(), 2]))
+    assert packets == 5
+    assert last.state is CameraState.ENDED
+    waits = [status for status in told if status.state is CameraState.BACKOFF]
+    assert [status.reason for status in waits] == [
+        "the camera refuses",
+        "the camera refuses",
+        "the connection was lost: the stream ended",
+        "the camera refuses",
+    ]
+    assert [status.attempts for status in waits] == [1, 2, 3, 4]
+    assert [status.retry_in_s for status in waits] == [0.01, 0.02, 0.02, 0.02]
+    assert last.reconnects == 1
+    assert [status.state for status in told[:3]] == [
+        CameraState.CONNECTING,
+        CameraState.BACKOFF,
+        CameraState.CONNECTING,
+    ]
+
+
+def test_patience_starts_anew_after_running_well() -> None:
+    told, _, _ = run(Scripted([refused(), refused(), 1, 1]), Backoff(0.01, 2.0, 1.0, 0.0, well_after_s=0.0))
+    waits = [status.retry_in_s for status in told if status.state is CameraState.BACKOFF]
+    assert waits == [0.01, 0.02, 0.01]
+
+
+def test_a_hopeless_source_is_an_error_at_once() -> None:
+    source = Scripted([SourceError("not a video", retryable=False), 3])
+    told, packets, last = run(source)
+    assert (last.state, last.reason, packets) == (CameraState.ERROR, "not a video", 0)
+    assert told[-1] == last
+    assert source.closed.is_set()
+
+
+def test_stop_ends_a_long_backoff() -> None:
+    supervisor = SourceSupervisor(Scripted([refused(), 1]), Backoff(first_s=3600, longest_s=3600))
+    waiting = threading.Event()
+    result: list[SourceStatus] = []
+
+    def on_state(status: SourceStatus) -> None:
+        if status.state is CameraState.BACKOFF:
+            waiting.set()
+
+    thread = threading.Thread(
+        target=lambda: result.append(supervisor.run(lambda header: None, lambda packet: None, on_state))
+    )
+    thread.start()
+    assert waiting.wait(10)
+    supervisor.stop()
+    thread.join(10)
+    assert not thread.is_alive()
+    assert (result[0].state, result[0].reason) == (CameraState.ENDED, "stopped")
+
+
+def test_stop_before_run_returns_at_once() -> None:
+    supervisor = SourceSupervisor(Scripted([3]))
+    supervisor.stop()
+    assert supervisor.run(lambda header: None, lambda packet: None).reason == "stopped"
+
+
+def test_a_pushed_camera_waits_and_reopens_for_each_session_without_backoff() -> None:
+    source = PushSource()
+    told: list[SourceStatus] = []
+    headers: list[StreamHeader] = []
+    got: list[int] = []
+    second = threading.Event()
+
+    def on_packet(packet: EncodedPacket) -> None:
+        got.append(packet.sequence)
+        second.set()
+
+    supervisor = SourceSupervisor(source)
+    thread = threading.Thread(target=lambda: supervisor.run(headers.append, on_packet, told.append))
+    thread.start()
+    source.begin(HEADER, "a")
+    source.offer(PACKET)
+    assert second.wait(10)
+    other = StreamHeader("hevc", 8, 8, b"")
+    source.begin(other, "b")
+    source.offer(PACKET)
+    source.end()
+    thread.join(10)
+    assert not thread.is_alive()
+    assert headers == [HEADER, other]
+    assert got == [0, 0]
+    assert [status.state for status in told] == [
+        CameraState.WAITING,
+        CameraState.RUNNING,
+        CameraState.WAITING,
+        CameraState.RUNNING,
+        CameraState.ENDED,
+    ]
+
+
+def test_errors_of_the_callers_own_come_through_and_close_the_source() -> None:
+    source = Scripted([3])
+
+    def fail(packet: EncodedPacket) -> None:
+        raise KeyError("bug")
+
+    with pytest.raises(KeyError):
+        SourceSupervisor(source).run(lambda header: None, fail)
+    assert source.closed.is_set()
+
+
+def test_a_missing_file_is_an_error_with_its_name() -> None:
+    status = SourceSupervisor(FileSource("nowhere.mp4")).run(lambda header: None, lambda packet: None)
+    assert status == SourceStatus(CameraState.ERROR, "nowhere.mp4 does not exist")
+
+
+@given(
+    st.integers(0, 10_000),
+    st.floats(0, 1),
+    st.floats(0.001, 10),
+    st.floats(1, 10),
+    st.floats(0, 1),
+    st.floats(0.001, 3600),
+)
+def test_delays_are_bounded(
+    attempt: int, draw: float, first: float, factor: float, jitter: float, longest: float
+) -> None:
+    delay = Backoff(first, factor, longest, jitter).delay_s(attempt, draw)
+    assert 0 <= delay <= longest
+
+
+def test_delays_grow_and_spread() -> None:
+    backoff = Backoff(first_s=1.0, factor=2.0, longest_s=60.0, jitter=0.2)
+    assert [backoff.delay_s(attempt, 0.5) for attempt in range(8)] == [1, 2, 4, 8, 16, 32, 60, 60]
+    assert backoff.delay_s(2, 0.0) == pytest.approx(3.2)
+    assert backoff.delay_s(2, 1.0) == pytest.approx(4.8)

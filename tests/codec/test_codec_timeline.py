@@ -1,0 +1,108 @@
+from __future__ import annotations
+
+import itertools
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cluster.codec.timeline import Sampling, Timeline
+from cluster.types import MICROSECONDS
+
+FRAME = 40_000
+
+
+def times(*pts: int | None, max_gap_s: float = 10.0) -> list[int | None]:
+    timeline = Timeline(max_gap_s)
+    return [timeline.place(each).time for each in pts]
+
+
+def test_a_steady_clock_passes_unchanged() -> None:
+    assert times(*range(7, 10 * FRAME, FRAME)) == list(range(7, 10 * FRAME, FRAME))
+
+
+def test_missing_times_continue_at_the_usual_interval() -> None:
+    assert times(0, FRAME, None, None, 4 * FRAME) == [0, FRAME, 2 * FRAME, 3 * FRAME, 4 * FRAME]
+
+
+def test_the_first_times_may_be_missing() -> None:
+    assert times(None, None, 900, 900 + FRAME) == [None, None, 900, 900 + FRAME]
+
+
+def test_a_stream_without_any_clock_counts_from_zero() -> None:
+    got = times(*[None] * 30)
+    assert got == [None] * 25 + [0, FRAME, 2 * FRAME, 3 * FRAME, 4 * FRAME]
+
+
+def test_a_repeated_moment_is_passed_over() -> None:
+    timeline = Timeline(10.0)
+    got = [timeline.place(pts).time for pts in (0, FRAME, FRAME, 0, 2 * FRAME)]
+    assert got == [0, FRAME, None, None, 2 * FRAME]
+    assert timeline.repeated == 2
+
+
+def test_a_stuck_clock_is_taken_for_none() -> None:
+    got = times(*[5] * 30)
+    assert got == [5] + [None] * 25 + [5 + FRAME, 5 + 2 * FRAME, 5 + 3 * FRAME, 5 + 4 * FRAME]
+
+
+def test_jumps_are_told_and_accepted() -> None:
+    for there in (11 * MICROSECONDS, -2 * MICROSECONDS):
+        timeline = Timeline(10.0)
+        timeline.place(0)
+        moment = timeline.place(there)
+        assert moment.jumped
+        assert timeline.place(there + FRAME).time == there + FRAME
+        assert timeline.jumps == 1
+
+
+def test_a_pause_is_no_jump() -> None:
+    timeline = Timeline(10.0)
+    assert [timeline.place(pts).jumped for pts in (0, FRAME, 9 * MICROSECONDS)] == [False] * 3
+
+
+@settings(deadline=None)
+@given(st.lists(st.none() | st.integers(-(2**62), 2**62) | st.integers(0, 10**6), max_size=80))
+def test_times_only_grow_except_at_told_jumps(pts: list[int | None]) -> None:
+    timeline = Timeline(10.0)
+    last = None
+    for each in pts:
+        moment = timeline.place(each)
+        if moment.time is None:
+            continue
+        assert last is None or moment.jumped or moment.time > last
+        last = moment.time
+
+
+def test_samples_stand_on_one_grid() -> None:
+    sampling = Sampling(2.0)
+    # 12.5 frames a second: half a second is 6.25 frames, so the distance alternates and never drifts.
+    taken = [index for index in range(126) if sampling.due(index * 80_000)]
+    assert len(taken) == 21
+    assert {after - before for before, after in itertools.pairwise(taken)} == {6, 7}
+    assert taken[-1] in (125, 124)
+
+
+def test_a_slower_camera_gives_every_frame() -> None:
+    sampling = Sampling(2.0)
+    assert all(sampling.due(index * MICROSECONDS) for index in range(10))
+
+
+def test_a_frame_a_little_early_is_the_ticks_own() -> None:
+    sampling = Sampling(2.0)
+    assert [sampling.due(time) for time in (0, 499_990, 500_010, 999_999)] == [True, True, False, True]
+
+
+@settings(deadline=None)
+@given(
+    st.floats(0.2, 30), st.lists(st.integers(1, 2_000_000), min_size=1, max_size=200), st.integers(-(10**12), 10**12)
+)
+def test_there_is_at_most_one_sample_per_tick_and_none_is_missed(fps: float, steps: list[int], start: int) -> None:
+    sampling = Sampling(fps)
+    time, first = start, None
+    last_tick = -1
+    for step in steps:
+        first = time if first is None else first
+        tick = (time + sampling.period // 20 - first) // sampling.period
+        assert sampling.due(time) == (tick > last_tick)
+        last_tick = max(last_tick, tick)
+        time += step
