@@ -1,7 +1,7 @@
 """Which member (decoder or replica) owns which camera: consistent hashing with bounded loads.
 
 Mirrokni, Thorup and Zadimoghaddam, "Consistent Hashing with Bounded Loads" (SODA 2018): no member holds more than
-``ceil((1 + slack) * keys / members)`` keys; a key goes to the first member of its own preference order that has room.
+``ceil((1 + slack) * mean)`` keys; a key goes to the first member of its own preference order that has room.
 The order is by rendezvous weights instead of a ring, which needs no virtual nodes and costs one hash per member.
 
 The table is sticky on top of that, because moving a camera throws its window away: a key moves only when its owner
@@ -90,7 +90,9 @@ class Placement:
         return moved
 
     def _place(self, key: str) -> None:
-        bound = self.bound
+        # Tighter than what may stay: of two cameras each decoder gets one, but neither moves when another is removed.
+        mean = len(self._owners) / max(1, len(self._members))
+        bound = max(math.ceil(mean), math.floor((1 + self.slack) * mean))
         for member in self._preferences(key):
             if len(self._members[member]) < bound:
                 self._give(key, member)

@@ -13,6 +13,10 @@ MEMBERS = [f"replica-{i}" for i in range(5)]
 KEYS = [f"camera-{i}" for i in range(40)]
 
 
+def bound(keys: int, members: int) -> int:
+    return math.ceil(1.25 * keys / members) if members else 0
+
+
 class PlacementMachine(RuleBasedStateMachine):
     """Any order of joins, leaves, adds and removes; the model is the set of keys and members."""
 
@@ -42,7 +46,7 @@ class PlacementMachine(RuleBasedStateMachine):
     @rule(key=st.sampled_from(KEYS))
     def remove(self, key: str) -> None:
         before = self.owners()
-        full = math.ceil(1.25 * len(self.keys) / len(self.members)) if self.members else 0
+        full = bound(len(self.keys), len(self.members))
         moved = self.table.remove(key)
         self.keys.discard(key)
         self.check_report(before, moved)
@@ -76,10 +80,10 @@ class PlacementMachine(RuleBasedStateMachine):
     @invariant()
     def bounded_and_consistent(self) -> None:
         assert set(self.table.members) == self.members
-        bound = math.ceil(1.25 * len(self.keys) / len(self.members)) if self.members else 0
+        limit = bound(len(self.keys), len(self.members))
         for member in self.members:
             owned = self.table.keys(member)
-            assert len(owned) <= bound
+            assert len(owned) <= limit
             assert owned == {key for key in self.keys if self.table.owner(key) == member}
         if self.members:
             assert all(self.table.owner(key) in self.members for key in self.keys)
@@ -109,8 +113,18 @@ def test_a_member_that_leaves_and_returns_gets_only_the_excess_back() -> None:
     table.leave("b")
     assert table.keys("a") == set(KEYS[:8])
     moved = table.join("b")
-    assert len(moved) == 8 - math.ceil(1.25 * 8 / 2)
+    assert len(moved) == 8 - 5
     assert set(moved.values()) == {"b"}
+
+
+def test_few_cameras_are_spread_evenly() -> None:
+    for members, keys in ((2, 2), (2, 4), (4, 4), (3, 6)):
+        table = Placement(slack=0.25)
+        for member in range(members):
+            table.join(f"decoder-{member}")
+        for key in KEYS[:keys]:
+            table.add(key)
+        assert {len(table.keys(member)) for member in table.members} == {keys // members}
 
 
 def test_large_fleet_is_spread_evenly() -> None:

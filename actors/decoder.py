@@ -1,0 +1,158 @@
+"""The decoder actor: many cameras, one thread each. It runs what the controller says it owns."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import uuid
+
+from sightline.v1 import ingest_pb2_grpc
+
+from actors.logs import configure_logging
+from actors.remote import ask, controller
+from actors.running_camera import PushedCameraSink, RunningCamera, sender_queue
+from cluster import metrics
+from cluster.config import SightlineConfig
+from cluster.errors import ConfigError, NotReadyError, UnavailableError, UnknownCameraError
+from cluster.rpc import ingest
+from cluster.rpc.frame_sender import FrameSender, LostStream
+from cluster.rpc.server import RpcServer, push_message_bytes
+from cluster.scheduling.directory import Assignment, CameraAssignment
+from cluster.scheduling.reports import CameraReport, DecoderInfo
+
+log = logging.getLogger(__name__)
+
+POLL_S = 10.0
+
+
+class Decoder:
+    """Ray actor, named ``decoder-N``. A restarted one gets its cameras back by asking for them."""
+
+    def __init__(self, config: SightlineConfig, name: str, host: str) -> None:
+        configure_logging(name, config.cluster.log_dir)
+        self._config = config
+        self._name = name
+        self._host = host
+        self._instance = uuid.uuid4().hex[:12]
+        self._cameras: dict[str, RunningCamera] = {}
+        self._waiting: dict[str, CameraReport] = {}
+        self._replicas: dict[str, str] = {}
+        self._sender = FrameSender(self._on_lost, max_queue=sender_queue(config))
+        self._server = RpcServer(max_message_bytes=push_message_bytes(config.gateway.max_packet_bytes))
+        self._background: set[asyncio.Task[None]] = set()
+        self._main = asyncio.create_task(self._run())
+
+    async def ready(self) -> bool:
+        """True as soon as the process takes calls."""
+        return True
+
+    async def stop(self) -> None:
+        """End every camera."""
+        self._main.cancel()
+        cameras = list(self._cameras.values())
+        stop_s = self._config.cluster.stop_timeout_s / 2
+        await asyncio.gather(*(asyncio.to_thread(camera.stop, stop_s) for camera in cameras))
+        await self._sender.stop(flush_s=0.5)
+        await self._server.stop(grace_s=0.5)
+
+    async def _run(self) -> None:
+        servicer = ingest.IngestServicer(self._sink, max_packet_bytes=self._config.gateway.max_packet_bytes)
+        self._server.add(ingest.SERVICE, ingest_pb2_grpc.add_IngestServicer_to_server, servicer)
+        port = self._server.bind(self._host, 0)
+        await self._server.start()
+        self._info = DecoderInfo(
+            self._name, self._instance, f"{self._host}:{port}", metrics.serve_metrics(self._host), os.getpid()
+        )
+        await self._register()
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._reconcile())
+            group.create_task(self._heartbeat())
+
+    # -- the controller -------------------------------------------------------------------------
+    async def _register(self) -> None:
+        while True:
+            try:
+                await ask(controller().register_decoder.remote(self._info, list(self._cameras)))
+                return
+            except UnavailableError as error:
+                log.warning("cannot register: %s", error)
+                await asyncio.sleep(self._config.cluster.heartbeat_s)
+
+    async def _heartbeat(self) -> None:
+        while True:
+            await asyncio.sleep(self._config.cluster.heartbeat_s)
+            reports = [camera.report() for camera in self._cameras.values()] + list(self._waiting.values())
+            try:
+                beat = controller().heartbeat_decoder.remote(self._name, self._instance, reports)
+                if not await ask(beat):
+                    await self._register()
+            except UnavailableError as error:
+                log.warning("no heartbeat: %s", error)
+
+    async def _reconcile(self) -> None:
+        """Run exactly what the controller assigns, from each change on."""
+        version = -1
+        while True:
+            try:
+                asked = controller().assignment.remote(self._name, version, POLL_S)
+                assignment: Assignment = await ask(asked, timeout_s=2 * POLL_S)
+                await self._apply(assignment)
+                version = assignment.version
+            except UnavailableError as error:
+                log.warning("no assignment: %s", error)
+                await asyncio.sleep(self._config.cluster.heartbeat_s / 2)
+
+    async def _apply(self, assignment: Assignment) -> None:
+        wanted = {assigned.settings.name: assigned for assigned in assignment.cameras}
+        self._replicas = {a.replica_address: a.replica for a in wanted.values() if a.replica_address and a.replica}
+        gone = [
+            name
+            for name, camera in self._cameras.items()
+            if name not in wanted
+            or camera.settings != wanted[name].settings
+            or camera.geometry != wanted[name].geometry
+        ]
+        cameras = [self._cameras.pop(name) for name in gone]
+        stop_s = self._config.cluster.stop_timeout_s / 2
+        await asyncio.gather(*(asyncio.to_thread(camera.stop, stop_s) for camera in cameras))
+        self._waiting = {}
+        for name, assigned in wanted.items():
+            self._run_camera(name, assigned)
+
+    def _run_camera(self, name: str, assigned: CameraAssignment) -> None:
+        if assigned.geometry is None:
+            self._waiting[name] = CameraReport(name, "waiting", "no replica is ready yet")
+            return
+        if name not in self._cameras:
+            try:
+                self._cameras[name] = RunningCamera(assigned.settings, assigned.geometry, self._sender, self._config)
+            except ConfigError as error:
+                self._waiting[name] = CameraReport(name, "error", str(error))
+                return
+        self._cameras[name].route(assigned.replica_address)
+
+    # -- packets in, frames out -----------------------------------------------------------------
+    async def _sink(self, name: str) -> PushedCameraSink:
+        camera = self._cameras.get(name)
+        if camera is None:
+            raise UnknownCameraError(f"{self._name} does not run camera {name!r} (yet)")
+        if camera.sink is None:
+            raise NotReadyError(f"camera {name!r} reads {camera.settings.source!r} itself; it takes no pushed packets")
+        return PushedCameraSink(camera)
+
+    def _on_lost(self, events: list[LostStream]) -> None:
+        """The connection to a replica broke, or it refused a camera: the controller looks whether it is still there."""
+        for event in events:
+            if event.camera in self._cameras:
+                self._cameras[event.camera].on_lost(event)
+        for address in {event.address for event in events if not event.refused} & self._replicas.keys():
+            task = asyncio.create_task(self._report_broken(self._replicas[address], address))
+            self._background.add(task)
+            task.add_done_callback(self._background.discard)
+
+    async def _report_broken(self, replica: str, address: str) -> None:
+        try:
+            await ask(controller().report_broken.remote(replica, address))
+        except UnavailableError as error:
+            log.warning("could not report %s: %s", replica, error)

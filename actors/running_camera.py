@@ -1,0 +1,253 @@
+"""One camera of a decoder process: its pipeline, its way to the replica, and the books on losses. No Ray here."""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+import time
+from typing import Any
+
+from cluster import metrics
+from cluster.codec import Backoff, CameraState, PushSource, Source, open_source
+from cluster.codec.source import StreamHeader
+from cluster.config import CameraConfig, SightlineConfig
+from cluster.errors import CapacityError, NotReadyError
+from cluster.rpc.frame_sender import FrameSender, LostStream
+from cluster.rpc.sinks import QueueSink
+from cluster.scheduling.in_flight import InFlight
+from cluster.scheduling.reports import CameraReport, Totals
+from cluster.types import MICROSECONDS, CameraStateName, FrameSample, PatchGeometry
+from cluster.vision.camera import CameraPipeline, PipelineSettings, PipelineStatus
+
+log = logging.getLogger(__name__)
+
+ROOM_POLL_S = 0.02
+
+
+class RunningCamera:
+    """Starts at once. ``send``-ing runs in the camera's thread, everything else on the event loop."""
+
+    def __init__(
+        self, settings: CameraConfig, geometry: PatchGeometry, sender: FrameSender, config: SightlineConfig
+    ) -> None:
+        """Raises ``ConfigError``: the source's address or the pruning policy is unusable."""
+        self.settings = settings
+        self.geometry = geometry
+        self.spec = settings.stream_spec()
+        self.address: str | None = None
+        self.refusal = ""
+        self._sender = sender
+        self._config = config
+        self._queue_limit = sender_queue(config)
+        self._lock = threading.Lock()
+        self._in_flight = InFlight(self.spec.stride_s)
+        self._dropping_since: int | None = None
+        self._lost = self._dropped = 0
+        self._totals = Totals()
+        self._stopping = False
+        self._metrics = metrics.CameraMetrics(settings.name)
+        self._counted = {"decode_errors": 0, "gaps": 0, "push_dropped": 0}
+        self._begin()
+
+    def _begin(self) -> None:
+        self._source = make_source(self.settings, self._config)
+        self.sink = (
+            QueueSink(self._source, max_credit=self._config.gateway.credit)
+            if isinstance(self._source, PushSource)
+            else None
+        )
+        self._pipeline = CameraPipeline(
+            self.settings.name, self._source, self.geometry, pipeline_settings(self.settings), self._send, self._on_end
+        )
+        self._pipeline.start()
+
+    def restart(self) -> None:
+        """A pushing camera whose last session has ended takes a new one."""
+        self._totals.update("pipeline", _counts(self._pipeline.status()))
+        self._begin()
+        if self.address is not None:
+            self._sender.assign(self.spec, self.address)
+
+    @property
+    def ended(self) -> bool:
+        return not self._pipeline.running
+
+    @property
+    def session(self) -> str | None:
+        """Of the newest push; ``None`` before the first and for cameras that do not push."""
+        return self._source.session if isinstance(self._source, PushSource) else None
+
+    def stop(self, timeout_s: float) -> bool:
+        """The camera was removed or moved: end its thread and forget it at the replica."""
+        self._stopping = True
+        stopped = self._pipeline.stop(timeout_s)
+        self._sender.close(self.settings.name)
+        self._metrics.remove()
+        return stopped
+
+    # -- the way to the replica -----------------------------------------------------------------
+    def route(self, address: str | None) -> None:
+        """The camera's replica is at ``address`` now; ``None`` while there is none."""
+        if address == self.address:
+            return
+        if self.address is not None:
+            self._count_lost()
+        self.refusal = ""
+        if address is not None:
+            self._sender.assign(self.spec, address)
+        self.address = address
+        self._pipeline.force_anchor()
+
+    def on_lost(self, event: LostStream) -> None:
+        """The replica or the way to it is gone, or it refused what it was sent."""
+        if event.refused == "open":
+            self.refusal = event.reason
+        log.warning("camera %s at %s: %s (%d frames lost)", event.camera, event.address, event.reason, event.frames)
+        self._pipeline.force_anchor()
+
+    def _count_lost(self) -> None:
+        with self._lock:
+            lost = self._in_flight.lose()
+            self._lost += lost
+        metrics.lose_window(lost)
+
+    def _send(self, sample: FrameSample) -> None:
+        """The pipeline's sink. Raises ``CapacityError`` when the frame was dropped: the next one will be fresh."""
+        if self.spec.patient:
+            self._wait_for_room()
+        taken = self.address is not None and not self.refusal and self._sender.send(sample)
+        with self._lock:
+            if taken:
+                self._in_flight.sent(sample)
+                self._count_dropped(sample)
+            elif self._dropping_since is None:
+                self._dropping_since = sample.pts
+        if not taken:
+            metrics.frames_dropped.labels("replica_slow" if self.address else "no_replica").inc()
+            raise CapacityError(f"the replica of camera {self.settings.name!r} takes no frames now")
+        metrics.frames_sent.inc()
+
+    def _count_dropped(self, sample: FrameSample) -> None:
+        """Whole windows that fell into a time of dropped frames; the one in the making is the replica's to count."""
+        if self._dropping_since is not None:
+            dropped = math.floor((sample.pts - self._dropping_since) / (self.spec.stride_s * MICROSECONDS))
+            self._dropping_since = None
+            if dropped > 0:
+                self._dropped += dropped
+                metrics.drop_window("replica_slow", dropped)
+
+    def _wait_for_room(self) -> None:
+        """A file can wait, for the replica to catch up or to come back."""
+        while not self._stopping:
+            lane = self._sender.status(self.settings.name)
+            if self.refusal or (self.address is not None and lane is not None and lane.queued < self._queue_limit):
+                return
+            time.sleep(ROOM_POLL_S)
+
+    def _on_end(self, status: PipelineStatus) -> None:
+        if not self._stopping:
+            log.info("camera %s: %s %s", status.camera, status.state.value, status.reason)
+            self._sender.close(status.camera, flush=status.state is CameraState.ENDED)
+
+    # -- telling --------------------------------------------------------------------------------
+    def report(self) -> CameraReport:
+        """For the heartbeat; also brings this process's metrics up to date."""
+        status = self._pipeline.status()
+        lane = self._sender.status(self.settings.name)
+        with self._lock:
+            if lane is not None and lane.address == self.address:
+                self._in_flight.settled(lane.windows_done + lane.windows_gated + lane.windows_dropped)
+            windows = {"windows_lost": self._lost, "windows_dropped": self._dropped}
+        self._totals.update("pipeline", _counts(status))
+        state: CameraStateName = status.state.value
+        reason = status.reason
+        if self.refusal:
+            state, reason = "error", self.refusal
+        elif self.address is None and status.state is CameraState.RUNNING:
+            reason = "no replica is ready for it"
+        self._measure(status, state)
+        return CameraReport(
+            camera=status.camera,
+            state=state,
+            reason=reason,
+            retry_in_s=status.retry_in_s,
+            codec=status.codec,
+            width=status.width,
+            height=status.height,
+            cue=status.cue,
+            last_frame_age_s=status.last_frame_age_s or 0.0,
+            counts=self._totals.counts() | windows,
+        )
+
+    def _measure(self, status: PipelineStatus, state: str) -> None:
+        self._metrics.state(state)
+        if status.last_frame_age_s is not None:
+            self._metrics.frame(time.monotonic() - status.last_frame_age_s)
+        totals = self._totals.counts()
+        self._metrics.decode_errors.inc(self._grown("decode_errors", totals["decode_errors"]))
+        self._metrics.gaps.inc(self._grown("gaps", totals["gaps"]))
+        if isinstance(self._source, PushSource):
+            metrics.ingest_dropped.labels("queue_full").inc(self._grown("push_dropped", self._source.dropped))
+
+    def _grown(self, name: str, value: int) -> int:
+        before, self._counted[name] = self._counted[name], value
+        return value - before if value >= before else value
+
+
+class PushedCameraSink:
+    """The :class:`~cluster.rpc.sinks.PacketSink` of one connection to a pushing camera."""
+
+    def __init__(self, camera: RunningCamera) -> None:
+        self._camera = camera
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._camera.sink, name)
+
+    async def open(self, header: StreamHeader, session: str) -> Any:
+        """A new session wakes a camera whose last one has ended."""
+        camera = self._camera
+        assert camera.sink is not None
+        if camera.ended:
+            if session == camera.session:
+                raise NotReadyError(f"session {session!r} has ended; open a new one with another session id")
+            camera.restart()
+        return await camera.sink.open(header, session)
+
+
+def make_source(settings: CameraConfig, config: SightlineConfig) -> Source:
+    """The camera's source, nothing opened yet."""
+    options, cluster = settings.source_options, config.cluster
+    if settings.is_pushed:
+        return open_source("", max_packets=cluster.packet_queue, max_bytes=cluster.packet_queue_bytes)
+    if settings.is_file:
+        return open_source(settings.source, loop=options.loop, realtime=options.realtime, speed=options.speed)
+    return open_source(
+        settings.source, connect_timeout_s=options.connect_timeout_s, frozen_timeout_s=options.frozen_timeout_s
+    )
+
+
+def pipeline_settings(settings: CameraConfig) -> PipelineSettings:
+    """A camera's configuration as its pipeline takes it."""
+    backoff = settings.source_options.backoff
+    return PipelineSettings(
+        fps=settings.sampling.fps,
+        anchor_interval_s=settings.sampling.anchor_interval_s,
+        pruner=settings.pruning.policy,
+        pruner_options=settings.pruning.options,
+        backoff=Backoff(first_s=backoff.initial_s, longest_s=backoff.max_s, jitter=backoff.jitter),
+    )
+
+
+def sender_queue(config: SightlineConfig) -> int:
+    """Frames of a camera that may wait in the decoder; as many again may be under way."""
+    return max(8, config.cluster.frame_queue // 2)
+
+
+def _counts(status: PipelineStatus) -> dict[str, int]:
+    return {
+        "frames_decoded": status.frames_decoded,
+        "frames_sampled": status.frames_sampled,
+        "decode_errors": status.decode_errors,
+        "gaps": status.gaps,
+    }

@@ -1,0 +1,270 @@
+"""The engine thread: order, batches, drops, patience, failures and health, with the real engine."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+
+import pytest
+from worker_parts import sample, spec
+
+from cluster.errors import CapacityError, ConfigError, UnknownCameraError
+from cluster.scheduling.worker import EngineWorker, WindowCounts
+
+WAIT_S = 20
+
+
+class Recorder:
+    """What the worker told, and a way to wait for it."""
+
+    def __init__(self) -> None:
+        self.answers: list = []
+        self.drops: Counter = Counter()
+        self.losses: Counter = Counter()
+        self.batches: list[int] = []
+        self._news = threading.Condition()
+
+    def _tell(self, change) -> None:
+        with self._news:
+            change()
+            self._news.notify_all()
+
+    def answered(self, answers, *, late) -> None:
+        self._tell(lambda: self.answers.extend(answers))
+
+    def batch(self, windows) -> None:
+        self._tell(lambda: self.batches.append(windows))
+
+    def dropped(self, stream, reason, windows) -> None:
+        self._tell(lambda: self.drops.update({(stream, str(reason)): windows}))
+
+    def lost(self, stream, windows) -> None:
+        self._tell(lambda: self.losses.update({stream: windows}))
+
+    def wait(self, condition) -> None:
+        with self._news:
+            assert self._news.wait_for(lambda: condition(self), WAIT_S), vars(self)
+
+    def windows(self, stream: str) -> list[int]:
+        return [answer.window for answer in self.answers if answer.stream == stream]
+
+
+@pytest.fixture
+def recorder() -> Recorder:
+    return Recorder()
+
+
+@pytest.fixture
+def start(held_engine, recorder):
+    workers = []
+
+    def start(**options) -> EngineWorker:
+        worker = EngineWorker(held_engine, recorder, **options)
+        worker.start()
+        workers.append(worker)
+        return worker
+
+    yield start
+    held_engine.gate.set()
+    assert all(worker.stop(WAIT_S) for worker in workers)
+
+
+def feed(worker: EngineWorker, stream: str, count: int, first: int = 0) -> None:
+    for index in range(first, first + count):
+        worker.offer(sample(stream, index)).result(WAIT_S)
+
+
+def until(condition) -> None:
+    deadline = time.monotonic() + WAIT_S
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+def test_every_window_of_an_idle_engine_is_answered_in_order(start, recorder) -> None:
+    worker = start()
+    worker.open(spec("a")).result(WAIT_S)
+    for index in range(9):
+        worker.offer(sample("a", index)).result(WAIT_S)
+        recorder.wait(lambda r, index=index: len(r.answers) >= (index + 1) // 2)
+    assert recorder.windows("a") == [0, 1, 2, 3]
+    assert worker.counts("a") == WindowCounts(done=4)
+    [report] = worker.reports()
+    assert report.counts["windows_done"] == 4
+    assert report.counts["tokens_full"] >= report.counts["tokens_kept"] > 0
+    assert [a.question for a in report.last_answers] == ["q"]
+    assert report.latency_s > 0
+
+
+def test_closing_with_flush_answers_the_rest_and_frees_the_stream(start, recorder, engine) -> None:
+    worker = start()
+    worker.open(spec("a")).result(WAIT_S)
+    feed(worker, "a", 3)
+    worker.close("a", flush=True)
+    until(lambda: not worker.open_streams())
+    assert recorder.windows("a") == [0, 1]
+    assert engine.memory_bytes() == 0
+    assert worker.reports()[0].counts["windows_done"] == len(recorder.windows("a")), "its last word is kept"
+    with pytest.raises(UnknownCameraError):
+        worker.offer(sample("a", 5))
+
+
+def test_closing_without_flush_discards_at_once(start, recorder, engine) -> None:
+    worker = start()
+    worker.open(spec("a")).result(WAIT_S)
+    feed(worker, "a", 1)
+    worker.close("a")
+    until(lambda: not worker.open_streams())
+    assert engine.memory_bytes() == 0
+    assert not recorder.answers
+
+
+def test_counts_go_on_when_a_camera_comes_back(start, recorder) -> None:
+    worker = start()
+    for _ in range(2):
+        worker.open(spec("a")).result(WAIT_S)
+        feed(worker, "a", 3)
+        recorder.wait(lambda r: r.answers)
+        assert worker.counts("a").done == 1
+        recorder.answers.clear()
+        worker.close("a")
+        until(lambda: not worker.open_streams())
+    assert worker.reports()[0].counts["windows_done"] == 2
+
+
+def test_slow_engine_drops_the_oldest_windows_and_counts_them(start, held_engine, recorder) -> None:
+    worker = start(per_stream=1)
+    worker.open(spec("a")).result(WAIT_S)
+    held_engine.gate.clear()
+    feed(worker, "a", 2)
+    assert held_engine.entered.wait(WAIT_S)
+    pending = [worker.offer(sample("a", index)) for index in range(2, 10)]
+    with pytest.raises(CapacityError, match="8 frames waiting"):
+        worker.offer(sample("a", 10))
+    assert worker.depths()["frames"] == 8, "memory is bounded by the inbox"
+    held_engine.gate.set()
+    for future in pending:
+        future.result(WAIT_S)
+    recorder.wait(lambda r: r.windows("a")[-1:] == [4])
+    assert recorder.drops == {("a", "replaced"): 3}
+    assert recorder.windows("a") == [0, 4]
+    assert worker.counts("a") == WindowCounts(done=2, dropped=3)
+
+
+def test_patient_camera_is_held_back_instead(start, held_engine, recorder) -> None:
+    worker = start(per_stream=1)
+    worker.open(spec("file", patient=True)).result(WAIT_S)
+    held_engine.gate.clear()
+    feed(worker, "file", 2)
+    assert held_engine.entered.wait(WAIT_S)
+    pending = [worker.offer(sample("file", index)) for index in range(2, 10)]
+    held_engine.gate.set()
+    for future in pending:
+        future.result(WAIT_S)
+    recorder.wait(lambda r: len(r.answers) == 5)
+    assert recorder.windows("file") == [0, 1, 2, 3, 4]
+    assert not recorder.drops
+
+
+def test_windows_of_many_cameras_are_answered_together(start, held_engine, recorder) -> None:
+    worker = start(max_batch=3)
+    for name in "abcde":
+        worker.open(spec(name)).result(WAIT_S)
+    held_engine.gate.clear()
+    feed(worker, "a", 2)
+    assert held_engine.entered.wait(WAIT_S)
+    pending = [worker.offer(sample(name, index)) for name in "bcde" for index in range(2)]
+    held_engine.gate.set()
+    for future in pending:
+        future.result(WAIT_S)
+    recorder.wait(lambda r: len(r.answers) == 5)
+    assert recorder.batches == [1, 3, 1]
+    assert held_engine.batches[1:] == [[("b", 0), ("c", 0), ("d", 0)], [("e", 0)]]
+
+
+def test_fresh_frame_waits_for_windows_it_would_forget_and_counts_the_one_it_cuts_short(
+    start, held_engine, recorder
+) -> None:
+    worker = start()
+    worker.open(spec("a")).result(WAIT_S)
+    held_engine.gate.clear()
+    feed(worker, "a", 2)
+    assert held_engine.entered.wait(WAIT_S)
+    pending = [worker.offer(sample("a", index)) for index in (2, 3, 4)]
+    pending.append(worker.offer(sample("a", 40, fresh=True)))
+    held_engine.gate.set()
+    for future in pending:
+        future.result(WAIT_S)
+    recorder.wait(lambda r: r.losses)
+    assert recorder.windows("a") == [0, 1]
+    assert recorder.losses == {"a": 1}
+    assert worker.reports()[0].counts["windows_lost"] == 1
+
+
+def test_frames_the_engine_cannot_use_are_refused(start) -> None:
+    worker = start()
+    worker.open(spec("a")).result(WAIT_S)
+    feed(worker, "a", 2)
+    with pytest.raises(ValueError, match="pts"):
+        worker.offer(sample("a", 1)).result(WAIT_S)
+
+
+def test_camera_the_engine_cannot_hold_is_refused(start) -> None:
+    worker = start()
+    with pytest.raises(ConfigError):
+        worker.open(spec("a", refresh="no-such-policy")).result(WAIT_S)
+    assert worker.open_streams() == []
+
+
+def test_one_camera_that_fails_costs_the_others_nothing(start, held_engine, recorder) -> None:
+    worker = start()
+    for name in ("good", "bad"):
+        worker.open(spec(name)).result(WAIT_S)
+    held_engine.poison = {"bad"}
+    held_engine.gate.clear()
+    feed(worker, "good", 2)
+    assert held_engine.entered.wait(WAIT_S)
+    pending = [worker.offer(sample("bad", index, fresh=index == 2)) for index in (2, 3)]
+    pending += [worker.offer(sample("good", index)) for index in (2, 3)]
+    held_engine.gate.set()
+    for future in pending:
+        future.result(WAIT_S)
+    recorder.wait(lambda r: len(r.windows("good")) == 2 and r.drops)
+    assert recorder.drops == {("bad", "failed"): 1}
+    with pytest.raises(ValueError, match="out of luck"):
+        worker.offer(sample("bad", 7)).result(WAIT_S)
+    held_engine.poison = set()
+    for index in range(8, 12):
+        worker.offer(sample("bad", index, fresh=index == 8)).result(WAIT_S)
+    recorder.wait(lambda r: r.windows("bad"))
+    worker.check()
+
+
+def test_health_fails_when_every_window_fails(start, held_engine, recorder) -> None:
+    worker = start()
+    held_engine.poison = {"a"}
+    worker.open(spec("a")).result(WAIT_S)
+    worker.check()
+    for attempt in range(3):
+        for index in range(2):
+            worker.offer(sample("a", index + 10 * attempt, fresh=index == 0)).result(WAIT_S)
+        recorder.wait(lambda r, attempt=attempt: r.drops["a", "failed"] == attempt + 1)
+    until(lambda: worker._failures == 3)
+    with pytest.raises(RuntimeError, match="failed on every window"):
+        worker.check()
+
+
+def test_health_fails_when_the_engine_is_stuck_or_dead(start, held_engine) -> None:
+    worker = start(stall_s=0.05)
+    worker.open(spec("a")).result(WAIT_S)
+    held_engine.gate.clear()
+    feed(worker, "a", 2)
+    assert held_engine.entered.wait(WAIT_S)
+    time.sleep(0.1)
+    with pytest.raises(RuntimeError, match="no progress"):
+        worker.check()
+    held_engine.gate.set()
+    assert worker.stop(WAIT_S)
+    with pytest.raises(RuntimeError, match="died"):
+        worker.check()
