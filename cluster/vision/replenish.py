@@ -35,7 +35,7 @@ class Replenish(Pruner):
     the upper quartile of the cells' differences, of the last ``memory`` samples the quietest quarter. A cell that
     flickers seven tenths of the time (foliage, water, a screen) gets a higher threshold of its own, learnt over minutes
     and never above ``tolerance`` times the camera's: an event there is still seen when it stands out by that much. A
-    lane with traffic or a place where people stop is quiet more often than that and keeps the camera's threshold.
+    lane with traffic or a place where people stop is quiet often enough to keep the camera's threshold.
     """
 
     margin: float = 4.5
@@ -152,7 +152,9 @@ class _Memory:
         difference = np.subtract(luma, self.luma, dtype=np.int16)
         if shift.any():
             difference -= shift.repeat(grid.patch, axis=0).repeat(grid.patch, axis=1)
-        return cell_means(np.abs(difference).astype(np.uint8), grid)
+        np.abs(difference, out=difference)
+        # A forgiven shift away from the memory can lift the difference of black to white above 255.
+        return cell_means(np.minimum(difference, 255, out=difference).astype(np.uint8), grid)
 
     def learn(self, difference: FloatGrid, patience: float) -> None:
         """Follow each cell's quiet level by fixed steps, and the camera's."""
