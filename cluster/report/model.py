@@ -51,9 +51,13 @@ class LiveWindow:
 
 @dataclass(frozen=True, slots=True)
 class ComparedWindow:
-    """The same window computed in full and our way, one after the other on the same machine."""
+    """The same window computed in full and our way, one after the other on the same machine.
+
+    ``filling``: the camera has not been watched for a whole window yet, so nothing has left it.
+    """
 
     end_s: float
+    filling: bool
     full: Cost
     ours: Cost
     gated: bool
@@ -101,24 +105,26 @@ class CameraRecord:
 
     @property
     def comparison(self) -> Comparison:
-        """Of all windows but the first, which has nothing to reuse: what a camera costs from then on."""
-        return Comparison.of(self.compared[1:], self.questions)
+        """Of the windows after the first whole one: what a camera costs from then on."""
+        return Comparison.of((window for window in self.compared if not window.filling), self.questions)
 
     @property
-    def comparison_with_first(self) -> Comparison:
+    def comparison_from_start(self) -> Comparison:
+        """Of all windows."""
         return Comparison.of(self.compared, self.questions)
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Totals over compared windows. ``agreeing`` of ``answers`` fall on the same side of their threshold."""
+    """Totals over compared windows. ``agreeing`` of ``answers`` fall on the same side of their threshold;
+    ``score_difference`` is the sum of their scores' absolute differences."""
 
     windows: int
     full: Cost
     ours: Cost
     answers: int
     agreeing: int
-    largest_score_difference: float
+    score_difference: float
 
     @classmethod
     def of(cls, windows: Iterable[ComparedWindow], questions: Iterable[Question]) -> Comparison:
@@ -137,7 +143,7 @@ class Comparison:
             ours=total(window.ours for window in windows),
             answers=len(pairs),
             agreeing=sum((full >= limit) == (ours >= limit) for full, ours, limit in pairs),
-            largest_score_difference=max((abs(full - ours) for full, ours, _ in pairs), default=0.0),
+            score_difference=sum(abs(full - ours) for full, ours, _ in pairs),
         )
 
     def __add__(self, other: Comparison) -> Comparison:
@@ -147,7 +153,7 @@ class Comparison:
             self.ours + other.ours,
             self.answers + other.answers,
             self.agreeing + other.agreeing,
-            max(self.largest_score_difference, other.largest_score_difference),
+            self.score_difference + other.score_difference,
         )
 
     @property
@@ -172,6 +178,7 @@ class Comparison:
             "flops_ratio": self.flops_ratio,
             "tokens_share": self.tokens_share,
             "agreement": ratio(self.agreeing, self.answers),
+            "mean_score_difference": ratio(self.score_difference, self.answers),
         }
 
 
@@ -194,17 +201,26 @@ class Report:
 
     @property
     def comparison(self) -> Comparison:
-        """Over all cameras, each without its first window."""
+        """Over all cameras, each from its first whole window on."""
         return sum((camera.comparison for camera in self.cameras), NOTHING)
 
     @property
-    def comparison_with_first(self) -> Comparison:
+    def comparison_from_start(self) -> Comparison:
         """Over all cameras and windows."""
-        return sum((camera.comparison_with_first for camera in self.cameras), NOTHING)
+        return sum((camera.comparison_from_start for camera in self.cameras), NOTHING)
 
     @property
     def live_windows(self) -> int:
         return sum(len(camera.live) for camera in self.cameras)
+
+    @property
+    def live_gated(self) -> int:
+        return sum(camera.gated for camera in self.cameras)
+
+    @property
+    def live_missing(self) -> int:
+        """Windows dropped or lost while the cluster ran."""
+        return sum(camera.windows_dropped + camera.windows_lost for camera in self.cameras)
 
     def to_json(self) -> str:
         """Everything but the pictures."""
@@ -213,7 +229,7 @@ class Report:
             for frame in camera["frames"]:
                 del frame["jpeg"]
             camera["comparison"] = asdict(record.comparison) | record.comparison.summary()
-        for name in ("comparison", "comparison_with_first"):
+        for name in ("comparison", "comparison_from_start"):
             comparison = getattr(self, name)
             body[name] = asdict(comparison) | comparison.summary()
         return json.dumps(body, indent=2)

@@ -9,7 +9,7 @@ import jinja2
 
 from cluster.errors import SightlineError
 from cluster.report import charts
-from cluster.report.model import Report
+from cluster.report.model import Report, ratio
 
 
 def render(report: Report) -> str:
@@ -22,13 +22,14 @@ def render(report: Report) -> str:
         lstrip_blocks=True,
     )
     environment.filters |= {
-        "times": _times,
-        "percent": _percent,
+        "times": times_text,
+        "percent": percent_text,
         "compact": charts.compact,
-        "seconds": _seconds,
+        "seconds": seconds_text,
         "data_uri": _data_uri,
     }
     environment.globals |= {
+        "saving": saving_text,
         "answers_over_time": charts.answers_over_time,
         "tokens_per_window": charts.tokens_per_window,
     }
@@ -51,20 +52,32 @@ def write_report(report: Report, folder: Path) -> tuple[Path, Path]:
     return page, data
 
 
-def _times(value: float | None) -> str:
+def times_text(value: float | None) -> str:
+    """``7.2×``."""
     if value is None:
         return "–"
+    if value > 1000:
+        return "over 1000×"
     return f"{value:.0f}×" if value >= 20 else f"{value:.1f}×"
 
 
-def _percent(value: float | None) -> str:
+def saving_text(full: float, ours: float) -> str:
+    """``7.2×`` as much in full as ours; ``all of it`` when ours is nothing."""
+    if full and not ours:
+        return "all of it"
+    return times_text(ratio(full, ours))
+
+
+def percent_text(value: float | None) -> str:
+    """``8.4 %``, ``52 %`` for a share."""
     if value is None:
         return "–"
     percent = 100 * value
     return f"{percent:.1f} %" if 0 < percent < 10 else f"{percent:.0f} %"
 
 
-def _seconds(value: float) -> str:
+def seconds_text(value: float) -> str:
+    """``350 ms``, ``4.1 s``."""
     return f"{1000 * value:.0f} ms" if value < 1 else f"{value:.1f} s"
 
 

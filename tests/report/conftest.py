@@ -41,6 +41,7 @@ def compared(count, *, quiet=False):
     return tuple(
         ComparedWindow(
             end_s=16.0 + 4 * index,
+            filling=index == 0,
             full=Cost(4130, 1.25, 2.0e11),
             ours=Cost(0, 0.0, 0.0) if quiet and index else Cost(1000 if index == 0 else 260, 0.125, 1.0e10),
             gated=quiet and index > 0,

@@ -85,24 +85,24 @@ def test_page_and_json_hold_the_same_numbers(report, tmp_path):
     assert comparison["ours"]["tokens"] == 6 * 260
     assert comparison["speedup"] == pytest.approx(8 * 1.25 / (6 * 0.125))
     assert f"{comparison['speedup']:.1f}×" in text
-    assert f"{comparison['agreeing']} of {comparison['answers']}" in text
+    assert f"threshold: {comparison['agreeing']} of {comparison['answers']};" in text
     assert f"{100 * comparison['tokens_share']:.1f} %" in text
     for camera in data["cameras"]:
         assert camera["name"] in text
         if camera["comparison"]["speedup"]:
             assert f"{camera['comparison']['speedup']:.1f}×" in text
-    assert data["comparison_with_first"]["windows"] == 12
+    assert data["comparison_from_start"]["windows"] == 12
     assert "jpeg" not in json_path.read_text()
 
 
 def test_agreement_is_judged_at_each_questions_own_threshold():
     questions = (Question("a", "?", 0.5), Question("b", "?", 0.9))
     window = ComparedWindow(
-        1.0, Cost(10, 1.0, 5.0), Cost(5, 0.5, 1.0), False, {"a": 0.4, "b": 0.8}, {"a": 0.6, "b": 0.7}
+        1.0, False, Cost(10, 1.0, 5.0), Cost(5, 0.5, 1.0), False, {"a": 0.4, "b": 0.8}, {"a": 0.6, "b": 0.7}
     )
     found = Comparison.of([window], questions)
     assert (found.answers, found.agreeing) == (2, 1)
-    assert found.largest_score_difference == pytest.approx(0.2)
+    assert found.score_difference == pytest.approx(0.3)
     assert (found.speedup, found.flops_ratio, found.tokens_share) == (2.0, 5.0, 0.5)
 
 

@@ -1,0 +1,49 @@
+"""The console script ``sightline``. It lives above the actors because it starts them; imports stay lazy, so that
+``--help`` answers at once."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+
+INTERRUPTED = 130
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit code (see ``sightline --help``). Errors made on purpose are one line."""
+    import typer
+
+    from actors.cli.app import command
+    from cluster.errors import SightlineError
+
+    try:
+        done = command().main(
+            args=list(sys.argv[1:] if argv is None else argv), prog_name="sightline", standalone_mode=False
+        )
+        sys.stdout.flush()
+        return done if isinstance(done, int) else 0
+    except SightlineError as error:
+        _complain(str(error))
+        return error.exit_code
+    except typer.TyperException as error:
+        context = getattr(error, "ctx", None)
+        if type(error).__name__ == "NoArgsIsHelpError":
+            print(error.format_message(), file=sys.stderr)
+            return error.exit_code
+        _complain(error.format_message().removesuffix("."))
+        if context is not None:
+            print(f"try: {context.command_path} --help", file=sys.stderr)
+        return error.exit_code
+    except typer.Abort:
+        return 1
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:
+        # The reader (`| head`) has seen enough. Python would complain once more while it flushes at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+def _complain(message: str) -> None:
+    print(f"error: {' '.join(message.split())}", file=sys.stderr)

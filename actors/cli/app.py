@@ -1,0 +1,56 @@
+"""The tree of commands. Each lives in a file of its own and imports what it needs when it runs."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from actors.cli import bench, cameras, configuration, push, serve, version, watch
+from actors.cli.demo.command import demo
+
+HELP = """Vision-language models on many cameras, computing only what changed.
+
+[bold]$ sightline demo[/bold]: everything on this machine, with four made-up cameras
+
+[bold]$ sightline serve -c configs/minimal.yaml[/bold]: a cluster of your own
+
+[bold]$ sightline watch[/bold]: its answers as they come
+"""
+
+EPILOG = (
+    "[bold]Exit codes[/bold]: 0 done · 1 failed while running · 2 wrong command line or configuration, nothing was "
+    "started · 130 stopped with Ctrl-C."
+)
+
+
+def command() -> Any:
+    """The command line, ready to be called."""
+    app = typer.Typer(
+        name="sightline",
+        help=HELP,
+        epilog=EPILOG,
+        no_args_is_help=True,
+        add_completion=False,
+        rich_markup_mode="rich",
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    app.callback()(_options)
+    app.command("demo")(demo)
+    app.command("serve")(serve.serve)
+    app.add_typer(cameras.app, name="cameras")
+    app.command("watch")(watch.watch)
+    app.command("push")(push.push)
+    app.command("bench", context_settings=bench.PASS_THROUGH)(bench.bench)
+    app.add_typer(configuration.app, name="config")
+    app.command("version")(version.version)
+    return typer.main.get_command(app)
+
+
+def _options(
+    show_version: Annotated[
+        bool, typer.Option("--version", "-V", is_eager=True, callback=version.show, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    del show_version

@@ -1,0 +1,55 @@
+"""``sightline config``: check a configuration, print its schema."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from actors.cli.options import Json
+
+app = typer.Typer(no_args_is_help=True, help="Check configuration files; print the schema they follow.")
+
+
+@app.command("check")
+def check(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="Configuration file (YAML).")],
+    json: Json = None,
+) -> None:
+    """Say whether a configuration is right; list everything that is not, with line, key and remedy.
+
+    Nothing is started and no model is loaded. Exit code 2 when something is wrong.
+
+        $ sightline config check configs/city.yaml
+    """
+    from actors.cli.output import plural, write_json
+    from cluster.config import InvalidConfigError, camera_settings, load_config
+
+    try:
+        config = load_config(file)
+    except InvalidConfigError as error:
+        if json is not None:
+            problems = [{"key": p.key, "line": p.line, "message": p.message} for p in error.problems]
+            write_json(json, {"file": str(file), "ok": False, "problems": problems})
+        for sentence in error.sentences():
+            print(f"error: {sentence}", file=sys.stderr)
+        raise typer.Exit(error.exit_code) from None
+    if json is not None:
+        write_json(json, {"file": str(file), "ok": True, "problems": []})
+        if json == "-":
+            return
+    questions = sum(len(camera_settings(config, camera.name).questions) for camera in config.cameras)
+    print(f"{file}: ok, {plural(len(config.cameras), 'camera')}, {plural(questions, 'question')} in all")
+
+
+@app.command("schema")
+def print_schema() -> None:
+    """Print the JSON schema of the configuration, for editors and for reading.
+
+    sightline config schema > schema.json
+    """
+    from cluster.config.schema import schema_text
+
+    sys.stdout.write(schema_text())

@@ -1,0 +1,1 @@
+"""``sightline demo``: clips, cluster, cameras by pull and push, measurement, report."""

@@ -1,0 +1,152 @@
+"""``sightline demo``: the command."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from actors.cli.options import Json
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from cluster.report import Report
+
+ROOM_BYTES = 32 * 2**20
+
+
+def demo(
+    out: Annotated[
+        Path, typer.Option("--out", "-o", metavar="DIR", help="Folder for clips, configuration and report.")
+    ] = Path("out/demo"),
+    seconds: Annotated[
+        float, typer.Option(min=8.0, metavar="S", help="How long the cameras run live, seconds.")
+    ] = 40.0,
+    model: Annotated[
+        str, typer.Option(metavar="NAME", help="Preset, checkpoint folder or hub id of the model.")
+    ] = "demo-qwen2_5_vl",
+    engine: Annotated[str, typer.Option(metavar="NAME", help="Inference engine.")] = "native",
+    no_open: Annotated[bool, typer.Option("--no-open", help="Do not open the report in a browser.")] = False,
+    json: Json = None,
+) -> None:
+    """See everything work on this machine, in under two minutes.
+
+    Makes four short CCTV clips, starts a cluster (gateway, controller, two decoders, one model replica), feeds two
+    cameras from files and two by gRPC push, asks two questions of each, and shows the answers as they come. Then it
+    computes the same clips in full and our way, one after the other, and writes report.html and report.json.
+
+    The model is small and randomly initialised unless you name another: its answers mean nothing, its cost does.
+
+        $ sightline demo
+
+        $ sightline demo --model /models/Qwen2.5-VL-3B-Instruct --seconds 120
+    """
+    from actors.cli.output import check_writable, console, write_json
+    from cluster.config import load_config
+    from cluster.models.catalog import check_model
+    from cluster.report.render import write_report
+
+    load_config(None, {"model": {"name": model}, "engine": engine})
+    check_model(model)
+    check_writable(out, ROOM_BYTES)
+    screen = console(stderr=json == "-")
+    report = _run(screen, out, seconds, model, engine)
+    page, data = write_report(report, out)
+    if json is not None:
+        write_json(json, _loads(report))
+    _summary(screen, report)
+    screen.print(f"\nreport  {page}\n        {data}\nagain   sightline serve -c {out / 'config.yaml'}")
+    if not no_open and screen.is_terminal:
+        _open(page)
+
+
+def _run(console: Console, out: Path, seconds: float, model: str, engine: str) -> Report:
+    import shlex
+
+    from actors.cli.demo.plan import CAMERAS, CLIP_SECONDS, write_config
+    from actors.cli.demo.screen import Screen
+    from cluster.clips import make_demo_clips
+    from cluster.config import load_config
+
+    with Screen(console) as screen:
+        screen.phase("making four clips")
+        clips = make_demo_clips(out / "clips", seconds=CLIP_SECONDS)
+        config_file = write_config(out, clips, model, engine)
+        # Any free ports: the demo must not get in the way of a cluster that runs already.
+        config = load_config(config_file, {"gateway": {"port": 0, "metrics_port": 0}})
+
+        screen.phase("loading the libraries")
+        from actors.cli.demo.live import LiveRun, run_live
+
+        bar = None
+
+        def look(run: LiveRun, now: float) -> None:
+            nonlocal bar
+            bar = bar or screen.bar("watching four cameras", seconds)
+            bar.to(now, f"{now:.0f} of {seconds:.0f} s")
+            screen.cameras(run)
+
+        pushed = {camera.name: clips[camera.name] for camera in CAMERAS if camera.pushed}
+        run = run_live(config, pushed, seconds, screen.phase, look)
+        screen.end_live()
+
+        screen.phase("loading the model")
+        from actors.cli.demo.measuring import measure, windows_to_measure
+        from actors.cli.demo.record import make_report
+
+        named = {camera.name: clips[camera.name] for camera in CAMERAS}
+        measuring = screen.bar("measuring: in full and ours, window by window", windows_to_measure(config, named))
+        measured = measure(config, named, measuring.step)
+        command = f"sightline demo --model {shlex.quote(model)} --seconds {seconds:g} --out {shlex.quote(str(out))}"
+        return make_report(config, run, measured, command)
+
+
+def _summary(console: Console, report: Report) -> None:
+    from rich import box
+    from rich.table import Table
+
+    from cluster.report.charts import compact
+    from cluster.report.render import saving_text, seconds_text, times_text
+
+    table = Table(
+        box=box.ROUNDED, border_style="dim", title="In full and ours, on the same windows", title_justify="left"
+    )
+    for name in ("camera", "windows", "tokens full → computed", "time full → ours", "faster", "FLOPs saved"):
+        table.add_column(name, justify="left" if name == "camera" else "right")
+    rows = [(camera.name, camera.comparison) for camera in report.cameras]
+    for name, each in [*rows, ("all", report.comparison)]:
+        if name == "all":
+            table.add_section()
+        table.add_row(
+            name,
+            str(each.windows),
+            f"{compact(each.full.tokens)} → {compact(each.ours.tokens)}",
+            f"{seconds_text(each.full.seconds)} → {seconds_text(each.ours.seconds)}",
+            times_text(each.speedup),
+            saving_text(each.full.flops, each.ours.flops),
+            style="bold" if name == "all" else "",
+        )
+    console.print()
+    console.print(table)
+    if report.random_weights:
+        console.print(
+            f"[yellow]The model {report.model} is randomly initialised: its answers mean nothing yet. "
+            "Tokens, time and operations do.[/]"
+        )
+
+
+def _loads(report: Report) -> object:
+    import json
+
+    return json.loads(report.to_json())
+
+
+def _open(page: Path) -> None:
+    import os
+    import sys
+    import webbrowser
+
+    if sys.platform in ("darwin", "win32") or os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"):
+        webbrowser.open(page.resolve().as_uri())

@@ -1,0 +1,87 @@
+"""The demo's second part: the same clips, in full and ours, in this process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from actors.cli.demo.plan import CLIP_SECONDS
+from cluster.codec.processor import CodecOptions
+from cluster.config import CameraConfig, SightlineConfig, camera_settings
+from cluster.engine.native.engine import NativeEngine
+from cluster.models import load_model
+from cluster.report.measure import compare, count_windows, picture_frames, prune, pruner_of, sample_clip
+from cluster.report.model import ComparedWindow, SampleFrame
+from cluster.types import MICROSECONDS, FrameSample, SampledFrame
+
+PICTURES = 5
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredClip:
+    """One clip both ways, and what its frames look like."""
+
+    codec: str
+    width: int
+    height: int
+    cue: str
+    compared: tuple[ComparedWindow, ...]
+    frames: tuple[SampleFrame, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """All clips; ``parameters`` of the model."""
+
+    random_weights: bool
+    parameters: int
+    clips: dict[str, MeasuredClip]
+
+
+def seconds_to_measure(camera: CameraConfig) -> float:
+    """Video per clip: until the window is whole, and as long again."""
+    return 2 * camera.window.length_s
+
+
+def windows_to_measure(config: SightlineConfig, clips: dict[str, Path]) -> int:
+    """Windows of all clips."""
+    cameras = [camera_settings(config, name) for name in clips]
+    return sum(count_windows(camera.stream_spec(), seconds_to_measure(camera)) for camera in cameras)
+
+
+def measure(config: SightlineConfig, clips: dict[str, Path], on_window: Callable[[], None]) -> Measured:
+    """Every clip under the settings of the camera of its name; full and ours take turns, window by window."""
+    settings = config.model
+    if settings.threads:
+        torch.set_num_threads(settings.threads)
+    model = load_model(settings.name, device=settings.device, dtype=settings.dtype, seed=settings.seed)
+    engine = NativeEngine(
+        model,
+        score_temperature=settings.score_temperature,
+        score_bias=settings.score_bias,
+        max_new_tokens=settings.max_new_tokens,
+    )
+    found: dict[str, MeasuredClip] = {}
+    for name, path in clips.items():
+        camera = camera_settings(config, name)
+        options = CodecOptions(fps=camera.sampling.fps, anchor_interval_s=camera.sampling.anchor_interval_s)
+        clip = sample_clip(path, engine.geometry, options, seconds_to_measure(camera))
+        ours = prune(clip, name, pruner_of(camera.pruning.policy, camera.pruning.options))
+        whole = prune(clip, name, pruner_of("none", {}))
+        compared = compare(
+            engine, camera.stream_spec(), [sample for sample, _ in ours], [sample for sample, _ in whole], on_window
+        )
+        found[name] = MeasuredClip(
+            clip.codec, clip.width, clip.height, clip.cue, tuple(compared), picture_frames(_once(ours), PICTURES)
+        )
+    parameters = sum(parameter.numel() for parameter in model.model.parameters())
+    return Measured(model.random_weights, parameters, found)
+
+
+def _once(frames: Sequence[tuple[FrameSample, SampledFrame]]) -> list[tuple[FrameSample, SampledFrame]]:
+    """The frames before the clip starts again."""
+    end = frames[0][0].pts + round(CLIP_SECONDS * MICROSECONDS)
+    return [pair for pair in frames if pair[0].pts < end]

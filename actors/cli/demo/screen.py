@@ -1,0 +1,166 @@
+"""What the demo shows while it runs: a live table on a terminal, plain lines in a pipe or a log."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from rich import box
+from rich.console import Console, Group
+from rich.live import Live
+from rich.markup import escape
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.table import Table
+from rich.text import Text
+
+from actors.cli.demo.plan import CAMERAS
+from actors.cli.tables import last_answers, state, tokens, windows
+
+if TYPE_CHECKING:
+    from actors.cli.demo.live import LiveRun
+    from cluster.types import CameraStatus
+
+PLAIN_EVERY_S = 5.0
+
+
+class Screen:
+    """Phases, the cameras while the cluster runs, and a bar for anything long. A context manager."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._live: Live | None = None
+        self._table: Table | None = None
+        self._said_at = 0.0
+        self._phase = ""
+        self._bars = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=40),
+            TextColumn("{task.fields[note]}"),
+            TimeElapsedColumn(),
+            console=console,
+        )
+
+    def __enter__(self) -> Screen:
+        if self._console.is_terminal:
+            self._live = Live(self._bars, console=self._console, refresh_per_second=8, transient=True)
+            self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._live is not None:
+            self._live.stop()
+        if self._table is not None:
+            self._console.print(self._table)
+
+    def say(self, text: str) -> None:
+        """A line that stays."""
+        self._console.print(text)
+
+    def phase(self, text: str) -> None:
+        """What is being waited for."""
+        if text == self._phase:
+            return
+        self._phase = text
+        if self._live is None:
+            self._console.print(escape(text))
+        else:
+            for task in self._bars.tasks:
+                self._bars.remove_task(task.id)
+            self._bars.add_task(escape(text), total=None, note="")
+
+    def bar(self, text: str, total: float) -> Bar:
+        """A progress bar."""
+        self._phase = text
+        if self._live is None:
+            self._console.print(escape(text))
+        else:
+            for task in self._bars.tasks:
+                self._bars.remove_task(task.id)
+        return Bar(self._bars, self._bars.add_task(escape(text), total=total, note=""))
+
+    def cameras(self, run: LiveRun) -> None:
+        """Show the cameras as they are now."""
+        self._table = cameras_table(run)
+        if self._live is not None:
+            self._live.update(Group(self._table, self._bars))
+            return
+        now = time.monotonic()
+        if now - self._said_at >= PLAIN_EVERY_S:
+            self._said_at = now
+            for status in run.statuses.values():
+                self._console.print(escape(f"{run.seconds:4.0f} s  {status.name:8} {_plain(status)}"))
+
+    def end_live(self) -> None:
+        """The cameras will not change any more: leave their table above."""
+        if self._live is not None:
+            self._live.update(self._bars)
+            if self._table is not None:
+                self._console.print(self._table)
+        self._table = None
+
+
+class Bar:
+    """One progress bar."""
+
+    def __init__(self, bars: Progress, task: TaskID) -> None:
+        self._bars = bars
+        self._task = task
+
+    def to(self, completed: float, note: str = "") -> None:
+        """Set how far it is."""
+        self._bars.update(self._task, completed=completed, note=note)
+
+    def step(self) -> None:
+        """One further."""
+        self._bars.advance(self._task)
+
+
+def _plain(status: CameraStatus) -> str:
+    if not status.windows_done:
+        return f"{status.state}  {status.reason}"
+    return (
+        f"{status.state}  windows {windows(status)}  tokens {tokens(status)}  {1000 * status.latency_s:.0f} ms  "
+        f"{last_answers(status)}"
+    )
+
+
+def cameras_table(run: LiveRun) -> Table:
+    """The cameras of the demo, live."""
+    table = Table(box=box.ROUNDED, border_style="dim", title_justify="left", expand=False)
+    table.add_column("camera", style="bold")
+    table.add_column("fed by")
+    table.add_column("state")
+    table.add_column("cue")
+    table.add_column("windows", justify="right")
+    table.add_column("tokens full → kept → computed", justify="right")
+    table.add_column("latency", justify="right")
+    table.add_column("last answers")
+    for camera in CAMERAS:
+        status = run.statuses.get(camera.name)
+        if status is None:
+            table.add_row(camera.name, camera.fed_by, "[dim]unknown[/]")
+            continue
+        reason = f"\n[dim]{escape(status.reason)}[/]" if status.reason else ""
+        table.add_row(
+            camera.name,
+            camera.fed_by,
+            state(status) + reason,
+            status.cue,
+            windows(status),
+            tokens(status),
+            f"{1000 * status.latency_s:.0f} ms" if status.windows_done else "",
+            _answers(status),
+        )
+    return table
+
+
+def _answers(status: CameraStatus) -> Text:
+    text = Text()
+    for answer in status.last_answers:
+        if text:
+            text.append("  ")
+        text.append(f"{answer.question} ", style="dim")
+        text.append(
+            f"{answer.score:.2f} {'yes' if answer.positive else 'no'}", style="green" if answer.positive else ""
+        )
+    return text

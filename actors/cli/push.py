@@ -1,0 +1,122 @@
+"""``sightline push``: an edge agent that sends a file's or an RTSP camera's packets to a cluster."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from actors.cli.options import Json
+
+if TYPE_CHECKING:
+    from cluster.rpc.push import PushStatus
+
+LINE_EVERY_S = 5.0
+
+
+def push(
+    source: Annotated[
+        str, typer.Argument(metavar="SOURCE", help="A video file, or rtsp://… of a camera near this machine.")
+    ],
+    to: Annotated[
+        str, typer.Option("--to", metavar="HOST:PORT", envvar="SIGHTLINE_GATEWAY", help="Gateway to send to.")
+    ],
+    camera: Annotated[
+        str, typer.Option("--camera", "-n", metavar="NAME", help="The camera it stands for in the cluster.")
+    ],
+    loop: Annotated[bool, typer.Option("--loop", help="Files: start again at the end.")] = False,
+    realtime: Annotated[
+        bool, typer.Option("--realtime", help="Files: at the pace of the recording, as a camera.")
+    ] = False,
+    speed: Annotated[float, typer.Option(min=0.01, help="Files with --realtime: so many times as fast.")] = 1.0,
+    give_up: Annotated[
+        float | None,
+        typer.Option("--give-up", min=0.0, metavar="SECONDS", help="Fail after so long without a connection."),
+    ] = None,
+    json: Json = None,
+) -> None:
+    """Send packets, not pictures: nothing is decoded here. Goes on through interruptions, from where it was.
+
+    The camera must be known to the cluster as one without a source (`sightline cameras add NAME`).
+
+        $ sightline push recording.mp4 --to 10.0.0.5:50051 --camera depot --realtime --loop
+
+        $ sightline push rtsp://192.168.1.20/stream1 --to 10.0.0.5:50051 --camera depot
+    """
+    import asyncio
+    from dataclasses import asdict
+
+    from actors.cli.output import redact, write_json
+    from cluster.codec import FileSource, RtspSource, open_source
+    from cluster.errors import ConfigError
+    from cluster.rpc.push import PushAgent, PushOptions
+
+    if source in ("", "push"):
+        raise ConfigError("SOURCE is empty; name a video file or an rtsp:// address")
+    wanted = {"loop": loop, "realtime": realtime, "speed": speed}
+    opened = (
+        open_source(source) if "://" in source and not source.startswith("file:") else open_source(source, **wanted)
+    )
+    if isinstance(opened, RtspSource) and (loop or realtime or speed != 1.0):
+        raise ConfigError("--loop, --realtime and --speed are for files; a camera has its own pace")
+    assert isinstance(opened, FileSource | RtspSource)
+    with _Progress(f"{redact(source)} → {camera} at {to}") as progress:
+        agent = PushAgent(opened, to, camera, options=PushOptions(give_up_s=give_up), on_progress=progress.show)
+        status = asyncio.run(agent.run())
+        progress.show(status)
+    if json is not None:
+        write_json(json, asdict(status))
+    if json != "-":
+        print(summary(status))
+
+
+def summary(status: PushStatus) -> str:
+    """The end of it in a line."""
+    lost = status.dropped + status.cluster_dropped
+    again = f", {status.reconnects} reconnects" if status.reconnects else ""
+    return f"sent {status.packets} packets, {status.bytes / 1e6:.1f} MB, {lost} dropped{again}"
+
+
+class _Progress:
+    """A live line on a terminal; otherwise a plain line at every change of state and every few seconds."""
+
+    def __init__(self, title: str) -> None:
+        from actors.cli.output import console
+
+        self._screen = console(stderr=True)
+        self._title = title
+        self._live = self._screen.is_terminal
+        self._said_at = 0.0
+        self._said_state = ""
+        self._started = time.monotonic()
+
+    def __enter__(self) -> _Progress:
+        from rich.progress import Progress, SpinnerColumn, TextColumn
+
+        columns = (SpinnerColumn(), TextColumn("{task.description}"))
+        self._progress = Progress(*columns, console=self._screen, transient=True, disable=not self._live)
+        self._task = self._progress.add_task(self._title)
+        self._progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._progress.stop()
+
+    def show(self, status: PushStatus) -> None:
+        from rich.markup import escape
+
+        seconds = max(1e-3, time.monotonic() - self._started)
+        text = f"{status.state.value}: {status.packets} packets, {status.bytes / 1e6:.1f} MB"
+        text += f", {status.bytes / seconds / 1e6:.2f} MB/s"
+        if status.dropped or status.cluster_dropped:
+            text += f", dropped {status.dropped} here and {status.cluster_dropped} in the cluster"
+        if status.reason:
+            text += f" ({status.reason})"
+        if self._live:
+            self._progress.update(self._task, description=escape(f"{self._title}  {text}"))
+            return
+        now = time.monotonic()
+        if status.state != self._said_state or now - self._said_at >= LINE_EVERY_S:
+            self._said_at, self._said_state = now, status.state
+            self._screen.print(escape(text))

@@ -1,0 +1,60 @@
+"""``sightline serve``: a cluster in the foreground."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from actors.cli.options import Json, Settings
+
+
+def serve(
+    config: Annotated[
+        Path, typer.Option("--config", "-c", metavar="FILE", help="Configuration file (YAML); see `sightline config`.")
+    ],
+    settings: Settings = None,
+    json: Json = None,
+) -> None:
+    """Start a cluster and keep it running until Ctrl-C or SIGTERM.
+
+    Starts the gateway, the controller, the decoders and the model replicas on this machine (or on the Ray cluster that
+    cluster.ray_address names), then prints where they listen. With --json the addresses are also written to FILE
+    as soon as everything is ready, for scripts that wait for it.
+
+        $ sightline serve -c configs/minimal.yaml
+
+        $ sightline serve -c configs/city.yaml --set gateway.port=6000 --set cluster.replicas=2
+    """
+    from actors.cli.options import parse_settings
+    from actors.cli.output import console, plural, write_json
+    from cluster.config import load_config
+
+    loaded = load_config(config, parse_settings(settings))
+    screen = console(stderr=json == "-")
+    stop = threading.Event()
+    with screen.status("loading the libraries") as status:
+        from actors.runtime import Cluster
+
+        cluster = Cluster(loaded, on_phase=status.update if screen.is_terminal else screen.print)
+        cluster.start()
+    try:
+        # Ray has put a handler of its own there, which would leave without saying goodbye.
+        signal.signal(signal.SIGTERM, lambda *_: stop.set())
+        if json is not None:
+            write_json(json, {"gateway": cluster.gateway_address, "metrics": cluster.metrics_address})
+        screen.print(
+            f"[bold green]ready[/]    {plural(len(loaded.cameras), 'camera')}, model {loaded.model.name}\n"
+            f"gRPC     {cluster.gateway_address}\n"
+            f"metrics  http://{cluster.metrics_address}/metrics\n"
+            f"answers  sightline watch --gateway {cluster.gateway_address}\n"
+            "Stop it with Ctrl-C."
+        )
+        stop.wait()
+    finally:
+        with screen.status("stopping"):
+            cluster.stop()
+        screen.print("stopped")

@@ -1,0 +1,92 @@
+"""Cameras as a table."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from actors.cli.output import redact
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from cluster.types import CameraStatus
+
+STATE_STYLE = {
+    "running": "green",
+    "waiting": "cyan",
+    "connecting": "cyan",
+    "backoff": "yellow",
+    "error": "bold red",
+    "ended": "dim",
+}
+
+
+def compact(value: float) -> str:
+    """1234 -> 1.2k."""
+    for size, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if value >= size:
+            return f"{value / size:.1f}{letter}"
+    return f"{value:.0f}"
+
+
+def tokens(camera: CameraStatus) -> str:
+    """``full → kept → computed``."""
+    if not camera.tokens_full:
+        return ""
+    return f"{compact(camera.tokens_full)} → {compact(camera.tokens_kept)} → {compact(camera.tokens_computed)}"
+
+
+def windows(camera: CameraStatus) -> str:
+    """``12 (3 gated, 1 dropped)``: answered ones, and what became of them."""
+    parts = [("gated", camera.windows_gated), ("dropped", camera.windows_dropped), ("lost", camera.windows_lost)]
+    more = ", ".join(f"{count} {name}" for name, count in parts if count)
+    return f"{camera.windows_done + camera.windows_gated}" + (f" ({more})" if more else "")
+
+
+def last_answers(camera: CameraStatus) -> str:
+    """``person 0.62 yes · vehicle 0.10 no``."""
+    return " · ".join(f"{a.question} {a.score:.2f} {'yes' if a.positive else 'no'}" for a in camera.last_answers)
+
+
+def state(camera: CameraStatus) -> str:
+    """The state in its colour."""
+    from rich.markup import escape
+
+    style = STATE_STYLE.get(camera.state, "white")
+    return f"[{style}]{escape(camera.state)}[/{style}]"
+
+
+def cameras_table(cameras: Sequence[CameraStatus]) -> Table:
+    """One row per camera, and a second one with the reason where something is wrong."""
+    from rich import box
+    from rich.markup import escape
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for name in ("camera", "state", "picture", "cue"):
+        table.add_column(name, no_wrap=name != "camera")
+    table.add_column("frame age", justify="right")
+    table.add_column("decoder → replica")
+    table.add_column("windows", justify="right")
+    table.add_column("tokens full → kept → computed", justify="right")
+    table.add_column("latency", justify="right")
+    table.add_column("last answers")
+    for camera in cameras:
+        where = " → ".join(filter(None, (camera.decoder, camera.replica)))
+        table.add_row(
+            escape(camera.name),
+            state(camera),
+            f"{camera.codec} {camera.width}×{camera.height}" if camera.codec else "",
+            camera.cue,
+            f"{camera.last_frame_age_s:.1f} s" if camera.frames_decoded else "",
+            escape(where),
+            windows(camera),
+            tokens(camera),
+            f"{camera.latency_s:.2f} s" if camera.windows_done else "",
+            escape(last_answers(camera)),
+        )
+        if camera.reason:
+            retry = f" (again in {camera.retry_in_s:.0f} s)" if camera.state == "backoff" and camera.retry_in_s else ""
+            table.add_row("", f"[dim]{escape(redact(camera.reason))}{retry}[/dim]")
+    return table

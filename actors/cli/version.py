@@ -1,0 +1,32 @@
+"""``sightline version``."""
+
+from __future__ import annotations
+
+import typer
+
+
+def version() -> None:
+    """Print the versions of Sightline and of what it stands on."""
+    import platform
+
+    print(f"sightline {_installed('sightline')}")
+    print(f"python {platform.python_version()}")
+    for package in ("torch", "transformers", "av", "ray", "grpcio"):
+        print(f"{package} {_installed(package)}")
+
+
+def show(wanted: bool) -> None:
+    """Callback of ``--version``."""
+    if wanted:
+        print(f"sightline {_installed('sightline')}")
+        raise typer.Exit
+
+
+def _installed(package: str) -> str:
+    from importlib.metadata import PackageNotFoundError
+    from importlib.metadata import version as installed_version
+
+    try:
+        return installed_version(package)
+    except PackageNotFoundError:
+        return "not installed"

@@ -1,0 +1,75 @@
+"""``sightline watch``: answers as they come."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from actors.cli.options import DEFAULT_GATEWAY, Gateway
+
+if TYPE_CHECKING:
+    from cluster.types import Answer
+
+
+def watch(
+    cameras: Annotated[list[str] | None, typer.Argument(metavar="CAMERA", help="Only these; all without.")] = None,
+    count: Annotated[int, typer.Option("--count", "-n", min=0, help="Stop after this many answers; 0 never.")] = 0,
+    positive: Annotated[bool, typer.Option("--positive", help="Only answers at or above their threshold.")] = False,
+    gateway: Gateway = DEFAULT_GATEWAY,
+    json: Annotated[
+        str | None,
+        typer.Option("--json", metavar="FILE", help="Write one JSON object per line; - for standard output."),
+    ] = None,
+) -> None:
+    """Print answers as they come, one per line, until Ctrl-C.
+
+    An answer shows the camera, the question, its score and verdict, the window it looked at (seconds of the
+    camera's own clock), the tokens (in full → computed), and the time from the window's last frame to the answer.
+
+        $ sightline watch gate depot
+
+        $ sightline watch --json - --positive | jq .camera
+    """
+    from dataclasses import asdict
+
+    from actors.cli.output import JsonLines, console
+    from cluster.rpc.client import GatewayClient
+
+    screen = console()
+    lines = JsonLines(json) if json is not None else None
+    shown = 0
+    try:
+        with GatewayClient(gateway) as client:
+            for answer, missed in client.watch(cameras or ()):
+                if missed:
+                    console(stderr=True).print(f"[yellow]{missed} answers were missed: this client reads too slowly[/]")
+                if positive and not answer.positive:
+                    continue
+                if lines is not None:
+                    body = asdict(answer)
+                    lines.write({"camera": body.pop("stream"), **body, "missed": missed})
+                if json != "-":
+                    screen.print(line(answer))
+                shown += 1
+                if shown == count:
+                    return
+    finally:
+        if lines is not None:
+            lines.close()
+
+
+def line(answer: Answer) -> str:
+    """One answer as a line with colours."""
+    from rich.markup import escape
+
+    verdict = "[bold green]yes[/]" if answer.positive else "[dim]no [/]"
+    window = f"{answer.start / 1e6:.1f}–{answer.end / 1e6:.1f} s"
+    if answer.gated:
+        cost = "[dim]nothing moved[/]"
+    else:
+        cost = f"{answer.tokens.full} → {answer.tokens.computed} tokens  {answer.timing.latency_s:.2f} s"
+    text = f"  {escape(answer.text)}" if answer.text else ""
+    return (
+        f"{escape(answer.stream):16} {escape(answer.question):12} {answer.score:.2f} {verdict}  {window}  {cost}{text}"
+    )
