@@ -7,6 +7,7 @@ camera of this process.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -75,20 +76,22 @@ class IngestServicer(ingest_pb2_grpc.IngestServicer):
 
     async def Push(self, request_iterator: object, context: Context) -> None:  # noqa: ARG002, N802
         """See protos/sightline/v1/ingest.proto."""
+        replies = _Replies(context, self._reply_s)
         try:
-            await self._serve(context)
+            await self._serve(context, replies)
         except (SightlineError, ValueError, TimeoutError) as error:
+            await replies.drained()
             await abort(context, error)
 
-    async def _serve(self, context: Context) -> None:
+    async def _serve(self, context: Context, replies: _Replies) -> None:
         camera, session, header = await self._read_open(context)
         sink = await self._sinks(camera)
         async with self._claim(camera, session) as connection:
             try:
                 start = await sink.open(header, session)
                 ledger = Ledger(camera, start, self._max_packet_bytes)
-                await self._write(context, start, ledger)
-                await self._relay(context, sink, ledger, connection)
+                await replies.send(start, ledger)
+                await self._relay(context, replies, sink, ledger, connection)
             finally:
                 await sink.close()
 
@@ -121,24 +124,26 @@ class IngestServicer(ingest_pb2_grpc.IngestServicer):
             del self._connections[camera]
             connection.closed.set()
 
-    async def _relay(self, context: Context, sink: PacketSink, ledger: Ledger, connection: _Connection) -> None:
+    async def _relay(
+        self, context: Context, replies: _Replies, sink: PacketSink, ledger: Ledger, connection: _Connection
+    ) -> None:
         reads = asyncio.create_task(self._read(context, sink, ledger))
-        replies = asyncio.create_task(self._reply(context, sink, ledger))
+        tells = asyncio.create_task(self._tell(replies, sink, ledger))
         evicted = asyncio.create_task(connection.evicted.wait())
-        tasks = {reads, replies, evicted}
+        tasks = {reads, tells, evicted}
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         finally:
             for task in tasks:
                 task.cancel()
             await asyncio.wait(tasks)
-        for task in (reads, replies):
+        for task in (reads, tells):
             if task in done:
                 task.result()
         if evicted in done and reads not in done:
             raise TakenOverError("a newer connection of the same session took over")
         if reads in done and reads.result():
-            await self._write(context, await sink.end(), ledger)
+            await replies.send(await sink.end(), ledger)
 
     async def _read(self, context: Context, sink: PacketSink, ledger: Ledger) -> bool:
         """Until the pusher says ``end`` (True) or just leaves (False)."""
@@ -153,12 +158,26 @@ class IngestServicer(ingest_pb2_grpc.IngestServicer):
                 raise ValueError(f"after `open` a push takes `packets` and `end`, not {kind or 'an empty message'!r}")
         return False
 
-    async def _reply(self, context: Context, sink: PacketSink, ledger: Ledger) -> None:
+    async def _tell(self, replies: _Replies, sink: PacketSink, ledger: Ledger) -> None:
         while True:
-            await self._write(context, await sink.progress(), ledger)
+            await replies.send(await sink.progress(), ledger)
             await asyncio.sleep(self._reply_interval_s)
 
-    async def _write(self, context: Context, progress: PushProgress, ledger: Ledger) -> None:
+
+class _Replies:
+    """Writes one reply at a time; one that is not taken stays pending, as core cannot withdraw it."""
+
+    def __init__(self, context: Context, reply_s: float) -> None:
+        self._context = context
+        self._reply_s = reply_s
+        self._pending: asyncio.Task[None] | None = None
+
+    async def send(self, progress: PushProgress, ledger: Ledger) -> None:
+        """Tell the pusher.
+
+        Raises:
+            CapacityError: it has not read earlier replies for ``reply_s``.
+        """
         ledger.grant(progress)
         reply = ingest_pb2.PushReply(
             next_sequence=progress.next_sequence,
@@ -166,13 +185,21 @@ class IngestServicer(ingest_pb2_grpc.IngestServicer):
             dropped=progress.dropped,
             repeats=ledger.repeats,
         )
-        try:
-            async with asyncio.timeout(self._reply_s):
-                await context.write(reply)
-        except TimeoutError:
-            raise CapacityError(
-                f"the agent has not read its replies for {self._reply_s:g} s; read them to get credit"
-            ) from None
+        await self.drained()
+        self._pending = asyncio.create_task(self._write(reply))
+        await asyncio.wait({self._pending}, timeout=self._reply_s)
+        if not self._pending.done():
+            raise CapacityError(f"the agent has not read its replies for {self._reply_s:g} s; read them to get credit")
+
+    async def drained(self) -> None:
+        """Wait until nothing is pending: core takes no status beside an unfinished write."""
+        if self._pending is not None and not self._pending.done():
+            await asyncio.wait({self._pending})
+
+    async def _write(self, reply: ingest_pb2.PushReply) -> None:
+        # A write that fails has lost its connection, which ends the handler from the other side.
+        with contextlib.suppress(Exception):
+            await self._context.write(reply)
 
 
 def check_open(opened: ingest_pb2.Open) -> None:

@@ -7,7 +7,6 @@ import time
 from collections import deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import TypeAlias
 
 import grpc
 import grpc.aio
@@ -15,14 +14,13 @@ from sightline.v1 import ingest_pb2, ingest_pb2_grpc
 
 from cluster.codec.source import StreamHeader
 from cluster.errors import UnavailableError
+from cluster.rpc.calls import Call, CallEndedError, finish, first_reply, write
 from cluster.rpc.channel import ChannelPool
 from cluster.rpc.sinks import PushProgress
 from cluster.rpc.status import RefusedError, is_ours
 
 Route = Callable[[str], Awaitable[str]]
 """Camera -> ``host:port`` of its decoder's own ``Ingest``; raises ``UnavailableError`` while there is none."""
-
-Call: TypeAlias = grpc.aio.StreamStreamCall
 
 # The decoder may be restarting, may not have heard of the camera yet, or may not have seen the old call end.
 _TRY_AGAIN = frozenset(
@@ -201,9 +199,7 @@ class ProxySink:
 
     async def _relay(self, call: Call) -> None:
         try:
-            async with asyncio.timeout(self._reply_s):
-                await call.write(self._open)
-                first = await call.read()
+            first = await first_reply(call, self._open, self._reply_s)
             if first is grpc.aio.EOF:
                 raise UnavailableError("the decoder closed the stream")
             self._greet(first)
@@ -254,16 +250,15 @@ class ProxySink:
                     pending = self._unsent.popleft()
                     self._unacked.append(pending)
                     self._in_flight += pending.count
-                    await call.write(pending.request)
+                    await write(call, pending.request)
                 if self._ending and not self._unsent:
-                    await call.write(ingest_pb2.PushRequest(end=ingest_pb2.End()))
+                    await write(call, ingest_pb2.PushRequest(end=ingest_pb2.End()))
                     await call.done_writing()
                     return
                 self._work.clear()
                 await self._work.wait()
-        except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
-            # The call is over; the reader gets its status.
-            return
+        except CallEndedError:
+            await finish(call)
 
     def _may_send(self, pending: _Pending) -> bool:
         return self._in_flight == 0 or self._in_flight + pending.count <= self._upstream.credit

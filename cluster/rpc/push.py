@@ -9,7 +9,6 @@ import time
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import TypeAlias
 
 import grpc
 import grpc.aio
@@ -19,6 +18,7 @@ from cluster.codec.source import Source, StreamHeader
 from cluster.codec.state import CameraState, SourceStatus
 from cluster.codec.supervisor import Backoff, SourceSupervisor
 from cluster.errors import SightlineError, SourceError, UnavailableError
+from cluster.rpc.calls import Call, CallEndedError, finish, first_reply, write
 from cluster.rpc.channel import open_channel, split_address
 from cluster.rpc.convert import packet_to_proto
 from cluster.rpc.edge_buffer import EdgeBuffer
@@ -26,7 +26,6 @@ from cluster.rpc.status import to_error
 from cluster.types import EncodedPacket
 
 Code = grpc.StatusCode
-Call: TypeAlias = grpc.aio.StreamStreamCall
 
 _FOR_GOOD = frozenset(
     {Code.NOT_FOUND, Code.FAILED_PRECONDITION, Code.INVALID_ARGUMENT, Code.UNIMPLEMENTED, Code.PERMISSION_DENIED}
@@ -188,7 +187,7 @@ class PushAgent:
                 occupied = failure.code() is Code.ALREADY_EXISTS and time.monotonic() - down_since > _OCCUPIED_S
                 if failure.code() in _FOR_GOOD or exhausted >= _EXHAUSTED_TRIES or occupied:
                     raise error from None
-            except (UnavailableError, asyncio.InvalidStateError, TimeoutError) as failure:
+            except (UnavailableError, TimeoutError) as failure:
                 error = UnavailableError(str(failure) or f"the gateway at {self._address} does not answer")
             self._buffer.rewind()
             if self._acknowledged > before:
@@ -219,9 +218,7 @@ class PushAgent:
         async with open_channel(self._address, internal=False) as channel:
             call = ingest_pb2_grpc.IngestStub(channel).Push()
             try:
-                async with asyncio.timeout(self._options.reply_s):
-                    await call.write(ingest_pb2.PushRequest(open=opening))
-                    first = await call.read()
+                first = await first_reply(call, ingest_pb2.PushRequest(open=opening), self._options.reply_s)
                 if first is grpc.aio.EOF:
                     raise UnavailableError("the gateway closed the stream")
                 self._acknowledge(first)
@@ -269,17 +266,17 @@ class PushAgent:
                     batch = self._buffer.take(epoch, min(room, options.batch_packets), options.batch_bytes)
                     if batch:
                         packets = ingest_pb2.PacketBatch(packets=[packet_to_proto(packet) for packet in batch])
-                        await call.write(ingest_pb2.PushRequest(packets=packets))
+                        await write(call, ingest_pb2.PushRequest(packets=packets))
                         continue
                 last = self._buffer.finished and not self._buffer.waiting
                 if last:
-                    await call.write(ingest_pb2.PushRequest(end=ingest_pb2.End()))
+                    await write(call, ingest_pb2.PushRequest(end=ingest_pb2.End()))
                 if last or (self._buffer.is_over(epoch) and self._buffer.in_flight == 0):
                     await call.done_writing()
                     return last
                 await self._changed.wait()
-        except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
-            # The call is over; the reader gets its status.
+        except CallEndedError:
+            await finish(call)
             return False
 
     def _acknowledge(self, reply: ingest_pb2.PushReply) -> None:

@@ -86,7 +86,11 @@ def code_of(error: BaseException) -> grpc.StatusCode:
 
 
 async def abort(context: grpc.aio.ServicerContext, error: BaseException) -> NoReturn:
-    """End the call with the error's code and sentence."""
+    """End the call with the error's code and sentence.
+
+    Waits as long as the client leaves earlier replies unread, or until its connection is gone: the status comes after
+    them, and ``grpc.aio`` has no way to reset a stream.
+    """
     code = code_of(error)
     if code is Code.INTERNAL:
         log.error("call failed", exc_info=error)

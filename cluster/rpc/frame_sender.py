@@ -1,0 +1,383 @@
+"""``Frames``, the decoder's side: camera threads hand samples over without waiting; one stream per replica."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import threading
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Literal
+
+import grpc.aio
+from sightline.v1 import frames_pb2, frames_pb2_grpc
+
+from cluster.codec.supervisor import Backoff
+from cluster.rpc.calls import Call, CallEndedError, finish, write
+from cluster.rpc.channel import open_channel
+from cluster.rpc.convert import frame_to_proto, spec_to_json
+from cluster.types import FrameSample, StreamSpec
+
+
+@dataclass(frozen=True, slots=True)
+class LostStream:
+    """A camera whose window at the replica is gone, or whose replica cannot be reached.
+
+    ``frames``: how many of its frames were under way or waiting and are lost. ``refused``: the replica is there and did
+    not take the camera (``open``) or one of its frames (``frame``).
+    """
+
+    camera: str
+    address: str
+    frames: int
+    reason: str
+    refused: Literal["", "open", "frame"] = ""
+
+
+@dataclass(frozen=True, slots=True)
+class LaneStatus:
+    """One camera's way to its replica. ``dropped``: the replica was slow; ``lost``: the connection broke."""
+
+    address: str
+    connected: bool
+    queued: int
+    in_flight: int
+    sent: int
+    dropped: int
+    lost: int
+    windows_done: int
+    windows_gated: int
+    windows_dropped: int
+
+
+@dataclass(slots=True)
+class _Lane:
+    spec: StreamSpec
+    address: str
+    queue: deque[frames_pb2.Frame] = field(default_factory=deque)
+    in_flight: deque[int] = field(default_factory=deque)
+    credit: int = 0
+    opened: bool = False
+    wants_fresh: bool = True
+    closing: frames_pb2.StreamClose | None = None
+    sent: int = 0
+    dropped: int = 0
+    lost: int = 0
+    windows: tuple[int, int, int] = (0, 0, 0)
+
+
+@dataclass(slots=True)
+class _Link:
+    """One replica: which lanes may have something to send, and messages of lanes that have left."""
+
+    address: str
+    ready: deque[str] = field(default_factory=deque)
+    farewells: deque[frames_pb2.StreamClose] = field(default_factory=deque)
+    work: asyncio.Event = field(default_factory=asyncio.Event)
+    woken: bool = False
+    connected: bool = False
+    task: asyncio.Task[None] | None = None
+
+
+class FrameSender:
+    """Made on an event loop; :meth:`assign`, :meth:`send` and :meth:`close` may be called from any thread.
+
+    At most ``max_queue`` frames of a camera wait here, besides those the replica gave credit for. When the replica is
+    slow the camera's whole queue is dropped and counted, and nothing but a fresh anchor is taken next: a window with
+    holes must not be answered.
+
+    Args:
+        on_lost: called on the event loop when a connection broke, could not be made (once until it is), or the replica
+            refused a camera; must not block.
+    """
+
+    def __init__(
+        self,
+        on_lost: Callable[[list[LostStream]], None],
+        *,
+        max_queue: int = 32,
+        backoff: Backoff | None = None,
+        connect_s: float = 5.0,
+    ) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._on_lost = on_lost
+        self._max_queue = max_queue
+        self._backoff = backoff or Backoff(first_s=0.1, longest_s=2.0)
+        self._connect_s = connect_s
+        self._lock = threading.Condition()
+        self._lanes: dict[str, _Lane] = {}
+        self._links: dict[str, _Link] = {}
+        self._stopped = False
+        self._left = asyncio.Event()
+
+    # -- any thread -----------------------------------------------------------------------------
+    def assign(self, spec: StreamSpec, address: str) -> None:
+        """``spec.stream`` belongs to the replica at ``address`` from now on; again with another spec to change it.
+
+        A camera that moves leaves its old replica; its next frame must be fresh.
+        """
+        camera = spec.stream
+        with self._lock:
+            lane = self._lanes.get(camera)
+            if lane is None or lane.closing is not None:
+                self._lanes[camera] = _Lane(spec, address)
+            elif lane.address != address:
+                if old := self._links.get(lane.address):
+                    old.farewells.append(frames_pb2.StreamClose(camera=camera))
+                    self._wake(old)
+                self._reset(lane, count_lost=True)
+                lane.spec, lane.address = spec, address
+            elif lane.spec != spec:
+                lane.spec, lane.opened = spec, False
+            link = self._links.get(address)
+            if link is None:
+                link = self._links[address] = _Link(address)
+                self._loop.call_soon_threadsafe(self._start, link)
+            self._ready(camera, link)
+
+    def send(self, sample: FrameSample, *, wait_s: float = 0.0) -> bool:
+        """Queue one frame. False: it was dropped and counted, and the next one must be a fresh anchor.
+
+        ``wait_s``: how long to wait for room first, for a source that can be held back (a file).
+        """
+        with self._lock:
+            lane = self._lanes.get(sample.stream)
+            if lane is None or lane.closing is not None:
+                return False
+            if wait_s > 0.0:
+                self._lock.wait_for(lambda: len(lane.queue) < self._max_queue or self._stopped, wait_s)
+            if lane.wants_fresh and not sample.fresh:
+                lane.dropped += 1
+                return False
+        # The copy is made outside of the lock, by the camera's own thread, which is the only one to send for it.
+        message = frame_to_proto(sample)
+        with self._lock:
+            if len(lane.queue) >= self._max_queue:
+                lane.dropped += len(lane.queue)
+                lane.queue.clear()
+                lane.wants_fresh = True
+            if (lane.wants_fresh and not sample.fresh) or self._stopped:
+                lane.dropped += 1
+                return False
+            lane.wants_fresh = False
+            lane.queue.append(message)
+            if link := self._links.get(lane.address):
+                self._ready(sample.stream, link)
+            return True
+
+    def close(self, camera: str, *, flush: bool = False) -> None:
+        """The camera goes; ``flush``: after what is queued, and its last window is answered."""
+        with self._lock:
+            lane = self._lanes.get(camera)
+            if lane is None:
+                return
+            if not flush:
+                lane.dropped += len(lane.queue)
+                lane.queue.clear()
+            lane.closing = frames_pb2.StreamClose(camera=camera, flush=flush)
+            if link := self._links.get(lane.address):
+                self._ready(camera, link)
+
+    def status(self, camera: str) -> LaneStatus | None:
+        """None for a camera that was never assigned or is gone."""
+        with self._lock:
+            lane = self._lanes.get(camera)
+            if lane is None:
+                return None
+            link = self._links.get(lane.address)
+            return LaneStatus(
+                lane.address,
+                link is not None and link.connected,
+                len(lane.queue),
+                len(lane.in_flight),
+                lane.sent,
+                lane.dropped,
+                lane.lost,
+                *lane.windows,
+            )
+
+    # -- the event loop -------------------------------------------------------------------------
+    async def stop(self, flush_s: float = 2.0) -> None:
+        """Wait up to ``flush_s`` for cameras that are closing, then end every stream."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(flush_s):
+                while any(lane.closing is not None for lane in list(self._lanes.values())):
+                    self._left.clear()
+                    await self._left.wait()
+        with self._lock:
+            self._stopped = True
+            links = list(self._links.values())
+            self._lock.notify_all()
+        tasks = {link.task for link in links if link.task is not None}
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+
+    def _start(self, link: _Link) -> None:
+        if not self._stopped:
+            link.task = self._loop.create_task(self._run(link), name=f"frames to {link.address}")
+
+    async def _run(self, link: _Link) -> None:
+        """Connect, send, and again after every break, as long as a camera is assigned to this replica."""
+        attempt = 0
+        told = False
+        while self._in_use(link):
+            reason = "the replica ended the stream"
+            try:
+                async with open_channel(link.address) as channel:
+                    await self._exchange(link, frames_pb2_grpc.FramesStub(channel).Send())
+            except grpc.aio.AioRpcError as error:
+                reason = error.details() or error.code().name
+            except TimeoutError:
+                reason = f"no answer within {self._connect_s:g} s"
+            if not self._in_use(link):
+                break
+            if link.connected or not told:
+                told = True
+                self._break(link, reason)
+            attempt = 0 if link.connected else attempt + 1
+            link.connected = False
+            await asyncio.sleep(self._backoff.delay_s(attempt, random.random()))
+
+    def _in_use(self, link: _Link) -> bool:
+        """Whether anything is left to do here; if not the link is forgotten."""
+        with self._lock:
+            if self._links.get(link.address) is not link:
+                return False
+            if link.farewells and link.connected:
+                return True
+            if any(lane.address == link.address for lane in self._lanes.values()):
+                return True
+            del self._links[link.address]
+            return False
+
+    def _break(self, link: _Link, reason: str) -> None:
+        lost: list[LostStream] = []
+        with self._lock:
+            link.farewells.clear()
+            for camera, lane in list(self._lanes.items()):
+                if lane.address != link.address:
+                    continue
+                # What waits for a replica that was never reached can still be sent.
+                frames = self._reset(lane, count_lost=True) if link.connected else 0
+                lost.append(LostStream(camera, link.address, frames, reason))
+                if lane.closing is not None and link.connected:
+                    del self._lanes[camera]
+                    self._left.set()
+                else:
+                    self._ready(camera, link)
+            self._lock.notify_all()
+        if lost:
+            self._on_lost(lost)
+
+    async def _exchange(self, link: _Link, call: Call) -> None:
+        try:
+            async with asyncio.timeout(self._connect_s):
+                await call.wait_for_connection()
+            link.connected = True
+            writer = asyncio.create_task(self._write(link, call))
+            reader = asyncio.create_task(self._read(link, call))
+            try:
+                await asyncio.wait({writer, reader}, return_when=asyncio.FIRST_COMPLETED)
+                if writer.done() and not reader.done() and writer.result():
+                    await call.done_writing()
+                await reader
+            finally:
+                writer.cancel()
+                reader.cancel()
+                await asyncio.wait({writer, reader})
+        finally:
+            call.cancel()
+
+    async def _read(self, link: _Link, call: Call) -> None:
+        while (ack := await call.read()) is not grpc.aio.EOF:
+            self._acknowledge(link, ack)
+
+    async def _write(self, link: _Link, call: Call) -> bool:
+        """True: nothing is left for this replica."""
+        try:
+            while True:
+                link.work.clear()
+                link.woken = False
+                while (message := self._next(link)) is not None:
+                    await write(call, message)
+                if not self._in_use(link):
+                    return True
+                await link.work.wait()
+        except CallEndedError:
+            await finish(call)
+            return False
+
+    def _next(self, link: _Link) -> frames_pb2.FrameMessage | None:
+        """The next message, cameras in turn."""
+        with self._lock:
+            if link.farewells:
+                return frames_pb2.FrameMessage(close=link.farewells.popleft())
+            while link.ready:
+                camera = link.ready.popleft()
+                lane = self._lanes.get(camera)
+                if lane is None or lane.address != link.address:
+                    continue
+                if not lane.opened:
+                    lane.opened = True
+                    link.ready.append(camera)
+                    opened = frames_pb2.StreamOpen(camera=camera, spec_json=spec_to_json(lane.spec))
+                    return frames_pb2.FrameMessage(open=opened)
+                if lane.queue and len(lane.in_flight) < lane.credit:
+                    frame = lane.queue.popleft()
+                    lane.in_flight.append(frame.index)
+                    lane.sent += 1
+                    link.ready.append(camera)
+                    self._lock.notify_all()
+                    return frames_pb2.FrameMessage(frame=frame)
+                if lane.closing is not None and not lane.queue:
+                    del self._lanes[camera]
+                    self._left.set()
+                    return frames_pb2.FrameMessage(close=lane.closing)
+            return None
+
+    def _acknowledge(self, link: _Link, ack: frames_pb2.FrameAck) -> None:
+        lost: list[LostStream] = []
+        with self._lock:
+            lane = self._lanes.get(ack.camera)
+            if lane is None or lane.address != link.address:
+                return
+            if not ack.opened and ack.index in lane.in_flight:
+                while lane.in_flight.popleft() != ack.index:
+                    pass
+            lane.credit = ack.credit
+            lane.windows = (ack.windows_done, ack.windows_gated, ack.windows_dropped)
+            if ack.refused:
+                frames = len(lane.queue) + (0 if ack.opened else 1)
+                lane.lost += frames
+                lane.queue.clear()
+                lane.wants_fresh = True
+                refused: Literal["open", "frame"] = "open" if ack.opened else "frame"
+                lost.append(LostStream(ack.camera, link.address, frames, ack.refused, refused))
+            self._ready(ack.camera, link)
+            self._lock.notify_all()
+        if lost:
+            self._on_lost(lost)
+
+    # -- under the lock -------------------------------------------------------------------------
+    def _reset(self, lane: _Lane, *, count_lost: bool) -> int:
+        """Forget what is queued and under way; returns how many frames that were."""
+        frames = len(lane.queue) + len(lane.in_flight)
+        lane.lost += frames if count_lost else 0
+        lane.queue.clear()
+        lane.in_flight.clear()
+        lane.credit, lane.opened, lane.wants_fresh = 0, False, True
+        return frames
+
+    def _ready(self, camera: str, link: _Link) -> None:
+        if camera not in link.ready:
+            link.ready.append(camera)
+        self._wake(link)
+
+    def _wake(self, link: _Link) -> None:
+        if not link.woken and not self._loop.is_closed():
+            link.woken = True
+            self._loop.call_soon_threadsafe(link.work.set)

@@ -1,0 +1,236 @@
+"""``Frames``, the replica's side: kept patches of many cameras come in on one stream per decoder."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Protocol, TypeAlias
+
+import grpc.aio
+from sightline.v1 import frames_pb2, frames_pb2_grpc
+
+from cluster.errors import CapacityError, SightlineError
+from cluster.rpc.convert import frame_from_proto, spec_from_json
+from cluster.rpc.status import abort
+from cluster.types import FrameSample, StreamSpec
+
+SERVICE = "sightline.v1.Frames"
+
+Context: TypeAlias = grpc.aio.ServicerContext
+
+
+@dataclass(frozen=True, slots=True)
+class WindowCounters:
+    """Windows of one camera since it came to this replica."""
+
+    done: int = 0
+    gated: int = 0
+    dropped: int = 0
+
+
+class FrameHandler(Protocol):
+    """The replica. Called on the event loop, one call at a time per camera, cameras side by side.
+
+    ``on_open`` and ``on_frame`` may raise ``SightlineError`` or ``ValueError``: the decoder is told and goes on with a
+    fresh anchor. Not returning from ``on_frame`` withholds credit, which is how a busy replica slows a decoder down.
+    """
+
+    async def on_open(self, spec: StreamSpec) -> None:
+        """A camera comes, or changes its questions."""
+        ...
+
+    async def on_frame(self, sample: FrameSample) -> None:
+        """Returns when the frame has left the replica's queue."""
+        ...
+
+    async def on_close(self, camera: str, flush: bool) -> None:
+        """The camera goes for good; ``flush``: answer its last, incomplete window first."""
+        ...
+
+    async def on_lost(self, cameras: list[str]) -> None:
+        """The decoder's connection broke; these cameras come back with a fresh anchor, from it or from another."""
+        ...
+
+    def counters(self, camera: str) -> WindowCounters: ...
+
+
+@dataclass(slots=True)
+class _Lane:
+    """One camera on one connection: a queue bounded by the credit, and the task that empties it."""
+
+    items: deque[FrameSample | StreamSpec | frames_pb2.StreamClose] = field(default_factory=deque)
+    ready: asyncio.Event = field(default_factory=asyncio.Event)
+    frames: int = 0
+    discarding: bool = False
+    rejected: str = ""
+    task: asyncio.Task[None] | None = None
+
+
+class FramesServicer(frames_pb2_grpc.FramesServicer):
+    """Memory: at most ``credit`` frames of a camera wait here; a decoder that sends more is cut off."""
+
+    def __init__(self, handler: FrameHandler, *, credit: int = 64) -> None:
+        self._handler = handler
+        self._credit = credit
+        self._owners: dict[str, _Connection] = {}
+
+    async def Send(self, request_iterator: object, context: Context) -> None:  # noqa: ARG002, N802
+        """See protos/sightline/v1/frames.proto."""
+        connection = _Connection(self._handler, self._credit, self._owners)
+        try:
+            # The decoder takes it as the sign that it is connected.
+            await context.send_initial_metadata(())
+            await connection.serve(context)
+        except (SightlineError, ValueError) as error:
+            await abort(context, error)
+        finally:
+            await connection.close()
+
+
+class _Connection:
+    """One decoder's stream."""
+
+    def __init__(self, handler: FrameHandler, credit: int, owners: dict[str, _Connection]) -> None:
+        self._handler = handler
+        self._credit = credit
+        self._owners = owners
+        self._lanes: dict[str, _Lane] = {}
+        self._acks: dict[str, frames_pb2.FrameAck] = {}
+        self._ack_ready = asyncio.Event()
+
+    async def serve(self, context: Context) -> None:
+        acks = asyncio.create_task(self._write_acks(context))
+        try:
+            while (message := await context.read()) is not grpc.aio.EOF:
+                self._take(message)
+        finally:
+            acks.cancel()
+            await asyncio.wait({acks})
+
+    async def close(self) -> None:
+        """The stream is over: stop the lanes and report the cameras nobody else has taken over."""
+        tasks = {lane.task for lane in self._lanes.values() if lane.task is not None}
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+        lost = [camera for camera in self._lanes if self._owners.get(camera) is self]
+        for camera in lost:
+            del self._owners[camera]
+        if lost:
+            await self._handler.on_lost(lost)
+
+    def surrender(self, camera: str) -> None:
+        """Another connection has the camera now: its frames on this one are refused."""
+        lane = self._lanes[camera]
+        lane.rejected = f"another decoder sends camera {camera!r} now"
+
+    def _take(self, message: frames_pb2.FrameMessage) -> None:
+        kind = message.WhichOneof("message")
+        if kind == "open":
+            self._open(message.open)
+        elif kind == "frame":
+            sample = frame_from_proto(message.frame)
+            lane = self._lane(sample.stream)
+            if lane.frames >= self._credit:
+                raise CapacityError(
+                    f"camera {sample.stream!r} has more than its credit of {self._credit} frames unacknowledged"
+                )
+            lane.frames += 1
+            lane.items.append(sample)
+            lane.ready.set()
+        elif kind == "close":
+            lane = self._lane(message.close.camera)
+            lane.items.append(message.close)
+            lane.ready.set()
+        else:
+            raise ValueError("an empty message; there are: open, frame, close")
+
+    def _open(self, opened: frames_pb2.StreamOpen) -> None:
+        spec = spec_from_json(opened.spec_json)
+        if not opened.camera or spec.stream != opened.camera:
+            raise ValueError(f"camera {opened.camera!r} was opened with the specification of {spec.stream!r}")
+        lane = self._lanes.get(opened.camera)
+        if lane is None:
+            lane = self._lanes[opened.camera] = _Lane()
+            lane.task = asyncio.create_task(self._work(opened.camera, lane), name=f"frames of {opened.camera}")
+        owner = self._owners.get(opened.camera)
+        if owner is not None and owner is not self:
+            owner.surrender(opened.camera)
+        self._owners[opened.camera] = self
+        lane.rejected = ""
+        lane.items.append(spec)
+        lane.ready.set()
+
+    def _lane(self, camera: str) -> _Lane:
+        lane = self._lanes.get(camera)
+        if lane is None:
+            raise ValueError(f"camera {camera!r} was not opened on this stream; `open` comes before its first frame")
+        return lane
+
+    async def _work(self, camera: str, lane: _Lane) -> None:
+        while True:
+            while not lane.items:
+                lane.ready.clear()
+                await lane.ready.wait()
+            item = lane.items.popleft()
+            if isinstance(item, FrameSample):
+                refused = await self._frame(lane, item)
+                lane.frames -= 1
+                self._ack(camera, item.index, refused)
+            elif isinstance(item, StreamSpec):
+                self._ack(camera, 0, await self._admit(lane, item), opened=True)
+            else:
+                if self._owners.get(camera) is self:
+                    del self._owners[camera]
+                    await self._handler.on_close(camera, item.flush)
+                if not lane.items:
+                    del self._lanes[camera]
+                    return
+
+    async def _admit(self, lane: _Lane, spec: StreamSpec) -> str:
+        try:
+            await self._handler.on_open(spec)
+        except (SightlineError, ValueError) as error:
+            lane.rejected = str(error)
+        return lane.rejected
+
+    async def _frame(self, lane: _Lane, sample: FrameSample) -> str:
+        """Hand one frame on; returns the refusal's sentence. After one, frames are discarded up to a fresh anchor."""
+        if lane.rejected or (lane.discarding and not sample.fresh):
+            # Told once per anchor is enough.
+            return lane.rejected if sample.fresh else ""
+        lane.discarding = False
+        try:
+            await self._handler.on_frame(sample)
+        except (SightlineError, ValueError) as error:
+            lane.discarding = True
+            return str(error)
+        return ""
+
+    def _ack(self, camera: str, index: int, refused: str, *, opened: bool = False) -> None:
+        """Only the newest acknowledgement of a camera waits to be written; a refusal in it is kept."""
+        counters = self._handler.counters(camera)
+        before = self._acks.get(camera)
+        if before is not None and opened and not before.opened:
+            index, opened = before.index, False
+        self._acks[camera] = frames_pb2.FrameAck(
+            camera=camera,
+            index=index,
+            credit=self._credit,
+            windows_done=counters.done,
+            windows_gated=counters.gated,
+            windows_dropped=counters.dropped,
+            opened=opened,
+            refused=refused or (before.refused if before is not None else ""),
+        )
+        self._ack_ready.set()
+
+    async def _write_acks(self, context: Context) -> None:
+        while True:
+            while not self._acks:
+                self._ack_ready.clear()
+                await self._ack_ready.wait()
+            camera = next(iter(self._acks))
+            await context.write(self._acks.pop(camera))

@@ -1,0 +1,165 @@
+"""A decoder and a gateway as servers on loopback, and a bare client that can misbehave."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from contextlib import AsyncExitStack, asynccontextmanager
+
+import grpc.aio
+from sightline.v1 import ingest_pb2, ingest_pb2_grpc
+
+from cluster.codec.push import PushSource
+from cluster.errors import NotReadyError, SourceError, UnavailableError, UnknownCameraError
+from cluster.rpc.calls import first_reply, write
+from cluster.rpc.channel import ChannelPool, open_channel
+from cluster.rpc.convert import packet_to_proto
+from cluster.rpc.ingest import SERVICE, IngestServicer
+from cluster.rpc.proxy import ProxySink
+from cluster.rpc.server import RpcServer, push_message_bytes
+from cluster.rpc.sinks import QueueSink
+
+LIMIT = 64 * 1024
+
+
+@asynccontextmanager
+async def serving(servicer, *, port=0, max_packet_bytes=LIMIT):
+    server = RpcServer(max_message_bytes=push_message_bytes(max_packet_bytes))
+    server.add(SERVICE, ingest_pb2_grpc.add_IngestServicer_to_server, servicer)
+    bound = server.bind("127.0.0.1", port)
+    await server.start()
+    try:
+        yield f"127.0.0.1:{bound}"
+    finally:
+        await server.stop(0.0)
+
+
+class Decoder:
+    """The decoder's end: push cameras by name, each with a real bounded source; ``pulled`` is a camera that pulls."""
+
+    def __init__(self, *cameras, max_packets=512, max_bytes=32 << 20, credit=256, **options):
+        self.sources = {name: PushSource(max_packets=max_packets, max_bytes=max_bytes) for name in cameras or ("gate",)}
+        self.sinks = {name: QueueSink(source, max_credit=credit) for name, source in self.sources.items()}
+        self.servicer = IngestServicer(self.find, max_packet_bytes=LIMIT, **options)
+        self.received = {name: [] for name in self.sources}
+        self.headers = []
+        self.threads = []
+        self.ended = asyncio.Event()
+        self.loop = asyncio.get_running_loop()
+
+    async def find(self, camera):
+        if camera == "pulled":
+            raise NotReadyError("camera 'pulled' reads rtsp://camera itself; only a camera without a source takes push")
+        if camera not in self.sinks:
+            raise UnknownCameraError(f"no camera is called {camera!r}")
+        return self.sinks[camera]
+
+    def consume(self, camera="gate"):
+        """Read the source on a thread as a camera pipeline does, session after session."""
+        source = self.sources[camera]
+
+        def work():
+            try:
+                while not source.ended:
+                    self.headers.append(source.open())
+                    for packet in source.packets():
+                        self.received[camera].append(packet)
+            except SourceError:
+                pass  # closed while waiting for a session
+            finally:
+                self.loop.call_soon_threadsafe(self.ended.set)
+
+        self.threads.append(threading.Thread(target=work, daemon=True))
+        self.threads[-1].start()
+
+    def close(self):
+        for source in self.sources.values():
+            source.close()
+        for thread in self.threads:
+            thread.join(2.0)
+
+    def sequences(self, camera="gate"):
+        return [packet.sequence for packet in self.received[camera]]
+
+
+class Gateway:
+    """The gateway's end: every camera is forwarded to ``address``, which may change or be missing."""
+
+    def __init__(self, address, *, options=None, **servicer_options):
+        self.address = address
+        self.channels = ChannelPool()
+        self.proxies = []
+        self.options = {"reconnect_s": 5.0} | (options or {})
+        self.servicer = IngestServicer(self.find, max_packet_bytes=LIMIT, **servicer_options)
+
+    async def find(self, camera):
+        if camera == "pulled":
+            raise NotReadyError("camera 'pulled' reads rtsp://camera itself; only a camera without a source takes push")
+        if camera == "nobody":
+            raise UnknownCameraError(f"no camera is called {camera!r}")
+        self.proxies.append(ProxySink(camera, self.route, self.channels, **self.options))
+        return self.proxies[-1]
+
+    async def route(self, camera):
+        if self.address is None:
+            raise UnavailableError(f"camera {camera!r} has no decoder at the moment")
+        return self.address
+
+
+@asynccontextmanager
+async def chain(hops, *, decoder=None, **options):
+    """A decoder, with a gateway before it if ``hops`` is "gateway": the decoder and the address to push to."""
+    async with AsyncExitStack() as stack:
+        decoder = decoder or Decoder(**options)
+        stack.callback(decoder.close)
+        address = await stack.enter_async_context(serving(decoder.servicer))
+        if hops == "gateway":
+            gateway = Gateway(address, **{k: v for k, v in options.items() if k.endswith("_s")})
+            address = await stack.enter_async_context(serving(gateway.servicer))
+        yield decoder, address
+
+
+class Pusher:
+    """A bare client of ``Push``."""
+
+    def __init__(self, channel):
+        self.call = ingest_pb2_grpc.IngestStub(channel).Push()
+
+    async def open(self, camera="gate", *, codec="h264", session="s1", **fields):
+        opened = ingest_pb2.Open(camera=camera, codec=codec, session=session, **fields)
+        return await first_reply(self.call, ingest_pb2.PushRequest(open=opened), 10.0)
+
+    async def send(self, *packets):
+        batch = ingest_pb2.PacketBatch(packets=[packet_to_proto(packet) for packet in packets])
+        await write(self.call, ingest_pb2.PushRequest(packets=batch))
+
+    async def end(self):
+        await write(self.call, ingest_pb2.PushRequest(end=ingest_pb2.End()))
+        await self.call.done_writing()
+
+    async def read(self):
+        return await self.call.read()
+
+    async def read_until(self, next_sequence):
+        """Replies up to the one that takes everything below ``next_sequence`` over."""
+        while (reply := await self.call.read()).next_sequence < next_sequence:
+            pass
+        return reply
+
+    async def status(self):
+        """The call's end; core holds it back until every reply before it was read."""
+        with contextlib.suppress(grpc.aio.AioRpcError):
+            while await self.call.read() is not grpc.aio.EOF:
+                pass
+        return (await self.call.code()).name, await self.call.details()
+
+
+@asynccontextmanager
+async def pusher(address):
+    async with open_channel(address) as channel:
+        client = Pusher(channel)
+        try:
+            yield client
+        finally:
+            client.call.cancel()

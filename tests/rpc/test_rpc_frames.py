@@ -1,0 +1,388 @@
+"""Decoder -> replica over loopback: order, credit, slow replicas, broken connections, refusals."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import defaultdict
+from contextlib import asynccontextmanager, suppress
+
+import grpc
+import grpc.aio
+import numpy as np
+import pytest
+from sightline.v1 import frames_pb2, frames_pb2_grpc
+
+from cluster.codec.supervisor import Backoff
+from cluster.errors import ConfigError
+from cluster.rpc.calls import CallEndedError, write
+from cluster.rpc.channel import open_channel
+from cluster.rpc.convert import frame_to_proto, spec_to_json
+from cluster.rpc.frame_sender import FrameSender
+from cluster.rpc.frames import SERVICE, FramesServicer, WindowCounters
+from cluster.rpc.loop import EventLoopThread
+from cluster.rpc.server import RpcServer
+
+QUICK = Backoff(first_s=0.02, longest_s=0.05)
+
+
+class Replica:
+    """A handler that keeps everything it is told; ``gate`` holds frames back while cleared."""
+
+    def __init__(self):
+        self.opened = []
+        self.frames = defaultdict(list)
+        self.closed = []
+        self.lost = []
+        self.gate = asyncio.Event()
+        self.gate.set()
+        self.refuse = {}
+
+    async def on_open(self, spec):
+        if spec.refresh == "unheard_of":
+            raise ConfigError("unknown refresh policy 'unheard_of'")
+        self.opened.append(spec)
+
+    async def on_frame(self, sample):
+        await self.gate.wait()
+        if reason := self.refuse.pop(sample.index, None):
+            raise ValueError(reason)
+        self.frames[sample.stream].append(sample)
+
+    async def on_close(self, camera, flush):
+        self.closed.append((camera, flush))
+
+    async def on_lost(self, cameras):
+        self.lost += cameras
+
+    def counters(self, camera):
+        return WindowCounters(done=len(self.frames[camera]))
+
+    def indices(self, camera="gate"):
+        return [sample.index for sample in self.frames[camera]]
+
+
+@asynccontextmanager
+async def serving(handler, *, port=0, credit=8):
+    server = RpcServer()
+    server.add(SERVICE, frames_pb2_grpc.add_FramesServicer_to_server, FramesServicer(handler, credit=credit))
+    bound = server.bind("127.0.0.1", port)
+    await server.start()
+    try:
+        yield f"127.0.0.1:{bound}"
+    finally:
+        await server.stop(0.0)
+
+
+@asynccontextmanager
+async def sending(**options):
+    lost = []
+    sender = FrameSender(lost.extend, backoff=QUICK, **options)
+    try:
+        yield sender, lost
+    finally:
+        await sender.stop(0.1)
+
+
+async def test_frames_arrive_in_order_and_unchanged(make, until):
+    replica = Replica()
+    async with serving(replica) as address, sending() as (sender, lost):
+        for camera in ("gate", "yard"):
+            sender.assign(make.spec(camera), address)
+            assert all(sender.send(make.sample(camera, i)) for i in range(20))
+        await until(lambda: len(replica.frames["gate"]) == len(replica.frames["yard"]) == 20)
+        assert [spec.stream for spec in replica.opened] == ["gate", "yard"]
+        for camera in ("gate", "yard"):
+            for i, got in enumerate(replica.frames[camera]):
+                sent = make.sample(camera, i)
+                assert np.array_equal(got.patches, sent.patches)
+                assert np.array_equal(got.mask, sent.mask)
+                assert (got.index, got.pts, got.fresh, got.digest) == (i, sent.pts, sent.fresh, sent.digest)
+        await until(lambda: sender.status("gate").windows_done == 20)
+        assert (sender.status("gate").in_flight, sender.status("gate").dropped) == (0, 0)
+        assert lost == []
+
+
+async def test_many_threads_send_at_once(make, until):
+    replica = Replica()
+    async with serving(replica) as address, sending(max_queue=64) as (sender, _):
+        cameras = [f"camera-{n}" for n in range(6)]
+        for camera in cameras:
+            sender.assign(make.spec(camera), address)
+
+        def work(camera):
+            for i in range(40):
+                sender.send(make.sample(camera, i))
+
+        threads = [threading.Thread(target=work, args=(camera,)) for camera in cameras]
+        for thread in threads:
+            thread.start()
+        for camera in cameras:
+            await until(lambda camera=camera: len(replica.frames[camera]) == 40, camera)
+            assert replica.indices(camera) == list(range(40))
+        for thread in threads:
+            thread.join()
+
+
+async def test_a_slow_replica_costs_whole_queues_and_a_fresh_anchor(make, until):
+    replica = Replica()
+    replica.gate.clear()
+    async with serving(replica, credit=4) as address, sending(max_queue=8) as (sender, lost):
+        sender.assign(make.spec(), address)
+        assert sender.send(make.sample(index=0))
+        await until(lambda: sender.status("gate").in_flight == 1)
+        for i in range(1, 12):
+            assert sender.send(make.sample(index=i))
+            await until(lambda i=i: sender.status("gate").in_flight == min(4, i + 1))
+        assert (sender.status("gate").queued, sender.status("gate").dropped) == (8, 0)
+        assert not sender.send(make.sample(index=12)), "the queue is full"
+        assert (sender.status("gate").queued, sender.status("gate").dropped) == (0, 9)
+        assert not sender.send(make.sample(index=13)), "only a fresh anchor may follow the hole"
+        assert sender.send(make.sample(index=14, fresh=True))
+        assert sender.send(make.sample(index=15))
+        replica.gate.set()
+        await until(lambda: len(replica.frames["gate"]) == 6)
+        assert replica.indices() == [0, 1, 2, 3, 14, 15]
+        assert sender.status("gate").dropped == 10
+        assert lost == []
+
+
+async def test_a_fresh_anchor_replaces_a_full_queue(make, until):
+    replica = Replica()
+    replica.gate.clear()
+    async with serving(replica, credit=1) as address, sending(max_queue=4) as (sender, _):
+        sender.assign(make.spec(), address)
+        sender.send(make.sample(index=0))
+        await until(lambda: sender.status("gate").in_flight == 1)
+        for i in range(1, 5):
+            assert sender.send(make.sample(index=i))
+        assert sender.send(make.sample(index=5, fresh=True)), "newest wins"
+        replica.gate.set()
+        await until(lambda: len(replica.frames["gate"]) == 2)
+        assert replica.indices() == [0, 5]
+        assert sender.status("gate").dropped == 4
+
+
+async def test_a_patient_sender_waits_for_room_instead(make, until):
+    replica = Replica()
+    async with serving(replica, credit=2) as address, sending(max_queue=2) as (sender, _):
+        sender.assign(make.spec(), address)
+        results = []
+
+        def work():
+            results.extend(sender.send(make.sample(index=i), wait_s=10.0) for i in range(50))
+
+        thread = threading.Thread(target=work)
+        thread.start()
+        await until(lambda: len(replica.frames["gate"]) == 50)
+        thread.join()
+        assert all(results)
+        assert replica.indices() == list(range(50))
+
+
+async def test_replica_memory_is_bounded_by_credit(make, until):
+    replica = Replica()
+    replica.gate.clear()
+    async with serving(replica, credit=3) as address, open_channel(address) as channel:
+        call = frames_pb2_grpc.FramesStub(channel).Send()
+        opened = frames_pb2.StreamOpen(camera="gate", spec_json=spec_to_json(make.spec()))
+        await call.write(frames_pb2.FrameMessage(open=opened))
+        first = await call.read()
+        assert (first.opened, first.credit, first.refused) == (True, 3, "")
+        with suppress(CallEndedError):
+            for i in range(1000):
+                await write(call, frames_pb2.FrameMessage(frame=frame_to_proto(make.sample(index=i))))
+        assert await call.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert "credit of 3" in await call.details()
+    await until(lambda: replica.lost == ["gate"])
+
+
+def wire(message, **changes):
+    for key, value in changes.items():
+        setattr(message, key, value)
+    return message
+
+
+@pytest.mark.parametrize(
+    ("spoil", "sentence"),
+    [
+        (lambda frame: wire(frame, mask=frame.mask + b"\0"), "mask of 4 bytes"),
+        (lambda frame: wire(frame, patches=frame.patches[:-1]), "bytes of patches"),
+        (lambda frame: wire(frame, mask=bytes([0b10000000, 0, 0])), "part of a merge group"),
+        (lambda frame: wire(frame, camera="unopened"), "was not opened"),
+    ],
+)
+async def test_malformed_frames_end_the_stream(make, spoil, sentence):
+    async with serving(Replica()) as address, open_channel(address) as channel:
+        call = frames_pb2_grpc.FramesStub(channel).Send()
+        opened = frames_pb2.StreamOpen(camera="gate", spec_json=spec_to_json(make.spec()))
+        await call.write(frames_pb2.FrameMessage(open=opened))
+        await call.read()
+        await call.write(frames_pb2.FrameMessage(frame=spoil(frame_to_proto(make.sample()))))
+        with pytest.raises(grpc.aio.AioRpcError) as failure:
+            await call.read()
+        assert failure.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert sentence in failure.value.details()
+
+
+@pytest.mark.parametrize(
+    ("opened", "sentence"),
+    [
+        ({"camera": "gate", "spec_json": "{"}, "not JSON"),
+        ({"camera": "gate", "spec_json": '{"stream": "yard", "questions": []}'}, "specification of 'yard'"),
+        ({"camera": "gate", "spec_json": '{"stream": "gate", "questions": [], "zoom": 1}'}, "unknown key 'zoom'"),
+    ],
+)
+async def test_malformed_open_ends_the_stream(opened, sentence):
+    async with serving(Replica()) as address, open_channel(address) as channel:
+        call = frames_pb2_grpc.FramesStub(channel).Send()
+        await call.write(frames_pb2.FrameMessage(open=frames_pb2.StreamOpen(**opened)))
+        with pytest.raises(grpc.aio.AioRpcError) as failure:
+            await call.read()
+        assert failure.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert sentence in failure.value.details()
+
+
+async def test_a_broken_connection_is_told_and_healed(make, until):
+    first, second = Replica(), Replica()
+    first.gate.clear()
+    async with sending() as (sender, lost):
+        async with serving(first, credit=4) as address:
+            sender.assign(make.spec(), address)
+            sender.assign(make.spec("yard"), address)
+            for i in range(6):
+                assert sender.send(make.sample(index=i))
+            await until(lambda: sender.status("gate").in_flight == 4)
+        await until(lambda: lost)
+        assert {(stream.camera, stream.address, stream.frames) for stream in lost} == {
+            ("gate", address, 6),
+            ("yard", address, 0),
+        }
+        assert sender.status("gate").lost == 6
+        assert not sender.send(make.sample(index=6)), "the window is gone: only a fresh anchor may come"
+        assert sender.send(make.sample(index=7, fresh=True))
+        async with serving(second, port=int(address.rpartition(":")[2])):
+            await until(lambda: second.indices() == [7])
+            assert {spec.stream for spec in second.opened} == {"gate", "yard"}
+
+
+async def test_a_camera_moves_to_another_replica(make, until):
+    old, new = Replica(), Replica()
+    async with serving(old) as here, serving(new) as there, sending() as (sender, _):
+        sender.assign(make.spec(), here)
+        sender.send(make.sample(index=0))
+        await until(lambda: old.indices() == [0])
+        sender.assign(make.spec(), there)
+        assert not sender.send(make.sample(index=1))
+        assert sender.send(make.sample(index=2, fresh=True))
+        await until(lambda: new.indices() == [2])
+        await until(lambda: old.closed == [("gate", False)])
+
+
+async def test_an_unreachable_replica_is_told_once_and_loses_nothing(make, until):
+    replica = Replica()
+    async with serving(Replica()) as address:
+        port = int(address.rpartition(":")[2])
+    async with sending() as (sender, lost):
+        sender.assign(make.spec(), address)
+        assert sender.send(make.sample(index=0))
+        await until(lambda: lost)
+        assert [(stream.camera, stream.frames) for stream in lost] == [("gate", 0)]
+        async with serving(replica, port=port):
+            await until(lambda: replica.indices() == [0])
+        assert len([stream for stream in lost if stream.frames]) == 0
+
+
+async def test_another_specification_keeps_the_stream(make, until):
+    replica = Replica()
+    async with serving(replica) as address, sending() as (sender, lost):
+        sender.assign(make.spec(), address)
+        sender.send(make.sample(index=0))
+        await until(lambda: replica.indices() == [0])
+        sender.assign(make.spec(window_s=16.0), address)
+        assert sender.send(make.sample(index=1))
+        await until(lambda: replica.indices() == [0, 1])
+        assert [spec.window_s for spec in replica.opened] == [40.0, 16.0]
+        assert lost == []
+
+
+async def test_a_refused_frame_leads_to_a_fresh_anchor(make, until):
+    replica = Replica()
+    replica.refuse = {2: "pts went back"}
+    async with serving(replica) as address, sending() as (sender, lost):
+        for camera in ("gate", "yard"):
+            sender.assign(make.spec(camera), address)
+        sender.send(make.sample(index=0))
+        sender.send(make.sample(index=1))
+        sender.send(make.sample(index=2))
+        await until(lambda: lost)
+        assert [(stream.camera, stream.reason) for stream in lost] == [("gate", "pts went back")]
+        assert not sender.send(make.sample(index=3))
+        assert sender.send(make.sample(index=4, fresh=True))
+        assert sender.send(make.sample("yard", 0))
+        await until(lambda: replica.indices() == [0, 1, 4] and replica.indices("yard") == [0])
+
+
+async def test_a_refused_specification_is_told(make, until):
+    async with serving(Replica()) as address, sending() as (sender, lost):
+        spec = make.spec()
+        sender.assign(type(spec)("gate", spec.questions, refresh="unheard_of"), address)
+        await until(lambda: lost)
+        assert "unheard_of" in lost[0].reason
+
+
+async def test_close_with_flush_comes_after_the_frames(make, until):
+    replica = Replica()
+    async with serving(replica, credit=1) as address, sending() as (sender, _):
+        sender.assign(make.spec(), address)
+        for i in range(5):
+            sender.send(make.sample(index=i))
+        sender.close("gate", flush=True)
+        assert not sender.send(make.sample(index=5))
+        await until(lambda: replica.closed)
+        assert replica.indices() == [0, 1, 2, 3, 4]
+        assert replica.closed == [("gate", True)]
+        assert sender.status("gate") is None
+    assert replica.lost == [], "a closed camera is not lost"
+
+
+async def test_a_newer_decoder_takes_the_camera_over(make, until):
+    replica = Replica()
+    async with serving(replica) as address, sending() as (old, lost), sending() as (new, _):
+        old.assign(make.spec(), address)
+        old.send(make.sample(index=0))
+        await until(lambda: replica.indices() == [0])
+        new.assign(make.spec(), address)
+        new.send(make.sample(index=10, fresh=True))
+        await until(lambda: replica.indices() == [0, 10])
+        old.send(make.sample(index=1, fresh=True))
+        await until(lambda: lost)
+        assert "another decoder" in lost[0].reason
+        await old.stop(0.0)
+        new.send(make.sample(index=11))
+        await until(lambda: replica.indices() == [0, 10, 11])
+        assert replica.lost == [], "it belongs to the newer connection"
+
+
+def test_camera_threads_use_it_from_outside_the_loop(make):
+    """As a decoder does: gRPC on a loop thread, everything else on threads."""
+    with EventLoopThread() as grpc_thread:
+        lost = []
+
+        async def build():
+            replica = Replica()
+            server = RpcServer()
+            server.add(SERVICE, frames_pb2_grpc.add_FramesServicer_to_server, FramesServicer(replica))
+            port = server.bind("127.0.0.1", 0)
+            await server.start()
+            return replica, server, f"127.0.0.1:{port}", FrameSender(lost.extend)
+
+        replica, server, address, sender = grpc_thread.run(build(), 10.0)
+        sender.assign(make.spec(), address)
+        assert sender.send(make.sample(index=0))
+        sender.close("gate", flush=True)
+        grpc_thread.run(sender.stop(5.0), 10.0)
+        grpc_thread.run(server.stop(1.0), 10.0)
+        assert replica.indices() == [0]
+        assert replica.closed == [("gate", True)]
+        assert lost == []
