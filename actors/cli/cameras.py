@@ -75,8 +75,10 @@ def list_cameras(
     """
     from dataclasses import asdict
 
+    from rich.console import Group
+
     from actors.cli.output import console, redact, write_json
-    from actors.cli.tables import cameras_table
+    from actors.cli.tables import cameras_table, reasons
     from cluster.rpc.client import GatewayClient
 
     with GatewayClient(gateway) as client:
@@ -86,16 +88,22 @@ def list_cameras(
             if json == "-":
                 return
         screen = console()
-        if not watch:
+
+        def picture() -> Group:
             cameras = client.cameras_list()
-            screen.print(cameras_table(cameras) if cameras else "no cameras; add one with `sightline cameras add`")
+            if not cameras:
+                return Group("no cameras; add one with `sightline cameras add`")
+            return Group(cameras_table(cameras, screen.width), *reasons(cameras))
+
+        if not watch:
+            screen.print(picture(), markup=False)
             return
         from rich.live import Live
 
-        with Live(cameras_table(client.cameras_list()), console=screen, auto_refresh=False) as live:
+        with Live(picture(), console=screen, auto_refresh=False) as live:
             while True:
                 time.sleep(interval)
-                live.update(cameras_table(client.cameras_list()), refresh=True)
+                live.update(picture(), refresh=True)
 
 
 @app.command("remove")

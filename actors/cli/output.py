@@ -12,14 +12,17 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from rich.console import Console
 
+PIPE_COLUMNS = 200
+
 _PASSWORD = re.compile(r"(?<=://)([^:/@\s]*):[^@/\s]*@")
 
 
 def console(*, stderr: bool = False) -> Console:
-    """A console that keeps to plain text when nobody looks (a pipe, a log)."""
+    """A console; in a pipe or a log, where nobody's window is too narrow, its lines are long."""
     from rich.console import Console
 
-    return Console(stderr=stderr, highlight=False, soft_wrap=not (sys.stderr if stderr else sys.stdout).isatty())
+    seen = (sys.stderr if stderr else sys.stdout).isatty()
+    return Console(stderr=stderr, highlight=False, soft_wrap=not seen, width=None if seen else PIPE_COLUMNS)
 
 
 def redact(source: str) -> str:

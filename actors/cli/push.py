@@ -117,6 +117,9 @@ class _Progress:
             self._progress.update(self._task, description=escape(f"{self._title}  {text}"))
             return
         now = time.monotonic()
+        if status.state == "error":
+            # It is about to be raised, and said as every error is.
+            return
         if status.state != self._said_state or now - self._said_at >= LINE_EVERY_S:
             self._said_at, self._said_state = now, status.state
             self._screen.print(escape(text))

@@ -12,6 +12,9 @@ if TYPE_CHECKING:
 
     from cluster.types import CameraStatus
 
+WIDE = 140
+"""Terminal columns from which the table has room for everything."""
+
 STATE_STYLE = {
     "running": "green",
     "waiting": "cyan",
@@ -57,36 +60,51 @@ def state(camera: CameraStatus) -> str:
     return f"[{style}]{escape(camera.state)}[/{style}]"
 
 
-def cameras_table(cameras: Sequence[CameraStatus]) -> Table:
-    """One row per camera, and a second one with the reason where something is wrong."""
+def cameras_table(cameras: Sequence[CameraStatus], width: int) -> Table:
+    """One row per camera, and a second one with the reason where something is wrong; fewer columns when it is narrow."""
     from rich import box
     from rich.markup import escape
     from rich.table import Table
 
+    wide = width >= WIDE
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for name in ("camera", "state", "picture", "cue"):
-        table.add_column(name, no_wrap=name != "camera")
-    table.add_column("frame age", justify="right")
-    table.add_column("decoder → replica")
+    table.add_column("camera")
+    table.add_column("state", no_wrap=True)
+    if wide:
+        table.add_column("picture", no_wrap=True)
+        table.add_column("cue", no_wrap=True)
+        table.add_column("frame age", justify="right", no_wrap=True)
+        table.add_column("decoder → replica")
     table.add_column("windows", justify="right")
-    table.add_column("tokens full → kept → computed", justify="right")
-    table.add_column("latency", justify="right")
+    table.add_column("tokens full → kept → computed", justify="right", min_width=22)
+    table.add_column("latency", justify="right", no_wrap=True)
     table.add_column("last answers")
     for camera in cameras:
-        where = " → ".join(filter(None, (camera.decoder, camera.replica)))
-        table.add_row(
-            escape(camera.name),
-            state(camera),
+        details = (
             f"{camera.codec} {camera.width}×{camera.height}" if camera.codec else "",
             camera.cue,
             f"{camera.last_frame_age_s:.1f} s" if camera.frames_decoded else "",
-            escape(where),
+            escape(" → ".join(filter(None, (camera.decoder, camera.replica)))),
+        )
+        table.add_row(
+            escape(camera.name),
+            state(camera),
+            *(details if wide else ()),
             windows(camera),
             tokens(camera),
             f"{camera.latency_s:.2f} s" if camera.windows_done else "",
             escape(last_answers(camera)),
         )
-        if camera.reason:
-            retry = f" (again in {camera.retry_in_s:.0f} s)" if camera.state == "backoff" and camera.retry_in_s else ""
-            table.add_row("", f"[dim]{escape(redact(camera.reason))}{retry}[/dim]")
     return table
+
+
+def reasons(cameras: Sequence[CameraStatus]) -> list[str]:
+    """A line for each camera that says why it is in its state."""
+    lines = []
+    for camera in cameras:
+        if camera.reason:
+            retry = (
+                f"; tried again in {camera.retry_in_s:.0f} s" if camera.state == "backoff" and camera.retry_in_s else ""
+            )
+            lines.append(f"{camera.name}: {redact(camera.reason)}{retry}")
+    return lines
