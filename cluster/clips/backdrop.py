@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-Float = npt.NDArray[np.float32]
+Float = npt.NDArray[np.floating]
 Color = tuple[float, float, float]
 
 # Where things stand, as shares of the picture's height.

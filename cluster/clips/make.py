@@ -9,13 +9,13 @@ from dataclasses import asdict, dataclass, field
 from fractions import Fraction
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import av
 import av.logging
 import numpy as np
 import numpy.typing as npt
 from av.video.frame import VideoFrame
-from av.video.stream import VideoStream
 
 from cluster.clips.backdrop import DAY, DUSK, NIGHT, Light, paint_street
 from cluster.clips.sprites import STEPS, PersonLook, Sprite, car, person
@@ -44,7 +44,8 @@ class ClipKind:
     bframes: int = 0
 
 
-_X264 = {"preset": "veryfast", "crf": "23"}
+# With its macroblock tree x264 encodes the same pictures now one way, now another when there are B-frames.
+_X264 = {"preset": "veryfast", "crf": "23", "x264-params": "mbtree=0"}
 _X265 = {"preset": "ultrafast", "crf": "26", "x265-params": "log-level=error:pools=none:frame-threads=1:bframes=0"}
 
 CLIP_KINDS: dict[str, ClipKind] = {
@@ -146,7 +147,7 @@ def make_clip(
     av.logging.set_level(av.logging.ERROR)
     try:
         with av.open(str(path), "w", format="mp4") as container:
-            stream = container.add_stream(style.codec, rate=rate, options=dict(style.options))
+            stream: Any = container.add_stream(style.codec, rate=rate, options=dict(style.options))
             stream.width, stream.height, stream.pix_fmt = width, height, "yuv420p"
             stream.gop_size = max(1, round(4 * fps))
             stream.codec_context.max_b_frames = style.bframes
@@ -203,7 +204,7 @@ def draw_frames(kind: str, truth: ClipTruth, frames: int) -> Iterator[Picture]:
         yield picture
 
 
-def _write(container: av.container.OutputContainer, stream: VideoStream, frame: VideoFrame | None) -> None:
+def _write(container: av.container.OutputContainer, stream: Any, frame: VideoFrame | None) -> None:
     for packet in stream.encode(frame):
         container.mux(packet)
 
@@ -275,7 +276,8 @@ class _Sensor:
         """Change ``frame`` (yuv420p) in place."""
         if self._field is None:
             return
-        plane = frame.planes[0]
+        # PyAV's stubs know neither video streams' attributes nor that a plane is a buffer.
+        plane: Any = frame.planes[0]
         luma = np.frombuffer(plane, dtype=np.uint8).reshape(self.height, plane.line_size)[:, : self.width]
         dy, dx = self._rng.integers(0, _NOISE_FIELDS, 2)
         noise = self._field[dy : dy + self.height, dx : dx + self.width]
@@ -283,5 +285,3 @@ class _Sensor:
         levels = np.arange(256) * (1.0 + self.style.flicker * beat)
         table = np.clip(levels, 0, 255).astype(np.int16)
         luma[:] = np.clip(table[luma] + noise, 0, 255).astype(np.uint8)
-
-

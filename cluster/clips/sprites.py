@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-Float = npt.NDArray[np.float32]
+# Coordinates mix with Python numbers, whose precision numpy's types do not follow.
+Float = npt.NDArray[np.floating]
 Color = tuple[int, int, int]
 
 STEPS = 8
@@ -57,18 +58,21 @@ class _Canvas:
             self.solid |= cover > 0.5
 
     def ellipse(self, x: float, y: float, rx: float, ry: float) -> Float:
-        return (np.hypot((self.x - x) / rx, (self.y - y) / ry) - 1.0).astype(np.float32) * min(rx, ry)
+        distance: Float = (np.hypot((self.x - x) / rx, (self.y - y) / ry) - 1.0) * min(rx, ry)
+        return distance
 
     def capsule(self, x0: float, y0: float, x1: float, y1: float, radius: float) -> Float:
         dx, dy = x1 - x0, y1 - y0
         along = np.clip(((self.x - x0) * dx + (self.y - y0) * dy) / (dx * dx + dy * dy), 0.0, 1.0)
-        return (np.hypot(self.x - x0 - along * dx, self.y - y0 - along * dy) - radius).astype(np.float32)
+        distance: Float = np.hypot(self.x - x0 - along * dx, self.y - y0 - along * dy) - radius
+        return distance
 
     def box(self, x0: float, y0: float, x1: float, y1: float, radius: float) -> Float:
-        qx = np.abs(self.x - (x0 + x1) / 2) - (x1 - x0) / 2 + radius
-        qy = np.abs(self.y - (y0 + y1) / 2) - (y1 - y0) / 2 + radius
-        outside = np.hypot(np.maximum(qx, 0), np.maximum(qy, 0))
-        return (outside + np.minimum(np.maximum(qx, qy), 0) - radius).astype(np.float32)
+        qx: Float = np.abs(self.x - (x0 + x1) / 2) - (x1 - x0) / 2 + radius
+        qy: Float = np.abs(self.y - (y0 + y1) / 2) - (y1 - y0) / 2 + radius
+        outside: Float = np.hypot(np.maximum(qx, 0), np.maximum(qy, 0))
+        distance: Float = outside + np.minimum(np.maximum(qx, qy), 0) - radius
+        return distance
 
     def trapezoid(self, y0: float, y1: float, top: tuple[float, float], bottom: tuple[float, float]) -> Float:
         """Between ``y0`` and ``y1``, its sides running from ``top`` to ``bottom`` (left, right)."""
@@ -76,7 +80,8 @@ class _Canvas:
         left = top[0] + (bottom[0] - top[0]) * down
         right = top[1] + (bottom[1] - top[1]) * down
         sides = np.maximum(left - self.x, self.x - right)
-        return np.maximum(sides, np.maximum(y0 - self.y, self.y - y1)).astype(np.float32)
+        distance: Float = np.maximum(sides, np.maximum(y0 - self.y, self.y - y1))
+        return distance
 
     def sprite(self, *, mirrored: bool) -> Sprite:
         rows, cols = (side // _OVERSAMPLING for side in self.alpha.shape)
@@ -84,7 +89,7 @@ class _Canvas:
         alpha = self.alpha.reshape(shape).mean(axis=(1, 3))
         weighted = (self.rgb * self.alpha[..., None]).reshape(*shape, 3).mean(axis=(1, 3))
         rgb = weighted / np.maximum(alpha, 1e-3)[..., None]
-        solid = self.solid.reshape(shape).any(axis=(1, 3))
+        solid = np.logical_or.reduce(self.solid.reshape(shape), axis=(1, 3))
         if mirrored:
             rgb, alpha, solid = rgb[:, ::-1], alpha[:, ::-1], solid[:, ::-1]
         ys, xs = np.nonzero(solid)

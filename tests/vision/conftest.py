@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
 from cluster.clips import make_demo_clips
 from cluster.codec import FileSource
 from cluster.codec.processor import CodecProcessor

@@ -1,9 +1,10 @@
 import numpy as np
 import pytest
-from cluster.vision import make_pruner
-from cluster.vision.codecsight import CodecSight
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+
+from cluster.vision import make_pruner
+from cluster.vision.codecsight import CodecSight
 
 SHAPE = (8, 12)
 

@@ -1,5 +1,6 @@
 import numpy as np
 import pytest
+
 from cluster.vision.exposure import Exposure, fit_exposure
 
 

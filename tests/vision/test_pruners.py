@@ -2,13 +2,14 @@
 
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
 from cluster.errors import ConfigError
 from cluster.types import PatchGrid
 from cluster.vision import make_pruner, pruners
 from cluster.vision.cells import complete_groups
 from cluster.vision.pruner import parameters
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 every_pruner = pytest.mark.parametrize("name", pruners.names())
 

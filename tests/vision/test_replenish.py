@@ -1,10 +1,11 @@
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
 from cluster.vision import make_pruner
 from cluster.vision.cells import cell_means
 from cluster.vision.replenish import Replenish
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 SHAPE = (8, 12)
 PATCH = 14

@@ -1,0 +1,233 @@
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from cluster.codec import Backoff, CameraState, FileSource, PushSource
+from cluster.errors import CapacityError, ConfigError
+from cluster.types import PatchGeometry
+from cluster.vision.camera import CameraPipeline, PipelineSettings
+
+QWEN = PatchGeometry(patch=14, merge=2, temporal=2)
+DEADLINE_S = 20.0
+
+
+class Collector:
+    """A sink that keeps what it gets, and can be full."""
+
+    def __init__(self):
+        self.samples = []
+        self.refuse = set()
+        self.calls = 0
+        self.arrived = threading.Event()
+
+    def __call__(self, sample):
+        self.calls += 1
+        if self.calls - 1 in self.refuse:
+            raise CapacityError("full")
+        self.samples.append(sample)
+        self.arrived.set()
+
+
+def run_to_end(source, sink, settings=None, name="cam"):
+    ended = threading.Event()
+    told = []
+    pipeline = CameraPipeline(
+        name, source, QWEN, settings or PipelineSettings(), sink, lambda status: (told.append(status), ended.set())
+    )
+    pipeline.start()
+    assert ended.wait(DEADLINE_S)
+    assert pipeline.stop(DEADLINE_S)
+    assert told == [replace(pipeline.status(), last_frame_age_s=told[0].last_frame_age_s)]
+    return told[0]
+
+
+def test_a_file_runs_to_its_end(clips):
+    sink = Collector()
+    status = run_to_end(FileSource(clips["street"]), sink)
+    assert (status.state, status.reason) == (CameraState.ENDED, "")
+    assert (status.codec, status.width, status.height, status.cue) == ("h264", 640, 360, "vectors+luma")
+    assert status.frames_decoded == 300
+    assert status.frames_sampled == 48
+    assert status.samples_out == len(sink.samples) == 24
+    assert status.samples_dropped == 0
+    assert status.tokens_full == 24 * 252
+    assert status.tokens_kept == sum(sample.tokens for sample in sink.samples) < 0.3 * status.tokens_full
+    assert status.decode_s > 0
+    assert status.prune_s > 0
+    assert status.last_frame_age_s >= 0
+    first = sink.samples[0]
+    assert (first.stream, first.index, first.pts, first.fresh, first.complete) == ("cam", 0, 0, True, True)
+    assert [sample.index for sample in sink.samples] == list(range(24))
+    # 12.5 frames per second have no frame at every half second.
+    assert np.abs(np.diff([sample.pts for sample in sink.samples]) - 1_000_000).max() <= 80_000
+
+
+def test_broken_cameras_do_not_touch_a_good_one(clips, tmp_path):
+    empty, text = tmp_path / "empty.mp4", tmp_path / "text.mp4"
+    empty.touch()
+    text.write_text("this is no video " * 100)
+    cut = tmp_path / "cut.mp4"
+    cut.write_bytes(clips["street"].read_bytes()[:40_000])
+    sinks = {name: Collector() for name in ("good", "empty", "text", "cut", "missing", "bad sink")}
+
+    def bad_sink(sample):
+        raise ZeroDivisionError("sink is broken")
+
+    paths = {"good": clips["street"], "bad sink": clips["hevc"], "empty": empty, "text": text, "cut": cut}
+    pipelines = {
+        name: CameraPipeline(
+            name,
+            FileSource(paths.get(name, tmp_path / "nowhere.mp4")),
+            QWEN,
+            PipelineSettings(),
+            bad_sink if name == "bad sink" else sinks[name],
+        )
+        for name in sinks
+    }
+    for pipeline in pipelines.values():
+        pipeline.start()
+    end = time.monotonic() + DEADLINE_S
+    while any(pipeline.running for pipeline in pipelines.values()) and time.monotonic() < end:
+        time.sleep(0.02)
+    statuses = {name: pipeline.status() for name, pipeline in pipelines.items()}
+    assert statuses["good"].state is CameraState.ENDED
+    assert len(sinks["good"].samples) == 24
+    for name, reason in {
+        "empty": "empty (0 bytes)",
+        "text": "is not a video",
+        "cut": "not a video, or is damaged or truncated",
+        "missing": "does not exist",
+        "bad sink": "internal error: ZeroDivisionError: sink is broken",
+    }.items():
+        assert statuses[name].state is CameraState.ERROR, name
+        assert reason in statuses[name].reason
+        assert not sinks[name].samples
+
+
+def test_a_full_sink_is_counted_and_the_next_frame_starts_afresh(clips):
+    sink = Collector()
+    sink.refuse = {3, 4}
+    status = run_to_end(FileSource(clips["street"]), sink)
+    assert status.samples_dropped == 2
+    assert status.samples_out == 22
+    assert status.state is CameraState.ENDED
+    assert [sample.index for sample in sink.samples[:4]] == [0, 1, 2, 5]
+    assert [sample.fresh for sample in sink.samples[:5]] == [True, False, False, True, False]
+    assert sink.samples[3].complete
+
+
+def test_force_anchor_reaches_the_next_frame(clips):
+    sink = Collector()
+    pipeline = CameraPipeline("cam", FileSource(clips["street"]), QWEN, PipelineSettings(), sink)
+
+    def force_once(sample):
+        sink(sample)
+        if sample.index == 5:
+            pipeline.force_anchor()
+
+    pipeline._sink = force_once
+    pipeline.start()
+    pipeline._thread.join(DEADLINE_S)
+    assert [sample.index for sample in sink.samples if sample.fresh] == [0, 6]
+    assert sink.samples[6].complete
+
+
+def test_an_odd_last_sample_is_completed(tmp_path):
+    from cluster.clips import make_clip
+
+    make_clip("street", tmp_path / "odd.mp4", seconds=2.4, size=(320, 180))
+    sink = Collector()
+    status = run_to_end(FileSource(tmp_path / "odd.mp4"), sink)
+    assert status.frames_sampled == 5
+    assert len(sink.samples) == 3
+    assert np.array_equal(sink.samples[-1].patches[:, 0], sink.samples[-1].patches[:, 1])
+
+
+def test_a_file_without_a_decodable_picture_is_an_error(clips):
+    """Its container is sound, and every picture in it is garbage."""
+
+    class Garbled(FileSource):
+        def packets(self):
+            for packet in super().packets():
+                yield replace(packet, data=bytes(len(packet.data)))
+
+    sink = Collector()
+    status = run_to_end(Garbled(clips["street"]), sink)
+    assert status.state is CameraState.ERROR
+    assert "without one decodable picture" in status.reason
+    assert status.decode_errors > 0
+    assert not sink.samples
+
+
+def test_stopping_a_waiting_and_a_paced_camera_meets_the_deadline(clips):
+    waiting = CameraPipeline("push", PushSource(), QWEN, PipelineSettings(), Collector())
+    sink = Collector()
+    paced = CameraPipeline(
+        "paced", FileSource(clips["street"], realtime=True, loop=True), QWEN, PipelineSettings(), sink
+    )
+    assert waiting.status().state is CameraState.WAITING
+    for pipeline in (waiting, paced):
+        pipeline.start()
+    assert sink.arrived.wait(DEADLINE_S)
+    assert paced.status().state is CameraState.RUNNING
+    assert waiting.status().state is CameraState.WAITING
+    for pipeline in (waiting, paced):
+        assert pipeline.stop(timeout_s=5.0)
+        assert not pipeline.running
+        assert pipeline.status().state is CameraState.ENDED
+        assert pipeline.status().reason == "stopped"
+
+
+def test_stop_says_when_the_sink_holds_the_thread(clips):
+    release = threading.Event()
+    held = threading.Event()
+
+    def stuck(sample):
+        held.set()
+        release.wait(DEADLINE_S)
+
+    pipeline = CameraPipeline("cam", FileSource(clips["street"]), QWEN, PipelineSettings(), stuck)
+    pipeline.start()
+    assert held.wait(DEADLINE_S)
+    assert pipeline.stop(timeout_s=0.2) is False
+    release.set()
+    assert pipeline.stop(DEADLINE_S) is True
+
+
+def test_stop_before_start():
+    pipeline = CameraPipeline("cam", PushSource(), QWEN, PipelineSettings(), Collector())
+    assert pipeline.stop() is True
+
+
+def test_backoff_shows_the_reason_and_the_time_left(tmp_path):
+    class Flaky(FileSource):
+        def open(self):
+            from cluster.errors import SourceError
+
+            raise SourceError("camera refused the connection", retryable=True)
+
+    settings = PipelineSettings(backoff=Backoff(first_s=30.0, jitter=0.0))
+    pipeline = CameraPipeline("cam", Flaky(tmp_path / "x.mp4"), QWEN, settings, Collector())
+    pipeline.start()
+    end = time.monotonic() + DEADLINE_S
+    while pipeline.status().state is not CameraState.BACKOFF and time.monotonic() < end:
+        time.sleep(0.01)
+    status = pipeline.status()
+    assert (status.state, status.reason) == (CameraState.BACKOFF, "camera refused the connection")
+    assert 20.0 < status.retry_in_s <= 30.0
+    assert pipeline.stop(5.0)
+
+
+def test_an_unknown_pruner_is_refused_before_anything_starts():
+    with pytest.raises(ConfigError, match="unknown pruner 'replenishh'"):
+        CameraPipeline("cam", PushSource(), QWEN, PipelineSettings(pruner="replenishh"), Collector())
+
+
+def test_a_decoder_process_needs_no_torch():
+    code = "import sys, cluster.vision.camera; sys.exit(any(name in sys.modules for name in ('torch', 'ray', 'PIL')))"
+    assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode == 0

@@ -1,0 +1,50 @@
+import io
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from cluster.vision.draw import overlay, overlay_image
+
+
+@pytest.fixture
+def picture():
+    return np.random.default_rng(0).integers(100, 200, (84, 112, 3)).astype(np.uint8)
+
+
+@pytest.fixture
+def mask():
+    mask = np.zeros((6, 8), bool)
+    mask[2:4, 2:6] = True
+    return mask
+
+
+def test_kept_inside_is_untouched_and_pruned_is_dark(picture, mask):
+    shown = overlay(picture, mask)
+    assert shown.shape == picture.shape
+    assert np.array_equal(shown[30:54, 30:82], picture[30:54, 30:82])
+    assert shown[:27].max() < 100
+    assert np.array_equal(picture, np.random.default_rng(0).integers(100, 200, (84, 112, 3)).astype(np.uint8))
+
+
+def test_a_line_runs_around_what_is_kept(picture, mask):
+    shown = overlay(picture, mask)
+    line = (shown == shown[28, 28]).all(axis=2)
+    assert line[28, 28:84].all()
+    assert line[55, 28:84].all()
+    assert line[28:56, 28].all()
+    assert line[28:56, 83].all()
+    assert line.sum() == 2 * 56 + 2 * 26
+
+
+def test_nothing_pruned_shows_the_picture(picture):
+    assert np.array_equal(overlay(picture, np.ones((6, 8), bool)), picture)
+
+
+@pytest.mark.parametrize(("encoding", "name"), [("png", "PNG"), ("jpeg", "JPEG")])
+def test_images_open(picture, mask, encoding, name):
+    image = Image.open(io.BytesIO(overlay_image(picture, mask, encoding=encoding)))
+    assert image.format == name
+    assert image.size == (112, 84)
+    if encoding == "png":
+        assert np.array_equal(np.asarray(image), overlay(picture, mask))
