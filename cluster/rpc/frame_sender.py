@@ -128,7 +128,7 @@ class FrameSender:
                     old.farewells.append(frames_pb2.StreamClose(camera=camera))
                     self._wake(old)
                 self._reset(lane, count_lost=True)
-                lane.spec, lane.address = spec, address
+                lane.spec, lane.address, lane.windows = spec, address, (0, 0, 0)
             elif lane.spec != spec:
                 lane.spec, lane.opened = spec, False
             link = self._links.get(address)

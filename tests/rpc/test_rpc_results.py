@@ -1,0 +1,228 @@
+"""Answers: the hub's bounded queues, Watch, and the gateway's merger."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from contextlib import asynccontextmanager
+
+import grpc
+import grpc.aio
+import pytest
+from sightline.v1 import results_pb2, results_pb2_grpc
+
+from cluster.errors import CapacityError
+from cluster.rpc.channel import open_channel
+from cluster.rpc.convert import answer_from_proto
+from cluster.rpc.merger import ResultsMerger
+from cluster.rpc.results import SERVICE, AnswerHub, ResultsServicer
+from cluster.rpc.server import RpcServer
+
+
+@asynccontextmanager
+async def serving(hub, port=0):
+    server = RpcServer()
+    server.add(SERVICE, results_pb2_grpc.add_ResultsServicer_to_server, ResultsServicer(hub))
+    bound = server.bind("127.0.0.1", port)
+    await server.start()
+    try:
+        yield f"127.0.0.1:{bound}"
+    finally:
+        await server.stop(0.0)
+
+
+async def take(subscription, count):
+    async with asyncio.timeout(5.0):
+        return [await anext(subscription) for _ in range(count)]
+
+
+async def test_everyone_gets_what_they_watch(make):
+    hub = AnswerHub()
+    with hub.subscribe() as everything, hub.subscribe(["yard"]) as yard:
+        answers = [make.answer(0), make.answer(0, stream="yard"), make.answer(1)]
+        hub.publish(answers)
+        assert await take(everything, 3) == [(answer, 0) for answer in answers]
+        assert await take(yard, 1) == [(answers[1], 0)]
+    assert hub.subscribers == 0
+
+
+async def test_a_slow_subscriber_loses_the_oldest_and_is_told(make):
+    hub = AnswerHub(limit=3)
+    with hub.subscribe() as slow, hub.subscribe(limit=100) as patient:
+        hub.publish(make.answer(window) for window in range(10))
+        got = await take(slow, 3)
+        assert [(answer.window, missed) for answer, missed in got] == [(7, 7), (8, 0), (9, 0)]
+        assert hub.missed == 7
+        assert len(await take(patient, 10)) == 10
+        hub.publish([make.answer(10)])
+        assert await take(slow, 1) == [(make.answer(10), 0)]
+
+
+@pytest.mark.parametrize("limit", [1, 2, 5])
+async def test_nothing_is_lost_uncounted(make, limit):
+    """Received + missed = published, whatever the interleaving of publishing and reading."""
+    hub = AnswerHub(limit=limit)
+    received = missed = 0
+    with hub.subscribe() as subscription:
+        for round_ in range(20):
+            hub.publish(make.answer(window) for window in range(round_ % 7))
+            for _ in range(min(round_ % 3, limit, round_ % 7)):
+                _, lost = await anext(subscription)
+                received, missed = received + 1, missed + lost
+        hub.close()
+        async for _, lost in subscription:
+            received, missed = received + 1, missed + lost
+    assert received + missed == hub.published
+    assert missed == hub.missed
+
+
+async def test_publishing_from_threads(make):
+    hub = AnswerHub(limit=1000)
+    with hub.subscribe() as subscription:
+
+        def work(stream):
+            for window in range(100):
+                hub.publish([make.answer(window, stream=stream)])
+
+        threads = [threading.Thread(target=work, args=(f"camera-{n}",)) for n in range(4)]
+        for thread in threads:
+            thread.start()
+        got = [answer for answer, _ in await take(subscription, 400)]
+        for thread in threads:
+            thread.join()
+    for n in range(4):
+        assert [answer.window for answer in got if answer.stream == f"camera-{n}"] == list(range(100))
+
+
+async def test_too_many_subscribers():
+    hub = AnswerHub(max_subscribers=2)
+    with hub.subscribe(), hub.subscribe(), pytest.raises(CapacityError, match="2 clients watch already"):
+        hub.subscribe()
+    with hub.subscribe():
+        assert hub.subscribers == 1
+
+
+async def test_watch(make):
+    hub = AnswerHub()
+    async with serving(hub) as address, open_channel(address) as channel:
+        call = results_pb2_grpc.ResultsStub(channel).Watch(results_pb2.WatchRequest(cameras=["gate"]))
+        await call.initial_metadata()
+        hub.publish([make.answer(0, stream="yard"), make.answer(1)])
+        assert answer_from_proto(await call.read()) == make.answer(1)
+        hub.close()
+        assert await call.read() is grpc.aio.EOF
+        assert await call.code() is grpc.StatusCode.OK
+
+
+async def test_watching_too_much_is_refused_with_a_sentence():
+    hub = AnswerHub(max_subscribers=0)
+    async with serving(hub) as address, open_channel(address) as channel:
+        call = results_pb2_grpc.ResultsStub(channel).Watch(results_pb2.WatchRequest())
+        with pytest.raises(grpc.aio.AioRpcError) as failure:
+            await call.read()
+        assert failure.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert "watch already" in failure.value.details()
+
+
+async def test_a_watcher_that_does_not_read_costs_its_queue_only(make):
+    """Answers with a long text fill the transport quickly; the hub's queue stays at its limit."""
+    from dataclasses import replace
+
+    hub = AnswerHub(limit=4)
+    async with serving(hub) as address, open_channel(address) as channel:
+        call = results_pb2_grpc.ResultsStub(channel).Watch(results_pb2.WatchRequest())
+        await call.initial_metadata()
+        published = 0
+        async with asyncio.timeout(10.0):
+            while hub.missed < 10:
+                hub.publish([replace(make.answer(published), text="x" * 100_000)])
+                published += 1
+                await asyncio.sleep(0)
+        received = missed = 0
+        while received + missed < published:
+            message = await call.read()
+            received, missed = received + 1, missed + message.missed
+        assert missed == hub.missed
+        assert received + missed == published
+
+
+async def test_a_watcher_that_leaves_is_forgotten(until):
+    hub = AnswerHub()
+    async with serving(hub) as address, open_channel(address) as channel:
+        call = results_pb2_grpc.ResultsStub(channel).Watch(results_pb2.WatchRequest())
+        await call.initial_metadata()
+        assert hub.subscribers == 1
+        call.cancel()
+        await until(lambda: hub.subscribers == 0)
+
+
+@asynccontextmanager
+async def merging():
+    hub = AnswerHub()
+    merger = ResultsMerger(hub, retry_s=0.02, max_retry_s=0.05)
+    try:
+        with hub.subscribe() as subscription:
+            yield merger, subscription
+    finally:
+        await merger.stop()
+
+
+async def test_merging_a_changing_set_of_replicas(make, until):
+    one, two = AnswerHub(), AnswerHub()
+    async with serving(one) as first, serving(two) as second, merging() as (merger, merged):
+        merger.follow([first])
+        await until(lambda: one.subscribers == 1)
+        merger.follow([first, second])
+        await until(lambda: two.subscribers == 1)
+        one.publish([make.answer(0)])
+        two.publish([make.answer(0, stream="yard")])
+        got = {answer.stream for answer, _ in await take(merged, 2)}
+        assert got == {"gate", "yard"}
+        merger.follow([second])
+        await until(lambda: one.subscribers == 0)
+        one.publish([make.answer(1)])
+        two.publish([make.answer(1, stream="yard")])
+        assert (await take(merged, 1))[0][0].stream == "yard"
+        assert set(merger.followed) == {second}
+
+
+async def test_a_replica_that_comes_back_is_followed_again(make, until):
+    hub = AnswerHub()
+    async with merging() as (merger, merged):
+        async with serving(hub) as address:
+            merger.follow([address])
+            await until(lambda: hub.subscribers == 1)
+            hub.publish([make.answer(0)])
+            await take(merged, 1)
+        await until(lambda: merger.followed[address].breaks == 1)
+        assert not merger.followed[address].connected
+        assert merger.followed[address].reason
+        again = AnswerHub()
+        async with serving(again, port=int(address.rpartition(":")[2])):
+            await until(lambda: again.subscribers == 1)
+            again.publish([make.answer(1)])
+            assert (await take(merged, 1))[0][0].window == 1
+
+
+async def test_duplicates_are_suppressed_but_a_restarted_count_is_not(make, until):
+    one, two = AnswerHub(), AnswerHub()
+    async with serving(one) as first, serving(two) as second, merging() as (merger, merged):
+        merger.follow([first, second])
+        await until(lambda: one.subscribers == two.subscribers == 1)
+        one.publish([make.answer(0), make.answer(0, question="vehicle")])
+        assert len(await take(merged, 2)) == 2
+        two.publish([make.answer(0)])
+        await until(lambda: merger.duplicates == 1)
+        # The replica was lost: windows count from 0 again, on later video.
+        restarted = make.answer(0, end=900_000_000)
+        two.publish([restarted])
+        assert (await take(merged, 1))[0][0] == restarted
+
+
+async def test_what_the_gateway_missed_is_told_to_its_watchers(make, until):
+    hub = AnswerHub()
+    async with serving(hub) as address, merging() as (merger, merged):
+        merger.follow([address])
+        await until(lambda: hub.subscribers == 1)
+        hub.publish([make.answer(5)], missed=3)
+        assert await take(merged, 1) == [(make.answer(5), 3)]

@@ -1,0 +1,114 @@
+"""Every server of ours: health, reflection, ports, limits, a stop that keeps its deadline."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import grpc
+import grpc.aio
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+from sightline.v1 import results_pb2, results_pb2_grpc
+
+from cluster.errors import ConfigError
+from cluster.rpc.channel import ChannelPool, open_channel, split_address
+from cluster.rpc.results import SERVICE, AnswerHub, ResultsServicer
+from cluster.rpc.server import RpcServer
+
+
+def results_server(hub=None):
+    server = RpcServer()
+    server.add(SERVICE, results_pb2_grpc.add_ResultsServicer_to_server, ResultsServicer(hub or AnswerHub()))
+    return server
+
+
+async def test_health_and_reflection():
+    server = results_server()
+    port = server.bind("127.0.0.1", 0)
+    await server.start()
+    async with open_channel(f"127.0.0.1:{port}") as channel:
+        health = health_pb2_grpc.HealthStub(channel)
+        for name in ("", SERVICE):
+            reply = await health.Check(health_pb2.HealthCheckRequest(service=name))
+            assert reply.status == health_pb2.HealthCheckResponse.SERVING
+        with pytest.raises(grpc.aio.AioRpcError) as failure:
+            await health.Check(health_pb2.HealthCheckRequest(service="sightline.v1.Nothing"))
+        assert failure.value.code() is grpc.StatusCode.NOT_FOUND
+
+        call = reflection_pb2_grpc.ServerReflectionStub(channel).ServerReflectionInfo(timeout=5.0)
+        await call.write(reflection_pb2.ServerReflectionRequest(list_services=""))
+        listed = {service.name for service in (await call.read()).list_services_response.service}
+        assert listed == {SERVICE, "grpc.health.v1.Health", "grpc.reflection.v1alpha.ServerReflection"}
+        await call.write(reflection_pb2.ServerReflectionRequest(file_containing_symbol=SERVICE))
+        assert (await call.read()).file_descriptor_response.file_descriptor_proto
+        call.cancel()
+    await server.stop(0.0)
+
+
+async def test_a_stopping_server_says_not_serving():
+    server = results_server()
+    port = server.bind("127.0.0.1", 0)
+    await server.start()
+    async with open_channel(f"127.0.0.1:{port}") as channel:
+        watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest(service=SERVICE))
+        assert (await watch.read()).status == health_pb2.HealthCheckResponse.SERVING
+        stopping = asyncio.create_task(server.stop(1.0))
+        assert (await watch.read()).status == health_pb2.HealthCheckResponse.NOT_SERVING
+        watch.cancel()
+        await stopping
+
+
+async def test_stop_cancels_what_does_not_end():
+    hub = AnswerHub()
+    server = results_server(hub)
+    port = server.bind("127.0.0.1", 0)
+    await server.start()
+    async with open_channel(f"127.0.0.1:{port}") as channel:
+        call = results_pb2_grpc.ResultsStub(channel).Watch(results_pb2.WatchRequest())
+        await call.initial_metadata()
+        before = time.monotonic()
+        await server.stop(0.1)
+        assert time.monotonic() - before < 6.0, "its own deadline"
+        with pytest.raises(grpc.aio.AioRpcError):
+            await call.read()
+    assert hub.subscribers == 0
+
+
+async def test_port_in_use():
+    first = RpcServer()
+    port = first.bind("127.0.0.1", 0)
+    await first.start()
+    with pytest.raises(ConfigError, match=f"port {port} is in use on 127.0.0.1; choose another with --port"):
+        RpcServer().bind("127.0.0.1", port, setting="--port")
+    await first.stop(0.0)
+
+
+async def test_an_address_that_is_not_ours():
+    with pytest.raises(ConfigError, match=r"cannot listen on 203\.0\.113\.1:0 .* choose another .* gateway\.host"):
+        RpcServer().bind("203.0.113.1", 0)
+
+
+@pytest.mark.parametrize(
+    ("address", "parts"),
+    [("127.0.0.1:5", ("127.0.0.1", 5)), ("[::1]:50051", ("::1", 50051)), ("gate.local:65535", ("gate.local", 65535))],
+)
+def test_split_address(address, parts):
+    assert split_address(address) == parts
+
+
+@pytest.mark.parametrize("address", ["", "localhost", ":50051", "host:", "host:http", "host:0", "host:65536"])
+def test_not_an_address(address):
+    with pytest.raises(ConfigError, match="write HOST:PORT"):
+        split_address(address)
+
+
+async def test_channels_are_shared_and_given_back():
+    pool = ChannelPool()
+    async with pool.lease("127.0.0.1:1") as one:
+        async with pool.lease("127.0.0.1:1") as two, pool.lease("127.0.0.1:2"):
+            assert one is two
+            assert len(pool) == 2
+        assert len(pool) == 1
+    assert len(pool) == 0
