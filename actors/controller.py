@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -57,6 +58,10 @@ class Controller:
     async def ready(self) -> bool:
         """True as soon as the process takes calls."""
         return True
+
+    async def process_id(self) -> int:
+        """Of this process, for operators and tests."""
+        return os.getpid()
 
     async def stop(self) -> None:
         """Forget what was kept for a restart."""

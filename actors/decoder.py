@@ -47,6 +47,10 @@ class Decoder:
         """True as soon as the process takes calls."""
         return True
 
+    async def process_id(self) -> int:
+        """Of this process, for operators and tests."""
+        return os.getpid()
+
     async def stop(self) -> None:
         """End every camera."""
         self._main.cancel()

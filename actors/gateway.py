@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -56,6 +57,10 @@ class Gateway:
     async def ready(self) -> GatewayAddresses:
         """Addresses as soon as everything listens; raises ``ConfigError`` when a port is taken."""
         return await asyncio.shield(self._started)
+
+    async def process_id(self) -> int:
+        """Of this process, for operators and tests."""
+        return os.getpid()
 
     async def stop(self) -> None:
         """Stop listening; running calls get a second."""

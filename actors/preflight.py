@@ -17,6 +17,8 @@ def preflight(config: SightlineConfig) -> SightlineConfig:
         ConfigError: one sentence that names what to change.
     """
     check_model(config.model.name)
+    if config.cluster.ray_address is not None:
+        check_ray(config.cluster.ray_address)
     gateway = config.gateway
     port = free_port(gateway.host, gateway.port, "gateway.port")
     metrics_port = free_port(gateway.host, gateway.metrics_port, "gateway.metrics_port")
@@ -45,4 +47,22 @@ def free_port(host: str, port: int, key: str) -> int:
     except OSError as error:
         raise ConfigError(
             f"cannot listen on {host}:{port}: {error.strerror or error}; choose another {key}, or 0 for any free one"
+        ) from None
+
+
+def check_ray(address: str) -> None:
+    """Whether anything listens at a Ray cluster's address: Ray itself would try for minutes.
+
+    Raises:
+        ConfigError: nothing does.
+    """
+    host, colon, port = address.removeprefix("ray://").rpartition(":")
+    if not colon or not port.isdigit():
+        return  # "auto" and the like: Ray knows where to look.
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=5.0).close()
+    except OSError as error:
+        raise ConfigError(
+            f"no Ray cluster answers at {address!r} (cluster.ray_address): {error.strerror or error}; "
+            "start one with `ray start --head`, or leave the key out to start one on this machine"
         ) from None

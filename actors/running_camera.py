@@ -108,9 +108,16 @@ class RunningCamera:
 
     def _count_lost(self) -> None:
         with self._lock:
+            self._settle()
             lost = self._in_flight.lose()
             self._lost += lost
         metrics.lose_window(lost)
+
+    def _settle(self) -> None:
+        """Learn from the acknowledgements, which come with frames: the newest answer is known one frame later."""
+        lane = self._sender.status(self.settings.name)
+        if lane is not None and lane.address == self.address:
+            self._in_flight.settled(lane.windows_done + lane.windows_gated + lane.windows_dropped)
 
     def _send(self, sample: FrameSample) -> None:
         """The pipeline's sink. Raises ``CapacityError`` when the frame was dropped: the next one will be fresh."""
@@ -154,10 +161,8 @@ class RunningCamera:
     def report(self) -> CameraReport:
         """For the heartbeat; also brings this process's metrics up to date."""
         status = self._pipeline.status()
-        lane = self._sender.status(self.settings.name)
         with self._lock:
-            if lane is not None and lane.address == self.address:
-                self._in_flight.settled(lane.windows_done + lane.windows_gated + lane.windows_dropped)
+            self._settle()
             windows = {"windows_lost": self._lost, "windows_dropped": self._dropped}
         self._totals.update("pipeline", _counts(status))
         state: CameraStateName = status.state.value

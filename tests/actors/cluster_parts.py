@@ -1,0 +1,94 @@
+"""Configuration, an answer collector and waiting, for tests against a running cluster."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import psutil
+
+from cluster.config import SightlineConfig, load_config
+from cluster.errors import SightlineError, UnavailableError
+from cluster.rpc.client import GatewayClient
+from cluster.types import Answer
+
+WAIT_S = 60.0
+QUESTION = {"id": "person", "text": "Is there a person?"}
+
+
+def configuration(cameras: list[dict[str, Any]], **cluster: Any) -> SightlineConfig:
+    return load_config(
+        None,
+        {
+            "model": {"name": "tiny-qwen2_5_vl", "threads": 1},
+            "gateway": {"port": 0, "metrics_port": 0},
+            "sampling": {"anchor_interval_s": 4},
+            "window": {"length_s": 4, "stride_s": 2, "static_gate": False},
+            "questions": [QUESTION],
+            "cameras": cameras,
+            "cluster": {"heartbeat_s": 0.25, "heartbeat_timeout_s": 8, **cluster},
+        },
+    )
+
+
+def until(what: str, condition: Callable[[], Any], timeout_s: float = WAIT_S) -> Any:
+    """The condition's value once it is true; the cluster may be unavailable meanwhile."""
+    deadline = time.monotonic() + timeout_s
+    last: object = None
+    while True:
+        try:
+            if value := condition():
+                return value
+            last = value
+        except UnavailableError as error:
+            last = error
+        assert time.monotonic() < deadline, f"{what} did not come within {timeout_s} s; last: {last!r}"
+        time.sleep(0.05)
+
+
+class Answers:
+    """Watches a gateway on a thread of its own, through the gateway's restarts."""
+
+    def __init__(self, address: str) -> None:
+        self._address = address
+        self._answers: list[Answer] = []
+        self._lock = threading.Lock()
+        self._stopped = threading.Event()
+        self._client: GatewayClient | None = None
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        while not self._stopped.is_set():
+            with contextlib.suppress(SightlineError, ValueError), GatewayClient(self._address) as self._client:
+                for answer, _ in self._client.watch():
+                    with self._lock:
+                        self._answers.append(answer)
+            self._stopped.wait(0.1)
+
+    def of(self, camera: str) -> list[Answer]:
+        with self._lock:
+            return [answer for answer in self._answers if answer.stream == camera]
+
+    def wait_for_more(self, camera: str, count: int = 1, timeout_s: float = WAIT_S) -> None:
+        before = len(self.of(camera))
+        until(f"{count} more answers of {camera}", lambda: len(self.of(camera)) >= before + count, timeout_s)
+
+    def stop(self) -> None:
+        self._stopped.set()
+        if self._client is not None:
+            self._client.close()
+        self._thread.join(5)
+
+
+def ray_processes() -> list[psutil.Process]:
+    """Processes of any Ray under this one."""
+    found = []
+    for process in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.Error):
+            if any("ray" in part for part in [process.name(), *process.cmdline()[:2]]):
+                found.append(process)
+    return found

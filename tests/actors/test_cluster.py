@@ -1,0 +1,222 @@
+"""A whole cluster, end to end: answers, errors, removals, and every process killed once."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import threading
+import urllib.request
+
+import pytest
+import ray
+from cluster_parts import Answers, ray_processes, until
+
+from actors.remote import CONTROLLER, GATEWAY, NAMESPACE
+from actors.runtime import Cluster
+from cluster.codec import FileSource
+from cluster.errors import CameraExistsError, ConfigError, UnknownCameraError
+from cluster.rpc.client import GatewayClient
+from cluster.rpc.push import PushAgent
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
+
+PULLED = ("gate", "yard")
+
+
+@pytest.fixture(scope="module")
+def client(cluster):
+    with GatewayClient(cluster.gateway_address) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def agent(cluster, clip):
+    """An edge agent that pushes the clip to camera ``dock``, over and over."""
+    source = FileSource(clip, loop=True, realtime=True, speed=4)
+    agent = PushAgent(source, cluster.gateway_address, "dock")
+    loop = asyncio.new_event_loop()
+    running = loop.create_task(agent.run())
+    thread = threading.Thread(target=lambda: loop.run_until_complete(asyncio.wait([running])), daemon=True)
+    thread.start()
+    yield agent
+    loop.call_soon_threadsafe(running.cancel)
+    thread.join(10)
+
+
+def kill_actor(name: str) -> int:
+    """SIGKILL to a named actor's process; returns its process id."""
+    pid = ray.get(ray.get_actor(name, namespace=NAMESPACE).process_id.remote())
+    os.kill(pid, signal.SIGKILL)
+    return pid
+
+
+def test_pulled_and_pushed_cameras_give_answers(client, answers: Answers, agent) -> None:
+    for camera in (*PULLED, "dock"):
+        answers.wait_for_more(camera, 3)
+        [first, *_] = answers.of(camera)
+        assert first.question == "person"
+        assert 0 <= first.score <= 1
+        assert first.tokens.full >= first.tokens.kept > 0
+        assert [a.window for a in answers.of(camera)] == sorted({a.window for a in answers.of(camera)})
+
+    def complete():
+        statuses = {status.name: status for status in client.cameras_list()}
+        return statuses if all(s.windows_done and s.last_answers for s in statuses.values()) else None
+
+    statuses = until("windows in the list", complete)
+    assert sorted(statuses) == ["dock", "gate", "yard"]
+    for status in statuses.values():
+        assert (status.state, status.reason) == ("running", "")
+        assert (status.codec, status.width, status.height, status.cue) == ("h264", 160, 96, "vectors+luma")
+        assert status.replica == "replica-0"
+        assert status.tokens_full > status.tokens_kept >= 1
+        assert (status.windows_lost, status.windows_dropped) == (0, 0)
+    assert {status.decoder for status in statuses.values()} == {"decoder-0", "decoder-1"}
+
+
+def test_broken_cameras_say_why_and_others_go_on(client, answers: Answers, tmp_path) -> None:
+    rubbish = tmp_path / "rubbish.mp4"
+    rubbish.write_bytes(b"this is no video" * 100)
+    client.camera_add("rubbish", str(rubbish))
+    client.camera_add("missing", str(tmp_path / "nothing.mp4"))
+    for camera, word in (("rubbish", "rubbish.mp4"), ("missing", "nothing.mp4")):
+        until(f"{camera} to fail", lambda camera=camera: client.camera_get(camera).state == "error")
+        assert word in client.camera_get(camera).reason
+    answers.wait_for_more("gate", 2)
+    for camera in ("rubbish", "missing"):
+        client.camera_remove(camera)
+
+
+def test_bad_requests_change_nothing(client, clip) -> None:
+    with pytest.raises(CameraExistsError, match="gate"):
+        client.camera_add("gate", "rtsp://elsewhere/stream")
+    with pytest.raises(ConfigError, match="strde_s"):
+        client.camera_add("new", str(clip), settings={"window": {"strde_s": 2}})
+    with pytest.raises(UnknownCameraError, match="did you mean 'gate'"):
+        client.camera_remove("gates")
+    assert [status.name for status in client.cameras_list()] == ["dock", "gate", "yard"]
+
+
+def test_file_as_fast_as_it_goes_loses_no_window_and_ends(client, answers: Answers, clip) -> None:
+    client.camera_add("archive", str(clip))
+    until("the end", lambda: client.camera_get("archive").state == "ended")
+    until("all windows", lambda: client.camera_get("archive").windows_done == 12)
+    status = client.camera_get("archive")
+    assert (status.windows_dropped, status.windows_lost, status.frames_decoded) == (0, 0, 300)
+    until("all answers", lambda: [a.window for a in answers.of("archive")] == list(range(12)))
+    client.camera_remove("archive")
+
+
+def test_removed_camera_is_gone_and_may_come_back(client, answers: Answers, clip) -> None:
+    playing = {"source_options": {"loop": True, "realtime": True, "speed": 4}}
+    client.camera_add("guest", str(clip), settings=playing)
+    answers.wait_for_more("guest", 2)
+    client.camera_remove("guest")
+    with pytest.raises(UnknownCameraError):
+        client.camera_get("guest")
+    assert "guest" not in [status.name for status in client.cameras_list()]
+    until("its series to go", lambda: 'camera="guest"' not in page(client))
+    client.camera_add("guest", str(clip), settings=playing)
+    answers.wait_for_more("guest", 2)
+    assert answers.of("guest")[-1].window <= 3, "a camera that comes back begins anew"
+    client.camera_remove("guest")
+
+
+def page(client: GatewayClient) -> str:
+    address = ray.get(ray.get_actor(GATEWAY, namespace=NAMESPACE).ready.remote()).metrics
+    with urllib.request.urlopen(f"http://{address}/metrics", timeout=10) as reply:
+        return reply.read().decode()
+
+
+def sample(text: str, name: str, label: str = "") -> float:
+    [line, *_] = [line for line in text.splitlines() if line.startswith(name) and label in line]
+    return float(line.rsplit(" ", 1)[1])
+
+
+def test_metrics_of_every_process_are_on_one_page(cluster: Cluster, client) -> None:
+    text = until("all processes", lambda: (text := page(client)) and 'process="replica-0"' in text and text)
+    for process in ("gateway", "controller", "decoder-0", "decoder-1", "replica-0"):
+        assert f'process_resident_memory_bytes{{process="{process}"}}' in text
+    assert 'sightline_camera_state{camera="gate",process="decoder-' in text
+    done = [
+        line for line in text.splitlines() if line.startswith("sightline_windows_total") and 'result="done"' in line
+    ]
+    assert float(done[0].rsplit(" ", 1)[1]) > 0
+    packets = [line for line in text.splitlines() if line.startswith("sightline_ingest_packets_total")]
+    assert float(packets[0].rsplit(" ", 1)[1]) > 0
+
+
+def test_killed_replica_comes_back_and_only_windows_in_flight_are_lost(
+    cluster: Cluster, client, answers: Answers
+) -> None:
+    before = cluster.readiness().replicas["replica-0"]
+    os.kill(before.pid, signal.SIGKILL)
+    until("a new replica", lambda: cluster.readiness().replicas.get("replica-0", before).pid != before.pid)
+    for camera in (*PULLED, "dock"):
+        answers.wait_for_more(camera, 3)
+        lost = until(f"{camera}'s loss to be told", lambda camera=camera: client.camera_get(camera).windows_lost)
+        # The stride in the making, one that waits for its acknowledgement, one in the engine.
+        assert 1 <= lost <= 3
+    for camera in PULLED:
+        check_books(client, answers, camera)
+
+
+def check_books(client: GatewayClient, answers: Answers, camera: str) -> None:
+    """Every stride from the first answer to the last is done, dropped or lost, give or take the edges of each gap."""
+    mine = answers.of(camera)
+    strides = (mine[-1].end - mine[0].end) / 2_000_000 + 1
+    status = client.camera_get(camera)
+    accounted = status.windows_done + status.windows_dropped + status.windows_lost
+    assert abs(accounted - strides) <= 4, (accounted, strides, status)
+
+
+def test_killed_decoder_comes_back_with_its_cameras_and_the_agent_stays(
+    cluster: Cluster, client, answers: Answers, agent
+) -> None:
+    reconnects = agent.status.reconnects
+    for name in ("decoder-0", "decoder-1"):
+        before = cluster.readiness().decoders[name]
+        cameras = [status.name for status in client.cameras_list() if status.decoder == name]
+        lost = {camera: client.camera_get(camera).windows_lost for camera in cameras}
+        os.kill(before.pid, signal.SIGKILL)
+        until("the decoder", lambda name=name, b=before: cluster.readiness().decoders[name].instance != b.instance)
+        for camera in cameras:
+            answers.wait_for_more(camera, 3)
+            status = client.camera_get(camera)
+            assert (status.decoder, status.state) == (name, "running")
+            assert status.windows_lost - lost[camera] <= 1, "a decoder takes one window in the making with it"
+    assert agent.status.reconnects == reconnects, "the gateway kept the agent's connection"
+    assert agent.status.dropped == agent.status.cluster_dropped == 0
+
+
+def test_killed_controller_remembers_cameras_added_while_it_ran(client, answers: Answers, clip) -> None:
+    client.camera_add("late", str(clip), settings={"source_options": {"loop": True, "realtime": True, "speed": 4}})
+    answers.wait_for_more("late", 1)
+    before = {status.name: (status.decoder, status.replica) for status in client.cameras_list()}
+    windows = {camera: answers.of(camera)[-1].window for camera in before}
+    kill_actor(CONTROLLER)
+    listed = until("the controller", lambda: client.cameras_list())
+    assert {status.name: (status.decoder, status.replica) for status in listed} == before
+    for camera in before:
+        answers.wait_for_more(camera, 2)
+        assert answers.of(camera)[-1].window > windows[camera], "its window went on"
+    until("statuses", lambda: all(status.state == "running" for status in client.cameras_list()))
+    client.camera_remove("late")
+
+
+def test_killed_gateway_is_back_on_its_port(client, answers: Answers, agent) -> None:
+    kill_actor(GATEWAY)
+    assert until("the gateway", lambda: len(client.cameras_list())) == 3
+    for camera in (*PULLED, "dock"):
+        answers.wait_for_more(camera, 2)
+    assert agent.status.reconnects >= 1
+
+
+def test_stopping_leaves_no_process(cluster: Cluster) -> None:
+    mine = ray_processes()
+    assert mine
+    cluster.stop()
+    assert [process for process in mine if process.is_running()] == []
+    assert not ray.is_initialized()
+    cluster.stop()

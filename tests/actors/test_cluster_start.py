@@ -1,0 +1,67 @@
+"""What is wrong is said in one line, and nothing is left running."""
+
+from __future__ import annotations
+
+import json
+import socket
+
+import pytest
+import ray
+from cluster_parts import configuration, ray_processes
+
+from actors.runtime import Cluster
+from cluster.config import SightlineConfig
+from cluster.errors import ConfigError, ModelError
+
+
+def with_gateway(**changes) -> SightlineConfig:
+    config = configuration([])
+    return config.model_copy(update={"gateway": config.gateway.model_copy(update=changes)})
+
+
+def refused(config: SightlineConfig, kind: type[ConfigError], reason: str) -> None:
+    with pytest.raises(kind, match=reason) as caught:
+        Cluster(config).start()
+    assert "\n" not in str(caught.value)
+    assert caught.value.exit_code == 2
+    assert not ray.is_initialized()
+    assert ray_processes() == []
+
+
+@pytest.mark.parametrize("key", ["port", "metrics_port"])
+def test_port_in_use(key: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        refused(
+            with_gateway(**{key: port}), ConfigError, rf"127\.0\.0\.1:{port}: Address already in use.*gateway\.{key}"
+        )
+
+
+def test_address_of_another_machine() -> None:
+    refused(with_gateway(host="203.0.113.9"), ConfigError, r"cannot listen on 203\.0\.113\.9")
+
+
+def test_unknown_model_and_wrong_family(tmp_path) -> None:
+    config = configuration([])
+    missing = config.model_copy(update={"model": config.model.model_copy(update={"name": "tiny-nothing"})})
+    refused(missing, ModelError, "no model 'tiny-nothing'")
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llava"}))
+    wrong = config.model_copy(update={"model": config.model.model_copy(update={"name": str(tmp_path)})})
+    refused(wrong, ModelError, "family 'llava'")
+
+
+def test_no_ray_cluster_at_the_address() -> None:
+    refused(configuration([], ray_address="127.0.0.1:1"), ConfigError, "no Ray cluster answers")
+
+
+@pytest.mark.cluster
+@pytest.mark.timeout(120)
+def test_checkpoint_that_does_not_load_stops_everything(tmp_path) -> None:
+    """Only the replica can find out, after everything else was started."""
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen2_5_vl"}))
+    config = configuration([])
+    refused(
+        config.model_copy(update={"model": config.model.model_copy(update={"name": str(tmp_path)})}),
+        ModelError,
+        "cannot be loaded",
+    )
