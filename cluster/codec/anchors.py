@@ -46,4 +46,4 @@ class AnchorRule:
 
     def _overdue(self, time: int) -> bool:
         long_gop = self._distance is not None and self._distance > self._interval + self._tolerance
-        return long_gop or self._last_intra is None or time - self._last_intra > self._interval
+        return long_gop or self._last_intra is None or time - self._last_intra >= self._interval - self._tolerance

@@ -246,6 +246,8 @@ class CodecProcessor:
                     self._lose()
                     return None
             self._fresh = True
+            self._sampling.reset()
+            self._anchors.reset()
             view = self._view = _View(self.stats.codec, frame.width, frame.height, self._geometry)
             self.stats.width, self.stats.height = frame.width, frame.height
         pts = frame.pts if frame.pts is not None else frame.dts
@@ -307,7 +309,6 @@ class CodecProcessor:
 
     def _sample(self, frame: VideoFrame, time: int, view: _View) -> SampledFrame | None:
         if self._fresh:
-            self._anchors.reset()
             view.change.reset()
         try:
             rgb, luma = view.scaler(frame)

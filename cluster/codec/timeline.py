@@ -33,7 +33,7 @@ class Timeline:
     def __init__(self, max_gap_s: float) -> None:
         self.missing = self.repeated = self.jumps = 0
         self._max_gap = int(max_gap_s * MICROSECONDS)
-        self._interval = _DEFAULT_INTERVAL
+        self._interval: int | None = None
         self._last: int | None = None
         self._unplaced = 0
 
@@ -51,7 +51,8 @@ class Timeline:
         step = pts - self._last
         if 0 < step <= self._max_gap:
             # A slow average: one long pause must not stretch the interval that missing times are filled with.
-            self._interval += (min(step, 4 * self._interval) - self._interval) // 8
+            usual = self._interval or step
+            self._interval = usual + (min(step, 4 * usual) - usual) // 8
             return self._at(pts)
         if -_REPEAT < step <= 0:
             self.repeated += 1
@@ -70,11 +71,12 @@ class Timeline:
         return Moment(None)
 
     def _extrapolate(self) -> Moment:
+        interval = self._interval or _DEFAULT_INTERVAL
         if self._last is None:
             if self._unplaced < _PATIENCE:
                 return self._pass_over()
-            self._last = -self._interval
-        self._last += self._interval
+            self._last = -interval
+        self._last += interval
         return Moment(self._last)
 
 

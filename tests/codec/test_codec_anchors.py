@@ -36,7 +36,7 @@ def anchors(gop_s: float | None, *, interval_s: float = 8.0, until_s: float = 60
         # An I-frame between two samples: the next sample.
         (4.3, [0, 9, 17.5, 26, 34.5, 43, 52]),
         # Forced: no second I-frame, or too far apart.
-        (None, [0, 8.5, 16.5, 24.5, 32.5, 40.5, 48.5, 56.5]),
+        (None, [0, 8, 16, 24, 32, 40, 48, 56]),
     ],
 )
 def test_anchors_follow_i_frames_no_closer_than_the_interval(gop_s: float | None, expected: list[float]) -> None:

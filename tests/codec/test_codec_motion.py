@@ -1,0 +1,206 @@
+from __future__ import annotations
+
+import gc
+from pathlib import Path
+
+import av
+import numpy as np
+import pytest
+from codec_clips import GEOMETRY, encode, process, read, texture
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cluster.codec.motion import VECTOR, MotionField, frame_vectors
+from cluster.codec.reorder import ReferenceDistance
+from cluster.types import PatchGrid
+
+WIDTH, HEIGHT = 192, 128
+CLEAN = {"preset": "medium", "crf": "12", "x264-params": "scenecut=0:me=umh:ref=1:weightp=0"}
+
+
+def pan(frames: int, dx: int, dy: int) -> list[np.ndarray]:
+    world = texture(WIDTH + 400, HEIGHT + 400)
+    return [world[200 - dy * i : 200 - dy * i + HEIGHT, 200 - dx * i : 200 - dx * i + WIDTH] for i in range(frames)]
+
+
+@pytest.mark.parametrize("b_frames", [0, 3])
+@pytest.mark.parametrize(("dx", "dy"), [(3, 0), (0, -2), (-4, 3)])
+def test_a_pan_is_measured_in_pixels(tmp_path: Path, b_frames: int, dx: int, dy: int) -> None:
+    path = encode(tmp_path / "pan.mp4", pan(41, dx, dy), gop=200, b_frames=b_frames, options=CLEAN)
+    _, samples = process(*read(path), fps=4)
+    # The picture's edge shows new content, which has no motion to measure.
+    inside = np.s_[3:-3, 3:-3]
+    for sample in samples[2:]:
+        assert sample.change.frames == 5
+        assert np.median(sample.change.net_motion[inside]) == pytest.approx(5 * np.hypot(dx, dy), rel=0.05)
+        assert np.median(sample.change.max_motion[inside]) == pytest.approx(np.hypot(dx, dy), rel=0.15)
+
+
+@pytest.mark.parametrize("b_frames", [0, 2])
+def test_a_moving_square_moves_and_its_background_does_not(tmp_path: Path, b_frames: int) -> None:
+    scene, square = texture(WIDTH, HEIGHT, 3), texture(64, 64, 4)
+    pictures = []
+    for index in range(31):
+        picture = scene.copy()
+        picture[32:96, 16 + 3 * index : 80 + 3 * index] = square
+        pictures.append(picture)
+    path = encode(tmp_path / "square.mp4", pictures, gop=200, b_frames=b_frames, options=CLEAN)
+    _, samples = process(*read(path), fps=5)
+    assert [sample.change.frames for sample in samples] == [0] + [4] * 7
+    for sample in samples[2:]:
+        index = round(sample.pts * 20 / 1e6)
+        left, right = 16 + 3 * (index - 4), 80 + 3 * index
+        change = sample.change
+        # Cells of 8 pixels that the square covers over all four pictures, a macroblock clear of its edges.
+        core = change.net_motion[48 // 8 : 80 // 8, -(-(left + 12 + 16) // 8) : (right - 12 - 16) // 8]
+        assert core.size
+        assert np.median(core) == pytest.approx(12, rel=0.1)
+        away = np.ones(change.net_motion.shape, bool)
+        away[(32 - 16) // 8 : (96 + 16) // 8, max(0, (left - 16) // 8) : -(-(right + 16) // 8)] = False
+        assert away.any()
+        assert change.net_motion[away].max() < 0.5
+        assert change.intra[away].max() == 0.0
+        assert change.luma[away].max() < 2.0
+        assert change.luma[48 // 8 : 80 // 8, left // 8 : right // 8].max() > 10.0
+
+
+def test_new_content_is_intra_and_only_there(tmp_path: Path) -> None:
+    scene = texture(WIDTH, HEIGHT, 3)
+    noise = np.random.default_rng(1).integers(0, 255, (32, 32), dtype=np.uint8)
+    appeared = scene.copy()
+    appeared[48:80, 96:128] = noise
+    pictures = [scene] * 6 + [appeared] * 6
+    path = encode(tmp_path / "new.mp4", pictures, gop=200, options=CLEAN)
+    _, samples = process(*read(path), fps=5)
+    change = samples[2].change
+    inside = np.zeros(change.intra.shape, bool)
+    inside[48 // 8 : 80 // 8, 96 // 8 : 128 // 8] = True
+    assert change.intra[inside].mean() > 0.7
+    assert change.intra[~inside].max() == 0.0
+    assert samples[1].change.intra.max() == 0.0
+
+
+def test_a_cut_without_a_keyframe_is_all_new(tmp_path: Path) -> None:
+    pictures = [texture(WIDTH, HEIGHT, 3)] * 6 + [np.random.default_rng(5).integers(0, 255, (HEIGHT, WIDTH), np.uint8)]
+    path = encode(tmp_path / "cut.mp4", pictures + pictures[-1:] * 4, gop=200, options=CLEAN)
+    _, samples = process(*read(path), fps=5)
+    assert samples[2].change.intra.mean() > 0.9
+
+
+def test_pictures_are_freed_as_they_go(tmp_path: Path) -> None:
+    path = encode(tmp_path / "pan.mp4", pan(9, 3, 0), gop=200, options=CLEAN)
+    gc.collect()
+    gc.disable()
+    before = pictures_alive()
+    try:
+        with av.open(str(path)) as container:
+            stream = container.streams.video[0]
+            stream.codec_context.options = {"flags2": "+export_mvs"}
+            for frame in container.decode(stream):
+                assert (frame_vectors(frame) is None) == frame.key_frame
+        # The loop's own variable and the generator hold the last one or two.
+        assert pictures_alive() - before <= 2
+    finally:
+        gc.enable()
+
+
+def pictures_alive() -> int:
+    return sum(isinstance(thing, av.VideoFrame) for thing in gc.get_objects())
+
+
+# -- the field itself, against a rasterisation of every pixel -----------------------------------
+SHAPES = [[(16, 16, 0, 0)], [(16, 8, 0, 0), (16, 8, 0, 8)], [(8, 16, 0, 0), (8, 16, 8, 0)]]
+SHAPES.append([(8, 8, x, y) for y in (0, 8) for x in (0, 8)])
+
+
+@st.composite
+def pictures(draw: st.DrawFn) -> tuple[np.ndarray, int, int]:
+    cols, rows = draw(st.integers(2, 6)), draw(st.integers(2, 6))
+    random = np.random.default_rng(draw(st.integers(0, 2**32)))
+    entries = []
+    for row in range(rows):
+        for col in range(cols):
+            if random.random() < 0.2:
+                continue
+            for w, h, x, y in SHAPES[random.integers(len(SHAPES))]:
+                for source in (-1, 1)[: 1 + int(random.random() < 0.3)]:
+                    motion = random.integers(-40, 41, 2) * int(random.random() < 0.7)
+                    entries.append(
+                        (source, w, h, 16 * col + x + w // 2, 16 * row + y + h // 2, motion[0], motion[1], 4)
+                    )
+    return np.array(entries, dtype=VECTOR), cols * 16, rows * 16
+
+
+def rasterise(vectors: np.ndarray, width: int, height: int, past: float, future: float) -> tuple[np.ndarray, ...]:
+    """Per pixel: summed displacement and weight of its macroblock, fastest vector of its macroblock, uncovered."""
+    total = np.zeros((height // 16, width // 16, 3))
+    fastest = np.zeros((height // 16, width // 16))
+    for vector in vectors:
+        factor = (-past if vector["source"] < 0 else future) / 4
+        x, y = vector["motion_x"] * factor, vector["motion_y"] * factor
+        area = int(vector["w"]) * int(vector["h"])
+        cell = vector["dst_y"] // 16, vector["dst_x"] // 16
+        total[cell] += area * x, area * y, area
+        fastest[cell] = max(fastest[cell], np.hypot(x, y))
+    covered = total[..., 2] > 0
+    weight = np.where(covered, total[..., 2], 1)
+    planes = total[..., 0] / weight, total[..., 1] / weight, fastest, ~covered
+    return tuple(plane.repeat(16, 0).repeat(16, 1) for plane in planes)
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.lists(pictures(), min_size=1, max_size=1), st.integers(1, 3), st.sampled_from([(1.0, 1.0), (0.5, 0.25)]))
+def test_the_field_equals_a_rasterisation(
+    given_pictures: list[tuple[np.ndarray, int, int]], repeats: int, factors: tuple[float, float]
+) -> None:
+    vectors, width, height = given_pictures[0]
+    if not len(vectors):
+        return
+    # Cells of 8 x 16 pixels and then 32 x 16: smaller and larger than a macroblock.
+    for cell_width in (8, 32):
+        rows, cols = height // 16, -(-width // cell_width)
+        if width % cell_width:
+            continue
+        field = MotionField(width, height, PatchGrid(rows, cols, 8, 1, 1))
+        for _ in range(repeats):
+            field.add(vectors, *factors)
+        most, net, intra = field.take()
+        x, y, fastest, uncovered = rasterise(vectors, width, height, *factors)
+
+        def cells(plane: np.ndarray, cell_width: int = cell_width, shape: tuple[int, int] = (rows, cols)) -> np.ndarray:
+            return plane.reshape(shape[0], 16, shape[1], cell_width).astype(float)
+
+        expected = np.hypot(cells(x).mean((1, 3)), cells(y).mean((1, 3))) * repeats
+        np.testing.assert_allclose(net, expected, rtol=1e-4, atol=1e-4)
+        np.testing.assert_allclose(most, cells(fastest).max((1, 3)), rtol=1e-5)
+        np.testing.assert_allclose(intra, cells(uncovered).mean((1, 3)), atol=1e-6)
+        assert all(not plane.any() for plane in field.take())
+
+
+def test_blocks_hidden_by_cropping_are_ignored() -> None:
+    field = MotionField(32, 24, PatchGrid(3, 4, 8, 1, 1))
+    hidden = np.array([(-1, 16, 16, 8, 56, 40, 0, 4), (-1, 16, 16, 8, 8, 8, 0, 4)], dtype=VECTOR)
+    field.add(hidden, 1.0, 1.0)
+    most, _, intra = field.take()
+    assert most[0, 0] == 2.0
+    assert most.max() == 2.0
+    assert intra[0, 0] == 0.0
+    assert intra[0, 3] == 1.0
+
+
+def test_vectors_are_shared_out_over_the_pictures_they_span() -> None:
+    # Decoded I0 P3 B1 B2 (B1, B2 not references), shown 0 1 2 3.
+    order = ReferenceDistance()
+    for pts, reference in ((0, True), (3, True), (1, False), (2, False)):
+        order.decoded(pts, reference)
+    assert order.shown(0, True) == (1.0, 1.0)
+    assert order.shown(1, True) == (1.0, 0.5)
+    assert order.shown(2, True) == (0.5, 1.0)
+    assert order.shown(3, True) == (pytest.approx(1 / 3), 1.0)
+    assert order.shown(None, True) == (1.0, 1.0)
+    assert order.shown(7, False) == (1.0, 1.0)
+
+
+def test_geometry_of_the_tests_is_eight_pixel_cells() -> None:
+    grid = GEOMETRY.grid(WIDTH, HEIGHT)
+    assert (grid.rows, grid.cols, grid.height, grid.width) == (16, 24, HEIGHT, WIDTH)

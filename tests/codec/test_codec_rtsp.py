@@ -1,0 +1,212 @@
+"""Against a real server: GStreamer's, in a process of its own that can be killed and frozen."""
+
+from __future__ import annotations
+
+import itertools
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from codec_clips import FPS, GEOMETRY, encode, seconds, walk
+from rtsp_server import RtspServer
+
+from cluster.codec import Backoff, CameraState, RtspSource, SourceStatus, SourceSupervisor
+from cluster.codec.processor import CodecOptions, CodecProcessor
+from cluster.errors import SourceError
+from cluster.types import SampledFrame
+
+QUICK = Backoff(first_s=0.05, longest_s=0.2)
+PATIENCE_S = 30.0
+
+
+@pytest.fixture(scope="module")
+def videos(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("rtsp")
+    return {
+        "/short": encode(folder / "short.mp4", walk(30)),
+        "/b_frames": encode(folder / "b.mp4", walk(30), b_frames=2),
+        "/hevc": encode(folder / "hevc.mp4", walk(30), "libx265"),
+        # Longer than any test lasts.
+        "/long": encode(folder / "long.mp4", walk(1200)),
+    }
+
+
+@pytest.fixture
+def server(videos: dict[str, Path]) -> Iterator[RtspServer]:
+    with RtspServer(videos) as running:
+        yield running
+
+
+class Camera:
+    """A supervised source and its processor in a thread, as a decoder process runs them."""
+
+    def __init__(self, source: RtspSource) -> None:
+        self.processor = CodecProcessor(GEOMETRY, CodecOptions(fps=FPS))
+        self.supervisor = SourceSupervisor(source, QUICK)
+        self.told: list[SourceStatus] = []
+        self.samples: list[SampledFrame] = []
+        self._changed = threading.Condition()
+        self.thread = threading.Thread(target=self._run, daemon=True)
+        self.thread.start()
+
+    def _run(self) -> None:
+        self.supervisor.run(self.processor.open, self._feed, self._tell)
+
+    def _feed(self, packet: object) -> None:
+        samples = self.processor.feed(packet)
+        with self._changed:
+            self.samples += samples
+            self._changed.notify_all()
+
+    def _tell(self, status: SourceStatus) -> None:
+        with self._changed:
+            self.told.append(status)
+            self._changed.notify_all()
+
+    def wait(self, condition: Callable[[], bool], what: str) -> None:
+        with self._changed:
+            assert self._changed.wait_for(condition, PATIENCE_S), f"{what}; told {self.told}"
+
+    def wait_for(self, state: CameraState, reason: str = "", after: int = 0) -> SourceStatus:
+        def found() -> list[SourceStatus]:
+            return [each for each in self.told[after:] if each.state is state and reason in each.reason]
+
+        self.wait(lambda: bool(found()), f"never {state} with {reason!r}")
+        return found()[0]
+
+    def wait_for_samples(self, more: int = 5) -> None:
+        before = len(self.samples)
+        self.wait(lambda: len(self.samples) >= before + more, "no samples")
+
+    def stop(self) -> None:
+        self.supervisor.stop()
+        self.thread.join(PATIENCE_S)
+        assert not self.thread.is_alive()
+
+
+@pytest.mark.parametrize("mount", ["/short", "/b_frames", "/hevc"])
+def test_a_camera_plays(server: RtspServer, mount: str) -> None:
+    source = RtspSource(server.url(mount))
+    header = source.open()
+    assert header.codec == ("hevc" if mount == "/hevc" else "h264")
+    processor = CodecProcessor(GEOMETRY, CodecOptions(fps=FPS))
+    processor.open(header)
+    packets = list(source.packets())
+    samples = [sample for packet in packets for sample in processor.feed(packet)] + processor.drain()
+    assert [packet.sequence for packet in packets] == list(range(30))
+    # The first packet of a session may have no time yet.
+    assert 29 <= len(samples) <= 30
+    assert all(
+        seconds(after) - seconds(before) == pytest.approx(1 / FPS, abs=0.005)
+        for before, after in itertools.pairwise(samples)
+    )
+    assert not processor.stats.distrusted
+    assert processor.stats.frames_decoded == 30
+    assert not source.ended
+
+
+def test_a_wrong_path_says_so(server: RtspServer) -> None:
+    with pytest.raises(SourceError, match=r"has no stream at this path \(RTSP 404\)") as failure:
+        RtspSource(server.url("/nobody")).open()
+    assert failure.value.retryable
+
+
+def test_a_refused_connection_says_so_without_the_password() -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    with pytest.raises(SourceError, match="refuses the connection") as failure:
+        RtspSource(f"rtsp://admin:secret@127.0.0.1:{port}/1").open()
+    assert failure.value.retryable
+    assert "secret" not in str(failure.value)
+    assert "admin" not in str(failure.value)
+
+
+def test_a_silent_host_is_given_up() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        port = silent.getsockname()[1]
+        with pytest.raises(SourceError, match=r"did not answer within 0\.5 s") as failure:
+            RtspSource(f"rtsp://127.0.0.1:{port}/1", connect_timeout_s=0.5).open()
+    assert failure.value.retryable
+
+
+def test_a_server_that_dies_is_found_again(server: RtspServer) -> None:
+    camera = Camera(RtspSource(server.url("/long")))
+    camera.wait_for_samples()
+    server.kill()
+    lost = camera.wait_for(CameraState.BACKOFF)
+    assert lost.reason
+    assert lost.retry_in_s > 0
+    camera.wait_for(CameraState.BACKOFF, "refuses the connection")
+    seen, taken = len(camera.told), len(camera.samples)
+    server.start()
+    camera.wait_for(CameraState.RUNNING, after=seen)
+    camera.wait_for_samples()
+    camera.stop()
+    assert camera.samples[taken].fresh
+    assert camera.samples[taken].anchor
+    assert camera.told[-1] == SourceStatus(CameraState.ENDED, "stopped", 0.0, camera.told[-1].attempts, 1)
+
+
+def test_a_server_that_freezes_is_left_and_found_again(server: RtspServer) -> None:
+    camera = Camera(RtspSource(server.url("/long"), connect_timeout_s=0.7, frozen_timeout_s=0.7))
+    # Connecting reads ahead for longer than the short timeouts of this test allow on a busy machine.
+    camera.wait_for_samples()
+    server.freeze()
+    frozen = camera.wait_for(CameraState.BACKOFF, "is frozen: nothing came for 0.7 s")
+    assert frozen.retry_in_s > 0
+    camera.wait_for(CameraState.BACKOFF, "did not answer within 0.7 s")
+    seen, taken = len(camera.told), len(camera.samples)
+    server.thaw()
+    camera.wait_for(CameraState.RUNNING, after=seen)
+    camera.wait(lambda: len(camera.samples) >= taken + 5, "no samples after the thaw")
+    camera.stop()
+    assert camera.samples[taken].fresh
+
+
+def test_stopping_does_not_wait_for_a_frozen_server(server: RtspServer) -> None:
+    camera = Camera(RtspSource(server.url("/long"), frozen_timeout_s=3600.0))
+    camera.wait_for_samples()
+    server.freeze()
+    camera.stop()
+    assert camera.told[-1].reason == "stopped"
+
+
+def test_stopping_does_not_wait_for_a_connection() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        camera = Camera(RtspSource(f"rtsp://127.0.0.1:{silent.getsockname()[1]}/1", connect_timeout_s=3600.0))
+        camera.wait_for(CameraState.CONNECTING)
+        camera.stop()
+    assert camera.told[-1].reason == "stopped"
+
+
+def test_a_slow_decoder_loses_whole_groups_and_counts_them(server: RtspServer) -> None:
+    source = RtspSource(server.url("/short"), max_packets=8)
+    source.open()
+    packets = source.packets()
+    taken = [next(packets)]
+    session = source._session
+    assert session is not None
+    # Nothing is taken until the server has sent all.
+    session.join(PATIENCE_S)
+    taken += packets
+    assert len(taken) + source.dropped == 30
+    assert source.dropped > 0
+    for before, after in itertools.pairwise(taken):
+        assert after.sequence == before.sequence + 1 or after.keyframe
+
+
+def test_a_machine_without_gstreamer_is_told_what_to_install(
+    videos: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import rtsp_server
+
+    (tmp_path / "gi.py").write_text("raise ImportError('no gi')")
+    script = tmp_path / "python"
+    script.write_text(f'#!/bin/sh\nPYTHONPATH={tmp_path} exec {rtsp_server.SYSTEM_PYTHON} "$@"\n')
+    script.chmod(0o755)
+    monkeypatch.setattr(rtsp_server, "SYSTEM_PYTHON", str(script))
+    with pytest.raises(RuntimeError, match=r"gir1\.2-gst-rtsp-server-1\.0"):
+        RtspServer(videos).start()
