@@ -13,7 +13,7 @@ def bench(context: typer.Context) -> None:
 
     [bold]sightline bench[/bold] lists the benches, [bold]sightline bench NAME --help[/bold] the options of one.
 
-        $ sightline bench window --json out/window.json
+    $ sightline bench window --json out/window.json
     """
     from cluster.bench.harness import main
 

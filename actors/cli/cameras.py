@@ -38,9 +38,9 @@ def add(
 ) -> None:
     """Add a camera; it starts at once.
 
-    sightline cameras add gate rtsp://10.0.0.11/stream1 -q "fence@0.6=Is anyone climbing the fence?"
+    $ sightline cameras add gate rtsp://10.0.0.11/stream1 -q "fence@0.6=Is anyone climbing the fence?"
 
-    sightline cameras add depot --set window.stride_s=4     (fed by `sightline push`)
+    $ sightline cameras add depot --set window.stride_s=4     (fed by `sightline push`)
     """
     from dataclasses import asdict
 
@@ -69,9 +69,9 @@ def list_cameras(
 ) -> None:
     """Show every camera: state and reason, picture and cue, windows, tokens, latency, last answers.
 
-    sightline cameras list --watch
+    $ sightline cameras list --watch
 
-    sightline cameras list --json - | jq '.[] | select(.state == "error") | .name'
+    $ sightline cameras list --json - | jq '.[] | select(.state == "error") | .name'
     """
     from dataclasses import asdict
 
@@ -110,7 +110,7 @@ def list_cameras(
 def remove(name: Name, gateway: Gateway = DEFAULT_GATEWAY) -> None:
     """Remove a camera and forget what was seen of it.
 
-    sightline cameras remove gate
+    $ sightline cameras remove gate
     """
     from cluster.rpc.client import GatewayClient
 

@@ -22,7 +22,7 @@ def check(
 
     Nothing is started and no model is loaded. Exit code 2 when something is wrong.
 
-        $ sightline config check configs/city.yaml
+    $ sightline config check configs/city.yaml
     """
     from actors.cli.output import plural, write_json
     from cluster.config import InvalidConfigError, camera_settings, load_config
@@ -48,7 +48,7 @@ def check(
 def print_schema() -> None:
     """Print the JSON schema of the configuration, for editors and for reading.
 
-    sightline config schema > schema.json
+    $ sightline config schema > schema.json
     """
     from cluster.config.schema import schema_text
 

@@ -40,9 +40,9 @@ def push(
 
     The camera must be known to the cluster as one without a source (`sightline cameras add NAME`).
 
-        $ sightline push recording.mp4 --to 10.0.0.5:50051 --camera depot --realtime --loop
+    $ sightline push recording.mp4 --to 10.0.0.5:50051 --camera depot --realtime --loop
 
-        $ sightline push rtsp://192.168.1.20/stream1 --to 10.0.0.5:50051 --camera depot
+    $ sightline push rtsp://192.168.1.20/stream1 --to 10.0.0.5:50051 --camera depot
     """
     import asyncio
     from dataclasses import asdict

@@ -25,9 +25,9 @@ def serve(
     cluster.ray_address names), then prints where they listen. With --json the addresses are also written to FILE
     as soon as everything is ready, for scripts that wait for it.
 
-        $ sightline serve -c configs/minimal.yaml
+    $ sightline serve -c configs/minimal.yaml
 
-        $ sightline serve -c configs/city.yaml --set gateway.port=6000 --set cluster.replicas=2
+    $ sightline serve -c configs/city.yaml --set gateway.port=6000 --set cluster.replicas=2
     """
     from actors.cli.options import parse_settings
     from actors.cli.output import console, plural, write_json

@@ -61,7 +61,7 @@ def state(camera: CameraStatus) -> str:
 
 
 def cameras_table(cameras: Sequence[CameraStatus], width: int) -> Table:
-    """One row per camera, and a second one with the reason where something is wrong; fewer columns when it is narrow."""
+    """One row per camera; fewer columns when it is narrow."""
     from rich import box
     from rich.markup import escape
     from rich.table import Table

@@ -27,9 +27,9 @@ def watch(
     An answer shows the camera, the question, its score and verdict, the window it looked at (seconds of the
     camera's own clock), the tokens (in full → computed), and the time from the window's last frame to the answer.
 
-        $ sightline watch gate depot
+    $ sightline watch gate depot
 
-        $ sightline watch --json - --positive | jq .camera
+    $ sightline watch --json - --positive | jq .camera
     """
     from dataclasses import asdict
 
@@ -41,6 +41,11 @@ def watch(
     shown = 0
     try:
         with GatewayClient(gateway) as client:
+            # Nobody there, or no such camera: said at once instead of waiting for answers that never come.
+            for camera in cameras or ():
+                client.camera_get(camera)
+            if not cameras:
+                client.cameras_list()
             for answer, missed in client.watch(cameras or ()):
                 if missed:
                     console(stderr=True).print(f"[yellow]{missed} answers were missed: this client reads too slowly[/]")

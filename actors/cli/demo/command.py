@@ -39,9 +39,9 @@ def demo(
 
     The model is small and randomly initialised unless you name another: its answers mean nothing, its cost does.
 
-        $ sightline demo
+    $ sightline demo
 
-        $ sightline demo --model /models/Qwen2.5-VL-3B-Instruct --seconds 120
+    $ sightline demo --model /models/Qwen2.5-VL-3B-Instruct --seconds 120
     """
     from actors.cli.output import check_writable, console, write_json
     from cluster.config import load_config

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,13 +33,13 @@ CONFIG = """\
 # yaml-language-server: $schema={{ schema }}
 # What `sightline demo` ran. Run it again by hand:
 #
-#   sightline serve -c {{ here }}
+#   sightline serve -c {{ here | shell }}
 {% for camera in cameras if camera.pushed %}
-#   sightline push {{ clips[camera.name] }} --to 127.0.0.1:50051 --camera {{ camera.name }} --realtime --loop
+#   sightline push {{ clips[camera.name] | shell }} --to 127.0.0.1:50051 --camera {{ camera.name }} --realtime --loop
 {% endfor %}
 #   sightline watch
 model:
-  name: {{ model }}
+  name: {{ model | quoted }}
 
 engine: {{ engine }}
 
@@ -59,7 +60,7 @@ cameras:
 {% if camera.pushed %}
     source: "" # an agent pushes it, see above
 {% else %}
-    source: {{ clips[camera.name] }}
+    source: {{ clips[camera.name] | quoted }}
     source_options: {loop: true, realtime: true}
 {% endif %}
 {% endfor %}
@@ -70,10 +71,15 @@ def write_config(folder: Path, clips: dict[str, Path], model: str, engine: str) 
     """Write ``config.yaml`` into ``folder``; returns its path."""
     path = folder / "config.yaml"
     environment = jinja2.Environment(trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True, autoescape=False)
-    environment.filters["quoted"] = lambda text: "'" + str(text).replace("'", "''") + "'"
+    environment.filters |= {"quoted": _quoted, "shell": lambda path: shlex.quote(str(path))}
     template = environment.from_string(CONFIG)
     path.write_text(
         template.render(cameras=CAMERAS, clips=clips, model=model, engine=engine, here=path, schema="schema.json"),
         encoding="utf-8",
     )
     return path
+
+
+def _quoted(text: object) -> str:
+    """As a YAML string, whatever is in it."""
+    return "'" + str(text).replace("'", "''") + "'"

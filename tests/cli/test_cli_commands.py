@@ -1,0 +1,227 @@
+"""What the command line says and how it ends, without a cluster."""
+
+import contextlib
+import json
+import subprocess
+import sys
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from actors.cli.options import parse_questions, parse_settings
+from actors.cli.output import check_writable, listed, plural, redact, write_json
+from cluster.errors import ConfigError, SightlineError
+
+COMMANDS = [
+    ["demo"],
+    ["serve"],
+    ["cameras"],
+    ["cameras", "add"],
+    ["cameras", "list"],
+    ["cameras", "remove"],
+    ["watch"],
+    ["push"],
+    ["config"],
+    ["config", "check"],
+    ["config", "schema"],
+    ["version"],
+]
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_every_command_explains_itself_with_an_example(cli, command):
+    done = cli(*command, "--help")
+    assert done.returncode == 0, done.stderr
+    assert f"Usage: sightline {' '.join(command)}" in done.stdout
+    groups = (["cameras"], ["config"], ["version"])
+    assert f"$ sightline {' '.join(command)}" in done.stdout or command in groups
+
+
+def test_the_overview_names_every_command_and_the_exit_codes(cli):
+    done = cli("--help")
+    for name in ("demo", "serve", "cameras", "watch", "push", "bench", "config", "version"):
+        assert f"│ {name} " in done.stdout
+    for code in ("0 done", "1 failed", "2 wrong command line or configuration", "130 stopped with Ctrl-C"):
+        assert code in " ".join(done.stdout.split())
+
+
+def test_help_loads_neither_torch_nor_ray_nor_grpc():
+    code = (
+        "import sys; from actors.cli import main; main(['--help']); main(['demo', '--help'])\n"
+        "print('LOADED', {'torch', 'ray', 'grpc', 'av', 'numpy'} & set(sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.splitlines()[-1] == "LOADED set()"
+
+
+# Command line -> exit code and what the one line on standard error must hold.
+WRONG = {
+    "no such command": (["srve"], 2, "No such command 'srve'. Did you mean 'serve'?"),
+    "missing argument": (["push", "--to", "a:1", "--camera", "x"], 2, "Missing argument 'SOURCE'"),
+    "missing option": (["serve"], 2, "Missing option '--config'"),
+    "not a number": (["demo", "--seconds", "soon"], 2, "Invalid value for '--seconds'"),
+    "no such configuration": (["serve", "-c", "city.yaml"], 2, "city.yaml: there is no such configuration file"),
+    "unknown key": (["serve", "-c", "wrong.yaml"], 2, "wrong.yaml:1: windw: unknown key; did you mean 'window'?"),
+    "wrong setting": (
+        ["serve", "-c", "right.yaml", "--set", "window.stride_s=99"],
+        2,
+        "window.stride_s: must not exceed",
+    ),
+    "no value": (["serve", "-c", "right.yaml", "--set", "window"], 2, "--set 'window' is not KEY=VALUE"),
+    "missing model": (
+        ["serve", "-c", "right.yaml", "--set", "model.name=no/such/model"],
+        2,
+        "no model 'no/such/model'",
+    ),
+    "unknown model in the demo": (["demo", "--model", "tiny-qwen"], 2, "there is no model 'tiny-qwen'; name a preset"),
+    "unknown engine in the demo": (["demo", "--engine", "vllm"], 2, "engine: must be native"),
+    "unwritable report": (["demo", "--out", "right.yaml/out"], 1, "cannot write right.yaml/out"),
+    "nobody there": (["cameras", "list", "-g", "127.0.0.1:1"], 1, "no Sightline gateway answers at 127.0.0.1:1"),
+    "nobody to watch": (["watch", "-g", "127.0.0.1:1"], 1, "no Sightline gateway answers at 127.0.0.1:1"),
+    "not an address": (["cameras", "list", "-g", "nowhere"], 2, "'nowhere' is not an address; write HOST:PORT"),
+    "empty question": (["cameras", "add", "x", "-q", " "], 2, "question 1 is empty"),
+    "wrong camera key": (
+        ["cameras", "add", "x", "--set", "windw.stride_s=1"],
+        2,
+        "windw: unknown key; did you mean 'window'",
+    ),
+    "nothing to push": (["push", "no.mp4", "--to", "127.0.0.1:1", "--camera", "x"], 1, "no.mp4 does not exist"),
+    "nowhere to push": (["push", "right.yaml", "--to", "nowhere", "--camera", "x"], 2, "'nowhere' is not an address"),
+    "a camera has its pace": (
+        ["push", "rtsp://127.0.0.1:1/x", "--to", "127.0.0.1:1", "--camera", "x", "--loop"],
+        2,
+        "--loop, --realtime and --speed are for files",
+    ),
+    "unknown bench": (["bench", "speed"], 2, "unknown bench 'speed'; there are: window, codec"),
+}
+
+
+@pytest.mark.parametrize(("arguments", "code", "message"), WRONG.values(), ids=WRONG)
+def test_what_goes_wrong_is_one_line_and_a_code(cli, arguments, code, message):
+    (cli.folder / "wrong.yaml").write_text("windw: {}\n")
+    (cli.folder / "right.yaml").write_text("questions: [{id: q, text: t}]\ncameras: [{name: a}]\n")
+    done = cli(*arguments)
+    assert done.returncode == code, done.stderr
+    errors = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+    assert len(errors) == 1, done.stderr
+    assert message in errors[0]
+    assert "Traceback" not in done.stderr
+    assert cli.orphans() == []
+
+
+def test_the_port_of_another_program_is_named_before_anything_starts(cli):
+    import socket
+
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        (cli.folder / "c.yaml").write_text(
+            f"model: {{name: tiny-qwen2_5_vl}}\ngateway: {{port: {port}, metrics_port: 0}}\n"
+        )
+        done = cli("serve", "-c", "c.yaml")
+    assert done.returncode == 2
+    assert (
+        f"error: cannot listen on 127.0.0.1:{port}: Address already in use; choose another gateway.port" in done.stderr
+    )
+    assert "starting ray" not in done.stdout
+
+
+def test_a_bench_gets_its_options_untouched(cli):
+    listing = cli("bench")
+    assert listing.returncode == 0
+    assert "usage: sightline bench NAME" in listing.stdout
+    own = cli("bench", "window", "--help")
+    assert own.returncode == 0
+    assert "usage: sightline bench window" in own.stdout
+    assert "--json FILE" in own.stdout
+    wrong = cli("bench", "window", "--no-such-option")
+    assert wrong.returncode == 2
+    assert "unrecognized arguments: --no-such-option" in wrong.stderr
+
+
+def test_config_check_lists_every_problem(cli):
+    (cli.folder / "c.yaml").write_text("sampling: {fps: 0}\nmodel: {seed: -1}\n")
+    done = cli("config", "check", "c.yaml", "--json", "out/problems.json")
+    assert done.returncode == 2
+    assert len(done.stderr.splitlines()) == 2
+    report = json.loads((cli.folder / "out" / "problems.json").read_text())
+    assert not report["ok"]
+    assert {(p["key"], p["line"]) for p in report["problems"]} == {("sampling.fps", 1), ("model.seed", 2)}
+    (cli.folder / "c.yaml").write_text("questions: [{id: q, text: t}]\ncameras: [{name: a}, {name: b}]\n")
+    done = cli("config", "check", "c.yaml")
+    assert (done.returncode, done.stdout) == (0, "c.yaml: ok, 2 cameras, 2 questions in all\n")
+    assert json.loads(cli("config", "check", "c.yaml", "--json", "-").stdout)["ok"]
+
+
+def test_the_schema_is_json(cli):
+    assert json.loads(cli("config", "schema").stdout)["title"] == "Sightline configuration"
+
+
+def test_versions(cli):
+    assert cli("--version").stdout.startswith("sightline ")
+    assert "torch 2." in cli("version").stdout
+
+
+def test_a_reader_that_has_seen_enough_is_no_error(cli):
+    command = f"{' '.join(cli.command(['config', 'schema']))} | head -1; echo ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=60, env=cli.environment)
+    assert done.stdout == "{\n0\n"
+    assert done.stderr == ""
+
+
+# -- options ------------------------------------------------------------------------------------
+
+
+def test_settings_nest_and_take_yaml_values():
+    tree = parse_settings(
+        ["window.stride_s=4", "window.length_s=8.5", "model.name=x", "source.loop=true", "a.b=[1, 2]"]
+    )
+    assert tree == {
+        "window": {"stride_s": 4, "length_s": 8.5},
+        "model": {"name": "x"},
+        "source": {"loop": True},
+        "a": {"b": [1, 2]},
+    }
+    for wrong in ("window", "=3", "a..b=3", "a=[1"):
+        with pytest.raises(ConfigError):
+            parse_settings([wrong])
+
+
+def test_questions_may_have_an_id_and_a_threshold():
+    assert parse_questions(["Is anyone there?", "car=A car?", "fire@0.8=Is 2+2=4?"]) == [
+        {"id": "q1", "text": "Is anyone there?"},
+        {"id": "car", "text": "A car?"},
+        {"id": "fire", "text": "Is 2+2=4?", "threshold": 0.8},
+    ]
+    with pytest.raises(ConfigError, match=r"the threshold '1\.2\.3' is not a number"):
+        parse_questions(["fire@1.2.3=x"])
+
+
+@settings(deadline=None)
+@given(st.text(min_size=1).filter(lambda text: text.strip()))
+def test_any_text_is_a_question(text):
+    with contextlib.suppress(ConfigError):  # ID@THRESHOLD=TEXT with a threshold that is no number
+        (question,) = parse_questions([text])
+        assert question["text"]
+        assert question["text"] in text
+
+
+def test_passwords_are_not_shown():
+    assert redact("rtsp://viewer:hunter2@10.0.0.1/a") == "rtsp://viewer:***@10.0.0.1/a"
+    assert redact("cannot open rtsp://viewer:hun:ter2@cam/a: refused") == "cannot open rtsp://viewer:***@cam/a: refused"
+    assert redact("rtsp://10.0.0.1:554/a@b") == "rtsp://10.0.0.1:554/a@b"
+
+
+def test_a_full_or_forbidden_disk_is_one_sentence(tmp_path):
+    with pytest.raises(SightlineError, match="cannot write /dev/full: No space left on device; choose another place"):
+        write_json("/dev/full", {})
+    (tmp_path / "file").write_text("")
+    with pytest.raises(SightlineError, match=r"cannot write .*file/deeper: "):
+        check_writable(tmp_path / "file" / "deeper")
+    check_writable(tmp_path / "new" / "deeper")
+    assert list((tmp_path / "new" / "deeper").iterdir()) == []
+
+
+def test_small_words():
+    assert (plural(1, "camera"), plural(2, "camera"), plural(0, "camera")) == ("1 camera", "2 cameras", "0 cameras")
+    assert (listed([]), listed(["a"]), listed(["a", "b", "c"])) == ("", "a", "a, b and c")
