@@ -231,3 +231,45 @@ def test_an_unknown_pruner_is_refused_before_anything_starts():
 def test_a_decoder_process_needs_no_torch():
     code = "import sys, cluster.vision.camera; sys.exit(any(name in sys.modules for name in ('torch', 'ray', 'PIL')))"
     assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode == 0
+
+
+def test_pushed_packets_give_the_same_frames_as_the_file(clips):
+    direct, pushed = Collector(), Collector()
+    run_to_end(FileSource(clips["noisy"]), direct)
+    source = PushSource(max_packets=1000)
+    file = FileSource(clips["noisy"])
+    source.begin(file.open(), "edge-1")
+    for packet in file.packets():
+        assert source.offer(packet)
+    source.end()
+    status = run_to_end(source, pushed)
+    assert status.state is CameraState.ENDED
+    assert [sample.digest for sample in pushed.samples] == [sample.digest for sample in direct.samples]
+    assert all(np.array_equal(a.patches, b.patches) for a, b in zip(pushed.samples, direct.samples, strict=True))
+
+
+def test_the_camera_recovers_from_lost_packets(clips):
+    """Forty packets get lost in mid-GOP: nothing until the next keyframe, then a fresh and complete frame."""
+    source = PushSource(max_packets=1000)
+    file = FileSource(clips["street"])
+    source.begin(file.open(), "edge-1")
+    for packet in file.packets():
+        if not 60 <= packet.sequence < 100:
+            source.offer(packet)
+    source.end()
+    sink = Collector()
+    status = run_to_end(source, sink)
+    assert status.state is CameraState.ENDED
+    assert status.gaps == 1
+    fresh = [sample for sample in sink.samples if sample.fresh]
+    assert [round(sample.pts / 1e6) for sample in fresh] == [0, 8]
+    assert all(sample.complete for sample in fresh)
+
+
+def test_an_unknown_codec_is_an_error(clips):
+    source = PushSource()
+    header = FileSource(clips["street"]).open()
+    source.begin(replace(header, codec="cinepack"), "edge-1")
+    status = run_to_end(source, Collector())
+    assert status.state is CameraState.ERROR
+    assert "cinepack" in status.reason
