@@ -185,7 +185,7 @@ class Controller:
 
     async def _until_settled(self) -> None:
         try:
-            await asyncio.wait_for(self._settled.wait(), 4 * self._config.cluster.heartbeat_s + 5)
+            await asyncio.wait_for(self._settled.wait(), self._config.cluster.heartbeat_timeout_s + 1)
         except TimeoutError:
             raise UnavailableError("the controller has just restarted; try again in a moment") from None
 
@@ -200,7 +200,7 @@ class Controller:
             cameras = [camera_settings(self._config, entry) for entry in self._config.cameras]
             self._kv.seed(cameras)
         else:
-            await self._wait_for_members(3 * self._config.cluster.heartbeat_s)
+            await self._wait_for_members(self._config.cluster.heartbeat_timeout_s)
         for settings in cameras:
             self._directory.add(settings)
         self._settled.set()

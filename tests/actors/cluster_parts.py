@@ -63,7 +63,7 @@ class Answers:
 
     def _run(self) -> None:
         while not self._stopped.is_set():
-            with contextlib.suppress(SightlineError, ValueError), GatewayClient(self._address) as self._client:
+            with contextlib.suppress(SightlineError, ValueError), GatewayClient(self._address, deadline_s=2) as self._client:
                 for answer, _ in self._client.watch():
                     with self._lock:
                         self._answers.append(answer)
