@@ -130,8 +130,8 @@ class WorkerFrames:
         self._orphans.pop(spec.stream, None)
         await asyncio.wrap_future(self._worker.open(spec))
 
-    async def on_frame(self, sample: FrameSample) -> None:
-        await asyncio.wrap_future(self._worker.offer(sample))
+    async def on_frame(self, sample: FrameSample, arrived_s: float) -> None:
+        await asyncio.wrap_future(self._worker.offer(sample, arrived_s))
 
     async def on_close(self, camera: str, flush: bool) -> None:
         self._worker.close(camera, flush=flush)

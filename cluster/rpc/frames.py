@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import deque
 from dataclasses import dataclass, field
-from typing import Protocol, TypeAlias
+from typing import NamedTuple, Protocol, TypeAlias
 
 import grpc.aio
 from sightline.v1 import frames_pb2, frames_pb2_grpc
@@ -40,8 +41,8 @@ class FrameHandler(Protocol):
         """A camera comes, or changes its questions."""
         ...
 
-    async def on_frame(self, sample: FrameSample) -> None:
-        """Returns when the frame has left the replica's queue."""
+    async def on_frame(self, sample: FrameSample, arrived_s: float) -> None:
+        """Returns when the frame has left the replica's queue. ``arrived_s``: monotonic, when it came off the wire."""
         ...
 
     async def on_close(self, camera: str, flush: bool) -> None:
@@ -55,11 +56,16 @@ class FrameHandler(Protocol):
     def counters(self, camera: str) -> WindowCounters: ...
 
 
+class _Arrival(NamedTuple):
+    sample: FrameSample
+    arrived_s: float
+
+
 @dataclass(slots=True)
 class _Lane:
     """One camera on one connection: a queue bounded by the credit, and the task that empties it."""
 
-    items: deque[FrameSample | StreamSpec | frames_pb2.StreamClose] = field(default_factory=deque)
+    items: deque[_Arrival | StreamSpec | frames_pb2.StreamClose] = field(default_factory=deque)
     ready: asyncio.Event = field(default_factory=asyncio.Event)
     frames: int = 0
     discarding: bool = False
@@ -138,7 +144,7 @@ class _Connection:
                     f"camera {sample.stream!r} has more than its credit of {self._credit} frames unacknowledged"
                 )
             lane.frames += 1
-            lane.items.append(sample)
+            lane.items.append(_Arrival(sample, time.monotonic()))
             lane.ready.set()
         elif kind == "close":
             lane = self._lane(message.close.camera)
@@ -175,10 +181,10 @@ class _Connection:
                 lane.ready.clear()
                 await lane.ready.wait()
             item = lane.items.popleft()
-            if isinstance(item, FrameSample):
+            if isinstance(item, _Arrival):
                 refused = await self._frame(lane, item)
                 lane.frames -= 1
-                self._ack(camera, item.index, refused)
+                self._ack(camera, item.sample.index, refused)
             elif isinstance(item, StreamSpec):
                 self._ack(camera, 0, await self._admit(lane, item), opened=True)
             else:
@@ -196,14 +202,15 @@ class _Connection:
             lane.rejected = str(error)
         return lane.rejected
 
-    async def _frame(self, lane: _Lane, sample: FrameSample) -> str:
+    async def _frame(self, lane: _Lane, arrival: _Arrival) -> str:
         """Hand one frame on; returns the refusal's sentence. After one, frames are discarded up to a fresh anchor."""
+        sample, arrived_s = arrival
         if lane.rejected or (lane.discarding and not sample.fresh):
             # Told once per anchor is enough.
             return lane.rejected if sample.fresh else ""
         lane.discarding = False
         try:
-            await self._handler.on_frame(sample)
+            await self._handler.on_frame(sample, arrived_s)
         except (SightlineError, ValueError) as error:
             lane.discarding = True
             return str(error)

@@ -63,11 +63,15 @@ class Answers:
 
     def _run(self) -> None:
         while not self._stopped.is_set():
-            with contextlib.suppress(SightlineError, ValueError), GatewayClient(self._address, deadline_s=2) as self._client:
-                for answer, _ in self._client.watch():
-                    with self._lock:
-                        self._answers.append(answer)
+            with contextlib.suppress(SightlineError, ValueError):
+                self._watch()
             self._stopped.wait(0.1)
+
+    def _watch(self) -> None:
+        with GatewayClient(self._address, deadline_s=2) as self._client:
+            for answer, _ in self._client.watch():
+                with self._lock:
+                    self._answers.append(answer)
 
     def of(self, camera: str) -> list[Answer]:
         with self._lock:

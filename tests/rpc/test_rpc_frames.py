@@ -43,7 +43,7 @@ class Replica:
             raise ConfigError("unknown refresh policy 'unheard_of'")
         self.opened.append(spec)
 
-    async def on_frame(self, sample):
+    async def on_frame(self, sample, arrived_s):
         await self.gate.wait()
         if reason := self.refuse.pop(sample.index, None):
             raise ValueError(reason)

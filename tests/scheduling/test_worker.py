@@ -268,3 +268,12 @@ def test_health_fails_when_the_engine_is_stuck_or_dead(start, held_engine) -> No
     assert worker.stop(WAIT_S)
     with pytest.raises(RuntimeError, match="died"):
         worker.check()
+
+
+def test_latency_counts_from_when_the_last_frame_came_off_the_wire(start, recorder) -> None:
+    worker = start()
+    worker.open(spec("a")).result(WAIT_S)
+    worker.offer(sample("a", 0)).result(WAIT_S)
+    worker.offer(sample("a", 1), time.monotonic() - 3.0).result(WAIT_S)
+    recorder.wait(lambda r: r.answers)
+    assert recorder.answers[0].timing.latency_s >= recorder.answers[0].timing.queue_s >= 3.0
