@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
 import av
 import numpy as np
@@ -20,6 +21,15 @@ QUIET = {
     "libx264": {"preset": "veryfast"},
     "libx265": {"preset": "ultrafast", "x265-params": "log-level=error"},
     "libsvtav1": {"preset": "12", "svtav1-params": "lp=1"},
+}
+
+
+H264_CLIPS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "b_frames": {"b_frames": 3, "options": {"preset": "medium"}},
+    "open_gop": {"b_frames": 3, "options": {"preset": "medium", "x264-params": "open-gop=1"}},
+    "gradual": {"options": {"x264-params": "intra-refresh=1"}},
+    "slices": {"options": {"x264-params": "slices=4"}},
 }
 
 

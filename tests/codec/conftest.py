@@ -10,15 +10,7 @@ import pytest
 # tests/rtsp_server.py serves more than one folder of tests.
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from codec_clips import encode, walk
-
-H264_CLIPS = {
-    "plain": {},
-    "b_frames": {"b_frames": 3, "options": {"preset": "medium"}},
-    "open_gop": {"b_frames": 3, "options": {"preset": "medium", "x264-params": "open-gop=1"}},
-    "gradual": {"options": {"x264-params": "intra-refresh=1"}},
-    "slices": {"options": {"x264-params": "slices=4"}},
-}
+from codec_clips import H264_CLIPS, encode, walk
 
 
 @pytest.fixture(scope="session")

@@ -10,8 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from codec_clips import FPS, GEOMETRY, encode, process, read, renumber, seconds, walk
-from conftest import H264_CLIPS
+from codec_clips import FPS, GEOMETRY, H264_CLIPS, encode, process, read, renumber, seconds, walk
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
