@@ -183,7 +183,8 @@ def run(args: argparse.Namespace) -> BenchResult:
         "gateway_core_packets_per_s": 1e6 / through[1]["gateway_cpu_us"],
     }
     notes = [
-        f"packets of {args.size} bytes, credit {args.credit}; packets_per_s: one camera, one packet per message, the worst "
-        f"case; gateway_core_packets_per_s: what the gateway's processor time allows at that",
+        f"packets of {args.size} bytes, credit {args.credit}",
+        "packets_per_s: one camera, one packet per message, which is the worst case",
+        "gateway_core_packets_per_s: what the gateway's processor time allows at that",
     ]
     return BenchResult("ingest", figures, [*through.values(), many, *direct], notes)

@@ -110,4 +110,6 @@ def to_error(error: CallStatus) -> SightlineError:
         return _ERRORS.get(error.code(), SightlineError)(sentence)
     if error.code() in (Code.UNAVAILABLE, Code.DEADLINE_EXCEEDED, Code.CANCELLED):
         return UnavailableError(sentence)
+    if error.code() is Code.RESOURCE_EXHAUSTED:
+        return CapacityError(f"the message is too large for the other side ({sentence}); see gateway.max_packet_bytes")
     return SightlineError(f"{error.code().name}: {sentence}")

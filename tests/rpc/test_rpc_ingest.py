@@ -100,7 +100,7 @@ def batch(*packets):
             "INVALID_ARGUMENT",
             f"{LIMIT + 1} bytes, more than .* {LIMIT}",
         ),
-        (lambda m: [batch(m.packet(0, size=4 * LIMIT))], "RESOURCE_EXHAUSTED", "larger than max"),
+        (lambda m: [batch(m.packet(0, size=2 * 2**20))], "RESOURCE_EXHAUSTED", "larger than max"),
         (lambda m: [batch(m.packet(0, size=0))], "INVALID_ARGUMENT", "packet 0 of camera 'gate' is empty"),
         (lambda m: [ingest_pb2.PushRequest()], "INVALID_ARGUMENT", "an empty message"),
         (lambda m: [ingest_pb2.PushRequest(open=ingest_pb2.Open(camera="gate"))], "INVALID_ARGUMENT", "not 'open'"),

@@ -1,0 +1,314 @@
+"""The push agent against real servers that come, go, refuse and stall."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from contextlib import asynccontextmanager
+from itertools import pairwise
+
+import pytest
+from ingest_parts import LIMIT, Decoder, chain, serving
+from sightline.v1 import ingest_pb2, ingest_pb2_grpc
+
+from cluster.codec.source import StreamHeader
+from cluster.codec.state import CameraState
+from cluster.codec.supervisor import Backoff
+from cluster.errors import (
+    CapacityError,
+    ConfigError,
+    NotReadyError,
+    SourceError,
+    UnavailableError,
+    UnknownCameraError,
+)
+from cluster.rpc.push import PushAgent, PushOptions
+from cluster.rpc.status import abort
+
+QUICK = {"backoff": Backoff(first_s=0.02, longest_s=0.05), "flush_s": 0.005, "progress_s": 0.0}
+
+
+class Scripted:
+    """A source of given stretches of packets; ``gate`` holds back everything from ``hold_at`` on."""
+
+    pushed = False
+
+    def __init__(self, *stretches, live=False, hold_at=None, fail=None):
+        self.stretches = list(stretches)
+        self.live = live
+        self.hold_at = hold_at
+        self.gate = threading.Event()
+        self.closed = threading.Event()
+        self.fail = fail
+        self.header = None
+
+    @property
+    def ended(self):
+        return not self.stretches
+
+    def open(self):
+        if self.fail and not self.stretches:
+            raise self.fail
+        self.header, self.current = self.stretches.pop(0)
+        return self.header
+
+    def packets(self):
+        for packet in self.current:
+            if packet.sequence == self.hold_at:
+                while not self.gate.wait(0.01) and not self.closed.is_set():
+                    pass
+            if self.closed.is_set():
+                return
+            yield packet
+
+    def close(self):
+        self.closed.set()
+
+
+HEADER = StreamHeader("h264", 640, 480, b"config")
+
+
+@asynccontextmanager
+async def running(agent):
+    task = asyncio.create_task(agent.run())
+    try:
+        yield task
+    finally:
+        task.cancel()
+        await asyncio.wait({task})
+
+
+@pytest.mark.parametrize("hops", ["decoder", "gateway"])
+async def test_a_source_arrives_whole(make, hops):
+    sent = make.packets(200)
+    states = []
+    async with chain(hops) as (decoder, address):
+        decoder.consume()
+        agent = PushAgent(
+            Scripted((HEADER, sent)), address, "gate", options=PushOptions(**QUICK), on_progress=states.append
+        )
+        status = await agent.run()
+        await asyncio.wait_for(decoder.ended.wait(), 5.0)
+    assert decoder.received["gate"] == sent
+    assert decoder.headers == [HEADER]
+    assert (status.state, status.packets, status.read) == (CameraState.ENDED, 200, 200)
+    assert (status.bytes, status.dropped, status.cluster_dropped, status.reconnects) == (200 * 100, 0, 0, 0)
+    assert {CameraState.RUNNING, CameraState.ENDED} <= {status.state for status in states}
+    counted = [status.packets for status in states]
+    assert counted == sorted(counted)
+
+
+async def test_a_slow_cluster_slows_a_file_down_and_loses_nothing(make):
+    async with chain("gateway", max_packets=16, credit=16) as (decoder, address):
+        agent = PushAgent(Scripted((HEADER, make.packets(300))), address, "gate", options=PushOptions(**QUICK))
+        async with running(agent) as task:
+            await asyncio.sleep(0.2)
+            assert decoder.sources["gate"].queued == 16
+            decoder.consume()
+            status = await task
+    assert decoder.sequences() == list(range(300))
+    assert status.dropped == status.cluster_dropped == 0
+
+
+async def test_a_live_camera_drops_whole_gops_when_the_cluster_stalls(make, until):
+    """Credit never runs over, so all loss is the agent's own, counted, and ends at a keyframe."""
+    options = PushOptions(**QUICK, buffer_packets=40)
+    async with chain("decoder", max_packets=16, credit=16) as (decoder, address):
+        agent = PushAgent(
+            Scripted((HEADER, make.packets(500)), live=True, hold_at=20), address, "gate", options=options
+        )
+        source = agent._source
+        async with running(agent) as task:
+            await until(lambda: decoder.sources["gate"].queued == 16)
+            source.gate.set()
+            await until(lambda: agent.status.read >= 500 or agent._numbered == 500)
+            decoder.consume()
+            status = await task
+    got = decoder.sequences()
+    assert got == sorted(got)
+    assert status.dropped > 300
+    assert len(got) + status.dropped == 500
+    assert got[-1] == 499, "the newest wins"
+    for before, after in pairwise(got):
+        assert after == before + 1 or after % 10 == 0, "what follows a hole is a keyframe"
+    assert status.cluster_dropped == 0
+
+
+async def test_the_server_restarts_and_the_agent_resumes(make, until):
+    """A decoder instance replaced on the same port: unacknowledged packets come again, nothing acknowledged does."""
+    first, second = Decoder(), Decoder()
+    first.consume()
+    second.consume()
+    source = Scripted((HEADER, make.packets(60)), hold_at=40)
+    async with serving(first.servicer) as address:
+        agent = PushAgent(source, address, "gate", options=PushOptions(**QUICK))
+        task = asyncio.create_task(agent.run())
+        await until(lambda: agent.status.packets == 40)
+    await until(lambda: agent.status.state is CameraState.BACKOFF)
+    assert agent.status.reason
+    source.gate.set()
+    async with serving(second.servicer, port=int(address.rpartition(":")[2])):
+        status = await task
+    await asyncio.wait_for(second.ended.wait(), 5.0)
+    first.close()
+    assert first.sequences() == list(range(40))
+    assert second.sequences() == list(range(40, 60))
+    assert status.packets == 60
+    assert status.reconnects >= 1
+
+
+async def test_the_connection_breaks_and_the_session_goes_on(make, until):
+    """The same decoder behind another server instance: the session is still known, every packet arrives once."""
+    decoder = Decoder()
+    decoder.consume()
+    source = Scripted((HEADER, make.packets(300)), hold_at=150)
+    async with serving(decoder.servicer) as address:
+        task = asyncio.create_task(PushAgent(source, address, "gate", options=PushOptions(**QUICK)).run())
+        await until(lambda: len(decoder.sequences()) > 50)
+    source.gate.set()
+    async with serving(decoder.servicer, port=int(address.rpartition(":")[2])):
+        status = await task
+    await asyncio.wait_for(decoder.ended.wait(), 5.0)
+    decoder.close()
+    assert decoder.sequences() == list(range(300))
+    assert status.packets == 300
+
+
+@pytest.mark.parametrize(
+    ("camera", "header", "packets", "error", "sentence"),
+    [
+        ("nobody", HEADER, 1, UnknownCameraError, "no camera is called 'nobody'"),
+        ("pulled", HEADER, 1, NotReadyError, "only a camera without a source takes push"),
+        ("gate", StreamHeader("realvideo", 0, 0, b""), 1, ConfigError, "unknown codec 'realvideo'"),
+        ("gate", HEADER, "large", ConfigError, r"more than the limit of 65536 \(gateway.max_packet_bytes\)"),
+        ("gate", HEADER, "huge", CapacityError, r"larger than max .* see gateway\.max_packet_bytes"),
+    ],
+)
+@pytest.mark.parametrize("hops", ["decoder", "gateway"])
+async def test_what_cannot_work_fails_with_its_sentence(make, hops, camera, header, packets, error, sentence):
+    size = {"large": LIMIT + 1, "huge": 2 * 2**20}.get(packets, 100)
+    async with chain(hops) as (_, address):
+        source = Scripted((header, make.packets(30, size=size)))
+        with pytest.raises(error, match=sentence):
+            await PushAgent(source, address, camera, options=PushOptions(**QUICK)).run()
+        assert source.closed.is_set()
+
+
+async def test_nobody_there():
+    async with chain("decoder") as (_, address):
+        pass
+    options = PushOptions(**QUICK, give_up_s=0.2)
+    with pytest.raises(UnavailableError, match=rf"no connection to {address} for 0\.2 s"):
+        await PushAgent(Scripted((HEADER, [])), address, "gate", options=options).run()
+
+
+def test_not_an_address():
+    with pytest.raises(ConfigError, match="write HOST:PORT"):
+        PushAgent(Scripted(), "gateway", "gate")
+
+
+async def test_a_source_that_cannot_be_read():
+    async with chain("decoder") as (_, address):
+        source = Scripted(fail=SourceError("file.mp4 is not a video", retryable=False))
+        source.stretches = []
+        with pytest.raises(SourceError, match="is not a video"):
+            await PushAgent(source, address, "gate", options=PushOptions(**QUICK)).run()
+
+
+async def test_a_source_that_fails_on_the_way_delivers_what_it_had(make):
+    async with chain("decoder") as (decoder, address):
+        decoder.consume()
+
+        class Breaking(Scripted):
+            def packets(self):
+                yield from super().packets()
+                raise SourceError("the file is truncated", retryable=False)
+
+        with pytest.raises(SourceError, match="truncated"):
+            await PushAgent(Breaking((HEADER, make.packets(25))), address, "gate", options=PushOptions(**QUICK)).run()
+        await asyncio.wait_for(decoder.ended.wait(), 5.0)
+        assert decoder.sequences() == list(range(25))
+
+
+async def test_an_empty_source_ends_the_camera():
+    async with chain("gateway") as (decoder, address):
+        decoder.consume()
+        status = await PushAgent(Scripted((HEADER, [])), address, "gate", options=PushOptions(**QUICK)).run()
+        await asyncio.wait_for(decoder.ended.wait(), 5.0)
+        assert (status.packets, status.state) == (0, CameraState.ENDED)
+
+
+async def test_a_reconnected_source_leaves_a_hole_in_the_numbers(make):
+    """The RTSP camera came back: what it sent in between is missing, which the decoder must know."""
+    async with chain("decoder") as (decoder, address):
+        decoder.consume()
+        source = Scripted((HEADER, make.packets(5)), (HEADER, make.packets(5)))
+        agent = PushAgent(source, address, "gate", options=PushOptions(**QUICK))
+        agent._supervisor.backoff = Backoff(first_s=0.01)
+        await agent.run()
+        await asyncio.wait_for(decoder.ended.wait(), 5.0)
+        assert decoder.sequences() == [0, 1, 2, 3, 4, 6, 7, 8, 9, 10]
+        assert decoder.sources["gate"].gaps == 1
+
+
+@pytest.mark.parametrize("hops", ["decoder", "gateway"])
+async def test_a_source_that_comes_back_different_opens_again(make, hops):
+    other = StreamHeader("hevc", 1280, 720, b"other")
+    async with chain(hops) as (decoder, address):
+        decoder.consume()
+        source = Scripted((HEADER, make.packets(30)), (other, make.packets(30, codec="hevc")))
+        agent = PushAgent(source, address, "gate", options=PushOptions(**QUICK))
+        agent._supervisor.backoff = Backoff(first_s=0.01)
+        status = await agent.run()
+        await asyncio.wait_for(decoder.ended.wait(), 5.0)
+        assert decoder.headers == [HEADER, other]
+        assert [packet.codec for packet in decoder.received["gate"]] == ["h264"] * 30 + ["hevc"] * 30
+        assert decoder.sequences() == [*range(30), *range(31, 61)]
+        assert status.packets == 60
+
+
+async def test_cancelling_ends_everything(make, until):
+    async with chain("decoder") as (decoder, address):
+        decoder.consume()
+        source = Scripted((HEADER, make.packets(100)), hold_at=10)
+        task = asyncio.create_task(PushAgent(source, address, "gate", options=PushOptions(**QUICK)).run())
+        await until(lambda: len(decoder.sequences()) == 10)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert source.closed.is_set()
+        assert not [thread for thread in threading.enumerate() if thread.name == "push gate"]
+        await until(lambda: not decoder.servicer.pushing)
+
+
+class Refusing(ingest_pb2_grpc.IngestServicer):
+    """Grants credit, then ends every connection with the same status."""
+
+    def __init__(self, error):
+        self.error = error
+        self.calls = 0
+
+    async def Push(self, request_iterator, context):  # noqa: N802
+        self.calls += 1
+        await context.read()
+        await context.write(ingest_pb2.PushReply(credit=8))
+        await context.read()
+        await abort(context, self.error)
+
+
+async def test_a_server_that_is_always_exhausted_is_given_up(make):
+    """A packet that is refused each time it is sent again must not become an endless loop."""
+    servicer = Refusing(CapacityError("no room for packet 0"))
+    async with serving(servicer) as address:
+        with pytest.raises(CapacityError, match="no room for packet 0"):
+            await PushAgent(Scripted((HEADER, make.packets(5))), address, "gate", options=PushOptions(**QUICK)).run()
+    assert servicer.calls == 3
+
+
+async def test_a_server_that_is_unavailable_is_tried_again(make, until):
+    servicer = Refusing(UnavailableError("the controller restarts"))
+    async with serving(servicer) as address:
+        agent = PushAgent(Scripted((HEADER, make.packets(5))), address, "gate", options=PushOptions(**QUICK))
+        async with running(agent):
+            await until(lambda: servicer.calls > 5)
+            assert agent.status.reason == "the controller restarts"
