@@ -5,8 +5,8 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 SETUP  := $(VENV)/.setup-done
 
-# Extra package index for torch. A plain index serves the CUDA build (several GB); a machine without a GPU wants
-#   make setup TORCH_INDEX=https://download.pytorch.org/whl/cpu
+# Extra package index for torch. A plain one serves the CUDA build (several GB); without a GPU, name the CPU index that
+# PyTorch's own install page gives: make setup TORCH_INDEX=URL
 TORCH_INDEX ?=
 
 # Packages of Debian and Ubuntu that only the tests need: an RTSP server to test against, a browser for the report.
@@ -23,7 +23,7 @@ help: ## list the targets
 	@echo "Sightline: vision-language models on many cameras. Targets:"
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 	@echo
-	@echo "On a machine without a GPU: make setup TORCH_INDEX=https://download.pytorch.org/whl/cpu"
+	@echo "On a machine without a GPU: make setup TORCH_INDEX=URL, the CPU index that PyTorch's install page gives"
 
 setup: $(SETUP) ## create .venv with everything (again only when the requirements change)
 
