@@ -29,8 +29,7 @@ class Explanation:
         self.ended = token in ends
         if not self.ended:
             self.tokens.append(token)
-        # The last token needs no slot: nothing is predicted from it.
-        self.ended |= len(self.tokens) > self.tail.room
+        self.ended |= len(self.tokens) >= self.tail.room
 
 
 def end_tokens(model: VisionLanguageModel) -> frozenset[int]:

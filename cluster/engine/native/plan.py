@@ -104,7 +104,7 @@ def plan_window(
     tails = tails_of(len(system) + visual, [len(p) for p in prompts], [p.room for p in prompts])
     slots = tails[-1].stop
 
-    selection = _select(model, stream, request, frames)
+    selection = _select(model, len(system), stream, request, frames)
     computed = np.ones(visual, dtype=bool)
     computed[:cached] = selection.mask
     rows = np.flatnonzero(computed)
@@ -191,10 +191,10 @@ def _positions(
 
 
 def _select(
-    model: VisionLanguageModel, stream: Stream, request: WindowRequest, frames: Sequence[HeldFrame]
+    model: VisionLanguageModel, system: int, stream: Stream, request: WindowRequest, frames: Sequence[HeldFrame]
 ) -> Selection:
     policy = refresh_policies.get(stream.spec.refresh)()
-    context = refresh_context(stream, request.window, frames, len(model.layers))
+    context = refresh_context(stream, request.window, frames, system, len(model.layers))
     # Until the first frame leaves the window, every token was computed under the context it has now: causal attention
     # makes that KV the one a full computation gives, and there is nothing to refresh.
     exact = policy.budgeted and frames[0].first == stream.first_token and frames[0].has_kv
@@ -203,7 +203,9 @@ def _select(
     return policy.select(context)
 
 
-def refresh_context(stream: Stream, window: int, frames: Sequence[HeldFrame], layers: int) -> RefreshContext:
+def refresh_context(
+    stream: Stream, window: int, frames: Sequence[HeldFrame], system: int, layers: int
+) -> RefreshContext:
     """What a policy may know of the overlap: the tokens of ``frames`` that have KV."""
     overlap = [(index, frame) for index, frame in enumerate(frames) if frame.has_kv and len(_tokens(frame))]
     counts = np.array([len(_tokens(frame)) for _, frame in overlap], np.int64)
@@ -222,6 +224,7 @@ def refresh_context(stream: Stream, window: int, frames: Sequence[HeldFrame], la
     return RefreshContext(
         stream=stream.spec.stream,
         window=window,
+        system=system,
         layers=layers,
         budget=None if share is None else min(count, round(share * count)),
         frame=spread([index for index, _ in overlap], np.int64),

@@ -28,11 +28,13 @@ class RefreshContext:
     * ``age``: windows since its KV was computed, at least 1
     * ``context``: visual tokens before it when its KV was computed; ``lost``: how many of them have left the window
     * ``shift_s``: seconds the window's opening has moved since its KV was computed
-    * ``layers``: of the language model; ``budget``: tokens to compute, ``None`` for the policy's natural amount
+    * ``system``: tokens of the system prompt, which never leave; ``layers``: of the language model
+    * ``budget``: tokens to compute, ``None`` for the policy's natural amount
     """
 
     stream: str
     window: int
+    system: int
     layers: int
     budget: int | None
     frame: IntArray
@@ -104,9 +106,3 @@ class RefreshPolicy(ABC):
 
 
 refresh_policies: Registry[type[RefreshPolicy]] = Registry("refresh policy")
-
-
-def fill(context: RefreshContext, order: IntArray) -> BoolArray:
-    """The first ``context.budget`` tokens of ``order`` (a permutation of all, most wanted first)."""
-    assert context.budget is not None
-    return context.mask(order[: context.budget])

@@ -1,0 +1,382 @@
+"""The engine's contract: counts, timing, refusals, bounded memory, explanations, failures."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from cluster.engine.base import Engine, WindowRequest
+from cluster.engine.native import NativeEngine
+from cluster.engine.native import engine as engine_module
+from cluster.engine.native.score import YesNoScore
+from cluster.errors import ConfigError
+from cluster.models import load_model
+from cluster.types import Question
+
+
+def test_it_is_an_engine(engine: NativeEngine) -> None:
+    promised: Engine = engine
+    assert promised.geometry.temporal == 2
+
+
+def test_token_counts_add_up(engine, make_camera, make_spec, run) -> None:
+    camera, spec = make_camera(kept=0.3, empty=0.3), make_spec(refresh="anchors")
+    engine.admit(spec)
+    answers = run(engine, [camera.sample(i) for i in range(16)])
+    question = len(engine.model.question_ids(spec.questions[0].text))
+    for number, answer in enumerate(answers):
+        tokens = answer.tokens
+        assert tokens.kept == tokens.reused + tokens.refreshed + tokens.new
+        assert tokens.computed == tokens.refreshed + tokens.new + question
+        stride = [camera.sample(i) for i in (2 * number, 2 * number + 1)]
+        assert tokens.new == tokens.encoded == sum(sample.tokens for sample in stride)
+        first = max(0, answer.start // 1_000_000 // 4 * 4)
+        held = [camera.sample(i) for i in range(first, answer.end // 1_000_000)]
+        assert tokens.kept == sum(sample.tokens for sample in held)
+        assert tokens.full == 6 * len(held)
+        anchors = [sample for sample in held[:-2] if sample.anchor]
+        assert tokens.refreshed == (6 * len(anchors) if first else 0)
+
+
+def test_timing_and_stats_describe_the_step(engine, make_camera, make_spec) -> None:
+    camera = make_camera()
+    engine.admit(make_spec())
+    engine.push(camera.sample(0))
+    before = time.monotonic()
+    (request,) = engine.push(camera.sample(1))
+    (answer,) = engine.step([request])
+    spent = time.monotonic() - before
+    timing = answer.timing
+    parts = timing.queue_s + timing.vision_s + timing.plan_s + timing.llm_s
+    assert 0 < parts <= timing.latency_s + 1e-4 <= spent + 2e-4
+    (window,) = engine.stats.windows
+    assert window.tokens == answer.tokens
+    assert window.computed == answer.tokens.computed
+    model, system = engine.model, len(engine.model.system_ids())
+    computed = answer.tokens.computed
+    # A first window is one causal run over everything.
+    attended = sum(system + i + 1 for i in range(computed))
+    assert engine.stats.llm_flops == model.llm_flops(computed, attended)
+    assert engine.stats.tower_flops > 0
+
+
+def test_narrowing_policies_report_the_mean_over_layers(engine, make_camera, make_spec, run) -> None:
+    camera = make_camera(anchor_every=2, kept=0.5)
+    engine.admit(make_spec(refresh="topk_deviation", refresh_budget=0.25))
+    answer = run(engine, [camera.sample(i) for i in range(12)])[-1]
+    overlap = answer.tokens.reused + answer.tokens.refreshed
+    # Three layers: two with everything, one with a quarter.
+    assert answer.tokens.refreshed == round((2 * overlap + round(0.25 * overlap)) / 3)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"refresh": "anchor"}, "did you mean 'anchors'"),
+        ({"stride_s": 9.0}, "at most window_s"),
+        ({"stride_s": 0.0}, "above 0"),
+        ({"window_s": float("inf"), "stride_s": 1.0}, "stride_s"),
+        ({"refresh_budget": 1.5}, "0 to 1"),
+        ({"questions": ()}, "at least one question"),
+        ({"questions": (Question("q", "a?"), Question("q", "b?"))}, "an id of its own"),
+        ({"window_s": 80_000.0}, "the model ends at 32768"),
+    ],
+)
+def test_specs_that_cannot_be_served_are_refused(engine, make_spec, change, says) -> None:
+    with pytest.raises(ConfigError, match=says):
+        engine.admit(make_spec(**change))
+    assert engine.memory_bytes() == 0
+    with pytest.raises(ValueError, match="not admitted"):
+        engine.flush("cam")
+
+
+def test_frames_that_do_not_fit_are_refused_and_nothing_is_lost(engine, make_camera, make_spec, run) -> None:
+    camera = make_camera(kept=0.5)
+    engine.admit(make_spec())
+    with pytest.raises(ValueError, match="not admitted"):
+        engine.push(replace(camera.sample(0), stream="stranger"))
+    run(engine, [camera.sample(i) for i in range(5)])
+    good = camera.sample(5)
+    half = good.mask.copy()
+    half[0, 0] = ~half[0, 0]
+    wrong = [
+        (replace(good, patches=good.patches[:-1]), "uint8 patches"),
+        (replace(good, patches=good.patches.astype(np.float32)), "uint8 patches"),
+        (replace(good, mask=half, patches=good.patches[: half.sum()]), "whole merge groups"),
+        (replace(good, mask=good.mask[:2]), "a mask of 4x6"),
+        (replace(good, duration=0), "positive duration"),
+        (replace(good, grid=replace(good.grid, patch=16)), "cut for another model"),
+        (camera.sample(4), "not after"),
+        (camera.sample(2), "send frames in order"),
+    ]
+    for sample, says in wrong:
+        with pytest.raises(ValueError, match=says):
+            engine.push(sample)
+    (answer,) = run(engine, [good])
+    assert answer.window == 2
+
+
+def test_fresh_forgets_the_window_and_numbers_go_on(engine, make_camera, make_spec, run) -> None:
+    camera = make_camera(kept=0.5)
+    engine.admit(make_spec())
+    assert [a.window for a in run(engine, [camera.sample(i) for i in range(7)])] == [0, 1, 2]
+    restarted = [replace(camera.sample(i), fresh=i == 0) for i in range(4)]
+    answers = run(engine, restarted)
+    assert [(a.window, a.start, a.end) for a in answers] == [(3, 0, 2_000_000), (4, 0, 4_000_000)]
+    assert answers[0].tokens.reused == 0
+
+
+def test_a_request_from_before_a_fresh_start_gives_no_answer(engine, make_camera, make_spec, run) -> None:
+    camera = make_camera()
+    engine.admit(make_spec())
+    engine.push(camera.sample(0))
+    (request,) = engine.push(camera.sample(1))
+    engine.push(replace(camera.sample(2), fresh=True))
+    assert engine.step([request]) == []
+    assert engine.stats.expired == 1
+
+
+def test_windows_far_behind_expire_and_memory_stays_bounded(engine, make_camera, make_spec) -> None:
+    camera = make_camera(kept=0.5)
+    engine.admit(make_spec())
+    requests = []
+    for index in range(400):
+        requests += engine.push(camera.sample(index))
+    stream = engine._streams["cam"]
+    # The newest window, one window of backlog, and the way back to an anchor.
+    assert len(stream.frames) <= 8 + 8 + 4
+    assert engine.step([requests[0]]) == []
+    (answer,) = engine.step([requests[-1]])
+    assert answer.tokens.full == 6 * len(stream.window_frames(requests[-1].start, requests[-1].end))
+
+
+def test_a_backlog_is_answered_in_order(engine, model, make_camera, make_spec, run) -> None:
+    camera = make_camera(kept=0.5)
+    engine.admit(make_spec())
+    requests = [r for i in range(14) for r in engine.push(camera.sample(i))]
+    late = [answer for request in requests[-3:] for answer in engine.step([request])]
+    prompt = NativeEngine(model)
+    prompt.admit(make_spec(refresh="none"))
+    assert [a.window for a in late] == [4, 5, 6]
+    alone = NativeEngine(model)
+    alone.admit(make_spec())
+    in_time = [
+        answer for i in range(14) for r in alone.push(camera.sample(i)) if r.window >= 4 for answer in alone.step([r])
+    ]
+    assert [a.tokens for a in late] == [a.tokens for a in in_time]
+    np.testing.assert_allclose([a.score for a in late], [a.score for a in in_time], atol=1e-5)
+
+
+def test_one_window_per_stream_and_unknown_streams(engine, make_camera, make_spec) -> None:
+    engine.admit(make_spec())
+    camera = make_camera()
+    requests = [r for i in range(4) for r in engine.push(camera.sample(i))]
+    with pytest.raises(ValueError, match="one window per stream"):
+        engine.step(requests)
+    assert engine.step([WindowRequest("stranger", 0, 0, 1, 0.0)]) == []
+    assert engine.stats.expired == 1
+    assert engine.step([]) == []
+    assert len(engine.step(requests[:1])) == 1
+
+
+def test_the_end_of_a_source_closes_the_last_window(engine, make_camera, make_spec, run) -> None:
+    camera = make_camera(kept=0.5)
+    engine.admit(make_spec())
+    assert engine.flush("cam") == []
+    run(engine, [camera.sample(i) for i in range(5)])
+    (request,) = engine.flush("cam")
+    assert (request.window, request.start, request.end) == (2, 0, 5_000_000)
+    (answer,) = engine.step([request])
+    assert answer.tokens.new == camera.sample(4).tokens
+    assert engine.flush("cam") == []
+
+
+def test_a_jump_in_time_closes_several_windows(engine, make_camera, make_spec) -> None:
+    camera = make_camera(kept=1.0)
+    engine.admit(make_spec())
+    run = [r for i in range(4) for r in engine.push(camera.sample(i))]
+    assert [r.window for r in run] == [0, 1]
+    later = replace(camera.sample(4), pts=9_000_000)
+    closed = engine.push(later)
+    assert [(r.window, r.end // 1_000_000) for r in closed] == [(2, 6), (3, 8), (4, 10)]
+    answers = [answer for request in closed for answer in engine.step([request])]
+    assert [a.tokens.new for a in answers] == [24, 0, 6]
+    far = replace(camera.sample(5), pts=10**15)
+    assert len(engine.push(far)) <= 4
+
+
+def test_memory_is_what_is_held_and_evicting_frees_it(engine, make_camera, make_spec, run) -> None:
+    for name in ("a", "b"):
+        engine.admit(make_spec(name))
+        camera = make_camera(stream=name, kept=0.5)
+        run(engine, [camera.sample(i) for i in range(9)])
+    stream = engine._streams["a"]
+    expected = stream.kv.k.nbytes + stream.kv.v.nbytes
+    for frame in stream.frames:
+        expected += frame.mask.nbytes
+        expected += 0 if frame.patches is None else frame.patches.nbytes
+        if frame.tokens is not None:
+            # Nothing larger is kept alive behind a view.
+            storages = [tensor.untyped_storage().nbytes() for tensor in (frame.tokens.embeds, frame.tokens.cells)]
+            assert storages == [frame.tokens.embeds.nbytes, frame.tokens.cells.nbytes]
+            expected += sum(storages)
+        expected += 0 if frame.computed is None else frame.computed.nbytes
+    assert engine.memory_bytes("a") == expected
+    assert engine.memory_bytes() == engine.memory_bytes("a") + engine.memory_bytes("b")
+    engine.evict("a")
+    engine.evict("a")
+    assert engine.memory_bytes("a") == 0
+    assert engine.memory_bytes() == engine.memory_bytes("b") > 0
+
+
+def test_patches_of_a_shared_buffer_are_copied(engine, make_camera, make_spec) -> None:
+    sample = make_camera().sample(0)
+    wire = np.frombuffer(bytearray(sample.patches.tobytes()) + bytearray(10**6), np.uint8)
+    view = wire[: sample.patches.size].reshape(sample.patches.shape)
+    engine.admit(make_spec())
+    engine.push(replace(sample, patches=view))
+    (frame,) = engine._streams["cam"].frames
+    assert frame.patches.base is None
+    assert (frame.patches == sample.patches).all()
+
+
+def test_questions_may_change_between_windows(engine, make_camera, make_spec, run) -> None:
+    camera = make_camera(kept=0.5)
+    engine.admit(make_spec())
+    run(engine, [camera.sample(i) for i in range(6)])
+    engine.admit(
+        make_spec(questions=(Question("a", "Is there a fire or smoke?"), Question("b", "Are people fighting?")))
+    )
+    answers = run(engine, [camera.sample(i) for i in (6, 7)])
+    assert [a.question for a in answers] == ["a", "b"]
+    assert answers[0].tokens.reused > 0
+
+
+def test_thresholds_decide(engine, make_camera, make_spec, run) -> None:
+    text = "Is anyone climbing the fence?"
+    engine.admit(make_spec(questions=(Question("low", text, threshold=0.0), Question("high", text, threshold=1.0))))
+    low, high = run(engine, [make_camera().sample(i) for i in range(2)])
+    assert low.score == pytest.approx(high.score, abs=1e-6)
+    assert (low.positive, low.text, high.positive, high.text) == (True, "yes", False, "no")
+
+
+def test_explanations_are_what_greedy_decoding_without_a_cache_gives(model, make_camera, make_spec, run) -> None:
+    engine = NativeEngine(model, max_new_tokens=5)
+    camera = make_camera(kept=0.5)
+    questions = (
+        Question("a", "Is anyone climbing the fence?", explain=True),
+        Question("b", "Is there a fire or smoke?"),
+        Question("c", "Did a vehicle stop on the road?", explain=True),
+    )
+    engine.admit(make_spec(questions=questions, refresh="all"))
+    answers = run(engine, [camera.sample(i) for i in range(12)])[-3:]
+    assert answers[1].text in ("yes", "no")
+    assert engine.stats.windows[0].decoded > 0
+    for answer, question in zip(answers, questions, strict=True):
+        if question.explain:
+            assert answer.text == _by_prompting(model, camera, make_spec, question, answer, 5)
+    # What decoding wrote is gone: the next windows equal those of an engine that never explained.
+    plain = NativeEngine(model)
+    plain.admit(make_spec(questions=tuple(replace(q, explain=False) for q in questions), refresh="all"))
+    expected = run(plain, [camera.sample(i) for i in range(14)])[-3:]
+    after = run(engine, [camera.sample(i) for i in (12, 13)])
+    np.testing.assert_allclose([a.score for a in after], [a.score for a in expected], atol=1e-5)
+
+
+def _by_prompting(model, camera, make_spec, question, answer, limit: int) -> str:
+    """Each next token from a window computed from nothing, with the tokens so far as part of the question."""
+    tokens: list[int] = []
+    first = answer.start // 4_000_000 * 4
+    original = model.question_ids
+    try:
+        while len(tokens) < limit:
+            model.question_ids = lambda text: original(text) + tokens
+            engine = NativeEngine(model)
+            length = answer.end / 1e6 - first
+            engine.admit(make_spec(questions=(replace(question, explain=False),), window_s=length, stride_s=length))
+            logits = []
+            score = engine._score
+            engine._score = lambda rows, score=score, logits=logits: (logits.append(rows.clone()), score(rows))[1]
+            samples = [replace(camera.sample(i), fresh=i == first) for i in range(first, answer.end // 1_000_000)]
+            for sample in samples:
+                for request in engine.push(sample):
+                    engine.step([request])
+            token = int(logits[-1][0].argmax())
+            if token == model.tokenizer.eos_token_id:
+                break
+            tokens.append(token)
+    finally:
+        del model.question_ids
+    return model.tokenizer.decode(tokens, skip_special_tokens=True).strip()
+
+
+def test_a_failed_step_recomputes_and_answers_as_if_nothing_had_been(
+    engine, model, make_camera, make_spec, run, monkeypatch
+) -> None:
+    camera = make_camera(kept=0.5)
+    engine.admit(make_spec(refresh="all"))
+    run(engine, [camera.sample(i) for i in range(10)])
+
+    def broken(*args, **kwargs):
+        forward(*args, **kwargs)
+        raise RuntimeError("out of memory")
+
+    forward = engine_module.ragged_forward
+    monkeypatch.setattr(engine_module, "ragged_forward", broken)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        run(engine, [camera.sample(i) for i in (10, 11)])
+    monkeypatch.setattr(engine_module, "ragged_forward", forward)
+    (answer,) = run(engine, [camera.sample(i) for i in (12, 13)])
+    assert answer.tokens.reused == answer.tokens.refreshed == 0
+    other = NativeEngine(model)
+    other.admit(make_spec(refresh="all"))
+    expected = run(other, [camera.sample(i) for i in range(14)])[-1]
+    assert answer.score == pytest.approx(expected.score, abs=1e-5)
+
+
+def test_the_tower_runs_in_calls_of_bounded_size(engine, make_camera, make_spec, run, monkeypatch) -> None:
+    from cluster.engine.native import encode
+
+    camera, calls = make_camera(kept=1.0), []
+    original = engine.model.encode
+    monkeypatch.setattr(encode, "CALL_PATCHES", 60)
+    monkeypatch.setattr(engine.model, "encode", lambda frames: (calls.append(len(frames)), original(frames))[1])
+    engine.admit(make_spec(stride_s=8.0))
+    run(engine, [camera.sample(i) for i in range(8)])
+    assert calls == [2, 2, 2, 2]
+
+
+def test_bfloat16_stays_close_to_float32(model, make_camera, make_spec, run) -> None:
+    half = NativeEngine(load_model("tiny-qwen2_5_vl", dtype="bfloat16"))
+    full = NativeEngine(model)
+    camera = make_camera(kept=0.3)
+    scores = []
+    for each in (half, full):
+        each.admit(make_spec(refresh="anchors"))
+        scores.append([a.score for a in run(each, [camera.sample(i) for i in range(16)])])
+    np.testing.assert_allclose(scores[0], scores[1], atol=0.08)
+
+
+@pytest.mark.parametrize("kernel", ["sdpa", "cpu_flash"])
+def test_kernels_give_one_answer(model, make_camera, make_spec, run, kernel) -> None:
+    chosen, default = NativeEngine(model, kernel=kernel), NativeEngine(model)
+    camera = make_camera(kept=0.3)
+    scores = []
+    for each in (chosen, default):
+        each.admit(make_spec(refresh="random"))
+        scores.append([a.score for a in run(each, [camera.sample(i) for i in range(14)])])
+    np.testing.assert_allclose(scores[0], scores[1], atol=1e-5)
+
+
+def test_score_formula() -> None:
+    logits = torch.tensor([[0.5, 1.0, -2.0, 0.3]])
+    margin = np.log(np.exp(0.5) + np.exp(1.0)) - np.log(np.exp(-2.0))
+    for temperature, bias in ((1.0, 0.0), (2.5, -0.7)):
+        score = YesNoScore([0, 1], [2], temperature=temperature, bias=bias, device=torch.device("cpu"))
+        assert score(logits).item() == pytest.approx(1 / (1 + np.exp(-(margin / temperature + bias))), abs=1e-6)
+    with pytest.raises(ValueError, match="positive"):
+        YesNoScore([0], [1], temperature=0.0, bias=0.0, device=torch.device("cpu"))

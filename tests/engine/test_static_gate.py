@@ -1,0 +1,84 @@
+"""When answers stand, and when they must not."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from cluster.types import Answer, Question
+
+
+@pytest.fixture
+def night(make_camera):
+    return make_camera(still=True)
+
+
+@pytest.fixture
+def gated_spec(make_spec):
+    return make_spec(static_gate=True, max_idle_s=6.0)
+
+
+def gated(answers: list[Answer]) -> list[bool]:
+    return [answer.gated for answer in answers]
+
+
+def test_a_still_camera_costs_nothing_but_looks_again_in_time(engine, night, gated_spec, run) -> None:
+    engine.admit(gated_spec)
+    answers = run(engine, [night.sample(i) for i in range(20)])
+    # Two windows to begin with, then at most 6 s on one answer: three strides, and the next is computed.
+    assert gated(answers) == [False, False, True, True, True, False, True, True, True, False]
+    assert [answer.window for answer in answers] == list(range(10))
+    standing = [answer for answer in answers if answer.gated]
+    assert all(answer.tokens.computed == answer.tokens.encoded == 0 for answer in standing)
+    assert all(a.tokens.kept == a.tokens.reused + a.tokens.refreshed + a.tokens.new for a in answers)
+    assert answers[2].score == answers[1].score
+    assert (answers[2].start, answers[2].end) == (0, 6_000_000)
+    assert engine.stats.gated == 0
+    assert engine._streams["cam"].counters.gated == 6
+
+
+def test_motion_ends_it_at_once_and_skipped_windows_do_not_hide_it(engine, night, gated_spec, run) -> None:
+    engine.admit(gated_spec)
+    assert gated(run(engine, [night.sample(i) for i in range(6)])) == [False, False, True]
+    moving = replace(night.sample(6), activity=0.1)
+    engine.push(moving)
+    skipped = engine.push(night.sample(7))
+    assert len(skipped) == 1
+    # Window 3 is never stepped; window 4 has only still frames of its own, but not since the last computed one.
+    (answer,) = run(engine, [night.sample(8), night.sample(9)])
+    assert (answer.window, answer.gated) == (4, False)
+    assert gated(run(engine, [night.sample(i) for i in (10, 11)])) == [True]
+
+
+def test_an_anchor_alone_says_nothing(engine, night, gated_spec, run) -> None:
+    engine.admit(gated_spec)
+    run(engine, [night.sample(i) for i in range(4)])
+    anchors = [replace(night.sample(i), anchor=True, activity=0.9) for i in (4, 5)]
+    assert gated(run(engine, anchors)) == [False]
+    assert gated(run(engine, [replace(night.sample(6), anchor=True, activity=0.9), night.sample(7)])) == [True]
+
+
+def test_other_questions_a_fresh_start_or_no_gate_are_computed(engine, night, gated_spec, run) -> None:
+    engine.admit(gated_spec)
+    assert gated(run(engine, [night.sample(i) for i in range(6)]))[-1]
+    engine.admit(replace(gated_spec, questions=(Question("q", "Is there a fire or smoke?"),)))
+    assert gated(run(engine, [night.sample(i) for i in (6, 7)])) == [False]
+    fresh = [replace(night.sample(i), fresh=i == 8) for i in range(8, 14)]
+    assert gated(run(engine, fresh)) == [False, False, True]
+    engine.admit(replace(gated_spec, static_gate=False))
+    assert gated(run(engine, [night.sample(i) for i in (14, 15)])) == [False]
+
+
+def test_frames_wait_as_pixels_and_leave_unencoded(engine, night, make_spec, run) -> None:
+    engine.admit(make_spec(static_gate=True, max_idle_s=1000.0))
+    run(engine, [night.sample(i) for i in range(4)])
+    most = 0
+    for index in range(4, 60):
+        (*_,) = run(engine, [night.sample(index)])
+        most = max(most, engine.memory_bytes("cam"))
+    stream = engine._streams["cam"]
+    assert all(frame.tokens is None for frame in stream.frames)
+    assert stream.counters.computed == 2
+    assert len(stream.frames) <= 12
+    assert most <= stream.kv.nbytes + 12 * night.sample(0).patches.nbytes + 100_000

@@ -1,0 +1,100 @@
+"""A stream's state on the wire."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import struct
+from dataclasses import replace
+
+import pytest
+
+from cluster.engine.native import NativeEngine
+from cluster.errors import ModelError
+from cluster.models import load_model
+
+
+@pytest.fixture
+def state(engine, make_camera, make_spec, run) -> bytes:
+    engine.admit(make_spec())
+    camera = make_camera(kept=0.3, empty=0.3)
+    run(engine, [camera.sample(i) for i in range(13)])
+    return engine.export_stream("cam")
+
+
+def test_counters_windows_and_memory_travel(engine, model, state, make_spec) -> None:
+    other = NativeEngine(model)
+    other.import_stream(make_spec(), state)
+    ours, theirs = engine._streams["cam"], other._streams["cam"]
+    assert theirs.clock == ours.clock
+    assert theirs.last == ours.last
+    assert theirs.counters == ours.counters
+    assert [f.index for f in theirs.frames] == [f.index for f in ours.frames]
+    frames_only = [s.nbytes - s.kv.nbytes for s in (ours, theirs)]
+    assert frames_only[0] == frames_only[1]
+    assert theirs.kv.length == ours.kv.length
+    again = other.export_stream("cam")
+    assert again == state
+
+
+def test_a_gated_answer_still_stands_after_a_move(engine, model, make_camera, make_spec, run) -> None:
+    night, spec = make_camera(still=True), make_spec(static_gate=True)
+    engine.admit(spec)
+    before = run(engine, [night.sample(i) for i in range(6)])[-1]
+    other = NativeEngine(model)
+    other.import_stream(spec, engine.export_stream("cam"))
+    after = run(other, [night.sample(i) for i in (6, 7)])[-1]
+    assert after.gated
+    assert after.score == before.score
+
+
+def test_questions_and_lengths_of_the_new_spec_hold(model, state, make_camera, make_spec, run) -> None:
+    other = NativeEngine(model)
+    other.import_stream(make_spec(stride_s=4.0), state)
+    answers = run(other, [make_camera(kept=0.3, empty=0.3).sample(i) for i in range(13, 20)])
+    assert [answer.end // 1_000_000 for answer in answers] == [16, 20]
+
+
+def test_another_model_is_refused(state, make_spec) -> None:
+    for other in (load_model("tiny-qwen2_5_vl", seed=1), load_model("tiny-internvl3")):
+        engine = NativeEngine(other)
+        with pytest.raises(ModelError, match="another model"):
+            engine.import_stream(make_spec(), state)
+        assert engine.memory_bytes() == 0
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda state: b"",
+        lambda state: b"\xff" * 40,
+        lambda state: state[: len(state) // 2],
+        lambda state: state[:-7],
+        lambda state: pickle.dumps({"k": 1}),
+        lambda state: struct.pack("<Q", 2) + b"{}",
+        lambda state: struct.pack("<Q", 2) + b"[]",
+    ],
+)
+def test_damaged_states_are_refused_and_leave_the_engine_as_it_was(model, state, damage, make_spec) -> None:
+    engine = NativeEngine(model)
+    engine.admit(make_spec())
+    with pytest.raises(ModelError):
+        engine.import_stream(make_spec(), damage(state))
+    assert engine._streams["cam"].frames == []
+
+
+def test_a_later_version_is_refused(model, state, make_spec) -> None:
+    size = int.from_bytes(state[:8], "little")
+    header = json.loads(state[8 : 8 + size])
+    inner = json.loads(header["__metadata__"]["sightline"])
+    header["__metadata__"]["sightline"] = json.dumps(inner | {"version": 99})
+    encoded = json.dumps(header).encode()
+    with pytest.raises(ModelError, match="version 99"):
+        NativeEngine(model).import_stream(make_spec(), struct.pack("<Q", len(encoded)) + encoded + state[8 + size :])
+
+
+def test_importing_replaces(engine, model, state, make_spec) -> None:
+    other = NativeEngine(model)
+    other.import_stream(make_spec(), state)
+    other.import_stream(replace(make_spec(), refresh="all"), state)
+    assert other._streams["cam"].spec.refresh == "all"
