@@ -194,22 +194,24 @@ class Controller:
             self._changed.notify_all()
 
     async def _settle(self) -> None:
-        """Place the cameras: at once when the cluster starts, after a restart only when the members are back."""
+        """Place the cameras once the decoders are there; after a restart, once everyone is back, so that none moves."""
         cameras = self._kv.load()
         if cameras is None:
             cameras = [camera_settings(self._config, entry) for entry in self._config.cameras]
             self._kv.seed(cameras)
+            await self._wait_for_members(replicas=0)
         else:
-            await self._wait_for_members(self._config.cluster.heartbeat_timeout_s)
+            await self._wait_for_members(self._config.cluster.replicas)
         for settings in cameras:
             self._directory.add(settings)
         self._settled.set()
         await self._notify()
 
-    async def _wait_for_members(self, timeout_s: float) -> None:
+    async def _wait_for_members(self, replicas: int) -> None:
+        decoders, timeout_s = self._config.cluster.decoders, self._config.cluster.heartbeat_timeout_s
+
         def complete() -> bool:
-            wanted = (self._config.cluster.decoders, self._config.cluster.replicas)
-            return (len(self._directory.decoders), len(self._directory.replicas)) == wanted
+            return len(self._directory.decoders) >= decoders and len(self._directory.replicas) >= replicas
 
         try:
             async with asyncio.timeout(timeout_s), self._changed:

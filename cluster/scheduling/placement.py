@@ -65,15 +65,15 @@ class Placement:
         owner = self._owners.pop(key, None)
         if owner is not None:
             self._members[owner].discard(key)
-        return self._relieve()
+        return self._relieve(self.bound)
 
     def join(self, member: str) -> dict[str, str | None]:
-        """Let a member in: it takes the keys nobody owned, then those above the others' new bound."""
+        """Let a member in: it takes the keys nobody owned, then what the others have above their share."""
         if member in self._members:
             return {}
         self._members[member] = set()
         moved = self._place_all(sorted(key for key, owner in self._owners.items() if owner is None))
-        return moved | self._relieve()
+        return moved | self._relieve(self._room())
 
     def leave(self, member: str) -> dict[str, str | None]:
         """Take a member out; only its own keys move."""
@@ -90,9 +90,7 @@ class Placement:
         return moved
 
     def _place(self, key: str) -> None:
-        # Tighter than what may stay: of two cameras each decoder gets one, but neither moves when another is removed.
-        mean = len(self._owners) / max(1, len(self._members))
-        bound = max(math.ceil(mean), math.floor((1 + self.slack) * mean))
+        bound = self._room()
         for member in self._preferences(key):
             if len(self._members[member]) < bound:
                 self._give(key, member)
@@ -102,9 +100,17 @@ class Placement:
         self._owners[key] = member
         self._members[member].add(key)
 
-    def _relieve(self) -> dict[str, str | None]:
-        """Move keys off every member above the bound, those first that like their owner least."""
-        bound, moved = self.bound, {}
+    def _room(self) -> int:
+        """The bound for members that take keys. Tighter than what may stay: of two cameras each decoder gets one, but
+        neither moves when others are removed."""
+        if not self._members:
+            return 0
+        mean = len(self._owners) / len(self._members)
+        return max(math.ceil(mean), math.floor((1 + self.slack) * mean))
+
+    def _relieve(self, bound: int) -> dict[str, str | None]:
+        """Move keys off every member above ``bound``, those first that like their owner least."""
+        moved: dict[str, str | None] = {}
         for member in self.members:
             excess = len(self._members[member]) - bound
             if excess <= 0:

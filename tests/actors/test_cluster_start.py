@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import json
+import signal
 import socket
+import subprocess
+import sys
+from pathlib import Path
 
+import psutil
 import pytest
 import ray
 from cluster_parts import configuration, ray_processes
@@ -65,3 +70,29 @@ def test_checkpoint_that_does_not_load_stops_everything(tmp_path) -> None:
         ModelError,
         "cannot be loaded",
     )
+
+
+INTERRUPTED = """
+import sys, time
+sys.path.insert(0, {parts!r})
+from cluster_parts import configuration
+from actors.runtime import Cluster
+with Cluster(configuration([]), on_phase=lambda phase: print(phase, flush=True)):
+    time.sleep(60)
+"""
+
+
+@pytest.mark.cluster
+@pytest.mark.timeout(120)
+def test_interrupt_in_the_middle_of_starting_leaves_no_process() -> None:
+    code = INTERRUPTED.format(parts=str(Path(__file__).parent))
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as driver:
+        for line in driver.stdout:
+            if line.startswith("starting decoders"):
+                break
+        started = psutil.Process(driver.pid).children(recursive=True)
+        assert len(started) > 5
+        driver.send_signal(signal.SIGINT)
+        assert driver.wait(30) != 0
+    _, left = psutil.wait_procs(started, timeout=15)
+    assert left == []
