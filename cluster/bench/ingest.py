@@ -94,6 +94,8 @@ class Process:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
+        assert self._process.stdout is not None
+        self._process.stdout.close()
 
     def _line(self) -> dict[str, Any]:
         assert self._process.stdout is not None

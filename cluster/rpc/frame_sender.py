@@ -78,7 +78,6 @@ class _Link:
     work: asyncio.Event = field(default_factory=asyncio.Event)
     woken: bool = False
     connected: bool = False
-    task: asyncio.Task[None] | None = None
 
 
 class FrameSender:
@@ -111,6 +110,7 @@ class FrameSender:
         self._links: dict[str, _Link] = {}
         self._stopped = False
         self._left = asyncio.Event()
+        self._tasks: set[asyncio.Task[None]] = set()
 
     # -- any thread -----------------------------------------------------------------------------
     def assign(self, spec: StreamSpec, address: str) -> None:
@@ -200,25 +200,27 @@ class FrameSender:
 
     # -- the event loop -------------------------------------------------------------------------
     async def stop(self, flush_s: float = 2.0) -> None:
-        """Wait up to ``flush_s`` for cameras that are closing, then end every stream."""
+        """Wait up to ``flush_s`` for closing cameras to be taken over, then end every stream."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(flush_s):
                 while any(lane.closing is not None for lane in list(self._lanes.values())):
                     self._left.clear()
                     await self._left.wait()
+                if not self._lanes and self._tasks:
+                    await asyncio.wait(self._tasks)
         with self._lock:
             self._stopped = True
-            links = list(self._links.values())
             self._lock.notify_all()
-        tasks = {link.task for link in links if link.task is not None}
-        for task in tasks:
+        for task in self._tasks:
             task.cancel()
-        if tasks:
-            await asyncio.wait(tasks)
+        if self._tasks:
+            await asyncio.wait(self._tasks)
 
     def _start(self, link: _Link) -> None:
         if not self._stopped:
-            link.task = self._loop.create_task(self._run(link), name=f"frames to {link.address}")
+            task = self._loop.create_task(self._run(link), name=f"frames to {link.address}")
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
 
     async def _run(self, link: _Link) -> None:
         """Connect, send, and again after every break, as long as a camera is assigned to this replica."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections import deque
 from dataclasses import dataclass, field
@@ -15,6 +16,8 @@ from cluster.errors import CapacityError, SightlineError
 from cluster.rpc.convert import frame_from_proto, spec_from_json
 from cluster.rpc.status import abort
 from cluster.types import FrameSample, StreamSpec
+
+log = logging.getLogger(__name__)
 
 SERVICE = "sightline.v1.Frames"
 
@@ -65,12 +68,20 @@ class _Arrival(NamedTuple):
 class _Lane:
     """One camera on one connection: a queue bounded by the credit, and the task that empties it."""
 
-    items: deque[_Arrival | StreamSpec | frames_pb2.StreamClose] = field(default_factory=deque)
+    items: deque[_Arrival | StreamSpec | frames_pb2.StreamClose | None] = field(default_factory=deque)
     ready: asyncio.Event = field(default_factory=asyncio.Event)
     frames: int = 0
     discarding: bool = False
     rejected: str = ""
     task: asyncio.Task[None] | None = None
+
+
+def _sentence(error: Exception) -> str:
+    """What the decoder is told. A defect met with one camera's frame is logged, and must not cost the other cameras."""
+    if isinstance(error, (SightlineError, ValueError)):
+        return str(error)
+    log.error("the replica failed on a camera's message", exc_info=error)
+    return f"the replica failed: {error!r}"
 
 
 class FramesServicer(frames_pb2_grpc.FramesServicer):
@@ -110,9 +121,19 @@ class _Connection:
         try:
             while (message := await context.read()) is not grpc.aio.EOF:
                 self._take(message)
+            await self._drain()
         finally:
             acks.cancel()
             await asyncio.wait({acks})
+
+    async def _drain(self) -> None:
+        """The decoder has ended the stream itself: what it sent before is still taken."""
+        tasks = {lane.task for lane in self._lanes.values() if lane.task is not None}
+        for lane in self._lanes.values():
+            lane.items.append(None)
+            lane.ready.set()
+        if tasks:
+            await asyncio.wait(tasks)
 
     async def close(self) -> None:
         """The stream is over: stop the lanes and report the cameras nobody else has taken over."""
@@ -181,6 +202,8 @@ class _Connection:
                 lane.ready.clear()
                 await lane.ready.wait()
             item = lane.items.popleft()
+            if item is None:
+                return
             if isinstance(item, _Arrival):
                 refused = await self._frame(lane, item)
                 lane.frames -= 1
@@ -190,16 +213,22 @@ class _Connection:
             else:
                 if self._owners.get(camera) is self:
                     del self._owners[camera]
-                    await self._handler.on_close(camera, item.flush)
+                    await self._leave(camera, item.flush)
                 if not lane.items:
                     del self._lanes[camera]
                     return
 
+    async def _leave(self, camera: str, flush: bool) -> None:
+        try:
+            await self._handler.on_close(camera, flush)
+        except Exception as error:
+            _sentence(error)
+
     async def _admit(self, lane: _Lane, spec: StreamSpec) -> str:
         try:
             await self._handler.on_open(spec)
-        except (SightlineError, ValueError) as error:
-            lane.rejected = str(error)
+        except Exception as error:
+            lane.rejected = _sentence(error)
         return lane.rejected
 
     async def _frame(self, lane: _Lane, arrival: _Arrival) -> str:
@@ -211,9 +240,9 @@ class _Connection:
         lane.discarding = False
         try:
             await self._handler.on_frame(sample, arrived_s)
-        except (SightlineError, ValueError) as error:
+        except Exception as error:
             lane.discarding = True
-            return str(error)
+            return _sentence(error)
         return ""
 
     def _ack(self, camera: str, index: int, refused: str, *, opened: bool = False) -> None:

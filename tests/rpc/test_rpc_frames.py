@@ -323,6 +323,27 @@ async def test_a_refused_frame_leads_to_a_fresh_anchor(make, until):
         await until(lambda: replica.indices() == [0, 1, 4] and replica.indices("yard") == [0])
 
 
+async def test_a_defect_in_the_replica_costs_one_camera_a_window(make, until, caplog):
+    class Defective(Replica):
+        async def on_frame(self, sample, arrived_s):
+            if (sample.stream, sample.index) == ("gate", 1):
+                raise RuntimeError("index out of range")
+            await super().on_frame(sample, arrived_s)
+
+    replica = Defective()
+    async with serving(replica) as address, sending() as (sender, lost):
+        for camera in ("gate", "yard"):
+            sender.assign(make.spec(camera), address)
+            sender.send(make.sample(camera, 0))
+            sender.send(make.sample(camera, 1))
+        await until(lambda: lost and len(replica.frames["yard"]) == 2)
+        assert [stream.camera for stream in lost] == ["gate"]
+        assert "index out of range" in lost[0].reason
+        assert "index out of range" in caplog.text
+        assert sender.send(make.sample("gate", 2, fresh=True))
+        await until(lambda: replica.indices() == [0, 2])
+
+
 async def test_a_refused_specification_is_told(make, until):
     async with serving(Replica()) as address, sending() as (sender, lost):
         spec = make.spec()

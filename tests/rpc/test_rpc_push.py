@@ -308,7 +308,10 @@ async def test_a_server_that_is_always_exhausted_is_given_up(make):
 async def test_a_server_that_is_unavailable_is_tried_again(make, until):
     servicer = Refusing(UnavailableError("the controller restarts"))
     async with serving(servicer) as address:
-        agent = PushAgent(Scripted((HEADER, make.packets(5))), address, "gate", options=PushOptions(**QUICK))
+        told = []
+        source = Scripted((HEADER, make.packets(5)))
+        agent = PushAgent(source, address, "gate", options=PushOptions(**QUICK), on_progress=told.append)
         async with running(agent):
             await until(lambda: servicer.calls > 5)
-            assert agent.status.reason == "the controller restarts"
+    reasons = {status.reason for status in told if status.state is CameraState.BACKOFF}
+    assert reasons == {"the controller restarts"}
