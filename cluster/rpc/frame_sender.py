@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import random
 import threading
 from collections import deque
@@ -19,6 +20,8 @@ from cluster.rpc.calls import Call, CallEndedError, finish, write
 from cluster.rpc.channel import open_channel
 from cluster.rpc.convert import frame_to_proto, spec_to_json
 from cluster.types import FrameSample, StreamSpec
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,6 +238,10 @@ class FrameSender:
                 reason = error.details() or error.code().name
             except TimeoutError:
                 reason = f"no answer within {self._connect_s:g} s"
+            except Exception as error:
+                # A defect here must cost a connection, not every camera's way to its replica for good.
+                log.error("sending frames to %s failed", link.address, exc_info=error)
+                reason = repr(error)
             if not self._in_use(link):
                 break
             if link.connected or not told:

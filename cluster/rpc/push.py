@@ -108,7 +108,7 @@ class PushAgent:
         self._numbered = 0
         self._offset: int | None = 0
         self._source_error: SourceError | None = None
-        self._connected = False
+        self._connected = self._was_connected = False
         self._credit = 0
         self._acknowledged = 0
 
@@ -192,6 +192,7 @@ class PushAgent:
             self._buffer.rewind()
             if self._acknowledged > before:
                 attempt = exhausted = 0
+            if self._was_connected:
                 down_since = time.monotonic()
             give_up_s = self._options.give_up_s
             if give_up_s is not None and time.monotonic() - down_since > give_up_s:
@@ -202,6 +203,7 @@ class PushAgent:
 
     async def _connection(self) -> bool:
         """Sends one epoch over one connection; True when the source's end was confirmed."""
+        self._was_connected = False
         epoch = await self._begun()
         if epoch is None:
             return True
@@ -222,7 +224,7 @@ class PushAgent:
                 if first is grpc.aio.EOF:
                     raise UnavailableError("the gateway closed the stream")
                 self._acknowledge(first)
-                self._connected = True
+                self._connected = self._was_connected = True
                 self._tell(state=CameraState.RUNNING, reason="")
                 return await self._exchange(call, epoch)
             finally:

@@ -7,14 +7,18 @@ import threading
 from contextlib import asynccontextmanager
 from itertools import pairwise
 
+import av
+import numpy as np
 import pytest
 from ingest_parts import LIMIT, Decoder, chain, serving
 from sightline.v1 import ingest_pb2, ingest_pb2_grpc
 
+from cluster.codec.file import FileSource
 from cluster.codec.source import StreamHeader
 from cluster.codec.state import CameraState
 from cluster.codec.supervisor import Backoff
 from cluster.errors import (
+    CameraExistsError,
     CapacityError,
     ConfigError,
     NotReadyError,
@@ -96,6 +100,31 @@ async def test_a_source_arrives_whole(make, hops):
     assert {CameraState.RUNNING, CameraState.ENDED} <= {status.state for status in states}
     counted = [status.packets for status in states]
     assert counted == sorted(counted)
+
+
+async def test_a_real_file_arrives_packet_for_packet(tmp_path):
+    """Encoded, demultiplexed, pushed through a gateway, and decodable at the other end."""
+    path = tmp_path / "clip.mp4"
+    with av.open(str(path), "w") as container:
+        stream = container.add_stream("libx264", rate=25, options={"g": "10", "bf": "2"})
+        stream.width, stream.height, stream.pix_fmt = 128, 96, "yuv420p"
+        for i in range(40):
+            picture = np.full((96, 128, 3), i * 5, np.uint8)
+            container.mux(stream.encode(av.VideoFrame.from_ndarray(picture, format="rgb24")))
+        container.mux(stream.encode())
+    reference = FileSource(path)
+    header = reference.open()
+    sent = list(reference.packets())
+    async with chain("gateway") as (decoder, address):
+        decoder.consume()
+        await PushAgent(FileSource(path), address, "gate", options=PushOptions(**QUICK)).run()
+        await asyncio.wait_for(decoder.ended.wait(), 5.0)
+    assert decoder.headers == [header]
+    assert decoder.received["gate"] == sent
+    context = av.CodecContext.create(header.codec, "r")
+    context.extradata = decoder.headers[0].extradata
+    frames = [frame for packet in decoder.received["gate"] for frame in context.decode(av.Packet(packet.data))]
+    assert len(frames + context.decode(None)) == 40
 
 
 async def test_a_slow_cluster_slows_a_file_down_and_loses_nothing(make):
@@ -200,6 +229,44 @@ async def test_nobody_there():
     options = PushOptions(**QUICK, give_up_s=0.2)
     with pytest.raises(UnavailableError, match=rf"no connection to {address} for 0\.2 s"):
         await PushAgent(Scripted((HEADER, [])), address, "gate", options=options).run()
+
+
+async def test_giving_up_counts_from_the_break_not_from_the_last_packet(make, until):
+    """A quiet camera that was connected all along has its full time to reconnect."""
+    decoder = Decoder()
+    decoder.consume()
+    source = Scripted((HEADER, make.packets(20)), hold_at=10)
+    agent = PushAgent(source, "127.0.0.1:1", "gate", options=PushOptions(**QUICK, give_up_s=0.3))
+    async with serving(decoder.servicer) as address:
+        agent._address = address
+        task = asyncio.create_task(agent.run())
+        await until(lambda: agent.status.packets == 10)
+        await asyncio.sleep(0.4)
+    source.gate.set()
+    async with serving(decoder.servicer, port=int(address.rpartition(":")[2])):
+        assert (await task).packets == 20
+    decoder.close()
+
+
+async def test_another_agent_is_waited_for_and_then_reported(make, until, monkeypatch):
+    async with chain("gateway") as (decoder, address):
+        decoder.consume()
+        first = PushAgent(
+            Scripted((HEADER, make.packets(20)), hold_at=10), address, "gate", options=PushOptions(**QUICK)
+        )
+        second = PushAgent(Scripted((HEADER, make.packets(5))), address, "gate", options=PushOptions(**QUICK))
+        async with running(first):
+            await until(lambda: first.status.packets == 10)
+            waiting = asyncio.create_task(second.run())
+            await until(lambda: second.status.state is CameraState.BACKOFF)
+            assert "another agent already pushes for camera 'gate'" in second.status.reason
+            with monkeypatch.context() as patch:
+                patch.setattr("cluster.rpc.push._OCCUPIED_S", 0.0)
+                with pytest.raises(CameraExistsError, match="another agent already pushes"):
+                    await PushAgent(
+                        Scripted((HEADER, make.packets(5))), address, "gate", options=PushOptions(**QUICK)
+                    ).run()
+        assert (await waiting).packets == 5
 
 
 def test_not_an_address():
