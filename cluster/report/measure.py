@@ -62,11 +62,11 @@ def compare(
     whole: Sequence[FrameSample],
     on_window: Callable[[], None] = lambda: None,
 ) -> list[ComparedWindow]:
-    """Answer every window twice, right after each other: ours, and in full from nothing.
+    """Answer every window after the first whole one twice, right after each other: ours, and in full from nothing.
 
     Args:
         pruned: the stream as our pruner leaves it; ``whole``: the same frames with every patch.
-        on_window: called after each window.
+        on_window: called after each compared window.
     """
     found: list[ComparedWindow] = []
     engine.evict(spec.stream)
@@ -74,11 +74,12 @@ def compare(
     for sample in pruned:
         for request in engine.push(sample):
             answers, ours = _step(engine, request)
+            if request.end - whole[0].pts <= round(spec.window_s * MICROSECONDS):
+                continue
             full_answers, full = _in_full(engine, spec, whole, request)
             found.append(
                 ComparedWindow(
                     end_s=(request.end - whole[0].pts) / MICROSECONDS,
-                    filling=request.end - whole[0].pts <= round(spec.window_s * MICROSECONDS),
                     full=full,
                     ours=ours,
                     gated=any(answer.gated for answer in answers),
@@ -92,8 +93,8 @@ def compare(
 
 
 def count_windows(spec: StreamSpec, seconds: float) -> int:
-    """Windows that close within ``seconds``, the first ones before they are whole."""
-    return int(seconds / spec.stride_s + 1e-6)
+    """Windows of ``seconds`` of video that are compared."""
+    return max(0, int((seconds - spec.window_s) / spec.stride_s + 1e-6))
 
 
 def picture_frames(frames: Sequence[tuple[FrameSample, SampledFrame]], count: int) -> tuple[SampleFrame, ...]:

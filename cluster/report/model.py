@@ -51,13 +51,9 @@ class LiveWindow:
 
 @dataclass(frozen=True, slots=True)
 class ComparedWindow:
-    """The same window computed in full and our way, one after the other on the same machine.
-
-    ``filling``: the camera has not been watched for a whole window yet, so nothing has left it.
-    """
+    """The same window computed in full and our way, one after the other on the same machine."""
 
     end_s: float
-    filling: bool
     full: Cost
     ours: Cost
     gated: bool
@@ -77,7 +73,10 @@ class SampleFrame:
 
 @dataclass(frozen=True, slots=True)
 class CameraRecord:
-    """One camera: how it was fed, what it answered, what it cost, and what was lost on the way."""
+    """One camera: how it was fed, what it answered, what it cost, and what was lost on the way.
+
+    ``compared``: windows after the first whole one, which has nothing to reuse and comes once in a camera's life.
+    """
 
     name: str
     description: str
@@ -105,12 +104,6 @@ class CameraRecord:
 
     @property
     def comparison(self) -> Comparison:
-        """Of the windows after the first whole one: what a camera costs from then on."""
-        return Comparison.of((window for window in self.compared if not window.filling), self.questions)
-
-    @property
-    def comparison_from_start(self) -> Comparison:
-        """Of all windows."""
         return Comparison.of(self.compared, self.questions)
 
 
@@ -201,13 +194,8 @@ class Report:
 
     @property
     def comparison(self) -> Comparison:
-        """Over all cameras, each from its first whole window on."""
+        """Over all cameras."""
         return sum((camera.comparison for camera in self.cameras), NOTHING)
-
-    @property
-    def comparison_from_start(self) -> Comparison:
-        """Over all cameras and windows."""
-        return sum((camera.comparison_from_start for camera in self.cameras), NOTHING)
 
     @property
     def live_windows(self) -> int:
@@ -229,7 +217,5 @@ class Report:
             for frame in camera["frames"]:
                 del frame["jpeg"]
             camera["comparison"] = asdict(record.comparison) | record.comparison.summary()
-        for name in ("comparison", "comparison_from_start"):
-            comparison = getattr(self, name)
-            body[name] = asdict(comparison) | comparison.summary()
+        body["comparison"] = asdict(self.comparison) | self.comparison.summary()
         return json.dumps(body, indent=2)

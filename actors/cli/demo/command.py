@@ -69,8 +69,14 @@ def _run(console: Console, out: Path, seconds: float, model: str, engine: str) -
     from actors.cli.demo.screen import Screen
     from cluster.clips import make_demo_clips
     from cluster.config import load_config
+    from cluster.models.catalog import PRESETS
 
     with Screen(console) as screen:
+        weights = " (random weights: watch what it costs, not what it says)" if model in PRESETS else ""
+        screen.say(
+            f"[bold]Four cameras[/], two fed from files and two by gRPC push, two questions each.\n"
+            f"Model {model}{weights}. It takes about {seconds + 50:.0f} seconds.\n"
+        )
         screen.phase("making four clips")
         clips = make_demo_clips(out / "clips", seconds=CLIP_SECONDS)
         config_file = write_config(out, clips, model, engine)
@@ -111,9 +117,9 @@ def _summary(console: Console, report: Report) -> None:
     from cluster.report.render import saving_text, seconds_text, times_text
 
     table = Table(
-        box=box.ROUNDED, border_style="dim", title="In full and ours, on the same windows", title_justify="left"
+        box=box.SIMPLE_HEAD, pad_edge=False, title="In full and ours, on the same windows", title_justify="left"
     )
-    for name in ("camera", "windows", "tokens full → computed", "time full → ours", "faster", "FLOPs saved"):
+    for name in ("camera", "windows", "tokens\nfull → computed", "time\nfull → ours", "faster", "FLOPs\nsaved"):
         table.add_column(name, justify="left" if name == "camera" else "right")
     rows = [(camera.name, camera.comparison) for camera in report.cameras]
     for name, each in [*rows, ("all", report.comparison)]:

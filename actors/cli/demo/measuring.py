@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -55,8 +56,8 @@ def windows_to_measure(config: SightlineConfig, clips: dict[str, Path]) -> int:
 def measure(config: SightlineConfig, clips: dict[str, Path], on_window: Callable[[], None]) -> Measured:
     """Every clip under the settings of the camera of its name; full and ours take turns, window by window."""
     settings = config.model
-    if settings.threads:
-        torch.set_num_threads(settings.threads)
+    # A core stays free for whatever else runs here: arithmetic threads that wait for each other suffer most from it.
+    torch.set_num_threads(settings.threads or min(torch.get_num_threads(), max(1, (os.cpu_count() or 1) - 1)))
     model = load_model(settings.name, device=settings.device, dtype=settings.dtype, seed=settings.seed)
     engine = NativeEngine(
         model,

@@ -15,10 +15,10 @@ from rich.text import Text
 
 from actors.cli.demo.plan import CAMERAS
 from actors.cli.tables import last_answers, state, tokens, windows
+from cluster.types import CameraStatus
 
 if TYPE_CHECKING:
     from actors.cli.demo.live import LiveRun
-    from cluster.types import CameraStatus
 
 PLAIN_EVERY_S = 5.0
 
@@ -125,31 +125,25 @@ def _plain(status: CameraStatus) -> str:
 
 
 def cameras_table(run: LiveRun) -> Table:
-    """The cameras of the demo, live."""
-    table = Table(box=box.ROUNDED, border_style="dim", title_justify="left", expand=False)
-    table.add_column("camera", style="bold")
-    table.add_column("fed by")
-    table.add_column("state")
-    table.add_column("cue")
-    table.add_column("windows", justify="right")
-    table.add_column("tokens full → kept → computed", justify="right")
-    table.add_column("latency", justify="right")
-    table.add_column("last answers")
+    """The cameras of the demo, two lines each, so that it fits 80 columns."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    table.add_column("camera\n[dim]state[/]", no_wrap=True)
+    table.add_column("fed by\n[dim]cue[/]", no_wrap=True)
+    table.add_column("windows", justify="right", no_wrap=True, min_width=7)
+    table.add_column("tokens [dim]full →\nkept → computed[/]", justify="right", no_wrap=True, min_width=18)
+    table.add_column("latency", justify="right", no_wrap=True)
+    table.add_column("last answers", min_width=17)
     for camera in CAMERAS:
-        status = run.statuses.get(camera.name)
-        if status is None:
-            table.add_row(camera.name, camera.fed_by, "[dim]unknown[/]")
-            continue
-        reason = f"\n[dim]{escape(status.reason)}[/]" if status.reason else ""
+        status = run.statuses.get(camera.name) or CameraStatus(camera.name, state="waiting")
+        parts = (("gated", status.windows_gated), ("dropped", status.windows_dropped), ("lost", status.windows_lost))
+        aside = "".join(f"\n[dim]{count} {name}[/]" for name, count in parts if count)
         table.add_row(
-            camera.name,
-            camera.fed_by,
-            state(status) + reason,
-            status.cue,
-            windows(status),
+            f"[bold]{camera.name}[/]\n{state(status)}",
+            f"{camera.fed_by}\n[dim]{status.cue}[/]",
+            f"{status.windows_done + status.windows_gated}{aside}",
             tokens(status),
             f"{1000 * status.latency_s:.0f} ms" if status.windows_done else "",
-            _answers(status),
+            _answers(status) if status.last_answers else Text(status.reason, style="dim"),
         )
     return table
 
@@ -158,7 +152,7 @@ def _answers(status: CameraStatus) -> Text:
     text = Text()
     for answer in status.last_answers:
         if text:
-            text.append("  ")
+            text.append("\n")
         text.append(f"{answer.question} ", style="dim")
         text.append(
             f"{answer.score:.2f} {'yes' if answer.positive else 'no'}", style="green" if answer.positive else ""
