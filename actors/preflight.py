@@ -19,6 +19,7 @@ def preflight(config: SightlineConfig) -> SightlineConfig:
     check_model(config.model.name)
     if config.cluster.ray_address is not None:
         check_ray(config.cluster.ray_address)
+        return config  # The gateway may run on another machine.
     gateway = config.gateway
     port = free_port(gateway.host, gateway.port, "gateway.port")
     metrics_port = free_port(gateway.host, gateway.metrics_port, "gateway.metrics_port")

@@ -23,6 +23,8 @@ from cluster.vision.camera import CameraPipeline, PipelineSettings, PipelineStat
 log = logging.getLogger(__name__)
 
 ROOM_POLL_S = 0.02
+PATIENT_FRAMES = 8
+"""Frames of a patient camera under way; a file would fill any queue, and what is under way is lost with a replica."""
 
 
 class RunningCamera:
@@ -39,7 +41,6 @@ class RunningCamera:
         self.refusal = ""
         self._sender = sender
         self._config = config
-        self._queue_limit = sender_queue(config)
         self._lock = threading.Lock()
         self._in_flight = InFlight(self.spec.stride_s)
         self._dropping_since: int | None = None
@@ -148,7 +149,8 @@ class RunningCamera:
         """A file can wait, for the replica to catch up or to come back."""
         while not self._stopping:
             lane = self._sender.status(self.settings.name)
-            if self.refusal or (self.address is not None and lane is not None and lane.queued < self._queue_limit):
+            under_way = lane.queued + lane.in_flight if lane is not None else 0
+            if self.refusal or (self.address is not None and under_way < PATIENT_FRAMES):
                 return
             time.sleep(ROOM_POLL_S)
 

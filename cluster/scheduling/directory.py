@@ -60,6 +60,7 @@ class Member(Generic[Info]):
 class _Camera:
     settings: CameraConfig
     report: CameraReport | None = None
+    reporter: str = ""
     stream: StreamReport | None = None
     totals: Totals = field(default_factory=Totals)
 
@@ -162,6 +163,10 @@ class Directory:
             camera = self._cameras.get(report.camera)
             if camera is not None and self._on_decoder.owner(report.camera) == name:
                 camera.report = report
+                if camera.reporter != name:
+                    # It may come back there, and count from zero again.
+                    camera.totals.end(camera.reporter)
+                    camera.reporter = name
                 camera.totals.update(name, report.counts)
         return True
 

@@ -15,7 +15,7 @@ from cluster_parts import Answers, ray_processes, until
 from actors.remote import CONTROLLER, GATEWAY, NAMESPACE
 from actors.runtime import Cluster
 from cluster.codec import FileSource
-from cluster.errors import CameraExistsError, ConfigError, UnknownCameraError
+from cluster.errors import CameraExistsError, ConfigError, NotReadyError, UnknownCameraError
 from cluster.rpc.client import GatewayClient
 from cluster.rpc.push import PushAgent
 
@@ -96,6 +96,28 @@ def test_bad_requests_change_nothing(client, clip) -> None:
     with pytest.raises(UnknownCameraError, match="did you mean 'gate'"):
         client.camera_remove("gates")
     assert [status.name for status in client.cameras_list()] == ["dock", "gate", "yard"]
+
+
+def test_pushing_to_the_wrong_camera_is_refused(cluster: Cluster, clip) -> None:
+    async def push(camera: str) -> None:
+        await PushAgent(FileSource(clip), cluster.gateway_address, camera).run()
+
+    with pytest.raises(UnknownCameraError, match="'dokc'; did you mean 'dock'"):
+        asyncio.run(push("dokc"))
+    with pytest.raises(NotReadyError, match="takes no pushed packets"):
+        asyncio.run(push("gate"))
+
+
+def test_pushed_file_ends_and_the_camera_takes_another(cluster: Cluster, client, answers: Answers, clip) -> None:
+    """Two sessions one after the other."""
+    client.camera_add("upload", source="")
+    for session in (1, 2):
+        asyncio.run(PushAgent(FileSource(clip), cluster.gateway_address, "upload").run())
+        until("the end", lambda: client.camera_get("upload").state == "ended")
+        until("all frames", lambda session=session: client.camera_get("upload").frames_decoded == 300 * session)
+    status = client.camera_get("upload")
+    assert status.windows_done > 0
+    client.camera_remove("upload")
 
 
 def test_file_as_fast_as_it_goes_loses_no_window_and_ends(client, answers: Answers, clip) -> None:

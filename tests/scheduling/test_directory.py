@@ -88,6 +88,18 @@ def test_silent_decoder_loses_its_cameras_to_the_others(directory: Directory) ->
     assert directory.route("cam-0").decoder == "decoder-1" or len(assigned(directory, "decoder-0")) == 1
 
 
+def test_counts_of_a_camera_that_moves_and_returns_are_summed() -> None:
+    directory = Directory(heartbeat_timeout_s=10)
+    directory.add(camera("cam"))
+    for time_s, (name, decoded) in enumerate([("decoder-0", 10), ("decoder-1", 5), ("decoder-0", 40)]):
+        directory.join_decoder(decoder(name, start=time_s), float(time_s))
+        report = CameraReport("cam", "running", counts={"frames_decoded": decoded})
+        assert directory.heartbeat_decoder(name, f"{name}/{time_s}", [report], float(time_s))
+        total = directory.status("cam").frames_decoded
+        directory.leave_decoder(name)
+    assert total == 55
+
+
 def test_lost_replica_leaves_its_cameras_homeless_until_it_is_back(directory: Directory) -> None:
     directory.heartbeat_replica("r1", [StreamReport("cam-0", 0.5, counts={"windows_done": 3})], 1.0)
     directory.leave_replica("replica-0")
