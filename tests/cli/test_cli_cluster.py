@@ -77,6 +77,16 @@ def test_a_cluster_from_the_command_line(cli, wait_for):
     refused = run("push", "street.mp4", "--to", gateway, "--camera", "nobody", code=1)
     assert "there is no camera 'nobody'" in refused.stderr
 
+    # What runs until Ctrl-C ends with it.
+    for endless in (
+        ["watch", "-g", gateway],
+        ["push", "street.mp4", "--to", gateway, "--camera", "depot", "--realtime", "--loop"],
+    ):
+        running, output = cli.start(*endless)
+        wait_for(lambda output=output: output.read_text())
+        assert cli.interrupt(running) == 130
+        assert "Traceback" not in output.read_text()
+
     # One page of metrics for all processes.
     with urllib.request.urlopen(f"http://{addresses['metrics']}/metrics", timeout=10) as reply:
         page = reply.read().decode()

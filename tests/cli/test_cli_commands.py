@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from actors.cli.options import parse_questions, parse_settings
 from actors.cli.output import check_writable, listed, plural, redact, write_json
+from cluster.clips import make_clip
 from cluster.errors import ConfigError, SightlineError
 
 COMMANDS = [
@@ -124,6 +125,14 @@ def test_the_port_of_another_program_is_named_before_anything_starts(cli):
         f"error: cannot listen on 127.0.0.1:{port}: Address already in use; choose another gateway.port" in done.stderr
     )
     assert "starting ray" not in done.stdout
+
+
+def test_ctrl_c_while_nobody_answers(cli, wait_for):
+    make_clip("street", cli.folder / "street.mp4", seconds=1, fps=10, size=(64, 64))
+    process, log = cli.start("push", "street.mp4", "--to", "127.0.0.1:1", "--camera", "x", "--realtime", "--loop")
+    wait_for(lambda: "backoff" in log.read_text())
+    assert cli.interrupt(process) == 130
+    assert "Traceback" not in log.read_text()
 
 
 def test_a_bench_gets_its_options_untouched(cli):
