@@ -36,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--kept", type=float, default=0.1, help="share of tokens kept between anchors (default: 0.1)")
     parser.add_argument("--refresh", default="anchors", help="refresh policy (default: %(default)s)")
-    parser.add_argument("--windows", type=int, default=20, metavar="N", help="windows per stream (default: %(default)s)")
+    parser.add_argument("--windows", type=int, default=20, metavar="N", help="windows of each (default: %(default)s)")
     parser.add_argument("--threads", type=int, help="torch threads (default: one per core)")
 
 

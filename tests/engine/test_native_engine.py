@@ -350,6 +350,28 @@ def test_the_tower_runs_in_calls_of_bounded_size(engine, make_camera, make_spec,
     assert calls == [2, 2, 2, 2]
 
 
+def test_passes_are_of_bounded_size_too(engine, model, make_camera, make_spec, monkeypatch) -> None:
+    cameras = [make_camera(stream=f"cam{i}", kept=0.5, seed=i) for i in range(5)]
+    sizes, scores = [], []
+    forward = engine_module.ragged_forward
+    monkeypatch.setattr(
+        engine_module,
+        "ragged_forward",
+        lambda model, passes, kernel: (sizes.append(len(passes)), forward(model, passes, kernel))[1],
+    )
+    for rows in (16384, 80):
+        each = NativeEngine(model)
+        sizes.clear()
+        monkeypatch.setattr(engine_module, "PASS_ROWS", rows)
+        for camera in cameras:
+            each.admit(make_spec(camera.stream))
+        requests = [r for i in range(2) for camera in cameras for r in each.push(camera.sample(i))]
+        scores.append([answer.score for answer in each.step(requests)])
+        assert sum(sizes) == 5
+        assert (len(sizes) == 1) == (rows == 16384)
+    np.testing.assert_allclose(scores[0], scores[1], atol=1e-5)
+
+
 def test_bfloat16_stays_close_to_float32(model, make_camera, make_spec, run) -> None:
     half = NativeEngine(load_model("tiny-qwen2_5_vl", dtype="bfloat16"))
     full = NativeEngine(model)

@@ -30,6 +30,9 @@ from cluster.engine.native.windows import WindowClock
 from cluster.models.base import VisionLanguageModel
 from cluster.types import MICROSECONDS, Answer, FrameSample, PatchGeometry, Question, StreamSpec, Timing, TokenCount
 
+# Rows of one pass through the language model: bounds its activations when many cameras begin at once.
+PASS_ROWS = 16384
+
 
 @dataclass(slots=True, eq=False)
 class _Work:
@@ -173,7 +176,11 @@ class NativeEngine:
         try:
             plans = [self._plan(each) for each in work]
             plan_s = clock.lap()
-            results = ragged_forward(self.model, [plan.work for plan in plans], self.kernel)
+            results = [
+                result
+                for group in _grouped([plan.work for plan in plans])
+                for result in ragged_forward(self.model, group, self.kernel)
+            ]
             scores, firsts = self._read(plans, results)
             texts, decoded = explain(self.model, self.kernel, plans, firsts, self._ends)
         except BaseException:
@@ -322,6 +329,19 @@ class NativeEngine:
         if name not in self._streams:
             raise ValueError(f"stream {name!r} is not admitted; admit it before anything else")
         return self._streams[name]
+
+
+def _grouped(passes: Sequence[StreamPass]) -> list[list[StreamPass]]:
+    """Neighbouring streams in groups of at most ``PASS_ROWS`` rows, at least one each."""
+    groups: list[list[StreamPass]] = []
+    rows = PASS_ROWS
+    for each in passes:
+        if rows + len(each.embeds) > PASS_ROWS:
+            groups.append([])
+            rows = 0
+        groups[-1].append(each)
+        rows += len(each.embeds)
+    return groups
 
 
 def _answer(
