@@ -82,3 +82,13 @@ def test_frames_wait_as_pixels_and_leave_unencoded(engine, night, make_spec, run
     assert stream.counters.computed == 2
     assert len(stream.frames) <= 12
     assert most <= stream.kv.nbytes + 12 * night.sample(0).patches.nbytes + 100_000
+
+
+def test_motion_that_came_and_left_unseen_still_counts(engine, night, make_spec, run) -> None:
+    engine.admit(make_spec(static_gate=True, max_idle_s=1000.0))
+    assert gated(run(engine, [night.sample(i) for i in range(6)])) == [False, False, True]
+    engine.push(replace(night.sample(6), activity=0.1))
+    for index in range(7, 27):
+        engine.push(night.sample(index))
+    assert all(not frame.moving for frame in engine._streams["cam"].frames)
+    assert gated(run(engine, [night.sample(27)])) == [False]

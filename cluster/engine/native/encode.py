@@ -32,8 +32,10 @@ def encode_pending(model: VisionLanguageModel, frames: Iterable[HeldFrame]) -> d
     for call in _calls(pending):
         batches = [batch_of(frame) for frame in call]
         for frame, batch, tokens in zip(call, batches, model.encode(batches), strict=True):
-            # A copy: the call's result is one tensor, which a single frame kept from it would hold whole.
-            frame.tokens = FrameTokens(tokens.embeds.clone(), tokens.cells.clone(), tokens.grid)
+            # A copy: the call's result is one tensor, which a single frame kept from it would hold whole. Cells are
+            # for planning, which happens on the host.
+            cells = torch.empty(tokens.cells.shape, dtype=torch.int64).copy_(tokens.cells)
+            frame.tokens = FrameTokens(tokens.embeds.clone(), cells, tokens.grid)
             frame.patches = None
             flops[id(frame)] = model.tower_flops([batch])
     return flops

@@ -123,7 +123,7 @@ def _frame(meta: dict[str, Any], number: int, tensors: dict[str, Tensor], device
     tokens = None
     if f"{number}.embeds" in tensors:
         embeds, cells = tensors[f"{number}.embeds"], tensors[f"{number}.cells"]
-        tokens = FrameTokens(embeds.to(device), cells.to(device), grid)
+        tokens = FrameTokens(embeds.to(device), cells, grid)
     return HeldFrame(
         **{name: meta[name] for name in _SCALARS},
         grid=grid,
