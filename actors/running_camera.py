@@ -66,6 +66,7 @@ class RunningCamera:
     def restart(self) -> None:
         """A pushing camera whose last session has ended takes a new one."""
         self._totals.update("pipeline", _counts(self._pipeline.status()))
+        self._totals.end("pipeline")
         self._begin()
         if self.address is not None:
             self._sender.assign(self.spec, self.address)
