@@ -89,7 +89,8 @@ def run(args: argparse.Namespace) -> BenchResult:
                 at_most=None if args.windows is None else at_least,
             )
             full, measured, decision_s = _measure(engine, clip, args, policies)
-            rows += [_row(path, policy, full, result) for policy, result in [("full", full), *measured.items()]]
+            exact = measured.get("all")
+            rows += [_row(path, policy, full, exact, result) for policy, result in [("full", full), *measured.items()]]
             full_s = statistics.fmean(full.latency_s)
             figures[f"speedup_{name}"] = full_s / statistics.fmean(measured[NATURAL].latency_s)
             overheads.append(decision_s / full_s)
@@ -126,8 +127,7 @@ def _measure(
         ours.add(engine, seconds, answer)
         full.add(engine, *_full_window(engine, spec, whole, request))
         _progress(f"{clip.path.name}: window {request.window}: full {full.latency_s[-1]:.2f} s, ours {seconds:.2f} s")
-    overlap = ours.mean("reused") + ours.mean("refreshed")
-    budget = ours.mean("refreshed") / overlap if overlap else 0.0
+    budget = _budget(ours.answers)
     measured = {NATURAL: ours}
     for name in policies:
         if name == NATURAL:
@@ -141,6 +141,14 @@ def _measure(
     strides = span_seconds(kept) / args.stride
     decision_s = (clip.change_s + pruned.mask_s) / strides + statistics.fmean(ours.plan_s)
     return full, measured, decision_s
+
+
+def _budget(answers: Sequence[Answer]) -> float:
+    """Share of the overlap that the natural policy refreshed, where anything had to be: KV that is still exact
+    (nothing it was computed under has left the window) costs no policy a token."""
+    refreshing = [answer.tokens for answer in answers if answer.tokens.refreshed]
+    overlap = sum(tokens.reused + tokens.refreshed for tokens in refreshing)
+    return sum(tokens.refreshed for tokens in refreshing) / overlap if overlap else 0.0
 
 
 def _stream(
@@ -174,7 +182,9 @@ def _full_window(
     return seconds, answer
 
 
-def _row(clip: Path, name: str, full: Measured, result: Measured) -> dict[str, Any]:
+def _row(clip: Path, name: str, full: Measured, exact: Measured | None, result: Measured) -> dict[str, Any]:
+    """``logit_diff``: |logit P(yes) - full's|, what pruning and refresh cost together; ``refresh_diff``: the same against
+    ``all`` on the same pruned windows, what reuse alone costs."""
     pairs = list(zip(full.answers, result.answers, strict=True))
     return {
         "clip": clip.stem,
@@ -188,9 +198,15 @@ def _row(clip: Path, name: str, full: Measured, result: Measured) -> dict[str, A
         "latency_s": round(statistics.fmean(result.latency_s), 3),
         "speedup": round(statistics.fmean(full.latency_s) / statistics.fmean(result.latency_s), 2),
         "flops_ratio": round(sum(full.flops) / sum(result.flops), 2),
-        "logit_diff": round(statistics.fmean(abs(_logit(a.score) - _logit(b.score)) for a, b in pairs), 4),
+        "logit_diff": round(_logit_diff(full, result), 4),
+        "refresh_diff": None if exact is None or result is full else round(_logit_diff(exact, result), 4),
         "agreement": round(statistics.fmean(a.positive == b.positive for a, b in pairs), 3),
     }
+
+
+def _logit_diff(reference: Measured, result: Measured) -> float:
+    pairs = zip(reference.answers, result.answers, strict=True)
+    return statistics.fmean(abs(_logit(a.score) - _logit(b.score)) for a, b in pairs)
 
 
 def _logit(score: float) -> float:
