@@ -183,7 +183,7 @@ def _full_window(
 
 
 def _row(clip: Path, name: str, full: Measured, exact: Measured | None, result: Measured) -> dict[str, Any]:
-    """``logit_diff``: |logit P(yes) - full's|, what pruning and refresh cost together; ``refresh_diff``: the same against
+    """``logit_diff``: |logit P(yes) - full's|, what pruning and reuse cost together; ``refresh_diff``: the same against
     ``all`` on the same pruned windows, what reuse alone costs."""
     pairs = list(zip(full.answers, result.answers, strict=True))
     return {
