@@ -77,14 +77,14 @@ def list_cameras(
 
     from rich.console import Group
 
-    from actors.cli.output import console, redact, write_json
+    from actors.cli.output import console, write_json
     from actors.cli.tables import cameras_table, reasons
     from cluster.rpc.client import GatewayClient
 
     with GatewayClient(gateway) as client:
         if json is not None:
             statuses = [asdict(status) for status in client.cameras_list()]
-            write_json(json, [{**each, "source": redact(each["source"])} for each in statuses])
+            write_json(json, statuses)
             if json == "-":
                 return
         screen = console()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,8 +13,6 @@ if TYPE_CHECKING:
 
 PIPE_COLUMNS = 200
 
-_PASSWORD = re.compile(r"(?<=://)([^:/@\s]*):[^@/\s]*@")
-
 
 def console(*, stderr: bool = False) -> Console:
     """A console; in a pipe or a log, where nobody's window is too narrow, its lines are long."""
@@ -23,11 +20,6 @@ def console(*, stderr: bool = False) -> Console:
 
     seen = (sys.stderr if stderr else sys.stdout).isatty()
     return Console(stderr=stderr, highlight=False, soft_wrap=not seen, width=None if seen else PIPE_COLUMNS)
-
-
-def redact(source: str) -> str:
-    """An address without its password."""
-    return _PASSWORD.sub(r"\1:***@", source)
 
 
 def write_json(target: str, body: Any) -> None:

@@ -47,9 +47,10 @@ def push(
     import asyncio
     from dataclasses import asdict
 
-    from actors.cli.output import redact, write_json
+    from actors.cli.output import write_json
     from cluster.codec import FileSource, RtspSource, open_source
     from cluster.errors import ConfigError
+    from cluster.redaction import redact
     from cluster.rpc.push import PushAgent, PushOptions
 
     if source in ("", "push"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from actors.cli.output import redact
+from cluster.redaction import redact
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -13,6 +13,7 @@ from typing import Generic, TypeVar
 
 from cluster.config import CameraConfig
 from cluster.errors import CameraExistsError, UnknownCameraError
+from cluster.redaction import redact
 from cluster.scheduling.placement import Placement
 from cluster.scheduling.reports import CameraReport, DecoderInfo, ReplicaInfo, StreamReport, Totals
 from cluster.types import CameraStatus, PatchGeometry
@@ -254,7 +255,7 @@ class Directory:
             report = CameraReport(name, "waiting", reason)
         return CameraStatus(
             name=name,
-            source=camera.settings.source,
+            source=redact(camera.settings.source),
             state=report.state,
             reason=report.reason,
             retry_in_s=report.retry_in_s,

@@ -10,9 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from actors.cli.options import parse_questions, parse_settings
-from actors.cli.output import check_writable, listed, plural, redact, write_json
+from actors.cli.output import check_writable, listed, plural, write_json
 from cluster.clips import make_clip
 from cluster.errors import ConfigError, SightlineError
+from cluster.redaction import redact
 
 COMMANDS = [
     ["demo"],

@@ -59,6 +59,14 @@ def test_same_camera_again_is_no_error_and_other_settings_are(directory: Directo
         directory.add(camera("cam-0", "rtsp://elsewhere"))
 
 
+def test_clients_never_see_a_cameras_password_but_its_decoder_does(directory: Directory) -> None:
+    source = "rtsp://viewer:hunter2@10.0.0.1/stream1"
+    directory.add(camera("secret", source))
+    assert directory.status("secret").source == "rtsp://viewer:***@10.0.0.1/stream1"
+    running = [c for name in directory.decoders for c in directory.assignment(name).cameras]
+    assert [c.settings.source for c in running if c.settings.name == "secret"] == [source]
+
+
 def test_restarted_decoder_keeps_its_cameras_and_their_counts(directory: Directory) -> None:
     before = owners(directory)
     mine = sorted(assigned(directory, "decoder-0"))
