@@ -143,7 +143,6 @@ class Cluster:
 
         # Its import has just set the level to INFO, on a handler that writes across the caller's screen.
         logging.getLogger("ray.serve").setLevel(logging.ERROR)
-        logging.getLogger("ray.serve").setLevel(logging.ERROR)
         serve.start(proxy_location="Disabled", logging_config={"log_level": "WARNING"})
         self._serving = True
         target = RunTarget(replica_application(config, host), name=APPLICATION, route_prefix=None)

@@ -1,5 +1,12 @@
 """``python -m cluster.bench NAME``: a bench without the CLI, for machines that hold only the engine."""
 
-from cluster.bench.harness import main
+import sys
 
-raise SystemExit(main())
+from cluster.bench.harness import main
+from cluster.errors import SightlineError
+
+try:
+    raise SystemExit(main())
+except SightlineError as error:
+    print(f"error: {error}", file=sys.stderr)
+    raise SystemExit(error.exit_code) from None

@@ -18,7 +18,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from cluster.errors import ConfigError
+from cluster.errors import ConfigError, SightlineError
 
 BENCHES: dict[str, str] = {
     "window": "full computation against pruned and refreshed, same engine, same clips",
@@ -115,6 +115,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", metavar="FILE", type=Path, help="also write figures, rows and machine as JSON")
     module.add_arguments(parser)
     args = parser.parse_args(rest)
+    if args.json is not None:
+        _write(args.json, "")
     result: BenchResult = module.run(args)
     print(table(result.rows))
     for note in result.notes:
@@ -122,7 +124,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     for key, value in result.figures.items():
         print(f"{key} = {value:.4g}")
     if args.json is not None:
-        args.json.parent.mkdir(parents=True, exist_ok=True)
-        args.json.write_text(result.to_json() + "\n")
+        _write(args.json, result.to_json() + "\n")
         print(f"written: {args.json}")
     return 0
+
+
+def _write(path: Path, text: str) -> None:
+    """Called empty before a bench as well: minutes of measuring are not lost to a folder that cannot be written."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    except OSError as error:
+        raise SightlineError(f"cannot write {path}: {error.strerror or error}; choose another place") from None

@@ -219,7 +219,7 @@ def refresh_context(
     computed = np.concatenate(
         [np.zeros((3, 0), np.int64), *(f.computed for _, f in overlap if f.computed is not None)], 1
     )
-    cells = [_tokens(frame).cells.numpy() for _, frame in overlap]
+    cells = [_tokens(frame).cells.cpu().numpy() for _, frame in overlap]
     share = stream.spec.refresh_budget
     return RefreshContext(
         stream=stream.spec.stream,

@@ -1,0 +1,42 @@
+"""What all benches share: names, tables, JSON, and errors before minutes are spent."""
+
+import json
+
+import pytest
+
+from cluster.bench.harness import BENCHES, BenchResult, machine, main, table
+from cluster.errors import ConfigError, SightlineError
+
+
+def test_table_aligns_and_shows_missing_values():
+    text = table([{"clip": "a", "ratio": 12.3456}, {"clip": "longer", "ratio": None}])
+    assert text.splitlines() == ["clip    ratio", "a       12.35", "longer      -"]
+    assert table([]) == ""
+
+
+def test_json_has_figures_rows_and_machine():
+    body = json.loads(BenchResult("codec", {"front_end_ratio": 0.9}, [{"clip": "a"}]).to_json())
+    assert body["bench"] == "codec"
+    assert body["figures"] == {"front_end_ratio": 0.9}
+    assert body["rows"] == [{"clip": "a"}]
+    assert body["machine"] == machine()
+    assert body["machine"]["cores"] >= 1
+
+
+def test_unknown_bench_is_refused():
+    with pytest.raises(ConfigError, match="unknown bench 'windows'; there are: window, codec"):
+        main(["windows"])
+
+
+@pytest.mark.parametrize("name", list(BENCHES))
+def test_every_bench_says_what_it_does(name, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main([name, "--help"])
+    assert ended.value.code == 0
+    assert "--json FILE" in capsys.readouterr().out
+
+
+def test_a_place_that_cannot_be_written_is_told_before_the_bench_runs(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(SightlineError, match=r"cannot write .*Not a directory"):
+        main(["window", "--json", str(tmp_path / "file" / "x.json"), "--clips", "/no/such/clip.mp4"])
