@@ -24,6 +24,7 @@ from cluster.bench.harness import BenchResult
 from cluster.engine.native.engine import NativeEngine
 from cluster.engine.native.refresh import refresh_policies
 from cluster.models import load_model
+from cluster.report.measure import answer_in_full
 from cluster.types import MICROSECONDS, Answer, FrameSample, Question, StreamSpec, WindowRequest
 
 QUESTION = Question("q", "Is a person or a car moving in this picture?")
@@ -125,7 +126,8 @@ def _measure(
         if request.end - whole[0].pts <= args.window * MICROSECONDS:
             continue
         ours.add(engine, seconds, answer)
-        full.add(engine, *_full_window(engine, spec, whole, request))
+        (answer,), cost = answer_in_full(engine, spec, whole, request)
+        full.add(engine, cost.seconds, answer)
         _progress(f"{clip.path.name}: window {request.window}: full {full.latency_s[-1]:.2f} s, ours {seconds:.2f} s")
     budget = _budget(ours.answers)
     measured = {NATURAL: ours}
@@ -163,23 +165,6 @@ def _stream(
             (answer,) = engine.step([request])
             yield request, answer, time.perf_counter() - began
     engine.evict(spec.stream)
-
-
-def _full_window(
-    engine: NativeEngine, spec: StreamSpec, whole: Sequence[FrameSample], window: WindowRequest
-) -> tuple[float, Answer]:
-    """The same window in an empty stream: all its frames through the tower and the language model."""
-    engine.evict("full")
-    engine.admit(replace(spec, stream="full", refresh="all"))
-    requests: list[WindowRequest] = []
-    for sample in whole:
-        if window.start <= sample.pts < window.end:
-            requests += engine.push(sample)
-    began = time.perf_counter()
-    (answer,) = engine.step(requests[-1:])
-    seconds = time.perf_counter() - began
-    engine.evict("full")
-    return seconds, answer
 
 
 def _row(clip: Path, name: str, full: Measured, exact: Measured | None, result: Measured) -> dict[str, Any]:

@@ -76,7 +76,7 @@ def compare(
             answers, ours = _step(engine, request)
             if request.end - whole[0].pts <= round(spec.window_s * MICROSECONDS):
                 continue
-            full_answers, full = _in_full(engine, spec, whole, request)
+            full_answers, full = answer_in_full(engine, spec, whole, request)
             found.append(
                 ComparedWindow(
                     end_s=(request.end - whole[0].pts) / MICROSECONDS,
@@ -127,10 +127,13 @@ def _step(engine: NativeEngine, request: WindowRequest) -> tuple[list[Answer], C
     return answers, Cost(computed, seconds, float(engine.stats.tower_flops + engine.stats.llm_flops))
 
 
-def _in_full(
+def answer_in_full(
     engine: NativeEngine, spec: StreamSpec, whole: Sequence[FrameSample], request: WindowRequest
 ) -> tuple[list[Answer], Cost]:
-    """The same window on a stream that has seen nothing before it."""
+    """The same window on a stream that has seen nothing before it: every frame through tower and language model.
+
+    ``whole``: the frames with every patch. ``engine.stats`` is that window's afterwards.
+    """
     stream = f"{spec.stream} in full"
     engine.admit(replace(spec, stream=stream, refresh="all", refresh_budget=None, static_gate=False))
     closed: list[WindowRequest] = []
