@@ -37,6 +37,5 @@ def test_every_bench_says_what_it_does(name, capsys):
 
 
 def test_a_place_that_cannot_be_written_is_told_before_the_bench_runs(tmp_path):
-    (tmp_path / "file").write_text("")
-    with pytest.raises(SightlineError, match=r"cannot write .*Not a directory"):
-        main(["window", "--json", str(tmp_path / "file" / "x.json"), "--clips", "/no/such/clip.mp4"])
+    with pytest.raises(SightlineError, match=r"cannot write .*: Is a directory; choose another place"):
+        main(["window", "--json", str(tmp_path), "--clips", "/no/such/clip.mp4"])
