@@ -180,6 +180,8 @@ def _row(clip: Path, name: str, full: Measured, exact: Measured | None, result: 
         "computed": round(result.mean("computed")),
         "refreshed": round(result.mean("refreshed")),
         "gflops": round(statistics.fmean(result.flops) / 1e9, 1),
+        "vision_s": round(statistics.fmean(answer.timing.vision_s for answer in result.answers), 3),
+        "llm_s": round(statistics.fmean(answer.timing.llm_s for answer in result.answers), 3),
         "latency_s": round(statistics.fmean(result.latency_s), 3),
         "speedup": round(statistics.fmean(full.latency_s) / statistics.fmean(result.latency_s), 2),
         "flops_ratio": round(sum(full.flops) / sum(result.flops), 2),
