@@ -1,6 +1,7 @@
 """What every test runs under."""
 
 import os
+import signal
 
 from hypothesis import settings
 
@@ -8,3 +9,7 @@ from hypothesis import settings
 settings.register_profile("fixed", derandomize=True, deadline=None)
 settings.register_profile("explore", derandomize=False, deadline=None, print_blob=True)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fixed"))
+
+# A shell starts background jobs with Ctrl-C ignored, which children inherit: tests that send it would wait for ever.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)

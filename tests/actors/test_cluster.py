@@ -205,8 +205,10 @@ def test_killed_decoder_comes_back_with_its_cameras_and_the_agent_stays(
         until("the decoder", lambda name=name, b=before: cluster.readiness().decoders[name].instance != b.instance)
         for camera in cameras:
             answers.wait_for_more(camera, 3)
+            # Answers come from the replica; the state comes with the decoder's next heartbeat.
+            until(f"{camera} to run", lambda camera=camera: client.camera_get(camera).state == "running")
             status = client.camera_get(camera)
-            assert (status.decoder, status.state) == (name, "running")
+            assert status.decoder == name
             assert status.windows_lost - lost[camera] <= 1, "a decoder takes one window in the making with it"
     assert agent.status.reconnects == reconnects, "the gateway kept the agent's connection"
     assert agent.status.dropped == agent.status.cluster_dropped == 0
