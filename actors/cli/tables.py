@@ -9,6 +9,7 @@ from cluster.redaction import redact
 
 if TYPE_CHECKING:
     from rich.table import Table
+    from rich.text import Text
 
     from cluster.types import CameraStatus
 
@@ -52,19 +53,18 @@ def last_answers(camera: CameraStatus) -> str:
     return " · ".join(f"{a.question} {a.score:.2f} {'yes' if a.positive else 'no'}" for a in camera.last_answers)
 
 
-def state(camera: CameraStatus) -> str:
-    """The state in its colour."""
-    from rich.markup import escape
+def state(camera: CameraStatus) -> Text:
+    """The state in its colour, on terminals that have any."""
+    from rich.text import Text
 
-    style = STATE_STYLE.get(camera.state, "white")
-    return f"[{style}]{escape(camera.state)}[/{style}]"
+    return Text(camera.state, STATE_STYLE.get(camera.state, "white"))
 
 
 def cameras_table(cameras: Sequence[CameraStatus], width: int) -> Table:
     """One row per camera; fewer columns when it is narrow."""
     from rich import box
-    from rich.markup import escape
     from rich.table import Table
+    from rich.text import Text
 
     wide = width >= WIDE
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
@@ -84,16 +84,16 @@ def cameras_table(cameras: Sequence[CameraStatus], width: int) -> Table:
             f"{camera.codec} {camera.width}×{camera.height}" if camera.codec else "",
             camera.cue,
             f"{camera.last_frame_age_s:.1f} s" if camera.frames_decoded else "",
-            escape(" → ".join(filter(None, (camera.decoder, camera.replica)))),
+            Text(" → ".join(filter(None, (camera.decoder, camera.replica)))),
         )
         table.add_row(
-            escape(camera.name),
+            Text(camera.name),
             state(camera),
             *(details if wide else ()),
             windows(camera),
             tokens(camera),
             f"{camera.latency_s:.2f} s" if camera.windows_done else "",
-            escape(last_answers(camera)),
+            Text(last_answers(camera)),
         )
     return table
 

@@ -138,7 +138,7 @@ def cameras_table(run: LiveRun) -> Table:
         parts = (("gated", status.windows_gated), ("dropped", status.windows_dropped), ("lost", status.windows_lost))
         aside = "".join(f"\n[dim]{count} {name}[/]" for name, count in parts if count)
         table.add_row(
-            f"[bold]{camera.name}[/]\n{state(status)}",
+            Text.assemble((camera.name, "bold"), "\n", state(status)),
             f"{camera.fed_by}\n[dim]{status.cue}[/]",
             f"{status.windows_done + status.windows_gated}{aside}",
             tokens(status),
