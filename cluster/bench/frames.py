@@ -15,7 +15,7 @@ from cluster.codec.change import ChangeAccumulator
 from cluster.codec.file import FileSource
 from cluster.codec.processor import CodecOptions, CodecProcessor
 from cluster.types import MICROSECONDS, FrameSample, PatchGeometry, SampledFrame
-from cluster.vision import pruners
+from cluster.vision import make_pruner
 from cluster.vision.sampler import PatchSampler
 
 
@@ -88,7 +88,7 @@ class PrunedClip:
 
 def prune_clip(clip: ClipFrames, stream: str, policy: str) -> PrunedClip:
     """The clip's frames through a pruning policy and the patch sampler, temporal patches united."""
-    pruner = pruners.get(policy)()
+    pruner = make_pruner(policy)
     clock = Clock()
     with _clocked(type(pruner), ("prune",), clock):
         sampler = PatchSampler(stream, pruner, clip.fps)

@@ -13,7 +13,7 @@ from cluster.engine.native.engine import NativeEngine
 from cluster.report.model import ComparedWindow, Cost, SampleFrame
 from cluster.types import MICROSECONDS, Answer, FrameSample, PatchGeometry, SampledFrame, StreamSpec, WindowRequest
 from cluster.vision.draw import overlay_image
-from cluster.vision.pruner import Pruner, pruners
+from cluster.vision.pruner import Pruner
 from cluster.vision.sampler import PatchSampler
 
 
@@ -112,11 +112,6 @@ def picture_frames(frames: Sequence[tuple[FrameSample, SampledFrame]], count: in
         )
         for sample, frame in anchors + picked
     )
-
-
-def pruner_of(policy: str, options: dict[str, float]) -> Pruner:
-    """A pruner by name with its parameters."""
-    return pruners.get(policy)(**options)
 
 
 def _step(engine: NativeEngine, request: WindowRequest) -> tuple[list[Answer], Cost]:

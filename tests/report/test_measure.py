@@ -7,8 +7,9 @@ from cluster.codec.processor import CodecOptions
 from cluster.engine.native.engine import NativeEngine
 from cluster.errors import SourceError
 from cluster.models import load_model
-from cluster.report.measure import compare, count_windows, picture_frames, prune, pruner_of, sample_clip
+from cluster.report.measure import compare, count_windows, picture_frames, prune, sample_clip
 from cluster.types import MICROSECONDS, Question, StreamSpec
+from cluster.vision import make_pruner
 
 QUESTIONS = (Question("person", "Is anyone there?"), Question("car", "Is there a car?"))
 SPEC = StreamSpec("street", QUESTIONS, window_s=6, stride_s=2)
@@ -38,7 +39,7 @@ def test_a_clip_is_looped_until_there_is_enough(clip):
 
 
 def test_nothing_pruned_and_all_refreshed_is_full_computation(engine, clip):
-    whole = samples(prune(clip, "street", pruner_of("none", {})))
+    whole = samples(prune(clip, "street", make_pruner("none")))
     spec = StreamSpec("street", QUESTIONS, window_s=6, stride_s=2, refresh="all", static_gate=False)
     found = compare(engine, spec, whole, whole)
     assert len(found) == count_windows(spec, 10) == 2
@@ -52,8 +53,8 @@ def test_nothing_pruned_and_all_refreshed_is_full_computation(engine, clip):
 
 
 def test_ours_computes_less_and_full_does_not_depend_on_ours(engine, clip):
-    whole = samples(prune(clip, "street", pruner_of("none", {})))
-    pruned = samples(prune(clip, "street", pruner_of("replenish", {})))
+    whole = samples(prune(clip, "street", make_pruner("none")))
+    pruned = samples(prune(clip, "street", make_pruner("replenish")))
     calls = []
     ours = compare(engine, SPEC, pruned, whole, lambda: calls.append(1))
     again = compare(engine, StreamSpec("street", QUESTIONS, 6, 2, refresh="none"), pruned, whole)
@@ -66,7 +67,7 @@ def test_ours_computes_less_and_full_does_not_depend_on_ours(engine, clip):
 
 
 def test_pictures_show_an_anchor_and_then_what_was_pruned(clip):
-    frames = prune(clip, "street", pruner_of("replenish", {}))
+    frames = prune(clip, "street", make_pruner("replenish"))
     pictures = picture_frames(frames, 4)
     assert len(pictures) == 4
     assert [picture.anchor for picture in pictures] == [True, False, False, False]

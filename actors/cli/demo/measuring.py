@@ -14,9 +14,10 @@ from cluster.codec.processor import CodecOptions
 from cluster.config import CameraConfig, SightlineConfig, camera_settings
 from cluster.engine.native.engine import NativeEngine
 from cluster.models import load_model
-from cluster.report.measure import compare, count_windows, picture_frames, prune, pruner_of, sample_clip
+from cluster.report.measure import compare, count_windows, picture_frames, prune, sample_clip
 from cluster.report.model import ComparedWindow, SampleFrame
 from cluster.types import MICROSECONDS, FrameSample, SampledFrame
+from cluster.vision import make_pruner
 
 PICTURES = 5
 
@@ -70,8 +71,8 @@ def measure(config: SightlineConfig, clips: dict[str, Path], on_window: Callable
         camera = camera_settings(config, name)
         options = CodecOptions(fps=camera.sampling.fps, anchor_interval_s=camera.sampling.anchor_interval_s)
         clip = sample_clip(path, engine.geometry, options, seconds_to_measure(camera))
-        ours = prune(clip, name, pruner_of(camera.pruning.policy, camera.pruning.options))
-        whole = prune(clip, name, pruner_of("none", {}))
+        ours = prune(clip, name, make_pruner(camera.pruning.policy, camera.pruning.options))
+        whole = prune(clip, name, make_pruner("none"))
         compared = compare(
             engine, camera.stream_spec(), [sample for sample, _ in ours], [sample for sample, _ in whole], on_window
         )
