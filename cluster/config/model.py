@@ -18,8 +18,8 @@ class ModelConfig(Section):
     name: str = Field(
         default="demo-qwen2_5_vl",
         min_length=1,
-        description="A preset with random weights (tiny-, demo- or bench-qwen2_5_vl, tiny- or demo-internvl3), the "
-        "path of a checkpoint folder, or a hub id.",
+        description="The bundled model (demo), a preset with random weights (tiny-, demo- or bench-qwen2_5_vl, "
+        "tiny- or demo-internvl3), the path of a checkpoint folder, or a hub id.",
     )
     device: str = Field(default="cpu", description="Where it runs: cpu, cuda, or cuda:N for the N-th GPU.")
     dtype: Literal["float32", "bfloat16", "float16"] = Field(
@@ -28,11 +28,15 @@ class ModelConfig(Section):
     seed: int = Field(default=0, ge=0, description="Seed of a preset's random weights; checkpoints ignore it.")
     threads: int = Field(default=0, ge=0, description="CPU threads of one replica's engine; 0 takes every core.")
     max_new_tokens: int = Field(default=32, ge=1, le=1024, description="Longest explanation, in tokens.")
-    score_temperature: float = Field(
-        default=1.0, gt=0, description="Divides the yes/no logit difference before it becomes a score."
+    score_temperature: float | None = Field(
+        default=None,
+        gt=0,
+        description="Divides the yes/no logit difference before it becomes a score; null takes the model's own, or 1.",
     )
-    score_bias: float = Field(
-        default=0.0, description="Added to the yes/no logit difference before it becomes a score."
+    score_bias: float | None = Field(
+        default=None,
+        description="Added to the divided yes/no logit difference before it becomes a score; null takes the model's "
+        "own, or 0.",
     )
 
     @field_validator("device")

@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from cluster.models.settings import ModelSettings
 from cluster.registry import Registry
 from cluster.types import PatchGeometry, PatchGrid
 
@@ -70,7 +71,7 @@ class WindowPositions:
 class VisionLanguageModel(ABC):
     """A loaded model of one family, on one device, in evaluation mode, without gradients.
 
-    ``random_weights``: nothing was trained, so answers mean nothing (presets).
+    ``random_weights``: nothing was trained, so answers mean nothing (presets). ``settings``: of its ``sightline.json``.
     """
 
     family: ClassVar[str]
@@ -81,6 +82,7 @@ class VisionLanguageModel(ABC):
     device: torch.device
     dtype: torch.dtype
     random_weights: bool
+    settings: ModelSettings
 
     # -- vision ---------------------------------------------------------------------------------
     @abstractmethod

@@ -9,10 +9,17 @@ from cluster.errors import ModelError
 
 PRESETS = ("bench-qwen2_5_vl", "demo-internvl3", "demo-qwen2_5_vl", "tiny-internvl3", "tiny-qwen2_5_vl")
 FAMILIES = ("internvl", "qwen2_5_vl")
+# Trained models that come with this package: name -> folder of the checkpoint.
+BUNDLED = {"demo": Path(__file__).parent / "demo"}
+
+
+def locate(name: str) -> str:
+    """A bundled model's folder in place of its name; any other name as it is."""
+    return str(BUNDLED[name]) if name in BUNDLED else name
 
 
 def check_model(name: str) -> None:
-    """Whether ``load_model(name)`` has a chance: a preset, or a checkpoint whose ``config.json`` is of a known family.
+    """Whether ``load_model(name)`` has a chance: a preset, a bundled model, or a ``config.json`` of a known family.
 
     Looks at the file system, and at the hub for a hub id; weights are neither read nor fetched.
 
@@ -21,14 +28,20 @@ def check_model(name: str) -> None:
     """
     if name in PRESETS:
         return
-    folder = Path(name).expanduser()
+    folder = Path(locate(name)).expanduser()
+    if name in BUNDLED and not (folder / "config.json").is_file():
+        raise ModelError(
+            f"this installation lacks the bundled model {name!r} ({folder} holds no checkpoint); "
+            f"install the package again, or name a preset ({', '.join(PRESETS)})"
+        )
     if folder.is_dir():
         config = folder / "config.json"
         if not config.is_file():
             raise ModelError(f"model {name!r} is a folder without config.json; name the folder of a checkpoint")
     elif folder.is_file() or name.count("/") != 1 or name.startswith((".", "/", "~")):
         raise ModelError(
-            f"there is no model {name!r}; name a preset ({', '.join(PRESETS)}), the folder of a checkpoint, or a hub id"
+            f"there is no model {name!r}; name a bundled model ({', '.join(BUNDLED)}), "
+            f"a preset ({', '.join(PRESETS)}), the folder of a checkpoint, or a hub id"
         )
     else:
         config = _from_hub(name)

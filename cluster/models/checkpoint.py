@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import torch
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from cluster.errors import ModelError
 from cluster.models.base import FrameTokens, PatchBatch, VisionLanguageModel
+from cluster.models.settings import ModelSettings
 from cluster.types import PatchGeometry
 
 SYSTEM_PROMPT = "You are a helpful assistant."
@@ -27,7 +28,7 @@ class Checkpoint:
     """A transformers model with its tokenizer, not yet wrapped.
 
     ``mean`` and ``std`` (RGB) are the image processor's, ``None`` where the checkpoint has none: the family's own then.
-    ``max_pixels`` bounds a frame for families of native resolution.
+    ``max_pixels`` bounds a frame for families of native resolution. ``settings``: how the checkpoint wants to be asked.
     """
 
     model: Any
@@ -38,6 +39,7 @@ class Checkpoint:
     mean: tuple[float, ...] | None = None
     std: tuple[float, ...] | None = None
     max_pixels: int = 448 * 448
+    settings: ModelSettings = field(default_factory=ModelSettings)
 
 
 class CheckpointModel(VisionLanguageModel):
@@ -54,6 +56,7 @@ class CheckpointModel(VisionLanguageModel):
         self.device = checkpoint.device
         self.dtype = checkpoint.dtype
         self.random_weights = checkpoint.random_weights
+        self.settings = checkpoint.settings
         self.geometry = self._geometry(checkpoint)
         for token in self.prompt_tokens:
             self._require(token)

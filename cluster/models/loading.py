@@ -13,9 +13,10 @@ from transformers.image_processing_base import ImageProcessingMixin
 
 from cluster.errors import ConfigError, ModelError
 from cluster.models.base import VisionLanguageModel, families
-from cluster.models.catalog import FAMILIES
+from cluster.models.catalog import BUNDLED, FAMILIES, check_model, locate
 from cluster.models.checkpoint import Checkpoint
 from cluster.models.presets import PRESETS, SHAPES, initialise
+from cluster.models.settings import ModelSettings
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -33,8 +34,9 @@ def load_model(
 ) -> VisionLanguageModel:
     """Load a model in evaluation mode.
 
-    ``path_or_preset``: a preset's name, a directory, or a hub id. ``seed`` makes a preset's weights. ``max_pixels``
-    bounds a frame for families of native resolution (a preset has its own bound, a checkpoint 448*448).
+    ``path_or_preset``: a preset's or bundled model's name, a directory, or a hub id. ``seed`` makes a preset's weights.
+    ``max_pixels`` bounds a frame for families of native resolution (a preset has its own bound, a checkpoint the one in
+    its ``sightline.json``, or 448*448).
 
     Raises:
         ModelError: nothing there, not a supported family, a broken checkpoint, or a device this machine lacks.
@@ -43,7 +45,9 @@ def load_model(
     kind = _dtype(dtype)
     if path_or_preset in PRESETS:
         return _preset(path_or_preset, where, kind, seed, max_pixels)
-    folder = Path(path_or_preset).expanduser()
+    if path_or_preset in BUNDLED:
+        check_model(path_or_preset)
+    folder = Path(locate(path_or_preset)).expanduser()
     return _checkpoint(str(folder) if folder.is_dir() else path_or_preset, where, kind, max_pixels)
 
 
@@ -92,6 +96,7 @@ def _preset(
 
 
 def _checkpoint(path: str, device: torch.device, dtype: torch.dtype, max_pixels: int | None) -> VisionLanguageModel:
+    settings = ModelSettings.load(path)
     config = _read(path, AutoConfig)
     if config.model_type not in families:
         raise ModelError(
@@ -109,7 +114,8 @@ def _checkpoint(path: str, device: torch.device, dtype: torch.dtype, max_pixels:
         random_weights=False,
         mean=_channels(processor.get("image_mean")),
         std=_channels(processor.get("image_std")),
-        max_pixels=max_pixels or 448 * 448,
+        max_pixels=max_pixels or settings.max_pixels or 448 * 448,
+        settings=settings,
     )
     family: Any = families.get(config.model_type)
     loaded: VisionLanguageModel = family(checkpoint)

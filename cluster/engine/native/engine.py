@@ -48,7 +48,7 @@ class _Work:
 class NativeEngine:
     """The :class:`~cluster.engine.base.Engine` over one model. Not thread-safe: one thread makes all calls.
 
-    * ``score_temperature``, ``score_bias``: calibration of the yes/no score
+    * ``score_temperature``, ``score_bias``: calibration of the yes/no score; ``None``: the model's own, else 1 and 0
     * ``max_new_tokens``: longest explanation
     * ``kernel``: an attention kernel by name; ``None`` takes the fastest for the model's device and dtype
     """
@@ -57,8 +57,8 @@ class NativeEngine:
         self,
         model: VisionLanguageModel,
         *,
-        score_temperature: float = 1.0,
-        score_bias: float = 0.0,
+        score_temperature: float | None = None,
+        score_bias: float | None = None,
         max_new_tokens: int = 32,
         kernel: str | None = None,
     ) -> None:
@@ -67,7 +67,13 @@ class NativeEngine:
         self.max_new_tokens = max_new_tokens
         self.stats = StepStats()
         yes, no = model.yes_no_ids()
-        self._score = YesNoScore(yes, no, temperature=score_temperature, bias=score_bias, device=model.device)
+        self._score = YesNoScore(
+            yes,
+            no,
+            temperature=_first(score_temperature, model.settings.score_temperature, 1.0),
+            bias=_first(score_bias, model.settings.score_bias, 0.0),
+            device=model.device,
+        )
         self._ends = end_tokens(model)
         self._streams: dict[str, Stream] = {}
         # Text tokens around a frame's visual ones; known once a frame was encoded.
@@ -329,6 +335,11 @@ class NativeEngine:
         if name not in self._streams:
             raise ValueError(f"stream {name!r} is not admitted; admit it before anything else")
         return self._streams[name]
+
+
+def _first(*values: float | None) -> float:
+    """The first that is set; the last one is."""
+    return next(value for value in values if value is not None)
 
 
 def _grouped(passes: Sequence[StreamPass]) -> list[list[StreamPass]]:

@@ -1,0 +1,86 @@
+"""``sightline.json`` beside a checkpoint: how the model wants to be asked, as it was trained and calibrated.
+
+All entries may be missing; what a configuration sets itself wins. Read without torch.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from cluster.errors import ModelError
+
+FILE = "sightline.json"
+_POSITIVE = ("window_s", "stride_s", "fps", "anchor_interval_s", "max_pixels", "score_temperature")
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSettings:
+    """What a checkpoint says of itself; ``None`` or empty where it says nothing.
+
+    * ``window_s, stride_s, fps, anchor_interval_s``: the window it was trained for, seconds and samples per second
+    * ``max_pixels``: largest frame, for families of native resolution
+    * ``score_temperature``, ``score_bias``: calibration of its yes/no score
+    * ``threshold``: score at or above which an answer is positive; ``thresholds``: by kind of event, where it differs
+    * ``questions``: kind of event -> the standing question it was trained on
+    """
+
+    window_s: float | None = None
+    stride_s: float | None = None
+    fps: float | None = None
+    anchor_interval_s: float | None = None
+    max_pixels: int | None = None
+    score_temperature: float | None = None
+    score_bias: float | None = None
+    threshold: float | None = None
+    thresholds: Mapping[str, float] = field(default_factory=dict)
+    questions: Mapping[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def load(cls, folder: str | Path) -> ModelSettings:
+        """Of the checkpoint in ``folder``; one that has no such file (or is no folder) has no settings.
+
+        Entries of other names are passed over: a newer writer may know more.
+
+        Raises:
+            ModelError: the file is not JSON, or an entry has a value it cannot have.
+        """
+        path = Path(folder) / FILE
+        if not path.is_file():
+            return cls()
+        try:
+            body = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise ModelError(f"{path} cannot be read as JSON: {error}") from None
+        if not isinstance(body, dict):
+            raise ModelError(f"{path} must hold one JSON object")
+        known = {each.name for each in fields(cls)}
+        return cls(**{name: _checked(path, name, value) for name, value in body.items() if name in known})
+
+    def threshold_of(self, kind: str) -> float | None:
+        """The threshold for one kind of event, if the model has any."""
+        return self.thresholds.get(kind, self.threshold)
+
+
+def _checked(path: Path, name: str, value: Any) -> Any:
+    if name in ("questions", "thresholds"):
+        wanted = str if name == "questions" else (int, float)
+        if not isinstance(value, dict) or not all(isinstance(entry, wanted) for entry in value.values()):
+            raise ModelError(
+                f"{path}: {name} must name a {'text' if name == 'questions' else 'number'} per kind of event"
+            )
+        numbers = list(value.values()) if name == "thresholds" else []
+    else:
+        numbers = [] if value is None else [value]
+    for number in numbers:
+        if isinstance(number, bool) or not isinstance(number, (int, float)) or not math.isfinite(number):
+            raise ModelError(f"{path}: {name} must be a number, not {number!r}")
+        if name in _POSITIVE and number <= 0:
+            raise ModelError(f"{path}: {name} must be above 0, not {number:g}")
+        if name.startswith("threshold") and not 0 <= number <= 1:
+            raise ModelError(f"{path}: a threshold must lie in 0 to 1, not {number:g}")
+    return int(value) if name == "max_pixels" and value is not None else value
