@@ -3,18 +3,15 @@
 from cluster.evaluation.datasets import ucf_crime
 from cluster.evaluation.datasets.base import (
     Dataset,
-    LabelledEvent,
-    LabelledVideo,
     Layout,
-    Skipped,
     layouts,
     load_dataset,
 )
 from cluster.evaluation.datasets.probe import UnreadableVideoError, VideoFacts, probe_video
+from cluster.evaluation.datasets.video import LabelledVideo, Skipped
 
 __all__ = [
     "Dataset",
-    "LabelledEvent",
     "LabelledVideo",
     "Layout",
     "Skipped",

@@ -5,52 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
 
 from cluster.errors import ConfigError
+from cluster.evaluation.datasets.video import LabelledVideo, Skipped
 from cluster.registry import Registry
 
 # So many reasons are named in an error; the rest are counted.
 _REASONS_TOLD = 3
-
-
-class LabelledEvent(NamedTuple):
-    """One event of a video; ``start_s`` and ``end_s`` in seconds from the video's beginning."""
-
-    kind: str
-    start_s: float
-    end_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class LabelledVideo:
-    """One video the evaluator can replay.
-
-    Attributes:
-        path: of the file.
-        name: unique in its dataset.
-        events: what happens in it; of each kind in ``kinds`` that is not here, nothing does.
-        kinds: the kinds of event it can be judged on. A fight in UCF-Crime says nothing about whether somebody steals
-            in it too, so it is judged on fights alone; a normal video is judged on every kind.
-        strata: conditions that figures are broken down by, such as ``night``.
-        motion: mean motion, in the dataset's own measure; ``None`` where it has to be measured.
-        seconds: length.
-    """
-
-    path: Path
-    name: str
-    events: tuple[LabelledEvent, ...]
-    kinds: tuple[str, ...]
-    strata: frozenset[str] = frozenset()
-    motion: float | None = None
-    seconds: float = 0.0
-
-
-class Skipped(NamedTuple):
-    """Something in the directory that cannot be evaluated, and why."""
-
-    path: Path
-    reason: str
 
 
 @dataclass(frozen=True, slots=True)

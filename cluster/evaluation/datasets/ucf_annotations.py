@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
-from cluster.evaluation.datasets.base import Skipped
 from cluster.evaluation.datasets.ucf_classes import class_of
+from cluster.evaluation.datasets.video import Skipped
 
 ANNOTATIONS = "Temporal_Anomaly_Annotation_for_Testing_Videos.txt"
 SPLITS = {"test": "Anomaly_Test.txt", "train": "Anomaly_Train.txt"}

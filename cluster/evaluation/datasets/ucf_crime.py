@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from cluster.errors import ConfigError
-from cluster.evaluation.datasets.base import Dataset, LabelledEvent, LabelledVideo, Skipped, layouts, reasons
+from cluster.evaluation.datasets.base import Dataset, layouts, reasons
 from cluster.evaluation.datasets.probe import VIDEO_SUFFIXES, UnreadableVideoError, VideoFacts, probe_video
 from cluster.evaluation.datasets.ucf_annotations import (
     ANNOTATIONS,
@@ -22,6 +22,7 @@ from cluster.evaluation.datasets.ucf_annotations import (
     read_split,
 )
 from cluster.evaluation.datasets.ucf_classes import ANOMALY_CLASSES, NORMAL, class_of, prompt
+from cluster.evaluation.datasets.video import LabelledVideo, Skipped
 
 
 @layouts.register("ucf-crime")
@@ -104,18 +105,18 @@ def _labelled(
     if facts.seconds < min_seconds:
         return Skipped(path, f"shorter than a window: {facts.seconds:.1f} of {min_seconds:g} s")
     if key.kind == NORMAL:
-        return LabelledVideo(path, _name(key), (), tuple(ANOMALY_CLASSES), seconds=facts.seconds)
+        return LabelledVideo(path, _name(key), (), tuple(ANOMALY_CLASSES))
     events = _events(key.kind, annotation, facts)
     if not events:
         return Skipped(path, f"its events lie behind its end at {facts.seconds:.1f} s")
-    return LabelledVideo(path, _name(key), events, (key.kind,), seconds=facts.seconds)
+    return LabelledVideo(path, _name(key), events, (key.kind,))
 
 
-def _events(kind: str, annotation: FrameSpans | None, facts: VideoFacts) -> tuple[LabelledEvent, ...]:
+def _events(kind: str, annotation: FrameSpans | None, facts: VideoFacts) -> tuple[tuple[str, float, float], ...]:
     """Frame numbers in seconds of this file, cut at its end."""
     spans = annotation.spans if annotation is not None else ()
-    timed = (LabelledEvent(kind, first / facts.fps, min(last / facts.fps, facts.seconds)) for first, last in spans)
-    return tuple(event for event in timed if event.start_s < event.end_s)
+    timed = ((kind, first / facts.fps, min(last / facts.fps, facts.seconds)) for first, last in spans)
+    return tuple(event for event in timed if event[1] < event[2])
 
 
 def _name(key: VideoKey) -> str:
