@@ -1,0 +1,74 @@
+"""Surfaces: brick, asphalt, grass and so on, as float pictures that are the same at every resolution but for grain."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+from PIL import Image
+
+Float = npt.NDArray[np.float32]
+
+_BASE = {
+    "asphalt": (92, 93, 96),
+    "concrete": (150, 147, 140),
+    "gravel": (134, 122, 106),
+    "slabs": (158, 154, 146),
+    "grass": (96, 122, 66),
+    "brick": (150, 96, 78),
+    "plaster": (186, 172, 148),
+    "sheet": (120, 132, 142),
+    "worn": (110, 106, 104),
+    "cobble": (126, 124, 126),
+    "tiles": (168, 148, 132),
+    "panel": (160, 168, 170),
+    "hedge": (70, 98, 58),
+}
+# Roughness: amplitude of coarse, fine and grain noise in grey levels.
+_ROUGH = {
+    "grass": (8, 12, 10),
+    "gravel": (5, 10, 12),
+    "hedge": (10, 16, 8),
+    "asphalt": (6, 5, 6),
+    "worn": (12, 6, 6),
+    "cobble": (5, 5, 5),
+}
+
+
+def clouds(rng: np.random.Generator, height: int, width: int, knots: int) -> Float:
+    """Smooth noise of about unit deviation with ``knots`` bumps over the height."""
+    cols = max(2, round(knots * width / height))
+    grid = rng.normal(0.0, 1.3, (knots + 1, cols + 1)).astype(np.float32)
+    return np.asarray(Image.fromarray(grid).resize((width, height), Image.Resampling.BICUBIC), dtype=np.float32)
+
+
+def texture(name: str, height: int, width: int, seed: int) -> Float:
+    """``[height, width, 3]`` float32 of a surface that fills a picture of that size; lengths follow its height."""
+    rng = np.random.default_rng([seed, sorted(_BASE).index(name)])
+    base = np.asarray(_BASE[name], dtype=np.float32) * rng.uniform(0.88, 1.1) + rng.uniform(-8, 8, 3).astype(np.float32)
+    coarse, fine, grain = _ROUGH.get(name, (6, 4, 3))
+    tone = coarse * clouds(rng, height, width, 5) + fine * clouds(rng, height, width, 40)
+    tone = tone + grain * clouds(rng, height, width, 110)
+    y = ((np.arange(height, dtype=np.float32) + 0.5) / height)[:, None]
+    x = ((np.arange(width, dtype=np.float32) + 0.5) / height)[None, :]
+    tone = tone + _pattern(name, x, y)
+    return base + tone[..., None]
+
+
+def _pattern(name: str, x: Float, y: Float) -> Float | float:
+    match name:
+        case "brick":
+            course = y / 0.03
+            return np.where((course % 1 < 0.14) | ((x / 0.075 + np.floor(course) % 2 / 2) % 1 < 0.07), 18.0, 0.0)
+        case "slabs":
+            return np.where(((x + 0.3 * y) / 0.13 % 1 < 0.04) | (y / 0.08 % 1 < 0.06), -20.0, 0.0)
+        case "tiles":
+            return np.where(((x - 0.2 * y) / 0.09 % 1 < 0.06) | (y / 0.09 % 1 < 0.06), 16.0, 0.0)
+        case "cobble":
+            row = y / 0.025
+            return 9.0 * np.sin(2 * np.pi * (x / 0.035 + np.floor(row) % 2 / 2)) * np.sin(np.pi * (row % 1))
+        case "sheet":
+            return 8.0 * np.sin(2 * np.pi * x / 0.045)
+        case "panel":
+            return np.where((x / 0.33 % 1 < 0.02) | (y / 0.14 % 1 < 0.03), -26.0, 0.0)
+        case _:
+            return 0.0
