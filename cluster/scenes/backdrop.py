@@ -101,9 +101,9 @@ def paint_foreground(layout: Layout, width: int, height: int, *, tree: bool, pol
         x = x if side else 1 - x
         crown = 1.0 - np.hypot(x / 0.9, y / 0.9) + 0.16 * clouds(rng, rows, cols, 7)
         alpha = np.clip(crown * 14, 0, 1)[..., None].astype(np.float32)
-        tone = 10 * clouds(rng, rows, cols, 9) + 9 * clouds(rng, rows, cols, 24)
-        rgb = np.array((62, 92, 48), dtype=np.float32) + tone[..., None]
-        found.append(Foreground(rgb.astype(np.float32), alpha, 0 if side else width - cols, 0, True))
+        shade = 10 * clouds(rng, rows, cols, 9) + 9 * clouds(rng, rows, cols, 24)
+        leaves = np.array((62, 92, 48), dtype=np.float32) + shade[..., None]
+        found.append(Foreground(leaves.astype(np.float32), alpha, 0 if side else width - cols, 0, True))
     return found
 
 

@@ -6,10 +6,10 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 from PIL import Image, ImageDraw
 
 from cluster.scenes.actors import Color
+from cluster.scenes.textures import Float
 
 _FINE = 3
 _SKINS: tuple[Color, ...] = ((226, 184, 154), (176, 124, 88), (112, 76, 54))
@@ -35,8 +35,8 @@ class Sprite:
     """``rgb [h, w, 3]`` and ``alpha [h, w, 1]`` float32 (0..1); ``(foot_x, foot_y)`` is the pixel that stands on the
     ground; ``box`` the solid part (left, top, right, bottom) in sprite pixels."""
 
-    rgb: npt.NDArray[np.float32]
-    alpha: npt.NDArray[np.float32]
+    rgb: Float
+    alpha: Float
     foot: tuple[int, int]
     box: tuple[int, int, int, int]
 

@@ -80,12 +80,13 @@ class Layout:
         return bands
 
 
-_TRAIN_TEXTURES = (
+_Pools = tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]
+_TRAIN_TEXTURES: _Pools = (
     ("asphalt", "concrete", "gravel"),
     ("slabs", "concrete", "grass", "gravel"),
     ("brick", "plaster", "sheet"),
 )
-_TEST_TEXTURES = (("worn", "cobble"), ("tiles", "cobble"), ("panel", "hedge"))
+_TEST_TEXTURES: _Pools = (("worn", "cobble"), ("tiles", "cobble"), ("panel", "hedge"))
 _ZONE_COLORS: tuple[Color, ...] = ((214, 180, 40), (200, 60, 48), (222, 130, 40))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from cluster.scenes.actors import COLORS
+from cluster.scenes.actors import COLORS, Actor
 from cluster.scenes.layout import ASPECT
 
 if TYPE_CHECKING:
@@ -110,12 +110,12 @@ def memory_questions(scene: Scene, at_s: float | None = None) -> list[MemoryQues
     return [MemoryQuestion(text, answer, end) for text, answer in asked]
 
 
-def _seen(actor: object, end: float) -> float | None:
+def _seen(actor: Actor, end: float) -> float | None:
     """When the actor had been in the picture for two seconds, if that was before ``end``."""
     seen = 0.0
-    second = max(0.0, actor.keys[0].t)  # type: ignore[attr-defined]
+    second = max(0.0, actor.keys[0].t)
     while second < end:
-        place = actor.place(second)  # type: ignore[attr-defined]
+        place = actor.place(second)
         if place is not None and 0.02 < place.x < ASPECT - 0.02:
             seen += 0.5
             if seen >= 2.0:

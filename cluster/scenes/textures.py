@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
-Float = npt.NDArray[np.float32]
+# Pictures are float32; coordinates mix with Python numbers, whose precision numpy types do not follow.
+Float = npt.NDArray[np.floating]
 
 _BASE = {
     "asphalt": (92, 93, 96),
@@ -51,10 +54,11 @@ def texture(name: str, height: int, width: int, seed: int) -> Float:
     y = ((np.arange(height, dtype=np.float32) + 0.5) / height)[:, None]
     x = ((np.arange(width, dtype=np.float32) + 0.5) / height)[None, :]
     tone = tone + _pattern(name, x, y)
-    return base + tone[..., None]
+    picture: Float = base + tone[..., None]
+    return picture
 
 
-def _pattern(name: str, x: Float, y: Float) -> Float | float:
+def _pattern(name: str, x: Float, y: Float) -> Any:
     match name:
         case "brick":
             course = y / 0.03
