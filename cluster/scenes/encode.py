@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from fractions import Fraction
@@ -44,7 +43,7 @@ def encode_scene(scene: Scene, path: str | Path, *, event: str | None = "any") -
         _encode(scene, renderer, part)
         truth = scene_truth(scene, renderer, event)
         truth.save(truth_path(path))
-        os.replace(part, path)
+        part.replace(path)
     finally:
         part.unlink(missing_ok=True)
     return truth

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -66,7 +65,7 @@ class SceneTruth:
 
     ``seed`` is what the scene's noise and look were drawn from; split, index, ``seconds`` and ``event`` (what was asked
     for: ``any``, a kind or None) make the scene again. ``mean_motion``: over the 2 Hz samples, the mean of the summed
-    box area × speed of everything visible, in shares of the picture × shares per second, times 1000.
+    box area × speed of everything visible, in shares of the picture × shares per second.
     """
 
     version: int
@@ -98,7 +97,7 @@ class SceneTruth:
         """Write JSON; readers see the whole file or none."""
         part = path.with_name(f".{path.name}.part")
         part.write_text(json.dumps(asdict(self), separators=(",", ":")) + "\n", encoding="utf-8")
-        os.replace(part, path)
+        part.replace(path)
 
     @classmethod
     def load(cls, path: Path) -> SceneTruth:
@@ -211,4 +210,4 @@ def _mean_motion(visible: dict[float, list[SceneObject]]) -> float:
         for each in objects:
             left, top, right, bottom = each.box
             total += (right - left) * (bottom - top) * (each.velocity[0] ** 2 + each.velocity[1] ** 2) ** 0.5
-    return round(1000 * total / len(visible), 6)
+    return round(total / len(visible), 9)
