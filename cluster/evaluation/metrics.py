@@ -1,0 +1,214 @@
+"""Video-level precision, recall and F1 by CodecSight's rule, with confidence intervals over videos.
+
+A video is positive when ``consecutive`` windows in a row are (two, as published). That is a threshold on one number,
+the video's score: the largest, over all stretches of that many windows, of the stretch's smallest score.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+Floats = npt.NDArray[np.float64]
+Bools = npt.NDArray[np.bool_]
+
+CONSECUTIVE = 2
+RESAMPLES = 2000
+LEVEL = 0.95
+# A confidence interval needs enough different samples; below this many videos none is given.
+_FEWEST_VIDEOS = 3
+
+
+def video_score(scores: Sequence[float] | Floats, consecutive: int = CONSECUTIVE) -> float:
+    """The largest threshold at which the video is still positive; ``-inf`` with fewer windows than the rule needs."""
+    if consecutive < 1:
+        raise ValueError(f"a video is positive after at least one window, not {consecutive}")
+    windows = np.asarray(scores, dtype=np.float64)
+    if len(windows) < consecutive:
+        return -np.inf
+    return float(np.lib.stride_tricks.sliding_window_view(windows, consecutive).min(axis=1).max())
+
+
+class Interval(NamedTuple):
+    """A confidence interval, both ends ``nan`` where there is too little to tell."""
+
+    low: float
+    high: float
+
+
+class Measured(NamedTuple):
+    """A share and its confidence interval; ``nan`` where it is undefined."""
+
+    value: float
+    interval: Interval
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Decisions:
+    """What was decided on ``v`` videos and ``k`` kinds of event, beside what is true.
+
+    * ``truth``, ``positive`` ``[v, k]`` bool; ``judged`` ``[v, k]`` bool: where the truth is known
+    """
+
+    kinds: tuple[str, ...]
+    truth: Bools
+    positive: Bools
+    judged: Bools
+
+    def of(self, videos: Bools) -> Decisions:
+        """The same on some of the videos, ``[v]`` bool."""
+        return Decisions(self.kinds, self.truth[videos], self.positive[videos], self.judged[videos])
+
+    def __len__(self) -> int:
+        return len(self.truth)
+
+    @property
+    def events(self) -> int:
+        """Videos with an event, over all kinds."""
+        return int((self.truth & self.judged).sum())
+
+    def counts(self, weights: Floats | None = None) -> Counts:
+        """True positives, false positives and false negatives per kind, each ``[b, k]``.
+
+        ``weights`` ``[b, v]``: how often each video counts, ``None`` for once each (``b = 1``).
+        """
+        weigh = np.ones((1, len(self))) if weights is None else weights
+        hit, miss = self.truth & self.judged, ~self.truth & self.judged
+        return Counts(weigh @ (hit & self.positive), weigh @ (miss & self.positive), weigh @ (hit & ~self.positive))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Counts:
+    """``tp, fp, fn`` ``[b, k]`` of ``b`` resamplings and ``k`` kinds. A kind without any event is ``nan`` in all three
+    measures; with events but no positive video its precision and F1 are 0."""
+
+    tp: Floats
+    fp: Floats
+    fn: Floats
+
+    def precision(self) -> Floats:
+        return np.where(self._events, self.tp / np.maximum(self.tp + self.fp, 1), np.nan)
+
+    def recall(self) -> Floats:
+        return np.where(self._events, self.tp / np.maximum(self.tp + self.fn, 1), np.nan)
+
+    def f1(self) -> Floats:
+        return np.where(self._events, 2 * self.tp / np.maximum(2 * self.tp + self.fp + self.fn, 1), np.nan)
+
+    def pooled(self) -> Counts:
+        """All kinds as one, ``[b, 1]``."""
+        return Counts(*(each.sum(axis=1, keepdims=True) for each in (self.tp, self.fp, self.fn)))
+
+    @property
+    def _events(self) -> Bools:
+        events: Bools = (self.tp + self.fn) > 0
+        return events
+
+
+def mean_over_kinds(values: Floats) -> Floats:
+    """``[b, k]`` -> ``[b]``, over the kinds that are defined; ``nan`` where none is."""
+    known = ~np.isnan(values)
+    total = np.where(known, values, 0.0).sum(axis=1)
+    return np.where(known.any(axis=1), total / np.maximum(known.sum(axis=1), 1), np.nan)
+
+
+@functools.lru_cache(maxsize=32)
+def _resamples(videos: int, count: int, seed: int) -> Floats:
+    """How often each video is drawn, ``[count, videos]``: the same for every setting, so differences are paired."""
+    draws = np.random.default_rng(seed).multinomial(videos, np.full(videos, 1 / videos), size=count)
+    return draws.astype(np.float64)
+
+
+def interval(values: Floats, level: float = LEVEL) -> Interval:
+    """The middle ``level`` of resampled values ``[b]``; those undefined in a resampling are left out."""
+    known = values[~np.isnan(values)]
+    if not len(known):
+        return Interval(np.nan, np.nan)
+    low, high = np.quantile(known, [(1 - level) / 2, (1 + level) / 2])
+    return Interval(float(low), float(high))
+
+
+@dataclass(frozen=True, slots=True)
+class Accuracy:
+    """Measures of one setting on some videos. ``f1``, ``precision``, ``recall``: means over kinds; ``by_kind``: F1 of
+    each; ``pooled_f1``, ``pooled_recall``: all kinds counted together, which small strata need."""
+
+    videos: int
+    events: int
+    f1: Measured
+    precision: Measured
+    recall: Measured
+    by_kind: dict[str, Measured]
+    precision_by_kind: dict[str, float]
+    recall_by_kind: dict[str, float]
+    pooled_f1: Measured
+    pooled_recall: Measured
+
+    @property
+    def worst(self) -> float:
+        """F1 of the kind it is lowest for."""
+        known = [each.value for each in self.by_kind.values() if not np.isnan(each.value)]
+        return min(known) if known else float("nan")
+
+
+def accuracy(decisions: Decisions, *, resamples: int = RESAMPLES, seed: int = 0) -> Accuracy:
+    """Measure decisions, with bootstrap intervals over videos."""
+    once, many = decisions.counts(), None
+    if len(decisions) >= _FEWEST_VIDEOS and resamples:
+        many = decisions.counts(_resamples(len(decisions), resamples, seed))
+
+    def measured(take: Any) -> Measured:
+        spread = interval(take(many)) if many is not None else Interval(np.nan, np.nan)
+        return Measured(float(take(once)[0]), spread)
+
+    return Accuracy(
+        videos=len(decisions),
+        events=decisions.events,
+        f1=measured(lambda counts: mean_over_kinds(counts.f1())),
+        precision=measured(lambda counts: mean_over_kinds(counts.precision())),
+        recall=measured(lambda counts: mean_over_kinds(counts.recall())),
+        by_kind={
+            kind: measured(lambda counts, column=column: counts.f1()[:, column])
+            for column, kind in enumerate(decisions.kinds)
+        },
+        precision_by_kind=dict(zip(decisions.kinds, once.precision()[0].tolist(), strict=True)),
+        recall_by_kind=dict(zip(decisions.kinds, once.recall()[0].tolist(), strict=True)),
+        pooled_f1=measured(lambda counts: counts.pooled().f1()[:, 0]),
+        pooled_recall=measured(lambda counts: counts.pooled().recall()[:, 0]),
+    )
+
+
+def f1_drop(full: Decisions, other: Decisions, *, resamples: int = RESAMPLES, seed: int = 0) -> Measured:
+    """Mean F1 of ``full`` minus that of ``other`` on the same videos; the interval is of the paired difference."""
+    return _paired(full, other, lambda counts: mean_over_kinds(counts.f1()), resamples, seed)
+
+
+def recall_drop(full: Decisions, other: Decisions, *, resamples: int = RESAMPLES, seed: int = 0) -> Measured:
+    """Recall over all kinds together of ``full`` minus that of ``other``, likewise."""
+    return _paired(full, other, lambda counts: counts.pooled().recall()[:, 0], resamples, seed)
+
+
+def _paired(full: Decisions, other: Decisions, take: Any, resamples: int, seed: int) -> Measured:
+    if len(full) != len(other):
+        raise ValueError(f"differences are of the same videos, not of {len(full)} and {len(other)}")
+    value = float((take(full.counts()) - take(other.counts()))[0])
+    if len(full) < _FEWEST_VIDEOS or not resamples:
+        return Measured(value, Interval(np.nan, np.nan))
+    weights = _resamples(len(full), resamples, seed)
+    return Measured(value, interval(take(full.counts(weights)) - take(other.counts(weights))))
+
+
+def terciles(motion: Sequence[float]) -> tuple[Bools, Bools, Bools]:
+    """Low, medium and high third of videos by motion, each ``[v]`` bool; sizes differ by at most one."""
+    order = np.argsort(np.asarray(motion, dtype=np.float64), kind="stable")
+    masks = []
+    for part in np.array_split(order, 3):
+        mask = np.zeros(len(order), dtype=np.bool_)
+        mask[part] = True
+        masks.append(mask)
+    return masks[0], masks[1], masks[2]
