@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 from PIL import Image, ImageDraw
@@ -90,6 +91,7 @@ class _Pen:
         return Sprite(np.clip(rgb, 0, 255), alpha, foot, box)
 
 
+@lru_cache(maxsize=512)
 def person_sprite(color: Color, seed: int, pixels: float, pose: Pose, direction: int) -> Sprite:
     """A person ``pixels`` tall when upright, looking to ``direction``."""
     skin, trousers = _SKINS[seed % len(_SKINS)], _TROUSERS[seed // 3 % len(_TROUSERS)]
@@ -136,6 +138,7 @@ def _arm(pen: _Pen, shoulder: tuple[float, float], angle: int, color: Color, ski
 VEHICLE_SIZES = {"car": (2.3, 0.82), "van": (2.6, 1.15), "bus": (3.7, 1.5)}
 
 
+@lru_cache(maxsize=192)
 def vehicle_sprite(color: Color, form: str, pixels: float, direction: int, turn: int, lights: bool) -> Sprite:
     """A vehicle seen from the side; ``pixels``: height of a person beside it, ``turn`` of its wheels 0..3."""
     length, height = VEHICLE_SIZES[form]
@@ -167,6 +170,7 @@ def vehicle_sprite(color: Color, form: str, pixels: float, direction: int, turn:
     return pen.sprite(direction < 0)
 
 
+@lru_cache(maxsize=64)
 def bag_sprite(color: Color, form: str, pixels: float) -> Sprite:
     """A piece of luggage; ``pixels``: height of a person beside it."""
     pen = _Pen(0.6, 0.55, 1.35 * pixels, 0.04)

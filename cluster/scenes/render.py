@@ -36,7 +36,7 @@ class SceneObject:
 
 
 class SceneRenderer:
-    """Pictures and objects of one scene at one size. Not thread-safe: figures are kept between calls."""
+    """Pictures and objects of one scene at one size."""
 
     def __init__(self, scene: Scene, width: int, height: int) -> None:
         """Args: ``width`` and ``height`` in pixels."""
@@ -45,7 +45,6 @@ class SceneRenderer:
         self._foreground = paint_foreground(scene.layout, width, height, tree=scene.tree, pole=scene.pole)
         self._fence = paint_fence(scene.layout, width, height)
         self._sensor = Sensor(scene.conditions, width, height, scene.seed)
-        self._sprite = lru_cache(maxsize=1024)(self._draw_sprite)
         self._lit = scene.light != "day"
 
     def picture(self, second: float, number: int) -> npt.NDArray[np.uint8]:
@@ -96,16 +95,15 @@ class SceneRenderer:
         shift_x = 0.0
         if actor.kind == "person":
             pose, shift_x = _person_pose(actor, place, second, size / self.height)
-            sprite = self._sprite(actor.id, pixels, pose, actor.direction(second), 0)
+            sprite = self._figure(actor, pixels, pose, actor.direction(second), 0)
         else:
             turn = int(actor.travelled(second) * self.height / max(pixels, 1) * 8) % 8 if actor.kind == "vehicle" else 0
-            sprite = self._sprite(actor.id, pixels, None, actor.direction(second), turn)
+            sprite = self._figure(actor, pixels, None, actor.direction(second), turn)
         x = (place.x + shift_x) / ASPECT * self.width
         y = place.y * self.height - place.lift * size
         return sprite, round(x) - sprite.foot[0], round(y) - sprite.foot[1]
 
-    def _draw_sprite(self, actor: int, pixels: float, pose: Pose | None, direction: int, turn: int) -> Sprite:
-        who = self.scene.actors[actor]
+    def _figure(self, who: Actor, pixels: float, pose: Pose | None, direction: int, turn: int) -> Sprite:
         color = COLORS[who.color]
         if pose is not None:
             return person_sprite(color, who.seed, pixels, pose, direction)
