@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from actors.cli import bench, cameras, configuration, push, serve, version, watch
+from actors.cli import bench, cameras, configuration, evaluate, push, scenes, serve, version, watch
 from actors.cli.demo.command import demo
 
 HELP = """Vision-language models on many cameras, computing only what changed.
@@ -42,6 +42,8 @@ def command() -> Any:
     app.add_typer(cameras.app, name="cameras")
     app.command("watch")(watch.watch)
     app.command("push")(push.push)
+    app.add_typer(scenes.app, name="scenes")
+    app.add_typer(evaluate.app, name="eval")
     app.command("bench", context_settings=bench.PASS_THROUGH)(bench.bench)
     app.add_typer(configuration.app, name="config")
     app.command("version")(version.version)

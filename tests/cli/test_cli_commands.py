@@ -24,6 +24,9 @@ COMMANDS = [
     ["cameras", "remove"],
     ["watch"],
     ["push"],
+    ["scenes"],
+    ["scenes", "make"],
+    ["scenes", "show"],
     ["config"],
     ["config", "check"],
     ["config", "schema"],
@@ -36,13 +39,13 @@ def test_every_command_explains_itself_with_an_example(cli, command):
     done = cli(*command, "--help")
     assert done.returncode == 0, done.stderr
     assert f"Usage: sightline {' '.join(command)}" in done.stdout
-    groups = (["cameras"], ["config"], ["version"])
+    groups = (["cameras"], ["scenes"], ["config"], ["version"])
     assert f"$ sightline {' '.join(command)}" in done.stdout or command in groups
 
 
 def test_the_overview_names_every_command_and_the_exit_codes(cli):
     done = cli("--help")
-    for name in ("demo", "serve", "cameras", "watch", "push", "bench", "config", "version"):
+    for name in ("demo", "serve", "cameras", "watch", "push", "scenes", "bench", "config", "version"):
         assert f"│ {name} " in done.stdout
     for code in ("0 done", "1 failed", "2 wrong command line or configuration", "130 stopped with Ctrl-C"):
         assert code in " ".join(done.stdout.split())

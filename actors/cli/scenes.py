@@ -1,0 +1,153 @@
+"""``sightline scenes``: make synthetic CCTV with ground truth, and look at it."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from cluster.scenes.truth import SceneTruth
+
+app = typer.Typer(no_args_is_help=True, help="Synthetic CCTV clips with ground truth, to train and to measure on.")
+
+LINE_EVERY_S = 5.0
+
+
+@app.command("make")
+def make(
+    out: Annotated[Path, typer.Option("--out", "-o", metavar="DIR", help="Directory for clips and truths.")],
+    count: Annotated[int, typer.Option("--count", "-n", metavar="N", help="How many scenes.")] = 24,
+    seed: Annotated[int, typer.Option(metavar="S", help="Which scenes: the same seed makes the same clips.")] = 0,
+    split: Annotated[
+        str, typer.Option(help="train, validation or test; test has layouts and cameras that training never sees.")
+    ] = "test",
+    seconds: Annotated[float, typer.Option(metavar="S", help="Length of each scene, seconds.")] = 40.0,
+    event: Annotated[
+        list[str] | None,
+        typer.Option("--event", metavar="KIND", help="Show this event, or none; repeated: each in turn. Default: any."),
+    ] = None,
+    jobs: Annotated[
+        int | None, typer.Option("--jobs", "-j", metavar="N", help="Processes. Default: one per core.")
+    ] = None,
+    sheet: Annotated[bool, typer.Option("--sheet", help="Draw sheet.png too: pictures with events marked.")] = False,
+) -> None:
+    """Write scenes as MP4, the truth of each as JSON beside it, and an index, scenes.json.
+
+    Run again after an interruption, it goes on where it was; with a larger --count it adds to what is there.
+
+    $ sightline scenes make --out out/scenes --count 60 --seed 1 --sheet
+
+    $ sightline scenes make --out out/falls --count 8 --event fall --event none
+    """
+    import os
+    from typing import cast
+
+    from actors.cli.output import console, plural
+    from cluster.errors import SightlineError
+    from cluster.scenes.dataset import INDEX, SceneSet, make_scenes
+    from cluster.scenes.vocabulary import Split
+
+    wanted = SceneSet(cast(Split, split), count, seed, seconds, tuple(event or ["any"]))
+    workers = len(os.sched_getaffinity(0)) if jobs is None else jobs
+    with _Progress(count) as progress:
+        made = make_scenes(out, wanted, jobs=workers, on_clip=progress.step)
+    screen = console()
+    kept = len(made.clips) - made.made
+    already = f", {kept} were there already" if kept else ""
+    screen.print(f"{plural(made.made, 'scene')} made{already}: {out / INDEX}", markup=False)
+    if sheet:
+        from cluster.scenes.sheet import contact_sheet
+
+        try:
+            shown = contact_sheet(made.clips, out / "sheet.png")
+        except OSError as error:
+            raise SightlineError(f"cannot draw {out / 'sheet.png'}: {error.strerror or error}") from None
+        screen.print(f"{shown} of them on {out / 'sheet.png'}", markup=False)
+
+
+@app.command("show")
+def show(
+    clip: Annotated[Path, typer.Argument(metavar="CLIP", help="A clip made by `scenes make`, or its JSON file.")],
+) -> None:
+    """Print what is true of a scene: its events, its camera, the questions and their answers.
+
+    $ sightline scenes show out/scenes/test-100000.mp4
+    """
+    from actors.cli.output import console
+    from cluster.errors import ConfigError
+    from cluster.scenes.truth import SceneTruth, truth_path
+
+    if clip.is_dir():
+        raise ConfigError(f"{clip} is a directory; name one clip in it")
+    _print_truth(console(), SceneTruth.load(truth_path(clip)))
+
+
+def _print_truth(screen: Console, truth: SceneTruth) -> None:
+    from rich import box
+    from rich.table import Table
+
+    facts = Table(box=None, show_header=False, pad_edge=False)
+    camera = truth.camera
+    b_frames = f"{camera.bframes} B-frames" if camera.bframes else "no B-frames"
+    for name, value in (
+        ("scene", f"{truth.name}, {truth.seconds:g} s, {truth.layout}, {truth.light}"),
+        ("hard", ", ".join(truth.strata) or "nothing"),
+        ("camera", f"{truth.width}×{truth.height}, {truth.fps:g} fps, {camera.codec}, crf {camera.crf}"),
+        ("", f"an I-frame every {camera.gop_s:g} s, {b_frames}"),
+        ("motion", f"{truth.mean_motion:.4f}"),
+    ):
+        facts.add_row(f"[bold]{name}[/]", value)
+    screen.print(facts)
+
+    events = Table(box=box.SIMPLE_HEAD, pad_edge=False, title="Events", title_justify="left")
+    for column in ("event", "from", "to", "objects", "box in its middle"):
+        events.add_column(column)
+    for event in truth.events:
+        middle = event.boxes[len(event.boxes) // 2][1] if event.boxes else "never in the picture"
+        actors = ", ".join(map(str, event.actors))
+        events.add_row(event.kind, f"{event.start_s:.1f} s", f"{event.end_s:.1f} s", actors, str(middle))
+    screen.print(events if truth.events else "\nno event\n")
+
+    questions = Table(box=box.SIMPLE_HEAD, pad_edge=False, title="Questions", title_justify="left")
+    for column in ("asked at", "question", "answer"):
+        questions.add_column(column)
+    for standing in truth.questions:
+        questions.add_row("any time", standing.text, standing.answer)
+    for memory in truth.memory:
+        questions.add_row(f"{memory.at_s:.0f} s", memory.text, memory.answer)
+    screen.print(questions)
+
+
+class _Progress:
+    """A bar on a terminal; otherwise a plain line every few seconds."""
+
+    def __init__(self, total: int) -> None:
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+        from actors.cli.output import console
+
+        self._screen = console(stderr=True)
+        self._total, self._done, self._said_at = total, 0, time.monotonic()
+        columns = (TextColumn("making scenes"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+        self._bar = Progress(*columns, console=self._screen, transient=True, disable=not self._screen.is_terminal)
+        self._task = self._bar.add_task("", total=total)
+
+    def __enter__(self) -> _Progress:
+        self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.stop()
+
+    def step(self, _: Path) -> None:
+        self._done += 1
+        self._bar.advance(self._task)
+        now = time.monotonic()
+        if not self._screen.is_terminal and now - self._said_at >= LINE_EVERY_S:
+            self._said_at = now
+            self._screen.print(f"making scenes: {self._done} of {self._total}")
