@@ -1,6 +1,6 @@
 """Labelled footage: one file per layout on disk, each with one entry in ``layouts``."""
 
-from cluster.evaluation.datasets import ucf_crime
+from cluster.evaluation.datasets import scenes, ucf_crime
 from cluster.evaluation.datasets.base import (
     Dataset,
     Layout,
@@ -20,5 +20,6 @@ __all__ = [
     "layouts",
     "load_dataset",
     "probe_video",
+    "scenes",
     "ucf_crime",
 ]
