@@ -5,9 +5,12 @@ import numpy as np
 import pytest
 from av.video.frame import PictureType
 
+from cluster.codec import FileSource
+from cluster.codec.processor import CodecOptions, CodecProcessor
 from cluster.scenes import SceneRenderer
 from cluster.scenes.encode import encode_scene, partial_path
 from cluster.scenes.truth import SceneTruth, truth_path
+from cluster.types import PatchGeometry
 
 CAMERAS = {
     "h264": {"codec": "h264", "gop_s": 2.0, "bframes": 0},
@@ -97,3 +100,20 @@ def test_a_folder_that_is_not_there(small_scene, tmp_path):
 def test_the_truth_lies_beside_the_clip(fall):
     _, path, truth = fall
     assert SceneTruth.load(truth_path(path)) == truth
+
+
+@pytest.mark.parametrize("camera", CAMERAS)
+def test_the_live_front_end_decodes_every_picture_and_distrusts_none(camera, small_scene, tmp_path):
+    path = tmp_path / "clip.mp4"
+    encode_scene(small_scene(index=4, **CAMERAS[camera]), path)
+    source = FileSource(path)
+    processor = CodecProcessor(PatchGeometry(14, 2, 2), CodecOptions(fps=2.0))
+    processor.open(source.open())
+    samples = [sample for packet in source.packets() for sample in processor.feed(packet)] + processor.drain()
+    stats = processor.stats
+    assert stats.frames_decoded == 120
+    assert (stats.decode_errors, stats.corrupt_frames, stats.gaps, dict(stats.distrusted)) == (0, 0, 0, {})
+    assert len(samples) == 48
+    assert stats.cue == ("luma" if CAMERAS[camera]["codec"] == "hevc" else "vectors+luma")
+    assert samples[0].fresh
+    assert sum(sample.anchor for sample in samples) == 3, "one every 8 s"
