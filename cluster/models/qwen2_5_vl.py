@@ -96,7 +96,7 @@ class Qwen25VL(CheckpointModel):
         side = self._visual.window_size // merge // self._visual.patch_size
         windows = torch.cat([frame_of[:, None], cells // side], dim=1)
         # Stable and lexicographic: inside a window groups stay row-major.
-        order = _lexicographic_order(windows)
+        order = lexicographic_order(windows)
         window_lengths = torch.unique_consecutive(windows[order], dim=0, return_counts=True)[1] * unit
         windowed = Packing.of(window_lengths.tolist(), self.device)
         full = Packing.of([count * unit for count in counts], self.device)
@@ -224,7 +224,7 @@ class Qwen25VL(CheckpointModel):
         return int((members**2).sum())
 
 
-def _lexicographic_order(keys: Tensor) -> Tensor:
+def lexicographic_order(keys: Tensor) -> Tensor:
     """Stable argsort of the rows of ``keys [n, k]`` (non-negative)."""
     flat = keys[:, 0]
     for column in keys.T[1:]:

@@ -27,7 +27,7 @@ wall. Does anything move? Is anyone walking on the pavement or crossing the stre
 
 
 @lru_cache(maxsize=4)
-def _trained(special: tuple[str, ...]) -> str:
+def _trained(special: tuple[str, ...], texts: tuple[str, ...]) -> str:
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -38,14 +38,17 @@ def _trained(special: tuple[str, ...]) -> str:
         show_progress=False,
     )
     answers = [word for word in _ANSWERS.split() for _ in range(50)]
-    tokenizer.train_from_iterator([*answers, " ".join(answers), _CORPUS, _CORPUS], trainer)
+    tokenizer.train_from_iterator([*answers, " ".join(answers), _CORPUS, _CORPUS, *texts], trainer)
     return str(tokenizer.to_str())
 
 
-def preset_tokenizer(special: Sequence[str], *, eos: str, pad: str) -> Any:
-    """A ``PreTrainedTokenizerFast`` whose first ids are ``special``; at most ``VOCABULARY`` ids, always the same."""
+def preset_tokenizer(special: Sequence[str], *, eos: str, pad: str, texts: Sequence[str] = ()) -> Any:
+    """A ``PreTrainedTokenizerFast`` whose first ids are ``special``; at most ``VOCABULARY`` ids, always the same.
+
+    ``texts``: more to train it on; a word that is often in them becomes a token of its own.
+    """
     return PreTrainedTokenizerFast(
-        tokenizer_object=Tokenizer.from_str(_trained(tuple(special))),
+        tokenizer_object=Tokenizer.from_str(_trained(tuple(special), tuple(texts))),
         eos_token=eos,
         pad_token=pad,
         extra_special_tokens=[token for token in special if token not in (eos, pad)],

@@ -1,0 +1,118 @@
+"""``sightline train``: train the demo model, in stages that can be stopped and gone on with."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+app = typer.Typer(help="Train the model that the demo answers with.", no_args_is_help=True)
+
+# Minutes of one stage on one CPU core, and its examples per step; a GPU takes more at a time and less long.
+_CPU = {"tower": (15.0, 3), "windows": (45.0, 3), "codec": (15.0, 3)}
+_CUDA = {"tower": (4.0, 24), "windows": (14.0, 24), "codec": (5.0, 24)}
+_RATES = {"tower": 1.5e-3, "windows": 1e-3, "codec": 2e-4}
+
+
+@app.callback()
+def _training() -> None:
+    """Without it, typer would drop the name of an only command."""
+
+
+@app.command("demo-model")
+def demo_model(
+    out: Annotated[Path, typer.Option("--out", "-o", metavar="DIR", help="Checkpoints, log and model go here.")],
+    stage: Annotated[
+        list[str] | None,
+        typer.Option("--stage", help="Only these: tower, windows, codec, export; may be repeated. All by default."),
+    ] = None,
+    minutes: Annotated[
+        list[str] | None,
+        typer.Option("--minutes", metavar="STAGE=N", help="How long a stage trains; may be repeated."),
+    ] = None,
+    steps: Annotated[
+        int | None, typer.Option("--steps", min=1, help="Steps of each stage, in place of minutes.")
+    ] = None,
+    batch: Annotated[int | None, typer.Option("--batch", min=1, help="Examples of one step.")] = None,
+    rate: Annotated[float | None, typer.Option("--rate", min=0.0, help="Highest learning rate of each stage.")] = None,
+    freeze_tower: Annotated[bool, typer.Option("--freeze-tower", help="Train the language model only.")] = False,
+    codec_scenes: Annotated[
+        Path | None,
+        typer.Option(
+            "--codec-scenes", metavar="DIR", help="Encoded scenes for the stage codec (sightline scenes make)."
+        ),
+    ] = None,
+    device: Annotated[str, typer.Option("--device", help="cpu or cuda.")] = "cpu",
+    threads: Annotated[int, typer.Option("--threads", min=1, help="CPU threads of the model.")] = 1,
+    workers: Annotated[int, typer.Option("--workers", min=0, help="Processes that render scenes.")] = 1,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Of weights and scenes.")] = 0,
+    resume: Annotated[bool, typer.Option("--resume/--no-resume", help="Go on from the checkpoints in DIR.")] = True,
+    preset: Annotated[str, typer.Option("--preset", help="Size: demo or tiny.")] = "demo",
+    validation_scenes: Annotated[int, typer.Option("--validation-scenes", min=0, help="0: never validate.")] = 48,
+) -> None:
+    """Train the demo model on made scenes, then export it to DIR/model.
+
+    Ctrl-C keeps what was learnt; the same command goes on from there. DIR/log.jsonl has losses and validation metrics.
+
+    $ sightline train demo-model --out out/train --minutes tower=15 --minutes windows=45
+    """
+    from actors.cli.training_screen import TrainingScreen
+    from cluster.training.config import Settings, StageSettings
+    from cluster.training.run import EXPORT, train
+    from cluster.training.stages import TRAINED
+
+    chosen = stage or [*(name for name in TRAINED if name != "codec" or codec_scenes), EXPORT]
+    defaults = _CUDA if device.startswith("cuda") else _CPU
+    times = _minutes(minutes, {name: each for name, (each, _) in defaults.items()})
+    _check_stages(chosen, (*TRAINED, EXPORT))
+    settings = Settings(
+        shape=preset,
+        seed=seed,
+        device=device,
+        threads=threads,
+        workers=workers,
+        validation_scenes=validation_scenes,
+        stages=tuple(
+            StageSettings(
+                name=name,
+                rate=_RATES[name] if rate is None else rate,
+                batch=batch or defaults[name][1],
+                steps=steps,
+                minutes=None if steps else times[name],
+                train_tower=not freeze_tower,
+            )
+            for name in TRAINED
+            if name in chosen
+        ),
+    )
+    with TrainingScreen() as screen:
+        train(settings, out, screen, recorded=codec_scenes, resume=resume, exported=EXPORT in chosen)
+
+
+def _minutes(given: list[str] | None, defaults: dict[str, float]) -> dict[str, float]:
+    """``STAGE=N`` options over the defaults.
+
+    Raises:
+        ConfigError: no such stage, or N is no positive number.
+    """
+    from cluster.errors import ConfigError
+
+    times = dict(defaults)
+    for option in given or []:
+        name, _, number = option.partition("=")
+        try:
+            times[name] = float(number)
+        except ValueError:
+            raise ConfigError(f"--minutes {option!r} is not STAGE=N, as in --minutes windows=45") from None
+        if name not in defaults or not times[name] > 0:
+            raise ConfigError(f"--minutes {option!r}: name one of {', '.join(defaults)} and a positive number")
+    return times
+
+
+def _check_stages(chosen: list[str], known: tuple[str, ...]) -> None:
+    from cluster.errors import ConfigError
+
+    for name in chosen:
+        if name not in known:
+            raise ConfigError(f"unknown stage {name!r}; there are: {', '.join(known)}")

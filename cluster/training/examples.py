@@ -1,0 +1,263 @@
+"""Training examples, each made from its number alone: scene, cut, pruning, contexts and questions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from cluster.scenes import EVENT_KINDS, Scene, make_scene, memory_questions, phrasings, standing_question, window_label
+from cluster.training.config import SHAPES
+from cluster.training.pictures import Damage, draw_samples, picture_grid, sample_times
+from cluster.training.pruning import Pruning, SeenFrame, prune_samples
+from cluster.types import PatchGrid
+
+# Numbers of training scenes drawn with a forced event, in turn; the rest are drawn as they come.
+_FORCED = 0.85
+_STRIDE = 4
+_WINDOW = 20
+# Tokens of one sequence, questions apart: bounds memory and the time of a step.
+_MOST_TOKENS = 1700
+
+
+@dataclass(frozen=True, slots=True)
+class Posed:
+    """A question on frames ``[opening, end)``. ``kind`` is an event or ``memory``; ``answer`` its word."""
+
+    opening: int
+    end: int
+    kind: str
+    text: str
+    answer: str
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Example:
+    """One sequence: its frames, the first frame each visual token sees (``context``), and questions."""
+
+    scene: str
+    frames: tuple[SeenFrame, ...]
+    context: np.ndarray[tuple[int], np.dtype[np.int64]]
+    posed: tuple[Posed, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TowerExamples:
+    """Number -> single frames of one scene, some complete, most cut down to where something is."""
+
+    shape: str
+    seed: int
+    frames: int = 10
+
+    def __call__(self, number: int) -> Example:
+        rng = np.random.default_rng([self.seed, 1, number])
+        shape = SHAPES[self.shape]
+        grid = picture_grid(shape)
+        scene = draw_scene(number, rng)
+        times = sample_times(scene.seconds, shape.fps, rng)
+        chosen = _eventful(scene, times, self.frames, rng)
+        damage = Damage.draw(rng)
+        pruning = Pruning()
+        frames = []
+        for first in chosen:
+            samples = draw_samples(scene, shape, times[2 * first : 2 * first + 2], damage)
+            (frame,) = prune_samples(samples, scene.events, grid, pruning, rng)
+            frames.append(_thinned(frame, grid, rng) if rng.random() < 0.75 else frame)
+        return Example(scene.name, tuple(frames), _contexts(frames, range(len(frames))), ())
+
+
+@dataclass(frozen=True, slots=True)
+class WindowExamples:
+    """Number -> a stretch of one scene with questions at many instants."""
+
+    shape: str
+    seed: int
+
+    def __call__(self, number: int) -> Example:
+        rng = np.random.default_rng([self.seed, 2, number])
+        scene = draw_scene(number, rng)
+        shape = SHAPES[self.shape]
+        times = sample_times(scene.seconds, shape.fps, rng)
+        length = len(times) // 2
+        complete = rng.random() < 0.2
+        alone = complete or rng.random() < 0.35
+        count = length
+        if alone:
+            count = int(rng.integers(8, 23) if complete else rng.integers(20, 29))
+        first = _beginning(scene, times, min(count, length), rng)
+        damage = Damage.draw(rng)
+        samples = draw_samples(scene, shape, times[2 * first : 2 * (first + count)], damage)
+        pruning = Pruning() if complete else Pruning.draw(rng)
+        frames = prune_samples(samples, scene.events, picture_grid(shape), pruning, rng)
+        frames = _bounded(frames)
+        if alone:
+            return Example(
+                scene.name, tuple(frames), _contexts(frames, [0] * len(frames)), pose(scene, frames, None, rng)
+            )
+        return _stream(scene, frames, rng)
+
+
+@dataclass(frozen=True, slots=True)
+class ValidationExamples:
+    """Number -> a whole scene of the validation split, every standing question in every window of 20 s."""
+
+    shape: str
+
+    def __call__(self, number: int) -> Example:
+        rng = np.random.default_rng([7, number])
+        kinds = (*EVENT_KINDS, "any", None)
+        scene = make_scene("validation", number, event=kinds[number % len(kinds)])
+        shape = SHAPES[self.shape]
+        samples = draw_samples(scene, shape, sample_times(scene.seconds, shape.fps, rng), Damage(quality=70))
+        pruning = Pruning("replenish", phase=int(rng.integers(8)))
+        frames = prune_samples(samples, scene.events, picture_grid(shape), pruning, rng)
+        windows = openings(frames, _WINDOW)
+        posed = [
+            Posed(opening, end, kind, standing_question(kind), "yes" if told else "no")
+            for end in range(_STRIDE, len(frames) + 1, _STRIDE)
+            for kind in EVENT_KINDS
+            if (told := label(scene, kind, frames, opening := windows[end - 1], end)) is not None
+        ]
+        return Example(scene.name, tuple(frames), _contexts(frames, windows), tuple(posed))
+
+
+def draw_scene(number: int, rng: np.random.Generator) -> Scene:
+    """Training scene ``number``; rare events come as often as common ones."""
+    event: str | None = "any"
+    if rng.random() < _FORCED:
+        event = EVENT_KINDS[number % len(EVENT_KINDS)]
+    elif rng.random() < 0.5:
+        event = None
+    return make_scene("train", number, event=event)
+
+
+def openings(frames: Sequence[SeenFrame], window: int) -> list[int]:
+    """For each frame, where the window of ``window`` frames that ends with it opens: the last complete frame at or
+    before its start."""
+    complete = [index for index, frame in enumerate(frames) if frame.complete]
+    return [max(c for c in complete if c <= max(0, end - window)) for end in range(1, len(frames) + 1)]
+
+
+def label(
+    scene: Scene, kind: str, frames: Sequence[SeenFrame], opening: int, end: int, window: int = _WINDOW
+) -> bool | None:
+    """Whether frames ``[opening, end)`` show an event. None as well where only the frames before the window's own start
+    do: no model can know where between two complete frames that lies."""
+    close = frames[end - 1].time_s + 1.0
+    told = window_label(scene.events, kind, frames[opening].time_s, close)
+    nominal = window_label(scene.events, kind, frames[max(opening, end - window)].time_s, close)
+    return told if told == nominal else None
+
+
+def pose(
+    scene: Scene,
+    frames: Sequence[SeenFrame],
+    windows: Sequence[int] | None,
+    rng: np.random.Generator,
+    span: int = _WINDOW,
+) -> tuple[Posed, ...]:
+    """Questions about every four frames: the scene's own events, and two others each time.
+
+    ``windows``: for each frame, where its window opens; None for one window that grows from frame 0.
+    """
+    posed: list[Posed] = []
+    own = {event.kind for event in scene.events}
+    for end in range(int(rng.integers(3, 7)), len(frames) + 1, _STRIDE):
+        opening = 0 if windows is None else windows[end - 1]
+        others = [kind for kind in EVENT_KINDS if kind not in own]
+        kinds = [*sorted(own), *(str(kind) for kind in rng.choice(others, size=2, replace=False))]
+        for kind in kinds:
+            told = label(scene, kind, frames, opening, end, len(frames) if windows is None else span)
+            if told is not None:
+                wording = phrasings(kind)
+                text = wording[0] if rng.random() < 0.4 else wording[int(rng.integers(len(wording)))]
+                posed.append(Posed(opening, end, kind, text, "yes" if told else "no"))
+    return tuple(posed)
+
+
+def _stream(scene: Scene, frames: list[SeenFrame], rng: np.random.Generator) -> Example:
+    """A camera in its course: windows slide, what was computed under older ones is seen by newer ones."""
+    span = _WINDOW if rng.random() < 0.6 else int(rng.integers(12, 33))
+    windows = openings(frames, span)
+    # What a token saw depends on the window it was computed in, which ended up to a stride later than the token.
+    context = _contexts(frames, openings(frames, int(rng.integers(12, 41)) if rng.random() < 0.5 else span))
+    if rng.random() < 0.4:
+        context = _refreshed(frames, context, rng)
+    posed = [*pose(scene, frames, windows, rng, span)]
+    if frames[0].time_s < 1.0:
+        posed += _remembered(scene, frames, rng)
+    return Example(scene.name, tuple(frames), context, tuple(posed))
+
+
+def _remembered(scene: Scene, frames: Sequence[SeenFrame], rng: np.random.Generator) -> list[Posed]:
+    """Questions about all that was seen, at two instants."""
+    posed: list[Posed] = []
+    for end in sorted({int(rng.integers(10, len(frames))), len(frames)} if len(frames) > 10 else {len(frames)}):
+        asked = memory_questions(scene, frames[end - 1].time_s + 1.0)
+        chosen = rng.choice(len(asked), size=min(2, len(asked)), replace=False)
+        posed += [Posed(0, end, "memory", asked[int(i)].text, asked[int(i)].answer) for i in chosen]
+    return posed
+
+
+def _contexts(frames: Sequence[SeenFrame], first: Sequence[int]) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    """``first`` seen frame of each frame -> of each token."""
+    return np.repeat(np.array(first, np.int64), [len(frame.cells) for frame in frames])
+
+
+def _refreshed(
+    frames: Sequence[SeenFrame], context: np.ndarray[tuple[int], np.dtype[np.int64]], rng: np.random.Generator
+) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    """As if a window had opened somewhere and a random part of its tokens had been computed anew there."""
+    complete = [index for index, frame in enumerate(frames) if frame.complete]
+    opening = complete[int(rng.integers(len(complete)))]
+    frame_of = _contexts(frames, range(len(frames)))
+    anew = (frame_of >= opening) & (rng.random(len(context)) < rng.uniform(0.1, 0.9))
+    return np.where(anew, np.maximum(context, opening), context)
+
+
+def _beginning(scene: Scene, times: Sequence[float], count: int, rng: np.random.Generator) -> int:
+    """First frame of a stretch of ``count``; mostly one that holds the beginning of an event."""
+    last = len(times) // 2 - count
+    if last <= 0:
+        return 0
+    if scene.events and rng.random() < 0.75:
+        event = scene.events[int(rng.integers(len(scene.events)))]
+        begins = int(np.searchsorted(times[::2], event.start_s))
+        return int(np.clip(begins - rng.integers(2, max(3, count - 3)), 0, last))
+    return int(rng.integers(0, last + 1))
+
+
+def _bounded(frames: list[SeenFrame]) -> list[SeenFrame]:
+    total = np.cumsum([len(frame.cells) for frame in frames])
+    return frames[: max(1, int(np.searchsorted(total, _MOST_TOKENS, side="right")))]
+
+
+def _eventful(scene: Scene, times: Sequence[float], count: int, rng: np.random.Generator) -> list[int]:
+    """Frames of a scene, half of them while an event lasts."""
+    every = range(len(times) // 2)
+    during = [i for i in every if any(e.start_s <= times[2 * i] < e.end_s for e in scene.events)]
+    some = [int(i) for i in rng.permutation(during)[: count // 2]]
+    rest = [int(i) for i in rng.permutation([i for i in every if i not in some])[: count - len(some)]]
+    return [*some, *rest]
+
+
+def _thinned(frame: SeenFrame, grid: PatchGrid, rng: np.random.Generator) -> SeenFrame:
+    """Tokens that show something, their neighbours, and a few others: what a pruner leaves of a frame."""
+    there = np.zeros((grid.group_rows + 2, grid.group_cols + 2), bool)
+    there[1:-1, 1:-1] = frame.labels.covered.reshape(grid.group_rows, grid.group_cols)
+    near = np.zeros((grid.group_rows, grid.group_cols), bool)
+    for row in range(3):
+        for col in range(3):
+            near |= there[row : row + grid.group_rows, col : col + grid.group_cols]
+    stays = frame.labels.covered & (rng.random(grid.tokens) < 0.97)
+    stays |= near.ravel() & (rng.random(grid.tokens) < 0.35)
+    stays |= rng.random(grid.tokens) < 0.08
+    stays[int(rng.integers(grid.tokens))] = True
+    return SeenFrame(
+        time_s=frame.time_s,
+        complete=bool(stays.all()),
+        cells=frame.cells[stays],
+        patches=frame.patches[np.repeat(stays, grid.merge**2)],
+        labels=frame.labels.take(stays),
+    )

@@ -1,0 +1,99 @@
+"""A whole training run: stage after stage, each going on from the one before, then the export."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+from pathlib import Path
+from typing import Protocol
+
+import torch
+
+from cluster.errors import ConfigError
+from cluster.training.checkpoint import load
+from cluster.training.config import Settings
+from cluster.training.examples import Example, ValidationExamples
+from cluster.training.export import export
+from cluster.training.heads import DenseHeads
+from cluster.training.loop import Listener, StageRun
+from cluster.training.stages import TRAINED, make_stage
+from cluster.training.trainee import Trainee
+
+EXPORT = "export"
+"""Name of the last step, which trains nothing."""
+
+MODEL = "model"
+"""Folder of the exported checkpoint, inside of the run's."""
+
+# Validation scenes on which the export compares types of weights.
+_EXPORT_SCENES = 6
+
+
+class Audience(Listener, Protocol):
+    """Who is told how a run goes."""
+
+    def begins(self, stage: str, step: int) -> None:
+        """A stage begins, or goes on at ``step``."""
+
+    def exported(self, folder: Path, kind: str) -> None:
+        """The model lies in ``folder``, in weights of type ``kind``."""
+
+
+def train(
+    settings: Settings,
+    folder: Path,
+    audience: Audience,
+    *,
+    recorded: Path | None = None,
+    resume: bool = True,
+    exported: bool = True,
+) -> None:
+    """Run the stages of ``settings`` in their order, in ``folder``; then, if ``exported``, write the model there.
+
+    Stages that are not asked for but lie in ``folder`` are taken over: each begins with the weights of the one before.
+
+    Raises:
+        ConfigError: an unknown stage, a device that is not there, or a checkpoint of another run.
+    """
+    if not torch.cuda.is_available() and settings.device.startswith("cuda"):
+        raise ConfigError(f"device {settings.device!r} is not available here; use cpu")
+    torch.set_num_threads(settings.threads)
+    torch.manual_seed(settings.seed)
+    model = Trainee.fresh(settings.model, settings.seed, settings.device)
+    model.compute = torch.bfloat16 if fast_bfloat16(settings.device) else torch.float32
+    heads = DenseHeads(model.text_config.hidden_size).to(settings.device)
+    wanted = {stage.name: make_stage(settings, stage, recorded) for stage in settings.stages}
+    check = lru_cache(maxsize=None)(ValidationExamples(settings.shape))
+
+    for name in TRAINED:
+        if name not in wanted:
+            take_over(folder / f"{name}.pt", settings, model, heads)
+            continue
+        run = StageRun(settings, wanted[name], model, heads, folder)
+        if resume:
+            run.resume()
+        if not run.done:
+            audience.begins(name, run.step)
+            run.run(audience, validation=lambda: _some(check, settings.validation_scenes))
+    if exported:
+        kind = export(model, settings.model, folder / MODEL, _some(check, _EXPORT_SCENES))
+        audience.exported(folder / MODEL, kind)
+
+
+def _some(check: Callable[[int], Example], count: int) -> list[Example]:
+    return [check(number) for number in range(count)]
+
+
+def take_over(path: Path, settings: Settings, model: Trainee, heads: DenseHeads) -> None:
+    """Weights of a stage that was trained before, if it was; of one that is not done, its moving average."""
+    progress = load(path, {"shape": settings.shape})
+    if progress is not None:
+        model.model.load_state_dict(progress.model if progress.done else progress.average)
+        heads.load_state_dict(progress.heads)
+
+
+def fast_bfloat16(device: str) -> bool:
+    """Whether products in bfloat16 are faster than in float32 here."""
+    if device.startswith("cuda"):
+        return bool(torch.cuda.is_bf16_supported())
+    return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported()) and torch.cpu._is_avx512_bf16_supported()
