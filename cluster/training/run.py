@@ -60,7 +60,6 @@ def train(
     torch.set_num_threads(settings.threads)
     torch.manual_seed(settings.seed)
     model = Trainee.fresh(settings.model, settings.seed, settings.device)
-    model.compute = torch.bfloat16 if fast_bfloat16(settings.device) else torch.float32
     heads = DenseHeads(model.text_config.hidden_size).to(settings.device)
     wanted = {stage.name: make_stage(settings, stage, recorded) for stage in settings.stages}
     check = lru_cache(maxsize=None)(ValidationExamples(settings.shape))
@@ -90,10 +89,3 @@ def take_over(path: Path, settings: Settings, model: Trainee, heads: DenseHeads)
     if progress is not None:
         model.model.load_state_dict(progress.model if progress.done else progress.average)
         heads.load_state_dict(progress.heads)
-
-
-def fast_bfloat16(device: str) -> bool:
-    """Whether products in bfloat16 are faster than in float32 here."""
-    if device.startswith("cuda"):
-        return bool(torch.cuda.is_bf16_supported())
-    return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported()) and torch.cpu._is_avx512_bf16_supported()

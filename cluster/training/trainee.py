@@ -31,16 +31,19 @@ class Reading:
 
 
 class Trainee(Qwen25VL):
-    """Qwen2.5-VL with gradients. Weights are ``float32``; ``compute`` is the type of products."""
+    """Qwen2.5-VL with gradients. Weights are ``float32``; ``compute`` is the type of activations and products."""
 
     compute = torch.float32
 
     @classmethod
-    def fresh(cls, shape: Shape, seed: int, device: str = "cpu") -> Trainee:
-        """An untrained one. Its configuration and tokenizer are those it will be exported with."""
+    def fresh(cls, shape: Shape, seed: int, device: str = "cpu", *, compute: torch.dtype | None = None) -> Trainee:
+        """An untrained one. Its configuration and tokenizer are those it will be exported with.
+
+        ``compute``: bfloat16 where that is fast, unless told otherwise.
+        """
         model, _ = cls.untrained(shape.text, shape.vision)
         initialise(model, seed)
-        return cls(
+        trainee = cls(
             Checkpoint(
                 model=model.to(device).train(),
                 tokenizer=demo_tokenizer(),
@@ -50,6 +53,8 @@ class Trainee(Qwen25VL):
                 max_pixels=shape.max_pixels,
             )
         )
+        trainee.compute = compute or (torch.bfloat16 if _fast_bfloat16(device) else torch.float32)
+        return trainee
 
     def see(self, frames: Sequence[PatchBatch]) -> Tensor:
         """Visual tokens ``[t, D]`` of many frames, in order of frames and cells: :meth:`encode` with gradients.
@@ -131,6 +136,13 @@ class Trainee(Qwen25VL):
     @property
     def _nothing(self) -> Tensor:
         return torch.empty(0, device=self.device)
+
+
+def _fast_bfloat16(device: str) -> bool:
+    """Whether products in bfloat16 are faster than in float32 here."""
+    if device.startswith("cuda"):
+        return bool(torch.cuda.is_bf16_supported())
+    return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported()) and torch.cpu._is_avx512_bf16_supported()
 
 
 def _by_frame(frame_of: Tensor, counts: Tensor, unit: int) -> Pieces:

@@ -26,7 +26,7 @@ def grid(shape: Shape) -> PatchGrid:
 
 @pytest.fixture
 def trainee(shape: Shape) -> Trainee:
-    return Trainee.fresh(shape, seed=3)
+    return Trainee.fresh(shape, seed=3, compute=torch.float32)
 
 
 @pytest.fixture(scope="session")
