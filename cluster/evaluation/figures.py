@@ -80,14 +80,14 @@ def choose(test: Results, thresholds: Thresholds, limit: float, validation: Resu
 def comparable(results: Results) -> list[Setting]:
     """Settings of ours that answer the same windows as full computation; one of each key."""
     shape = results.full.shape
-    ours = [
-        setting
-        for setting in results.settings
-        if setting.role == "ours"
-        and (setting.shape.window_s, setting.shape.stride_s, setting.shape.fps)
-        == (shape.window_s, shape.stride_s, shape.fps)
-    ]
-    return list({setting.key: setting for setting in ours}.values())
+    found: dict[str, Setting] = {}
+    for setting in results.settings:
+        cut = setting.shape
+        alike = (cut.window_s, cut.stride_s, cut.fps) == (shape.window_s, shape.stride_s, shape.fps)
+        if setting.role == "ours" and alike:
+            # A point of a curve may be a setting of the table too; the table's comes first.
+            found.setdefault(setting.key, setting)
+    return list(found.values())
 
 
 def flops_for(points: Sequence[tuple[float, float]], wanted: float) -> float:

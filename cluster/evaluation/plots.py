@@ -97,15 +97,14 @@ def chart(title: str, series: Sequence[Series], x: Axis, y: Axis) -> str:
     middle = (LEFT + WIDTH - RIGHT) / 2
     parts.append(f'<text x="{middle}" y="{bottom + 33}" text-anchor="middle">{escape(x.title)}</text>')
     parts.append(
-        f'<text transform="translate(13 {(TOP + bottom) / 2}) rotate(-90)" text-anchor="middle">{escape(y.title)}</text>'
+        f'<text transform="translate(13 {(TOP + bottom) / 2}) rotate(-90)" text-anchor="middle">'
+        f"{escape(y.title)}</text>"
     )
     for number, (each, points) in enumerate(shown):
         colour = COLOURS[number % len(COLOURS)]
-        placed = (
-            sorted((across(x.place(p.x)), up(y.place(p.y)), p) for p in points)
-            if each.joined
-            else [(across(x.place(p.x)), up(y.place(p.y)), p) for p in points]
-        )
+        placed = [(across(x.place(p.x)), up(y.place(p.y)), p) for p in points]
+        if each.joined:
+            placed.sort(key=lambda entry: entry[0])
         if each.joined and len(placed) > 1:
             line = " ".join(f"{a},{b}" for a, b, _ in placed)
             parts.append(f'<polyline points="{line}" fill="none" stroke="{colour}" stroke-width="2"/>')

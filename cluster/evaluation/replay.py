@@ -10,6 +10,8 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+import torch
+
 from cluster.codec.file import FileSource
 from cluster.codec.processor import CodecOptions, CodecProcessor
 from cluster.engine.native.engine import NativeEngine
@@ -17,7 +19,8 @@ from cluster.engine.native.windows import opening, place
 from cluster.evaluation.datasets import LabelledVideo
 from cluster.evaluation.policies import Setting
 from cluster.evaluation.results import VideoRun, WindowResult
-from cluster.types import MICROSECONDS, FrameSample, Question, SampledFrame, StreamSpec, WindowRequest
+from cluster.models.base import PatchBatch, VisionLanguageModel
+from cluster.types import MICROSECONDS, FrameSample, PatchGrid, Question, SampledFrame, StreamSpec, WindowRequest
 from cluster.vision import make_pruner
 from cluster.vision.sampler import PatchSampler
 
@@ -145,8 +148,7 @@ class _Placed:
     pts: int
     duration: int
     complete: bool
-    patches: int
-    tokens: int
+    grid: PatchGrid
 
 
 class _Viewer:
@@ -161,6 +163,7 @@ class _Viewer:
         self._begin: int | None = None
         self._origin = 0
         self._frames: list[_Placed] = []
+        self._tower: dict[PatchGrid, int] = {}
 
     def push(self, sample: FrameSample) -> None:
         """Take a frame and answer the windows it closes."""
@@ -170,8 +173,7 @@ class _Viewer:
             self._origin = sample.pts
             self._frames.clear()
         if self.setting.recompute:
-            frame = _Placed(sample.pts, sample.duration, sample.complete, len(sample.patches), sample.tokens)
-            self._frames.append(frame)
+            self._frames.append(_Placed(sample.pts, sample.duration, sample.complete, sample.grid))
         self._answer(self.engine.push(replace(sample, stream=self.spec.stream)))
 
     def finish(self) -> None:
@@ -223,4 +225,14 @@ class _Viewer:
         # Windows to come open no earlier.
         self._frames = self._frames[opening(self._frames, request.start) :]
         frames = [frame for frame in self._frames if place(frame) < request.end]
-        return self.engine.model.tower_flops([frame.patches for frame in frames]), sum(f.tokens for f in frames)
+        for grid in {frame.grid for frame in frames} - self._tower.keys():
+            self._tower[grid] = complete_frame_flops(self.engine.model, grid)
+        return sum(self._tower[frame.grid] for frame in frames), sum(frame.grid.tokens for frame in frames)
+
+
+def complete_frame_flops(model: VisionLanguageModel, grid: PatchGrid) -> int:
+    """The tower's FLOPs for one frame of which nothing is pruned."""
+    cells = torch.cartesian_prod(torch.arange(grid.group_rows), torch.arange(grid.group_cols))
+    # Counted by its cells; the pixels may be missing.
+    pixels = torch.empty(grid.rows * grid.cols, 0, dtype=torch.uint8)
+    return model.tower_flops([PatchBatch(pixels, cells, grid)])

@@ -1,0 +1,284 @@
+"""``sightline eval``: how right the answers are, and what that costs."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from cluster.evaluation.datasets import Dataset
+    from cluster.evaluation.policies import Setting, WindowShape
+    from cluster.evaluation.report import EvaluationReport
+    from cluster.evaluation.results import Results
+    from cluster.evaluation.run import ModelSpec, Progress
+    from cluster.models.base import VisionLanguageModel
+    from cluster.models.settings import ModelSettings
+
+app = typer.Typer(no_args_is_help=True, help="Measure accuracy on labelled footage.")
+
+LINE_EVERY_S = 10.0
+# Scenes that are made where none are given: two of every kind and two without an event, and five times as many.
+QUICK_SCENES, SCENES = 14, 70
+MOST_JOBS = 8
+
+
+@app.callback()
+def _group() -> None:
+    """Keep ``accuracy`` a command of its own: a group of one would swallow its name."""
+
+
+@app.command("accuracy")
+def accuracy(
+    scenes: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Made by `sightline scenes make`. Default: test scenes are made.")
+    ] = None,
+    dataset: Annotated[Path | None, typer.Option(metavar="DIR", help="Footage of your own, see --layout.")] = None,
+    layout: Annotated[str, typer.Option(help="How --dataset lies on disk: ucf-crime or scenes.")] = "ucf-crime",
+    validation: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Scenes to choose settings (and missing thresholds) on.")
+    ] = None,
+    count: Annotated[int | None, typer.Option("--count", "-n", metavar="N", help="How many scenes to make.")] = None,
+    seed: Annotated[int, typer.Option(metavar="S", help="Which scenes to make.")] = 0,
+    model: Annotated[str, typer.Option(metavar="NAME", help="demo, or the folder or hub id of a checkpoint.")] = "demo",
+    settings: Annotated[str | None, typer.Option(help="quick, standard or full: how much is compared.")] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Few scenes, quick settings: under five minutes.")] = False,
+    window: Annotated[float | None, typer.Option(metavar="S", help="Window, seconds. Default: the model's.")] = None,
+    stride: Annotated[float | None, typer.Option(metavar="S", help="Seconds between windows.")] = None,
+    fps: Annotated[float | None, typer.Option(help="Samples per second.")] = None,
+    anchor_interval: Annotated[float | None, typer.Option(metavar="S", help="Seconds between anchors.")] = None,
+    consecutive: Annotated[
+        int, typer.Option(metavar="N", min=1, help="Positive windows in a row that make a video positive.")
+    ] = 2,
+    device: Annotated[str, typer.Option(help="cpu, cuda or cuda:N.")] = "cpu",
+    dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "float32",
+    jobs: Annotated[int | None, typer.Option("--jobs", "-j", metavar="N", help="Processes.")] = None,
+    json_file: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write figures as JSON.")] = None,
+    out: Annotated[Path, typer.Option("--out", "-o", metavar="DIR", help="For the report and what is made.")] = Path(
+        "out/accuracy"
+    ),
+) -> None:
+    """Precision, recall and F1 of every pruning and refresh policy beside what they cost, against full computation.
+
+    Every clip runs through the live code path: demuxer, decoder, pruner, engine. Interrupted, it goes on where it was
+    when run again with the same --out.
+
+    $ sightline eval accuracy --quick
+
+    $ sightline eval accuracy --scenes out/test --validation out/val --settings standard --json out/accuracy.json
+
+    $ sightline eval accuracy --dataset UCF_Crimes --layout ucf-crime --model Qwen/Qwen2.5-VL-7B-Instruct --device cuda
+    """
+    from actors.cli.output import check_writable
+    from cluster.errors import ConfigError
+
+    if scenes is not None and dataset is not None:
+        raise ConfigError("give --scenes or --dataset, not both")
+    if jobs is not None and jobs < 1:
+        raise ConfigError(f"the number of processes must be at least 1, not {jobs}")
+    check_writable(out)
+    if json_file is not None:
+        check_writable(json_file.parent)
+    from cluster.models.catalog import check_model
+
+    check_model(model)
+    if "/" not in model or Path(model).is_dir():
+        # Nothing is fetched, and a bar per process for reading a small file would only break up ours.
+        os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    from cluster.evaluation.policies import grid
+    from cluster.evaluation.questions import check_questions, thresholds_of
+    from cluster.evaluation.report import make_report
+    from cluster.evaluation.run import ModelSpec
+    from cluster.evaluation.write import write_report
+
+    spec = ModelSpec(model, device, dtype)
+    loaded = spec.load()
+    shape = _shape(loaded.settings, layout if dataset else "scenes", window, stride, fps, anchor_interval)
+    compared = grid(settings or ("quick" if quick else "standard"), shape)
+    if dataset is None:
+        from cluster.scenes.questions import standing_question
+        from cluster.scenes.vocabulary import EVENT_KINDS
+
+        check_questions(loaded, model, {kind: standing_question(kind) for kind in EVENT_KINDS})
+    workers = jobs or _default_jobs(device)
+    if dataset is None and scenes is None:
+        scenes = _made(out, count or (QUICK_SCENES if quick else SCENES), seed, workers)
+    found = _dataset(dataset or scenes or out, layout if dataset else "scenes", shape, consecutive)
+    work = out / "work.jsonl"
+    chosen_on: Results | None = None
+    if validation is not None:
+        held = _dataset(validation, layout if dataset else "scenes", shape, consecutive)
+        chosen_on = _evaluated("validation", held, spec, loaded, compared, workers, work, consecutive)
+    results = _evaluated("evaluating", found, spec, loaded, compared, workers, work, consecutive)
+    thresholds, origin = thresholds_of(loaded, results.kinds, chosen_on)
+    facts = _facts(model, found, results, shape, thresholds, origin, workers, chosen_on)
+    report = make_report("Accuracy", results, thresholds, validation=chosen_on, skipped=found.skipped, facts=facts)
+    page = write_report(report, out)
+    if json_file is not None:
+        json_file.write_text(report.to_json() + "\n", encoding="utf-8")
+    _print(report, page)
+
+
+def _shape(
+    known: ModelSettings,
+    layout: str,
+    window: float | None,
+    stride: float | None,
+    fps: float | None,
+    anchor_interval: float | None,
+) -> WindowShape:
+    """What was asked for, else what the model was trained for, else CodecSight's for footage and the demo's for scenes;
+    a stride that is not given is a fifth of the window."""
+    from cluster.evaluation.policies import WindowShape
+
+    default = WindowShape()
+    length = window or known.window_s or (default.window_s if layout == "scenes" else 40.0)
+    step = stride or (known.stride_s if window is None else None) or length / 5
+    shape = WindowShape(
+        length,
+        step,
+        fps or known.fps or default.fps,
+        anchor_interval or known.anchor_interval_s or default.anchor_interval_s,
+    )
+    shape.check()
+    return shape
+
+
+def _default_jobs(device: str) -> int:
+    return min(len(os.sched_getaffinity(0)), MOST_JOBS) if device == "cpu" else 1
+
+
+def _made(out: Path, count: int, seed: int, jobs: int) -> Path:
+    """Test scenes with each kind of event in turn, made once and kept."""
+    from cluster.scenes.dataset import SceneSet, make_scenes
+    from cluster.scenes.vocabulary import EVENT_KINDS
+
+    folder = out / f"scenes-{seed}"
+    wanted = SceneSet("test", count, seed, events=(*EVENT_KINDS, "none"))
+    with _Bar("making scenes", count) as bar:
+        make_scenes(folder, wanted, jobs=jobs, on_clip=lambda path: bar.step(path.name))
+    return folder
+
+
+def _dataset(folder: Path, layout: str, shape: WindowShape, consecutive: int) -> Dataset:
+    from cluster.evaluation.datasets import load_dataset
+
+    needed = shape.window_s + (consecutive - 1) * shape.stride_s
+    # A container's length is that of its pictures, give or take one.
+    return load_dataset(folder, layout, min_seconds=needed - 0.5)
+
+
+def _evaluated(
+    what: str,
+    found: Dataset,
+    spec: ModelSpec,
+    loaded: VisionLanguageModel,
+    settings: list[Setting],
+    jobs: int,
+    work: Path,
+    consecutive: int,
+) -> Results:
+    from cluster.evaluation.run import evaluate
+
+    videos = len(found.videos)
+    with _Bar(f"{what} {videos} videos under {len({each.key for each in settings})} settings", 1) as bar:
+
+        def tell(progress: Progress) -> None:
+            bar.at(progress.done, progress.total, progress.video)
+
+        return evaluate(
+            found.videos,
+            loaded if jobs == 1 else spec,
+            settings,
+            found.questions,
+            consecutive=consecutive,
+            jobs=jobs,
+            work=work,
+            on_progress=tell,
+        )
+
+
+def _facts(
+    model: str,
+    found: Dataset,
+    results: Results,
+    shape: WindowShape,
+    thresholds: dict[str, float],
+    origin: str,
+    jobs: int,
+    validation: Results | None,
+) -> dict[str, str]:
+    values = sorted(set(thresholds.values()))
+    told = f"{values[0]:.3f}" if len(values) == 1 else ", ".join(f"{k} {v:.3f}" for k, v in thresholds.items())
+    events = int((results.truth & results.judged).sum())
+    return {
+        "model": model,
+        "videos": f"{len(results.videos)} of layout {found.layout}, {events} events of {len(results.kinds)} kinds",
+        "window": f"{shape.window_s:g} s every {shape.stride_s:g} s, {shape.fps:g} samples a second, "
+        f"anchors every {shape.anchor_interval_s:g} s",
+        "decision": f"a video is positive after {results.consecutive} positive windows in a row",
+        "threshold": f"{told} ({origin})",
+        "chosen on": "these videos" if validation is None else f"{len(validation.videos)} validation videos",
+        "latency": f"measured with {jobs} process{'es' if jobs > 1 else ''} side by side on this machine",
+    }
+
+
+def _print(report: EvaluationReport, page: Path) -> None:
+    from rich import box
+    from rich.table import Table
+
+    from actors.cli.output import console
+    from cluster.evaluation.write import figure_table, setting_table
+
+    screen = console()
+    for heads, rows in (setting_table(report), figure_table(report)):
+        table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+        for index, head in enumerate(heads):
+            table.add_column(head, justify="right" if index else "left")
+        for row in rows:
+            table.add_row(*(f"[red]{cell}[/]" if cell == "no" else cell for cell in row))
+        screen.print(table)
+    for note in report.figures.notes:
+        screen.print(f"note: {note}", markup=False)
+    for each in report.skipped:
+        screen.print(f"skipped {each.path.name}: {each.reason}", markup=False)
+    screen.print(f"written: {page}", markup=False)
+
+
+class _Bar:
+    """A bar with the time left on a terminal; otherwise a plain line every few seconds."""
+
+    def __init__(self, what: str, total: int) -> None:
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+        from actors.cli.output import console
+
+        self._screen = console(stderr=True)
+        self._what, self._total, self._done, self._said_at = what, total, 0, time.monotonic()
+        shown = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+        columns = (TextColumn(what), *shown, TextColumn("{task.fields[now]}"))
+        self._bar = Progress(*columns, console=self._screen, transient=True, disable=not self._screen.is_terminal)
+        self._task = self._bar.add_task("", total=total, now="")
+
+    def __enter__(self) -> _Bar:
+        self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.stop()
+
+    def step(self, now: str) -> None:
+        """One more is done."""
+        self.at(self._done + 1, self._total, now)
+
+    def at(self, done: int, total: int, now: str) -> None:
+        """So many are done."""
+        self._done, self._total = done, total
+        self._bar.update(self._task, completed=done, total=total, now=now)
+        moment = time.monotonic()
+        if not self._screen.is_terminal and moment - self._said_at >= LINE_EVERY_S:
+            self._said_at = moment
+            self._screen.print(f"{self._what}: {done} of {total}", markup=False)

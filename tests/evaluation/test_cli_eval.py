@@ -1,0 +1,133 @@
+"""``sightline eval accuracy`` as a user runs it, on made scenes and on footage laid out as UCF-Crime."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from cluster.clips import make_clip
+from cluster.models import load_model
+from cluster.models.settings import FILE
+from cluster.scenes.dataset import SceneSet, make_scenes
+from cluster.scenes.questions import standing_question
+from cluster.scenes.vocabulary import EVENT_KINDS
+
+WINDOW = ("--window", "8", "--stride", "4", "--settings", "quick", "--jobs", "1")
+# Two heavy processes beside each other on two cores: minutes, where seconds are the rule.
+pytestmark = pytest.mark.timeout(400)
+
+
+def sightline(folder, *arguments):
+    script = Path(sys.executable).with_name("sightline")
+    command = [str(script), "eval", "accuracy", *map(str, arguments)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "160"}
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300)
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("checkpoint")
+    model = load_model("tiny-qwen2_5_vl", seed=5)
+    model.model.save_pretrained(folder)
+    model.tokenizer.save_pretrained(folder)
+    questions = {kind: standing_question(kind) for kind in EVENT_KINDS}
+    (folder / FILE).write_text(json.dumps({"max_pixels": 84 * 84, "threshold": 0.5, "questions": questions}))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def scenes(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("scenes")
+    make_scenes(folder, SceneSet("test", 2, seconds=24, events=("fall", "none")))
+    (folder / "test-000009.mp4").write_bytes(b"no video")
+    return folder
+
+
+def test_scenes_end_to_end_and_again(tmp_path, checkpoint, scenes):
+    command = ("--scenes", scenes, "--validation", scenes, "--model", checkpoint, *WINDOW, "--json", "figures.json")
+    done = sightline(tmp_path, *command)
+    assert done.returncode == 0, done.stderr
+    assert "skipped test-000009.mp4: its truth test-000009.json is missing" in done.stdout
+    assert "codecsight pruning alone" in done.stdout
+    body = json.loads((tmp_path / "figures.json").read_text())
+    assert {"f1_full", "f1_full_min", "flops_share_codecsight"} <= body["figures"].keys()
+    assert 0 < body["figures"]["flops_share_codecsight"] < 1
+    assert body["thresholds"] == dict.fromkeys(EVENT_KINDS, 0.5)
+    assert any("chosen on: 2 validation videos" in note for note in body["notes"])
+    out = tmp_path / "out" / "accuracy"
+    assert {"accuracy.html", "accuracy.md", "work.jsonl", "f1-tokens.svg"} <= {path.name for path in out.iterdir()}
+    # Validation and test are the same here, and one run's results are the next one's.
+    lines = (out / "work.jsonl").read_text()
+    assert len(lines.splitlines()) == 2 * 7
+    again = sightline(tmp_path, *command)
+    assert again.returncode == 0, again.stderr
+    assert (out / "work.jsonl").read_text() == lines
+    assert json.loads((tmp_path / "figures.json").read_text())["figures"] == body["figures"]
+
+
+@pytest.fixture(scope="module")
+def footage(tmp_path_factory):
+    """Two fights and two normal videos of 14 s, the last too short to be one."""
+    root = tmp_path_factory.mktemp("UCF_Crimes")
+    fights = ["Fighting/Fighting003_x264.mp4", "Fighting/Fighting047_x264.mp4"]
+    normal = ["Testing_Normal_Videos_Anomaly/Normal_Videos_003_x264.mp4"]
+    short = "Testing_Normal_Videos_Anomaly/Normal_Videos_006_x264.mp4"
+    for number, name in enumerate([*fights, *normal, short]):
+        (root / name).parent.mkdir(exist_ok=True)
+        seconds = 4 if name == short else 14
+        make_clip("street" if number % 2 else "noisy", root / name, seconds=seconds, fps=10, size=(160, 96))
+    (root / "Anomaly_Test.txt").write_text("\n".join([*fights, *normal, short]) + "\n")
+    (root / "Temporal_Anomaly_Annotation_for_Testing_Videos.txt").write_text(
+        "Fighting003_x264.mp4  Fighting  20  90  -1  -1  \n"
+        "Fighting047_x264.mp4  Fighting  40  100  -1  -1  \n"
+        "Normal_Videos_003_x264.mp4  Normal  -1  -1  -1  -1  \n"
+        "Normal_Videos_006_x264.mp4  Normal  -1  -1  -1  -1  \n"
+    )
+    return root
+
+
+def test_footage_in_ucf_crimes_layout_brings_its_own_questions(tmp_path, footage):
+    """A model that was trained on no scenes will do."""
+    command = ("--dataset", footage, "--layout", "ucf-crime", "--model", "tiny-qwen2_5_vl", *WINDOW)
+    done = sightline(tmp_path, *command, "--json", "ucf.json")
+    assert done.returncode == 0, done.stderr
+    assert "skipped Normal_Videos_006_x264.mp4" in done.stdout
+    body = json.loads((tmp_path / "ucf.json").read_text())
+    assert "Fighting" in body["by_kind"]["full"]
+    assert any("3 of layout ucf-crime, 2 events" in note for note in body["notes"])
+
+
+def test_nothing_left_is_a_failure(tmp_path, footage):
+    done = sightline(tmp_path, "--dataset", footage, "--model", "tiny-qwen2_5_vl", "--window", "60", "--jobs", "1")
+    assert done.returncode != 0
+    assert "nothing left to evaluate" in done.stderr
+    assert "shorter than a window" in done.stderr
+
+
+def test_a_checkpoint_of_other_questions_ends_before_the_first_window(tmp_path, scenes):
+    done = sightline(tmp_path, "--scenes", scenes, "--model", "tiny-qwen2_5_vl", *WINDOW)
+    assert done.returncode == 2
+    assert "does not say which questions it was trained on" in done.stderr
+    assert not (tmp_path / "out" / "accuracy" / "work.jsonl").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (("--scenes", "here", "--dataset", "there"), "not both"),
+        (("--model", "nobody"), "there is no model 'nobody'"),
+        (("--model", "tiny-qwen2_5_vl", "--settings", "slow"), "unknown settings 'slow'"),
+        (("--model", "tiny-qwen2_5_vl", "--window", "4", "--stride", "8"), "must not exceed the window"),
+        (("--model", "tiny-qwen2_5_vl", "--dataset", "nowhere"), "does not exist"),
+        (("--jobs", "0"), "at least 1"),
+        (("--json", "/proc/none/x.json"), "cannot write"),
+    ],
+)
+def test_wrong_command_lines_say_what_is_wrong(tmp_path, arguments, reason):
+    done = sightline(tmp_path, *arguments)
+    assert done.returncode in (1, 2)
+    assert reason in done.stderr
+    assert "Traceback" not in done.stderr
