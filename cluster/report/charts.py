@@ -9,7 +9,6 @@ from html import escape
 from markupsafe import Markup
 
 from cluster.report.model import LiveWindow
-from cluster.types import Question
 
 WIDTH, HEIGHT = 520, 216
 LEFT, RIGHT, TOP, BOTTOM = 40, 12, 12, 30
@@ -29,43 +28,11 @@ class Scale:
         return round(self.first + (value - self.low) / span * (self.last - self.first), 1)
 
 
-def answers_over_time(windows: Sequence[LiveWindow], questions: Sequence[Question]) -> Markup:
-    """Score of every question at the end of every window; gated windows are shaded, their points hollow."""
-    ends = [window.end_s for window in windows]
-    x = Scale(min(window.start_s for window in windows), max(ends), LEFT, WIDTH - RIGHT)
-    y = Scale(0, 1, HEIGHT - BOTTOM, TOP)
-    parts = _axis_y([(0, "0"), (0.5, "0.5"), (1, "1")], y)
-    previous = windows[0].start_s
-    for window in windows:
-        if window.gated:
-            width = round(x(window.end_s) - x(previous), 1)
-            parts.append(
-                f'<rect class="gated" x="{x(previous)}" y="{TOP}" width="{width}" height="{HEIGHT - TOP - BOTTOM}">'
-                "<title>Nothing moved: the last answer stood, nothing was computed</title></rect>"
-            )
-        previous = window.end_s
-    for index, question in enumerate(questions):
-        series = f"series-{index % 4}"
-        level = y(question.threshold)
-        parts.append(f'<line class="threshold {series}" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{level}" y2="{level}"/>')
-        points = [(window, window.scores[question.id]) for window in windows if question.id in window.scores]
-        line = " ".join(f"{x(window.end_s)},{y(score)}" for window, score in points)
-        parts.append(f'<polyline class="line {series}" points="{line}"/>')
-        for window, score in points:
-            text = f"{question.id} at {window.end_s:.0f} s: {score:.2f}" + (" (gated)" if window.gated else "")
-            shape = _marker(
-                index, x(window.end_s), y(score), f"point {series}{' hollow' if window.gated else ''}", text
-            )
-            parts.append(shape)
-    parts += _axis_x(_ticks(x.low, x.high), x, "seconds since the camera's first frame")
-    return _svg(parts, f"Scores of {len(questions)} questions over {len(windows)} windows")
-
-
 def tokens_per_window(windows: Sequence[LiveWindow]) -> Markup:
     """Three nested bars per window: tokens with nothing pruned, kept by the pruner, computed by the language model."""
     most = max(window.full for window in windows) or 1
     y = Scale(0, most, HEIGHT - BOTTOM, TOP)
-    parts = _axis_y([(tick, compact(tick)) for tick in _ticks(0, most, 4)], y)
+    parts = _axis_y([(tick, compact(tick)) for tick in ticks(0, most, 4)], y)
     step = (WIDTH - LEFT - RIGHT) / len(windows)
     every = max(1, -(-len(windows) // 8))
     for index, window in enumerate(windows):
@@ -84,9 +51,9 @@ def tokens_per_window(windows: Sequence[LiveWindow]) -> Markup:
         )
         parts.append(f"<g>{bars}<title>{escape(text)}</title></g>")
         if index % every == 0:
-            parts.append(_label(middle, HEIGHT - BOTTOM + 14, f"{window.end_s:.0f} s"))
-    parts.append(_label((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 2, "end of window"))
-    return _svg(parts, f"Tokens of {len(windows)} windows: full, kept, computed")
+            parts.append(label(middle, HEIGHT - BOTTOM + 14, f"{window.end_s:.0f} s"))
+    parts.append(label((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 2, "end of window"))
+    return svg(parts, f"Tokens of {len(windows)} windows: full, kept, computed")
 
 
 def compact(value: float) -> str:
@@ -103,27 +70,15 @@ def _bar(middle: float, width: float, bottom: float, top: float, name: str) -> s
     return f'<rect class="bar {name}" x="{left}" y="{top}" width="{round(width, 1)}" height="{height}" rx="2"/>'
 
 
-def _marker(index: int, x: float, y: float, classes: str, text: str) -> str:
-    title = f"<title>{escape(text)}</title>"
-    if index % 2:
-        return f'<rect class="{classes}" x="{x - 3.5:.1f}" y="{y - 3.5:.1f}" width="7" height="7">{title}</rect>'
-    return f'<circle class="{classes}" cx="{x}" cy="{y}" r="4">{title}</circle>'
-
-
 def _axis_y(ticks: Sequence[tuple[float, str]], y: Scale) -> list[str]:
     parts = []
     for value, text in ticks:
         parts.append(f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y(value)}" y2="{y(value)}"/>')
-        parts.append(_label(LEFT - 6, y(value) + 4, text, "end"))
+        parts.append(label(LEFT - 6, y(value) + 4, text, "end"))
     return parts
 
 
-def _axis_x(ticks: Sequence[float], x: Scale, title: str) -> list[str]:
-    labels = [_label(x(tick), HEIGHT - BOTTOM + 14, f"{tick:.0f}") for tick in ticks]
-    return [*labels, _label((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 2, title)]
-
-
-def _ticks(low: float, high: float, count: int = 6) -> list[float]:
+def ticks(low: float, high: float, count: int = 6) -> list[float]:
     """Round values from ``low`` to ``high``, about ``count`` of them."""
     span = (high - low) or 1.0
     rough = span / count
@@ -134,10 +89,12 @@ def _ticks(low: float, high: float, count: int = 6) -> list[float]:
     return ticks or [low]
 
 
-def _label(x: float, y: float, text: str, anchor: str = "middle") -> str:
+def label(x: float, y: float, text: str, anchor: str = "middle") -> str:
+    """A small text beside the data."""
     return f'<text class="label" x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(text)}</text>'
 
 
-def _svg(parts: Sequence[str], title: str) -> Markup:
+def svg(parts: Sequence[str], title: str, height: int = HEIGHT) -> Markup:
+    """The whole drawing, ``WIDTH`` wide; ``title`` is what a screen reader says."""
     body = "".join(parts)
-    return Markup(f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(title)}">{body}</svg>')
+    return Markup(f'<svg viewBox="0 0 {WIDTH} {height}" role="img" aria-label="{escape(title)}">{body}</svg>')

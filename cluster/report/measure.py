@@ -79,6 +79,7 @@ def compare(
             full_answers, full = answer_in_full(engine, spec, whole, request)
             found.append(
                 ComparedWindow(
+                    start_s=(request.start - whole[0].pts) / MICROSECONDS,
                     end_s=(request.end - whole[0].pts) / MICROSECONDS,
                     full=full,
                     ours=ours,

@@ -8,8 +8,9 @@ from pathlib import Path
 import jinja2
 
 from cluster.errors import SightlineError
-from cluster.report import charts
+from cluster.report import charts, timeline
 from cluster.report.model import Report, ratio
+from cluster.report.truth import Tally
 
 
 def render(report: Report) -> str:
@@ -26,11 +27,13 @@ def render(report: Report) -> str:
         "percent": percent_text,
         "compact": charts.compact,
         "seconds": seconds_text,
+        "tally": tally_text,
         "data_uri": _data_uri,
     }
     environment.globals |= {
         "saving": saving_text,
-        "answers_over_time": charts.answers_over_time,
+        "live_timeline": timeline.live_timeline,
+        "compared_timeline": timeline.compared_timeline,
         "tokens_per_window": charts.tokens_per_window,
     }
     return environment.get_template("report.html").render(report=report)
@@ -74,6 +77,11 @@ def percent_text(value: float | None) -> str:
         return "–"
     percent = 100 * value
     return f"{percent:.1f} %" if 0 < percent < 10 else f"{percent:.0f} %"
+
+
+def tally_text(value: Tally) -> str:
+    """``18 of 20``; a dash where nothing was judged."""
+    return f"{value.right} of {value.judged}" if value.judged else "–"
 
 
 def seconds_text(value: float) -> str:

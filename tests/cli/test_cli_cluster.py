@@ -120,16 +120,23 @@ def test_the_demo_from_start_to_end(cli):
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)
     assert report == read_json(cli.folder / "out" / "report.json")
-    assert [camera["name"] for camera in report["cameras"]] == ["street", "night", "noisy", "hevc"]
+    assert [camera["name"] for camera in report["cameras"]] == ["yard", "road", "gate", "night"]
     for camera in report["cameras"]:
         assert len(camera["live"]) >= 2, camera["name"]
-        assert all(set(window["scores"]) == {"person", "vehicle"} for window in camera["live"])
-        assert len(camera["compared"]) == 6
+        asked = {question["id"] for question in camera["questions"]}
+        assert len(asked) == 3
+        assert all(set(window["scores"]) == set(window["truth"]) == asked for window in camera["live"])
+        # One round of the scene, 40 s, with a window every 4 s.
+        assert len(camera["compared"]) == 10
         assert camera["windows_lost"] == camera["windows_dropped"] == camera["gaps"] == 0
     night = next(camera for camera in report["cameras"] if camera["name"] == "night")
-    assert any(window["gated"] for window in night["live"])
-    assert all(window["gated"] for window in night["compared"])
-    assert report["comparison"]["tokens_share"] < 0.3
+    assert any(window["gated"] for window in night["compared"])
+    assert not any(any(window["truth"].values()) for window in night["compared"])
+    yard = report["cameras"][0]
+    # Somebody lies there from 24.2 to 39.4 s; the window that ends at 60 s opens at 40 s.
+    assert [window["truth"]["fall"] for window in yard["compared"]] == [False] + [True] * 8 + [False]
+    assert report["comparison"]["our_truth"]["judged"] > 100
+    assert report["comparison"]["tokens_share"] < 0.4
     assert report["comparison"]["flops_ratio"] > 3
     assert "randomly initialised" in done.stderr
     page = (cli.folder / "out" / "report.html").read_text()
@@ -141,7 +148,7 @@ def test_the_demo_from_start_to_end(cli):
 
 def test_ctrl_c_ends_the_demo_and_everything_it_started(cli, wait_for):
     process, log = cli.start("demo", "--out", "out", "--model", "tiny-qwen2_5_vl", "--no-open")
-    wait_for(lambda: "street   running" in log.read_text() or process.poll() is not None)
+    wait_for(lambda: "yard     running" in log.read_text() or process.poll() is not None)
     assert cli.interrupt(process) == 130, log.read_text()
     assert "Traceback" not in log.read_text()
     assert cli.orphans() == []

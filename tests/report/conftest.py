@@ -1,12 +1,14 @@
-"""A report with every feature in it: gated windows, drops, a camera without answers, text that needs escaping."""
+"""A report with every feature in it: gated windows, drops, a camera without answers, text that needs escaping; and one
+whose truth is known."""
 
+import dataclasses
 import io
 import math
 
 import pytest
 from PIL import Image, ImageDraw
 
-from cluster.report import CameraRecord, ComparedWindow, Cost, LiveWindow, Report, SampleFrame
+from cluster.report import CameraRecord, ComparedWindow, Cost, EventInterval, LiveWindow, Report, SampleFrame
 from cluster.types import Question
 
 QUESTIONS = (
@@ -40,6 +42,7 @@ def live(count, *, quiet=False):
 def compared(count, *, quiet=False):
     return tuple(
         ComparedWindow(
+            start_s=4.0 * index,
             end_s=16.0 + 4 * index,
             full=Cost(4130, 1.25, 2.0e11),
             ours=Cost(0, 0.0, 0.0) if quiet else Cost(260, 0.125, 1.0e10),
@@ -105,3 +108,26 @@ def report():
         ),
         notes=("A note <of> the run.",),
     )
+
+
+# Of the street: yes to person in five windows of seven, nobody can tell in one; never yes to vehicle.
+TRUTH = [False, None, True, True, True, True, True]
+# Positive from 0.5 on: right, open, wrong, right, right, wrong, right.
+PERSON = [0.1, 0.9, 0.2, 0.8, 0.7, 0.3, 0.6]
+
+
+@pytest.fixture
+def told(report):
+    """A trained model's report; the truth of one camera is known."""
+    street = report.cameras[0]
+    live = tuple(
+        dataclasses.replace(window, scores={"person": score, "vehicle": 0.2}, truth={"person": truth, "vehicle": False})
+        for window, score, truth in zip(street.live, PERSON, TRUTH, strict=True)
+    )
+    both = tuple(
+        dataclasses.replace(window, truth={"person": index > 0, "vehicle": False})
+        for index, window in enumerate(street.compared)
+    )
+    events = (EventInterval("person", 20.0, 40.0),)
+    street = dataclasses.replace(street, live=live, compared=both, live_events=events, compared_events=events)
+    return dataclasses.replace(report, random_weights=False, cameras=(street, *report.cameras[1:]))

@@ -11,7 +11,7 @@ import pytest
 
 from cluster.errors import SightlineError
 from cluster.report import ComparedWindow, Comparison, Cost, render, write_report
-from cluster.report.charts import answers_over_time, compact, tokens_per_window
+from cluster.report.charts import compact, tokens_per_window
 from cluster.types import Question
 
 VOID = {"meta", "link", "img", "br", "hr", "input"}
@@ -97,7 +97,7 @@ def test_page_and_json_hold_the_same_numbers(report, tmp_path):
 def test_agreement_is_judged_at_each_questions_own_threshold():
     questions = (Question("a", "?", 0.5), Question("b", "?", 0.9))
     window = ComparedWindow(
-        1.0, Cost(10, 1.0, 5.0), Cost(5, 0.5, 1.0), False, {"a": 0.4, "b": 0.8}, {"a": 0.6, "b": 0.7}
+        0.0, 1.0, Cost(10, 1.0, 5.0), Cost(5, 0.5, 1.0), False, {"a": 0.4, "b": 0.8}, {"a": 0.6, "b": 0.7}
     )
     found = Comparison.of([window], questions)
     assert (found.answers, found.agreeing) == (2, 1)
@@ -113,17 +113,48 @@ def test_nothing_compared_divides_by_nothing(report):
     assert data["comparison"]["speedup"] is None
 
 
-def test_charts_stay_inside_and_mark_gated_windows(report):
+def test_nested_bars_are_as_high_as_their_tokens(report):
     night = next(camera for camera in report.cameras if camera.name == "night")
-    svg = str(answers_over_time(night.live, night.questions))
-    assert svg.count('class="gated"') == night.gated == 5
-    assert svg.count("hollow") == 5 * len(night.questions)
-    for chart in (svg, str(tokens_per_window(night.live))):
-        assert all(0 <= float(x) <= 520 for x in re.findall(r'\b(?:x|x1|x2|cx)="(-?[\d.]+)"', chart))
-        assert all(0 <= float(y) <= 216 for y in re.findall(r'\b(?:y|y1|y2|cy)="(-?[\d.]+)"', chart))
-    bars = re.findall(r'class="bar (\w+)"[^>]*height="([\d.]+)"', str(tokens_per_window(night.live)))
+    chart = str(tokens_per_window(night.live))
+    assert all(0 <= float(x) <= 520 for x in re.findall(r'\b(?:x|x1|x2|cx)="(-?[\d.]+)"', chart))
+    assert all(0 <= float(y) <= 216 for y in re.findall(r'\b(?:y|y1|y2|cy)="(-?[\d.]+)"', chart))
+    bars = re.findall(r'class="bar (\w+)"[^>]*height="([\d.]+)"', chart)
     heights = {name: float(height) for name, height in bars[:3]}
     assert heights["kept"] / heights["full"] == pytest.approx(900 / 4096, abs=0.01)
+
+
+def words(page):
+    return re.sub(r"\s+", " ", " ".join(check(page).text))
+
+
+def test_who_was_right_is_told_where_the_truth_is_known(told, tmp_path):
+    page_path, json_path = write_report(told, tmp_path)
+    page = page_path.read_text()
+    assert check(page).problems == []
+    text, data = words(page), json.loads(json_path.read_text())
+    # Compared: in full, person is right in two windows of three; ours in all three; vehicle is right both ways.
+    comparison = data["cameras"][0]["comparison"]
+    assert comparison["full_truth"] == {"judged": 6, "right": 5}
+    assert comparison["our_truth"] == {"judged": 6, "right": 6}
+    assert data["comparison"]["our_right"] == 1.0
+    assert data["cameras"][0]["live_truth"] == data["live_truth"] == {"judged": 13, "right": 11}
+    assert "and 100 % of the answers right" in text
+    assert "83 % in full; live 11 of 13" in text
+    assert "Is there a person in the scene? 4 of 6 32 s 2 of 3 3 of 3 2 / 3" in text
+    assert "Is a vehicle moving <fast> & loud? 7 of 7 none 3 of 3 3 of 3 3 / 3" in text
+    assert [(each["question"], each["at_s"]) for each in data["cameras"][0]["alerts"]] == [("person", 32.0)]
+    # Cameras whose truth nobody knows stay out of the table and out of the counts.
+    assert text.count("Is there a person in the scene? ") == 1 + 2 * 4
+
+
+def test_nothing_is_said_of_truth_where_it_is_unknown_or_the_model_untrained(report, told):
+    assert "What was true" not in words(render(report))
+    untrained = words(render(dataclasses.replace(told, random_weights=True)))
+    assert "randomly initialised: its answers mean nothing yet" in untrained
+    assert "of the answers right" not in untrained
+    trained = words(render(dataclasses.replace(report, random_weights=False)))
+    assert "of the answers agree" in trained
+    assert "randomly initialised" not in trained
 
 
 def test_compact_numbers():

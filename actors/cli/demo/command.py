@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from cluster.report import Report
 
 ROOM_BYTES = 32 * 2**20
+# What making clips, starting, loading and measuring take besides the live part, seconds on two cores.
+ABOUT_S = 60
 
 
 def demo(
@@ -33,11 +35,12 @@ def demo(
 ) -> None:
     """See everything work on this machine, in under two minutes.
 
-    Makes four short CCTV clips, starts a cluster (gateway, controller, two decoders, one model replica), feeds two
-    cameras from files and two by gRPC push, asks two questions of each, and shows the answers as they come. Then it
-    computes the same clips in full and our way, one after the other, and writes report.html and report.json.
+    Makes four short CCTV scenes in which things happen, starts a cluster (gateway, controller, two decoders, one model
+    replica), feeds two cameras from files and two by gRPC push, asks three questions of each, and shows the answers as
+    they come, with what was true. Then it computes the same clips in full and our way, one after the other, and writes
+    report.html and report.json.
 
-    The model is small and randomly initialised unless you name another: its answers mean nothing, its cost does.
+    A preset named with --model has random weights: its answers mean nothing, its cost does.
 
     $ sightline demo
 
@@ -65,23 +68,25 @@ def demo(
 def _run(console: Console, out: Path, seconds: float, model: str, engine: str) -> Report:
     import shlex
 
-    from actors.cli.demo.plan import CAMERAS, CLIP_SECONDS, write_config
+    from actors.cli.demo.clips import make_clips
+    from actors.cli.demo.plan import CAMERAS, write_config
     from actors.cli.demo.screen import Screen
-    from cluster.clips import make_demo_clips
+    from actors.cli.demo.truth import LoopedTruth
     from cluster.config import load_config
-    from cluster.models.catalog import PRESETS
+    from cluster.models.catalog import PRESETS, locate
+    from cluster.models.settings import ModelSettings
 
     with Screen(console) as screen:
         weights = " (random weights: watch what it costs, not what it says)" if model in PRESETS else ""
         screen.say(
-            f"[bold]Four cameras[/], two fed from files and two by gRPC push, two questions each.\n"
-            f"Model {model}{weights}. It takes about {seconds + 50:.0f} seconds.\n"
+            f"[bold]Four cameras[/], two fed from files and two by gRPC push, three questions each.\n"
+            f"Model {model}{weights}. It takes about {seconds + ABOUT_S:.0f} seconds.\n"
         )
-        screen.phase("making four clips")
-        clips = make_demo_clips(out / "clips", seconds=CLIP_SECONDS)
-        config_file = write_config(out, clips, model, engine)
+        clips = make_clips(out / "clips", screen.bar("making four clips", len(CAMERAS)).step)
+        config_file = write_config(out, clips, model, engine, ModelSettings.load(Path(locate(model)).expanduser()))
         # Any free ports: the demo must not get in the way of a cluster that runs already.
         config = load_config(config_file, {"gateway": {"port": 0, "metrics_port": 0}})
+        truths = {name: LoopedTruth.of_clip(clip, config.window.length_s) for name, clip in clips.items()}
 
         screen.phase("loading the libraries")
         from actors.cli.demo.live import LiveRun, run_live
@@ -92,7 +97,7 @@ def _run(console: Console, out: Path, seconds: float, model: str, engine: str) -
             nonlocal bar
             bar = bar or screen.bar("watching four cameras", seconds)
             bar.to(now, f"{now:.0f} of {seconds:.0f} s")
-            screen.cameras(run)
+            screen.cameras(run, truths)
 
         pushed = {camera.name: clips[camera.name] for camera in CAMERAS if camera.pushed}
         run = run_live(config, pushed, seconds, screen.phase, look)
@@ -102,11 +107,10 @@ def _run(console: Console, out: Path, seconds: float, model: str, engine: str) -
         from actors.cli.demo.measuring import measure, windows_to_measure
         from actors.cli.demo.record import make_report
 
-        named = {camera.name: clips[camera.name] for camera in CAMERAS}
-        measuring = screen.bar("measuring: in full and ours, window by window", windows_to_measure(config, named))
-        measured = measure(config, named, measuring.step)
+        measuring = screen.bar("measuring: in full and ours, window by window", windows_to_measure(config, clips))
+        measured = measure(config, clips, truths, measuring.step)
         command = f"sightline demo --model {shlex.quote(model)} --seconds {seconds:g} --out {shlex.quote(str(out))}"
-        return make_report(config, run, measured, command)
+        return make_report(config, run, measured, truths, command)
 
 
 def _summary(console: Console, report: Report) -> None:
@@ -114,12 +118,15 @@ def _summary(console: Console, report: Report) -> None:
     from rich.table import Table
 
     from cluster.report.charts import compact
-    from cluster.report.render import saving_text, seconds_text, times_text
+    from cluster.report.render import saving_text, seconds_text, tally_text, times_text
 
     table = Table(
         box=box.SIMPLE_HEAD, pad_edge=False, title="In full and ours, on the same windows", title_justify="left"
     )
-    for name in ("camera", "windows", "tokens\nfull → computed", "time\nfull → ours", "faster", "FLOPs\nsaved"):
+    columns = ["camera", "windows", "tokens\nfull → computed", "time\nfull → ours", "faster", "FLOPs\nsaved"]
+    # What an untrained model gets right is chance.
+    columns += [] if report.random_weights else ["right\nin full", "right\nours"]
+    for name in columns:
         table.add_column(name, justify="left" if name == "camera" else "right")
     rows = [(camera.name, camera.comparison) for camera in report.cameras]
     for name, each in [*rows, ("all", report.comparison)]:
@@ -132,6 +139,7 @@ def _summary(console: Console, report: Report) -> None:
             f"{seconds_text(each.full.seconds)} → {seconds_text(each.ours.seconds)}",
             times_text(each.speedup),
             saving_text(each.full.flops, each.ours.flops),
+            *([] if report.random_weights else [tally_text(each.full_truth), tally_text(each.our_truth)]),
             style="bold" if name == "all" else "",
         )
     console.print()

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 
-from actors.cli.demo.plan import CLIP_SECONDS
+from actors.cli.demo.plan import SCENE_SECONDS
+from actors.cli.demo.truth import LoopedTruth
 from cluster.codec.processor import CodecOptions
 from cluster.config import CameraConfig, SightlineConfig, camera_settings
 from cluster.engine.native.engine import NativeEngine
@@ -44,8 +45,8 @@ class Measured:
 
 
 def seconds_to_measure(camera: CameraConfig) -> float:
-    """Video per clip: until the window is whole, and as long again."""
-    return 2 * camera.window.length_s
+    """Video per clip: until the window is whole, and then one round of the scene."""
+    return camera.window.length_s + SCENE_SECONDS
 
 
 def windows_to_measure(config: SightlineConfig, clips: dict[str, Path]) -> int:
@@ -54,7 +55,9 @@ def windows_to_measure(config: SightlineConfig, clips: dict[str, Path]) -> int:
     return sum(count_windows(camera.stream_spec(), seconds_to_measure(camera)) for camera in cameras)
 
 
-def measure(config: SightlineConfig, clips: dict[str, Path], on_window: Callable[[], None]) -> Measured:
+def measure(
+    config: SightlineConfig, clips: dict[str, Path], truths: Mapping[str, LoopedTruth], on_window: Callable[[], None]
+) -> Measured:
     """Every clip under the settings of the camera of its name; full and ours take turns, window by window."""
     settings = config.model
     # A core stays free for whatever else runs here: arithmetic threads that wait for each other suffer most from it.
@@ -76,14 +79,16 @@ def measure(config: SightlineConfig, clips: dict[str, Path], on_window: Callable
         compared = compare(
             engine, camera.stream_spec(), [sample for sample, _ in ours], [sample for sample, _ in whole], on_window
         )
+        kinds = [question.id for question in camera.questions]
+        told = [replace(each, truth=truths[name].labels(kinds, each.start_s, each.end_s)) for each in compared]
         found[name] = MeasuredClip(
-            clip.codec, clip.width, clip.height, clip.cue, tuple(compared), picture_frames(_once(ours), PICTURES)
+            clip.codec, clip.width, clip.height, clip.cue, tuple(told), picture_frames(_once(ours), PICTURES)
         )
     parameters = sum(parameter.numel() for parameter in model.model.parameters())
     return Measured(model.random_weights, parameters, found)
 
 
 def _once(frames: Sequence[tuple[FrameSample, SampledFrame]]) -> list[tuple[FrameSample, SampledFrame]]:
-    """The frames before the clip starts again."""
-    end = frames[0][0].pts + round(CLIP_SECONDS * MICROSECONDS)
+    """The frames before the scene starts again."""
+    end = frames[0][0].pts + round(SCENE_SECONDS * MICROSECONDS)
     return [pair for pair in frames if pair[0].pts < end]

@@ -1,33 +1,86 @@
-"""What the demo shows: four cameras, two questions, and the configuration a user can run again by hand."""
+"""What the demo shows: four cameras, what is asked of each, and the configuration a user can run again by hand."""
 
 from __future__ import annotations
 
 import shlex
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import jinja2
+
+from cluster.models.settings import ModelSettings
+
+if TYPE_CHECKING:
+    from cluster.scenes import Scene
+
+SCENE_SECONDS = 40.0
+
+# For models that say nothing of themselves: the window that the bundled one was trained for.
+WINDOW_S, STRIDE_S, FPS, ANCHOR_INTERVAL_S, THRESHOLD = 20.0, 4.0, 2.0, 8.0, 0.5
 
 
 @dataclass(frozen=True, slots=True)
 class DemoCamera:
-    """One camera of the demo; named after its clip. ``pushed``: an agent sends it over gRPC."""
+    """One camera: scene ``index`` of the split ``test``, which no model was trained on, asked to show ``event``.
+
+    ``questions``: the kinds of event that are asked for. ``pushed``: an agent sends it over gRPC.
+    """
 
     name: str
+    about: str
+    index: int
+    event: str | None
+    questions: tuple[str, ...]
     pushed: bool
 
     @property
     def fed_by(self) -> str:
         return "gRPC push" if self.pushed else "file (pull)"
 
+    def scene(self) -> Scene:
+        """The scene it looks at."""
+        from cluster.scenes import make_scene
 
+        return make_scene("test", self.index, seconds=SCENE_SECONDS, event=self.event)
+
+
+# Chosen by eye: different places, light, cameras and codecs, and something to say no to everywhere.
 CAMERAS = (
-    DemoCamera("street", pushed=False),
-    DemoCamera("night", pushed=False),
-    DemoCamera("noisy", pushed=True),
-    DemoCamera("hevc", pushed=True),
+    DemoCamera(
+        "yard",
+        "By day: somebody falls behind the passing cars and stays down",
+        index=50,
+        event="fall",
+        questions=("fall", "intrusion", "stopped_vehicle"),
+        pushed=False,
+    ),
+    DemoCamera(
+        "road",
+        "By day: a van stops in its lane and a car comes the wrong way, while people walk past in a group",
+        index=53,
+        event="any",
+        questions=("stopped_vehicle", "wrong_way", "fight"),
+        pushed=False,
+    ),
+    DemoCamera(
+        "gate",
+        "At dusk: somebody climbs into the fenced zone, with traffic behind",
+        index=30,
+        event="intrusion",
+        questions=("intrusion", "left_object", "wrong_way"),
+        pushed=True,
+    ),
+    DemoCamera(
+        "night",
+        "At night: traffic and passers-by now and then, and nothing that anybody asks for",
+        index=26,
+        event=None,
+        questions=("fall", "intrusion", "stopped_vehicle"),
+        pushed=True,
+    ),
 )
-CLIP_SECONDS = 24.0
 
 CONFIG = """\
 # yaml-language-server: $schema={{ schema }}
@@ -43,16 +96,14 @@ model:
 
 engine: {{ engine }}
 
-# Shorter than the default of 40 s every 8 s, so that the demo need not take minutes.
-window:
-  length_s: 24
-  stride_s: 4
+# As the model was trained; a shorter window than the default, so that the demo need not take minutes.
+sampling:
+  fps: {{ fps }}
+  anchor_interval_s: {{ anchor_interval_s }}
 
-questions:
-  - id: person
-    text: Is there a person in the picture?
-  - id: vehicle
-    text: Is a vehicle moving on the road?
+window:
+  length_s: {{ window_s }}
+  stride_s: {{ stride_s }}
 
 cameras:
 {% for camera in cameras %}
@@ -63,21 +114,52 @@ cameras:
     source: {{ clips[camera.name] | quoted }}
     source_options: {loop: true, realtime: true}
 {% endif %}
+    questions:
+{% for kind in camera.questions %}
+      - id: {{ kind }}
+        text: {{ text(kind) | quoted }}
+        threshold: {{ threshold(kind) }}
+{% endfor %}
 {% endfor %}
 """
 
 
-def write_config(folder: Path, clips: dict[str, Path], model: str, engine: str) -> Path:
-    """Write ``config.yaml`` into ``folder``; returns its path."""
+def write_config(folder: Path, clips: Mapping[str, Path], model: str, engine: str, settings: ModelSettings) -> Path:
+    """Write ``config.yaml`` into ``folder``; returns its path.
+
+    Args:
+        clips: camera -> its video.
+        model: name of the model, whose own ``settings`` decide window, sampling, questions and thresholds.
+    """
     path = folder / "config.yaml"
     environment = jinja2.Environment(trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True, autoescape=False)
     environment.filters |= {"quoted": _quoted, "shell": lambda path: shlex.quote(str(path))}
-    template = environment.from_string(CONFIG)
-    path.write_text(
-        template.render(cameras=CAMERAS, clips=clips, model=model, engine=engine, here=path, schema="schema.json"),
-        encoding="utf-8",
+    environment.globals |= {
+        "text": lambda kind: question_text(settings, kind),
+        "threshold": lambda kind: _or(settings.threshold_of(kind), THRESHOLD),
+    }
+    values = {
+        "window_s": _or(settings.window_s, WINDOW_S),
+        "stride_s": _or(settings.stride_s, STRIDE_S),
+        "fps": _or(settings.fps, FPS),
+        "anchor_interval_s": _or(settings.anchor_interval_s, ANCHOR_INTERVAL_S),
+    }
+    text = environment.from_string(CONFIG).render(
+        cameras=CAMERAS, clips=clips, model=model, engine=engine, here=path, schema="schema.json", **values
     )
+    path.write_text(text, encoding="utf-8")
     return path
+
+
+def question_text(settings: ModelSettings, kind: str) -> str:
+    """How the model was taught to be asked for an event, or else our own words."""
+    from cluster.scenes import standing_question
+
+    return settings.questions.get(kind) or standing_question(kind)
+
+
+def _or(value: float | None, otherwise: float) -> str:
+    return f"{otherwise if value is None else value:.10g}"
 
 
 def _quoted(text: object) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from rich import box
@@ -14,11 +15,16 @@ from rich.table import Table
 from rich.text import Text
 
 from actors.cli.demo.plan import CAMERAS
-from actors.cli.tables import last_answers, state, tokens, windows
-from cluster.types import CameraStatus
+from actors.cli.tables import state, tokens, windows
+from cluster.report.truth import verdict
+from cluster.types import CameraStatus, LastAnswer
 
 if TYPE_CHECKING:
     from actors.cli.demo.live import LiveRun
+    from actors.cli.demo.truth import LoopedTruth
+
+_SIGNS = {"right": ("✓", "green"), "wrong": ("✗", "red"), "open": ("~", "dim")}
+LEGEND = "✓ so it was   ✗ it was not so   ~ too little of it in the window to tell"
 
 PLAIN_EVERY_S = 5.0
 
@@ -78,9 +84,9 @@ class Screen:
                 self._bars.remove_task(task.id)
         return Bar(self._bars, self._bars.add_task(escape(text), total=total, note=""))
 
-    def cameras(self, run: LiveRun) -> None:
-        """Show the cameras as they are now."""
-        self._table = cameras_table(run)
+    def cameras(self, run: LiveRun, truths: Mapping[str, LoopedTruth]) -> None:
+        """Show the cameras as they are now, and whether what they say is true."""
+        self._table = cameras_table(run, truths)
         if self._live is not None:
             self._live.update(Group(self._table, self._bars))
             return
@@ -88,7 +94,8 @@ class Screen:
         if now - self._said_at >= PLAIN_EVERY_S:
             self._said_at = now
             for status in run.statuses.values():
-                self._console.print(escape(f"{run.seconds:4.0f} s  {status.name:8} {_plain(status)}"))
+                line = f"{run.seconds:4.0f} s  {status.name:8} {_plain(status, truths.get(status.name))}"
+                self._console.print(escape(line))
 
     def end_live(self) -> None:
         """The cameras will not change any more: leave their table above."""
@@ -115,24 +122,28 @@ class Bar:
         self._bars.advance(self._task)
 
 
-def _plain(status: CameraStatus) -> str:
+def _plain(status: CameraStatus, truth: LoopedTruth | None) -> str:
     if not status.windows_done:
         return f"{status.state}  {status.reason}"
+    answers = " · ".join(f"{a.question} {a.score:.2f} {_said(a)} {_sign(a, truth)[0]}" for a in status.last_answers)
     return (
         f"{status.state}  windows {windows(status)}  tokens {tokens(status)}  {1000 * status.latency_s:.0f} ms  "
-        f"{last_answers(status)}"
+        f"{answers}"
     )
 
 
-def cameras_table(run: LiveRun) -> Table:
-    """The cameras of the demo, two lines each, so that it fits 80 columns."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+def cameras_table(run: LiveRun, truths: Mapping[str, LoopedTruth]) -> Table:
+    """The cameras of the demo, a line per question, so that it fits 80 columns."""
+    table = Table(
+        box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), caption=LEGEND, caption_justify="left",
+        caption_style="dim",
+    )  # fmt: skip
     table.add_column("camera\n[dim]state[/]", no_wrap=True)
     table.add_column("fed by\n[dim]cue[/]", no_wrap=True)
     table.add_column("windows", justify="right", no_wrap=True, min_width=7)
-    table.add_column("tokens [dim]full →\nkept → computed[/]", justify="right", no_wrap=True, min_width=18)
+    table.add_column("tokens [dim]full\n→ kept\n→ computed[/]", justify="right", no_wrap=True, min_width=10)
     table.add_column("latency", justify="right", no_wrap=True)
-    table.add_column("last answers", min_width=17)
+    table.add_column("last answers", no_wrap=True, min_width=26)
     for camera in CAMERAS:
         status = run.statuses.get(camera.name) or CameraStatus(camera.name, state="waiting")
         parts = (("gated", status.windows_gated), ("dropped", status.windows_dropped), ("lost", status.windows_lost))
@@ -141,20 +152,31 @@ def cameras_table(run: LiveRun) -> Table:
             Text.assemble((camera.name, "bold"), "\n", state(status)),
             f"{camera.fed_by}\n[dim]{status.cue}[/]",
             f"{status.windows_done + status.windows_gated}{aside}",
-            tokens(status),
+            tokens(status).replace(" → ", "\n→ "),
             f"{1000 * status.latency_s:.0f} ms" if status.windows_done else "",
-            _answers(status) if status.last_answers else Text(status.reason, style="dim"),
+            _answers(status, truths.get(camera.name)) if status.last_answers else Text(status.reason, style="dim"),
         )
     return table
 
 
-def _answers(status: CameraStatus) -> Text:
+def _answers(status: CameraStatus, truth: LoopedTruth | None) -> Text:
     text = Text()
     for answer in status.last_answers:
         if text:
             text.append("\n")
+        sign, style = _sign(answer, truth)
         text.append(f"{answer.question} ", style="dim")
-        text.append(
-            f"{answer.score:.2f} {'yes' if answer.positive else 'no'}", style="green" if answer.positive else ""
-        )
+        text.append(f"{answer.score:.2f} {_said(answer)}", style="bold" if answer.positive else "")
+        text.append(f" {sign}", style=style)
     return text
+
+
+def _said(answer: LastAnswer) -> str:
+    return "yes" if answer.positive else "no"
+
+
+def _sign(answer: LastAnswer, truth: LoopedTruth | None) -> tuple[str, str]:
+    """Whether the answer is true, and the sign's style; nothing of a camera whose truth nobody knows."""
+    if truth is None:
+        return "", ""
+    return _SIGNS[verdict(1.0 if answer.positive else 0.0, 0.5, truth.of_answer(answer))]
