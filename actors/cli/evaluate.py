@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from cluster.models.base import VisionLanguageModel
     from cluster.models.settings import ModelSettings
 
-app = typer.Typer(no_args_is_help=True, help="Measure accuracy on labelled footage.")
+HELP = "Measure accuracy on labelled footage."
+app = typer.Typer(no_args_is_help=True, help=HELP)
 
 LINE_EVERY_S = 10.0
 # Scenes that are made where none are given: two of every kind and two without an event, and five times as many.
@@ -26,7 +27,7 @@ QUICK_SCENES, SCENES = 14, 70
 MOST_JOBS = 8
 
 
-@app.callback()
+@app.callback(help=HELP)
 def _group() -> None:
     """Keep ``accuracy`` a command of its own: a group of one would swallow its name."""
 

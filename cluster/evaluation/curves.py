@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from cluster.evaluation.metrics import Measured
 from cluster.evaluation.plots import Axis, Point, Series, chart
+from cluster.evaluation.policies import Role
 from cluster.evaluation.report import EvaluationReport, Line
 
-_ROLES = {"full": "full computation", "codecsight": "CodecSight", "ours": "ours", "other": "other policies"}
+_ROLES: dict[Role, str] = {
+    "full": "full computation",
+    "codecsight": "CodecSight",
+    "ours": "ours",
+    "other": "other policies",
+}
+_COLOURS: dict[Role, int] = {"full": 2, "codecsight": 1, "ours": 0, "other": 7}
 _F1 = Axis("F1, mean over kinds", high=1.0)
 _SWEEPS = {
     "stride": Axis("stride, share of the window", percent=True),
@@ -53,6 +62,8 @@ def _point(x: float, measured: Measured, text: str) -> Point:
 
 
 def _frontier(lines: Sequence[Line], price: Callable[[Line], float]) -> list[Series]:
+    """Every setting as a point; the best of ours at or below each price as a line. Only full computation and the
+    published rule show their intervals: those of all settings would hide the points."""
     series = []
     for role, name in _ROLES.items():
         points = tuple(
@@ -60,12 +71,24 @@ def _frontier(lines: Sequence[Line], price: Callable[[Line], float]) -> list[Ser
             for line in lines
             if line.setting.role == role
         )
-        series.append(Series(name, points, joined=False))
+        if role in ("ours", "other"):
+            points = tuple(replace(point, low=math.nan, high=math.nan) for point in points)
+        series.append(Series(name, points, joined=False, colour=_COLOURS[role]))
+        if role == "ours":
+            series.append(Series("ours, best at a price", _best(points), marked=False, colour=_COLOURS[role]))
     return series
 
 
+def _best(points: Sequence[Point]) -> tuple[Point, ...]:
+    best: list[Point] = []
+    for point in sorted(points, key=lambda each: (each.x, -each.y)):
+        if not math.isnan(point.y) and (not best or point.y > best[-1].y):
+            best.append(point)
+    return tuple(best)
+
+
 def _swept(lines: Sequence[Line], curve: str, *, cost: bool = False) -> list[Series]:
-    found: dict[str, list[Point]] = {}
+    found: dict[Role, list[Point]] = {}
     for line in lines:
         if line.setting.sweep is not None and line.setting.sweep[0] == curve:
             place = line.setting.sweep[1]
@@ -74,12 +97,14 @@ def _swept(lines: Sequence[Line], curve: str, *, cost: bool = False) -> list[Ser
                 point = Point(place, line.flops_share, text=f"{name} at {place:g}: {100 * line.flops_share:.1f} %")
             else:
                 point = _point(place, line.accuracy.f1, f"{name} at {place:g}")
-            found.setdefault(name, []).append(point)
-    return [Series(name, tuple(points)) for name, points in found.items()]
+            found.setdefault(line.setting.role, []).append(point)
+    return [Series(_ROLES[role], tuple(points), colour=_COLOURS[role]) for role, points in found.items()]
 
 
 def _by_motion(report: EvaluationReport) -> str:
     levels = [name for name in report.groups if name.endswith("motion")]
+    # One of ours for each price.
+    ours = iter((0, 3))
     series = [
         Series(
             line.setting.name,
@@ -87,6 +112,7 @@ def _by_motion(report: EvaluationReport) -> str:
                 _point(place, report.groups[level][line.setting.name].f1, f"{line.setting.name}, {level}")
                 for place, level in enumerate(levels, start=1)
             ),
+            colour=next(ours) if line.setting.role == "ours" else _COLOURS[line.setting.role],
         )
         for line in report.compared
     ]

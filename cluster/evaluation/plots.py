@@ -10,7 +10,7 @@ from html import escape
 from cluster.report.charts import Scale
 
 WIDTH, HEIGHT = 620, 340
-LEFT, RIGHT, TOP, BOTTOM = 52, 16, 34, 62
+LEFT, RIGHT, TOP, BOTTOM = 66, 16, 34, 62
 LINE_HEIGHT = 16
 
 # Tableau's colours that stay apart for the colour-blind, on white and on black.
@@ -36,11 +36,14 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """Points of one name; ``joined`` by a line in the order of x."""
+    """Points of one name; ``joined`` by a line in the order of x, ``marked`` by a shape each. ``colour``: a place in
+    ``COLOURS``, ``None`` for the next."""
 
     name: str
     points: tuple[Point, ...]
     joined: bool = True
+    marked: bool = True
+    colour: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +82,8 @@ def chart(title: str, series: Sequence[Series], x: Axis, y: Axis) -> str:
     """An SVG document with these series. Points that are not numbers are left out (and with them empty series)."""
     shown = [(each, [p for p in each.points if math.isfinite(p.x) and math.isfinite(p.y)]) for each in series]
     shown = [(each, points) for each, points in shown if points]
-    rows = -(-len(shown) // 3)
+    columns = 3 if all(len(each.name) <= 26 for each, _ in shown) else 2
+    rows = -(-len(shown) // columns)
     height = HEIGHT + LINE_HEIGHT * max(0, rows - 1)
     bottom = HEIGHT - BOTTOM
     ends = [value for _, points in shown for p in points for value in (p.y, p.low, p.high)]
@@ -101,17 +105,17 @@ def chart(title: str, series: Sequence[Series], x: Axis, y: Axis) -> str:
         f"{escape(y.title)}</text>"
     )
     for number, (each, points) in enumerate(shown):
-        colour = COLOURS[number % len(COLOURS)]
+        colour = COLOURS[(number if each.colour is None else each.colour) % len(COLOURS)]
         placed = [(across(x.place(p.x)), up(y.place(p.y)), p) for p in points]
         if each.joined:
             placed.sort(key=lambda entry: entry[0])
         if each.joined and len(placed) > 1:
             line = " ".join(f"{a},{b}" for a, b, _ in placed)
             parts.append(f'<polyline points="{line}" fill="none" stroke="{colour}" stroke-width="2"/>')
-        for a, b, point in placed:
+        for a, b, point in placed if each.marked else ():
             parts.append(_marker(number, a, b, point, colour, up, y))
-        row, column = divmod(number, 3)
-        left, level = LEFT + column * 190, bottom + 52 + row * LINE_HEIGHT
+        row, column = divmod(number, columns)
+        left, level = LEFT + column * (WIDTH - LEFT) // columns, bottom + 52 + row * LINE_HEIGHT
         parts.append(f'<circle cx="{left}" cy="{level - 4}" r="4" fill="{colour}"/>')
         parts.append(f'<text x="{left + 9}" y="{level}">{escape(each.name)}</text>')
     body = "".join(parts)

@@ -147,7 +147,8 @@ def sweeps(shape: WindowShape) -> list[Setting]:
         for base in (full(cut), codecsight(cut), ours(cut, 0.1)):
             found.append(_point(base, "stride", share))
     for tau in TAUS:
-        found.append(_point(replace(codecsight(shape), options=(("tau", tau),)), "threshold", tau))
+        published = replace(codecsight(shape), name=f"codecsight tau {tau:g}", options=(("tau", tau),))
+        found.append(_point(published, "threshold", tau))
     for margin in MARGINS:
         found.append(_point(ours(shape, 0.1, {"margin": margin}), "margin", margin))
     for interval in ANCHOR_INTERVALS:
@@ -189,7 +190,8 @@ def _named(setting: Setting, interval: float) -> Setting:
 
 
 def _point(base: Setting, curve: str, place: float) -> Setting:
-    return replace(base, name=f"{base.role} {curve} {place:g}", sweep=(curve, place))
+    varied = f", {curve} {place:g}" if curve in ("stride", "anchor interval") else f" ({curve} curve)"
+    return replace(base, name=base.name + varied, sweep=(curve, place))
 
 
 def _budgeted() -> list[str]:

@@ -27,6 +27,8 @@ COMMANDS = [
     ["scenes"],
     ["scenes", "make"],
     ["scenes", "show"],
+    ["eval"],
+    ["eval", "accuracy"],
     ["config"],
     ["config", "check"],
     ["config", "schema"],
@@ -39,13 +41,13 @@ def test_every_command_explains_itself_with_an_example(cli, command):
     done = cli(*command, "--help")
     assert done.returncode == 0, done.stderr
     assert f"Usage: sightline {' '.join(command)}" in done.stdout
-    groups = (["cameras"], ["scenes"], ["config"], ["version"])
+    groups = (["cameras"], ["scenes"], ["eval"], ["config"], ["version"])
     assert f"$ sightline {' '.join(command)}" in done.stdout or command in groups
 
 
 def test_the_overview_names_every_command_and_the_exit_codes(cli):
     done = cli("--help")
-    for name in ("demo", "serve", "cameras", "watch", "push", "scenes", "bench", "config", "version"):
+    for name in ("demo", "serve", "cameras", "watch", "push", "scenes", "eval", "bench", "config", "version"):
         assert f"│ {name} " in done.stdout
     for code in ("0 done", "1 failed", "2 wrong command line or configuration", "130 stopped with Ctrl-C"):
         assert code in " ".join(done.stdout.split())
@@ -79,7 +81,7 @@ WRONG = {
         2,
         "no model 'no/such/model'",
     ),
-    "unknown model in the demo": (["demo", "--model", "tiny-qwen"], 2, "there is no model 'tiny-qwen'; name a preset"),
+    "unknown model in the demo": (["demo", "--model", "tiny-qwen"], 2, "there is no model 'tiny-qwen'; name a"),
     "unknown engine in the demo": (["demo", "--engine", "vllm"], 2, "engine: must be native"),
     "unwritable report": (["demo", "--out", "right.yaml/out"], 1, "cannot write right.yaml/out"),
     "nobody there": (["cameras", "list", "-g", "127.0.0.1:1"], 1, "no Sightline gateway answers at 127.0.0.1:1"),

@@ -103,7 +103,7 @@ def test_footage_in_ucf_crimes_layout_brings_its_own_questions(tmp_path, footage
 def test_nothing_left_is_a_failure(tmp_path, footage):
     done = sightline(tmp_path, "--dataset", footage, "--model", "tiny-qwen2_5_vl", "--window", "60", "--jobs", "1")
     assert done.returncode != 0
-    assert "nothing left to evaluate" in done.stderr
+    assert "is left in" in done.stderr
     assert "shorter than a window" in done.stderr
 
 
