@@ -10,9 +10,9 @@ import typer
 app = typer.Typer(help="Train the model that the demo answers with.", no_args_is_help=True)
 
 # Minutes of one stage on one CPU core, and its examples per step; a GPU takes more at a time and less long.
-_CPU = {"tower": (15.0, 3), "windows": (45.0, 3), "codec": (15.0, 3)}
+_CPU = {"tower": (12.0, 1), "windows": (50.0, 1), "codec": (8.0, 1)}
 _CUDA = {"tower": (4.0, 24), "windows": (14.0, 24), "codec": (5.0, 24)}
-_RATES = {"tower": 1.5e-3, "windows": 1e-3, "codec": 2e-4}
+_RATES = {"tower": 8e-4, "windows": 6e-4, "codec": 2e-4}
 
 
 @app.callback()
@@ -36,6 +36,7 @@ def demo_model(
     ] = None,
     batch: Annotated[int | None, typer.Option("--batch", min=1, help="Examples of one step.")] = None,
     rate: Annotated[float | None, typer.Option("--rate", min=0.0, help="Highest learning rate of each stage.")] = None,
+    optimizer: Annotated[str, typer.Option("--optimizer", help="adamw or muon.")] = "adamw",
     freeze_tower: Annotated[bool, typer.Option("--freeze-tower", help="Train the language model only.")] = False,
     codec_scenes: Annotated[
         Path | None,
@@ -81,6 +82,7 @@ def demo_model(
                 steps=steps,
                 minutes=None if steps else times[name],
                 train_tower=not freeze_tower,
+                optimizer=optimizer,
             )
             for name in TRAINED
             if name in chosen

@@ -4,6 +4,11 @@ A live window is never one causal sequence: reused tokens saw another window, qu
 is an additive mask per block of rows. Blocks that keep to the keys they need cost a third of one dense mask. On a CPU
 plain matrix products in bfloat16 are twice as fast as the library's fused kernel, and a gradient written by hand adds
 to the keys' in place where autograd would fill and add a whole tensor for every slice.
+
+On a CPU a bfloat16 product of a shape that was not seen lately compiles a kernel, which takes longer than most of these
+products. So only shapes that come again are computed in bfloat16: full blocks, and pieces as long as those of a
+complete frame, in batches of powers of two. The rest, a small part of the work, is float32, whose kernels take any
+shape.
 """
 
 from __future__ import annotations
@@ -15,6 +20,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+# Rows of a full block.
+BLOCK_ROWS = 192
+# Scores of one head that are held at once: larger products leave the caches and gain nothing.
+_SCORES = 1 << 18
+# Patches of a piece that come again and again: windows of 8x8 patches, those cut by the picture's edge, whole frames.
+_REGULAR = frozenset({64, 48, 32, 24, 264})
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Block:
@@ -25,6 +37,11 @@ class Block:
     stop: int
     keys: tuple[tuple[int, int], ...]
     bias: Tensor
+
+    def type(self, like: Tensor) -> torch.dtype:
+        """What its products are computed in, for rows like these."""
+        full = self.stop - self.start == BLOCK_ROWS or like.device.type != "cpu"
+        return like.dtype if full or like.dtype != torch.bfloat16 else torch.float32
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -71,9 +88,10 @@ class _Blocked(torch.autograd.Function):
         shares = []
         for block in blocks:
             count = block.stop - block.start
-            k, v = _stretches(key, block), _stretches(value, block)
-            bias = block.bias.to(q.dtype).repeat(groups, 1).expand(kv_heads, -1, -1)
-            mine = q[:, :, block.start : block.stop].reshape(kv_heads, groups * count, size)
+            kind = block.type(query)
+            k, v = _stretches(key, block).to(kind), _stretches(value, block).to(kind)
+            bias = block.bias.to(kind).repeat(groups, 1).expand(kv_heads, -1, -1)
+            mine = q[:, :, block.start : block.stop].reshape(kv_heads, groups * count, size).to(kind)
             share = torch.baddbmm(bias, mine, k.mT).softmax(-1)
             output[:, :, block.start : block.stop] = torch.bmm(share, v).view(kv_heads, groups, count, size)
             shares.append(share)
@@ -92,8 +110,11 @@ class _Blocked(torch.autograd.Function):
         by_key, by_value = (torch.zeros(key.shape, dtype=torch.float32, device=key.device) for _ in range(2))
         for block, share in zip(ctx.blocks, shares, strict=True):
             count = block.stop - block.start
-            k, v = _stretches(key, block), _stretches(value, block)
-            mine, g = (x[:, :, block.start : block.stop].reshape(kv_heads, groups * count, size) for x in (q, given))
+            kind = share.dtype
+            k, v = _stretches(key, block).to(kind), _stretches(value, block).to(kind)
+            mine, g = (
+                x[:, :, block.start : block.stop].reshape(kv_heads, groups * count, size).to(kind) for x in (q, given)
+            )
             by_share = torch.bmm(g, v.mT)
             by_score = torch._softmax_backward_data(by_share, share, -1, share.dtype)
             by_query[:, :, block.start : block.stop] = torch.bmm(by_score, k).view(kv_heads, groups, count, size)
@@ -127,7 +148,7 @@ class _Packed(torch.autograd.Function):
         output = qkv.new_empty(rows, heads, size)
         shares = []
         for start, count, length in _spans(runs):
-            q, k, v = _heads_first(qkv[start : start + count * length], count, length)
+            q, k, v = _heads_first(qkv[start : start + count * length], count, length, _type(length, qkv))
             share = torch.bmm(q * scale, k.mT).softmax(-1)
             attended = torch.bmm(share, v).view(count, heads, length, size)
             output[start : start + count * length].view(count, length, heads, size).copy_(attended.transpose(1, 2))
@@ -144,8 +165,8 @@ class _Packed(torch.autograd.Function):
         result = torch.empty_like(qkv)
         for (start, count, length), share in zip(_spans(ctx.runs), shares, strict=True):
             stop = start + count * length
-            q, k, v = _heads_first(qkv[start:stop], count, length)
-            g = given[start:stop].view(count, length, heads, size).transpose(1, 2).reshape(-1, length, size)
+            q, k, v = _heads_first(qkv[start:stop], count, length, share.dtype)
+            g = given[start:stop].view(count, length, heads, size).transpose(1, 2).reshape(-1, length, size).to(q.dtype)
             by_score = torch._softmax_backward_data(torch.bmm(g, v.mT), share, -1, share.dtype)
             parts = (torch.bmm(by_score, k) * ctx.scale, torch.bmm(by_score.mT, q) * ctx.scale, torch.bmm(share.mT, g))
             there = result[start:stop].view(count, length, 3, heads, size)
@@ -155,18 +176,30 @@ class _Packed(torch.autograd.Function):
 
 
 def _spans(runs: Sequence[tuple[int, int]]) -> list[tuple[int, int, int]]:
+    """Where runs start, cut into powers of two such that the scores of one product are no more than ``_SCORES``."""
     spans, start = [], 0
     for count, length in runs:
-        spans.append((start, count, length))
-        start += count * length
+        left = count
+        most = 1 << (max(1, _SCORES // length**2).bit_length() - 1)
+        while left:
+            part = min(most, 1 << (left.bit_length() - 1)) if length in _REGULAR else left
+            spans.append((start, part, length))
+            start += part * length
+            left -= part
     return spans
 
 
-def _heads_first(qkv: Tensor, count: int, length: int) -> tuple[Tensor, Tensor, Tensor]:
-    """``[count * length, 3, h, d]`` -> three ``[count * h, length, d]``."""
+def _heads_first(qkv: Tensor, count: int, length: int, kind: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+    """``[count * length, 3, h, d]`` -> three ``[count * h, length, d]`` of this type."""
     heads, size = qkv.shape[2:]
-    q, k, v = qkv.view(count, length, 3, heads, size).permute(2, 0, 3, 1, 4).reshape(3, count * heads, length, size)
+    apart = qkv.view(count, length, 3, heads, size).permute(2, 0, 3, 1, 4)
+    q, k, v = apart.reshape(3, count * heads, length, size).to(kind)
     return q, k, v
+
+
+def _type(length: int, like: Tensor) -> torch.dtype:
+    regular = length in _REGULAR or like.device.type != "cpu" or like.dtype != torch.bfloat16
+    return like.dtype if regular else torch.float32
 
 
 class _Permute(torch.autograd.Function):

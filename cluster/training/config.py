@@ -86,6 +86,7 @@ class StageSettings:
     warm_up: float = 0.03
     decay: float = 0.05
     train_tower: bool = True
+    optimizer: str = "adamw"
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,7 +48,7 @@ class TowerExamples:
 
     shape: str
     seed: int
-    frames: int = 10
+    frames: int = 5
 
     def __call__(self, number: int) -> Example:
         rng = np.random.default_rng([self.seed, 1, number])
@@ -90,12 +90,8 @@ class WindowExamples:
         samples = draw_samples(scene, shape, times[2 * first : 2 * (first + count)], damage)
         pruning = Pruning() if complete else Pruning.draw(rng)
         frames = prune_samples(samples, scene.events, picture_grid(shape), pruning, rng)
-        frames = _bounded(frames)
-        if alone:
-            return Example(
-                scene.name, tuple(frames), _contexts(frames, [0] * len(frames)), pose(scene, frames, None, rng)
-            )
-        return _stream(scene, frames, rng)
+        frames = bounded(frames)
+        return watch_alone(scene, frames, rng) if alone else watch_stream(scene, frames, rng)
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +172,12 @@ def pose(
     return tuple(posed)
 
 
-def _stream(scene: Scene, frames: list[SeenFrame], rng: np.random.Generator) -> Example:
+def watch_alone(scene: Scene, frames: Sequence[SeenFrame], rng: np.random.Generator) -> Example:
+    """A camera that has just begun: one window that grows from its first frame."""
+    return Example(scene.name, tuple(frames), _contexts(frames, [0] * len(frames)), pose(scene, frames, None, rng))
+
+
+def watch_stream(scene: Scene, frames: Sequence[SeenFrame], rng: np.random.Generator) -> Example:
     """A camera in its course: windows slide, what was computed under older ones is seen by newer ones."""
     span = _WINDOW if rng.random() < 0.6 else int(rng.integers(12, 33))
     windows = openings(frames, span)
@@ -228,7 +229,8 @@ def _beginning(scene: Scene, times: Sequence[float], count: int, rng: np.random.
     return int(rng.integers(0, last + 1))
 
 
-def _bounded(frames: list[SeenFrame]) -> list[SeenFrame]:
+def bounded(frames: list[SeenFrame]) -> list[SeenFrame]:
+    """As many of the first frames as a step can hold."""
     total = np.cumsum([len(frame.cells) for frame in frames])
     return frames[: max(1, int(np.searchsorted(total, _MOST_TOKENS, side="right")))]
 

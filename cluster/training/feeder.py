@@ -87,6 +87,8 @@ class Feeder:
 
 
 def _work(make: Callable[[int], Example], number: int, step: int, channel: Any, parent: int) -> None:
+    # A trainer that was killed reads no more: what still lies in the queue must not keep this process.
+    channel.cancel_join_thread()
     with contextlib.suppress(KeyboardInterrupt):
         while os.getppid() == parent:
             try:

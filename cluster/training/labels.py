@@ -49,6 +49,10 @@ class Seen(Protocol):
     def colour(self) -> str: ...
 
 
+Instant = tuple[float, Sequence[Seen]]
+"""A second, and what is to be seen at it."""
+
+
 @dataclass(frozen=True, slots=True)
 class TokenLabels:
     """Labels of some tokens of one frame.
@@ -85,9 +89,7 @@ def _overlap(low: float, high: float, cells: int) -> npt.NDArray[np.float64]:
     return overlap
 
 
-def token_labels(
-    instants: Sequence[tuple[float, Sequence[Seen]]], events: Sequence[SceneEvent], grid: PatchGrid
-) -> TokenLabels:
+def token_labels(instants: Sequence[Instant], events: Sequence[SceneEvent], grid: PatchGrid) -> TokenLabels:
     """Labels of all tokens of one frame, row-major; ``instants``: second and objects of each of its samples.
 
     What any of the samples shows counts; an event counts at its actors' tokens while it lasts.

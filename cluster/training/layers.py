@@ -16,6 +16,9 @@ from torch.nn import functional as F
 
 from cluster.training.attention import Block, Pieces, blocked_attention, permute, pieces_attention
 
+# Rows are a multiple of this.
+ROWS = 512
+
 
 class _RMSNorm(torch.autograd.Function):
     @staticmethod
@@ -30,9 +33,9 @@ class _RMSNorm(torch.autograd.Function):
         x, weight, scale = ctx.saved_tensors
         normed = x.float() * scale
         given = gradients[0].float()
-        by_weight = torch.einsum("nd,nd->d", given, normed)
+        by_weight = (given * normed).sum(0)
         given = given * weight
-        along = torch.linalg.vecdot(given, normed).div_(x.shape[-1]).unsqueeze(-1)
+        along = (given * normed).sum(-1, keepdim=True).div_(x.shape[-1])
         return given.sub_(normed.mul_(along)).mul_(scale).to(x.dtype), by_weight, None
 
 
@@ -40,6 +43,16 @@ def rms_norm(x: Tensor, norm: Any) -> Tensor:
     """``x [n, D]`` through a checkpoint's RMS norm."""
     normed: Tensor = _RMSNorm.apply(x, norm.weight, norm.variance_epsilon)  # type: ignore[no-untyped-call]
     return normed
+
+
+def padded(x: Tensor, rows: int) -> Tensor:
+    """``x [n, D]`` with zeros after it, ``[rows, D]``."""
+    return F.pad(x, (0, 0, 0, rows - len(x))) if rows > len(x) else x
+
+
+def regular_rows(count: int) -> int:
+    """A number of rows, at least ``count``, that comes again: products of a new shape compile a kernel first."""
+    return -(-count // ROWS) * ROWS
 
 
 def linear(x: Tensor, layer: Any) -> Tensor:
@@ -67,36 +80,37 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def tower_block(
-    hidden: Tensor, block: Any, cos: Tensor, sin: Tensor, pieces: Pieces | Sequence[tuple[int, int]]
+    hidden: Tensor, rows: int, block: Any, cos: Tensor, sin: Tensor, pieces: Pieces | Sequence[tuple[int, int]]
 ) -> Tensor:
-    """One block of the tower on packed patches ``[n, D]``; ``cos, sin [n, 1, 1, d]``.
+    """One block of the tower on packed patches ``[n, D]``, the first ``rows`` of them real; ``cos, sin [n, 1, 1, d]``.
 
     ``pieces``: who attends to whom; only the runs where the rows lie in their order already.
     """
     attention = block.attn
     heads = attention.num_heads
     qkv = linear(rms_norm(hidden, block.norm1), attention.qkv).view(len(hidden), 3, heads, -1)
-    turned = torch.cat([rotate(qkv[:, :2], cos, sin), qkv[:, 2:]], dim=1)
+    turned = torch.cat([rotate(qkv[:, :2], cos, sin), qkv[:, 2:]], dim=1)[:rows]
     if isinstance(pieces, Pieces):
         attended = pieces_attention(permute(turned, pieces.order, pieces.back), pieces.runs, attention.scaling)
         attended = permute(attended, pieces.back, pieces.order)
     else:
         attended = pieces_attention(turned, pieces, attention.scaling)
-    hidden = hidden + linear(attended, attention.proj)
+    hidden = hidden + linear(padded(attended, len(hidden)), attention.proj)
     return hidden + gated_mlp(rms_norm(hidden, block.norm2), block.mlp)
 
 
 def decoder_layer(hidden: Tensor, layer: Any, cos: Tensor, sin: Tensor, blocks: Sequence[Block]) -> Tensor:
-    """One decoder layer on packed rows ``[n, D]``; ``cos, sin [n, d]``."""
+    """One decoder layer on packed rows ``[n, D]``, of which ``blocks`` cover the real ones; ``cos, sin [n, d]``."""
+    rows = blocks[-1].stop
     attention = layer.self_attn
     size = attention.head_dim
     heads = attention.q_proj.out_features // size
     kv_heads = attention.k_proj.out_features // size
     x = rms_norm(hidden, layer.input_layernorm)
     qkv = joined(x, (attention.q_proj, attention.k_proj, attention.v_proj)).view(len(x), -1, size)
-    turned = rotate(qkv[:, : heads + kv_heads], cos[:, None], sin[:, None]).transpose(0, 1)
+    turned = rotate(qkv[:, : heads + kv_heads], cos[:, None], sin[:, None])[:rows].transpose(0, 1)
     query = (turned[:heads] * attention.scaling).contiguous()
-    key, value = turned[heads:].contiguous(), qkv[:, heads + kv_heads :].transpose(0, 1).contiguous()
-    attended = blocked_attention(query, key, value, blocks).transpose(0, 1).reshape(len(x), heads * size)
-    hidden = hidden + linear(attended, attention.o_proj)
+    key, value = turned[heads:].contiguous(), qkv[:rows, heads + kv_heads :].transpose(0, 1).contiguous()
+    attended = blocked_attention(query, key, value, blocks).transpose(0, 1).reshape(rows, heads * size)
+    hidden = hidden + linear(padded(attended, len(x)), attention.o_proj)
     return hidden + gated_mlp(rms_norm(hidden, layer.post_attention_layernorm), layer.mlp)

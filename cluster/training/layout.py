@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import groupby, pairwise
+from itertools import groupby
 
 import numpy as np
 import torch
@@ -19,11 +19,8 @@ from torch import Tensor
 
 from cluster.engine.native.planner import IntArray
 from cluster.models.base import FrameSpan, VisionLanguageModel
-from cluster.training.attention import Block
+from cluster.training.attention import BLOCK_ROWS, Block
 from cluster.types import PatchGrid
-
-# Visual rows of one block: small blocks skip more keys that nobody sees, large ones are faster products.
-BLOCK_ROWS = 192
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -141,27 +138,22 @@ def _system_block(head: int) -> Block:
 
 
 def _visual_blocks(head: int, offsets: IntArray, context: IntArray) -> list[Block]:
-    """Blocks of whole frames; a row sees the system prompt and, from its context on, all rows up to itself."""
+    """A row sees the system prompt and, from its context on, all rows up to itself.
+
+    Blocks and the beginnings of their keys are multiples of ``BLOCK_ROWS``: shapes that come again.
+    """
     blocks = []
     first_seen = torch.from_numpy(offsets[context])
-    for start, stop in _chunks(offsets):
-        low = int(first_seen[start:stop].min())
+    visual = int(offsets[-1])
+    for start in range(0, visual, BLOCK_ROWS):
+        stop = min(visual, start + BLOCK_ROWS)
+        low = int(first_seen[start:stop].min()) // BLOCK_ROWS * BLOCK_ROWS
         key = torch.arange(low, stop)
         row = torch.arange(start, stop)
         sees = (key >= first_seen[start:stop, None]) & (key <= row[:, None])
         bias = _bias(torch.cat([torch.ones(stop - start, head, dtype=torch.bool), sees], dim=1))
         blocks.append(Block(head + start, head + stop, ((0, head), (head + low, head + stop)), bias))
     return blocks
-
-
-def _chunks(offsets: IntArray) -> list[tuple[int, int]]:
-    borders = [0]
-    for before, after in pairwise(offsets.tolist()):
-        if after - borders[-1] > BLOCK_ROWS and before > borders[-1]:
-            borders.append(before)
-    if offsets[-1] > borders[-1]:
-        borders.append(int(offsets[-1]))
-    return list(pairwise(borders))
 
 
 def _question_block(head: int, window: tuple[int, int], row: int, lengths: Sequence[int]) -> Block:

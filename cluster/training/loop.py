@@ -19,6 +19,7 @@ from cluster.training.config import Settings
 from cluster.training.examples import Example
 from cluster.training.feeder import Feeder
 from cluster.training.heads import DenseHeads
+from cluster.training.optimizer import StageOptimizer
 from cluster.training.stages import Stage
 from cluster.training.trainee import Trainee
 
@@ -46,7 +47,12 @@ class StageRun:
         self.folder = folder
         self.parameters = {**_named("model", model.model), **_named("heads", heads)}
         self.average = {name: value.detach().clone() for name, value in model.model.state_dict().items()}
-        self.optimizer = _optimizer(self.parameters, stage.settings.rate, stage.settings.decay)
+        self.optimizer = StageOptimizer(
+            self.parameters,
+            kind=stage.settings.optimizer,
+            rate=stage.settings.rate,
+            decay=stage.settings.decay,
+        )
         self.step = 0
         self.elapsed_s = 0.0
         self.done = False
@@ -103,10 +109,7 @@ class StageRun:
     # -- steps --------------------------------------------------------------------------------------
     def train_step(self, examples: list[Example]) -> dict[str, float]:
         """One step on these examples; returns the parts of its loss."""
-        rate = self.stage.settings.rate * schedule(self.share, self.stage.settings.warm_up)
-        for group in self.optimizer.param_groups:
-            group["lr"] = rate
-        self.optimizer.zero_grad(set_to_none=True)
+        self.optimizer.zero_grad()
         loss = self.stage.loss(self.model, self.heads, examples)
         loss.total.backward()  # type: ignore[no-untyped-call]
         norm = nn.utils.clip_grad_norm_(self.parameters.values(), 1.0)
@@ -114,7 +117,7 @@ class StageRun:
             # One broken batch must not end a night's run, nor spoil the weights.
             self.step += 1
             return {"skipped": 1.0}
-        self.optimizer.step()
+        self.optimizer.step(schedule(self.share, self.stage.settings.warm_up))
         self.step += 1
         self._move_average()
         return {**loss.parts, "norm": float(norm)}
@@ -207,11 +210,3 @@ def schedule(share: float, warm_up: float) -> float:
 
 def _named(prefix: str, module: nn.Module) -> dict[str, nn.Parameter]:
     return {f"{prefix}.{name}": parameter for name, parameter in module.named_parameters()}
-
-
-def _optimizer(parameters: dict[str, nn.Parameter], rate: float, decay: float) -> torch.optim.Optimizer:
-    """AdamW; norms, biases and embeddings do not decay."""
-    plain = [p for name, p in parameters.items() if p.ndim < 2 or "embed_tokens" in name]
-    decayed = [p for name, p in parameters.items() if not (p.ndim < 2 or "embed_tokens" in name)]
-    groups = [{"params": decayed, "weight_decay": decay}, {"params": plain, "weight_decay": 0.0}]
-    return torch.optim.AdamW(groups, lr=rate, betas=(0.9, 0.98), eps=1e-8, fused=True)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from cluster.scenes import SceneEvent
-from cluster.training.labels import TokenLabels, token_labels
+from cluster.training.labels import Instant, TokenLabels, token_labels
 from cluster.training.pictures import Sample, sampled_frame
 from cluster.types import BoolGrid, FrameSample, PatchGrid, UInt8Array
 from cluster.vision.cells import any_in_group
@@ -91,14 +91,18 @@ def prune_samples(
         sampled, luma = sampled_frame(index, sample, luma, grid, anchor=anchor, fresh=index == 0)
         cut = sampler.feed(sampled)
         if cut is not None:
-            pair = samples[index + 1 - grid.temporal : index + 1]
-            frames.append(_seen(cut, pair, events, 0.0 if cut.anchor else pruning.loss, rng))
+            pair = [(s.second, s.objects) for s in samples[index + 1 - grid.temporal : index + 1]]
+            frames.append(seen_frame(cut, pair, events, 0.0 if cut.anchor else pruning.loss, rng))
     return frames
 
 
-def _seen(
-    cut: FrameSample, pair: Sequence[Sample], events: Sequence[SceneEvent], loss: float, rng: np.random.Generator
+def seen_frame(
+    cut: FrameSample, pair: Sequence[Instant], events: Sequence[SceneEvent], loss: float, rng: np.random.Generator
 ) -> SeenFrame:
+    """One frame as the sampler cut it, less the share ``loss`` of its tokens, with its labels.
+
+    ``pair``: second and objects of each of its samples.
+    """
     grid = cut.grid
     groups: BoolGrid = any_in_group(cut.mask, grid.merge)
     patches = cut.patches
@@ -107,9 +111,9 @@ def _seen(
         groups = groups.copy()
         groups[groups] = stays
         patches = patches[np.repeat(stays, grid.merge**2)]
-    labels = token_labels([(sample.second, sample.objects) for sample in pair], events, grid)
+    labels = token_labels(pair, events, grid)
     return SeenFrame(
-        time_s=pair[0].second,
+        time_s=pair[0][0],
         complete=len(patches) == grid.tokens * grid.merge**2,
         cells=np.argwhere(groups),
         patches=patches,

@@ -10,6 +10,7 @@ from typing import Protocol
 import torch
 
 from cluster.errors import ConfigError
+from cluster.training.beginning import begin
 from cluster.training.checkpoint import load
 from cluster.training.config import Settings
 from cluster.training.examples import Example, ValidationExamples
@@ -24,6 +25,9 @@ EXPORT = "export"
 
 MODEL = "model"
 """Folder of the exported checkpoint, inside of the run's."""
+
+# Scenes, far from the first steps' own, whose patches the embedding begins with.
+_BEGINNING, _BEGINNING_SCENES = 50_000_000, 30
 
 # Validation scenes on which the export compares types of weights.
 _EXPORT_SCENES = 6
@@ -61,7 +65,10 @@ def train(
     torch.manual_seed(settings.seed)
     model = Trainee.fresh(settings.model, settings.seed, settings.device)
     heads = DenseHeads(model.text_config.hidden_size).to(settings.device)
-    wanted = {stage.name: make_stage(settings, stage, recorded) for stage in settings.stages}
+    wanted = {stage.name: make_stage(settings, stage, recorded, folder) for stage in settings.stages}
+    if TRAINED[0] in wanted:
+        make = wanted[TRAINED[0]].make
+        begin(model, [make(_BEGINNING + number) for number in range(_BEGINNING_SCENES)])
     check = lru_cache(maxsize=None)(ValidationExamples(settings.shape))
 
     for name in TRAINED:

@@ -18,6 +18,9 @@ from cluster.training.validate import validate_tower, validate_windows
 TRAINED = ("tower", "windows", "codec")
 """In the order they run in; ``export`` follows."""
 
+CACHE = "recorded"
+"""Folder of what pruners left of encoded scenes, inside of the run's."""
+
 Minimised = Callable[[Trainee, DenseHeads, Sequence[Example]], Loss]
 Judged = Callable[[Trainee, DenseHeads, Sequence[Example]], dict[str, float]]
 
@@ -35,8 +38,9 @@ class Stage:
     score: str
 
 
-def make_stage(settings: Settings, stage: StageSettings, recorded: Path | None) -> Stage:
-    """A stage by its name. ``recorded``: the folder of encoded scenes that ``codec`` is trained on.
+def make_stage(settings: Settings, stage: StageSettings, recorded: Path | None, folder: Path = Path()) -> Stage:
+    """A stage by its name. ``recorded``: the folder of encoded scenes that ``codec`` is trained on; what pruners leave
+    of them is kept in ``folder``.
 
     Raises:
         ConfigError: no such stage, or ``codec`` without scenes.
@@ -66,7 +70,16 @@ def make_stage(settings: Settings, stage: StageSettings, recorded: Path | None) 
     if stage.name == "codec":
         if recorded is None:
             raise ConfigError("the codec stage is trained on encoded scenes; name their folder with --codec-scenes DIR")
-        from cluster.training.recorded import RecordedExamples
+        from cluster.training.recorded import RecordedExamples, training_clips
 
-        return Stage(stage, RecordedExamples(str(recorded), shape, seed), check, windows, judge_windows, "f1")
+        training_clips(recorded)
+
+        return Stage(
+            stage,
+            RecordedExamples(str(recorded), str(folder / CACHE), shape, seed),
+            check,
+            windows,
+            judge_windows,
+            "f1",
+        )
     raise ConfigError(f"unknown stage {stage.name!r}; there are: {', '.join(TRAINED)}, export")

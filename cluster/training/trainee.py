@@ -15,9 +15,12 @@ from cluster.models.presets import initialise
 from cluster.models.qwen2_5_vl import Qwen25VL, lexicographic_order
 from cluster.training.attention import Block, Pieces, permute
 from cluster.training.config import Shape
-from cluster.training.layers import decoder_layer, linear, rms_norm, tower_block
+from cluster.training.layers import decoder_layer, linear, padded, regular_rows, rms_norm, tower_block
 from cluster.training.layout import Layout
 from cluster.training.tokens import demo_tokenizer
+
+# Patches of one pass through the tower: on a CPU its activations should stay in the caches.
+PATCHES_PER_PASS = {"cpu": 4224, "cuda": 1 << 30}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -57,12 +60,23 @@ class Trainee(Qwen25VL):
         return trainee
 
     def see(self, frames: Sequence[PatchBatch]) -> Tensor:
-        """Visual tokens ``[t, D]`` of many frames, in order of frames and cells: :meth:`encode` with gradients.
+        """Visual tokens ``[t, D]`` of many frames, in order of frames and cells: :meth:`encode` with gradients."""
+        limit = PATCHES_PER_PASS[self.device.type]
+        parts: list[list[PatchBatch]] = []
+        room = 0
+        for frame in frames:
+            if not len(frame.cells):
+                continue
+            if len(frame.patches) > room:
+                parts.append([])
+                room = limit
+            parts[-1].append(frame)
+            room -= len(frame.patches)
+        return torch.cat([self._see(part) for part in parts])
 
-        Windows of one length lie together, so windowed layers need no reordering at all.
-        """
+    def _see(self, kept: Sequence[PatchBatch]) -> Tensor:
+        """One pass. Windows of one length lie together, so windowed layers need no reordering at all."""
         merge, unit = self.geometry.merge, self.geometry.merge**2
-        kept = [frame for frame in frames if len(frame.cells)]
         counts = torch.tensor([len(frame.cells) for frame in kept])
         cells = torch.cat([frame.cells for frame in kept])
         frame_of = torch.repeat_interleave(torch.arange(len(kept)), counts)
@@ -79,14 +93,17 @@ class Trainee(Qwen25VL):
 
         patches = torch.cat([frame.patches for frame in kept]).to(self.device)
         patches = patches.view(len(cells), -1).index_select(0, order).view(len(patches), -1)
-        hidden = self._embed(patches)
+        rows = len(patches)
+        filled = regular_rows(rows)
+        hidden = self._embed(padded(patches, filled))
+        cos, sin = (F.pad(x, (0, 0, 0, 0, 0, 0, 0, filled - rows)) for x in (cos, sin))
         for index, block in enumerate(self._visual.blocks):
             among = full if index in self._visual.fullatt_block_indexes else windowed
-            hidden = tower_block(hidden, block, cos, sin, among)
+            hidden = tower_block(hidden, rows, block, cos, sin, among)
         merger = self._visual.merger
-        merged = rms_norm(hidden, merger.ln_q).view(len(cells), -1)
+        merged = rms_norm(hidden, merger.ln_q).view(filled // unit, -1)
         merged = linear(F.gelu(linear(merged, merger.mlp[0])), merger.mlp[2])
-        return permute(merged, back, order).float()
+        return permute(merged[: len(cells)], back, order).float()
 
     def _embed(self, patches: Tensor) -> Tensor:
         """``[n, T * C * p * p]`` uint8 -> ``[n, D]``: normalisation is folded into the weights, so that the pixels are
@@ -115,9 +132,10 @@ class Trainee(Qwen25VL):
             blocks += [_moved(block, row, self.device, self.compute) for block in layout.blocks]
             starts.append(row)
             row += len(layout)
-        hidden = torch.cat(parts).to(self.compute)
+        filled = regular_rows(row)
+        hidden = padded(torch.cat(parts), filled).to(self.compute)
         positions = torch.cat([layout.positions for layout in layouts], dim=1)
-        cos, sin = (x.to(self.compute) for x in self.rotary(positions))
+        cos, sin = (x.to(self.compute) for x in self.rotary(F.pad(positions, (0, filled - row))))
         middle = hidden
         for index, layer in enumerate(self.layers):
             hidden = decoder_layer(hidden, layer, cos, sin, blocks)

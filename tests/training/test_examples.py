@@ -1,0 +1,150 @@
+"""What training is shown: reproducible, balanced enough, and true."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from cluster.scenes import EVENT_KINDS, make_scene, phrasings, standing_question, window_label
+from cluster.training.examples import (
+    Example,
+    TowerExamples,
+    ValidationExamples,
+    WindowExamples,
+    label,
+    openings,
+    watch_stream,
+)
+from cluster.training.labels import LABELS, TokenLabels
+from cluster.training.pruning import SeenFrame
+
+
+def frames_at(times: list[float], complete: set[int]) -> list[SeenFrame]:
+    """Frames without a token: what windows and labels are made from is their times alone."""
+    none = TokenLabels(np.zeros((0, len(LABELS)), np.uint8), np.zeros((0, 2), np.float32), np.zeros(0, bool))
+    return [
+        SeenFrame(time, i in complete, np.zeros((0, 2), np.int64), np.zeros((0, 2, 3, 14, 14), np.uint8), none)
+        for i, time in enumerate(times)
+    ]
+
+
+def test_an_example_is_made_from_its_number_alone() -> None:
+    for make in (TowerExamples("tiny", 3, frames=3), WindowExamples("tiny", 3), ValidationExamples("tiny")):
+        one, same, other = make(11), make(11), make(12)
+        assert one.scene == same.scene
+        assert one.posed == same.posed
+        assert all(np.array_equal(a.patches, b.patches) for a, b in zip(one.frames, same.frames, strict=True))
+        assert one.scene != other.scene
+
+
+def test_another_seed_is_another_example() -> None:
+    one, other = WindowExamples("tiny", 3)(2), WindowExamples("tiny", 4)(2)
+    assert [frame.time_s for frame in one.frames] != [frame.time_s for frame in other.frames]
+
+
+def test_windows_open_at_the_last_complete_frame_before_their_start() -> None:
+    frames = frames_at([float(i) for i in range(30)], {0, 3, 11, 19, 27})
+    # Windows of 12 frames: that which ends with frame i starts at i + 1 - 12.
+    got = openings(frames, 12)
+    for index in range(30):
+        start = max(0, index + 1 - 12)
+        assert got[index] == max(c for c in (0, 3, 11, 19, 27) if c <= start)
+
+
+def test_answers_are_those_of_the_window_that_is_seen(examples: list[Example]) -> None:
+    for example in examples:
+        scene_number = int(example.scene.removeprefix("train-"))
+        candidates = [make_scene("train", scene_number, event=e) for e in ("any", None, *EVENT_KINDS)]
+        for posed in example.posed:
+            if posed.kind == "memory":
+                continue
+            first, last = example.frames[posed.opening].time_s, example.frames[posed.end - 1].time_s + 1.0
+            answers = {window_label(scene.events, posed.kind, first, last) for scene in candidates}
+            assert (posed.answer == "yes") in answers
+            assert posed.text in phrasings(posed.kind)
+
+
+def test_what_only_the_frames_before_a_windows_start_show_is_not_asked() -> None:
+    scene = next(
+        scene
+        for scene in (make_scene("train", i, event="fight") for i in range(40))
+        if 8 < scene.events[0].start_s < 16 and scene.events[0].end_s < 24
+    )
+    event = scene.events[0]
+    # A frame a second; complete ones so rare that the window opens long before its start.
+    frames = frames_at([float(i) for i in range(40)], {0})
+    end = int(event.end_s) + 1 + 12
+    assert window_label(scene.events, "fight", 0.0, float(end)) is True
+    assert window_label(scene.events, "fight", float(end - 10), float(end)) is False
+    assert label(scene, "fight", frames, 0, end, window=10) is None
+    assert label(scene, "fight", frames, 0, end, window=40) is True
+    assert label(scene, "fall", frames, 0, end, window=10) is False
+
+
+def test_contexts_open_at_complete_frames_or_are_refreshed() -> None:
+    seen = set()
+    for number in range(12):
+        example = WindowExamples("tiny", 9)(number)
+        frame_of = np.repeat(np.arange(len(example.frames)), [len(f.cells) for f in example.frames])
+        assert (example.context <= frame_of).all()
+        for opening in np.unique(example.context):
+            assert example.frames[opening].complete
+        for frame in range(len(example.frames)):
+            seen.add(len(np.unique(example.context[frame_of == frame])))
+    # Some frames have tokens of two contexts: reused beside recomputed ones.
+    assert seen >= {1, 2}
+
+
+def test_every_event_is_asked_about_and_both_answers_occur() -> None:
+    make = WindowExamples("tiny", 1)
+    answers: dict[str, set[str]] = {kind: set() for kind in EVENT_KINDS}
+    memory = 0
+    for number in range(36):
+        example = make(number)
+        for posed in example.posed:
+            if posed.kind == "memory":
+                memory += 1
+            else:
+                answers[posed.kind].add(posed.answer)
+    assert answers == {kind: {"yes", "no"} for kind in EVENT_KINDS}
+    assert memory > 10
+
+
+def test_a_memory_question_sees_all_of_the_past() -> None:
+    asked = [p for n in range(8) for p in WindowExamples("tiny", 1)(n).posed if p.kind == "memory"]
+    assert asked
+    assert all(posed.opening == 0 for posed in asked)
+
+
+def test_validation_asks_the_default_wording_of_its_own_split() -> None:
+    example = ValidationExamples("tiny")(1)
+    assert example.scene.startswith("validation-")
+    assert {posed.text for posed in example.posed} == {standing_question(kind) for kind in EVENT_KINDS}
+    assert {posed.end for posed in example.posed} == set(range(4, len(example.frames) + 1, 4))
+
+
+def test_tower_examples_show_objects_more_often_than_the_ground() -> None:
+    example = TowerExamples("tiny", 0, frames=12)(3)
+    thinned = [frame for frame in example.frames if not frame.complete]
+    assert thinned
+    covered = np.concatenate([frame.labels.covered for frame in thinned])
+    whole = [frame.labels.covered for frame in example.frames if frame.complete]
+    if whole:
+        assert covered.mean() > np.concatenate(whole).mean()
+
+
+def test_a_stream_without_tokens_has_questions_all_the_same() -> None:
+    scene = make_scene("train", 3, event="fall")
+    example = watch_stream(scene, frames_at([0.2 + i for i in range(30)], {0, 8, 16, 24}), np.random.default_rng(0))
+    assert len(example.context) == 0
+    assert {posed.kind for posed in example.posed} >= {"fall", "memory"}
+    assert any(posed.answer == "yes" for posed in example.posed if posed.kind == "fall")
+
+
+@pytest.mark.parametrize("number", range(4))
+def test_frames_are_bounded_and_in_order(number: int) -> None:
+    example = WindowExamples("tiny", 2)(number)
+    times = [frame.time_s for frame in example.frames]
+    assert times == sorted(times)
+    assert example.frames[0].complete
+    assert sum(len(frame.cells) for frame in example.frames) <= 1700

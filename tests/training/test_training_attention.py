@@ -1,0 +1,107 @@
+"""The attention of a training forward against dense attention; the tower in training against the served one."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from cluster.training.attention import Pieces, blocked_attention, permute, pieces_attention
+from cluster.training.batch import layout_of, patch_batches
+from cluster.training.examples import Example
+from cluster.training.trainee import Trainee
+from cluster.types import PatchGrid
+
+
+def random(*shape: int, seed: int) -> Tensor:
+    return torch.randn(*shape, dtype=torch.double, generator=torch.Generator().manual_seed(seed)).requires_grad_()
+
+
+def test_blocks_are_dense_attention_under_their_mask(
+    trainee: Trainee, examples: list[Example], grid: PatchGrid
+) -> None:
+    layout = layout_of(trainee, examples[2], grid, taught=True)
+    rows = len(layout)
+    q, k, v = random(4, rows, 8, seed=1), random(2, rows, 8, seed=2), random(2, rows, 8, seed=3)
+    mask = torch.full((rows, rows), float("-inf"), dtype=torch.double)
+    for block in layout.blocks:
+        columns = torch.cat([torch.arange(a, b) for a, b in block.keys])
+        mask[block.start : block.stop, columns] = block.bias.double()
+    repeated = (x.repeat_interleave(2, dim=0) for x in (k, v))
+    dense = _dense(q, *repeated, mask)
+    blocked = blocked_attention(q, k, v, layout.blocks)
+    assert torch.allclose(blocked, dense, atol=1e-12)
+    weights = random(*dense.shape, seed=4)
+    wanted = torch.autograd.grad((dense * weights).sum(), (q, k, v))
+    got = torch.autograd.grad((blocked * weights).sum(), (q, k, v))
+    for mine, right in zip(got, wanted, strict=True):
+        # Gradients of keys and values are summed in float32.
+        assert torch.allclose(mine, right, atol=1e-4)
+
+
+def test_pieces_attend_to_themselves_alone() -> None:
+    lengths = torch.tensor([3, 7, 3, 1, 7, 5])
+    pieces = Pieces.of(lengths)
+    assert sorted(pieces.runs) == [(1, 1), (1, 5), (2, 3), (2, 7)]
+    qkv = random(26, 3, 2, 4, seed=5)
+    packed = pieces_attention(permute(qkv, pieces.order, pieces.back), pieces.runs, 0.5)
+    got = permute(packed, pieces.back, pieces.order)
+    piece = torch.repeat_interleave(torch.arange(6), lengths)
+    mask = torch.zeros(26, 26, dtype=torch.double).masked_fill_(piece[:, None] != piece, float("-inf"))
+    q, k, v = qkv.permute(1, 2, 0, 3)
+    dense = _dense(q * 0.5, k, v, mask).transpose(0, 1).flatten(1)
+    assert torch.allclose(got, dense, atol=1e-12)
+    weights = random(26, 8, seed=6)
+    (mine,) = torch.autograd.grad((got * weights).sum(), qkv)
+    (right,) = torch.autograd.grad((dense * weights).sum(), qkv)
+    assert torch.allclose(mine, right, atol=1e-12)
+
+
+def _dense(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+    return torch.softmax(q @ k.mT + mask, dim=-1) @ v
+
+
+def test_the_tower_in_training_is_the_served_one(trainee: Trainee, examples: list[Example], grid: PatchGrid) -> None:
+    for example in examples[:3]:
+        frames = patch_batches(example, grid)
+        served = torch.cat([tokens.embeds for tokens in trainee.encode(frames)])
+        with torch.no_grad():
+            assert torch.allclose(trainee.see(frames), served, atol=2e-5)
+            trainee.compute = torch.bfloat16
+            assert (trainee.see(frames) - served).abs().mean() < 0.03 * served.abs().mean()
+            trainee.compute = torch.float32
+
+
+def test_every_weight_of_the_model_gets_a_gradient(trainee: Trainee, examples: list[Example], grid: PatchGrid) -> None:
+    layout = layout_of(trainee, examples[0], grid, taught=True)
+    seen = trainee.see(patch_batches(examples[0], grid))
+    reading = trainee.read([seen], [layout])
+    trainee.answers(reading.last).square().mean().backward()
+    missing = [name for name, p in trainee.model.named_parameters() if p.grad is None or not p.grad.abs().sum() > 0]
+    # A key's bias moves all scores of a query alike: its gradient is zero but for rounding.
+    assert [name for name in missing if "k_proj.bias" not in name] == []
+
+
+def test_gradients_are_those_of_differences(trainee: Trainee, examples: list[Example], grid: PatchGrid) -> None:
+    """Through norms, rotary, both attentions and the merger at once: a step along the gradient changes the loss by
+    its square."""
+    layout = layout_of(trainee, examples[1], grid, taught=True)
+    frames = patch_batches(examples[1], grid)
+
+    def loss() -> Tensor:
+        reading = trainee.read([trainee.see(frames)], [layout])
+        return trainee.answers(reading.last[layout.starts[0] :]).log_softmax(1)[:, :50].mean()
+
+    value = loss()
+    value.backward()
+    parameters = [p for p in trainee.model.parameters() if p.grad is not None]
+    square = sum(float(p.grad.square().sum()) for p in parameters)
+    step = 1e-3 * abs(float(value)) / square
+    with torch.no_grad():
+        for p in parameters:
+            p.add_(p.grad, alpha=step)
+        ahead = float(loss())
+        for p in parameters:
+            p.sub_(p.grad, alpha=2 * step)
+        behind = float(loss())
+    assert (ahead - behind) / (2 * step) == pytest.approx(square, rel=0.03)

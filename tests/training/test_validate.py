@@ -1,0 +1,44 @@
+"""Metrics against brute force."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from cluster.training.validate import auc, best_f1, pair_score
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_auc_counts_pairs(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    # Few distinct scores: many ties.
+    scores, told = rng.integers(0, 6, 40).astype(float), rng.random(40) < 0.4
+    pairs = [(p > n) + 0.5 * (p == n) for p in scores[told] for n in scores[~told]]
+    assert auc(scores, told) == pytest.approx(np.mean(pairs))
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_best_f1_tries_every_threshold(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    scores, told = rng.integers(0, 8, 30).astype(float), rng.random(30) < 0.3
+    told[0] = True
+
+    def f1(threshold: float) -> float:
+        found = scores >= threshold
+        return 2 * float((found & told).sum()) / float(found.sum() + told.sum())
+
+    best, threshold = best_f1(scores, told)
+    assert best == pytest.approx(max(f1(t) for t in scores))
+    assert f1(threshold) == pytest.approx(best)
+
+
+def test_where_one_answer_never_occurs_nothing_can_be_said() -> None:
+    assert np.isnan(auc(np.array([1.0, 2.0]), np.array([True, True])))
+    assert np.isnan(auc(np.array([1.0, 2.0]), np.array([False, False])))
+    assert np.isnan(best_f1(np.array([1.0, 2.0]), np.array([False, False]))[0])
+
+
+def test_a_video_is_positive_with_two_windows_in_a_row() -> None:
+    assert pair_score(np.array([0.9, 0.1, 0.8, 0.7, 0.2])) == pytest.approx(0.7)
+    assert pair_score(np.array([0.9, 0.1, 0.8])) == pytest.approx(0.1)
+    assert pair_score(np.array([0.4])) == pytest.approx(0.4)
