@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from actors.cli import bench, cameras, configuration, evaluate, push, scenes, serve, version, watch
+from actors.cli import bench, cameras, configuration, evaluate, push, scenes, serve, train, version, watch
 from actors.cli.demo.command import demo
 
 HELP = """Vision-language models on many cameras, computing only what changed.
@@ -46,6 +46,7 @@ def command() -> Any:
     app.add_typer(evaluate.app, name="eval")
     app.command("bench", context_settings=bench.PASS_THROUGH)(bench.bench)
     app.add_typer(configuration.app, name="config")
+    app.add_typer(train.app, name="train")
     app.command("version")(version.version)
     return typer.main.get_command(app)
 
