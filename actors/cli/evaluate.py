@@ -123,6 +123,48 @@ def accuracy(
     _print(report, page)
 
 
+@app.command("calibrate")
+def calibrate(
+    model: Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder of a checkpoint with a sightline.json.")],
+    scenes: Annotated[Path, typer.Option(metavar="DIR", help="Validation scenes, never those it is judged on.")],
+    device: Annotated[str, typer.Option(help="cpu, cuda or cuda:N.")] = "cpu",
+    jobs: Annotated[int | None, typer.Option("--jobs", "-j", metavar="N", help="Processes.")] = None,
+    out: Annotated[Path, typer.Option("--out", "-o", metavar="DIR", help="Where unfinished work is kept.")] = Path(
+        "out/calibrate"
+    ),
+) -> None:
+    """Fit a model's score and threshold on validation scenes, in full computation, and write them into its folder.
+
+    $ sightline eval calibrate out/train/model --scenes out/validation
+    """
+    from actors.cli.output import check_writable, console
+    from cluster.evaluation.fit import fit, write_fit
+    from cluster.evaluation.policies import full
+    from cluster.evaluation.questions import check_questions
+    from cluster.evaluation.run import ModelSpec
+    from cluster.models.catalog import check_model
+    from cluster.models.settings import ModelSettings
+
+    check_model(str(model))
+    check_writable(out)
+    known = ModelSettings.load(model)
+    shape = _shape(known, "scenes", None, None, None, None)
+    found = _dataset(scenes, "scenes", shape, 2)
+    spec = ModelSpec(str(model), device, "float32")
+    loaded = spec.load()
+    check_questions(loaded, str(model), found.questions)
+    workers = jobs or _default_jobs(device)
+    work = out / "work.jsonl"
+    results = _evaluated("calibrating", found, spec, loaded, [full(shape)], workers, work, 2)
+    fitted = fit(results, known)
+    write_fit(model, fitted)
+    console().print(
+        f"temperature {fitted.score_temperature:.3f}, bias {fitted.score_bias:.3f}, threshold {fitted.threshold:.3f}: "
+        f"F1 {fitted.f1:.3f} on {len(results.videos)} validation videos; written to {model}",
+        markup=False,
+    )
+
+
 def _shape(
     known: ModelSettings,
     layout: str,

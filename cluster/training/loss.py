@@ -21,8 +21,10 @@ from cluster.types import PatchGrid
 _POSITIVE = 2.5
 _VOCABULARY_WEIGHT = 0.1
 _MEMORY_WEIGHT = 0.4
-_TOWER_WEIGHT = 0.3
-_DENSE_WEIGHT = 0.5
+_TOWER_WEIGHT = 0.2
+_DENSE_WEIGHT = 0.25
+# The dense losses are sums over dozens of labels: at equal weight they would drown the answers they are there for.
+_ANSWER_WEIGHT = 3.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +71,7 @@ def window_loss(
     standing = _standing(model, reading.last, layouts, reading.starts, examples)
     answered, yes_no = _answer_loss(model, standing)
     memory, recalled = _memory_loss(model, reading.last, layouts, reading.starts, examples)
-    total = answered + _MEMORY_WEIGHT * memory + _DENSE_WEIGHT * (middle.total + last.total)
+    total = _ANSWER_WEIGHT * answered + _MEMORY_WEIGHT * memory + _DENSE_WEIGHT * (middle.total + last.total)
     if train_tower:
         total = total + _TOWER_WEIGHT * heads.tower(seen, dense).total
     parts = {

@@ -1,0 +1,105 @@
+"""Fits a model's score and thresholds on validation videos, and writes them into its ``sightline.json``."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from cluster.errors import ConfigError, ModelError
+from cluster.evaluation.metrics import Bools, Floats
+from cluster.evaluation.results import Results
+from cluster.evaluation.threshold import choose_threshold
+from cluster.models.settings import FILE, ModelSettings
+
+_EDGE = 1e-6
+_STEPS = 60
+# Slopes outside of this are no calibration: the score is noise, or turned round.
+_TEMPERATURES = (0.05, 50.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """What is written: see ``ModelSettings``. ``f1`` is full computation's on the videos it was fitted on."""
+
+    score_temperature: float
+    score_bias: float
+    threshold: float
+    f1: float
+
+
+def fit(results: Results, settings: ModelSettings) -> Fit:
+    """Temperature and bias by Platt scaling on all windows of full computation, then the threshold on videos.
+
+    Args:
+        settings: those the results were computed under; their scaling is undone first.
+
+    Raises:
+        ConfigError: no window of one of the two classes, or scores that do not rise with the truth.
+    """
+    scores, truth = results.window_scores(results.full)
+    if truth.all() or not truth.any():
+        raise ConfigError("a score cannot be fitted on windows that are all positive or all negative; give more scenes")
+    old_temperature, old_bias = settings.score_temperature or 1.0, settings.score_bias or 0.0
+    margins = (_logit(scores) - old_bias) * old_temperature
+    slope, bias = platt(margins, truth)
+    if not _TEMPERATURES[0] <= 1 / max(slope, 1e-9) <= _TEMPERATURES[1]:
+        raise ConfigError(f"the model's scores do not rise with the truth (slope {slope:.3g}); train it first")
+    videos = results.scores(results.full)
+    known = np.isfinite(videos)
+    videos[known] = _sigmoid((_logit(videos[known]) - old_bias) * old_temperature * slope + bias)
+    threshold, f1 = choose_threshold(videos, results.truth, results.judged)
+    return Fit(1 / slope, bias, threshold, f1)
+
+
+def platt(margins: Floats, truth: Bools) -> tuple[float, float]:
+    """``(a, b)`` that make ``sigmoid(a * margin + b)`` most likely (Platt 1999, with his smoothed targets)."""
+    positive, negative = int(truth.sum()), int((~truth).sum())
+    targets = np.where(truth, (positive + 1) / (positive + 2), 1 / (negative + 2))
+    design = np.stack([margins, np.ones_like(margins)], axis=1)
+    weights = np.array([1.0, math.log((positive + 1) / (negative + 1))])
+    for _ in range(_STEPS):
+        told = _sigmoid(design @ weights)
+        gradient = design.T @ (told - targets)
+        curvature = (design * (told * (1 - told))[:, None]).T @ design + 1e-9 * np.eye(2)
+        step = np.linalg.solve(curvature, gradient)
+        # A full Newton step overshoots where the curve is flat.
+        step *= min(1.0, 2.0 / max(float(np.abs(step).max()), 1e-12))
+        weights -= step
+        if float(np.abs(step).max()) < 1e-9:
+            break
+    return float(weights[0]), float(weights[1])
+
+
+def write_fit(folder: Path, found: Fit) -> None:
+    """Set the fitted entries of the checkpoint's ``sightline.json``; the others stay.
+
+    Raises:
+        ModelError: the folder is no checkpoint with such a file.
+    """
+    path = folder / FILE
+    if not path.is_file():
+        raise ModelError(f"{folder} has no {FILE} to write the fit into")
+    body = json.loads(path.read_text(encoding="utf-8"))
+    body |= {
+        "score_temperature": round(found.score_temperature, 5),
+        "score_bias": round(found.score_bias, 5),
+        "threshold": round(found.threshold, 4),
+    }
+    body.pop("thresholds", None)
+    part = path.with_name(f".{FILE}.part")
+    part.write_text(json.dumps(body, indent=2) + "\n", encoding="utf-8")
+    part.replace(path)
+
+
+def _logit(scores: Floats) -> Floats:
+    clipped = np.clip(scores, _EDGE, 1 - _EDGE)
+    logits: Floats = np.log(clipped) - np.log1p(-clipped)
+    return logits
+
+
+def _sigmoid(values: Floats) -> Floats:
+    return 1 / (1 + np.exp(-values))

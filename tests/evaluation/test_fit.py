@@ -1,0 +1,43 @@
+import json
+
+import numpy as np
+import pytest
+
+from cluster.errors import ModelError
+from cluster.evaluation.fit import Fit, platt, write_fit
+from cluster.models.settings import ModelSettings
+
+
+def test_platt_finds_the_slope_and_bias_that_drew_the_truth():
+    rng = np.random.default_rng(0)
+    margins = rng.normal(0, 3, 40_000)
+    truth = rng.random(40_000) < 1 / (1 + np.exp(-(0.5 * margins - 1.2)))
+    assert platt(margins, truth) == pytest.approx((0.5, -1.2), abs=0.04)
+
+
+def test_platt_turns_round_scores_that_are_wrong_way_round_and_is_flat_on_noise():
+    rng = np.random.default_rng(1)
+    margins = rng.normal(0, 1, 5000)
+    assert platt(margins, margins + rng.normal(0, 1, 5000) < 0)[0] < 0
+    assert platt(margins, rng.random(5000) < 0.3)[0] == pytest.approx(0, abs=0.1)
+
+
+def test_separable_scores_keep_finite_parameters():
+    slope, bias = platt(np.array([-2.0, -1.0, 1.0, 2.0]), np.array([False, False, True, True]))
+    assert np.isfinite([slope, bias]).all()
+    assert slope > 0
+
+
+def test_a_fit_changes_its_own_entries_only(tmp_path):
+    (tmp_path / "sightline.json").write_text(
+        json.dumps({"window_s": 20.0, "questions": {"fall": "?"}, "thresholds": {}})
+    )
+    write_fit(tmp_path, Fit(1.5, -0.25, 0.4, 0.9))
+    known = ModelSettings.load(tmp_path)
+    assert (known.window_s, known.score_temperature, known.score_bias, known.threshold) == (20.0, 1.5, -0.25, 0.4)
+    assert dict(known.questions) == {"fall": "?"}
+
+
+def test_a_folder_without_settings_is_refused(tmp_path):
+    with pytest.raises(ModelError, match=r"no sightline\.json"):
+        write_fit(tmp_path, Fit(1.0, 0.0, 0.5, 0.0))
