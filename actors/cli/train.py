@@ -36,13 +36,17 @@ def demo_model(
     ] = None,
     batch: Annotated[int | None, typer.Option("--batch", min=1, help="Examples of one step.")] = None,
     rate: Annotated[float | None, typer.Option("--rate", min=0.0, help="Highest learning rate of each stage.")] = None,
-    optimizer: Annotated[str, typer.Option("--optimizer", help="adamw or muon.")] = "adamw",
+    optimizer: Annotated[str, typer.Option("--optimizer", help="muon or adamw.")] = "muon",
     freeze_tower: Annotated[bool, typer.Option("--freeze-tower", help="Train the language model only.")] = False,
     codec_scenes: Annotated[
         Path | None,
         typer.Option(
             "--codec-scenes", metavar="DIR", help="Encoded scenes for the stage codec (sightline scenes make)."
         ),
+    ] = None,
+    begin_with: Annotated[
+        Path | None,
+        typer.Option("--begin-with", metavar="DIR", help="Go on from an exported model, such as DIR/model."),
     ] = None,
     device: Annotated[str, typer.Option("--device", help="cpu or cuda.")] = "cpu",
     threads: Annotated[int, typer.Option("--threads", min=1, help="CPU threads of the model.")] = 1,
@@ -89,7 +93,15 @@ def demo_model(
         ),
     )
     with TrainingScreen() as screen:
-        train(settings, out, screen, recorded=codec_scenes, resume=resume, exported=EXPORT in chosen)
+        train(
+            settings,
+            out,
+            screen,
+            recorded=codec_scenes,
+            resume=resume,
+            exported=EXPORT in chosen,
+            begin_with=begin_with,
+        )
 
 
 def _minutes(given: list[str] | None, defaults: dict[str, float]) -> dict[str, float]:

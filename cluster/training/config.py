@@ -65,7 +65,7 @@ SHAPES: dict[str, Shape] = {
     "tiny": Shape(
         text=_text(64, 128, 2, 2, [4, 6, 6]),
         vision=_tower(32, 64, 2, 2, [1], 56),
-        width=168,
+        width=196,
         height=112,
     ),
 }
@@ -86,7 +86,7 @@ class StageSettings:
     warm_up: float = 0.03
     decay: float = 0.05
     train_tower: bool = True
-    optimizer: str = "adamw"
+    optimizer: str = "muon"
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Sequence
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -36,14 +37,11 @@ def export(model: Trainee, shape: Shape, folder: Path, examples: Sequence[Exampl
     fresh = folder.with_name(f"{folder.name}.new")
     shutil.rmtree(fresh, ignore_errors=True)
     fresh.mkdir(parents=True)
-    exact = {name: value.detach().clone() for name, value in model.model.state_dict().items()}
-    try:
-        model.model.to(kind).save_pretrained(fresh)
-    finally:
-        model.model.to(torch.float32).load_state_dict(exact)
+    # A copy: what is cast there and back loses the rotary frequencies, which are no weights.
+    deepcopy(model.model).to(kind).save_pretrained(fresh)
     model.tokenizer.save_pretrained(fresh)
     (fresh / "sightline.json").write_text(json.dumps(serving(shape), indent=2) + "\n", encoding="utf-8")
-    _check(fresh, shape, {name: value.to(kind).float() for name, value in exact.items()})
+    _check(fresh, shape, {name: value.to(kind).float() for name, value in model.model.state_dict().items()})
     shutil.rmtree(folder, ignore_errors=True)
     fresh.rename(folder)
     return str(kind).removeprefix("torch.")

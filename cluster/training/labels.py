@@ -102,6 +102,8 @@ def token_labels(instants: Sequence[Instant], events: Sequence[SceneEvent], grid
         for seen in objects:
             share = coverage(seen.box, rows, cols).ravel()
             here = share >= COVERAGE
+            # Of the token: a sliver that lies in it as a whole covers little of it.
+            share = share * min(1.0, (seen.box[2] - seen.box[0]) * cols * (seen.box[3] - seen.box[1]) * rows)
             if not here.any():
                 continue
             names = [f"kind:{seen.kind}", f"state:{seen.state}", f"color:{seen.colour}"]

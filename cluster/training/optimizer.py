@@ -20,6 +20,9 @@ _MUON_GAIN = 15.0
 class StageOptimizer:
     """AdamW for everything, or (``muon``) for everything but the matrices inside of blocks and merger: those take the
     orthogonal steps of Muon. Norms, biases and embeddings do not decay.
+
+    Of the tower's first 120 steps AdamW needs about three times as many for what Muon reaches, at three quarters of the
+    time per step.
     """
 
     def __init__(self, parameters: Mapping[str, nn.Parameter], *, kind: str, rate: float, decay: float) -> None:

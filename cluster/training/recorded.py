@@ -22,6 +22,7 @@ from cluster.scenes.truth import SceneTruth, truth_path
 from cluster.training.config import SHAPES, Shape
 from cluster.training.examples import Example, bounded, watch_alone, watch_stream
 from cluster.training.labels import Instant, TokenLabels
+from cluster.training.pictures import picture_grid
 from cluster.training.pruning import SeenFrame, seen_frame
 from cluster.types import MICROSECONDS, FrameSample, PatchGeometry, SampledFrame
 from cluster.vision import make_pruner
@@ -117,16 +118,20 @@ def record(clip: Path, scene: Scene, shape: Shape, pruning: LivePruning, rng: np
 
     Raises:
         SourceError: the clip cannot be read.
+        ConfigError: its pictures have another shape than the model's.
     """
     geometry = PatchGeometry(patch=14, merge=2, temporal=2, max_pixels=shape.max_pixels)
     processor = CodecProcessor(geometry, CodecOptions(fps=shape.fps, anchor_interval_s=pruning.anchor_interval_s))
     sampler = PatchSampler("training", make_pruner(pruning.pruner, pruning.options), shape.fps)
     renderer = SceneRenderer(scene, shape.width, shape.height)
+    grid = picture_grid(shape)
     pair: list[Instant] = []
     frames: list[SeenFrame] = []
 
     def take(samples: Sequence[SampledFrame]) -> None:
         for sample in samples:
+            if sample.grid != grid:
+                raise ConfigError(f"{clip} does not have the shape of the pictures the model is trained on (16:9)")
             if sample.fresh:
                 pair.clear()
             second = sample.pts / MICROSECONDS

@@ -9,13 +9,15 @@ import pytest
 import torch
 from transformers import AutoTokenizer
 
+from cluster.errors import ConfigError
 from cluster.models import load_model
 from cluster.models.checkpoint import INSTRUCTION
 from cluster.scenes import EVENT_KINDS, phrasings, standing_question
 from cluster.training.batch import patch_batches
-from cluster.training.config import Shape
+from cluster.training.config import SHAPES, Shape
 from cluster.training.examples import Example, ValidationExamples
 from cluster.training.export import export
+from cluster.training.run import take_weights
 from cluster.training.tokens import demo_tokenizer
 from cluster.training.trainee import Trainee
 from cluster.types import PatchGrid
@@ -78,3 +80,16 @@ def test_the_tokenizer_keeps_any_text_and_makes_questions_short(exported: Path, 
     assert len(tokenizer) <= 1024
     assert len(trainee.system_ids()) == 2
     assert demo_tokenizer().get_vocab() == tokenizer.get_vocab()
+
+
+def test_training_goes_on_from_an_export_and_from_nothing_else(
+    exported: Path, trainee: Trainee, shape: Shape, tmp_path: Path
+) -> None:
+    again = Trainee.fresh(shape, seed=99, compute=torch.float32)
+    take_weights(exported, again)
+    for name, value in trainee.model.state_dict().items():
+        assert torch.allclose(again.model.state_dict()[name], value, atol=0.02), name
+    with pytest.raises(ConfigError, match="holds no exported model"):
+        take_weights(tmp_path, again)
+    with pytest.raises(ConfigError, match="another shape"):
+        take_weights(exported, Trainee.fresh(SHAPES["demo"], seed=0))

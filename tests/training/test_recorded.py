@@ -42,7 +42,7 @@ def test_a_clip_is_seen_as_it_is_live(clip: Path, shape: Shape, grid: PatchGrid)
     scene = scene_of(SceneTruth.load(truth_path(clip)))
     rng = np.random.default_rng(0)
     whole = record(clip, scene, shape, LivePruning("none", {}, 8.0, 0.0), rng)
-    assert len(whole) == 12
+    assert len(whole) == 24
     assert all(frame.complete and len(frame.cells) == grid.tokens for frame in whole)
     assert np.allclose(np.diff([frame.time_s for frame in whole]), 1.0, atol=0.2)
     pruned = record(clip, scene, shape, LivePruning("replenish", {}, 8.0, 0.0), rng)
@@ -51,7 +51,8 @@ def test_a_clip_is_seen_as_it_is_live(clip: Path, shape: Shape, grid: PatchGrid)
     for some, every in zip(pruned, whole, strict=True):
         rows = (some.cells @ [grid.group_cols, 1]).astype(int)
         assert np.array_equal(some.labels.hot, every.labels.hot[rows])
-        assert np.array_equal(some.patches.reshape(len(rows), -1), every.patches.reshape(grid.tokens, -1)[rows])
+        by_token = every.patches.reshape(grid.tokens, grid.merge**2, *every.patches.shape[1:])
+        assert np.array_equal(some.patches, by_token[rows].reshape(-1, *every.patches.shape[1:]))
 
 
 def test_what_was_kept_is_what_was_written(clip: Path, shape: Shape, tmp_path: Path) -> None:

@@ -96,7 +96,7 @@ def test_gradients_are_those_of_differences(trainee: Trainee, examples: list[Exa
     value.backward()
     parameters = [p for p in trainee.model.parameters() if p.grad is not None]
     square = sum(float(p.grad.square().sum()) for p in parameters)
-    step = 1e-3 * abs(float(value)) / square
+    step = 1e-3 * abs(float(value.detach())) / square
     with torch.no_grad():
         for p in parameters:
             p.add_(p.grad, alpha=step)
