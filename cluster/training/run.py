@@ -10,6 +10,7 @@ from typing import Protocol
 import torch
 
 from cluster.errors import ConfigError
+from cluster.models import load_model
 from cluster.training.beginning import begin
 from cluster.training.checkpoint import load
 from cluster.training.config import Settings
@@ -51,8 +52,11 @@ def train(
     recorded: Path | None = None,
     resume: bool = True,
     exported: bool = True,
+    begin_with: Path | None = None,
 ) -> None:
     """Run the stages of ``settings`` in their order, in ``folder``; then, if ``exported``, write the model there.
+
+    ``begin_with``: an exported model to go on from; the heads for dense labels, which it lacks, are learnt anew.
 
     Stages that are not asked for but lie in ``folder`` are taken over: each begins with the weights of the one before.
 
@@ -66,7 +70,9 @@ def train(
     model = Trainee.fresh(settings.model, settings.seed, settings.device)
     heads = DenseHeads(model.text_config.hidden_size).to(settings.device)
     wanted = {stage.name: make_stage(settings, stage, recorded, folder) for stage in settings.stages}
-    if TRAINED[0] in wanted:
+    if begin_with is not None:
+        take_weights(begin_with, model)
+    elif TRAINED[0] in wanted:
         make = wanted[TRAINED[0]].make
         begin(model, [make(_BEGINNING + number) for number in range(_BEGINNING_SCENES)])
     check = lru_cache(maxsize=None)(ValidationExamples(settings.shape))
@@ -88,6 +94,21 @@ def train(
 
 def _some(check: Callable[[int], Example], count: int) -> list[Example]:
     return [check(number) for number in range(count)]
+
+
+def take_weights(folder: Path, model: Trainee) -> None:
+    """Weights of an exported model.
+
+    Raises:
+        ConfigError: there is none, or of another shape.
+    """
+    if not (folder / "config.json").is_file():
+        raise ConfigError(f"{folder} holds no exported model (config.json)")
+    weights = load_model(str(folder)).model.state_dict()
+    try:
+        model.model.load_state_dict(weights)
+    except RuntimeError as error:
+        raise ConfigError(f"the model in {folder} has another shape: {str(error).splitlines()[-1].strip()}") from None
 
 
 def take_over(path: Path, settings: Settings, model: Trainee, heads: DenseHeads) -> None:
