@@ -21,8 +21,8 @@ class StageOptimizer:
     """AdamW for everything, or (``muon``) for everything but the matrices inside of blocks and merger: those take the
     orthogonal steps of Muon. Norms, biases and embeddings do not decay.
 
-    Of the tower's first 120 steps AdamW needs about three times as many for what Muon reaches, at three quarters of the
-    time per step.
+    After 120 steps of the tower stage (one seed) the held-out loss was 3.51 with Muon and 3.69 with AdamW, at 1.3 times
+    the time per step.
     """
 
     def __init__(self, parameters: Mapping[str, nn.Parameter], *, kind: str, rate: float, decay: float) -> None:
