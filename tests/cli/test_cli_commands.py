@@ -29,6 +29,9 @@ COMMANDS = [
     ["scenes", "show"],
     ["eval"],
     ["eval", "accuracy"],
+    ["eval", "calibrate"],
+    ["train"],
+    ["train", "demo-model"],
     ["config"],
     ["config", "check"],
     ["config", "schema"],
@@ -41,13 +44,13 @@ def test_every_command_explains_itself_with_an_example(cli, command):
     done = cli(*command, "--help")
     assert done.returncode == 0, done.stderr
     assert f"Usage: sightline {' '.join(command)}" in done.stdout
-    groups = (["cameras"], ["scenes"], ["eval"], ["config"], ["version"])
+    groups = (["cameras"], ["scenes"], ["eval"], ["train"], ["config"], ["version"])
     assert f"$ sightline {' '.join(command)}" in done.stdout or command in groups
 
 
 def test_the_overview_names_every_command_and_the_exit_codes(cli):
     done = cli("--help")
-    for name in ("demo", "serve", "cameras", "watch", "push", "scenes", "eval", "bench", "config", "version"):
+    for name in ("demo", "serve", "cameras", "watch", "push", "scenes", "eval", "train", "bench", "config", "version"):
         assert f"│ {name} " in done.stdout
     for code in ("0 done", "1 failed", "2 wrong command line or configuration", "130 stopped with Ctrl-C"):
         assert code in " ".join(done.stdout.split())

@@ -1,0 +1,34 @@
+import json
+
+import pytest
+
+from actors.cli.train import _check_stages, _minutes, demo_model
+from cluster.errors import ConfigError
+from cluster.models import load_model
+
+
+def test_minutes_are_given_per_stage():
+    assert _minutes(["windows=45"], {"tower": 12.0, "windows": 50.0}) == {"tower": 12.0, "windows": 45.0}
+
+
+@pytest.mark.parametrize("option", ["windows", "windows=soon", "attic=3", "windows=0"])
+def test_minutes_that_cannot_be_are_refused(option):
+    with pytest.raises(ConfigError, match="--minutes"):
+        _minutes([option], {"windows": 50.0})
+
+
+def test_an_unknown_stage_is_refused_by_name():
+    with pytest.raises(ConfigError, match="unknown stage 'attic'"):
+        _check_stages(["tower", "attic"], ("tower", "windows"))
+
+
+def test_a_short_run_leaves_a_model_that_loads_and_a_log(tmp_path):
+    demo_model(
+        out=tmp_path, stage=["tower", "windows", "export"], minutes=None, steps=2, batch=1, rate=None, preset="tiny",
+        codec_scenes=None, begin_with=None, freeze_tower=False, optimizer="muon", device="cpu", threads=1, workers=0,
+        seed=0, resume=True, validation_scenes=0,
+    )  # fmt: skip
+    assert {"tower.pt", "windows.pt", "model"} <= {path.name for path in tmp_path.iterdir()}
+    model = load_model(str(tmp_path / "model"))
+    assert not model.random_weights
+    assert json.loads((tmp_path / "model" / "sightline.json").read_text())["window_s"] == 20.0
