@@ -10,12 +10,12 @@ from pathlib import Path
 import numpy as np
 
 from cluster.errors import ConfigError, ModelError
+from cluster.evaluation.logistic import logit, sigmoid
 from cluster.evaluation.metrics import Bools, Floats
 from cluster.evaluation.results import Results
 from cluster.evaluation.threshold import choose_threshold
 from cluster.models.settings import FILE, ModelSettings
 
-_EDGE = 1e-6
 _STEPS = 60
 # Slopes outside of this are no calibration: the score is noise, or turned round.
 _TEMPERATURES = (0.05, 50.0)
@@ -44,13 +44,13 @@ def fit(results: Results, settings: ModelSettings) -> Fit:
     if truth.all() or not truth.any():
         raise ConfigError("a score cannot be fitted on windows that are all positive or all negative; give more scenes")
     old_temperature, old_bias = settings.score_temperature or 1.0, settings.score_bias or 0.0
-    margins = (_logit(scores) - old_bias) * old_temperature
+    margins = (logit(scores) - old_bias) * old_temperature
     slope, bias = platt(margins, truth)
     if not _TEMPERATURES[0] <= 1 / max(slope, 1e-9) <= _TEMPERATURES[1]:
         raise ConfigError(f"the model's scores do not rise with the truth (slope {slope:.3g}); train it first")
     videos = results.scores(results.full)
     known = np.isfinite(videos)
-    videos[known] = _sigmoid((_logit(videos[known]) - old_bias) * old_temperature * slope + bias)
+    videos[known] = sigmoid((logit(videos[known]) - old_bias) * old_temperature * slope + bias)
     threshold, f1 = choose_threshold(videos, results.truth, results.judged)
     return Fit(1 / slope, bias, threshold, f1)
 
@@ -62,7 +62,7 @@ def platt(margins: Floats, truth: Bools) -> tuple[float, float]:
     design = np.stack([margins, np.ones_like(margins)], axis=1)
     weights = np.array([1.0, math.log((positive + 1) / (negative + 1))])
     for _ in range(_STEPS):
-        told = _sigmoid(design @ weights)
+        told = sigmoid(design @ weights)
         gradient = design.T @ (told - targets)
         curvature = (design * (told * (1 - told))[:, None]).T @ design + 1e-9 * np.eye(2)
         step = np.linalg.solve(curvature, gradient)
@@ -93,13 +93,3 @@ def write_fit(folder: Path, found: Fit) -> None:
     part = path.with_name(f".{FILE}.part")
     part.write_text(json.dumps(body, indent=2) + "\n", encoding="utf-8")
     part.replace(path)
-
-
-def _logit(scores: Floats) -> Floats:
-    clipped = np.clip(scores, _EDGE, 1 - _EDGE)
-    logits: Floats = np.log(clipped) - np.log1p(-clipped)
-    return logits
-
-
-def _sigmoid(values: Floats) -> Floats:
-    return 1 / (1 + np.exp(-values))

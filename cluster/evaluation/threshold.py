@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from cluster.evaluation.logistic import logit, sigmoid
 from cluster.evaluation.metrics import Bools, Counts, Floats, mean_over_kinds
-
-# Scores lie on a logistic scale; a threshold is placed in the middle of a plateau on that scale.
-_EDGE = 1e-6
 
 
 def choose_threshold(scores: Floats, truth: Bools, judged: Bools) -> tuple[float, float]:
@@ -25,8 +23,8 @@ def choose_threshold(scores: Floats, truth: Bools, judged: Bools) -> tuple[float
     """
     if not (truth & judged).any():
         raise ValueError("a threshold cannot be chosen on videos without any event")
-    logits = _logit(scores)
-    edges = np.unique(np.concatenate((logits[judged & np.isfinite(scores)], _logit(np.array([0.0, 1.0])))))
+    logits = logit(scores)
+    edges = np.unique(np.concatenate((logits[judged & np.isfinite(scores)], logit(np.array([0.0, 1.0])))))
     # Between two neighbouring scores every threshold decides alike.
     middles = (edges[1:] + edges[:-1]) / 2
     if not len(middles):
@@ -37,7 +35,7 @@ def choose_threshold(scores: Floats, truth: Bools, judged: Bools) -> tuple[float
     f1 = mean_over_kinds(counts.f1())
     best = f1 >= np.nanmax(f1) - 1e-12
     begin, end = _widest(best, edges)
-    threshold = 1 / (1 + np.exp(-(edges[begin] + edges[end]) / 2))
+    threshold = sigmoid((edges[begin] + edges[end]) / 2)
     return float(threshold), float(np.nanmax(f1))
 
 
@@ -58,9 +56,3 @@ def _widest(best: Bools, edges: Floats) -> tuple[int, int]:
     bounds = np.flatnonzero(np.diff(np.concatenate(([0], best.astype(np.int8), [0]))))
     runs = [(int(a), min(int(b), len(edges) - 1)) for a, b in zip(bounds[::2], bounds[1::2], strict=True)]
     return max(runs, key=lambda run: edges[run[1]] - edges[run[0]])
-
-
-def _logit(scores: Floats) -> Floats:
-    clipped = np.clip(scores, _EDGE, 1 - _EDGE)
-    logits: Floats = np.where(np.isneginf(scores), -np.inf, np.log(clipped) - np.log1p(-clipped))
-    return logits

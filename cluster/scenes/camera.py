@@ -74,7 +74,7 @@ def draw_camera(split: Split, rng: np.random.Generator) -> CameraSettings:
 def draw_conditions(light: str, strata: frozenset[str], rng: np.random.Generator) -> Conditions:
     """Light, weather and sensor for a scene of these strata."""
     noisy = "noisy" in strata
-    level = {"day": rng.uniform(0.85, 1.08), "dusk": rng.uniform(0.5, 0.66), "night": rng.uniform(0.32, 0.46)}[light]
+    level = {"day": rng.uniform(0.85, 1.08), "dusk": rng.uniform(0.58, 0.72), "night": rng.uniform(0.4, 0.54)}[light]
     tint = {"day": (1.0, 1.0, 0.98), "dusk": (1.06, 0.95, 0.9), "night": (0.9, 0.97, 1.16)}[light]
     return Conditions(
         light=light,
@@ -82,7 +82,7 @@ def draw_conditions(light: str, strata: frozenset[str], rng: np.random.Generator
         level=float(level),
         drift=float(rng.uniform(0.0, 0.06)),
         drift_s=float(rng.uniform(18, 60)),
-        noise=float(rng.uniform(4.0, 7.0) if noisy else rng.uniform(0.3, 1.8)),
+        noise=float(rng.uniform(4.0, 6.5) if noisy else rng.uniform(0.3, 1.8)),
         flicker=float(rng.uniform(0.02, 0.05) if noisy else 0.0),
         rain=float(rng.uniform(0.5, 1.0) if "rain" in strata else 0.0),
         monochrome=bool(light == "night" and rng.random() < 0.5),

@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
-import signal
-from collections.abc import Callable, Generator
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from concurrent.futures.process import BrokenProcessPool
-from contextlib import closing
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from cluster.errors import ConfigError, SightlineError
-from cluster.scenes.encode import encode_scene, partial_path
+from cluster.scenes.clips import Clip, make_clips
 from cluster.scenes.scene import Scene, make_scene
 from cluster.scenes.truth import SceneTruth, truth_path
 from cluster.scenes.vocabulary import EVENT_KINDS, SPLITS, Split
@@ -105,76 +100,16 @@ def make_scenes(
         _write_index(folder, wanted)
     except OSError as error:
         raise SightlineError(f"cannot write {folder}: {error.strerror or error}; choose another directory") from None
-    done = on_clip or (lambda _: None)
-    paths, missing = [], []
+    clips = []
     for number in range(wanted.count):
         scene = wanted.scene(number)
-        path = folder / f"{scene.name}.mp4"
-        paths.append(path)
-        if _finished(path, scene, wanted.event(number)):
-            done(path)
-        else:
-            missing.append(number)
+        clips.append(Clip(scene, wanted.event(number), folder / f"{scene.name}.mp4"))
     try:
-        with closing(_made(folder, wanted, missing, jobs)) as finished:
-            for path in finished:
-                done(path)
-    except BrokenProcessPool:
-        raise SightlineError(
-            "a process that made scenes died, perhaps for want of memory; run it again to go on, with fewer jobs"
-        ) from None
-    except OSError as error:
-        # FFmpeg's errors are OSErrors as well.
-        raise SightlineError(f"cannot write scenes to {folder}: {error.strerror or error}") from None
+        made = make_clips(clips, folder, jobs=jobs, on_clip=on_clip or (lambda _: None))
     finally:
-        for path in paths:
-            partial_path(path).unlink(missing_ok=True)
         if folder.is_dir():
             _write_index(folder, wanted)
-    return MadeScenes(tuple(paths), len(missing))
-
-
-def _made(folder: Path, wanted: SceneSet, numbers: list[int], jobs: int) -> Generator[Path, None, None]:
-    """Paths of scenes as they get done, in any order."""
-    if jobs == 1 or len(numbers) < 2:
-        yield from (_make(folder, wanted, number) for number in numbers)
-        return
-    before = set(multiprocessing.active_children())
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(min(jobs, len(numbers)), context, initializer=_die_of_interrupts) as pool:
-        futures = [pool.submit(_make, folder, wanted, number) for number in numbers]
-        try:
-            for future in as_completed(futures):
-                yield future.result()
-        except BaseException:
-            # Nobody wants to wait for the clips under way after Ctrl-C or an error. The pool notices and clears up.
-            for process in set(multiprocessing.active_children()) - before:
-                process.terminate()
-            raise
-
-
-def _make(folder: Path, wanted: SceneSet, number: int) -> Path:
-    scene = wanted.scene(number)
-    path = folder / f"{scene.name}.mp4"
-    encode_scene(scene, path, event=wanted.event(number))
-    return path
-
-
-def _die_of_interrupts() -> None:
-    """Ctrl-C reaches every process of the terminal; the parent alone says so."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-
-
-def _finished(path: Path, scene: Scene, event: str | None) -> bool:
-    """Whether the clip is whole and shows this very scene, and not what an older version drew under its name."""
-    if not path.is_file():
-        return False
-    try:
-        truth = SceneTruth.load(truth_path(path))
-    except ConfigError:
-        return False
-    same = (truth.seed, truth.event, truth.seconds, truth.camera) == (scene.seed, event, scene.seconds, scene.camera)
-    return same and truth.scene_events == scene.events
+    return MadeScenes(tuple(clip.path for clip in clips), made)
 
 
 def _check_index(folder: Path, wanted: SceneSet) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from cluster.scenes.actors import Key
 from cluster.scenes.layout import ASPECT
-from cluster.scenes.script import Script
+from cluster.scenes.script import VEHICLE_SCALE, Script
 
 
 def passer_by(script: Script, at: float) -> None:
@@ -122,7 +122,7 @@ def parked(script: Script, at: float) -> None:  # noqa: ARG001 - always there
     if y - 0.05 < script.layout.horizon or over_zone:
         return
     keys = [Key(-1.0, x, y, "parked"), Key(script.seconds + 1, x, y, "parked")]
-    script.add("vehicle", keys, form="car", facing=script.sign(), scale=0.9)
+    script.add("vehicle", keys, form="car", facing=script.sign(), scale=0.9 * VEHICLE_SCALE)
 
 
 DISTRACTORS: dict[str, Callable[[Script, float], None]] = {

@@ -81,10 +81,11 @@ class Layout:
 
 
 _Pools = tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]
+# Half of them are drawn anew for each scene: who has seen ten surfaces only takes every other one for an object.
 _TRAIN_TEXTURES: _Pools = (
-    ("asphalt", "concrete", "gravel"),
-    ("slabs", "concrete", "grass", "gravel"),
-    ("brick", "plaster", "sheet"),
+    ("asphalt", "concrete", "gravel", *("drawn",) * 3),
+    ("slabs", "concrete", "grass", "gravel", *("drawn",) * 4),
+    ("brick", "plaster", "sheet", *("drawn",) * 3),
 )
 _TEST_TEXTURES: _Pools = (("worn", "cobble"), ("tiles", "cobble"), ("panel", "hedge"))
 _ZONE_COLORS: tuple[Color, ...] = ((214, 180, 40), (200, 60, 48), (222, 130, 40))
@@ -93,7 +94,7 @@ _ZONE_COLORS: tuple[Color, ...] = ((214, 180, 40), (200, 60, 48), (222, 130, 40)
 def make_layout(split: Split, rng: np.random.Generator) -> Layout:
     """Draw a view. Training and validation draw streets, avenues and yards; test lots and boulevards, whose geometry
     and textures the others never have."""
-    body = float(rng.uniform(0.25, 0.35))
+    body = float(rng.uniform(0.32, 0.44))
     if split == "test":
         name = str(rng.choice(["lot", "boulevard"]))
         if name == "lot":
@@ -107,12 +108,12 @@ def make_layout(split: Split, rng: np.random.Generator) -> Layout:
         name = str(rng.choice(["street", "avenue", "yard"]))
         horizon = rng.uniform(0.18, 0.3)
         if name == "street":
-            road, slope = rng.uniform(0.5, 0.68), rng.uniform(-0.025, 0.025)
+            road, slope = rng.uniform(0.47, 0.72), rng.uniform(-0.03, 0.03)
         elif name == "avenue":
-            road, slope = rng.uniform(0.52, 0.66), float(rng.choice([-1, 1])) * rng.uniform(0.03, 0.065)
+            road, slope = rng.uniform(0.5, 0.68), float(rng.choice([-1, 1])) * rng.uniform(0.03, 0.07)
         else:
             road, slope = rng.uniform(horizon + 0.17, 0.52), rng.uniform(-0.02, 0.02)
-        lane, median = rng.uniform(0.105, 0.16), float(rng.choice([0.0, 0.0, 0.02]))
+        lane, median = rng.uniform(0.105, 0.16), float(rng.choice([0.0, 0.0, rng.uniform(0.012, 0.022)]))
         pools = _TRAIN_TEXTURES
     textures = (str(rng.choice(pools[0])), str(rng.choice(pools[1])), str(rng.choice(pools[2])))
     plain = Layout(name, float(horizon), float(road), float(slope), float(lane), float(median), body,

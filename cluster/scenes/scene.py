@@ -72,7 +72,7 @@ def make_scene(split: Split, index: int, *, seconds: float = 40.0, event: str | 
     layout = make_layout(split, rng)
     script = Script(layout, seconds, rng)
     latest = max(_EARLIEST_S + 0.5, seconds - _ROOM_AFTER_S)
-    script.contrast = script.between(0.4, 0.55) if "low_contrast" in strata else script.between(0.85, 1.0)
+    script.contrast = script.between(0.5, 0.65) if "low_contrast" in strata else script.between(0.85, 1.0)
     script.pace = script.between(0.5, 0.65) if "slow" in strata else 1.0
     for kind in kinds:
         EVENTS[kind](script, script.between(_EARLIEST_S, latest))

@@ -12,6 +12,8 @@ from cluster.scenes.layout import ASPECT, Layout
 from cluster.scenes.vocabulary import SceneEvent
 
 _OUT = 0.25
+# Against people: true to scale, a bus beside somebody three tokens high would hide half of the picture.
+VEHICLE_SCALE = 0.78
 
 
 @dataclass(slots=True)
@@ -41,7 +43,7 @@ class Script:
         """Append an actor; colours and looks are drawn unless given."""
         drawn: dict[str, object] = {
             "color": str(self.rng.choice(list(COLORS))),
-            "scale": self.between(0.9, 1.1) if kind == "person" else 1.0,
+            "scale": {"person": self.between(0.9, 1.1), "vehicle": VEHICLE_SCALE}.get(kind, 1.0),
             "seed": int(self.rng.integers(2**16)),
         }
         actor = Actor(len(self.actors), kind, tuple(keys), **{**drawn, **more})  # type: ignore[arg-type]

@@ -26,6 +26,9 @@ _BASE = {
     "panel": (160, 168, 170),
     "hedge": (70, 98, 58),
 }
+DRAWN = "drawn"
+"""Name of the surface that is another one for each seed."""
+
 # Roughness: amplitude of coarse, fine and grain noise in grey levels.
 _ROUGH = {
     "grass": (8, 12, 10),
@@ -46,14 +49,43 @@ def clouds(rng: np.random.Generator, height: int, width: int, knots: int) -> Flo
 
 def texture(name: str, height: int, width: int, seed: int) -> Float:
     """``[height, width, 3]`` float32 of a surface that fills a picture of that size; lengths follow its height."""
+    y = ((np.arange(height, dtype=np.float32) + 0.5) / height)[:, None]
+    x = ((np.arange(width, dtype=np.float32) + 0.5) / height)[None, :]
+    if name == DRAWN:
+        return _drawn(np.random.default_rng([seed, len(_BASE)]), x, y)
     rng = np.random.default_rng([seed, sorted(_BASE).index(name)])
     base = np.asarray(_BASE[name], dtype=np.float32) * rng.uniform(0.88, 1.1) + rng.uniform(-8, 8, 3).astype(np.float32)
     coarse, fine, grain = _ROUGH.get(name, (6, 4, 3))
     tone = coarse * clouds(rng, height, width, 5) + fine * clouds(rng, height, width, 40)
     tone = tone + grain * clouds(rng, height, width, 110)
-    y = ((np.arange(height, dtype=np.float32) + 0.5) / height)[:, None]
-    x = ((np.arange(width, dtype=np.float32) + 0.5) / height)[None, :]
     tone = tone + _pattern(name, x, y)
+    picture: Float = base + tone[..., None]
+    return picture
+
+
+def _drawn(rng: np.random.Generator, x: Float, y: Float) -> Float:
+    """A surface nobody named: colour, roughness and pattern are drawn."""
+    height, width = y.shape[0], x.shape[1]
+    grey = rng.uniform(70, 190)
+    base = np.asarray(grey + rng.uniform(-28, 28, 3), dtype=np.float32)
+    coarse, fine, grain = rng.uniform(2, 11), rng.uniform(2, 14), rng.uniform(1, 11)
+    tone = coarse * clouds(rng, height, width, int(rng.integers(3, 9)))
+    tone = tone + fine * clouds(rng, height, width, int(rng.integers(20, 60)))
+    tone = tone + grain * clouds(rng, height, width, 110)
+    turned = float(rng.uniform(-0.3, 0.3))
+    along, across = x + turned * y, y - turned * x
+    pitch, high, strong = (float(rng.uniform(*bounds)) for bounds in ((0.04, 0.2), (0.03, 0.14), (-24, 24)))
+    joint = float(rng.uniform(0.03, 0.16))
+    match int(rng.integers(4)):
+        case 0:
+            tone = tone + np.where((along / pitch % 1 < joint) | (across / high % 1 < joint), strong, 0.0)
+        case 1:
+            shifted = along / pitch + np.floor(across / high) % 2 * rng.uniform(0.2, 0.8)
+            tone = tone + np.where((shifted % 1 < joint / 2) | (across / high % 1 < joint), strong, 0.0)
+        case 2:
+            tone = tone + strong / 2 * np.sin(2 * np.pi * (along if rng.random() < 0.5 else across) / high)
+        case _:
+            pass
     picture: Float = base + tone[..., None]
     return picture
 

@@ -28,9 +28,10 @@ class Shape:
 
 
 def _text(hidden: int, intermediate: int, layers: int, heads: int, section: list[int]) -> dict[str, Any]:
-    """A narrow head has few frequencies: with the usual base of a million the last axis would hardly turn at all over a
-    picture 11 tokens wide, and no token could find what stood in its place before. At base 20 a column still turns by
-    0.06 to 0.17 and a row by 0.2 to 0.5 radians."""
+    """A narrow head has few frequencies, and needs them for two things. A token finds what stood in its place before: a
+    row must turn by some tenths of a radian and a column by a tenth, which the usual base of a million would not do.
+    And a question, 10 to 60 positions further on, finds tokens by what they show: some components must hardly turn over
+    that distance. At base 200 rows turn by 0.21 to 0.52 and columns by 0.17 to 0.006."""
     return {
         "hidden_size": hidden,
         "intermediate_size": intermediate,
@@ -38,7 +39,7 @@ def _text(hidden: int, intermediate: int, layers: int, heads: int, section: list
         "num_attention_heads": heads,
         "num_key_value_heads": heads // 2,
         "max_position_embeddings": 32768,
-        "rope_parameters": {"rope_type": "default", "rope_theta": 20.0, "mrope_section": section},
+        "rope_parameters": {"rope_type": "default", "rope_theta": 200.0, "mrope_section": section},
     }
 
 
@@ -57,13 +58,13 @@ def _tower(hidden: int, intermediate: int, depth: int, heads: int, full: list[in
 
 SHAPES: dict[str, Shape] = {
     "demo": Shape(
-        text=_text(192, 512, 4, 4, [6, 8, 10]),
+        text=_text(192, 512, 4, 4, [3, 5, 16]),
         vision=_tower(128, 320, 4, 4, [1, 3], 112),
         width=308,
         height=168,
     ),
     "tiny": Shape(
-        text=_text(64, 128, 2, 2, [4, 6, 6]),
+        text=_text(64, 128, 2, 2, [2, 4, 10]),
         vision=_tower(32, 64, 2, 2, [1], 56),
         width=196,
         height=112,
@@ -75,7 +76,8 @@ SHAPES: dict[str, Shape] = {
 class StageSettings:
     """One stage: ``steps`` or ``minutes`` bound it (what comes first), ``batch`` examples make a step.
 
-    ``rate``: highest learning rate, reached after the share ``warm_up``; ``train_tower``: the tower learns too.
+    ``rate``: highest learning rate, reached after the share ``warm_up``; ``train_tower``: the tower learns too;
+    ``replays``: how often, on average, an example is shown again later.
     """
 
     name: str
@@ -87,6 +89,7 @@ class StageSettings:
     decay: float = 0.05
     train_tower: bool = True
     optimizer: str = "muon"
+    replays: int = 0
 
 
 @dataclass(frozen=True, slots=True)

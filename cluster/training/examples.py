@@ -34,12 +34,16 @@ class Posed:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Example:
-    """One sequence: its frames, the first frame each visual token sees (``context``), and questions."""
+    """One sequence: its frames, the first frame each visual token sees (``context``), and questions.
+
+    ``seen`` ``[t, D]`` float16: visual tokens, where a tower that does not change has seen the frames already.
+    """
 
     scene: str
     frames: tuple[SeenFrame, ...]
     context: np.ndarray[tuple[int], np.dtype[np.int64]]
     posed: tuple[Posed, ...]
+    seen: np.ndarray[tuple[int, int], np.dtype[np.float16]] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,10 +63,10 @@ class TowerExamples:
         chosen = _eventful(scene, times, self.frames, rng)
         damage = Damage.draw(rng)
         pruning = Pruning()
+        samples = draw_samples(scene, shape, [times[2 * first + k] for first in chosen for k in range(2)], damage)
         frames = []
-        for first in chosen:
-            samples = draw_samples(scene, shape, times[2 * first : 2 * first + 2], damage)
-            (frame,) = prune_samples(samples, scene.events, grid, pruning, rng)
+        for place in range(len(chosen)):
+            (frame,) = prune_samples(samples[2 * place : 2 * place + 2], scene.events, grid, pruning, rng)
             frames.append(_thinned(frame, grid, rng) if rng.random() < 0.75 else frame)
         return Example(scene.name, tuple(frames), _contexts(frames, range(len(frames))), ())
 
@@ -80,7 +84,7 @@ class WindowExamples:
         shape = SHAPES[self.shape]
         times = sample_times(scene.seconds, shape.fps, rng)
         length = len(times) // 2
-        complete = rng.random() < 0.2
+        complete = rng.random() < 0.35
         alone = complete or rng.random() < 0.35
         count = length
         if alone:
@@ -153,7 +157,7 @@ def pose(
     rng: np.random.Generator,
     span: int = _WINDOW,
 ) -> tuple[Posed, ...]:
-    """Questions about every four frames: the scene's own events, and two others each time.
+    """Questions about every four frames: the scene's own events, and three others each time.
 
     ``windows``: for each frame, where its window opens; None for one window that grows from frame 0.
     """
@@ -162,7 +166,7 @@ def pose(
     for end in range(int(rng.integers(3, 7)), len(frames) + 1, _STRIDE):
         opening = 0 if windows is None else windows[end - 1]
         others = [kind for kind in EVENT_KINDS if kind not in own]
-        kinds = [*sorted(own), *(str(kind) for kind in rng.choice(others, size=2, replace=False))]
+        kinds = [*sorted(own), *(str(kind) for kind in rng.choice(others, size=3, replace=False))]
         for kind in kinds:
             told = label(scene, kind, frames, opening, end, len(frames) if windows is None else span)
             if told is not None:

@@ -99,6 +99,18 @@ def tower_block(
     return hidden + gated_mlp(rms_norm(hidden, block.norm2), block.mlp)
 
 
+def looks(hidden: Tensor, layer: Any, cos: Tensor, sin: Tensor, asking: Tensor) -> tuple[Tensor, Tensor]:
+    """What rows ``asking [a]`` look for in a decoder layer, and what all rows show: ``query [H, a, d]`` (scaled) and
+    ``key [Hkv, n, d]`` in float32. ``hidden [n, D]`` is the layer's input."""
+    attention = layer.self_attn
+    size = attention.head_dim
+    x = rms_norm(hidden, layer.input_layernorm)
+    query = linear(x[asking], attention.q_proj).view(len(asking), -1, size)
+    key = linear(x, attention.k_proj).view(len(x), -1, size)
+    query = rotate(query, cos[asking][:, None], sin[asking][:, None]) * attention.scaling
+    return query.transpose(0, 1).float(), rotate(key, cos[:, None], sin[:, None]).transpose(0, 1).float()
+
+
 def decoder_layer(hidden: Tensor, layer: Any, cos: Tensor, sin: Tensor, blocks: Sequence[Block]) -> Tensor:
     """One decoder layer on packed rows ``[n, D]``, of which ``blocks`` cover the real ones; ``cos, sin [n, d]``."""
     rows = blocks[-1].stop

@@ -52,7 +52,7 @@ class Layout:
 
     * ``positions`` ``[3, rows]``
     * ``system`` and ``text``: token ids of the rows before and after the visual ones
-    * ``visual``: number of visual rows
+    * ``offsets`` ``[frames + 1]``: the visual rows before each frame
     * ``asks``: the questions as they were laid out; ``starts``: the first row of each; ``order``: their indices among
       those that were given
     """
@@ -60,11 +60,16 @@ class Layout:
     positions: Tensor
     system: list[int]
     text: list[int]
-    visual: int
+    offsets: IntArray
     asks: tuple[Ask, ...]
     starts: tuple[int, ...]
     blocks: tuple[Block, ...]
     order: tuple[int, ...]
+
+    @property
+    def visual(self) -> int:
+        """Number of visual rows."""
+        return int(self.offsets[-1])
 
     def __len__(self) -> int:
         return len(self.system) + self.visual + len(self.text)
@@ -98,7 +103,7 @@ def lay_out(model: VisionLanguageModel, frames: Sequence[Frame], context: IntArr
         blocks.append(_question_block(head, window, row, lengths))
         row += sum(lengths)
     text = [token for ask in ordered for token in ask.ids]
-    return Layout(positions, system, text, int(offsets[-1]), tuple(ordered), tuple(starts), tuple(blocks), tuple(order))
+    return Layout(positions, system, text, offsets, tuple(ordered), tuple(starts), tuple(blocks), tuple(order))
 
 
 def _positions(

@@ -20,6 +20,7 @@ from cluster.training.examples import Example
 from cluster.training.feeder import Feeder
 from cluster.training.heads import DenseHeads
 from cluster.training.optimizer import StageOptimizer
+from cluster.training.replay import Replay
 from cluster.training.stages import Stage
 from cluster.training.trainee import Trainee
 
@@ -134,11 +135,14 @@ class StageRun:
         saved = validated = time.monotonic()
         sums: dict[str, list[float]] = defaultdict(list)
         batch = self.stage.settings.batch
-        with Feeder(self.stage.make, workers=self.settings.workers, first=self.step * batch) as feeder:
+        replays = self.stage.settings.replays
+        first = self.step * batch // (replays + 1)
+        with Feeder(self.stage.make, workers=self.settings.workers, first=first) as feeder:
+            examples = Replay(feeder, again=replays, seed=first)
             last = time.monotonic()
             try:
                 while self.share < 1.0:
-                    losses = self.train_step([feeder.next() for _ in range(batch)])
+                    losses = self.train_step([examples.next() for _ in range(batch)])
                     for name, value in losses.items():
                         sums[name].append(value)
                     now = time.monotonic()

@@ -13,7 +13,9 @@ from cluster.scenes import EVENT_KINDS
 from cluster.training.batch import dense_labels, layout_of, patch_batches
 from cluster.training.examples import Example
 from cluster.training.heads import DenseHeads
+from cluster.training.labels import LABELS
 from cluster.training.layout import Layout
+from cluster.training.pointing import Targets, pointing_loss
 from cluster.training.trainee import Trainee
 from cluster.types import PatchGrid
 
@@ -25,6 +27,7 @@ _TOWER_WEIGHT = 0.2
 _DENSE_WEIGHT = 0.25
 # The dense losses are sums over dozens of labels: at equal weight they would drown the answers they are there for.
 _ANSWER_WEIGHT = 3.0
+_POINTING_WEIGHT = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,21 +65,31 @@ def window_loss(
     """Answers to all questions, and dense labels on the way there."""
     layouts = [layout_of(model, example, grid, taught=True) for example in examples]
     with torch.set_grad_enabled(train_tower):
-        seen = model.see([frame for example in examples for frame in patch_batches(example, grid)])
-    reading = model.read(torch.split(seen, [layout.visual for layout in layouts]), layouts)
+        seen = _see(model, examples, grid)
+    asked = _asked(layouts, examples, model.device)
+    reading = model.read(torch.split(seen, [layout.visual for layout in layouts]), layouts, asked.rows)
     dense = dense_labels(examples, model.device)
     rows = _visual_rows(layouts, reading.starts, model.device)
     middle = heads.middle(reading.middle[rows], dense)
     last = heads.last(reading.last[rows], dense)
-    standing = _standing(model, reading.last, layouts, reading.starts, examples)
-    answered, yes_no = _answer_loss(model, standing)
+    answered, yes_no = _answer_loss(model, model.answers(reading.last[asked.rows]), asked.told)
+    pointed = asked.told.new_zeros((), dtype=torch.float32)
+    if len(asked.kinds):
+        targets = _targets(asked, layouts, reading.starts, rows, dense.hot)
+        pointed = pointing_loss(reading.looks, targets, _weight(asked.told))
     memory, recalled = _memory_loss(model, reading.last, layouts, reading.starts, examples)
-    total = _ANSWER_WEIGHT * answered + _MEMORY_WEIGHT * memory + _DENSE_WEIGHT * (middle.total + last.total)
+    total = (
+        _ANSWER_WEIGHT * answered
+        + _POINTING_WEIGHT * pointed
+        + _MEMORY_WEIGHT * memory
+        + _DENSE_WEIGHT * (middle.total + last.total)
+    )
     if train_tower:
         total = total + _TOWER_WEIGHT * heads.tower(seen, dense).total
     parts = {
         "loss": float(total.detach()),
         "answers": float(yes_no),
+        "pointed": float(pointed.detach()),
         "memory": float(memory.detach()),
         "recalled": recalled,
         "middle": float(middle.found),
@@ -89,20 +102,35 @@ def window_loss(
 def margins(model: Trainee, examples: Sequence[Example], grid: PatchGrid) -> Margins:
     """How sure the model is of each standing question."""
     layouts = [layout_of(model, example, grid, taught=False) for example in examples]
-    seen = model.see([frame for example in examples for frame in patch_batches(example, grid)])
+    seen = _see(model, examples, grid)
     reading = model.read(torch.split(seen, [layout.visual for layout in layouts]), layouts)
-    standing = _standing(model, reading.last, layouts, reading.starts, examples)
-    return Margins(_margin(model, standing.logits), standing.told, standing.kinds, standing.sequence, standing.end)
+    asked = _asked(layouts, examples, model.device)
+    values = _margin(model, model.answers(reading.last[asked.rows]))
+    return Margins(values, asked.told, asked.kinds, asked.sequence, asked.end)
+
+
+def _see(model: Trainee, examples: Sequence[Example], grid: PatchGrid) -> Tensor:
+    """Visual tokens of all examples; those a tower has seen already as they are."""
+    ready = [example.seen for example in examples]
+    if all(seen is None for seen in ready):
+        return model.see([frame for example in examples for frame in patch_batches(example, grid)])
+    parts = [
+        model.see(patch_batches(example, grid)) if seen is None else torch.from_numpy(seen).to(model.device).float()
+        for example, seen in zip(examples, ready, strict=True)
+    ]
+    return torch.cat(parts)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Standing:
-    """Logits ``[n, vocab]`` where each standing question's answer begins, and the right answers."""
+class _Asked:
+    """The standing questions of some packed sequences: the row in which each one's answer begins (``rows [n]``), the
+    right answer (``told [n]``), its event, of which sequence it is, and the frames of its window."""
 
-    logits: Tensor
+    rows: Tensor
     told: Tensor
     kinds: tuple[str, ...]
     sequence: tuple[int, ...]
+    opening: tuple[int, ...]
     end: tuple[int, ...]
 
 
@@ -114,23 +142,45 @@ def _visual_rows(layouts: Sequence[Layout], starts: Sequence[int], device: torch
     return torch.cat(parts).to(device)
 
 
-def _standing(
-    model: Trainee, hidden: Tensor, layouts: Sequence[Layout], starts: Sequence[int], examples: Sequence[Example]
-) -> _Standing:
-    found = []
-    for number, (layout, start, example) in enumerate(zip(layouts, starts, examples, strict=True)):
+def _asked(layouts: Sequence[Layout], examples: Sequence[Example], device: torch.device) -> _Asked:
+    rows, posed, sequence = [], [], []
+    start = 0
+    for number, (layout, example) in enumerate(zip(layouts, examples, strict=True)):
         for ask, row, index in zip(layout.asks, layout.starts, layout.order, strict=True):
-            posed = example.posed[index]
-            if posed.kind in EVENT_KINDS:
-                found.append((start + row + len(ask.question) - 1, posed, number))
-    rows = torch.tensor([row for row, _, _ in found], dtype=torch.int64, device=hidden.device)
-    return _Standing(
-        logits=model.answers(hidden[rows]),
-        told=torch.tensor([posed.answer == "yes" for _, posed, _ in found], device=hidden.device),
-        kinds=tuple(posed.kind for _, posed, _ in found),
-        sequence=tuple(number for _, _, number in found),
-        end=tuple(posed.end for _, posed, _ in found),
+            if example.posed[index].kind in EVENT_KINDS:
+                rows.append(start + row + len(ask.question) - 1)
+                posed.append(example.posed[index])
+                sequence.append(number)
+        start += len(layout)
+    return _Asked(
+        rows=torch.tensor(rows, dtype=torch.int64, device=device),
+        told=torch.tensor([each.answer == "yes" for each in posed], dtype=torch.bool, device=device),
+        kinds=tuple(each.kind for each in posed),
+        sequence=tuple(sequence),
+        opening=tuple(each.opening for each in posed),
+        end=tuple(each.end for each in posed),
     )
+
+
+def _targets(asked: _Asked, layouts: Sequence[Layout], starts: Sequence[int], visual: Tensor, hot: Tensor) -> Targets:
+    """Where the questions should look; ``visual [t]``: the rows of all visual tokens, ``hot [t, labels]`` theirs."""
+    device = hot.device
+    total = starts[-1] + len(layouts[-1])
+    row = torch.arange(total, device=device)
+    first, last, head = [], [], []
+    for number, opening, end in zip(asked.sequence, asked.opening, asked.end, strict=True):
+        layout, start = layouts[number], starts[number] + len(layouts[number].system)
+        first.append(start + int(layout.offsets[opening]))
+        last.append(start + int(layout.offsets[end]))
+        head.append(starts[number])
+    window = (row >= torch.tensor(first, device=device)[:, None]) & (row < torch.tensor(last, device=device)[:, None])
+    begin = torch.tensor(head, device=device)[:, None]
+    length = torch.tensor([len(layouts[number].system) for number in asked.sequence], device=device)[:, None]
+    shows = torch.zeros(len(EVENT_KINDS), total, dtype=torch.bool, device=device)
+    columns = [LABELS.index(f"event:{kind}") for kind in EVENT_KINDS]
+    shows[:, visual] = hot[:, columns].T > 0
+    kind = torch.tensor([EVENT_KINDS.index(kind) for kind in asked.kinds], device=device)
+    return Targets(window, window & shows[kind], (row >= begin) & (row < begin + length), asked.told)
 
 
 def _margin(model: Trainee, logits: Tensor) -> Tensor:
@@ -138,17 +188,19 @@ def _margin(model: Trainee, logits: Tensor) -> Tensor:
     return logits[:, yes].logsumexp(1) - logits[:, no].logsumexp(1)
 
 
-def _answer_loss(model: Trainee, standing: _Standing) -> tuple[Tensor, float]:
+def _weight(told: Tensor) -> Tensor:
+    return 1.0 + (_POSITIVE - 1.0) * told.float()
+
+
+def _answer_loss(model: Trainee, logits: Tensor, told: Tensor) -> tuple[Tensor, float]:
     """Weighted cross-entropy of yes against no, and of the word itself; and the former alone, for the log."""
-    if not len(standing.kinds):
-        zero = standing.logits.sum() * 0
-        return zero, 0.0
-    told = standing.told.float()
-    weight = 1.0 + (_POSITIVE - 1.0) * told
-    each = F.binary_cross_entropy_with_logits(_margin(model, standing.logits), told, reduction="none")
+    if not len(told):
+        return logits.sum() * 0, 0.0
+    weight = _weight(told)
+    each = F.binary_cross_entropy_with_logits(_margin(model, logits), told.float(), reduction="none")
     yes_no = (each * weight).sum() / weight.sum()
-    words = torch.where(standing.told, model.words("yes")[0], model.words("no")[0])
-    return yes_no + _VOCABULARY_WEIGHT * F.cross_entropy(standing.logits, words), float(yes_no.detach())
+    words = torch.where(told, model.words("yes")[0], model.words("no")[0])
+    return yes_no + _VOCABULARY_WEIGHT * F.cross_entropy(logits, words), float(yes_no.detach())
 
 
 def _memory_loss(

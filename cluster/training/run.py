@@ -16,9 +16,10 @@ from cluster.training.checkpoint import load
 from cluster.training.config import Settings
 from cluster.training.examples import Example, ValidationExamples
 from cluster.training.export import export
+from cluster.training.frozen import save_tower
 from cluster.training.heads import DenseHeads
 from cluster.training.loop import Listener, StageRun
-from cluster.training.stages import TRAINED, make_stage
+from cluster.training.stages import FROZEN, TRAINED, make_stage
 from cluster.training.trainee import Trainee
 
 EXPORT = "export"
@@ -72,7 +73,7 @@ def train(
     wanted = {stage.name: make_stage(settings, stage, recorded, folder) for stage in settings.stages}
     if begin_with is not None:
         take_weights(begin_with, model)
-    elif TRAINED[0] in wanted:
+    elif TRAINED[0] in wanted and not (resume and (folder / f"{TRAINED[0]}.pt").is_file()):
         make = wanted[TRAINED[0]].make
         begin(model, [make(_BEGINNING + number) for number in range(_BEGINNING_SCENES)])
     check = lru_cache(maxsize=None)(ValidationExamples(settings.shape))
@@ -84,6 +85,8 @@ def train(
         run = StageRun(settings, wanted[name], model, heads, folder)
         if resume:
             run.resume()
+        if name == "language":
+            save_tower(model, folder / FROZEN)
         if not run.done:
             audience.begins(name, run.step)
             run.run(audience, validation=lambda: _some(check, settings.validation_scenes))

@@ -9,14 +9,18 @@ from pathlib import Path
 from cluster.errors import ConfigError
 from cluster.training.config import Settings, StageSettings
 from cluster.training.examples import Example, TowerExamples, ValidationExamples, WindowExamples
+from cluster.training.frozen import FrozenExamples
 from cluster.training.heads import DenseHeads
 from cluster.training.loss import Loss, tower_loss, window_loss
 from cluster.training.pictures import picture_grid
 from cluster.training.trainee import Trainee
 from cluster.training.validate import validate_tower, validate_windows
 
-TRAINED = ("tower", "windows", "codec")
+TRAINED = ("tower", "language", "windows", "codec")
 """In the order they run in; ``export`` follows."""
+
+FROZEN = "frozen-tower.pt"
+"""File with the tower of the stage ``language``, inside of the run's folder."""
 
 CACHE = "recorded"
 """Folder of what pruners left of encoded scenes, inside of the run's."""
@@ -65,6 +69,9 @@ def make_stage(settings: Settings, stage: StageSettings, recorded: Path | None, 
             lambda model, heads, examples: validate_tower(model, heads, examples, grid),
             "auc",
         )
+    if stage.name == "language":
+        seen = FrozenExamples(WindowExamples(shape, seed), str(folder / FROZEN), shape)
+        return Stage(stage, seen, check, windows, judge_windows, "f1")
     if stage.name == "windows":
         return Stage(stage, WindowExamples(shape, seed), check, windows, judge_windows, "f1")
     if stage.name == "codec":

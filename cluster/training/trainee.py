@@ -15,7 +15,7 @@ from cluster.models.presets import initialise
 from cluster.models.qwen2_5_vl import Qwen25VL, lexicographic_order
 from cluster.training.attention import Block, Pieces, permute
 from cluster.training.config import Shape
-from cluster.training.layers import decoder_layer, linear, padded, regular_rows, rms_norm, tower_block
+from cluster.training.layers import decoder_layer, linear, looks, padded, regular_rows, rms_norm, tower_block
 from cluster.training.layout import Layout
 from cluster.training.tokens import demo_tokenizer
 
@@ -26,11 +26,13 @@ PATCHES_PER_PASS = {"cpu": 4224, "cuda": 1 << 30}
 @dataclass(frozen=True, slots=True, eq=False)
 class Reading:
     """Hidden states ``[rows, D]`` of packed sequences, half way and at the end (normed); ``starts``: the
-    first row of each sequence."""
+    first row of each sequence; ``looks``: of each layer of the second half, queries ``[H, a, d]`` of the rows that were
+    asked for and keys ``[Hkv, rows, d]``."""
 
     middle: Tensor
     last: Tensor
     starts: tuple[int, ...]
+    looks: tuple[tuple[Tensor, Tensor], ...] = ()
 
 
 class Trainee(Qwen25VL):
@@ -117,8 +119,11 @@ class Trainee(Qwen25VL):
         weight = weight.transpose(1, 2).flatten(1).to(self.compute)
         return F.linear(patches.to(self.compute).sub_(128), weight, bias.to(self.compute))
 
-    def read(self, visual: Sequence[Tensor], layouts: Sequence[Layout]) -> Reading:
-        """Run sequences through the language model; ``visual[i]`` ``[t, D]``: the visual tokens of ``layouts[i]``."""
+    def read(self, visual: Sequence[Tensor], layouts: Sequence[Layout], asking: Tensor | None = None) -> Reading:
+        """Run sequences through the language model; ``visual[i]`` ``[t, D]``: the visual tokens of ``layouts[i]``.
+
+        ``asking`` ``[a]``: rows whose looks are wanted.
+        """
         text = self._text_model
         parts: list[Tensor] = []
         blocks: list[Block] = []
@@ -137,11 +142,14 @@ class Trainee(Qwen25VL):
         positions = torch.cat([layout.positions for layout in layouts], dim=1)
         cos, sin = (x.to(self.compute) for x in self.rotary(F.pad(positions, (0, filled - row))))
         middle = hidden
+        looked = []
         for index, layer in enumerate(self.layers):
+            if asking is not None and index >= len(self.layers) // 2:
+                looked.append(looks(hidden, layer, cos, sin, asking))
             hidden = decoder_layer(hidden, layer, cos, sin, blocks)
             if index + 1 == len(self.layers) // 2:
                 middle = hidden
-        return Reading(middle, rms_norm(hidden, text.norm), tuple(starts))
+        return Reading(middle, rms_norm(hidden, text.norm), tuple(starts), tuple(looked))
 
     def answers(self, hidden: Tensor) -> Tensor:
         """Logits ``[n, vocab]`` of normed hidden states ``[n, D]``."""

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from cluster.evaluation.metrics import CONSECUTIVE, video_score
 from cluster.scenes import EVENT_KINDS
 from cluster.training.batch import dense_labels, patch_batches
 from cluster.training.examples import Example
@@ -61,7 +62,7 @@ def validate_windows(model: Trainee, examples: Sequence[Example], grid: PatchGri
             if here.any():
                 scores[kind] += values[here].tolist()
                 told[kind] += right[here].tolist()
-                videos[kind].append(pair_score(values[here]))
+                videos[kind].append(video_score(values[here], min(CONSECUTIVE, int(here.sum()))))
                 shown[kind].append(bool(right[here].any()))
     metrics: dict[str, float] = {}
     for kind in EVENT_KINDS:
@@ -71,11 +72,6 @@ def validate_windows(model: Trainee, examples: Sequence[Example], grid: PatchGri
     for name in ("auc", "f1", "video_f1"):
         metrics[name] = _mean(metrics[f"{name}:{kind}"] for kind in EVENT_KINDS)
     return metrics
-
-
-def pair_score(values: Floats) -> float:
-    """The highest threshold at which two windows in a row are positive (a video of one window: its score)."""
-    return float(np.minimum(values[:-1], values[1:]).max() if len(values) > 1 else values.max())
 
 
 @torch.no_grad()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from cluster.training.validate import auc, best_f1, pair_score
+from cluster.training.validate import auc, best_f1
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -36,9 +36,3 @@ def test_where_one_answer_never_occurs_nothing_can_be_said() -> None:
     assert np.isnan(auc(np.array([1.0, 2.0]), np.array([True, True])))
     assert np.isnan(auc(np.array([1.0, 2.0]), np.array([False, False])))
     assert np.isnan(best_f1(np.array([1.0, 2.0]), np.array([False, False]))[0])
-
-
-def test_a_video_is_positive_with_two_windows_in_a_row() -> None:
-    assert pair_score(np.array([0.9, 0.1, 0.8, 0.7, 0.2])) == pytest.approx(0.7)
-    assert pair_score(np.array([0.9, 0.1, 0.8])) == pytest.approx(0.1)
-    assert pair_score(np.array([0.4])) == pytest.approx(0.4)
