@@ -58,7 +58,7 @@ CAMERAS = (
     ),
     DemoCamera(
         "road",
-        "By day: a van stops in its lane and a car comes the wrong way, while people walk past in a group",
+        "By day: a car stops in its lane, and a bus comes up beside it the wrong way",
         index=53,
         event="any",
         questions=("stopped_vehicle", "wrong_way", "fight"),
