@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from cluster.evaluation.calibration import Calibration, calibrate
-from cluster.evaluation.metrics import Accuracy, Measured, accuracy, f1_drop, recall_drop
+from cluster.evaluation.metrics import Measured, accuracy, f1_drop, recall_drop
 from cluster.evaluation.policies import Setting
 from cluster.evaluation.results import Results, Thresholds
 
@@ -154,8 +154,3 @@ def _put(found: Figures, name: str, value: Measured | float) -> None:
     found.values[name] = float(number)
     if isinstance(value, Measured):
         found.measured[name] = value
-
-
-def accuracies(results: Results, thresholds: Thresholds) -> dict[str, Accuracy]:
-    """Of every setting, by its name."""
-    return {setting.name: accuracy(results.decisions(setting, thresholds)) for setting in results.settings}

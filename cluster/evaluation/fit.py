@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -13,22 +14,26 @@ from cluster.errors import ConfigError, ModelError
 from cluster.evaluation.logistic import logit, sigmoid
 from cluster.evaluation.metrics import Bools, Floats
 from cluster.evaluation.results import Results
-from cluster.evaluation.threshold import choose_threshold
+from cluster.evaluation.threshold import choose_threshold, choose_thresholds
 from cluster.models.settings import FILE, ModelSettings
 
 _STEPS = 60
+# Videos that must show a kind of event before it gets a threshold of its own.
+_FEWEST = 8
 # Slopes outside of this are no calibration: the score is noise, or turned round.
 _TEMPERATURES = (0.05, 50.0)
 
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """What is written: see ``ModelSettings``. ``f1`` is full computation's on the videos it was fitted on."""
+    """What is written: see ``ModelSettings``. ``f1`` is full computation's on the videos it was fitted on, with the one
+    threshold; ``thresholds`` has the kinds that enough of those videos show."""
 
     score_temperature: float
     score_bias: float
     threshold: float
     f1: float
+    thresholds: Mapping[str, float] = field(default_factory=dict)
 
 
 def fit(results: Results, settings: ModelSettings) -> Fit:
@@ -52,7 +57,10 @@ def fit(results: Results, settings: ModelSettings) -> Fit:
     known = np.isfinite(videos)
     videos[known] = sigmoid((logit(videos[known]) - old_bias) * old_temperature * slope + bias)
     threshold, f1 = choose_threshold(videos, results.truth, results.judged)
-    return Fit(1 / slope, bias, threshold, f1)
+    often = (results.truth & results.judged).sum(0) >= _FEWEST
+    own = choose_thresholds(results.kinds, videos, results.truth, results.judged)
+    kinds = {kind: own[kind][0] for kind, enough in zip(results.kinds, often, strict=True) if enough}
+    return Fit(1 / slope, bias, threshold, f1, kinds)
 
 
 def platt(margins: Floats, truth: Bools) -> tuple[float, float]:
@@ -89,7 +97,7 @@ def write_fit(folder: Path, found: Fit) -> None:
         "score_bias": round(found.score_bias, 5),
         "threshold": round(found.threshold, 4),
     }
-    body.pop("thresholds", None)
+    body["thresholds"] = {kind: round(value, 4) for kind, value in found.thresholds.items()}
     part = path.with_name(f".{FILE}.part")
     part.write_text(json.dumps(body, indent=2) + "\n", encoding="utf-8")
     part.replace(path)

@@ -220,7 +220,7 @@ class _Viewer:
         """FLOPs and visual tokens of the tower for every frame of the window.
 
         Full computation encodes each frame anew in every window that holds it. The same frame gives the same tokens,
-        so the engine's cached ones are used and only the count pretends.
+        so the engine's cached ones are used, and what encoding them again would have cost is counted.
         """
         # Windows to come open no earlier.
         self._frames = self._frames[opening(self._frames, request.start) :]

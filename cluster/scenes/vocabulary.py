@@ -17,8 +17,6 @@ BAG_STATES = ("left", "attended", "furniture")
 STATES = (*PERSON_STATES, *VEHICLE_STATES, *BAG_STATES)
 OBJECT_KINDS = ("person", "vehicle", "bag")
 
-STRATA = ("noisy", "night", "low_contrast", "slow", "rain", "crowd")
-
 # Seconds of an event that a window must hold before anybody could be asked to see it.
 _NEEDED_S = {
     "fall": 3.0,

@@ -6,7 +6,8 @@ import json
 import math
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import Protocol
@@ -180,16 +181,21 @@ class StageRun:
 
     def validate(self, examples: list[Example], listener: Listener, *, average: bool = True) -> dict[str, float]:
         """Metrics of the moving average (or of the weights as they are)."""
-        raw = {name: value.detach().clone() for name, value in self.model.model.state_dict().items()}
-        if average:
-            self.model.model.load_state_dict(self.average)
-        try:
+        with self._averaged() if average else nullcontext():
             metrics = self.stage.judge(self.model, self.heads, examples)
-        finally:
-            self.model.model.load_state_dict(raw)
         self._log("validation" if average else "validation_raw", metrics)
         listener.validated(metrics)
         return metrics
+
+    @contextmanager
+    def _averaged(self) -> Iterator[None]:
+        """With the moving average in place of the weights."""
+        raw = {name: value.detach().clone() for name, value in self.model.model.state_dict().items()}
+        self.model.model.load_state_dict(self.average)
+        try:
+            yield
+        finally:
+            self.model.model.load_state_dict(raw)
 
     def _log(self, what: str, values: dict[str, float]) -> None:
         line = {

@@ -32,8 +32,9 @@ def test_a_fit_changes_its_own_entries_only(tmp_path):
     (tmp_path / "sightline.json").write_text(
         json.dumps({"window_s": 20.0, "questions": {"fall": "?"}, "thresholds": {}})
     )
-    write_fit(tmp_path, Fit(1.5, -0.25, 0.4, 0.9))
+    write_fit(tmp_path, Fit(1.5, -0.25, 0.4, 0.9, {"fall": 0.71}))
     known = ModelSettings.load(tmp_path)
+    assert (known.threshold_of("fall"), known.threshold_of("fight")) == (0.71, 0.4)
     assert (known.window_s, known.score_temperature, known.score_bias, known.threshold) == (20.0, 1.5, -0.25, 0.4)
     assert dict(known.questions) == {"fall": "?"}
 
