@@ -1,0 +1,6 @@
+"""Compressors, one per file: which tokens a memory keeps when its budget is reached."""
+
+from cluster.memory.compress import cords, infinipot_v, simple
+from cluster.memory.compress.base import Compressor, compressors
+
+__all__ = ["Compressor", "compressors", "cords", "infinipot_v", "simple"]

@@ -1,0 +1,69 @@
+"""One layer's remembered KV: ragged tokens per frame and, once compressed, other tokens per head."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LayerKV:
+    """``n`` tokens of each of ``H`` key heads, in time order.
+
+    * ``key``, ``value`` ``[H, n, D]``; keys before rotary, so that what stood at one cell at two times is comparable
+    * ``frame`` ``[H, n]`` int64: the number of the frame a token was seen in, ascending
+    * ``cell`` ``[H, n]`` int64: its place in the frame's grid, row-major
+
+    Raises:
+        ValueError: shapes do not fit, or frames do not ascend.
+    """
+
+    key: Tensor
+    value: Tensor
+    frame: Tensor
+    cell: Tensor
+
+    def __post_init__(self) -> None:
+        if self.key.ndim != 3 or self.key.shape != self.value.shape:
+            raise ValueError(
+                f"keys {tuple(self.key.shape)} and values {tuple(self.value.shape)} must both be [H, n, D]"
+            )
+        if self.frame.shape != self.key.shape[:2] or self.cell.shape != self.key.shape[:2]:
+            raise ValueError(f"every one of the {tuple(self.key.shape[:2])} tokens needs a frame and a cell")
+        if self.tokens > 1 and bool((self.frame[:, 1:] < self.frame[:, :-1]).any()):
+            raise ValueError("tokens must stand in time order")
+
+    @property
+    def heads(self) -> int:
+        return self.key.shape[0]
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of each head."""
+        return self.key.shape[1]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of keys and values."""
+        return self.key.nbytes + self.value.nbytes
+
+    @classmethod
+    def of_frame(cls, key: Tensor, value: Tensor, frame: int, cell: Tensor) -> LayerKV:
+        """One frame's tokens ``[H, t, D]`` as the engine made them; ``cell [t]`` is that of all heads."""
+        heads, tokens = key.shape[:2]
+        number = torch.full((heads, tokens), frame, dtype=torch.int64, device=key.device)
+        return cls(key, value, number, cell.to(torch.int64).expand(heads, tokens))
+
+    def then(self, later: LayerKV) -> LayerKV:
+        """These tokens and, after them, ``later`` ones."""
+        parts = [(getattr(self, name), getattr(later, name)) for name in ("key", "value", "frame", "cell")]
+        return LayerKV(*(torch.cat(part, dim=1) for part in parts))
+
+    def take(self, kept: Tensor) -> LayerKV:
+        """The tokens ``kept [H, m]`` int64, ascending in each head."""
+        wide = kept[..., None].expand(-1, -1, self.key.shape[2])
+        return LayerKV(
+            self.key.gather(1, wide), self.value.gather(1, wide), self.frame.gather(1, kept), self.cell.gather(1, kept)
+        )

@@ -1,0 +1,216 @@
+"""Compressors against hand-computed cases, brute force, and what must hold for every one of them."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.nn import functional as F
+
+from cluster.memory.compress import compressors
+from cluster.memory.compress.cords import CoRDS, centroids, greedy_cover, log_det_greedy
+from cluster.memory.compress.infinipot_v import (
+    InfiniPotV,
+    last_of_cell,
+    pool_steps,
+    pooled_norms,
+    temporal_redundancy,
+)
+from cluster.memory.coverage import coverage_area, nearest_distances
+from cluster.memory.layer import LayerKV
+
+COLUMNS = 4
+
+
+def ragged(seed: int, frames: int, heads: int = 2, width: int = 8, layers: int = 4) -> list[LayerKV]:
+    """A first frame of 12 cells and then frames with any of them, the same cells in every layer."""
+    rng = torch.Generator().manual_seed(seed)
+    made: list[LayerKV | None] = [None] * layers
+    for number in range(frames):
+        cell = torch.arange(12) if number == 0 else (torch.rand(12, generator=rng) < 0.4).nonzero()[:, 0]
+        for index, before in enumerate(made):
+            key, value = torch.randn(2, heads, len(cell), width, generator=rng)
+            frame = LayerKV.of_frame(key, value, number, cell)
+            made[index] = frame if before is None else before.then(frame)
+    return made  # type: ignore[return-value]
+
+
+bounded = sorted(set(compressors.names()) - {"none"})
+
+
+@pytest.mark.parametrize("name", compressors.names())
+def test_a_budget_of_everything_is_the_identity(name: str) -> None:
+    layers = ragged(1, 6)
+    for layer, kept in zip(layers, compressors.get(name)(COLUMNS).select(layers, layers[0].tokens), strict=True):
+        assert torch.equal(kept, torch.arange(layer.tokens).expand(2, -1))
+
+
+@pytest.mark.parametrize("name", bounded)
+@given(seed=st.integers(0, 50), frames=st.integers(1, 9), share=st.floats(0.05, 0.99))
+def test_never_more_than_the_budget_and_each_token_once(name: str, seed: int, frames: int, share: float) -> None:
+    layers = ragged(seed, frames)
+    budget = max(1, int(share * layers[0].tokens))
+    for layer, kept in zip(layers, compressors.get(name)(COLUMNS).select(layers, budget), strict=True):
+        assert kept.shape == (2, min(budget, layer.tokens))
+        assert bool((kept[:, 1:] > kept[:, :-1]).all())
+        assert int(kept.min()) >= 0
+        assert int(kept.max()) < layer.tokens
+        layer.take(kept)
+
+
+# -- InfiniPot-V ----------------------------------------------------------------------------------
+def tokens(*each: tuple[int, int, list[float]]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """(frame, cell, key) of each token -> key, frame, cell."""
+    frame, cell, key = zip(*each, strict=True)
+    return torch.tensor(key), torch.tensor(frame), torch.tensor(cell)
+
+
+def test_redundancy_is_minus_the_mean_cosine_with_the_recent_frames_at_the_cell() -> None:
+    key, frame, cell = tokens(
+        (0, 0, [1.0, 0.0]), (0, 1, [0.0, 2.0]), (1, 0, [0.0, 1.0]), (2, 0, [1.0, 1.0]), (2, 1, [0.0, -1.0])
+    )
+    found = temporal_redundancy(key, frame, cell, first_recent=1)
+    # Cell 0 showed (0, 1) and (1, 1): cosines 0 and 0.707. Cell 1 was not seen anew in frame 1: (0, 1), then (0, -1).
+    assert found[0] == pytest.approx(-(0 + math.sqrt(0.5)) / 2, abs=1e-6)
+    assert found[1] == pytest.approx(-(1 - 1) / 2, abs=1e-6)
+
+
+def test_redundancy_of_complete_frames_is_the_papers() -> None:
+    frames, cells, recent = 7, 6, 2
+    key = torch.randn(frames, cells, 5, generator=torch.Generator().manual_seed(0))
+    unit = F.normalize(key, dim=-1)
+    wanted = -torch.einsum("tcd,rcd->tc", unit, unit[-recent:]) / recent
+    frame = torch.arange(frames).repeat_interleave(cells)
+    found = temporal_redundancy(key.flatten(0, 1), frame, torch.arange(cells).repeat(frames), frames - recent)
+    torch.testing.assert_close(found, wanted.flatten())
+
+
+def test_the_last_token_of_a_cell_is_what_it_shows_now() -> None:
+    assert last_of_cell(torch.tensor([3, 1, 3, 0, 1])).tolist() == [False, False, True, True, True]
+
+
+@pytest.mark.parametrize("pool", [1, 3, 5, 7])
+def test_pooled_norms_are_means_over_the_tokens_around(pool: int) -> None:
+    rng = torch.Generator().manual_seed(pool)
+    frame = torch.tensor([0] * 12 + [1] * 5)
+    cell = torch.cat([torch.arange(12), torch.tensor([0, 1, 5, 6, 11])])
+    norms = torch.rand(17, generator=rng)
+    found = pooled_norms(norms, frame, cell, COLUMNS, pool)
+    reach = pool // 2
+    for index in range(17):
+        near = [
+            float(norms[other])
+            for other in range(17)
+            if frame[other] == frame[index]
+            and abs(int(cell[other]) // COLUMNS - int(cell[index]) // COLUMNS) <= reach
+            and abs(int(cell[other]) % COLUMNS - int(cell[index]) % COLUMNS) <= reach
+        ]
+        assert found[index] == pytest.approx(sum(near) / len(near), abs=1e-5)
+
+
+def test_what_is_new_at_its_place_and_what_is_there_now_stay() -> None:
+    """A still picture of four cells over 16 frames in which one token, long ago, was unlike all others."""
+    key = torch.ones(1, 64, 3) + 0.01 * torch.randn(1, 64, 3, generator=torch.Generator().manual_seed(0))
+    key[0, 21] = torch.tensor([-1.0, 1.0, 0.0])
+    layer = LayerKV(
+        key, torch.ones(1, 64, 3), torch.arange(16).repeat_interleave(4)[None], torch.arange(4).repeat(16)[None]
+    )
+    (kept,) = InfiniPotV(2).select([layer], 20)
+    assert 21 in kept[0].tolist()
+    # Two recent frames.
+    assert set(range(56, 64)) <= set(kept[0].tolist())
+
+
+def test_the_only_copy_of_a_still_cell_survives() -> None:
+    """Cell 3 is seen once, in the first frame; the others in every frame."""
+    frames = [torch.arange(4)] + [torch.arange(3)] * 15
+    rng = torch.Generator().manual_seed(4)
+    parts = [
+        LayerKV.of_frame(*torch.randn(2, 1, len(cells), 6, generator=rng), number, cells)
+        for number, cells in enumerate(frames)
+    ]
+    layer = parts[0]
+    for part in parts[1:]:
+        layer = layer.then(part)
+    (kept,) = InfiniPotV(2).select([layer], 12)
+    assert 3 in kept[0].tolist()
+
+
+def test_pool_steps_are_quartiles() -> None:
+    assert pool_steps([0.1, 0.2, 0.3, 0.4, 0.5]) == pytest.approx((0.2, 0.3, 0.4))
+
+
+# -- CoRDS ----------------------------------------------------------------------------------------
+def test_without_bonus_each_choice_is_the_farthest_from_those_before() -> None:
+    keys, values = torch.randn(2, 15, 6, generator=torch.Generator().manual_seed(2))
+    order = greedy_cover(keys, values, key_weight=0.25, bonus=0.0, bonus_key_weight=0.25).tolist()
+    assert sorted(order) == list(range(15))
+    for step in range(1, 14):
+        chosen, rest = order[:step], order[step:]
+
+        def apart(i: int, chosen: list[int] = chosen) -> float:
+            return min(
+                float(0.25 * (keys[i] - keys[j]).square().sum() + 0.75 * (values[i] - values[j]).square().sum())
+                for j in chosen
+            )
+
+        assert apart(order[step]) == pytest.approx(max(map(apart, rest)))
+
+
+def test_the_bonus_prefers_new_directions_as_pivoted_cholesky_does() -> None:
+    """Three directions, many frames of each at slightly different lengths: with the bonus alone, three choices cover
+    all three, which are the ones exact log-det greedy takes."""
+    rng = torch.Generator().manual_seed(5)
+    direction = torch.eye(3).repeat_interleave(6, dim=0)
+    vectors = direction * (1 + 0.05 * torch.rand(18, 1, generator=rng)) + 0.01 * torch.randn(18, 3, generator=rng)
+    still = torch.zeros(18, 3)
+    order = greedy_cover(vectors, still, key_weight=0.0, bonus=1.0, bonus_key_weight=1.0, count=3)
+    assert {int(i) // 6 for i in order} == {0, 1, 2}
+    assert {int(i) // 6 for i in log_det_greedy(vectors, 3)} == {0, 1, 2}
+
+
+@given(seed=st.integers(0, 100))
+def test_pivoted_cholesky_is_the_greedy_log_determinant(seed: int) -> None:
+    vectors = torch.randn(7, 5, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    order = log_det_greedy(vectors, 4, epsilon=0.0).tolist()
+    for step in range(4):
+        gains = {
+            i: float(torch.logdet(vectors[[*order[:step], i]] @ vectors[[*order[:step], i]].T))
+            for i in range(7)
+            if i not in order[:step]
+        }
+        assert order[step] == max(gains, key=gains.__getitem__)
+
+
+def test_a_frame_is_the_mean_of_its_tokens() -> None:
+    found = centroids(torch.tensor([[1.0], [3.0], [10.0]]), torch.tensor([0, 0, 1]), 2)
+    assert found.tolist() == [[2.0], [10.0]]
+
+
+def test_the_papers_anchors_of_28_layers_and_what_follows_them() -> None:
+    assert CoRDS(COLUMNS).anchors(28) == [0, 2, 4]
+    assert CoRDS(COLUMNS).anchors(2) == [0]
+    layers = ragged(3, 8, layers=16)
+    kept = CoRDS(COLUMNS).select(layers, 20)
+    assert torch.equal(kept[1], kept[0])
+    assert torch.equal(kept[15], kept[2])
+    assert not torch.equal(kept[2], kept[0])
+
+
+# -- coverage -------------------------------------------------------------------------------------
+def test_kept_tokens_have_distance_zero_and_others_that_of_the_nearest() -> None:
+    layer = ragged(6, 5)[0]
+    kept = torch.tensor([[0, 4, 9], [1, 2, 3]])
+    found = nearest_distances(layer, kept, "key")
+    scale = layer.key.square().sum(-1).mean().sqrt()
+    assert found.gather(1, kept).abs().max() < 1e-3
+    wanted = min(float((layer.key[1, 7] - layer.key[1, j]).norm()) for j in (1, 2, 3)) / float(scale)
+    assert float(found[1, 7]) == pytest.approx(wanted, rel=1e-3)
+
+
+def test_the_area_is_one_where_everything_is_kept() -> None:
+    assert coverage_area(torch.zeros(5), 2.0) == 1.0
+    assert coverage_area(torch.tensor([0.0, 1.0, 2.0, 5.0]), 2.0) == pytest.approx((1 + 0.5) / 4)
