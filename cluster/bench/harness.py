@@ -25,6 +25,7 @@ BENCHES: dict[str, str] = {
     "codec": "the whole front end against bare decoding of the same clip, one core",
     "ingest": "packets per second through the gateway by gRPC push, flow control on",
     "batch": "streams stepped together against one by one",
+    "memory": "what compressors cost and cover, under a cap, on the KV that leaves real windows",
     "soak": "memory after thousands of windows on one camera",
 }
 

@@ -80,7 +80,7 @@ def run(args: argparse.Namespace) -> BenchResult:
     rows: list[dict[str, Any]] = []
     overheads: list[float] = []
     with tempfile.TemporaryDirectory() as directory:
-        for name, path in clip_names(args.clips or _made_clips(Path(directory))):
+        for name, path in clip_names(args.clips or made_clips(Path(directory))):
             at_least = args.window + (6 if args.windows is None else args.windows) * args.stride
             clip = read_clip(
                 path,
@@ -104,7 +104,8 @@ def run(args: argparse.Namespace) -> BenchResult:
     return BenchResult("window", figures, rows, notes)
 
 
-def _made_clips(directory: Path) -> list[Path]:
+def made_clips(directory: Path) -> list[Path]:
+    """Two made clips: a street, and the same with a noisy sensor."""
     from cluster.clips import make_clip
 
     made = [directory / "street.mp4", directory / "noisy.mp4"]

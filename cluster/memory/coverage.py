@@ -12,20 +12,22 @@ from cluster.memory.layer import LayerKV
 Space = Literal["key", "value", "joint"]
 
 
-def nearest_distances(full: LayerKV, kept: Tensor, space: Space) -> Tensor:
-    """Distance ``[H, n]`` of every token of ``full`` to the nearest of the tokens ``kept [H, m]`` of its head.
+def nearest_distances(full: LayerKV, kept: LayerKV, space: Space) -> Tensor:
+    """Distance ``[H, n]`` of every token of ``full`` to the nearest of those that were ``kept`` of its head.
 
     ``joint``: root of the mean of both squared distances, each in units of its space's mean squared norm, so that
     neither counts for its scale.
     """
-    parts = {"key": (full.key,), "value": (full.value,), "joint": (full.key, full.value)}[space]
-    squared = None
-    for part in parts:
-        wide = part.float()
-        there = wide.gather(1, kept[..., None].expand(-1, -1, wide.shape[2]))
+    parts = {
+        "key": [(full.key, kept.key)],
+        "value": [(full.value, kept.value)],
+        "joint": [(full.key, kept.key), (full.value, kept.value)],
+    }[space]
+    squared = full.key.new_zeros((), dtype=torch.float32)
+    for all_tokens, held in parts:
+        wide, there = all_tokens.float(), held.float()
         apart = torch.cdist(wide, there).square() / wide.square().sum(-1).mean().clamp(min=1e-12)
-        squared = apart if squared is None else squared + apart
-    assert squared is not None
+        squared = squared + apart
     return (squared / len(parts)).amin(-1).sqrt()
 
 

@@ -204,7 +204,7 @@ def test_the_papers_anchors_of_28_layers_and_what_follows_them() -> None:
 def test_kept_tokens_have_distance_zero_and_others_that_of_the_nearest() -> None:
     layer = ragged(6, 5)[0]
     kept = torch.tensor([[0, 4, 9], [1, 2, 3]])
-    found = nearest_distances(layer, kept, "key")
+    found = nearest_distances(layer, layer.take(kept), "key")
     scale = layer.key.square().sum(-1).mean().sqrt()
     assert found.gather(1, kept).abs().max() < 1e-3
     wanted = min(float((layer.key[1, 7] - layer.key[1, j]).norm()) for j in (1, 2, 3)) / float(scale)

@@ -27,6 +27,7 @@ from cluster.engine.native.score import YesNoScore
 from cluster.engine.native.stats import StepStats, WindowStats
 from cluster.engine.native.stream import HeldFrame, LastWindow, Stream
 from cluster.engine.native.windows import WindowClock
+from cluster.memory.chunk import Leave
 from cluster.models.base import VisionLanguageModel
 from cluster.types import MICROSECONDS, Answer, FrameSample, PatchGeometry, Question, StreamSpec, Timing, TokenCount
 
@@ -51,6 +52,7 @@ class NativeEngine:
     * ``score_temperature``, ``score_bias``: calibration of the yes/no score; ``None``: the model's own, else 1 and 0
     * ``max_new_tokens``: longest explanation
     * ``kernel``: an attention kernel by name; ``None`` takes the fastest for the model's device and dtype
+    * ``leave``: is handed the KV of every frame that leaves its stream's window
     """
 
     def __init__(
@@ -61,10 +63,12 @@ class NativeEngine:
         score_bias: float | None = None,
         max_new_tokens: int = 32,
         kernel: str | None = None,
+        leave: Leave | None = None,
     ) -> None:
         self.model = model
         self.kernel = kernel_for(model.device, model.dtype, kernel)
         self.max_new_tokens = max_new_tokens
+        self._leave = leave
         self.stats = StepStats()
         yes, no = model.yes_no_ids()
         self._score = YesNoScore(
@@ -95,7 +99,7 @@ class NativeEngine:
         window, stride = round(spec.window_s * MICROSECONDS), round(spec.stride_s * MICROSECONDS)
         held = self._streams.get(spec.stream)
         if held is None:
-            self._streams[spec.stream] = Stream(spec, self._slab(), WindowClock(window, stride))
+            self._streams[spec.stream] = Stream(spec, self._slab(), WindowClock(window, stride), leave=self._leave)
         else:
             held.spec = spec
             held.clock.reshape(window, stride)

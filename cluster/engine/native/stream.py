@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from cluster.engine.base import WindowRequest
 from cluster.engine.native.kv import KVSlab
 from cluster.engine.native.planner import IntArray
 from cluster.engine.native.windows import WindowClock, WindowSpan, opening, place
+from cluster.memory.chunk import KVChunk, Leave
 from cluster.models.base import FrameTokens
 from cluster.types import Answer, BoolGrid, FrameSample, PatchGrid, Question, StreamSpec, UInt8Array
 
@@ -115,6 +117,8 @@ class Stream:
     last_motion_dropped: int | None = None
     newest: int | None = None
     counters: StreamCounters = field(default_factory=StreamCounters)
+    # Who is handed the KV of frames that no window to come can hold.
+    leave: Leave | None = None
 
     # -- frames in ------------------------------------------------------------------------------------
     def push(self, sample: FrameSample, arrived_s: float) -> list[WindowRequest]:
@@ -176,14 +180,34 @@ class Stream:
     def drop(self, count: int) -> None:
         """Let go of the oldest ``count`` frames and their KV."""
         gone, self.frames = self.frames[:count], self.frames[count:]
+        self._hand_on(gone)
         self.kv.drop(sum(len(frame.tokens) for frame in gone if frame.has_kv and frame.tokens is not None))
         moving = [frame.place for frame in gone if frame.moving]
         if moving:
             self.last_motion_dropped = moving[-1]
 
+    def _hand_on(self, gone: Sequence[HeldFrame]) -> None:
+        """Give the oldest frames' KV to whoever keeps it; those that no window computed have none."""
+        if self.leave is None:
+            return
+        key, value = self.kv.stretch()
+        first = 0
+        for frame in gone:
+            if not frame.has_kv or frame.tokens is None:
+                continue
+            slots = slice(first, first + len(frame.tokens))
+            first = slots.stop
+            if len(frame.tokens):
+                row, column = frame.tokens.cells.to(key.device).unbind(-1)
+                columns = frame.grid.group_cols
+                cell = row * columns + column
+                kept = (key[:, :, slots].clone(), value[:, :, slots].clone())
+                self.leave(KVChunk(self.spec.stream, frame.index, frame.pts, *kept, cell, columns))
+
     # -- forgetting -----------------------------------------------------------------------------------
     def forget(self) -> None:
         """The stream begins afresh: nothing before counts, window numbers go on."""
+        self._hand_on(self.frames)
         self.frames = []
         self.outstanding.clear()
         self.kv.clear()
