@@ -79,7 +79,8 @@ def run(args: argparse.Namespace) -> BenchResult:
             rows += [row for share in SHARES for row in _compare(name, left, share)]
     notes = [
         f"model {args.model}, random weights: {model.random_weights}; window {args.window:g} s every "
-        f"{args.stride:g} s, {args.fps:g} FPS, pruner {args.pruner}; caps are shares of all tokens that left the windows",
+        f"{args.stride:g} s, {args.fps:g} FPS, pruner {args.pruner}; "
+        "caps are shares of all tokens that left the windows",
     ]
     return BenchResult("memory", _figures(rows), rows, notes)
 

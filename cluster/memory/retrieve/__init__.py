@@ -1,0 +1,1 @@
+"""Retrievers: which clusters a question needs."""

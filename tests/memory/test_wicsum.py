@@ -1,0 +1,74 @@
+"""WiCSum against its definition, ties included."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cluster.memory.retrieve.wicsum import wicsum
+
+
+def plain(query: torch.Tensor, mean: torch.Tensor, count: torch.Tensor, ratio: float) -> set[int]:
+    """Sort everything, row by row."""
+    chosen: set[int] = set()
+    for row in query:
+        scores = [float(row @ each) / math.sqrt(len(row)) for each in mean]
+        weights = [math.exp(score - max(scores)) * int(n) for score, n in zip(scores, count, strict=True)]
+        total, running = sum(weights), 0.0
+        for number in sorted(range(len(weights)), key=lambda i: (-weights[i], i)):
+            if running > ratio * total:
+                break
+            chosen.add(number)
+            running += weights[number]
+    return chosen
+
+
+@given(
+    seed=st.integers(0, 200),
+    clusters=st.integers(1, 70),
+    rows=st.integers(1, 4),
+    ratio=st.sampled_from([0.0, 0.1, 0.3, 0.62, 0.9]),
+)
+def test_the_heaviest_until_the_share_is_exceeded(seed: int, clusters: int, rows: int, ratio: float) -> None:
+    rng = torch.Generator().manual_seed(seed)
+    # Sharp rows and flat ones.
+    query = torch.randn(rows, 8, generator=rng) * (10 ** torch.linspace(-1, 1, rows))[:, None]
+    mean, count = torch.randn(clusters, 8, generator=rng), torch.randint(1, 40, (clusters,), generator=rng)
+    assert set(wicsum(query, mean, count, ratio).clusters.tolist()) == plain(query, mean, count, ratio)
+
+
+@pytest.mark.parametrize("clusters", [10, 40])
+def test_of_equal_weights_the_lower_numbers_are_taken(clusters: int) -> None:
+    found = wicsum(torch.ones(1, 4), torch.ones(clusters, 4), torch.full((clusters,), 3), 0.3)
+    # Running sums in parts of one: 0.3 is exceeded by the first more than three tenths.
+    assert found.clusters.tolist() == list(range(int(0.3 * clusters) + 1))
+
+
+def test_at_a_ratio_of_one_everything_is_retrieved() -> None:
+    rng = torch.Generator().manual_seed(0)
+    mean = 5 * torch.randn(100, 8, generator=rng)
+    found = wicsum(torch.randn(2, 8, generator=rng), mean, torch.ones(100, dtype=torch.int64), 1.0)
+    assert found.clusters.tolist() == list(range(100))
+
+
+def test_a_sharp_question_looks_at_few_scores() -> None:
+    mean = torch.zeros(1000, 4)
+    mean[700] = 30.0
+    found = wicsum(torch.ones(1, 4), mean, torch.ones(1000, dtype=torch.int64))
+    assert found.clusters.tolist() == [700]
+    assert found.examined == pytest.approx(0.016)
+
+
+def test_without_clusters_or_questions_nothing_is_retrieved() -> None:
+    none = torch.zeros(0, 4)
+    assert len(wicsum(torch.ones(1, 4), none, torch.zeros(0)).clusters) == 0
+    assert len(wicsum(none, torch.ones(3, 4), torch.ones(3)).clusters) == 0
+
+
+def test_a_ratio_that_is_no_share_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"a share, not 1\.5"):
+        wicsum(torch.ones(1, 4), torch.ones(2, 4), torch.ones(2), 1.5)
