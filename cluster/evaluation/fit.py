@@ -59,8 +59,15 @@ def fit(results: Results, settings: ModelSettings) -> Fit:
     threshold, f1 = choose_threshold(videos, results.truth, results.judged)
     often = (results.truth & results.judged).sum(0) >= _FEWEST
     own = choose_thresholds(results.kinds, videos, results.truth, results.judged)
-    kinds = {kind: own[kind][0] for kind, enough in zip(results.kinds, often, strict=True) if enough}
+    kinds = {
+        kind: halfway(threshold, own[kind][0]) for kind, enough in zip(results.kinds, often, strict=True) if enough
+    }
     return Fit(1 / slope, bias, threshold, f1, kinds)
+
+
+def halfway(common: float, own: float) -> float:
+    """Between two thresholds, in logits: a kind's own, chosen on a dozen videos that show it, is half chance."""
+    return float(sigmoid(logit(np.array([common, own])).mean()))
 
 
 def platt(margins: Floats, truth: Bools) -> tuple[float, float]:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from cluster.errors import ModelError
-from cluster.evaluation.fit import Fit, platt, write_fit
+from cluster.evaluation.fit import Fit, halfway, platt, write_fit
 from cluster.models.settings import ModelSettings
 
 
@@ -20,6 +20,12 @@ def test_platt_turns_round_scores_that_are_wrong_way_round_and_is_flat_on_noise(
     margins = rng.normal(0, 1, 5000)
     assert platt(margins, margins + rng.normal(0, 1, 5000) < 0)[0] < 0
     assert platt(margins, rng.random(5000) < 0.3)[0] == pytest.approx(0, abs=0.1)
+
+
+def test_a_kinds_threshold_lies_halfway_to_the_common_one_in_logits():
+    assert halfway(0.5, 0.5) == pytest.approx(0.5)
+    assert halfway(0.2, 0.8) == pytest.approx(0.5)
+    assert halfway(1 / (1 + np.exp(3)), 1 / (1 + np.exp(1))) == pytest.approx(1 / (1 + np.exp(2)))
 
 
 def test_separable_scores_keep_finite_parameters():

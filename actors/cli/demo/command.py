@@ -28,7 +28,7 @@ def demo(
     ] = 40.0,
     model: Annotated[
         str, typer.Option(metavar="NAME", help="Preset, checkpoint folder or hub id of the model.")
-    ] = "demo-qwen2_5_vl",
+    ] = "demo",
     engine: Annotated[str, typer.Option(metavar="NAME", help="Inference engine.")] = "native",
     no_open: Annotated[bool, typer.Option("--no-open", help="Do not open the report in a browser.")] = False,
     json: Json = None,
@@ -40,7 +40,8 @@ def demo(
     they come, with what was true. Then it computes the same clips in full and our way, one after the other, and writes
     report.html and report.json.
 
-    A preset named with --model has random weights: its answers mean nothing, its cost does.
+    The model is small and was trained on such scenes, none of them these. A preset named with --model has random
+    weights: its answers mean nothing, its cost does.
 
     $ sightline demo
 
