@@ -61,7 +61,7 @@ def test_scenes_end_to_end_and_again(tmp_path, checkpoint, scenes):
     assert {"accuracy.html", "accuracy.md", "work.jsonl", "f1-tokens.svg"} <= {path.name for path in out.iterdir()}
     # Validation and test are the same here, and one run's results are the next one's.
     lines = (out / "work.jsonl").read_text()
-    assert len(lines.splitlines()) == 2 * 7
+    assert len(lines.splitlines()) == 2 * 9
     again = sightline(tmp_path, *command)
     assert again.returncode == 0, again.stderr
     assert (out / "work.jsonl").read_text() == lines
