@@ -16,7 +16,7 @@ RNG = np.random.default_rng(0)
 
 @pytest.fixture(scope="module")
 def samples(shape: Shape) -> list[Sample]:
-    scene = make_scene("train", 11, event="intrusion")
+    scene = make_scene("train", 18, event="intrusion")
     return draw_samples(scene, shape, [k / 2 for k in range(10, 44)], Damage())
 
 
