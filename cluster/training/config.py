@@ -30,7 +30,7 @@ class Shape:
 def _text(hidden: int, intermediate: int, layers: int, heads: int, section: list[int]) -> dict[str, Any]:
     """A narrow head has few frequencies, and needs them for two things. A token finds what stood in its place before: a
     row must turn by some tenths of a radian and a column by a tenth, which the usual base of a million would not do.
-    And a question, 10 to 60 positions further on, finds tokens by what they show: some components must hardly turn over
+    And a question, up to 25 columns further on, finds tokens by what they show: some components must hardly turn over
     that distance. At base 200 rows turn by 0.21 to 0.52 and columns by 0.17 to 0.006."""
     return {
         "hidden_size": hidden,
