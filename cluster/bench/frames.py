@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import functools
 import itertools
 import time
@@ -17,6 +18,33 @@ from cluster.codec.processor import CodecOptions, CodecProcessor
 from cluster.types import MICROSECONDS, FrameSample, PatchGeometry, SampledFrame
 from cluster.vision import make_pruner
 from cluster.vision.sampler import PatchSampler
+
+
+def add_clip_arguments(parser: argparse.ArgumentParser, *, model: str, window: float, stride: float) -> None:
+    """What every bench takes that answers windows of clips; ``model``, ``window`` and ``stride`` are its defaults."""
+    parser.add_argument("--clips", nargs="+", type=Path, metavar="FILE", help="video files (default: two made ones)")
+    parser.add_argument("--model", default=model, help="preset or checkpoint (default: %(default)s)")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--dtype", default="float32")
+    parser.add_argument(
+        "--window", type=float, default=window, metavar="S", help=f"window in seconds (default: {window:g})"
+    )
+    parser.add_argument(
+        "--stride", type=float, default=stride, metavar="S", help=f"stride in seconds (default: {stride:g})"
+    )
+    parser.add_argument("--fps", type=float, default=2.0, help="sampled frames per second (default: 2)")
+    parser.add_argument("--pruner", default="replenish", help="pruning policy (default: %(default)s)")
+    parser.add_argument("--threads", type=int, help="torch threads (default: one per core)")
+
+
+def made_clips(directory: Path) -> list[Path]:
+    """Two made clips: a street, and the same with a noisy sensor."""
+    from cluster.clips import make_clip
+
+    made = [directory / "street.mp4", directory / "noisy.mp4"]
+    for path in made:
+        make_clip(path.stem, path, seconds=88)
+    return made
 
 
 @dataclass(slots=True)

@@ -16,9 +16,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, get_args
 
-from cluster.bench.frames import clip_names, prune_clip, read_clip
+from cluster.bench.frames import add_clip_arguments, clip_names, made_clips, prune_clip, read_clip
 from cluster.bench.harness import BenchResult
-from cluster.bench.window import QUESTION, made_clips
+from cluster.bench.window import QUESTION
 from cluster.engine.native.engine import NativeEngine
 from cluster.memory.chunk import KVChunk
 from cluster.memory.compress import compressors
@@ -35,16 +35,8 @@ _COMPARED = (("cords", "infinipot_v"), ("infinipot_v", "uniform"))
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """See the harness."""
-    parser.add_argument("--clips", nargs="+", type=Path, metavar="FILE", help="video files (default: two made ones)")
-    parser.add_argument("--model", default="demo", help="preset or checkpoint (default: %(default)s)")
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--dtype", default="float32")
+    add_clip_arguments(parser, model="demo", window=20.0, stride=4.0)
     parser.add_argument("--seconds", type=float, default=180.0, metavar="S", help="of each clip (default: 180)")
-    parser.add_argument("--window", type=float, default=20.0, metavar="S", help="window in seconds (default: 20)")
-    parser.add_argument("--stride", type=float, default=4.0, metavar="S", help="stride in seconds (default: 4)")
-    parser.add_argument("--fps", type=float, default=2.0, help="sampled frames per second (default: 2)")
-    parser.add_argument("--pruner", default="replenish", help="pruning policy (default: %(default)s)")
-    parser.add_argument("--threads", type=int, help="torch threads (default: one per core)")
 
 
 @dataclass(slots=True)

@@ -19,7 +19,15 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from cluster.bench.frames import ClipFrames, clip_names, prune_clip, read_clip, span_seconds
+from cluster.bench.frames import (
+    ClipFrames,
+    add_clip_arguments,
+    clip_names,
+    made_clips,
+    prune_clip,
+    read_clip,
+    span_seconds,
+)
 from cluster.bench.harness import BenchResult
 from cluster.engine.native.engine import NativeEngine
 from cluster.engine.native.refresh import refresh_policies
@@ -33,17 +41,9 @@ NATURAL = "anchors"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """See the harness."""
-    parser.add_argument("--clips", nargs="+", type=Path, metavar="FILE", help="video files (default: two made ones)")
-    parser.add_argument("--model", default="bench-qwen2_5_vl", help="preset or checkpoint (default: %(default)s)")
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--dtype", default="float32")
-    parser.add_argument("--window", type=float, default=40.0, metavar="S", help="window in seconds (default: 40)")
-    parser.add_argument("--stride", type=float, default=8.0, metavar="S", help="stride in seconds (default: 8)")
-    parser.add_argument("--fps", type=float, default=2.0, help="sampled frames per second (default: 2)")
-    parser.add_argument("--pruner", default="replenish", help="pruning policy (default: %(default)s)")
+    add_clip_arguments(parser, model="bench-qwen2_5_vl", window=40.0, stride=8.0)
     parser.add_argument("--windows", type=int, metavar="N", help="windows after the first (default: all, at least 6)")
     parser.add_argument("--policies", nargs="+", metavar="NAME", help="refresh policies (default: all there are)")
-    parser.add_argument("--threads", type=int, help="torch threads (default: one per core)")
 
 
 @dataclass(slots=True)
@@ -102,16 +102,6 @@ def run(args: argparse.Namespace) -> BenchResult:
         "policies other than anchors get the token budget that anchors used",
     ]
     return BenchResult("window", figures, rows, notes)
-
-
-def made_clips(directory: Path) -> list[Path]:
-    """Two made clips: a street, and the same with a noisy sensor."""
-    from cluster.clips import make_clip
-
-    made = [directory / "street.mp4", directory / "noisy.mp4"]
-    for path in made:
-        make_clip(path.stem, path, seconds=88)
-    return made
 
 
 def _measure(
