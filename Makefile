@@ -9,9 +9,10 @@ SETUP  := $(VENV)/.setup-done
 # PyTorch's own install page gives: make setup TORCH_INDEX=URL
 TORCH_INDEX ?=
 
-# Packages of Debian and Ubuntu that only the tests need: an RTSP server to test against, a browser for the report.
+# Packages of Debian and Ubuntu that only the tests need: an RTSP server and a Redis server to test against, a browser
+# for the report.
 SYSTEM_PACKAGES := gir1.2-gst-rtsp-server-1.0 python3-gi gstreamer1.0-plugins-good gstreamer1.0-plugins-bad \
-                   gstreamer1.0-plugins-ugly chromium
+                   gstreamer1.0-plugins-ugly redis-server chromium
 
 # One thread per process: with two cores, tests that share them run faster than tests that fight for them.
 TEST_ENV := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false

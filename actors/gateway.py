@@ -1,4 +1,7 @@
-"""The gateway actor: what the outside talks to. gRPC for packets, cameras and answers; HTTP for metrics. No state."""
+"""The gateway actor: what the outside talks to. gRPC for all of it; HTTP for metrics and for questions about the past.
+
+It has no state.
+"""
 
 from __future__ import annotations
 
@@ -9,16 +12,20 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from prometheus_client import CollectorRegistry
-from sightline.v1 import cameras_pb2_grpc, ingest_pb2, ingest_pb2_grpc, results_pb2_grpc
+from prometheus_client import CollectorRegistry, make_wsgi_app
+from sightline.v1 import cameras_pb2_grpc, ingest_pb2, ingest_pb2_grpc, memory_pb2_grpc, results_pb2_grpc
 
 from actors.logs import configure_logging
 from actors.remote import ask, controller
 from cluster import metrics
 from cluster.config import SightlineConfig, camera_settings, parse_camera
 from cluster.errors import UnavailableError
-from cluster.rpc import cameras, ingest, results
+from cluster.rpc import cameras, ingest, memory, results
 from cluster.rpc.channel import ChannelPool
+from cluster.rpc.http_server import HttpServer
+from cluster.rpc.memory_client import MemoryClient, own_address
+from cluster.rpc.memory_http import MemoryApi
+from cluster.rpc.memory_proxy import MemoryProxy
 from cluster.rpc.merger import ResultsMerger
 from cluster.rpc.proxy import ProxySink
 from cluster.rpc.server import RpcServer, push_message_bytes
@@ -50,7 +57,8 @@ class Gateway:
         self._missed = 0
         self._server = RpcServer(max_message_bytes=push_message_bytes(config.gateway.max_packet_bytes))
         self._scraped: dict[str, str] = {}
-        self._metrics: metrics.MetricsServer | None = None
+        self._http: HttpServer | None = None
+        self._own: MemoryClient | None = None
         self._started = asyncio.create_task(self._start())
         self._tasks = [asyncio.create_task(self._follow_replicas()), asyncio.create_task(self._follow_metrics())]
 
@@ -69,14 +77,15 @@ class Gateway:
         self._hub.close()
         await self._merger.stop()
         await self._server.stop(grace_s=1.0)
-        if self._metrics is not None:
-            self._metrics.close()
+        if self._http is not None:
+            await asyncio.to_thread(self._http.close)
+        if self._own is not None:
+            self._own.close()
 
     async def _start(self) -> GatewayAddresses:
         host, port = self._config.gateway.host, self._config.gateway.port
         registry = CollectorRegistry()
         registry.register(metrics.FederatedCollector(lambda: self._scraped, own={"gateway": metrics.REGISTRY}))
-        self._metrics = metrics.MetricsServer(host, self._config.gateway.metrics_port, registry)
         servicer = ingest.IngestServicer(self._sink, max_packet_bytes=self._config.gateway.max_packet_bytes)
         self._server.add(ingest.SERVICE, ingest_pb2_grpc.add_IngestServicer_to_server, servicer)
         self._server.add(
@@ -85,9 +94,17 @@ class Gateway:
         self._server.add(
             results.SERVICE, results_pb2_grpc.add_ResultsServicer_to_server, results.ResultsServicer(self._hub)
         )
+        self._server.add(
+            memory.SERVICE,
+            memory_pb2_grpc.add_MemoryServicer_to_server,
+            MemoryProxy(self._replica_of, self._channels),
+        )
         bound = self._server.bind(host, port)
+        self._own = MemoryClient(own_address(host, bound), internal=True)
+        pages = MemoryApi(self._own, beside=make_wsgi_app(registry))
+        self._http = HttpServer(host, self._config.gateway.metrics_port, pages)
         await self._server.start()
-        return GatewayAddresses(f"{host}:{bound}", self._metrics.address)
+        return GatewayAddresses(f"{host}:{bound}", self._http.address)
 
     async def _sink(self, camera: str) -> ProxySink:
         await self._controller.where(camera)
@@ -98,6 +115,12 @@ class Gateway:
         if route.decoder_address is None:
             raise UnavailableError(f"no decoder is ready for camera {camera!r} yet")
         return str(route.decoder_address)
+
+    async def _replica_of(self, camera: str) -> str:
+        route = await self._controller.where(camera)
+        if route.replica_address is None:
+            raise UnavailableError(f"no replica is ready for camera {camera!r} yet")
+        return str(route.replica_address)
 
     async def _follow_replicas(self) -> None:
         known: dict[str, str] = {}

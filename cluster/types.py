@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -207,6 +208,30 @@ class Question:
 
 
 @dataclass(frozen=True, slots=True)
+class MemorySpec:
+    """What a stream remembers of the frames that left its window, and how.
+
+    * ``cap_bytes``: most bytes of KV in any tier; ``target``: share of it that a compression leaves
+    * ``keep``: share of each block's tokens that is taken in at all; 1 leaves choosing to the cap
+    * ``retention_s``: older frames are forgotten; ``None`` keeps them while there is room
+    * ``block_frames``: frames that are put in order together; until then they wait as they came
+    * ``compressor``, ``organiser``, ``retriever`` by name, each with its options
+    """
+
+    compressor: str = "infinipot_v"
+    organiser: str = "mosaic"
+    retriever: str = "two_stage"
+    cap_bytes: int = 64 * 2**20
+    target: float = 0.75
+    keep: float = 1.0
+    retention_s: float | None = None
+    block_frames: int = 16
+    compressor_options: Mapping[str, Any] = field(default_factory=dict)
+    organiser_options: Mapping[str, Any] = field(default_factory=dict)
+    retriever_options: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
 class StreamSpec:
     """What an engine must know of a camera to answer its questions on a sliding window.
 
@@ -222,6 +247,7 @@ class StreamSpec:
     static_gate: bool = True
     max_idle_s: float = 60.0
     patient: bool = False
+    memory: MemorySpec | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,6 +311,85 @@ class Answer:
     timing: Timing = field(default_factory=Timing)
 
 
+@dataclass(frozen=True, slots=True)
+class AskSpec:
+    """A free question about what a camera has seen.
+
+    * ``turns``: (question, answer) pairs of the conversation so far
+    * ``since_s``: seconds before the newest frame; older ones are left out; ``None`` asks about everything
+    * ``max_new_tokens``: longest answer
+    """
+
+    stream: str
+    text: str
+    turns: tuple[tuple[str, str], ...] = ()
+    since_s: float | None = None
+    max_new_tokens: int = 48
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """A stretch of time that an answer rests on: ``[start, end)`` in the camera's microseconds, and its share of the
+    attention that the answer gave to pictures."""
+
+    start: int
+    end: int
+    weight: float
+
+
+@dataclass(frozen=True, slots=True)
+class AskResult:
+    """How an answer came about; ``text`` is the whole of it.
+
+    * ``moments``: heaviest first; ``newest``: the newest frame the answer may know of, ``oldest`` the oldest
+    * ``tokens_held``, ``tokens_read``: of the memory, all layers and heads; ``bytes_read`` from the tiers
+    * ``first_token_s``: from the start of the computation; ``degraded``: part of the memory was out of reach
+    """
+
+    stream: str
+    text: str
+    moments: tuple[Moment, ...]
+    oldest: int
+    newest: int
+    tokens_held: int
+    tokens_read: int
+    bytes_read: int
+    first_token_s: float
+    total_s: float
+    degraded: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Forgotten:
+    """What a camera no longer remembers."""
+
+    frames: int
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryStatus:
+    """What one camera remembers.
+
+    * ``oldest``, ``newest``: camera's microseconds of the frames of which anything is held; 0 while there are none
+    * ``tokens``: of all layers and heads; ``tier_bytes``: of KV, by tier, ``recent`` for what is in no tier yet
+    * ``counts``: what happened so far; ``tier_states``: by tier, empty while it works, else why not
+    """
+
+    camera: str
+    frames: int
+    tokens: int
+    oldest: int
+    newest: int
+    cap_bytes: int
+    tier_bytes: Mapping[str, int]
+    compressor: str
+    organiser: str
+    retriever: str
+    counts: Mapping[str, int] = field(default_factory=dict)
+    tier_states: Mapping[str, str] = field(default_factory=dict)
+
+
 CameraStateName = Literal["waiting", "connecting", "running", "backoff", "error", "ended"]
 
 
@@ -300,7 +405,11 @@ class LastAnswer:
 
 @dataclass(frozen=True, slots=True)
 class CameraStatus:
-    """One camera as ``cameras list`` shows it. Counters start with the camera; 0 for a size not known yet."""
+    """One camera as ``cameras list`` shows it. Counters start with the camera; 0 for a size not known yet.
+
+    ``memory_bytes``, ``memory_frames``: what it remembers now; ``memory_oldest_s``: how long ago the oldest of it was;
+    ``memory_state``: empty while all of it is in reach, else why not.
+    """
 
     name: str
     source: str = ""
@@ -326,4 +435,8 @@ class CameraStatus:
     tokens_kept: int = 0
     tokens_computed: int = 0
     latency_s: float = 0.0
+    memory_bytes: int = 0
+    memory_frames: int = 0
+    memory_oldest_s: float = 0.0
+    memory_state: str = ""
     last_answers: tuple[LastAnswer, ...] = ()

@@ -6,7 +6,21 @@ from typing import Annotated, Any
 
 import typer
 
-from actors.cli import bench, cameras, configuration, evaluate, push, scenes, serve, train, version, watch
+from actors.cli import (
+    ask,
+    bench,
+    cameras,
+    configuration,
+    evaluate,
+    memory,
+    plan,
+    push,
+    scenes,
+    serve,
+    train,
+    version,
+    watch,
+)
 from actors.cli.demo.command import demo
 
 HELP = """Vision-language models on many cameras, computing only what changed.
@@ -41,12 +55,16 @@ def command() -> Any:
     app.command("serve")(serve.serve)
     app.add_typer(cameras.app, name="cameras")
     app.command("watch")(watch.watch)
+    app.command("ask")(ask.ask)
+    app.command("memory")(memory.memory)
+    app.command("forget")(memory.forget)
     app.command("push")(push.push)
     app.add_typer(scenes.app, name="scenes")
     app.add_typer(evaluate.app, name="eval")
     app.command("bench", context_settings=bench.PASS_THROUGH)(bench.bench)
     app.add_typer(configuration.app, name="config")
     app.add_typer(train.app, name="train")
+    app.add_typer(plan.app, name="plan")
     app.command("version")(version.version)
     return typer.main.get_command(app)
 

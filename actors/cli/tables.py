@@ -48,6 +48,29 @@ def windows(camera: CameraStatus) -> str:
     return f"{camera.windows_done + camera.windows_gated}" + (f" ({more})" if more else "")
 
 
+def memory(camera: CameraStatus) -> str:
+    """``12 MB, 2 h``: what it remembers, and how far back; marked where part of it is out of reach."""
+    held = f"{size(camera.memory_bytes)}, {span(camera.memory_oldest_s)}" if camera.memory_frames else ""
+    return " ".join(filter(None, (held, "(degraded)" if camera.memory_state else "")))
+
+
+def size(nbytes: float) -> str:
+    """12400000 -> 12 MB: decimal units, two digits or more."""
+    for unit, letter in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
+        if nbytes >= unit:
+            value = nbytes / unit
+            return f"{value:.1f} {letter}" if value < 9.95 else f"{value:.0f} {letter}"
+    return f"{nbytes:.0f} B"
+
+
+def span(seconds: float) -> str:
+    """7300 -> 2 h: the largest unit of which there are at least two."""
+    for unit, name in ((86400, "d"), (3600, "h"), (60, "min")):
+        if seconds >= 2 * unit:
+            return f"{seconds / unit:.0f} {name}"
+    return f"{seconds:.0f} s"
+
+
 def last_answers(camera: CameraStatus) -> str:
     """``person 0.62 yes · vehicle 0.10 no``."""
     return " · ".join(f"{a.question} {a.score:.2f} {'yes' if a.positive else 'no'}" for a in camera.last_answers)
@@ -78,6 +101,8 @@ def cameras_table(cameras: Sequence[CameraStatus], width: int) -> Table:
     table.add_column("windows", justify="right")
     table.add_column("tokens full → kept → computed", justify="right", min_width=22)
     table.add_column("latency", justify="right", no_wrap=True)
+    if wide:
+        table.add_column("memory", justify="right", no_wrap=True)
     table.add_column("last answers")
     for camera in cameras:
         details = (
@@ -93,13 +118,14 @@ def cameras_table(cameras: Sequence[CameraStatus], width: int) -> Table:
             windows(camera),
             tokens(camera),
             f"{camera.latency_s:.2f} s" if camera.windows_done else "",
+            *((memory(camera),) if wide else ()),
             Text(last_answers(camera)),
         )
     return table
 
 
 def reasons(cameras: Sequence[CameraStatus]) -> list[str]:
-    """A line for each camera that says why it is in its state."""
+    """A line for each camera that says why it is in its state, and one if part of its memory is out of reach."""
     lines = []
     for camera in cameras:
         if camera.reason:
@@ -107,4 +133,6 @@ def reasons(cameras: Sequence[CameraStatus]) -> list[str]:
                 f"; tried again in {camera.retry_in_s:.0f} s" if camera.state == "backoff" and camera.retry_in_s else ""
             )
             lines.append(f"{camera.name}: {redact(camera.reason)}{retry}")
+        if camera.memory_state:
+            lines.append(f"{camera.name}: memory: {redact(camera.memory_state)}")
     return lines

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pydantic import Field
 
 from cluster.config.base import Section
+from cluster.config.memory import MemoryConfig
 from cluster.config.pruning import PruningConfig
 from cluster.config.question import QuestionConfig
 from cluster.config.sampling import SamplingConfig
@@ -31,6 +32,7 @@ class CameraEntry(Section):
     )
     pruning: PruningConfig | None = Field(default=None, description="Keys that differ from the global pruning section.")
     window: WindowConfig | None = Field(default=None, description="Keys that differ from the global window section.")
+    memory: MemoryConfig | None = Field(default=None, description="Keys that differ from the global memory section.")
     source_options: SourceConfig | None = Field(
         default=None, description="Keys that differ from the global source section."
     )
@@ -47,6 +49,7 @@ class CameraConfig(Section):
     sampling: SamplingConfig = Field(description="Resolved sampling section.")
     pruning: PruningConfig = Field(description="Resolved pruning section.")
     window: WindowConfig = Field(description="Resolved window section.")
+    memory: MemoryConfig = Field(description="Resolved memory section.")
     source_options: SourceConfig = Field(description="Resolved source section.")
     questions: list[QuestionConfig] = Field(description="Resolved questions.")
 
@@ -62,6 +65,7 @@ class CameraConfig(Section):
             static_gate=self.window.static_gate,
             max_idle_s=self.window.max_idle_s,
             patient=self.is_file and not self.source_options.realtime,
+            memory=self.memory.spec(),
         )
 
     @property

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections import Counter
 
 from cluster.config.camera import CameraConfig, CameraEntry
-from cluster.config.policies import pruning_problems, refresh_problem
+from cluster.config.policies import memory_problems, pruning_problems, refresh_problem
 from cluster.config.problems import Path, Problem
+from cluster.config.quantity import size_text
 from cluster.config.question import QuestionConfig
 from cluster.config.root import SightlineConfig
 from cluster.config.source import SourceConfig
+from cluster.config.tiers import TiersConfig
 
 
 class ConflictError(ValueError):
@@ -26,7 +28,7 @@ def conflicts(config: SightlineConfig) -> list[Problem]:
 
     found = _repeated_questions(config.questions, ("questions",))
     everyone = CameraEntry(name="every-camera")
-    found += _section_conflicts(resolve(config, everyone), (), None)
+    found += _section_conflicts(resolve(config, everyone), (), None, config.tiers)
     seen: set[str] = set()
     for index, entry in enumerate(config.cameras):
         path: Path = ("cameras", index)
@@ -34,7 +36,8 @@ def conflicts(config: SightlineConfig) -> list[Problem]:
             found.append(Problem((*path, "name"), f"two cameras are called {entry.name!r}; names must be unique"))
         seen.add(entry.name)
         blamed = {problem.path for problem in found}
-        found += [each for each in camera_conflicts(resolve(config, entry), path, entry) if each.path not in blamed]
+        own = camera_conflicts(resolve(config, entry), path, entry, config.tiers)
+        found += [each for each in own if each.path not in blamed]
     if config.cluster.heartbeat_timeout_s <= config.cluster.heartbeat_s:
         message = (
             f"must be above heartbeat_s = {config.cluster.heartbeat_s:g}, not {config.cluster.heartbeat_timeout_s:g}"
@@ -49,18 +52,20 @@ def conflicts(config: SightlineConfig) -> list[Problem]:
     return found
 
 
-def camera_conflicts(camera: CameraConfig, path: Path, entry: CameraEntry) -> list[Problem]:
-    """What contradicts itself in one camera's resolved settings; ``path`` leads to its entry."""
+def camera_conflicts(camera: CameraConfig, path: Path, entry: CameraEntry, tiers: TiersConfig) -> list[Problem]:
+    """What contradicts itself or ``tiers`` in one camera's resolved settings; ``path`` leads to its entry."""
     found = []
     if not camera.questions:
         message = f"camera {camera.name!r} has no question; give it one here, or one to all under questions:"
         found.append(Problem((*path, "questions"), message))
     if entry.questions:
         found += _repeated_questions(entry.questions, (*path, "questions"))
-    return found + _section_conflicts(camera, path, entry)
+    return found + _section_conflicts(camera, path, entry, tiers)
 
 
-def _section_conflicts(camera: CameraConfig, path: Path, entry: CameraEntry | None) -> list[Problem]:
+def _section_conflicts(
+    camera: CameraConfig, path: Path, entry: CameraEntry | None, tiers: TiersConfig
+) -> list[Problem]:
     """Contradictions inside the merged sections, placed at the key the camera wrote, else at the global one."""
 
     def at(section: str, key: str) -> Path:
@@ -83,10 +88,28 @@ def _section_conflicts(camera: CameraConfig, path: Path, entry: CameraEntry | No
     unknown = refresh_problem(window.refresh)
     if unknown:
         found.append(Problem(at("window", "refresh"), unknown))
-    for problem in pruning_problems(camera.pruning):
-        section = at("pruning", str(problem.path[0]))
-        found.append(Problem((*section, *problem.path[1:]), problem.message))
+    policies = {"pruning": pruning_problems(camera.pruning), "memory": memory_problems(camera.memory)}
+    for section, problems in policies.items():
+        for problem in problems:
+            key = at(section, str(problem.path[0]))
+            found.append(Problem((*key, *problem.path[1:]), problem.message))
+    if camera.memory.enabled:
+        found += _no_room(camera.memory.cap, tiers, at("memory", "cap"))
     return found + _backoff(camera.source_options, at("source_options", "backoff"))
+
+
+def _no_room(cap: int, tiers: TiersConfig, path: Path) -> list[Problem]:
+    """A camera's cap beyond the room that a whole tier has."""
+    rooms = {
+        "host_bytes": tiers.host_bytes,
+        "node_bytes": tiers.node_bytes if tiers.node else None,
+        "redis_bytes": tiers.redis_bytes if tiers.redis_url is not None else None,
+    }
+    for key, room in rooms.items():
+        if room is not None and cap > room:
+            message = f"must not exceed tiers.{key} = {size_text(room)}, not {size_text(cap)}; lower it or raise that"
+            return [Problem(path, message)]
+    return []
 
 
 def _backoff(source: SourceConfig, path: Path) -> list[Problem]:

@@ -7,11 +7,18 @@ from typing import Any, TypeVar
 
 from cluster.config.base import Section
 from cluster.config.camera import CameraConfig, CameraEntry
+from cluster.config.memory import MemoryConfig
 from cluster.config.pruning import PruningConfig
 from cluster.config.root import SightlineConfig
 from cluster.errors import ConfigError
 
 S = TypeVar("S", bound=Section)
+
+_OPTIONS_OF: Mapping[type[Section], Mapping[str, str]] = {
+    PruningConfig: {"policy": "options"},
+    MemoryConfig: {kind: f"{kind}_options" for kind in ("compressor", "organiser", "retriever")},
+}
+"""Section -> key that names a policy -> key with its options."""
 
 
 def deep_merge(base: Mapping[str, Any], override: Mapping[str, Any]) -> dict[str, Any]:
@@ -28,10 +35,12 @@ def overlay(base: S, override: S | None) -> S:
     if override is None:
         return base
     written = override.model_dump(exclude_unset=True)
-    if isinstance(base, PruningConfig) and written.get("policy", base.policy) != base.policy:
-        # Another policy has other parameters: the global ones mean nothing to it.
-        return type(base).model_validate(written)
-    return type(base).model_validate(deep_merge(base.model_dump(), written))
+    below = base.model_dump()
+    for policy, options in _OPTIONS_OF.get(type(base), {}).items():
+        if written.get(policy, below[policy]) != below[policy]:
+            # Another policy has other parameters: the global ones mean nothing to it.
+            below[options] = {}
+    return type(base).model_validate(deep_merge(below, written))
 
 
 def resolve(config: SightlineConfig, entry: CameraEntry) -> CameraConfig:
@@ -42,6 +51,7 @@ def resolve(config: SightlineConfig, entry: CameraEntry) -> CameraConfig:
         sampling=overlay(config.sampling, entry.sampling),
         pruning=overlay(config.pruning, entry.pruning),
         window=overlay(config.window, entry.window),
+        memory=overlay(config.memory, entry.memory),
         source_options=overlay(config.source, entry.source_options),
         questions=config.questions if entry.questions is None else entry.questions,
     )
@@ -63,7 +73,7 @@ def camera_settings(config: SightlineConfig, camera: str | CameraEntry) -> Camer
             raise ConfigError(f"there is no camera {camera!r} in the configuration; there are: {known}")
         camera = entries[0]
     resolved = resolve(config, camera)
-    found = camera_conflicts(resolved, (), camera)
+    found = camera_conflicts(resolved, (), camera, config.tiers)
     if found:
         raise InvalidConfigError(found, where=f"camera {camera.name}")
     return resolved

@@ -6,15 +6,18 @@ from typing import Literal
 
 from pydantic import Field, field_validator, model_validator
 
+from cluster.config.asking import AskingConfig
 from cluster.config.base import Section
 from cluster.config.camera import CameraEntry
 from cluster.config.cluster import ClusterConfig
 from cluster.config.gateway import GatewayConfig
+from cluster.config.memory import MemoryConfig
 from cluster.config.model import ModelConfig
 from cluster.config.pruning import PruningConfig
 from cluster.config.question import QuestionConfig
 from cluster.config.sampling import SamplingConfig
 from cluster.config.source import SourceConfig
+from cluster.config.tiers import TiersConfig
 from cluster.config.window import WindowConfig
 
 
@@ -30,12 +33,19 @@ class SightlineConfig(Section):
         default_factory=PruningConfig, description="Which patches of a frame the model sees."
     )
     window: WindowConfig = Field(default_factory=WindowConfig, description="The window a question is answered on.")
+    memory: MemoryConfig = Field(
+        default_factory=MemoryConfig, description="What a camera remembers beyond its window, and how."
+    )
     source: SourceConfig = Field(default_factory=SourceConfig, description="How cameras are connected to.")
     questions: list[QuestionConfig] = Field(
         default_factory=list, description="Standing questions of every camera that has none of its own."
     )
     cameras: list[CameraEntry] = Field(
         default_factory=list, description="The cameras; more can be added while it runs."
+    )
+    tiers: TiersConfig = Field(default_factory=TiersConfig, description="Where the memories of all cameras lie.")
+    asking: AskingConfig = Field(
+        default_factory=AskingConfig, description="Free questions about what a camera has seen, and their limits."
     )
     gateway: GatewayConfig = Field(default_factory=GatewayConfig, description="Ports and limits towards the outside.")
     cluster: ClusterConfig = Field(default_factory=ClusterConfig, description="Processes, queues and deadlines.")

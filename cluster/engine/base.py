@@ -9,9 +9,30 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from cluster.types import Answer, FrameSample, PatchGeometry, StreamSpec, WindowRequest
+from cluster.types import (
+    Answer,
+    AskResult,
+    AskSpec,
+    Forgotten,
+    FrameSample,
+    MemoryStatus,
+    PatchGeometry,
+    StreamSpec,
+    WindowRequest,
+)
 
-__all__ = ["Engine", "WindowRequest"]
+__all__ = ["AskRun", "Engine", "WindowRequest"]
+
+
+class AskRun(Protocol):
+    """A question being answered: ``step`` gives the next piece of the answer (perhaps empty), None at its end."""
+
+    @property
+    def result(self) -> AskResult:
+        """How the answer came about, once ``step`` has returned None."""
+        ...
+
+    def step(self) -> str | None: ...
 
 
 class Engine(Protocol):
@@ -31,7 +52,7 @@ class Engine(Protocol):
         ...
 
     def evict(self, stream: str) -> None:
-        """Forget a stream and free what it holds; unknown streams are ignored."""
+        """Free what a stream holds here; unknown streams are ignored. What it remembers stays in the tiers."""
         ...
 
     def push(self, sample: FrameSample) -> list[WindowRequest]:
@@ -62,6 +83,27 @@ class Engine(Protocol):
 
         Raises:
             ModelError: the state belongs to another model or version.
+        """
+        ...
+
+    def ask(self, ask: AskSpec) -> AskRun:
+        """Begin to answer a free question over a stream's window and memory.
+
+        Raises:
+            NotReadyError: the stream has no memory, or has seen nothing yet.
+        """
+        ...
+
+    def forget(self, stream: str, ago_s: float | None = None) -> Forgotten:
+        """Forget what a stream saw more than ``ago_s`` seconds before its newest frame, or everything: its window and,
+        in every tier, its memory."""
+        ...
+
+    def describe(self, stream: str) -> MemoryStatus:
+        """What a stream remembers.
+
+        Raises:
+            NotReadyError: it has no memory.
         """
         ...
 

@@ -15,8 +15,10 @@ class KVChunk:
     """One frame's KV of all layers.
 
     * ``key``, ``value`` ``[L, Hkv, t, D]``, keys before rotary; their own memory, no views
-    * ``cell`` ``[t]`` int64: places in a grid of ``columns`` columns, row-major
-    * ``index``, ``pts`` of the frame
+    * ``cell`` ``[t]`` int64: places in a grid of ``rows`` x ``columns`` cells, row-major; those after the last are text
+      around the frame
+    * ``index``, ``pts`` (microseconds) of the frame
+    * ``look`` ``[W]`` float32: mean of the frame's visual embeddings, for those that sort frames by what they show
     """
 
     stream: str
@@ -25,7 +27,9 @@ class KVChunk:
     key: Tensor
     value: Tensor
     cell: Tensor
+    rows: int
     columns: int
+    look: Tensor
 
     @property
     def tokens(self) -> int:

@@ -103,6 +103,11 @@ class VisionLanguageModel(ABC):
         """Token ids from the end of the last frame to where the answer's first token is predicted."""
 
     @abstractmethod
+    def ask_ids(self, text: str, *, follow_up: bool = False) -> list[int]:
+        """Like :meth:`question_ids`, for a free question about the past; ``follow_up``: after the last answer's tokens
+        instead of the last frame."""
+
+    @abstractmethod
     def yes_no_ids(self) -> tuple[list[int], list[int]]:
         """Token ids that count as yes and as no at the answer's first token (case and space variants)."""
 
@@ -111,6 +116,11 @@ class VisionLanguageModel(ABC):
     def window_positions(self, first: int, frames: Sequence[FrameSpan]) -> WindowPositions:
         """Positions of a window's tokens as the full, unpruned layout would give them; ``first`` follows the system
         prompt. A pruned token leaves a hole: what is kept stands where it would have stood."""
+
+    @abstractmethod
+    def token_positions(self, first: int, time_s: Tensor, slot: Tensor, cells: Tensor, grid: PatchGrid) -> Tensor:
+        """Positions ``[3, n]`` of single tokens of frames at ``time_s`` ``[n]`` float64 and ``slot`` ``[n]``, in cells
+        ``[n, 2]``: what :meth:`window_positions` gives them in their frames."""
 
     @abstractmethod
     def rotary(self, positions: Tensor) -> tuple[Tensor, Tensor]:

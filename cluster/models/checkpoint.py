@@ -75,6 +75,11 @@ class CheckpointModel(VisionLanguageModel):
     def _text_model(self) -> Any:
         return self.model.model.language_model
 
+    @property
+    def _open_instruction(self) -> str:
+        """What follows a free question: what the checkpoint was trained with, by default nothing."""
+        return self.settings.open_instruction or ""
+
     @classmethod
     @abstractmethod
     def untrained(cls, text: dict[str, Any], vision: dict[str, Any]) -> tuple[Any, Any]:

@@ -159,21 +159,30 @@ class InternVL(CheckpointModel):
     def question_ids(self, text: str) -> list[int]:
         return self._ids(f"{text}{INSTRUCTION}<|im_end|>\n<|im_start|>assistant\n")
 
+    def ask_ids(self, text: str, *, follow_up: bool = False) -> list[int]:
+        before = "<|im_end|>\n<|im_start|>user\n" if follow_up else ""
+        return self._ids(f"{before}{text}{self._open_instruction}<|im_end|>\n<|im_start|>assistant\n")
+
     # -- positions --------------------------------------------------------------------------------
     def window_positions(self, first: int, frames: Sequence[FrameSpan]) -> WindowPositions:
         """One axis, repeated: a frame's slot times its tokens with nothing pruned, then its tokens in order."""
         spans: list[Tensor] = []
         end = first
         for frame in frames:
-            cells = frame.cells.to(torch.int64)
-            row, col = cells.unbind(1)
-            before = len(self._before)
-            visual = before + row * frame.grid.group_cols + col
-            text = torch.where(col < before, col, col + frame.grid.tokens)
-            start = first + frame.slot * self._frame_length(frame.grid)
-            spans.append((start + torch.where(row < 0, text, visual)).expand(3, -1))
-            end = start + self._frame_length(frame.grid)
+            slot = torch.full((len(frame.cells),), frame.slot, device=frame.cells.device)
+            spans.append(self.token_positions(first, slot, slot, frame.cells, frame.grid))
+            end = first + (frame.slot + 1) * self._frame_length(frame.grid)
         return WindowPositions(frames=spans, next=end)
+
+    def token_positions(self, first: int, time_s: Tensor, slot: Tensor, cells: Tensor, grid: PatchGrid) -> Tensor:
+        """See the base; frames stand in slots, whatever time lies between them."""
+        del time_s
+        row, col = cells.to(torch.int64).unbind(1)
+        before = len(self._before)
+        visual = before + row * grid.group_cols + col
+        text = torch.where(col < before, col, col + grid.tokens)
+        start = first + slot.to(torch.int64) * self._frame_length(grid)
+        return (start + torch.where(row < 0, text, visual)).expand(3, -1)
 
     def _frame_length(self, grid: PatchGrid) -> int:
         return len(self._before) + grid.tokens + len(self._after)

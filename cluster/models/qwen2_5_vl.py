@@ -133,18 +133,27 @@ class Qwen25VL(CheckpointModel):
     def question_ids(self, text: str) -> list[int]:
         return self._ids(f"<|vision_end|>{text}{INSTRUCTION}<|im_end|>\n<|im_start|>assistant\n")
 
+    def ask_ids(self, text: str, *, follow_up: bool = False) -> list[int]:
+        before = "<|im_end|>\n<|im_start|>user\n" if follow_up else "<|vision_end|>"
+        return self._ids(f"{before}{text}{self._open_instruction}<|im_end|>\n<|im_start|>assistant\n")
+
     # -- positions --------------------------------------------------------------------------------
     def window_positions(self, first: int, frames: Sequence[FrameSpan]) -> WindowPositions:
         """M-RoPE as ``get_rope_index`` gives a video: time in ``tokens_per_second``, row and column from ``first``."""
-        rate = self.model.config.vision_config.tokens_per_second
         spans: list[Tensor] = []
         extent = 0
         for frame in frames:
-            cells = frame.cells.to(torch.int64)
-            time = torch.full((1, len(cells)), int(frame.time_s * rate + CLOCK_SLACK), device=cells.device)
-            spans.append(torch.cat([time, cells.T]) + first)
+            time = torch.full((len(frame.cells),), frame.time_s, dtype=torch.float64, device=frame.cells.device)
+            spans.append(self.token_positions(first, time, time, frame.cells, frame.grid))
             extent = max(extent, frame.grid.group_rows, frame.grid.group_cols)
         return WindowPositions(frames=spans, next=first + extent)
+
+    def token_positions(self, first: int, time_s: Tensor, slot: Tensor, cells: Tensor, grid: PatchGrid) -> Tensor:
+        """See the base; frames stand at their times, not in slots."""
+        del slot, grid
+        rate = self.model.config.vision_config.tokens_per_second
+        time = (time_s * rate + CLOCK_SLACK).to(torch.int64)
+        return torch.cat([time[None], cells.to(torch.int64).T]) + first
 
     @torch.no_grad()
     def rotary(self, positions: Tensor) -> tuple[Tensor, Tensor]:

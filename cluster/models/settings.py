@@ -27,6 +27,7 @@ class ModelSettings:
     * ``score_temperature``, ``score_bias``: calibration of its yes/no score
     * ``threshold``: score at or above which an answer is positive; ``thresholds``: by kind of event, where it differs
     * ``questions``: kind of event -> the standing question it was trained on
+    * ``open_instruction``: what is written after a free question
     """
 
     window_s: float | None = None
@@ -39,6 +40,7 @@ class ModelSettings:
     threshold: float | None = None
     thresholds: Mapping[str, float] = field(default_factory=dict)
     questions: Mapping[str, str] = field(default_factory=dict)
+    open_instruction: str | None = None
 
     @classmethod
     def load(cls, folder: str | Path) -> ModelSettings:
@@ -74,6 +76,10 @@ def _checked(path: Path, name: str, value: Any) -> Any:
                 f"{path}: {name} must name a {'text' if name == 'questions' else 'number'} per kind of event"
             )
         numbers = list(value.values()) if name == "thresholds" else []
+    elif name == "open_instruction":
+        if value is not None and not isinstance(value, str):
+            raise ModelError(f"{path}: {name} must be a text, not {value!r}")
+        numbers = []
     else:
         numbers = [] if value is None else [value]
     for number in numbers:

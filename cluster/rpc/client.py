@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Collection, Iterator, Sequence
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import grpc
 from sightline.v1 import cameras_pb2, cameras_pb2_grpc, results_pb2, results_pb2_grpc
@@ -23,17 +23,19 @@ class GatewayClient:
     """Blocking client of one gateway; a context manager.
 
     Every method raises the :class:`SightlineError` the gateway meant (``UnknownCameraError``, ``ConfigError``, ...), or
-    ``UnavailableError`` when no gateway answers within ``deadline_s``.
+    ``UnavailableError`` when no gateway answers within ``deadline_s``. ``internal``: see ``channel_options``.
     """
 
-    def __init__(self, address: str, *, deadline_s: float = 10.0) -> None:
+    def __init__(self, address: str, *, deadline_s: float = 10.0, internal: bool = False) -> None:
         self.address = address
         self._deadline_s = deadline_s
-        self._channel = grpc.insecure_channel(address, channel_options(address, CLUSTER_MESSAGE_BYTES, internal=False))
+        self._channel = grpc.insecure_channel(
+            address, channel_options(address, CLUSTER_MESSAGE_BYTES, internal=internal)
+        )
         self._cameras = cameras_pb2_grpc.CamerasStub(self._channel)
         self._results = results_pb2_grpc.ResultsStub(self._channel)
 
-    def __enter__(self) -> GatewayClient:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(

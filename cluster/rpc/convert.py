@@ -21,6 +21,7 @@ from cluster.types import (
     EncodedPacket,
     FrameSample,
     LastAnswer,
+    MemorySpec,
     PatchGrid,
     Question,
     StreamSpec,
@@ -195,6 +196,10 @@ def spec_from_json(text: str) -> StreamSpec:
         raise ValueError("a stream's specification needs `questions`, a list of objects")
     for question in questions:
         _check_keys(question, Question, "a question of a stream's specification")
+    memory = body.get("memory")
+    if memory is not None:
+        _check_keys(memory, MemorySpec, "a stream's memory")
+        body["memory"] = MemorySpec(**memory)
     return StreamSpec(**{**body, "questions": tuple(Question(**question) for question in questions)})
 
 
@@ -213,7 +218,10 @@ _TYPES: dict[str, tuple[type, ...]] = {
     "bool": (bool,),
     "float": (int, float),
     "float | None": (int, float, type(None)),
+    "int": (int,),
     "tuple[Question, ...]": (list,),
+    "MemorySpec | None": (dict, type(None)),
+    "Mapping[str, Any]": (dict,),
 }
 
 

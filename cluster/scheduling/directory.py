@@ -267,6 +267,10 @@ class Directory:
             decoder=route.decoder or "",
             replica=route.replica or "",
             latency_s=stream.latency_s,
+            memory_bytes=stream.memory_bytes,
+            memory_frames=stream.memory_frames,
+            memory_oldest_s=stream.memory_oldest_s,
+            memory_state=stream.memory_state,
             last_answers=stream.last_answers,
             **camera.totals.counts(),
         )

@@ -53,12 +53,19 @@ class CameraReport:
 
 @dataclass(frozen=True, slots=True)
 class StreamReport:
-    """One camera as its replica sees it; counts since the replica admitted it, ``latency_s`` of its last window."""
+    """One camera as its replica sees it; counts since the replica admitted it, ``latency_s`` of its last window.
+
+    ``memory_*``: as of now, and like the fields of the same names of :class:`~cluster.types.CameraStatus`.
+    """
 
     camera: str
     latency_s: float = 0.0
     last_answers: tuple[LastAnswer, ...] = ()
     counts: Mapping[str, int] = field(default_factory=dict)
+    memory_bytes: int = 0
+    memory_frames: int = 0
+    memory_oldest_s: float = 0.0
+    memory_state: str = ""
 
 
 class Totals:

@@ -13,15 +13,18 @@ from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from cluster.engine.base import Engine
 from cluster.errors import CapacityError, ConfigError, UnknownCameraError
+from cluster.scheduling.asks import AskQueue
 from cluster.scheduling.reports import StreamReport
 from cluster.scheduling.windows import DropReason, WindowQueue
-from cluster.types import Answer, FrameSample, LastAnswer, StreamSpec, WindowRequest
+from cluster.types import Answer, AskResult, AskSpec, FrameSample, LastAnswer, StreamSpec, WindowRequest
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 KEPT_REPORTS = 1024
 """Cameras whose last report is kept after they were closed, so that a heartbeat still tells of it."""
@@ -87,6 +90,7 @@ class EngineWorker:
         per_stream: windows of one camera that may wait (see :class:`WindowQueue`).
         inbox: frames of one camera that may wait for the thread.
         stall_s: seconds one engine call may take before :meth:`check` says the engine is stuck.
+        ask_share: share of the time that free questions may take while windows wait; ``ask_queue``: most that wait.
     """
 
     def __init__(
@@ -98,8 +102,11 @@ class EngineWorker:
         per_stream: int = 2,
         inbox: int = 8,
         stall_s: float = 120.0,
+        ask_share: float = 0.2,
+        ask_queue: int = 16,
     ) -> None:
         self._engine = engine
+        self._asks = AskQueue(engine.ask, share=ask_share, limit=ask_queue)
         self._events = events
         self._max_batch = max_batch
         self._inbox = inbox
@@ -156,6 +163,31 @@ class EngineWorker:
             self._wake.notify_all()
         return taken
 
+    def ask(self, ask: AskSpec, piece: Callable[[str], None], *, timeout_s: float) -> Future[AskResult]:
+        """Answer a free question beside the windows (:meth:`AskQueue.offer`).
+
+        Raises:
+            CapacityError: too many questions wait.
+        """
+        with self._wake:
+            done = self._asks.offer(ask, piece, timeout_s=timeout_s)
+            self._wake.notify_all()
+        return done
+
+    def run(self, call: Callable[[Engine], T]) -> Future[T]:
+        """Run ``call`` on the engine's thread between two steps; the future raises what it raises."""
+        done: Future[T] = Future()
+        done.set_running_or_notify_cancel()
+
+        def command() -> None:
+            try:
+                done.set_result(call(self._engine))
+            except Exception as error:
+                done.set_exception(error)
+
+        self._command(command)
+        return done
+
     def close(self, stream: str, *, flush: bool = False) -> None:
         """Forget a camera: at once, or with ``flush`` after its last, incomplete window was answered."""
         self._command(lambda: self._close(stream, flush))
@@ -184,7 +216,8 @@ class EngineWorker:
     def depths(self) -> dict[str, int]:
         """Items that wait now, by queue."""
         with self._wake:
-            return {"windows": len(self._queue), "frames": sum(len(s.inbox) for s in self._streams.values())}
+            frames = sum(len(s.inbox) for s in self._streams.values())
+            return {"windows": len(self._queue), "frames": frames, "questions": len(self._asks)}
 
     def check(self) -> None:
         """Whether the engine thread is alive and moving.
@@ -211,6 +244,7 @@ class EngineWorker:
             with self._wake:
                 self._wake.wait_for(self._has_work)
                 if self._stopping:
+                    self._asks.close()
                     return
                 commands = list(self._commands)
                 self._commands.clear()
@@ -220,6 +254,8 @@ class EngineWorker:
             for name in list(self._streams):
                 self._take_frames(name)
             self._step()
+            self._busy_since = time.monotonic()
+            self._asks.turn(windows_wait=len(self._queue) > 0)
             self._busy_since = None
 
     def _has_work(self) -> bool:
@@ -227,6 +263,7 @@ class EngineWorker:
             self._stopping
             or self._commands
             or len(self._queue)
+            or len(self._asks)
             or any(stream.inbox or stream.ending for stream in self._streams.values())
         )
 

@@ -200,8 +200,13 @@ def _remembered(scene: Scene, frames: Sequence[SeenFrame], rng: np.random.Genera
     posed: list[Posed] = []
     for end in sorted({int(rng.integers(10, len(frames))), len(frames)} if len(frames) > 10 else {len(frames)}):
         asked = memory_questions(scene, frames[end - 1].time_s + 1.0)
-        chosen = rng.choice(len(asked), size=min(2, len(asked)), replace=False)
-        posed += [Posed(0, end, "memory", asked[int(i)].text, asked[int(i)].answer) for i in chosen]
+        # Yes as often as no, and numbers and words as often as both: most colours are not in a scene.
+        kinds = ["yes", "no", "word"]
+        for kind in rng.choice(kinds, size=2, replace=False):
+            fitting = [q for q in asked if q.answer == kind or (kind == "word" and q.answer not in kinds)]
+            if fitting:
+                chosen = fitting[int(rng.integers(len(fitting)))]
+                posed.append(Posed(0, end, "memory", chosen.text, chosen.answer))
     return posed
 
 

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from cluster.errors import ModelError
 from cluster.models import load_model
+from cluster.models.checkpoint import INSTRUCTION
 from cluster.scenes import EVENT_KINDS, standing_question
 from cluster.training.config import Shape
 from cluster.training.examples import Example
@@ -58,6 +59,8 @@ def serving(shape: Shape) -> dict[str, Any]:
         "score_temperature": 1.0,
         "score_bias": 0.0,
         "questions": {kind: standing_question(kind) for kind in EVENT_KINDS},
+        # It was taught every question, those about the past as well, with the same words behind it.
+        "open_instruction": INSTRUCTION,
     }
 
 

@@ -13,7 +13,7 @@ from cluster.config import SightlineConfig, camera_settings, deep_merge, load_co
 from cluster.config.expand import expand
 from cluster.config.schema import schema_text
 from cluster.errors import ConfigError
-from cluster.types import Question, StreamSpec
+from cluster.types import MemorySpec, Question, StreamSpec
 
 ROOT = Path(__file__).parents[2]
 
@@ -66,7 +66,12 @@ cameras:
     assert yard.pruning.options == {}
     assert yard.window.stride_s == 5
     assert yard.stream_spec() == StreamSpec(
-        "yard", (Question("fire", "Is there fire?", 0.8, True),), window_s=30, stride_s=5, refresh="anchors"
+        "yard",
+        (Question("fire", "Is there fire?", 0.8, True),),
+        window_s=30,
+        stride_s=5,
+        refresh="anchors",
+        memory=MemorySpec(),
     )
     assert [question.id for question in gate.questions] == ["person"]
 

@@ -11,14 +11,9 @@ from hypothesis import strategies as st
 from torch.nn import functional as F
 
 from cluster.memory.compress import compressors
+from cluster.memory.compress.base import best
 from cluster.memory.compress.cords import CoRDS, centroids, greedy_cover, log_det_greedy
-from cluster.memory.compress.infinipot_v import (
-    InfiniPotV,
-    last_of_cell,
-    pool_steps,
-    pooled_norms,
-    temporal_redundancy,
-)
+from cluster.memory.compress.infinipot_v import InfiniPotV, pool_steps, pooled_norms, temporal_redundancy
 from cluster.memory.coverage import coverage_area, nearest_distances
 from cluster.memory.layer import LayerKV
 
@@ -61,7 +56,55 @@ def test_never_more_than_the_budget_and_each_token_once(name: str, seed: int, fr
         layer.take(kept)
 
 
+@given(seed=st.integers(0, 200), count=st.integers(0, 12))
+def test_the_best_are_those_of_a_stable_sort(seed: int, count: int) -> None:
+    """Scores of few values, so that equals are common, and infinite ones."""
+    scores = torch.randint(0, 4, (3, 11), generator=torch.Generator().manual_seed(seed)).float()
+    scores[scores == 3] = math.inf
+    wanted = scores.argsort(dim=1, descending=True, stable=True)[:, :count].sort(dim=1).values
+    assert torch.equal(best(scores, count), wanted)
+
+
+@given(equals=st.integers(1, 30), data=st.data())
+def test_of_equals_an_even_choice_takes_the_middles_of_equal_stretches(equals: int, data: st.DataObject) -> None:
+    count = data.draw(st.integers(0, equals))
+    scores = torch.cat([torch.tensor([7.0]), torch.ones(equals), torch.zeros(3)])
+    wanted = [0] + [1 + (2 * j + 1) * equals // (2 * count) for j in range(count)]
+    assert best(scores[None], count + 1, evenly=True)[0].tolist() == wanted
+
+
+def test_what_is_not_a_number_is_the_least() -> None:
+    assert best(torch.tensor([[math.nan, -1.0, math.nan, -2.0]]), 3).tolist() == [[0, 1, 3]]
+
+
+@pytest.mark.parametrize("name", bounded)
+def test_layers_and_heads_choose_as_if_alone(name: str) -> None:
+    """Heads that hold other tokens, as they do after a compression: each chooses what it would choose alone."""
+    layers = ragged(3, 12)
+    rng = torch.Generator().manual_seed(1)
+    drawn = [torch.rand(2, layer.tokens, generator=rng).argsort(1)[:, :30].sort(1).values for layer in layers]
+    layers = [layer.take(kept) for layer, kept in zip(layers, drawn, strict=True)]
+    # A layer below decides for CoRDS' followers, so that only its first one can be alone.
+    for index, kept in enumerate(compressors.get(name)(COLUMNS).select(layers, 17)[: 1 if name == "cords" else 4]):
+        for head in range(2):
+            layer = layers[index]
+            alone = LayerKV(*(getattr(layer, part)[head : head + 1] for part in ("key", "value", "frame", "cell")))
+            (found,) = compressors.get(name)(COLUMNS).select([alone], 17)
+            if name != "infinipot_v":  # Its pool is chosen for a layer, by all heads.
+                assert torch.equal(found[0], kept[head])
+        (found,) = compressors.get(name)(COLUMNS).select([layers[index]], 17)
+        assert torch.equal(found, kept)
+
+
 # -- InfiniPot-V ----------------------------------------------------------------------------------
+def redundancy(
+    key: torch.Tensor, frame: torch.Tensor, cell: torch.Tensor, first: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """That of one head whose frames are numbered from 0."""
+    scores, last = temporal_redundancy(key[None], frame[None], cell[None], torch.tensor([first]))
+    return scores[0], last[0]
+
+
 def tokens(*each: tuple[int, int, list[float]]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """(frame, cell, key) of each token -> key, frame, cell."""
     frame, cell, key = zip(*each, strict=True)
@@ -72,7 +115,7 @@ def test_redundancy_is_minus_the_mean_cosine_with_the_recent_frames_at_the_cell(
     key, frame, cell = tokens(
         (0, 0, [1.0, 0.0]), (0, 1, [0.0, 2.0]), (1, 0, [0.0, 1.0]), (2, 0, [1.0, 1.0]), (2, 1, [0.0, -1.0])
     )
-    found = temporal_redundancy(key, frame, cell, first_recent=1)
+    found, _ = redundancy(key, frame, cell, first=1)
     # Cell 0 showed (0, 1) and (1, 1): cosines 0 and 0.707. Cell 1 was not seen anew in frame 1: (0, 1), then (0, -1).
     assert found[0] == pytest.approx(-(0 + math.sqrt(0.5)) / 2, abs=1e-6)
     assert found[1] == pytest.approx(-(1 - 1) / 2, abs=1e-6)
@@ -84,12 +127,14 @@ def test_redundancy_of_complete_frames_is_the_papers() -> None:
     unit = F.normalize(key, dim=-1)
     wanted = -torch.einsum("tcd,rcd->tc", unit, unit[-recent:]) / recent
     frame = torch.arange(frames).repeat_interleave(cells)
-    found = temporal_redundancy(key.flatten(0, 1), frame, torch.arange(cells).repeat(frames), frames - recent)
+    found, _ = redundancy(key.flatten(0, 1), frame, torch.arange(cells).repeat(frames), frames - recent)
     torch.testing.assert_close(found, wanted.flatten())
 
 
 def test_the_last_token_of_a_cell_is_what_it_shows_now() -> None:
-    assert last_of_cell(torch.tensor([3, 1, 3, 0, 1])).tolist() == [False, False, True, True, True]
+    cell = torch.tensor([3, 1, 3, 0, 1])
+    _, last = redundancy(torch.ones(5, 2), torch.arange(5), cell, first=4)
+    assert last.tolist() == [False, False, True, True, True]
 
 
 @pytest.mark.parametrize("pool", [1, 3, 5, 7])
@@ -98,8 +143,8 @@ def test_pooled_norms_are_means_over_the_tokens_around(pool: int) -> None:
     frame = torch.tensor([0] * 12 + [1] * 5)
     cell = torch.cat([torch.arange(12), torch.tensor([0, 1, 5, 6, 11])])
     norms = torch.rand(17, generator=rng)
-    found = pooled_norms(norms, frame, cell, COLUMNS, pool)
     reach = pool // 2
+    (found,) = pooled_norms(norms[None], frame[None], cell[None], COLUMNS, torch.tensor([reach]))
     for index in range(17):
         near = [
             float(norms[other])
@@ -144,9 +189,15 @@ def test_pool_steps_are_quartiles() -> None:
 
 
 # -- CoRDS ----------------------------------------------------------------------------------------
+def order_of(keys: torch.Tensor, values: torch.Tensor, count: int, **weights: float) -> list[int]:
+    """The first ``count`` frames that one head chooses among frames of one token each."""
+    (rank,) = greedy_cover(keys[None], values[None], torch.ones(1, len(keys), dtype=torch.int64), count, **weights)
+    return rank.argsort()[:count].tolist()
+
+
 def test_without_bonus_each_choice_is_the_farthest_from_those_before() -> None:
     keys, values = torch.randn(2, 15, 6, generator=torch.Generator().manual_seed(2))
-    order = greedy_cover(keys, values, key_weight=0.25, bonus=0.0, bonus_key_weight=0.25).tolist()
+    order = order_of(keys, values, 15, key_weight=0.25, bonus=0.0, bonus_key_weight=0.25)
     assert sorted(order) == list(range(15))
     for step in range(1, 14):
         chosen, rest = order[:step], order[step:]
@@ -167,8 +218,8 @@ def test_the_bonus_prefers_new_directions_as_pivoted_cholesky_does() -> None:
     direction = torch.eye(3).repeat_interleave(6, dim=0)
     vectors = direction * (1 + 0.05 * torch.rand(18, 1, generator=rng)) + 0.01 * torch.randn(18, 3, generator=rng)
     still = torch.zeros(18, 3)
-    order = greedy_cover(vectors, still, key_weight=0.0, bonus=1.0, bonus_key_weight=1.0, count=3)
-    assert {int(i) // 6 for i in order} == {0, 1, 2}
+    order = order_of(vectors, still, 3, key_weight=0.0, bonus=1.0, bonus_key_weight=1.0)
+    assert {i // 6 for i in order} == {0, 1, 2}
     assert {int(i) // 6 for i in log_det_greedy(vectors, 3)} == {0, 1, 2}
 
 
@@ -186,8 +237,43 @@ def test_pivoted_cholesky_is_the_greedy_log_determinant(seed: int) -> None:
 
 
 def test_a_frame_is_the_mean_of_its_tokens() -> None:
-    found = centroids(torch.tensor([[1.0], [3.0], [10.0]]), torch.tensor([0, 0, 1]), 2)
-    assert found.tolist() == [[2.0], [10.0]]
+    found = centroids(torch.tensor([[[1.0], [3.0], [10.0]]]), torch.tensor([[0, 0, 1]]))
+    assert found.tolist() == [[[2.0], [10.0]]]
+
+
+def test_heads_with_other_frames_choose_as_if_alone() -> None:
+    """Frames of other sizes in each head, one head with fewer of them: padding is never chosen, and the order of a head
+    does not depend on how long another one goes on."""
+    rng = torch.Generator().manual_seed(7)
+    keys, values = torch.randn(2, 3, 9, 5, generator=rng)
+    sizes = torch.randint(1, 5, (3, 9), generator=rng)
+    frames = (9, 4, 7)
+    for head, count in enumerate(frames):
+        sizes[head, count:] = 0
+    weights = {"key_weight": 0.25, "bonus": 0.25, "bonus_key_weight": 0.25}
+    rank = greedy_cover(keys, values, sizes, 12, **weights)
+    for head, count in enumerate(frames):
+        alone = greedy_cover(
+            keys[head : head + 1, :count],
+            values[head : head + 1, :count],
+            sizes[head : head + 1, :count],
+            99,
+            **weights,
+        )[0]
+        ranked = rank[head] < 9
+        assert ranked.sum() == count or int(sizes[head][ranked].sum()) >= 12
+        assert torch.equal(rank[head][ranked], alone[ranked[:count]])
+        assert not ranked[count:].any()
+
+
+def test_of_the_last_frame_what_fits_is_spread_over_it() -> None:
+    """Three frames of four tokens. The newest comes first, then the one unlike it; of that one two still fit."""
+    key = torch.tensor([5.0, 1.0, 1.0]).repeat_interleave(4)[None, :, None]
+    layer = LayerKV(key, key, torch.arange(3).repeat_interleave(4)[None], torch.arange(4).repeat(3)[None])
+    (kept,) = CoRDS(2).select([layer], 6)
+    assert kept[0].tolist() == [1, 3, 8, 9, 10, 11]
+    (kept,) = CoRDS(2).select([layer], 8)
+    assert kept[0].tolist() == [0, 1, 2, 3, 8, 9, 10, 11]
 
 
 def test_the_papers_anchors_of_28_layers_and_what_follows_them() -> None:

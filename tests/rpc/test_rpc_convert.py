@@ -259,6 +259,10 @@ states = st.sampled_from(["waiting", "connecting", "running", "backoff", "error"
         tokens_kept=uint64,
         tokens_computed=uint64,
         latency_s=seconds,
+        memory_bytes=uint64,
+        memory_frames=uint64,
+        memory_oldest_s=seconds,
+        memory_state=text,
         last_answers=st.lists(st.builds(LastAnswer, names, unit, st.booleans(), int64), max_size=3).map(tuple),
     )
 )

@@ -164,6 +164,22 @@ def test_status_joins_both_views_and_ignores_who_does_not_own_the_camera(directo
     assert (status.gaps, status.windows_done) == (2, 4)
 
 
+def test_status_tells_of_the_memory_of_the_replica_that_owns_the_camera_now(directory: Directory) -> None:
+    assert directory.join_replica(replica("r2"), 0.0) == "replica-1"
+    owner = directory.route("cam-0").replica
+    instances = {"replica-0": "r1", "replica-1": "r2"}
+    other = ({"replica-0", "replica-1"} - {owner}).pop()
+    seen = StreamReport("cam-0", memory_bytes=900, memory_frames=7, memory_oldest_s=42.5, memory_state="node: slow")
+    directory.heartbeat_replica(instances[owner], [seen], 1.0)
+    directory.heartbeat_replica(instances[other], [StreamReport("cam-0", memory_bytes=10**9)], 1.0)
+    status = directory.status("cam-0")
+    assert (status.memory_bytes, status.memory_frames, status.memory_oldest_s) == (900, 7, 42.5)
+    assert status.memory_state == "node: slow"
+    directory.heartbeat_replica(instances[owner], [StreamReport("cam-0", memory_bytes=300)], 2.0)
+    status = directory.status("cam-0")
+    assert (status.memory_bytes, status.memory_frames, status.memory_state) == (300, 0, ""), "not summed: what is now"
+
+
 def test_removed_camera_is_gone_everywhere(directory: Directory) -> None:
     owner = directory.route("cam-0").decoder
     directory.remove("cam-0")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -14,6 +15,7 @@ from torch import Tensor
 from cluster.engine.base import WindowRequest
 from cluster.engine.native import export
 from cluster.engine.native.admission import check_sample, check_spec
+from cluster.engine.native.asking import Asking
 from cluster.engine.native.attention import install
 from cluster.engine.native.decode import end_tokens, explain
 from cluster.engine.native.encode import encode_pending
@@ -27,9 +29,25 @@ from cluster.engine.native.score import YesNoScore
 from cluster.engine.native.stats import StepStats, WindowStats
 from cluster.engine.native.stream import HeldFrame, LastWindow, Stream
 from cluster.engine.native.windows import WindowClock
+from cluster.errors import ModelError, NotReadyError
+from cluster.memory.bank import MemoryBank
 from cluster.memory.chunk import Leave
 from cluster.models.base import VisionLanguageModel
-from cluster.types import MICROSECONDS, Answer, FrameSample, PatchGeometry, Question, StreamSpec, Timing, TokenCount
+from cluster.types import (
+    MICROSECONDS,
+    Answer,
+    AskSpec,
+    Forgotten,
+    FrameSample,
+    MemoryStatus,
+    PatchGeometry,
+    Question,
+    StreamSpec,
+    Timing,
+    TokenCount,
+)
+
+log = logging.getLogger(__name__)
 
 # Rows of one pass through the language model: bounds its activations when many cameras begin at once.
 PASS_ROWS = 16384
@@ -52,7 +70,8 @@ class NativeEngine:
     * ``score_temperature``, ``score_bias``: calibration of the yes/no score; ``None``: the model's own, else 1 and 0
     * ``max_new_tokens``: longest explanation
     * ``kernel``: an attention kernel by name; ``None`` takes the fastest for the model's device and dtype
-    * ``leave``: is handed the KV of every frame that leaves its stream's window
+    * ``memories``: keep the KV of frames that leave their stream's window, and are asked; without them nothing is
+    * ``leave``: is handed that KV instead
     """
 
     def __init__(
@@ -63,12 +82,14 @@ class NativeEngine:
         score_bias: float | None = None,
         max_new_tokens: int = 32,
         kernel: str | None = None,
+        memories: MemoryBank | None = None,
         leave: Leave | None = None,
     ) -> None:
         self.model = model
         self.kernel = kernel_for(model.device, model.dtype, kernel)
         self.max_new_tokens = max_new_tokens
-        self._leave = leave
+        self.memories = memories
+        self._leave = leave if memories is None else memories.take
         self.stats = StepStats()
         yes, no = model.yes_no_ids()
         self._score = YesNoScore(
@@ -98,15 +119,19 @@ class NativeEngine:
         check_spec(spec, self.model)
         window, stride = round(spec.window_s * MICROSECONDS), round(spec.stride_s * MICROSECONDS)
         held = self._streams.get(spec.stream)
-        if held is None:
+        saved = self.memories.open(spec.stream, spec.memory) if self.memories is not None else None
+        if held is None and not (saved and self._resume(spec, saved)):
             self._streams[spec.stream] = Stream(spec, self._slab(), WindowClock(window, stride), leave=self._leave)
-        else:
+        elif held is not None:
             held.spec = spec
             held.clock.reshape(window, stride)
 
     def evict(self, stream: str) -> None:
         """See ``Engine.evict``."""
-        self._streams.pop(stream, None)
+        held = self._streams.pop(stream, None)
+        if held is not None and self.memories is not None and stream in self.memories:
+            held.forget()
+            self.memories.release(stream)
 
     def push(self, sample: FrameSample) -> list[WindowRequest]:
         """See ``Engine.push``.
@@ -145,8 +170,18 @@ class NativeEngine:
         """See ``Engine.import_stream``; a stream of that name is replaced."""
         check_spec(spec, self.model)
         taken = export.load(state, spec, self._slab(), self.fingerprint)
+        taken.leave = self._leave
         taken.clock.reshape(round(spec.window_s * MICROSECONDS), round(spec.stride_s * MICROSECONDS))
         self._streams[spec.stream] = taken
+
+    def _resume(self, spec: StreamSpec, state: bytes) -> bool:
+        """Go on with a window that was saved; false where it cannot be used here."""
+        try:
+            self.import_stream(spec, state)
+        except ModelError as error:
+            log.warning("camera %s begins anew: %s", spec.stream, error)
+            return False
+        return True
 
     # -- windows --------------------------------------------------------------------------------------
     @torch.inference_mode()
@@ -302,6 +337,32 @@ class NativeEngine:
             )
             for answer in last.answers
         ]
+
+    # -- asking ---------------------------------------------------------------------------------------
+    def ask(self, ask: AskSpec) -> Asking:
+        """See ``Engine.ask``; the work is done by the answer's ``step``."""
+        memory, retriever = self._memories().get(ask.stream)
+        stream = self._streams.get(ask.stream)
+        if memory.newest is None and not (stream and any(frame.has_kv for frame in stream.frames)):
+            raise NotReadyError(f"camera {ask.stream!r} has nothing to remember yet; ask after its first window")
+        return Asking(self.model, self._system, stream, memory, retriever, ask, self._ends)
+
+    def forget(self, stream: str, ago_s: float | None = None) -> Forgotten:
+        """See ``Engine.forget``."""
+        held = self._streams.get(stream)
+        if held is not None:
+            limit = None if ago_s is None or held.newest is None else held.newest - round(ago_s * MICROSECONDS)
+            held.forget_before(limit)
+        return self._memories().forget(stream, ago_s)
+
+    def describe(self, stream: str) -> MemoryStatus:
+        """See ``Engine.describe``."""
+        return self._memories().describe(stream)
+
+    def _memories(self) -> MemoryBank:
+        if self.memories is None:
+            raise NotReadyError("this engine keeps no memory")
+        return self.memories
 
     # -- set-up ---------------------------------------------------------------------------------------
     def _slab(self) -> KVSlab:

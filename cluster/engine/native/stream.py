@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import torch
+
 from cluster.engine.base import WindowRequest
 from cluster.engine.native.kv import KVSlab
 from cluster.engine.native.planner import IntArray
@@ -198,11 +200,13 @@ class Stream:
             slots = slice(first, first + len(frame.tokens))
             first = slots.stop
             if len(frame.tokens):
+                rows, columns = frame.grid.group_rows, frame.grid.group_cols
                 row, column = frame.tokens.cells.to(key.device).unbind(-1)
-                columns = frame.grid.group_cols
-                cell = row * columns + column
+                # Text that a family writes around a frame counts as lying below it.
+                cell = torch.where(row < 0, rows, row) * columns + column
                 kept = (key[:, :, slots].clone(), value[:, :, slots].clone())
-                self.leave(KVChunk(self.spec.stream, frame.index, frame.pts, *kept, cell, columns))
+                look = frame.tokens.embeds.float().mean(0)
+                self.leave(KVChunk(self.spec.stream, frame.index, frame.pts, *kept, cell, rows, columns, look))
 
     # -- forgetting -----------------------------------------------------------------------------------
     def forget(self) -> None:
@@ -216,6 +220,15 @@ class Stream:
         self.first_token = self.next_token
         self.last_motion_dropped = None
         self.newest = None
+
+    def forget_before(self, pts: int | None) -> None:
+        """Let go of frames before ``pts`` (None: of all) and of their KV, and hand it to nobody."""
+        leave, self.leave = self.leave, None
+        if pts is None:
+            self.forget()
+        else:
+            self.drop(sum(frame.pts < pts for frame in self.frames))
+        self.leave = leave
 
     def lose_kv(self) -> None:
         """A computation broke off halfway: what it wrote cannot be told from what was there, so compute all again."""

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from cluster.memory.layer import LayerKV
 from cluster.registry import Registry
+
+_STACKED = 1 << 20
+"""Most numbers of keys that are copied side by side: small layers are bound by calls, large ones by memory."""
 
 
 class Compressor(ABC):
@@ -27,6 +31,15 @@ class Compressor(ABC):
         ``layers`` are in the model's order. A budget of all tokens or more keeps all.
         """
 
+    def observe(self, queries: Sequence[Tensor]) -> None:
+        """Take note of who asked last, before the next ``select``; most compressors do not look at it.
+
+        Args:
+            queries: per layer ``[H, r, D]``, before rotary: of the rows that asked last, the query heads that share a
+                key head side by side in ``r``. Each call replaces what the one before it said.
+        """
+        del queries
+
 
 compressors: Registry[type[Compressor]] = Registry("compressor")
 
@@ -36,7 +49,57 @@ def every(layer: LayerKV) -> Tensor:
     return torch.arange(layer.tokens, device=layer.key.device).expand(layer.heads, -1)
 
 
-def best(scores: Tensor, count: int) -> Tensor:
-    """The ``count`` tokens of the highest ``scores [H, n]`` in each head, ascending; the earlier of two equals."""
-    order = scores.argsort(dim=1, descending=True, stable=True)
-    return order[:, : max(0, count)].sort(dim=1).values
+def top_mask(scores: Tensor, count: int, *, evenly: bool = False) -> Tensor:
+    """``[H, n]`` bool: the ``count`` highest of ``scores [H, n]`` in each head.
+
+    Of equals at the edge, the earliest, or ``evenly`` as many spread over all of them. What is not a number counts as
+    the lowest.
+    """
+    if count <= 0 or count >= scores.shape[1]:
+        return torch.full_like(scores, count > 0, dtype=torch.bool)
+    ranked = scores.nan_to_num(nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf)
+    # Without a sort, which at some thousands of tokens costs more than everything else here.
+    edge = ranked.topk(count, dim=1, sorted=False).values.amin(dim=1, keepdim=True)
+    above, level = ranked > edge, ranked == edge
+    room = count - above.sum(dim=1, keepdim=True)
+    place = level.cumsum(dim=1)
+    if not evenly:
+        return above | (level & (place <= room))
+    # Of t equals, the k at (j + 1/2) t / k: up to the i-th there are ceil(k i / t - 1/2) of them.
+    equals = place[:, -1:]
+    upto = (2 * room * place + equals - 1) // (2 * equals)
+    return above | (level & (upto > (2 * room * (place - 1) + equals - 1) // (2 * equals)))
+
+
+def best(scores: Tensor, count: int, *, evenly: bool = False) -> Tensor:
+    """The ``count`` tokens ``[H, count]`` that :func:`top_mask` names, ascending in each head."""
+    return top_mask(scores, count, evenly=evenly).nonzero()[:, 1].view(len(scores), -1)
+
+
+def slots(frame: Tensor) -> Tensor:
+    """Frames ``[H, n]`` numbered anew in each head: 0, 1, 2 ..."""
+    return F.pad((frame[:, 1:] != frame[:, :-1]).cumsum(dim=1), (1, 0))
+
+
+def sizes(slot: Tensor) -> Tensor:
+    """Tokens ``[H, f]`` of each frame of the tokens ``slot [H, n]``; 0 where a head has fewer frames than others."""
+    count = slot.new_zeros(len(slot), int(slot[:, -1].max()) + 1)
+    return count.scatter_add_(1, slot, torch.ones_like(slot))
+
+
+def together(parts: Sequence[Tensor]) -> Tensor:
+    """Parts one after the other; a single one as it is, not copied."""
+    return parts[0] if len(parts) == 1 else torch.cat(list(parts))
+
+
+def alike(layers: Sequence[LayerKV]) -> Iterator[list[LayerKV]]:
+    """Neighbouring layers of one shape, together as long as copying them side by side is cheap."""
+    group: list[LayerKV] = []
+    for layer in layers:
+        full = group and (len(group) + 1) * layer.key.numel() > _STACKED
+        if group and (full or group[0].key.shape != layer.key.shape):
+            yield group
+            group = []
+        group.append(layer)
+    if group:
+        yield group

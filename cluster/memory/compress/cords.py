@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from cluster.memory.compress.base import Compressor, best, compressors, every
+from cluster.memory.compress.base import Compressor, best, compressors, every, sizes, slots
 from cluster.memory.layer import LayerKV
 
 
@@ -17,8 +17,9 @@ class CoRDS(Compressor):
     """Greedy farthest-first choice of frames, with a bonus for what the chosen ones do not span.
 
     A frame is the centroid of its keys and that of its values, in each head. Chosen frames keep their tokens; of the
-    last one chosen, as many as the budget allows. The choice is made at anchor layers of the lowest quarter; every
-    other layer takes that of the nearest anchor below.
+    last one chosen, as many as the budget allows, spread evenly over it (its first ones would be the top of the
+    picture; the paper does not say). The choice is made at anchor layers of the lowest quarter; every other layer takes
+    that of the nearest anchor below.
 
     Args:
         columns: cells of one row; unused.
@@ -59,63 +60,82 @@ class CoRDS(Compressor):
             elif follows:
                 chosen.append(chosen[-1])
             else:
-                chosen.append(torch.stack([self._of_head(layer, head, budget) for head in range(layer.heads)]))
+                chosen.append(self._select(layer, budget))
         return chosen
 
-    def _of_head(self, layer: LayerKV, head: int, budget: int) -> Tensor:
-        numbers, index = torch.unique_consecutive(layer.frame[head], return_inverse=True)
-        keys, values = (centroids(x[head].float(), index, len(numbers)) for x in (layer.key, layer.value))
-        order = greedy_cover(
-            keys, values, key_weight=self.key_weight, bonus=self.bonus, bonus_key_weight=self.bonus_key_weight
+    def _select(self, layer: LayerKV, budget: int) -> Tensor:
+        slot = slots(layer.frame)
+        keys, values, tokens = (*(centroids(x, slot) for x in (layer.key, layer.value)), sizes(slot))
+        rank = greedy_cover(
+            keys,
+            values,
+            tokens,
+            budget,
+            key_weight=self.key_weight,
+            bonus=self.bonus,
+            bonus_key_weight=self.bonus_key_weight,
         )
-        rank = torch.empty(len(numbers), dtype=torch.float32, device=keys.device)
-        rank[order] = torch.arange(len(numbers), dtype=torch.float32, device=keys.device)
-        scores = -rank[index]
+        scores = -rank.gather(1, slot).float()
         newest = int(self.recent * budget)
         if newest:
-            scores[-newest:] = 1.0
-        return best(scores[None], budget)[0]
+            scores[:, -newest:] = 1.0
+        return best(scores, budget, evenly=True)
 
 
-def centroids(tokens: Tensor, index: Tensor, count: int) -> Tensor:
-    """Means ``[count, D]`` of the tokens ``[n, D]`` of each frame; ``index [n]``: whose they are."""
-    total = tokens.new_zeros(count, tokens.shape[1]).index_add_(0, index, tokens)
-    return total / torch.bincount(index, minlength=count).clamp(min=1)[:, None]
+def centroids(tokens: Tensor, slot: Tensor) -> Tensor:
+    """Means ``[H, f, D]`` of the tokens ``[H, n, D]`` of each frame; ``slot [H, n]``: whose they are."""
+    count = sizes(slot)
+    heads, frames = count.shape
+    place = slot + torch.arange(heads, device=slot.device)[:, None] * frames
+    total = torch.zeros(heads * frames, tokens.shape[2], device=slot.device)
+    total.index_add_(0, place.view(-1), tokens.flatten(0, 1).float())
+    return total.view(heads, frames, -1) / count.clamp(min=1)[..., None]
 
 
 def greedy_cover(
-    keys: Tensor, values: Tensor, *, key_weight: float, bonus: float, bonus_key_weight: float, count: int | None = None
+    keys: Tensor,
+    values: Tensor,
+    tokens: Tensor,
+    budget: int,
+    *,
+    key_weight: float,
+    bonus: float,
+    bonus_key_weight: float,
 ) -> Tensor:
-    """The order ``[count]`` in which eq. 10 chooses frames ``keys, values [f, D]``; all of them unless ``count`` says.
+    """Ranks ``[H, f]``, 0 the first, in which eq. 10 chooses among frames ``keys, values [H, f, D]``, in each head.
 
-    It begins with the newest frame. The novelty is the surrogate ``1 - max cos`` against the chosen ones. One distance
-    and one cosine update per step: ``O(f * count * D)``.
+    It begins with the newest frame and ends when what was chosen has ``budget`` of the ``tokens [H, f]`` in every head;
+    frames that were not chosen by then have the rank ``f``. The novelty is the surrogate ``1 - max cos`` against the
+    chosen ones. One distance and one cosine update per step: ``O(f * steps * D)`` for each head, all heads at once.
     """
-    frames = len(keys)
-    count = frames if count is None else min(count, frames)
-    unit_keys, unit_values = F.normalize(keys, dim=-1), F.normalize(values, dim=-1)
-    distance = keys.new_full((frames,), float("inf"))
-    alike_keys, alike_values = keys.new_full((frames,), -1.0), keys.new_full((frames,), -1.0)
-    open_frames = torch.ones(frames, dtype=torch.bool, device=keys.device)
-    order = [frames - 1]
-    while len(order) < count:
-        last = order[-1]
-        open_frames[last] = False
-        apart = key_weight * (keys - keys[last]).square().sum(-1)
-        apart = apart + (1 - key_weight) * (values - values[last]).square().sum(-1)
-        distance = torch.minimum(distance, apart)
-        alike_keys = torch.maximum(alike_keys, unit_keys @ unit_keys[last])
-        alike_values = torch.maximum(alike_values, unit_values @ unit_values[last])
-        novelty = bonus_key_weight * (1 - alike_keys) + (1 - bonus_key_weight) * (1 - alike_values)
-        score = _spread(distance, open_frames) + bonus * _spread(novelty, open_frames)
-        order.append(int(score.masked_fill(~open_frames, float("-inf")).argmax()))
-    return torch.tensor(order[:count], dtype=torch.int64, device=keys.device)
-
-
-def _spread(values: Tensor, among: Tensor) -> Tensor:
-    """Min-max over the open candidates: 0 to 1, all 0 where they are equal."""
-    low, high = values[among].min(), values[among].max()
-    return (values - low) / (high - low).clamp(min=1e-12)
+    heads, frames = tokens.shape
+    row = torch.arange(heads, device=keys.device)
+    joint = torch.cat([keys * key_weight**0.5, values * (1 - key_weight) ** 0.5], dim=-1)
+    units = F.normalize(torch.stack([keys, values]), dim=-1)
+    weight = keys.new_tensor([bonus_key_weight, 1 - bonus_key_weight])[:, None, None]
+    # In each head: the distance of every frame to the chosen ones, and beside it the novelty.
+    measures = keys.new_full((2, heads, frames), torch.inf)
+    resembles = keys.new_full((2, heads, frames), -1.0)
+    closed = tokens == 0
+    last = (frames - 1) - closed.sum(dim=1)
+    order = [last]
+    while True:
+        closed[row, last] = True
+        if len(order) == frames or bool((tokens * closed).sum(dim=1).min() >= budget):
+            break
+        apart = (joint - joint[row, last][:, None]).square_().sum(dim=-1)
+        torch.minimum(measures[0], apart, out=measures[0])
+        torch.maximum(resembles, (units @ units[:, row, last][..., None])[..., 0], out=resembles)
+        torch.sub(1, (weight * resembles).sum(dim=0), out=measures[1])
+        # Min-max over the open frames: 0 to 1, all 0 where they are equal.
+        low = measures.masked_fill(closed, torch.inf).amin(dim=2, keepdim=True)
+        high = measures.masked_fill(closed, -torch.inf).amax(dim=2, keepdim=True)
+        spread = (measures - low) / (high - low).clamp_(min=1e-12)
+        last = torch.add(spread[0], spread[1], alpha=bonus).masked_fill_(closed, -torch.inf).argmax(dim=1)
+        order.append(last)
+    # A head that had no open frame left named one that already has a rank: it keeps the lower one.
+    steps = torch.arange(len(order), device=keys.device).expand(heads, -1)
+    return tokens.new_full((heads, frames), frames).scatter_reduce_(1, torch.stack(order, dim=1), steps, "amin")
 
 
 def log_det_greedy(vectors: Tensor, count: int, epsilon: float = 1e-6) -> Tensor:

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from cluster.memory.compress.base import Compressor, best, compressors, every
+from cluster.memory.compress.base import Compressor, alike, best, compressors, every, slots, together, top_mask
 from cluster.memory.layer import LayerKV
 
-_POOLS = (7, 5, 3, 1)
+_PART = 4096
 
 
 @compressors.register("infinipot_v")
@@ -44,90 +44,96 @@ class InfiniPotV(Compressor):
         self.share, self.recent, self.steps = share, recent, steps
 
     def select(self, layers: Sequence[LayerKV], budget: int) -> list[Tensor]:
-        return [every(layer) if budget >= layer.tokens else self._select(layer, budget) for layer in layers]
+        chosen: list[Tensor] = []
+        for group in alike(layers):
+            if budget >= group[0].tokens:
+                chosen += [every(layer) for layer in group]
+            else:
+                chosen += torch.split(self._select(group, budget), group[0].heads)
+        return chosen
 
-    def _select(self, layer: LayerKV, budget: int) -> Tensor:
-        heads = range(layer.heads)
-        norms = layer.value.float().norm(dim=-1)
-        pool = self._pool(norms)
-        return torch.stack([self._of_head(layer, head, norms[head], pool, budget) for head in heads])
+    def _select(self, group: Sequence[LayerKV], budget: int) -> Tensor:
+        """The choice ``[layers x H, budget]``: layers of one shape, their heads one below the other."""
+        key, value, frame, cell = (
+            together([getattr(layer, name) for layer in group]) for name in ("key", "value", "frame", "cell")
+        )
+        slot = slots(frame)
+        first = self.first_recent(slot)
+        distinct, last = temporal_redundancy(key, slot, cell, first)
+        norms = value.norm(dim=-1, dtype=torch.float32)
+        reach = self._reach(norms.view(len(group), -1))[:, None].expand(-1, group[0].heads).reshape(-1)
+        pooled = pooled_norms(norms, slot, cell, self.columns, reach)
 
-    def _of_head(self, layer: LayerKV, head: int, norms: Tensor, pool: int, budget: int) -> Tensor:
-        frame, cell = layer.frame[head], layer.cell[head]
-        first_recent = self.first_recent(frame)
-        newest = frame >= first_recent
-        scores = pooled_norms(norms, frame, cell, self.columns, pool)
-        distinct = temporal_redundancy(layer.key[head], frame, cell, first_recent)
-        wanted = int(self.share * budget) - int(newest.sum())
-        top = best(distinct.masked_fill(newest, float("-inf"))[None], min(max(0, wanted), int((~newest).sum())))[0]
-        high = float(scores.max())
+        newest = slot >= first[:, None]
+        # The recent frames count among what TaR takes, and come first there.
+        taken = top_mask(distinct.masked_fill(newest, torch.inf), int(self.share * budget))
         # The paper gives these the highest norm there is; half more, and none of them loses to an equal one.
-        scores[top] = high + 0.5
+        scores = (pooled / pooled.amax(dim=1, keepdim=True).clamp(min=1e-30)).masked_fill(taken, 1.5)
         # What must stay ranks above all; of more than fits, the newest.
-        must = newest | last_of_cell(cell)
-        scores[must] = high + 1 + torch.arange(len(scores), device=scores.device)[must] / len(scores)
-        return best(scores[None], budget)[0]
+        tokens = slot.shape[1]
+        scores = torch.where(newest | last, torch.arange(2 * tokens, 3 * tokens, device=slot.device) / tokens, scores)
+        return best(scores, budget)
 
-    def first_recent(self, frame: Tensor) -> int:
-        """Number of the first recent frame of tokens ``frame [n]``."""
-        numbers = torch.unique_consecutive(frame)
-        count = max(1, round(self.recent * len(numbers)))
-        return int(numbers[-count])
+    def first_recent(self, slot: Tensor) -> Tensor:
+        """First recent frame ``[H]`` of tokens whose frames are numbered ``slot [H, n]``."""
+        frames = slot[:, -1] + 1
+        return frames - (self.recent * frames.double()).round().long().clamp(min=1)
 
-    def _pool(self, norms: Tensor) -> int:
-        variation = float(norms.std(correction=0) / norms.mean().clamp(min=1e-12))
-        return _POOLS[sum(variation >= step for step in self.steps)]
+    def _reach(self, norms: Tensor) -> Tensor:
+        """Cells on either side of one that its pool covers, ``[layers]``, by the variation of ``norms [layers, n]``."""
+        spread, mean = torch.std_mean(norms, dim=1, correction=0)
+        variation = spread / mean.clamp(min=1e-12)
+        return 3 - (variation[:, None] >= variation.new_tensor(self.steps)).sum(dim=1)
 
 
-def temporal_redundancy(key: Tensor, frame: Tensor, cell: Tensor, first_recent: int) -> Tensor:
-    """TaR ``[n]`` (eq. 4): minus the mean cosine of a key ``[n, D]`` with those of the recent frames at its cell.
+def temporal_redundancy(key: Tensor, slot: Tensor, cell: Tensor, first: Tensor) -> tuple[Tensor, Tensor]:
+    """TaR ``[H, n]`` (eq. 4): minus the mean cosine of a key ``[H, n, D]`` with those of the recent frames at its cell.
 
-    Recent frames are those from ``first_recent`` on; where one has no token at a cell, the last one before counts.
+    Recent frames are those from ``first [H]`` on; where one has no token at a cell, the last one before counts.
+    Second: whether a token is the last one of its cell, ``[H, n]`` bool.
     """
-    unit = F.normalize(key.float(), dim=-1)
+    heads = len(slot)
     cells = int(cell.max()) + 1
-    shown = unit.new_zeros(cells, unit.shape[1])
-    known = torch.zeros(cells, dtype=torch.bool, device=key.device)
-    _show(shown, known, unit, cell, frame < first_recent)
-    total, count = torch.zeros_like(shown), unit.new_zeros(cells)
-    for number in torch.unique_consecutive(frame[frame >= first_recent]).tolist():
-        _show(shown, known, unit, cell, frame == number)
-        total += shown * known[:, None]
-        count += known
-    mean = total / count.clamp(min=1)[:, None]
-    return -(unit * mean[cell]).sum(-1)
+    # In the order of cells, and of time in each: a token is shown from its frame until that of the next one there.
+    ordered, order = cell.sort(dim=1, stable=True)
+    since = slot.gather(1, order)
+    final = F.pad(ordered[:, 1:] != ordered[:, :-1], (0, 1), value=True)
+    until = torch.where(final, slot[:, -1:] + 1, since.roll(-1, dims=1))
+    # Each token weighs as many recent frames as show it: few do, and only they are summed.
+    shown = (until - torch.maximum(since, first[:, None])).clamp_(min=0)
+    weight = torch.empty_like(shown).scatter_(1, order, shown).view(-1)
+    last = torch.empty_like(final).scatter_(1, order, final)
+    some = weight.nonzero()[:, 0]
+    weights = weight[some].float()
+    flat, length = key.flatten(0, 1), key.norm(dim=-1, dtype=torch.float32).view(-1).clamp_(min=1e-12)
+    place = (torch.arange(0, heads * cells, cells, device=slot.device)[:, None] + cell).view(-1)
+    there = place[some]
+    total = length.new_zeros(heads * cells, key.shape[2])
+    total.index_add_(0, there, flat[some].float() * (weights / length[some])[:, None])
+    shows = length.new_zeros(heads * cells).index_add_(0, there, weights)
+    mean = total / shows.clamp_(min=1)[:, None]
+    # A part at a time: what is gathered stays in the processor's cache.
+    parts = zip(torch.split(place, _PART), torch.split(flat, _PART), strict=True)
+    cosine = together([mean.index_select(0, where).mul_(part).sum(dim=-1) for where, part in parts])
+    return (cosine / -length).view(slot.shape), last
 
 
-def _show(shown: Tensor, known: Tensor, unit: Tensor, cell: Tensor, which: Tensor) -> None:
-    """Update what each cell shows by the last of ``which`` tokens there."""
-    tokens = which.nonzero()[:, 0]
-    last = torch.full((len(shown),), -1, dtype=torch.int64, device=cell.device)
-    last.scatter_reduce_(0, cell[tokens], tokens, "amax")
-    there = last >= 0
-    shown[there] = unit[last[there]]
-    known |= there
-
-
-def last_of_cell(cell: Tensor) -> Tensor:
-    """``[n]`` bool: no later token has the same cell."""
-    last = torch.full((int(cell.max()) + 1,), -1, dtype=torch.int64, device=cell.device)
-    index = torch.arange(len(cell), device=cell.device)
-    last.scatter_reduce_(0, cell, index, "amax")
-    return last[cell] == index
-
-
-def pooled_norms(norms: Tensor, frame: Tensor, cell: Tensor, columns: int, pool: int) -> Tensor:
-    """VaN ``[n]``: of each token, the mean norm of the tokens of its frame within ``pool x pool`` cells around it."""
-    if pool == 1:
-        return norms.clone()
-    numbers, slot = torch.unique_consecutive(frame, return_inverse=True)
-    rows = int(cell.max()) // columns + 1
-    grid = norms.new_zeros(len(numbers), 2, rows, columns)
+def pooled_norms(norms: Tensor, slot: Tensor, cell: Tensor, columns: int, reach: Tensor) -> Tensor:
+    """VaN ``[H, n]``: of each token, the mean norm of the tokens of its frame (``slot``) at most ``reach [H]`` cells
+    away in both directions: a pool of ``2 reach + 1``."""
+    heads, frames, rows = len(norms), int(slot.max()) + 1, int(cell.max()) // columns + 1
     row, column = cell // columns, cell % columns
-    grid[slot, 0, row, column] = norms
-    grid[slot, 1, row, column] = 1.0
-    around = F.avg_pool2d(grid, pool, stride=1, padding=pool // 2, divisor_override=1)
-    return (around[:, 0] / around[:, 1].clamp(min=1))[slot, row, column]
+    # Norms and how many they are, in a grid; what is around is a product with a band matrix per direction.
+    index = torch.arange(max(rows, columns), device=reach.device)
+    band = ((index[:, None] - index).abs_() <= reach[:, None, None]).float()
+    grid = norms.new_zeros(heads, 2, frames * rows * columns)
+    place = ((slot * rows + row) * columns + column)[:, None].expand(-1, 2, -1)
+    grid.scatter_(2, place, torch.stack([norms, torch.ones_like(norms)], dim=1))
+    across = (grid.view(heads, -1, columns) @ band[:, :columns, :columns]).view(heads, -1, rows, columns)
+    around = across.transpose(2, 3).reshape(heads, -1, rows) @ band[:, :rows, :rows]
+    place = ((slot * columns + column) * rows + row)[:, None].expand(-1, 2, -1)
+    total, count = around.view(heads, 2, -1).gather(2, place).unbind(dim=1)
+    return total / count
 
 
 def pool_steps(variations: Sequence[float]) -> tuple[float, float, float]:

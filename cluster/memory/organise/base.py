@@ -3,65 +3,68 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
 
+from cluster.memory.organise.table import ClusterTable, NewTokens
 from cluster.registry import Registry
 
+__all__ = ["ClusterTable", "Members", "NewTokens", "Organiser", "organisers"]
 
-class ClusterTable:
-    """Clusters of one layer and head: ``mean [c, D]`` float32 and ``count [c]`` of their keys, and whose each token is.
-
-    Means are kept up by Welford's update, so that a cluster that grows costs one addition per token.
-    """
-
-    def __init__(self, width: int, device: torch.device | str = "cpu") -> None:
-        self.mean = torch.zeros(0, width, device=device)
-        self.count = torch.zeros(0, dtype=torch.int64, device=device)
-        self.of_token = torch.zeros(0, dtype=torch.int64, device=device)
-
-    def __len__(self) -> int:
-        return len(self.count)
-
-    def add(self, key: Tensor, cluster: Tensor) -> None:
-        """Tokens ``key [t, D]`` join ``cluster [t]``; a number not seen before founds one.
-
-        Raises:
-            ValueError: a cluster's number leaves out those before it.
-        """
-        if not len(cluster):
-            return
-        total = max(len(self), int(cluster.max()) + 1)
-        joined = torch.bincount(cluster, minlength=total)
-        if bool((joined[len(self) :] == 0).any()):
-            raise ValueError("new clusters must be numbered without gaps")
-        fresh = total - len(self)
-        mean = torch.cat([self.mean, self.mean.new_zeros(fresh, self.mean.shape[1])])
-        count = torch.cat([self.count, self.count.new_zeros(fresh)])
-        apart = torch.zeros_like(mean).index_add_(0, cluster, key.float() - mean[cluster])
-        self.count = count + joined
-        self.mean = mean + apart / self.count[:, None]
-        self.of_token = torch.cat([self.of_token, cluster])
-
-    def members(self, cluster: int) -> Tensor:
-        """Numbers of a cluster's tokens, in time order."""
-        return (self.of_token == cluster).nonzero()[:, 0]
-
-    def order(self) -> Tensor:
-        """All tokens, such that those of one cluster lie together, clusters in order and each in time order."""
-        return self.of_token.argsort(stable=True)
+Members = Callable[[int], Tensor | None]
+"""Keys ``[n, D]`` of a cluster's members before the tokens that come, in time order; None where they are offloaded."""
 
 
 class Organiser(ABC):
-    """Groups the tokens of one layer and head."""
+    """Groups the tokens of one layer and head. ``width``: of a key; options are keyword arguments with defaults.
+
+    What an organiser knows of each cluster lies in ``table.columns``, so that the table's ``keep``, ``state`` and
+    ``restore`` carry it along; to go on from a state, make an organiser of the same options, give it the restored
+    table and call ``load_state``. All runs on the table's device: the CPU, unless ``table.to`` moves it.
+    """
 
     def __init__(self, width: int) -> None:
         self.table = ClusterTable(width)
 
     @abstractmethod
-    def add(self, key: Tensor, frame: Tensor) -> None:
-        """Take in tokens ``key [t, D]`` of frames ``frame [t]``, in time order."""
+    def add(self, tokens: NewTokens, members: Members) -> Tensor:
+        """Take in tokens, in time order.
+
+        Never moves a token that is there already: a cluster that should be split is marked in ``pending``.
+
+        Returns:
+            ``[t]`` int64: the clusters that the tokens joined.
+        """
+
+    @property
+    def pending(self) -> Tensor:
+        """``[c]`` bool: clusters to ``split``, at once where their members are on the device, and else when they are
+        next loaded."""
+        return torch.zeros(len(self.table), dtype=torch.bool, device=self.table.device)
+
+    def split(self, cluster: int, key: Tensor, value: Tensor, place: Tensor, frame: Tensor) -> int | None:
+        """Split a cluster in two and clear its mark; parts that are still to be split are marked anew.
+
+        Args:
+            cluster: its number.
+            key: of its members in token order ``[n, D]``; value: likewise; place: ``[n, 3]``; frame: ``[n]``.
+
+        Returns:
+            Number of the new cluster, ``len(table) - 1`` from now on. The part with the oldest member keeps the number
+            and the uid. None where there was no need to split, and always for an organiser that marks none.
+        """
+        del cluster, key, value, place, frame
+        return None
+
+    def state(self) -> dict[str, Tensor]:
+        """What is not in the table."""
+        return {}
+
+    def load_state(self, state: Mapping[str, Tensor]) -> None:
+        """Take up what ``state`` gave."""
+        del state
 
 
 organisers: Registry[type[Organiser]] = Registry("organiser")

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
-from cluster.memory.organise.base import Organiser, organisers
+from cluster.memory.organise.base import Members, NewTokens, Organiser, organisers
 
 
 @organisers.register("frames")
 class Frames(Organiser):
     """A frame's tokens are one block; its representative is their mean key."""
 
-    def __init__(self, width: int) -> None:
-        super().__init__(width)
-        self._numbers: dict[int, int] = {}
-
-    def add(self, key: Tensor, frame: Tensor) -> None:
-        numbers = [self._numbers.setdefault(number, len(self._numbers)) for number in frame.tolist()]
-        self.table.add(key, frame.new_tensor(numbers))
+    def add(self, tokens: NewTokens, members: Members) -> Tensor:
+        del members
+        numbers, index = torch.unique_consecutive(tokens.frame.to(self.table.device), return_inverse=True)
+        # Frames come in order, so only the newest cluster can be of a frame that is seen again.
+        goes_on = len(numbers) > 0 and len(self.table) > 0 and int(self.table.latest[-1]) == int(numbers[0])
+        cluster: Tensor = index + len(self.table) - int(goes_on)
+        self.table.add(tokens, cluster)
+        return cluster

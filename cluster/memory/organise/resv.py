@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from cluster.memory.organise.base import Organiser, organisers
+from cluster.errors import ConfigError
+from cluster.memory.organise.base import Members, NewTokens, Organiser, organisers
+
+_BITS = "bits"
 
 
 @organisers.register("resv")
@@ -13,56 +17,64 @@ class ReSV(Organiser):
     """A token joins the nearest cluster within a Hamming distance, and else founds one; its bits are the founder's.
 
     Hashes are taken of raw keys, before rotary: the same thing at the same place hashes alike whenever it is seen. The
-    paper hashes rotated keys, which drift apart with time.
+    paper hashes rotated keys, which drift apart with time. A founder's bits stay its cluster's as long as that lives.
 
     Args:
         width: of a key.
         bits: hyperplanes.
         threshold: largest distance at which a token still joins.
         seed: of the hyperplanes.
+
+    Raises:
+        ConfigError: no hyperplanes, or a negative threshold.
     """
 
     def __init__(self, width: int, *, bits: int = 32, threshold: int = 7, seed: int = 0) -> None:
         super().__init__(width)
         if bits < 1 or threshold < 0:
-            raise ValueError(f"{bits} hyperplanes with a threshold of {threshold} hash nothing")
+            raise ConfigError(
+                f"{bits} hyperplanes with a threshold of {threshold} hash nothing; there is one at least, "
+                "and the threshold is 0 or more"
+            )
         self.threshold = threshold
         rng = torch.Generator().manual_seed(seed)
         self._planes = torch.randn(width, bits, generator=rng)
         # As +1 and -1: a Hamming distance is then half of what a product lacks to the number of bits.
-        self._founders = torch.zeros(0, bits)
+        self.table.columns[_BITS] = torch.zeros(0, bits, dtype=torch.int8)
 
     def hash(self, key: Tensor) -> Tensor:
         """``key [t, D]`` -> ``[t, bits]`` of +1 and -1."""
-        return torch.where(key.float() @ self._planes.to(key.device) >= 0, 1.0, -1.0)
+        self._planes = self._planes.to(key.device)
+        return torch.where(key.float() @ self._planes >= 0, 1.0, -1.0)
 
-    def add(self, key: Tensor, frame: Tensor) -> None:
-        del frame
-        signs = self.hash(key)
-        self._founders = self._founders.to(signs.device)
-        known = len(self._founders)
-        near, nearest = self._nearest(signs)
-        among = _hamming(signs, signs).tolist()
+    def add(self, tokens: NewTokens, members: Members) -> Tensor:
+        del members
+        signs, known = self.hash(tokens.key).to(self.table.device), len(self.table)
+        apart = _hamming(signs, self.table.columns[_BITS].float())
+        # A token that some older cluster would take never founds one: founders are sought among the others only.
+        alone = (apart > self.threshold).all(1).nonzero()[:, 0]
+        founders = alone[self._founders(signs[alone])]
+        among = _hamming(signs, signs[founders])
+        # A cluster is there from its founder on.
+        later = founders > torch.arange(len(signs), device=signs.device)[:, None]
+        among[later] = signs.shape[1] + 1
+        distance = torch.cat([apart, among], dim=1)
+        # Of equal distances the older cluster's; min() leaves open which of several equals it names.
+        rank = distance.to(torch.int64) * distance.shape[1] + torch.arange(distance.shape[1], device=signs.device)
+        cluster = rank.amin(1) % distance.shape[1] if len(signs) else rank.new_zeros(0)
+        self.table.add(tokens, cluster)
+        self.table.columns[_BITS][known:] = signs[founders].to(torch.int8)
+        return cluster
+
+    def _founders(self, signs: Tensor) -> Tensor:
+        """Numbers of those that found a cluster: each that is too far from all founders before it."""
+        far = (_hamming(signs, signs) > self.threshold).cpu().numpy()
         founders: list[int] = []
-        cluster: list[int] = []
-        for token, (distance, joined) in enumerate(zip(near, nearest, strict=True)):
-            # Of equal distances the older cluster's.
-            for number, founder in enumerate(founders):
-                if among[token][founder] < distance:
-                    distance, joined = among[token][founder], known + number
-            if distance > self.threshold:
-                joined = known + len(founders)
-                founders.append(token)
-            cluster.append(joined)
-        self._founders = torch.cat([self._founders, signs[founders]])
-        self.table.add(key, torch.tensor(cluster, dtype=torch.int64, device=key.device))
-
-    def _nearest(self, signs: Tensor) -> tuple[list[float], list[int]]:
-        """Distance to the nearest cluster there is and its number; infinitely far where there is none."""
-        if not len(self._founders):
-            return [float("inf")] * len(signs), [-1] * len(signs)
-        distance, number = _hamming(signs, self._founders).min(dim=1)
-        return distance.tolist(), number.tolist()
+        left = np.ones(len(far), dtype=bool)
+        while left.any():
+            founders.append(int(left.argmax()))
+            left &= far[founders[-1]]
+        return torch.tensor(founders, dtype=torch.int64, device=signs.device)
 
 
 def _hamming(a: Tensor, b: Tensor) -> Tensor:

@@ -3,21 +3,36 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+
+from cluster.errors import ConfigError
+from cluster.memory.organise.table import ClusterTable
+from cluster.memory.retrieve.base import Retrieved, Retriever, retrievers
 
 # Clusters that are looked at first; twice as many each time that is not enough.
 _FIRST = 16
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Retrieved:
-    """``clusters`` ``[m]``, ascending; ``examined``: share of the scores that had to be put in order."""
+@retrievers.register("wicsum")
+class WiCSum(Retriever):
+    """As many clusters as hold more than a share of the attention that the question is expected to give.
 
-    clusters: Tensor
-    examined: float
+    Args:
+        ratio: the share, 0 to 1; at 1 everything is taken.
+
+    Raises:
+        ConfigError: the ratio is no share.
+    """
+
+    def __init__(self, *, ratio: float = 0.3) -> None:
+        if not 0 <= ratio <= 1:
+            raise ConfigError(f"the ratio of attention to retrieve is between 0 and 1, not {ratio:g}")
+        self.ratio = ratio
+
+    def select(self, query: Tensor, table: ClusterTable) -> Retrieved:
+        return wicsum(query, table.mean, table.count, self.ratio)
 
 
 def wicsum(query: Tensor, mean: Tensor, count: Tensor, ratio: float = 0.3) -> Retrieved:
@@ -39,7 +54,7 @@ def wicsum(query: Tensor, mean: Tensor, count: Tensor, ratio: float = 0.3) -> Re
         raise ValueError(f"the ratio is a share, not {ratio}")
     clusters = len(mean)
     if not clusters or not len(query):
-        return Retrieved(torch.zeros(0, dtype=torch.int64, device=mean.device), 0.0)
+        return Retrieved.nothing(mean.device)
     scores = query.float() @ mean.float().mT / math.sqrt(query.shape[1])
     weight = (scores - scores.amax(1, keepdim=True)).exp() * count
     wanted = ratio * weight.sum(1, keepdim=True)

@@ -75,7 +75,7 @@ class GetCameraRequest(_message.Message):
     def __init__(self, name: _Optional[str] = ...) -> None: ...
 
 class CameraStatus(_message.Message):
-    __slots__ = ("name", "source", "state", "reason", "retry_in_s", "codec", "width", "height", "cue", "last_frame_age_s", "decoder", "replica", "frames_decoded", "frames_sampled", "decode_errors", "gaps", "windows_done", "windows_gated", "windows_dropped", "windows_lost", "tokens_full", "tokens_kept", "tokens_computed", "latency_s", "last_answers")
+    __slots__ = ("name", "source", "state", "reason", "retry_in_s", "codec", "width", "height", "cue", "last_frame_age_s", "decoder", "replica", "frames_decoded", "frames_sampled", "decode_errors", "gaps", "windows_done", "windows_gated", "windows_dropped", "windows_lost", "tokens_full", "tokens_kept", "tokens_computed", "latency_s", "last_answers", "memory_bytes", "memory_frames", "memory_oldest_s", "memory_state")
     NAME_FIELD_NUMBER: _ClassVar[int]
     SOURCE_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
@@ -101,6 +101,10 @@ class CameraStatus(_message.Message):
     TOKENS_COMPUTED_FIELD_NUMBER: _ClassVar[int]
     LATENCY_S_FIELD_NUMBER: _ClassVar[int]
     LAST_ANSWERS_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_FRAMES_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_OLDEST_S_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_STATE_FIELD_NUMBER: _ClassVar[int]
     name: str
     source: str
     state: CameraState
@@ -126,7 +130,11 @@ class CameraStatus(_message.Message):
     tokens_computed: int
     latency_s: float
     last_answers: _containers.RepeatedCompositeFieldContainer[LastAnswer]
-    def __init__(self, name: _Optional[str] = ..., source: _Optional[str] = ..., state: _Optional[_Union[CameraState, str]] = ..., reason: _Optional[str] = ..., retry_in_s: _Optional[float] = ..., codec: _Optional[str] = ..., width: _Optional[int] = ..., height: _Optional[int] = ..., cue: _Optional[str] = ..., last_frame_age_s: _Optional[float] = ..., decoder: _Optional[str] = ..., replica: _Optional[str] = ..., frames_decoded: _Optional[int] = ..., frames_sampled: _Optional[int] = ..., decode_errors: _Optional[int] = ..., gaps: _Optional[int] = ..., windows_done: _Optional[int] = ..., windows_gated: _Optional[int] = ..., windows_dropped: _Optional[int] = ..., windows_lost: _Optional[int] = ..., tokens_full: _Optional[int] = ..., tokens_kept: _Optional[int] = ..., tokens_computed: _Optional[int] = ..., latency_s: _Optional[float] = ..., last_answers: _Optional[_Iterable[_Union[LastAnswer, _Mapping]]] = ...) -> None: ...
+    memory_bytes: int
+    memory_frames: int
+    memory_oldest_s: float
+    memory_state: str
+    def __init__(self, name: _Optional[str] = ..., source: _Optional[str] = ..., state: _Optional[_Union[CameraState, str]] = ..., reason: _Optional[str] = ..., retry_in_s: _Optional[float] = ..., codec: _Optional[str] = ..., width: _Optional[int] = ..., height: _Optional[int] = ..., cue: _Optional[str] = ..., last_frame_age_s: _Optional[float] = ..., decoder: _Optional[str] = ..., replica: _Optional[str] = ..., frames_decoded: _Optional[int] = ..., frames_sampled: _Optional[int] = ..., decode_errors: _Optional[int] = ..., gaps: _Optional[int] = ..., windows_done: _Optional[int] = ..., windows_gated: _Optional[int] = ..., windows_dropped: _Optional[int] = ..., windows_lost: _Optional[int] = ..., tokens_full: _Optional[int] = ..., tokens_kept: _Optional[int] = ..., tokens_computed: _Optional[int] = ..., latency_s: _Optional[float] = ..., last_answers: _Optional[_Iterable[_Union[LastAnswer, _Mapping]]] = ..., memory_bytes: _Optional[int] = ..., memory_frames: _Optional[int] = ..., memory_oldest_s: _Optional[float] = ..., memory_state: _Optional[str] = ...) -> None: ...
 
 class LastAnswer(_message.Message):
     __slots__ = ("question", "score", "positive", "end")

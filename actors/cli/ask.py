@@ -1,0 +1,244 @@
+"""``sightline ask``: a free question about what a camera has seen."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Generator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from actors.cli.options import DEFAULT_GATEWAY, Gateway, Json
+
+if TYPE_CHECKING:
+    from cluster.rpc.memory_client import MemoryClient
+    from cluster.rpc.memory_wire import Told
+
+PROMPT = "? "
+
+
+def ask(
+    camera: Annotated[str, typer.Argument(metavar="CAMERA", help="Name of the camera.")],
+    question: Annotated[
+        str,
+        typer.Argument(metavar="QUESTION", help="What to ask; without it, on a terminal, one after the other."),
+    ] = "",
+    since: Annotated[
+        str, typer.Option(metavar="DURATION", help="Only what was seen in the last 10m, 2h, 1d. Default: everything.")
+    ] = "",
+    explain: Annotated[
+        bool, typer.Option("--explain", help="Show the moments that the answer rests on, and what it cost.")
+    ] = False,
+    pictures: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Write a picture of each of these moments.")
+    ] = None,
+    conversation: Annotated[
+        str, typer.Option(metavar="ID", help="Go on with a conversation; its id stands behind each answer.")
+    ] = "",
+    max_tokens: Annotated[
+        int, typer.Option(min=0, max=1024, help="Longest answer, in tokens; 0 for as many as there may be.")
+    ] = 0,
+    timeout: Annotated[str, typer.Option(metavar="DURATION", help="Give up on an answer after so long.")] = "2m",
+    gateway: Gateway = DEFAULT_GATEWAY,
+    json: Json = None,
+) -> None:
+    """Ask about anything a camera has seen; the answer is written as it comes.
+
+    $ sightline ask gate "Did a truck come in?" --since 2h --explain
+
+    $ sightline ask gate "Who opened the door?" --pictures out/door --json -
+
+    $ sightline ask gate
+    """
+    from actors.cli.durations import parse_duration
+    from actors.cli.output import check_writable
+    from cluster.errors import ConfigError
+    from cluster.rpc.memory_client import MemoryClient
+
+    wanted: dict[str, Any] = {
+        "since_s": parse_duration(since, "--since") if since else 0.0,
+        "timeout_s": parse_duration(timeout, "--timeout"),
+        "max_new_tokens": max_tokens,
+        "with_pictures": pictures is not None,
+    }
+    interactive = not question
+    if interactive and not sys.stdin.isatty():
+        raise ConfigError('no question; write it behind the camera, as in: sightline ask gate "Who came in?"')
+    if interactive and json is not None:
+        raise ConfigError("--json needs a question on the command line")
+    if pictures is not None:
+        check_writable(pictures)
+    with MemoryClient(gateway) as client:
+        shown = Shown(explain=explain, pictures=pictures, json=json)
+        if interactive:
+            _talk(client, camera, conversation, wanted, shown)
+        else:
+            shown.answer(client.ask(camera, question, conversation=conversation, **wanted))
+
+
+def _talk(client: MemoryClient, camera: str, conversation: str, wanted: dict[str, Any], shown: Shown) -> None:
+    """One question after the other until the end of input. Ctrl-C stops an answer, and at the prompt the command."""
+    from cluster.errors import CapacityError, ConfigError, NotReadyError, UnavailableError
+
+    # No such camera, or nobody there: said before the first question is written.
+    client.camera_get(camera)
+    while True:
+        try:
+            question = input(PROMPT).strip()
+        except EOFError:
+            print()
+            return
+        if not question:
+            continue
+        try:
+            told = shown.answer(client.ask(camera, question, conversation=conversation, **wanted))
+            conversation = told.conversation
+        except KeyboardInterrupt:
+            print("\nstopped")
+        except (CapacityError, ConfigError, NotReadyError, UnavailableError) as error:
+            # The next question may do better. A conversation ends with its replica: without it, in any case.
+            print(f"error: {error}", file=sys.stderr)
+            if isinstance(error, NotReadyError):
+                conversation = ""
+
+
+class Shown:
+    """Where an answer and what is behind it go."""
+
+    def __init__(self, *, explain: bool, pictures: Path | None, json: str | None) -> None:
+        self._explain = explain
+        self._pictures = pictures
+        self._json = json
+        self._conversation = ""
+
+    def answer(self, events: Generator[str | Told, None, None]) -> Told:
+        """Write the pieces as they come, then the rest; the call is over when this returns or raises.
+
+        Raises:
+            SightlineError: the answer failed, or a file cannot be written.
+        """
+        from actors.cli.output import write_json
+        from cluster.rpc.memory_wire import Told
+
+        quiet = self._json == "-"
+        try:
+            for event in events:
+                if isinstance(event, Told):
+                    break
+                if not quiet:
+                    print(printable(event), end="", flush=True)
+        finally:
+            events.close()
+        assert isinstance(event, Told)
+        if not quiet:
+            print()
+        files = write_pictures(event, self._pictures) if self._pictures is not None else []
+        if self._json is not None:
+            write_json(self._json, as_json(event, files))
+        self._remarks(event)
+        if self._explain and not quiet:
+            _print_explanation(event)
+        return event
+
+    def _remarks(self, told: Told) -> None:
+        from actors.cli.output import console
+
+        screen = console(stderr=True)
+        if told.result.degraded:
+            screen.print("[yellow]part of the memory was out of reach; something may be missing from the answer[/]")
+        if (screen.is_terminal or self._explain) and told.conversation != self._conversation:
+            screen.print(f"[dim]conversation {told.conversation}[/]")
+            self._conversation = told.conversation
+
+
+def printable(text: str) -> str:
+    """What a model writes, without what would move a terminal's cursor."""
+    return "".join(letter for letter in text if letter.isprintable() or letter in "\n\t")
+
+
+def moment_lines(told: Told) -> list[tuple[str, str, str]]:
+    """Of each moment: when, how long, and how much of the attention."""
+    from actors.cli.durations import spoken
+    from cluster.rpc.memory_wire import ago_s
+    from cluster.types import MICROSECONDS
+
+    return [
+        (
+            f"{spoken(ago_s(told.result, moment))} ago",
+            f"{spoken((moment.end - moment.start) / MICROSECONDS)} long",
+            f"{100 * moment.weight:.0f} % of attention",
+        )
+        for moment in told.result.moments
+    ]
+
+
+def cost_lines(told: Told) -> list[str]:
+    """How far back the answer may look, and what it took."""
+    from actors.cli.durations import spoken, spoken_bytes
+    from actors.cli.tables import compact
+    from cluster.types import MICROSECONDS
+
+    result = told.result
+    share = f" ({100 * result.tokens_read / result.tokens_held:.0f} %)" if result.tokens_held else ""
+    return [
+        f"looks back over {spoken((result.newest - result.oldest) / MICROSECONDS)}",
+        f"read {compact(result.tokens_read)} of {compact(result.tokens_held)} tokens{share}, "
+        f"{spoken_bytes(result.bytes_read)}",
+        f"first word after {result.first_token_s:.2f} s, {result.total_s:.2f} s in all",
+    ]
+
+
+def _print_explanation(told: Told) -> None:
+    from rich.table import Table
+
+    from actors.cli.output import console
+
+    screen = console()
+    table = Table.grid(padding=(0, 3))
+    for justify in ("right", "right", "right"):
+        table.add_column(justify=justify, no_wrap=True)
+    for line in moment_lines(told):
+        table.add_row(*line)
+    if told.result.moments:
+        screen.print(table)
+    for text in cost_lines(told):
+        screen.print(text, markup=False)
+
+
+def write_pictures(told: Told, folder: Path) -> list[str]:
+    """Write the pictures there are, heaviest moment first; returns a path or ``""`` per moment.
+
+    Raises:
+        SightlineError: a file cannot be written.
+    """
+    from cluster.errors import SightlineError
+    from cluster.types import MICROSECONDS
+
+    paths = []
+    for moment, picture in zip(told.result.moments, told.pictures, strict=True):
+        path = folder / f"{told.result.stream}-{moment.start / MICROSECONDS:.3f}s.jpg"
+        try:
+            if picture:
+                path.write_bytes(picture)
+        except OSError as error:
+            raise SightlineError(
+                f"cannot write {path}: {error.strerror or error}; choose another place or make room"
+            ) from None
+        paths.append(str(path) if picture else "")
+    return paths
+
+
+def as_json(told: Told, files: list[str]) -> dict[str, Any]:
+    """The result for machines; ``files``: of the pictures, empty when none were asked for."""
+    from dataclasses import asdict
+
+    from cluster.rpc.memory_wire import ago_s
+
+    body = asdict(told.result)
+    body = {"camera": body.pop("stream"), **body, "conversation": told.conversation}
+    for number, (moment, entry) in enumerate(zip(told.result.moments, body["moments"], strict=True)):
+        entry["ago_s"] = ago_s(told.result, moment)
+        if files:
+            entry["picture"] = files[number]
+    return body

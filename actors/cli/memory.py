@@ -1,0 +1,121 @@
+"""``sightline memory`` and ``sightline forget``: what a camera remembers, and making it forget."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from actors.cli.options import DEFAULT_GATEWAY, Gateway, Json
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from cluster.types import MemoryStatus
+
+Name = Annotated[str, typer.Argument(metavar="CAMERA", help="Name of the camera.")]
+
+
+def memory(camera: Name, gateway: Gateway = DEFAULT_GATEWAY, json: Json = None) -> None:
+    """Show what a camera remembers: how far back, how much in which tier, and by which policies.
+
+    $ sightline memory gate
+
+    $ sightline memory gate --json - | jq .tier_bytes
+    """
+    from dataclasses import asdict
+
+    from actors.cli.output import console, write_json
+    from cluster.rpc.memory_client import MemoryClient
+
+    with MemoryClient(gateway) as client:
+        status = client.memory(camera)
+    if json is not None:
+        write_json(json, asdict(status))
+    if json != "-":
+        screen = console()
+        for line in summary(status):
+            screen.print(line, markup=False)
+        screen.print(tiers_table(status))
+
+
+def forget(
+    camera: Name,
+    before: Annotated[
+        str, typer.Option(metavar="DURATION", help="Only what was seen longer ago than 90s, 10m, 2h, 1d.")
+    ] = "",
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask before everything is forgotten.")] = False,
+    gateway: Gateway = DEFAULT_GATEWAY,
+    json: Json = None,
+) -> None:
+    """Make a camera forget what it saw, in every tier; its conversations are over. Cannot be undone.
+
+    $ sightline forget gate --before 2h
+
+    $ sightline forget gate --yes
+    """
+    from dataclasses import asdict
+
+    from actors.cli.durations import parse_duration, spoken_bytes
+    from actors.cli.output import plural, write_json
+    from cluster.errors import ConfigError
+    from cluster.rpc.memory_client import MemoryClient
+
+    before_s = parse_duration(before, "--before") if before else 0.0
+    if not before and not yes:
+        if not sys.stdin.isatty():
+            raise ConfigError(f"everything of camera {camera!r} would be forgotten; add --yes, or --before DURATION")
+        typer.confirm(f"Forget everything that camera {camera!r} has seen?", abort=True)
+    with MemoryClient(gateway) as client:
+        forgotten = client.forget(camera, before_s)
+    if json is not None:
+        write_json(json, asdict(forgotten))
+    if json != "-":
+        print(f"{camera}: forgot {plural(forgotten.frames, 'frame')}, {spoken_bytes(forgotten.bytes)}")
+
+
+def summary(status: MemoryStatus) -> list[str]:
+    """What is held, how it is chosen, and what happened so far."""
+    from actors.cli.durations import spoken
+    from actors.cli.output import plural
+    from actors.cli.tables import compact
+    from cluster.types import MICROSECONDS
+
+    if status.frames:
+        span = spoken((status.newest - status.oldest) / MICROSECONDS)
+        held = f"{plural(status.frames, 'frame')} over {span}, {compact(status.tokens)} tokens"
+    else:
+        held = "nothing yet"
+    lines = [
+        f"{status.camera}: {held}",
+        f"compressor {status.compressor}, organiser {status.organiser}, retriever {status.retriever}",
+    ]
+    told = [f"{name.replace('_', ' ')} {compact(count)}" for name, count in status.counts.items() if count]
+    return [*lines, "so far: " + ", ".join(told)] if told else lines
+
+
+def tiers_table(status: MemoryStatus) -> Table:
+    """One row per tier, fastest first, and one for the frames that are in none yet."""
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    from actors.cli.durations import spoken_bytes
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("tier")
+    table.add_column("holds", justify="right", no_wrap=True)
+    table.add_column("of its cap", justify="right", no_wrap=True)
+    table.add_column("state")
+    for name in {**status.tier_bytes, **status.tier_states}:
+        size = status.tier_bytes.get(name)
+        trouble = status.tier_states.get(name)
+        share = f"{100 * size / status.cap_bytes:.0f} %" if size is not None and status.cap_bytes else ""
+        table.add_row(
+            Text(name),
+            "" if size is None else spoken_bytes(size),
+            share,
+            "" if trouble is None else Text(trouble, "bold red") if trouble else Text("works", "green"),
+        )
+    return table

@@ -1,0 +1,122 @@
+"""``sightline plan``: what a machine would do, computed instead of measured."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from actors.cli.options import Json
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from rich.console import Console
+
+    from cluster.planning.platforms import Platform
+
+HELP = "Predict what machines would reach, to plan capacity."
+app = typer.Typer(no_args_is_help=True, help=HELP)
+
+
+@app.callback(help=HELP)
+def _group() -> None:
+    """Keep ``accelerator`` a command of its own: a group of one would swallow its name."""
+
+
+@app.command("accelerator")
+def accelerator(
+    platform: Annotated[
+        list[str] | None,
+        typer.Option("--platform", "-p", metavar="P", help="A machine, as in agx-orin; repeatable. Default: all."),
+    ] = None,
+    method: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--method",
+            "-m",
+            metavar="M",
+            help="How the cache is held, as in resv; repeatable. Default: software methods on GPUs, resv-dre on V-Rex.",
+        ),
+    ] = None,
+    cache: Annotated[int, typer.Option(metavar="N", help="Tokens already in the cache.")] = 40_000,
+    batch: Annotated[int, typer.Option(metavar="N", help="Sequences that are computed together.")] = 1,
+    frame_tokens: Annotated[
+        int | None, typer.Option("--frame-tokens", metavar="N", help="Tokens of a frame. Default: the model's.")
+    ] = None,
+    model: Annotated[str, typer.Option(metavar="NAME", help="Shape of the model.")] = "llama3-8b",
+    json_to: Json = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", metavar="DIR", help="Write plan.md and charts over cache lengths.")
+    ] = None,
+    check: Annotated[
+        bool, typer.Option("--check", help="Compare with every number that the paper states; 1 if too far off.")
+    ] = False,
+) -> None:
+    """Predict latency and energy of streaming video on an accelerator by V-Rex's performance model.
+
+    $ sightline plan accelerator --platform agx-orin --platform vrex8 --cache 40000
+
+    $ sightline plan accelerator --batch 8 --out out/plan
+
+    $ sightline plan accelerator --check
+    """
+    from actors.cli.output import check_writable, console, write_json
+    from cluster.errors import SightlineError
+    from cluster.planning import figures, report
+    from cluster.planning.methods import methods
+    from cluster.planning.platforms import platforms
+    from cluster.planning.rows import rows
+    from cluster.planning.workload import models
+
+    machines = [platforms.get(name) for name in platform or []] or _every_platform()
+    ways = [methods.get(name) for name in method or []]
+    shape = models.get(model)
+    found = rows(machines, ways, shape, [cache], batch, frame_tokens)
+    comparisons = figures.compare() if check else []
+    screen = console(stderr=json_to == "-")
+    if check:
+        lines = [report.comparison_cells(each) for each in comparisons]
+        _print(screen, report.COMPARISON_HEADS, lines, left=2)
+        screen.print(report.summary(comparisons), markup=False)
+    else:
+        _print(screen, report.HEADS, [report.cells(row) for row in found], left=2)
+        screen.print(f"{shape.title}, batch {batch}; predicted. {report.NOTE}", markup=False)
+    if out is not None:
+        check_writable(out)
+        swept = rows(machines, ways, shape, sorted({*figures.SIZES, cache}), batch, frame_tokens)
+        count = report.write(out, swept, shape, batch)
+        screen.print(f"{out / 'plan.md'} and {count} charts written", markup=False)
+    if json_to:
+        body: dict[str, Any] = {"model": model, "rows": [row.as_json() for row in found]}
+        if check:
+            body["check"] = report.comparison_json(comparisons)
+            body["mean_error"] = figures.mean_error(comparisons)
+        write_json(json_to, body)
+    if check and (error := figures.mean_error(comparisons)) > figures.BOUND:
+        raise SightlineError(
+            f"the model is off by {100 * error:.0f} % on average; the documentation states at most "
+            f"{100 * figures.BOUND:.0f} %"
+        )
+
+
+def _every_platform() -> list[Platform]:
+    """Edge before server, the paper's machines before extrapolated ones."""
+    from cluster.planning.platforms import platforms
+
+    known = [platforms.get(name) for name in platforms]
+    return sorted(known, key=lambda each: (each.place, each.extrapolated, each.name))
+
+
+def _print(screen: Console, heads: Sequence[str], lines: Sequence[Sequence[str]], left: int) -> None:
+    """A table whose first ``left`` columns are text."""
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for index, head in enumerate(heads):
+        table.add_column(head, justify="left" if index < left else "right")
+    for line in lines:
+        table.add_row(*line)
+    screen.print(table)

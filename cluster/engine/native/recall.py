@@ -1,0 +1,162 @@
+"""Attention of a question over a window and a memory, and where in time everything it sees stands."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from cluster.engine.native.attention import rotate
+from cluster.memory.recollection import Recalled, Recollection
+from cluster.models.base import VisionLanguageModel
+from cluster.types import PatchGrid
+
+
+@dataclass(frozen=True, slots=True)
+class Timeline:
+    """Where remembered frames stand: ``span_s`` before the window, which begins at ``opened_s`` (camera's seconds).
+
+    A memory older than the span is squeezed into it evenly: positions stay where the model knows them, and order and
+    proportion are kept.
+    """
+
+    opened_s: float
+    oldest_s: float
+    span_s: float
+    frame_s: float
+
+    @property
+    def length_s(self) -> float:
+        """Seconds that the memory takes up before the window."""
+        return min(self.span_s, max(0.0, self.opened_s - self.oldest_s))
+
+    def place(self, seconds: Tensor) -> Tensor:
+        """Camera's seconds ``[n]`` float64 before the window -> seconds from the memory's beginning."""
+        age = max(self.opened_s - self.oldest_s, 1e-9)
+        return ((seconds - self.oldest_s) * (self.length_s / age)).clamp(min=0.0)
+
+    def slot(self, placed: Tensor) -> Tensor:
+        """Placed seconds -> the frame's slot."""
+        return torch.floor(placed / self.frame_s + 1e-6).to(torch.int64)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Local:
+    """What a question sees beside the memory, of one layer each: ``key`` rotated, ``value`` ``[L, Hkv, s, d]``;
+    ``frame [s]``: -1 for the system prompt, -2 and below for the window's frames, counted down."""
+
+    key: Tensor
+    value: Tensor
+    frame: Tensor
+
+
+class RecallAttention:
+    """Called by every decoder layer for the rows of one question (see ``attention.attention``).
+
+    The first pass fetches what each layer needs and keeps it for the tokens of the answer, which attend to the same.
+
+    Args:
+        model: for positions and rotary.
+        local: system prompt and window.
+        recollection: of the memory.
+        first: position that follows the system prompt.
+        timeline: where the memory stands; grid: of its frames.
+    """
+
+    def __init__(
+        self,
+        model: VisionLanguageModel,
+        local: Local,
+        recollection: Recollection,
+        *,
+        first: int,
+        timeline: Timeline,
+        grid: PatchGrid,
+    ) -> None:
+        self._model, self._local, self._recollection = model, local, recollection
+        self._first, self._timeline, self._grid = first, timeline, grid
+        self._context: dict[int, tuple[Tensor, Tensor, Tensor, Tensor]] = {}
+        self._own: dict[int, tuple[Tensor, Tensor]] = {}
+        # Mass of the last row's attention on each frame (numbers as in `Local`), over all layers and heads.
+        self.mass: dict[int, float] = {}
+        self._cos = self._sin = torch.zeros(0)
+
+    def stand(self, position: int, count: int) -> None:
+        """The rows of the next pass: ``count`` from ``position`` on."""
+        device = self._model.device
+        positions = torch.arange(position, position + count, device=device).expand(3, -1)
+        cos, sin = self._model.rotary(positions)
+        self._cos, self._sin = cos.to(self._model.dtype), sin.to(self._model.dtype)
+
+    def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
+        """``query [1, H, n, d]``, ``key, value [1, Hkv, n, d]``, before rotary -> ``[1, n, H, d]``."""
+        _, heads, rows, size = query.shape
+        kv_heads = key.shape[1]
+        group = heads // kv_heads
+        beginning = layer not in self._context
+        if beginning:
+            self._context[layer] = self._remember(layer, query[0].reshape(kv_heads, group * rows, size))
+        context_key, context_value, there, frame = self._context[layer]
+        own_key = rotate(key[0], self._cos, self._sin, torch.empty_like(key[0]))
+        own_value = value[0]
+        if layer in self._own:
+            own_key = torch.cat([self._own[layer][0], own_key], dim=1)
+            own_value = torch.cat([self._own[layer][1], own_value], dim=1)
+        self._own[layer] = own_key, own_value
+        turned = rotate(query[0], self._cos, self._sin, query.new_empty(heads, rows, size))
+        turned = turned.view(kv_heads, group, rows, size)
+        keys = torch.cat([context_key, own_key], dim=1)
+        values = torch.cat([context_value, own_value], dim=1)
+        before = own_key.shape[1] - rows
+        causal = torch.ones(rows, own_key.shape[1], dtype=torch.bool, device=keys.device).tril(before)
+        mask = torch.cat([there[:, None, None].expand(-1, 1, rows, -1), causal.expand(kv_heads, 1, -1, -1)], dim=3)
+        out = F.scaled_dot_product_attention(
+            turned, keys[:, None].expand(-1, group, -1, -1), values[:, None].expand(-1, group, -1, -1), mask, scale=scale
+        )
+        if beginning:
+            self._weigh(turned[:, :, -1], keys, mask[:, :, -1], frame, scale)
+        return out.permute(2, 0, 1, 3).reshape(1, rows, heads, size)
+
+    def _remember(self, layer: int, query: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Rotated keys and values ``[Hkv, s, d]`` of all that a layer's question sees, which are real, whose they are."""
+        recalled = self._recollection.fetch(layer, query)
+        local = self._local
+        heads = query.shape[0]
+        turned = self._rotated(recalled) if recalled.tokens else recalled.key
+        there = torch.ones(heads, local.frame.shape[0], dtype=torch.bool, device=query.device)
+        return (
+            torch.cat([local.key[layer], turned.to(local.key.dtype)], dim=1),
+            torch.cat([local.value[layer], recalled.value], dim=1),
+            torch.cat([there, recalled.there], dim=1),
+            torch.cat([local.frame.expand(heads, -1), recalled.frame], dim=1),
+        )
+
+    def _rotated(self, recalled: Recalled) -> Tensor:
+        heads, count, size = recalled.key.shape
+        memory = self._recollection.memory
+        frame = torch.where(recalled.there, recalled.frame, recalled.frame.amax()).flatten()
+        placed = self._timeline.place(memory.seconds(frame)).to(frame.device)
+        row = torch.div(recalled.cell, memory.columns, rounding_mode="floor").flatten()
+        text = row >= memory.rows
+        column = recalled.cell.flatten() - torch.where(text, memory.rows, row) * memory.columns
+        cells = torch.stack([torch.where(text, -1, row), column], dim=1)
+        positions = self._model.token_positions(self._first, placed, self._timeline.slot(placed), cells, self._grid)
+        cos, sin = (part.to(recalled.key.dtype).view(heads, count, size) for part in self._model.rotary(positions))
+        return rotate(recalled.key, cos, sin, torch.empty_like(recalled.key))
+
+    def _weigh(self, query: Tensor, keys: Tensor, mask: Tensor, frame: Tensor, scale: float) -> None:
+        """Add up what the last row gives to each frame; ``query [Hkv, G, d]``."""
+        scores = torch.einsum("hgd,hsd->hgs", query.float(), keys.float()) * scale
+        mass = scores.masked_fill(~mask, float("-inf")).softmax(-1).sum(1)[:, : frame.shape[1]]
+        for number, total in _sums(frame, mass):
+            if number != -1:
+                self.mass[number] = self.mass.get(number, 0.0) + total
+
+
+def _sums(frame: Tensor, mass: Tensor) -> Sequence[tuple[int, float]]:
+    numbers, index = torch.unique(frame, return_inverse=True)
+    totals = mass.new_zeros(len(numbers)).index_add_(0, index.flatten(), mass.flatten())
+    return list(zip(numbers.tolist(), totals.tolist(), strict=True))

@@ -1,0 +1,1 @@
+"""How well questions about the past are answered from memory: footage, data sets, scores and reports."""

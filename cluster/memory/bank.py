@@ -1,0 +1,177 @@
+"""The memories of all streams of one process, over tiers they share."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from cluster.errors import NotReadyError
+from cluster.memory.chunk import KVChunk
+from cluster.memory.retrieve import retrievers
+from cluster.memory.retrieve.base import Retriever
+from cluster.memory.stream import StreamMemory
+from cluster.memory.tiers.stack import TierStack
+from cluster.types import MICROSECONDS, Forgotten, MemorySpec, MemoryStatus
+
+RELEASED = 4096
+"""Streams that were let go of and can still be asked about here."""
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryReport:
+    """One stream's memory for a heartbeat."""
+
+    nbytes: int
+    frames: int
+    oldest_s: float
+    state: str
+
+
+class MemoryBank:
+    """Keeps what the engine lets go of. All calls but :meth:`report` come from the engine's thread.
+
+    Args:
+        tiers: where KV lies.
+        window: state of a stream's window as bytes, saved with its memory, so that both come back together.
+    """
+
+    def __init__(self, tiers: TierStack, *, window: Callable[[str], bytes] | None = None) -> None:
+        self.tiers = tiers
+        self.window = window
+        self._memories: dict[str, StreamMemory] = {}
+        self._retrievers: dict[str, Retriever] = {}
+        # How streams remembered that this process let go of: their sources ended, and they may be asked about.
+        self._released: OrderedDict[str, MemorySpec] = OrderedDict()
+        self._lock = threading.Lock()
+        self._reports: dict[str, MemoryReport] = {}
+
+    def open(self, stream: str, spec: MemorySpec | None) -> bytes | None:
+        """A stream begins, goes on, or has another memory from now on (None: none, and what there was is forgotten).
+
+        Returns the state of its window where the tiers remember the stream from another process, or from before.
+
+        Raises:
+            ConfigError: an unknown policy or option.
+        """
+        held = self._memories.get(stream)
+        if spec is None:
+            if held is not None:
+                self.forget(stream)
+                self._drop(stream)
+            return None
+        retriever = retrievers.get(spec.retriever)(**spec.retriever_options)
+        window = None
+        if held is None:
+            held = StreamMemory(stream, spec, self.tiers)
+            window = held.restore()
+        elif (held.spec.organiser, held.spec.organiser_options) != (spec.organiser, spec.organiser_options):
+            # Clusters of one kind cannot go on as those of another.
+            held.forget()
+            held = StreamMemory(stream, spec, self.tiers)
+        else:
+            held.change(spec)
+        self._released.pop(stream, None)
+        self._memories[stream] = held
+        self._retrievers[stream] = retriever
+        self.tiers.set_cap(stream, spec.cap_bytes)
+        self._note(stream)
+        return window
+
+    def take(self, chunk: KVChunk) -> None:
+        """What an engine hands on (:data:`~cluster.memory.chunk.Leave`); streams without a memory have nothing kept."""
+        memory = self._memories.get(chunk.stream)
+        if memory is None:
+            return
+        waiting = len(memory.recent)
+        memory.add(chunk)
+        if len(memory.recent) <= waiting:
+            self.save(chunk.stream)
+        self._note(chunk.stream)
+
+    def save(self, stream: str) -> None:
+        """Write what it takes to go on elsewhere, window and memory of the same moment."""
+        self._memories[stream].settle()
+        self._memories[stream].save(self.window(stream) if self.window is not None else b"")
+
+    def get(self, stream: str) -> tuple[StreamMemory, Retriever]:
+        """A stream's memory and how it is read.
+
+        Raises:
+            NotReadyError: it has none.
+        """
+        memory = self._memories.get(stream) or self._reopened(stream)
+        if memory is None:
+            raise NotReadyError(f"camera {stream!r} has no memory; set memory.enabled for it")
+        return memory, self._retrievers[stream]
+
+    def _reopened(self, stream: str) -> StreamMemory | None:
+        spec = self._released.get(stream)
+        if spec is None:
+            return None
+        self.open(stream, spec)
+        return self._memories[stream]
+
+    def __contains__(self, stream: object) -> bool:
+        return stream in self._memories
+
+    def release(self, stream: str) -> None:
+        """Another process takes over: put everything into the tiers and let go of the rest; nothing is forgotten."""
+        memory = self._memories.get(stream)
+        if memory is None:
+            return
+        memory.settle()
+        memory.save()
+        self._drop(stream)
+        self._released[stream] = memory.spec
+        if len(self._released) > RELEASED:
+            self._released.popitem(last=False)
+
+    def forget(self, stream: str, ago_s: float | None = None) -> Forgotten:
+        """Forget what is older than ``ago_s`` seconds before the newest frame, or everything, in every tier."""
+        memory = self._memories.get(stream) or self._reopened(stream)
+        if memory is None:
+            self._released.pop(stream, None)
+            self.tiers.drop(stream)
+            return Forgotten(0, 0)
+        frames, held = memory.frames, sum(memory.nbytes().values())
+        if ago_s is None or memory.newest is None:
+            memory.forget()
+        else:
+            memory.forget(before_frame=memory.frames_since(memory.newest - round(ago_s * MICROSECONDS)))
+            self.save(stream)
+        self._note(stream)
+        return Forgotten(frames - memory.frames, held - sum(memory.nbytes().values()))
+
+    def describe(self, stream: str) -> MemoryStatus:
+        """What a stream's memory holds and how it is.
+
+        Raises:
+            NotReadyError: it has none.
+        """
+        memory, _ = self.get(stream)
+        return memory.status()
+
+    def report(self) -> dict[str, MemoryReport]:
+        """Every stream, as of its last frame; from any thread."""
+        with self._lock:
+            return dict(self._reports)
+
+    def _note(self, stream: str) -> None:
+        memory = self._memories[stream]
+        oldest, newest = memory.oldest, memory.newest
+        span = 0.0 if oldest is None or newest is None else (newest - oldest) / MICROSECONDS
+        down = [f"{name}: {state.reason}" for name, state in self.tiers.states().items() if not state.up]
+        report = MemoryReport(max(memory.nbytes().values()), memory.frames, span, "; ".join(down))
+        with self._lock:
+            self._reports[stream] = report
+
+    def _drop(self, stream: str) -> None:
+        del self._memories[stream], self._retrievers[stream]
+        with self._lock:
+            self._reports.pop(stream, None)
+
+    def streams(self) -> Sequence[str]:
+        """Those that have a memory here."""
+        return list(self._memories)

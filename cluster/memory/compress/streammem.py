@@ -1,0 +1,30 @@
+"""StreamMem (arXiv 2508.15717, named in papers: cords): a fixed budget for what proxy queries find salient, and
+something of every frame."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from cluster.memory.compress.attention import AttentionCompressor, rank_in_frame
+from cluster.memory.compress.base import compressors, slots
+from cluster.memory.layer import LayerKV
+
+
+@compressors.register("streammem")
+class StreamMem(AttentionCompressor):
+    """Keeps of every frame its most salient token, of more frames than fit the most salient, and then what is salient.
+
+    The paper's proxy queries are those of the chat template. Here they are the rows that asked last, template and
+    standing questions alike, so that it is less blind to the question than published (see :class:`AttentionCompressor`
+    for who asks before any did, and for the missing positions). The paper also merges what it drops of a frame into one
+    prototype, weighted by attention, and near-identical frames before the model sees them. A compressor only names
+    tokens that stay: the most salient token of a frame takes the prototype's place, with its own key and value, and
+    frames are thinned by the pruner.
+    """
+
+    def scores(self, layer: LayerKV, attention: Tensor, budget: int) -> Tensor:
+        del budget
+        first = rank_in_frame(attention, slots(layer.frame)) == 0
+        salient = attention / attention.amax(dim=1, keepdim=True)
+        return torch.where(first, salient + 1, salient)

@@ -1,0 +1,280 @@
+"""The table of one layer's and head's clusters: what every organiser fills and every retriever reads."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+# What a state's names of further columns begin with.
+_COLUMN = "column."
+_OWN = ("mean", "value_mean", "place", "variance", "count", "partition", "latest", "uid")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class NewTokens:
+    """Tokens of one layer and head, in time order.
+
+    * ``key``, ``value`` ``[t, D]``; keys before rotary
+    * ``frame`` ``[t]`` int64: number of the frame
+    * ``place`` ``[t, 3]`` float32: seconds of the frame, row and column in its grid
+    * ``partition`` ``[t]`` int64: visual partition of the token's frame, 0 where nobody partitions
+
+    Raises:
+        ValueError: shapes do not fit.
+    """
+
+    key: Tensor
+    value: Tensor
+    frame: Tensor
+    place: Tensor
+    partition: Tensor
+
+    def __post_init__(self) -> None:
+        count = len(self.key)
+        if self.key.ndim != 2 or self.value.shape != self.key.shape:
+            raise ValueError(f"keys {tuple(self.key.shape)} and values {tuple(self.value.shape)} must both be [t, D]")
+        if self.frame.shape != (count,) or self.partition.shape != (count,) or self.place.shape != (count, 3):
+            raise ValueError(f"every one of the {count} tokens needs a frame, a partition and a place of three numbers")
+
+    def __len__(self) -> int:
+        return len(self.key)
+
+    def to(self, device: torch.device) -> NewTokens:
+        """The same on one device, all of it."""
+        parts = (self.key, self.value, self.frame, self.place, self.partition)
+        return NewTokens(*(part.to(device) for part in parts))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Groups:
+    """Statistics of ``g`` groups of tokens; named as in the table."""
+
+    count: Tensor
+    mean: Tensor
+    value_mean: Tensor
+    place: Tensor
+    variance: Tensor
+    latest: Tensor
+
+    @classmethod
+    def of(cls, key: Tensor, value: Tensor, place: Tensor, frame: Tensor, group: Tensor, groups: int) -> _Groups:
+        """Of tokens that are each in ``group`` ``[t]``, 0 to ``groups - 1``; every group has one at least."""
+        count = torch.bincount(group, minlength=groups)
+        wide = key.float()
+
+        def averaged(of: Tensor) -> Tensor:
+            return of.new_zeros(groups, *of.shape[1:]).index_add_(0, group, of) / count.view(-1, *[1] * (of.ndim - 1))
+
+        mean = averaged(wide)
+        return cls(
+            count,
+            mean,
+            averaged(value.float()),
+            averaged(place.float()),
+            averaged((wide - mean[group]).square().sum(1)),
+            count.new_zeros(groups).scatter_reduce_(0, group, frame.to(torch.int64), "amax", include_self=False),
+        )
+
+
+class ClusterTable:
+    """``c`` clusters, numbered densely, of ``n`` tokens, numbered in time order.
+
+    * ``mean``, ``value_mean`` ``[c, D]`` float32 of the members' keys and values; ``place`` ``[c, 3]`` float32 of their
+      places
+    * ``variance`` ``[c]`` float32: mean squared distance of the members' keys to ``mean``
+    * ``count`` ``[c]`` int64: members; ``latest`` ``[c]`` int64: largest frame number of a member
+    * ``partition`` ``[c]`` int64: that of the token that founded the cluster
+    * ``uid`` ``[c]`` int64, ascending: stays the same as long as the cluster lives and is never used again here
+    * ``of_token`` ``[n]`` int64: cluster of each token
+    * ``columns``: what an organiser knows of each cluster beside that, ``[c, ...]`` each; zeros where a cluster is new
+
+    All of it holds for the present members after every call. It lies on one device; what a call is given may lie on
+    another, what it returns lies here.
+    """
+
+    def __init__(self, width: int, device: torch.device | str = "cpu") -> None:
+        self.mean = torch.zeros(0, width, device=device)
+        self.value_mean = torch.zeros(0, width, device=device)
+        self.place = torch.zeros(0, 3, device=device)
+        self.variance = torch.zeros(0, device=device)
+        self.count = torch.zeros(0, dtype=torch.int64, device=device)
+        self.partition = torch.zeros(0, dtype=torch.int64, device=device)
+        self.latest = torch.zeros(0, dtype=torch.int64, device=device)
+        self.uid = torch.zeros(0, dtype=torch.int64, device=device)
+        self.of_token = torch.zeros(0, dtype=torch.int64, device=device)
+        self.columns: dict[str, Tensor] = {}
+        self.next_uid = 0
+
+    def __len__(self) -> int:
+        return len(self.count)
+
+    @property
+    def tokens(self) -> int:
+        return len(self.of_token)
+
+    @property
+    def device(self) -> torch.device:
+        return self.mean.device
+
+    def add(self, tokens: NewTokens, cluster: Tensor) -> None:
+        """Tokens join ``cluster`` ``[t]``; numbers from ``len(self)`` on found clusters, without gaps.
+
+        Means and variances are merged as Welford's update does it (Mosaic, section VI), a whole group at a time.
+
+        Raises:
+            ValueError: not one number per token, a negative one, or new clusters with a gap in their numbers.
+        """
+        if cluster.shape != (len(tokens),):
+            raise ValueError(f"{len(tokens)} tokens join as many clusters, not {tuple(cluster.shape)}")
+        if not len(cluster):
+            return
+        tokens, cluster = tokens.to(self.device), cluster.to(self.device)
+        joined, group = torch.unique(cluster, return_inverse=True)
+        fresh = int((joined >= len(self)).sum())
+        if int(joined[0]) < 0 or (fresh and int(joined[-1]) != len(self) + fresh - 1):
+            raise ValueError("new clusters must be numbered without gaps")
+        new = _Groups.of(tokens.key, tokens.value, tokens.place, tokens.frame, group, len(joined))
+        if fresh:
+            first = torch.full_like(joined, len(tokens)).scatter_reduce_(
+                0, group, torch.arange(len(tokens), device=group.device), "amin"
+            )
+            self._grow(tokens.partition[first[-fresh:]])
+        before = self.count[joined]
+        total = before + new.count
+        share = new.count / total
+        apart = new.mean - self.mean[joined]
+        between = apart.square().sum(1) * share * (1 - share)
+        self.variance[joined] += (new.variance - self.variance[joined]) * share + between
+        self.mean[joined] += apart * share[:, None]
+        self.value_mean[joined] += (new.value_mean - self.value_mean[joined]) * share[:, None]
+        self.place[joined] += (new.place - self.place[joined]) * share[:, None]
+        self.count[joined] = total
+        self.latest[joined] = torch.where(before > 0, self.latest[joined].maximum(new.latest), new.latest)
+        self.of_token = torch.cat([self.of_token, cluster.to(torch.int64)])
+
+    def members(self, cluster: int) -> Tensor:
+        """Numbers of a cluster's tokens, in time order."""
+        return (self.of_token == cluster).nonzero()[:, 0]
+
+    def order(self) -> Tensor:
+        """All tokens, such that those of one cluster lie together, clusters in order and each in time order."""
+        return self.of_token.argsort(stable=True)
+
+    def keep(self, kept: Tensor, key: Tensor, value: Tensor, place: Tensor, frame: Tensor) -> Tensor:
+        """Only the tokens ``kept`` ``[m]`` (ascending) stay; numbers of tokens and clusters close up, uids stay.
+
+        Args:
+            kept: numbers of tokens.
+            key: of the kept tokens ``[m, D]``; value: likewise; place: ``[m, 3]``; frame: ``[m]``.
+
+        Returns:
+            ``[c']`` bool by the new numbers: clusters that lost members. Their statistics are computed anew from what
+            is given; those of the others stay as they are.
+
+        Raises:
+            ValueError: tokens that there are not, or not in order.
+        """
+        kept, key, value, place, frame = (each.to(self.device) for each in (kept, key, value, place, frame))
+        if len(kept) and (int(kept[0]) < 0 or int(kept[-1]) >= self.tokens or bool((kept[1:] <= kept[:-1]).any())):
+            raise ValueError(f"the tokens that stay are ascending numbers below {self.tokens}")
+        stays = self.of_token[kept]
+        count = torch.bincount(stays, minlength=len(self))
+        lost = count < self.count
+        alive = (count > 0).nonzero()[:, 0]
+        number = torch.full_like(self.count, -1)
+        number[alive] = torch.arange(len(alive), device=alive.device)
+        self._take(alive)
+        self.of_token = number[stays]
+        touched = lost[alive]
+        again = touched.nonzero()[:, 0]
+        if len(again):
+            rank = torch.full_like(touched, -1, dtype=torch.int64)
+            rank[again] = torch.arange(len(again), device=again.device)
+            group = rank[self.of_token]
+            of = (group >= 0).nonzero()[:, 0]
+            self._set(again, _Groups.of(key[of], value[of], place[of], frame[of], group[of], len(again)))
+        return touched
+
+    def divide(self, cluster: int, leave: Tensor, key: Tensor, value: Tensor, place: Tensor, frame: Tensor) -> int:
+        """Members where ``leave`` ``[n]`` is True become the cluster ``len(self)``, of the same partition.
+
+        Args:
+            cluster: to be divided.
+            leave: bool; key, value: ``[n, D]``; place: ``[n, 3]``; frame: ``[n]``; all in the members' order.
+
+        Returns:
+            The new cluster's number.
+
+        Raises:
+            ValueError: not one row per member, or a part without any.
+        """
+        leave, key, value, place, frame = (each.to(self.device) for each in (leave, key, value, place, frame))
+        members = self.members(cluster)
+        if leave.shape != members.shape or len(key) != len(members):
+            raise ValueError(f"a cluster of {len(members)} tokens cannot be divided by {tuple(leave.shape)}")
+        if not bool(leave.any()) or bool(leave.all()):
+            raise ValueError("a cluster is divided into two parts that both have members")
+        new = len(self)
+        self._grow(self.partition[cluster : cluster + 1])
+        self.of_token[members[leave]] = new
+        self._set(
+            torch.tensor([cluster, new], device=members.device),
+            _Groups.of(key, value, place, frame, leave.to(torch.int64), 2),
+        )
+        return new
+
+    def to(self, device: torch.device | str) -> None:
+        """Move everything to a device."""
+        for name in (*_OWN, "of_token"):
+            setattr(self, name, getattr(self, name).to(device))
+        self.columns = {name: column.to(device) for name, column in self.columns.items()}
+
+    def state(self) -> dict[str, Tensor]:
+        """Everything, under names that ``restore`` knows; copies."""
+        named = {name: getattr(self, name).clone() for name in (*_OWN, "of_token")}
+        named |= {_COLUMN + name: column.clone() for name, column in self.columns.items()}
+        return named | {"next_uid": torch.tensor(self.next_uid)}
+
+    @classmethod
+    def restore(cls, state: Mapping[str, Tensor]) -> ClusterTable:
+        """The table whose ``state()`` this is.
+
+        Raises:
+            ValueError: something is missing.
+        """
+        missing = {*_OWN, "of_token", "next_uid"} - set(state)
+        if missing:
+            raise ValueError(f"the state of a table of clusters lacks {', '.join(sorted(missing))}")
+        table = cls(state["mean"].shape[1])
+        for name in (*_OWN, "of_token"):
+            setattr(table, name, state[name].clone())
+        table.columns = {
+            name.removeprefix(_COLUMN): column.clone() for name, column in state.items() if name.startswith(_COLUMN)
+        }
+        table.next_uid = int(state["next_uid"])
+        return table
+
+    def _grow(self, partition: Tensor) -> None:
+        """Append one cluster without members for each entry of ``partition``."""
+        fresh = len(partition)
+        uid = torch.arange(self.next_uid, self.next_uid + fresh, device=partition.device)
+        self.next_uid += fresh
+        given = {"partition": partition, "uid": uid}
+        for name in _OWN:
+            old = getattr(self, name)
+            setattr(self, name, torch.cat([old, given.get(name, old.new_zeros(fresh, *old.shape[1:]))]))
+        self.columns = {
+            name: torch.cat([old, old.new_zeros(fresh, *old.shape[1:])]) for name, old in self.columns.items()
+        }
+
+    def _take(self, clusters: Tensor) -> None:
+        for name in _OWN:
+            setattr(self, name, getattr(self, name)[clusters])
+        self.columns = {name: column[clusters] for name, column in self.columns.items()}
+
+    def _set(self, clusters: Tensor, stats: _Groups) -> None:
+        for name in ("count", "mean", "value_mean", "place", "variance", "latest"):
+            getattr(self, name)[clusters] = getattr(stats, name)

@@ -1,0 +1,1 @@
+"""Tiers, one per file: where remembered KV lies."""

@@ -1,0 +1,334 @@
+"""A tier in this process's own memory, on the host or on a device."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from cluster.errors import ConfigError
+from cluster.memory.tiers.base import Block, BlockKey, Loaded, Outcome, Tier, TierState
+from cluster.memory.tiers.codec import check_block
+from cluster.memory.tiers.slabs import Cell, Slabs
+
+
+@dataclass(slots=True, eq=False)
+class _Held:
+    """``cell`` holds key, value, frame and cell of a block, one after the other."""
+
+    cell: Cell
+    dtype: torch.dtype
+    count: int
+    width: int
+    used: int
+    pinned: bool
+
+
+@dataclass(slots=True, eq=False)
+class _Stream:
+    """``idle``: what may be evicted, by size of its cell, and of each size the longest unused first."""
+
+    used: int = 0
+    held: dict[BlockKey, _Held] = field(default_factory=dict)
+    idle: dict[int, OrderedDict[BlockKey, int]] = field(default_factory=dict)
+    manifest: bytes | None = None
+
+    def oldest(self) -> BlockKey | None:
+        """What was unused longest."""
+        firsts = [next(iter(queue.items())) for queue in self.idle.values()]
+        return min(firsts, key=lambda first: first[1])[0] if firsts else None
+
+    def oldest_for(self, size: int, now: int) -> BlockKey | None:
+        """What to give up for a cell of this size. One of that size is sure to make room and is preferred, unless it
+        was used nearer to now than to when the longest unused was."""
+        oldest = self.oldest()
+        if oldest is None or size not in self.idle:
+            return oldest
+        alike, used = next(iter(self.idle[size].items()))
+        since = self.idle[self.held[oldest].cell.nbytes][oldest]
+        return alike if used - since <= now - used else oldest
+
+    def rest(self, key: BlockKey, tick: int) -> None:
+        """``key`` was used just now and may be evicted once it is the oldest."""
+        queue = self.idle.setdefault(self.held[key].cell.nbytes, OrderedDict())
+        queue[key] = tick
+        queue.move_to_end(key)
+
+    def wake(self, key: BlockKey) -> None:
+        """``key`` may no longer be evicted."""
+        size = self.held[key].cell.nbytes
+        queue = self.idle.get(size)
+        if queue is not None and queue.pop(key, None) is not None and not queue:
+            del self.idle[size]
+
+
+class Arena(Tier):
+    """Blocks in slabs of host or device memory, under a cap for all and one for each stream.
+
+    Bytes are counted as they are taken: a block is rounded up to the size of its cell (at most a quarter, or 4 KiB of
+    a large one). A block's parts lie in one cell, so that it moves in one copy. Loaded blocks are copies: what is
+    evicted or replaced later does not change them. A block that replaces another frees it first, so where the new
+    one is not taken there is none under that key.
+
+    A stream at its cap loses its longest unused blocks; when the arena is full, the stream that is furthest above its
+    share (the arena divided in proportion to the caps) does. Pinned blocks are never evicted.
+
+    Args:
+        total_bytes: most memory that is ever reserved.
+        stream_bytes: cap of each stream; the total where not given.
+        evicts: False for the lowest tier, which refuses (``RETRY``) what it has no room for.
+        device: where the slabs lie, like ``cpu`` or ``cuda:0``.
+        pinned: page-locked host memory, where there is CUDA.
+        loads_to: where loaded blocks go; where the slabs lie if not given. Copies have ended when a load returns.
+
+    Raises:
+        ConfigError: a total, a cap or a slab that can hold nothing.
+    """
+
+    def __init__(
+        self,
+        total_bytes: int,
+        *,
+        name: str = "host",
+        stream_bytes: int | None = None,
+        evicts: bool = True,
+        device: str | torch.device = "cpu",
+        pinned: bool = False,
+        loads_to: str | torch.device | None = None,
+        slab_bytes: int = 4 * 1024 * 1024,
+    ) -> None:
+        self.name, self.evicts = name, evicts
+        self._slabs = Slabs(total_bytes, slab_bytes=slab_bytes, device=torch.device(device), pinned=pinned)
+        self._to = torch.device(device if loads_to is None else loads_to)
+        self._default_cap = total_bytes if stream_bytes is None else stream_bytes
+        if self._default_cap < 1:
+            raise ConfigError(f"a stream's cap of {stream_bytes} bytes can hold nothing")
+        self._caps: dict[str, int] = {}
+        self._streams: dict[str, _Stream] = {}
+        self._used = self._tick = 0
+        self._state = TierState()
+        self._lock = threading.Lock()
+
+    @property
+    def reserved(self) -> int:
+        """Bytes of all slabs, in use or not."""
+        return self._slabs.reserved
+
+    def cap(self, stream: str) -> int:
+        """Most bytes a stream may hold."""
+        return self._caps.get(stream, self._default_cap)
+
+    def set_cap(self, stream: str, nbytes: int | None) -> None:
+        """Another cap for a stream, None for the one all have; evicts at once what is above it.
+
+        Raises:
+            ConfigError: a cap that can hold nothing.
+        """
+        if nbytes is not None and nbytes < 1:
+            raise ConfigError(f"a cap of {nbytes} bytes for {stream} can hold nothing")
+        with self._lock:
+            if nbytes is None:
+                self._caps.pop(stream, None)
+            else:
+                self._caps[stream] = nbytes
+            if self.evicts and stream in self._streams:
+                self._shrink(self._streams[stream], self.cap(stream))
+
+    def pin(self, keys: Sequence[BlockKey]) -> list[bool]:
+        """Keep these from being evicted until they are unpinned or dropped, through replacement too; says which are
+        held. Pinning twice is pinning once."""
+        with self._lock:
+            found = [self._find(key) for key in keys]
+            for key, held in zip(keys, found, strict=True):
+                if held is not None:
+                    self._streams[key.stream].wake(key)
+                    held.pinned = True
+            return [held is not None for held in found]
+
+    def unpin(self, keys: Sequence[BlockKey]) -> None:
+        """Let these be evicted again."""
+        with self._lock:
+            for key in keys:
+                held = self._find(key)
+                if held is not None and held.pinned:
+                    held.pinned = False
+                    self._touch(key)
+
+    # -- Tier -----------------------------------------------------------------------------------
+    def lookup(self, keys: Sequence[BlockKey]) -> list[Outcome]:
+        with self._lock:
+            return [Outcome.MISS if self._find(key) is None else Outcome.HIT for key in keys]
+
+    def store(self, items: Sequence[tuple[BlockKey, Block]]) -> list[Outcome]:
+        """See :class:`Tier`. What a later block of ``items`` evicted counts as not held."""
+        with self._lock:
+            outcomes = [self._put(key, block) for key, block in items]
+            self._settle()
+            for at, (key, _) in enumerate(items):
+                if outcomes[at] is Outcome.HIT and self._find(key) is None:
+                    outcomes[at] = Outcome.RETRY
+            self._count("retries", outcomes.count(Outcome.RETRY))
+            return outcomes
+
+    def load(self, keys: Sequence[BlockKey]) -> list[Loaded]:
+        with self._lock:
+            loaded = [self._take(key) for key in keys]
+            self._settle()
+            return loaded
+
+    def drop(self, stream: str, keys: Sequence[BlockKey] | None = None) -> int:
+        with self._lock:
+            there = self._streams.get(stream)
+            if there is None:
+                return 0
+            gone = [key for key in (list(there.held) if keys is None else dict.fromkeys(keys)) if key in there.held]
+            for key in gone:
+                self._free(key)
+            if keys is None:
+                del self._streams[stream]
+            self._count("dropped", len(gone))
+            return len(gone)
+
+    def put_manifest(self, stream: str, manifest: bytes) -> Outcome:
+        with self._lock:
+            if not self._state.up:
+                return Outcome.RETRY
+            self._streams.setdefault(stream, _Stream()).manifest = manifest
+            return Outcome.HIT
+
+    def manifest(self, stream: str) -> tuple[Outcome, bytes | None]:
+        with self._lock:
+            there = self._streams.get(stream)
+            if there is None or there.manifest is None:
+                return Outcome.MISS, None
+            return Outcome.HIT, there.manifest
+
+    def nbytes(self, stream: str | None = None) -> int:
+        with self._lock:
+            if stream is None:
+                return self._used
+            return self._streams[stream].used if stream in self._streams else 0
+
+    def state(self) -> TierState:
+        with self._lock:
+            return TierState(self._state.up, self._state.reason, dict(self._state.counts))
+
+    def close(self) -> None:
+        with self._lock:
+            self._state.up, self._state.reason = False, "closed"
+            for there in self._streams.values():
+                for key in list(there.held):
+                    self._free(key)
+            self._streams.clear()
+            self._slabs.release()
+
+    # -- under the lock -------------------------------------------------------------------------
+    def _settle(self) -> None:
+        """Wait for the copies of this call, so that no cell is read before it is written, or written while read."""
+        for device in {self._to, self._slabs.device}:
+            if device.type == "cuda":
+                torch.cuda.current_stream(device).synchronize()
+
+    def _find(self, key: BlockKey) -> _Held | None:
+        there = self._streams.get(key.stream)
+        return None if there is None else there.held.get(key)
+
+    def _touch(self, key: BlockKey) -> None:
+        self._tick += 1
+        self._streams[key.stream].rest(key, self._tick)
+
+    def _count(self, what: str, by: int) -> None:
+        if by:
+            self._state.counts[what] = self._state.counts.get(what, 0) + by
+
+    def _put(self, key: BlockKey, block: Block) -> Outcome:
+        if not self._state.up:
+            return Outcome.RETRY
+        count, width = check_block(block)
+        there = self._streams.setdefault(key.stream, _Stream())
+        old = there.held.get(key)
+        if old is not None:
+            self._free(key)
+        used = 2 * block.key.nbytes + 8 * count
+        size, cap = self._slabs.cell_bytes(used), self.cap(key.stream)
+        if size > min(cap, self._slabs.total_bytes):
+            return Outcome.MISS
+        if self.evicts:
+            self._shrink(there, cap - size)
+        cell = self._room(used) if there.used + size <= cap else None
+        if cell is None:
+            return Outcome.RETRY
+        held = _Held(cell, block.key.dtype, count, width, used, old is not None and old.pinned)
+        inside = _parts(cell.memory[:used], held)
+        for mine, given in zip(
+            (inside.key, inside.value, inside.frame, inside.cell),
+            (block.key, block.value, block.frame, block.cell),
+            strict=True,
+        ):
+            mine.copy_(given)
+        there.held[key] = held
+        there.used += size
+        self._used += size
+        if not held.pinned:
+            self._touch(key)
+        self._count("stored", 1)
+        self._count("bytes_in", used)
+        return Outcome.HIT
+
+    def _take(self, key: BlockKey) -> Loaded:
+        held = self._find(key)
+        if held is None:
+            self._count("misses", 1)
+            return Loaded(Outcome.MISS)
+        if not held.pinned:
+            self._touch(key)
+        self._count("hits", 1)
+        self._count("bytes_out", held.used)
+        copied = held.cell.memory[: held.used].to(self._to, non_blocking=True, copy=True)
+        return Loaded(Outcome.HIT, _parts(copied, held))
+
+    def _room(self, nbytes: int) -> Cell | None:
+        """A cell, after evicting as much as it takes."""
+        size = self._slabs.cell_bytes(nbytes)
+        while (cell := self._slabs.allocate(nbytes)) is None and self.evicts:
+            caps = sum(self.cap(name) for name, there in self._streams.items() if there.held)
+            above = {
+                name: there.used - self._slabs.total_bytes * self.cap(name) / caps
+                for name, there in self._streams.items()
+                if there.idle
+            }
+            if not above:
+                return None
+            victim = self._streams[max(above, key=above.__getitem__)]
+            oldest = victim.oldest_for(size, self._tick)
+            if oldest is not None:
+                self._evict(oldest)
+        return cell
+
+    def _shrink(self, there: _Stream, most: int) -> None:
+        """Evict until the stream holds no more than ``most``, or only what is pinned."""
+        while there.used > most and (oldest := there.oldest()) is not None:
+            self._evict(oldest)
+
+    def _evict(self, key: BlockKey) -> None:
+        self._free(key)
+        self._count("evicted", 1)
+
+    def _free(self, key: BlockKey) -> None:
+        there = self._streams[key.stream]
+        there.wake(key)
+        held = there.held.pop(key)
+        there.used -= held.cell.nbytes
+        self._used -= held.cell.nbytes
+        self._slabs.free(held.cell)
+
+
+def _parts(memory: torch.Tensor, held: _Held) -> Block:
+    """The block in these bytes. Keys and values take a multiple of 4 bytes, so the numbers after them are aligned."""
+    places = 8 * held.count
+    kv = memory[: held.used - places].view(held.dtype).view(2, held.count, held.width)
+    frame, cell = memory[held.used - places :].view(torch.int32).view(2, held.count)
+    return Block(kv[0], kv[1], frame, cell)

@@ -1,0 +1,117 @@
+"""What a tier is: a place that holds blocks of KV under a byte cap, and says at once what it can give.
+
+A block is one cluster of one layer and head: its members lie together, so one cluster is one transfer. The lowest tier
+holds everything a stream remembers; those above it hold copies of what is wanted most.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+
+from torch import Tensor
+
+
+class Outcome(Enum):
+    """``HIT``: done. ``MISS``: not there, damaged or foreign. ``PENDING``: on its way. ``RETRY``: not now, perhaps
+    later (the tier is down, slow or full)."""
+
+    HIT = "hit"
+    MISS = "miss"
+    PENDING = "pending"
+    RETRY = "retry"
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class BlockKey:
+    """``cluster`` is a cluster's ``uid``: it stays the same as long as the cluster lives and is never used again."""
+
+    stream: str
+    layer: int
+    head: int
+    cluster: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Block:
+    """Members of one cluster in time order.
+
+    * ``key``, ``value`` ``[n, D]``; keys before rotary
+    * ``frame``, ``cell`` ``[n]`` int32: number of the frame and place in its grid, row-major
+    """
+
+    key: Tensor
+    value: Tensor
+    frame: Tensor
+    cell: Tensor
+
+    def __len__(self) -> int:
+        return int(self.key.shape[0])
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all four tensors."""
+        return self.key.nbytes + self.value.nbytes + self.frame.nbytes + self.cell.nbytes
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Loaded:
+    """``block`` is there where ``outcome`` is ``HIT``, whole, and None otherwise."""
+
+    outcome: Outcome
+    block: Block | None = None
+
+
+@dataclass(slots=True)
+class TierState:
+    """Whether a tier works, why not, and what happened so far (``hits``, ``misses``, ``retries``, ``stored``,
+    ``evicted``, ``damaged`` … blocks; ``bytes_in``, ``bytes_out``)."""
+
+    up: bool = True
+    reason: str = ""
+    counts: dict[str, int] = field(default_factory=dict)
+
+
+class Tier(ABC):
+    """Thread-safe. Every call ends within the tier's own deadline; none raises because the tier is down."""
+
+    name: str
+
+    @abstractmethod
+    def lookup(self, keys: Sequence[BlockKey]) -> list[Outcome]:
+        """Whether each block could be loaded now. Moves no KV."""
+
+    @abstractmethod
+    def store(self, items: Sequence[tuple[BlockKey, Block]]) -> list[Outcome]:
+        """Take blocks in, replacing what has the same key. ``HIT``: held. ``RETRY``: not held for now. ``MISS``: can
+        never be held (larger than the stream's cap). The cap is not exceeded, not even meanwhile."""
+
+    @abstractmethod
+    def load(self, keys: Sequence[BlockKey]) -> list[Loaded]:
+        """The blocks, in the order of ``keys``; each whole or not at all."""
+
+    @abstractmethod
+    def drop(self, stream: str, keys: Sequence[BlockKey] | None = None) -> int:
+        """Forget a stream's blocks (all of them, its manifest too, without ``keys``); returns how many went."""
+
+    @abstractmethod
+    def put_manifest(self, stream: str, manifest: bytes) -> Outcome:
+        """Keep what it takes to find a stream's blocks again after its replica died; replaces the last one."""
+
+    @abstractmethod
+    def manifest(self, stream: str) -> tuple[Outcome, bytes | None]:
+        """What ``put_manifest`` kept."""
+
+    @abstractmethod
+    def nbytes(self, stream: str | None = None) -> int:
+        """Bytes of KV held for one stream, or for all."""
+
+    @abstractmethod
+    def state(self) -> TierState:
+        """How the tier is, without asking anybody."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Let go of what the tier holds; harmless when repeated."""

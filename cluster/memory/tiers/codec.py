@@ -1,0 +1,194 @@
+"""Blocks and manifests as bytes, and back only when the bytes are exactly those of what is asked for."""
+
+from __future__ import annotations
+
+import struct
+from enum import Enum
+from hashlib import blake2b
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+
+from cluster.errors import ConfigError
+from cluster.memory.tiers.base import Block, BlockKey
+
+StoreAs = Literal["plain", "int8"]
+
+VERSION = 1
+"""Of the format. Every version begins with the magic, its number and the digest, so that any can tell any other."""
+
+_MAGIC, _MANIFEST = b"SLKV", b"SLMF"
+_PREFIX = struct.Struct("<4sH16s")
+_SHAPE = struct.Struct("<BBHII")  # form, dtype, bytes of the fingerprint, tokens, width
+_KEY = struct.Struct("<qqqI")
+_FORMS: tuple[StoreAs, ...] = get_args(StoreAs)
+_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+_STEPS = 127
+
+
+class Fault(Enum):
+    """Why bytes are not the block. ``FOREIGN``: whole, of another format version, model or settings. ``DAMAGED``: cut,
+    changed, or the block of another key."""
+
+    FOREIGN = "foreign"
+    DAMAGED = "damaged"
+
+
+def check_storage(fingerprint: str, store_as: str) -> None:
+    """Refuse settings under which no block could be encoded.
+
+    Raises:
+        ConfigError: no fingerprint, one of more than 1,024 bytes, or an unknown form.
+    """
+    if not 0 < len(fingerprint.encode()) <= 1024:
+        raise ConfigError("a fingerprint of model and settings has 1 to 1024 bytes of UTF-8")
+    if store_as not in _FORMS:
+        raise ConfigError(f"blocks cannot be stored as {store_as!r}; there are: {', '.join(_FORMS)}")
+
+
+def check_block(block: Block) -> tuple[int, int]:
+    """Members and width of a block that a tier can take.
+
+    Raises:
+        ValueError: KV of a type other than float32, float16 and bfloat16, or shapes that do not fit.
+    """
+    key, value = block.key, block.value
+    if key.dtype not in _DTYPES or value.dtype != key.dtype:
+        raise ValueError(f"keys of {key.dtype} and values of {value.dtype} must both be float32, float16 or bfloat16")
+    if key.ndim != 2 or key.shape != value.shape or not block.frame.shape == block.cell.shape == key.shape[:1]:
+        raise ValueError(
+            f"keys {tuple(key.shape)} and values {tuple(value.shape)} must be [n, D], frames and cells [n]"
+        )
+    return key.shape[0], key.shape[1]
+
+
+def encode_block(key: BlockKey, block: Block, *, fingerprint: str, store_as: str = "plain") -> bytes:
+    """``block`` as bytes: header, digest, frames and cells, then keys and values.
+
+    ``int8`` keeps keys and values as whole steps of ``absmax / 127`` of each channel (column) over the members, with
+    the steps in float32. A block without members, or with KV that is not finite, is kept plain all the same.
+
+    Args:
+        fingerprint: what must be equal for the block to be of use: model and settings, as a short string.
+
+    Raises:
+        ConfigError: see :func:`check_storage`.
+        ValueError: see :func:`check_block`.
+    """
+    check_storage(fingerprint, store_as)
+    count, width = check_block(block)
+    kv = [part.detach().to("cpu").contiguous() for part in (block.key, block.value)]
+    places = [part.detach().to("cpu", torch.int32).contiguous() for part in (block.frame, block.cell)]
+    form: StoreAs = "plain"
+    parts = [*places, *kv]
+    if store_as == "int8" and count and all(bool(part.isfinite().all()) for part in kv):
+        form = "int8"
+        (keys, key_step), (values, value_step) = (_quantise(part) for part in kv)
+        parts = [*places, key_step, value_step, keys, values]
+    owner = fingerprint.encode()
+    head = _SHAPE.pack(_FORMS.index(form), _DTYPES.index(block.key.dtype), len(owner), count, width) + owner
+    body = b"".join([head, *(_raw(part) for part in parts)])
+    return _PREFIX.pack(_MAGIC, VERSION, _digest(key, VERSION, memoryview(body))) + body
+
+
+def open_block(data: bytes, key: BlockKey, *, fingerprint: str) -> Block | Fault:
+    """The block that :func:`encode_block` made of ``key`` under this fingerprint, on the CPU, or why it is not that."""
+    whole = memoryview(data)
+    if len(whole) < _PREFIX.size:
+        return Fault.DAMAGED
+    magic, version, digest = _PREFIX.unpack_from(whole)
+    body = whole[_PREFIX.size :]
+    if magic != _MAGIC or digest != _digest(key, version, body):
+        return Fault.DAMAGED
+    if version != VERSION:
+        return Fault.FOREIGN
+    if len(body) < _SHAPE.size:
+        return Fault.DAMAGED
+    form, kind, owned, count, width = _SHAPE.unpack_from(body)
+    payload = body[_SHAPE.size + owned :]
+    if body[_SHAPE.size : _SHAPE.size + owned] != fingerprint.encode():
+        return Fault.FOREIGN
+    if form >= len(_FORMS) or kind >= len(_DTYPES):
+        return Fault.DAMAGED
+    quantised, dtype = _FORMS[form] == "int8", _DTYPES[kind]
+    kept = torch.int8 if quantised else dtype
+    if len(payload) != 8 * count + (8 * width if quantised else 0) + 2 * count * width * kept.itemsize:
+        return Fault.DAMAGED
+    if not payload:
+        nothing, places = torch.empty(0, width, dtype=dtype), torch.empty(0, dtype=torch.int32)
+        return Block(nothing, nothing.clone(), places, places.clone())
+    # One copy that the tensors own; each part begins where its type may.
+    held = torch.frombuffer(bytearray(payload), dtype=torch.uint8)
+    frame, cell = held[: 8 * count].view(torch.int32).view(2, count)
+    if not quantised:
+        keys, values = held[8 * count :].view(dtype).view(2, count, width)
+        return Block(keys, values, frame, cell)
+    at = 8 * (count + width)
+    steps = held[8 * count : at].view(torch.float32).view(2, 1, width)
+    keys, values = (held[at:].view(torch.int8).view(2, count, width) * steps).to(dtype)
+    return Block(keys, values, frame.clone(), cell.clone())
+
+
+def decode_block(data: bytes, key: BlockKey, *, fingerprint: str) -> Block | None:
+    """Like :func:`open_block`, with None for anything that is not the block; never raises."""
+    found = open_block(data, key, fingerprint=fingerprint)
+    return found if isinstance(found, Block) else None
+
+
+def seal_manifest(stream: str, manifest: bytes, *, fingerprint: str) -> bytes:
+    """A stream's manifest with the same protection as a block."""
+    owner = fingerprint.encode()
+    body = len(owner).to_bytes(2, "little") + owner + manifest
+    return _PREFIX.pack(_MANIFEST, VERSION, _digest(_manifest_key(stream), VERSION, memoryview(body))) + body
+
+
+def open_manifest(data: bytes, stream: str, *, fingerprint: str) -> bytes | Fault:
+    """What :func:`seal_manifest` sealed for this stream under this fingerprint, or why it is not that."""
+    whole = memoryview(data)
+    if len(whole) < _PREFIX.size + 2:
+        return Fault.DAMAGED
+    magic, version, digest = _PREFIX.unpack_from(whole)
+    body = whole[_PREFIX.size :]
+    if magic != _MANIFEST or digest != _digest(_manifest_key(stream), version, body):
+        return Fault.DAMAGED
+    owned = 2 + int.from_bytes(body[:2], "little")
+    if version != VERSION or body[2:owned] != fingerprint.encode():
+        return Fault.FOREIGN
+    return bytes(body[owned:])
+
+
+def quantisation_error(block: Block) -> float:
+    """What ``int8`` costs: root mean square of the change over that of what is kept, the worse of keys and values."""
+    worst = 0.0
+    for part in (block.key, block.value):
+        true = part.detach().to("cpu", torch.float32)
+        if true.numel():
+            whole, step = _quantise(true)
+            change = (whole * step - true).square().sum() / true.square().sum().clamp(min=1e-30)
+            worst = max(worst, float(change.sqrt()))
+    return worst
+
+
+def _quantise(part: Tensor) -> tuple[Tensor, Tensor]:
+    """Whole steps ``[n, D]`` int8 and the size of a step ``[D]`` float32; ``n`` is at least 1."""
+    wide = part.float()
+    step = wide.abs().amax(0) / _STEPS
+    step = torch.where(step > 0, step, 1.0)
+    return (wide / step).round().clamp(-_STEPS, _STEPS).to(torch.int8), step
+
+
+def _raw(part: Tensor) -> memoryview:
+    return part.reshape(-1).view(torch.uint8).numpy().data
+
+
+def _manifest_key(stream: str) -> BlockKey:
+    return BlockKey(stream, -1, -1, -1)
+
+
+def _digest(key: BlockKey, version: int, body: memoryview) -> bytes:
+    stream = key.stream.encode()
+    taken = blake2b(_KEY.pack(key.layer, key.head, key.cluster, len(stream)), digest_size=16)
+    taken.update(stream + version.to_bytes(2, "little"))
+    taken.update(body)
+    return taken.digest()

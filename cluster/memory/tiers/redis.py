@@ -1,0 +1,424 @@
+"""A tier in a Redis server: blocks outlive the process that wrote them."""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+from cluster.errors import ConfigError
+from cluster.memory.tiers.base import Block, BlockKey, Loaded, Outcome, Tier, TierState
+from cluster.memory.tiers.codec import Fault, check_storage, encode_block, open_block, open_manifest, seal_manifest
+from cluster.memory.tiers.redis_index import StreamIndex
+from cluster.memory.tiers.redis_link import FullError, NotNowError, RedisLink
+
+T = TypeVar("T")
+
+_KEYS_AT_ONCE = 512
+_RENEWED_AT_ONCE = 4096
+
+
+class RedisTier(Tier):
+    """One value per block, ``sightline:{namespace}:kv:{stream}:{layer}:{head}:{cluster}``; per stream a hash of their
+    sizes and a manifest. One process writes a stream at a time; who takes it over begins with :meth:`manifest`.
+
+    A block is written together with its entry in the hash or not at all, so the hash names every block there is. On a
+    server that evicts it may itself be evicted: a stream is then dropped by a scan as well. Values of another model,
+    settings or format version are misses (``foreign``), and so are damaged ones (``damaged``), which are deleted.
+
+    While the server cannot be reached, everything is ``RETRY`` at once, and what it holds may be older than what was
+    last stored. It comes back without a restart.
+
+    Args:
+        url: ``redis://[user:password@]host:port/database``, ``rediss://`` or ``unix://``.
+        fingerprint: model and settings, see :func:`encode_block`.
+        cap_bytes: most bytes of values of one stream.
+        ttl_s: how long blocks outlive the last :meth:`put_manifest` of their stream, at least half of it.
+        deadline_s: longest that one call may take.
+        store_as: ``plain`` or ``int8``.
+        batch_bytes: about as much goes over the connection in one piece.
+
+    Raises:
+        ConfigError: an address, namespace, cap or time that cannot work. A server that is down is no error.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        fingerprint: str,
+        cap_bytes: int,
+        ttl_s: float,
+        deadline_s: float = 1.0,
+        store_as: str = "plain",
+        namespace: str = "kv",
+        name: str = "redis",
+        batch_bytes: int = 1024 * 1024,
+    ) -> None:
+        check_storage(fingerprint, store_as)
+        if not re.fullmatch(r"[\w.-]+", namespace):
+            raise ConfigError(f"a namespace is letters, digits, dots and dashes, not {namespace!r}")
+        if cap_bytes < 1 or ttl_s < 1 or batch_bytes < 1:
+            raise ConfigError(
+                f"Redis can hold nothing with a cap of {cap_bytes} bytes, {ttl_s:g} seconds to live and pieces of "
+                f"{batch_bytes} bytes"
+            )
+        self.name = name
+        self._fingerprint, self._store_as = fingerprint, store_as
+        self._default_cap, self._ttl_s, self._batch_bytes = cap_bytes, int(ttl_s), batch_bytes
+        self._prefix = f"sightline:{namespace}"
+        self._caps: dict[str, int] = {}
+        self._indexes: dict[str, StreamIndex] = {}
+        self._counts: Counter[str] = Counter()
+        self._trouble = ""
+        self._lock = threading.Lock()
+        self._writing = threading.Lock()
+        self._link = RedisLink(url, deadline_s=deadline_s, on_change=self._changed)
+
+    def cap(self, stream: str) -> int:
+        """Most bytes a stream may hold."""
+        return self._caps.get(stream, self._default_cap)
+
+    def set_cap(self, stream: str, nbytes: int | None) -> None:
+        """Another cap for a stream, None for the one all have. What is above it stays; nothing more is taken.
+
+        Raises:
+            ConfigError: a cap that can hold nothing.
+        """
+        if nbytes is not None and nbytes < 1:
+            raise ConfigError(f"a cap of {nbytes} bytes for {stream} can hold nothing")
+        if nbytes is None:
+            self._caps.pop(stream, None)
+        else:
+            self._caps[stream] = nbytes
+
+    # -- Tier -----------------------------------------------------------------------------------
+    def lookup(self, keys: Sequence[BlockKey]) -> list[Outcome]:
+        outcomes: list[Outcome] = []
+        until = self._link.until()
+        try:
+            for part in _parts(keys, _KEYS_AT_ONCE):
+                found = self._link.ask_all(until, [("EXISTS", self._key(key)) for key in part])
+                outcomes += [Outcome.HIT if there else Outcome.MISS for there in found]
+        except NotNowError as error:
+            self._refused(error, len(keys) - len(outcomes))
+        return outcomes + [Outcome.RETRY] * (len(keys) - len(outcomes))
+
+    def store(self, items: Sequence[tuple[BlockKey, Block]]) -> list[Outcome]:
+        outcomes: dict[BlockKey, Outcome] = {}
+        streams: dict[str, list[tuple[BlockKey, Block]]] = defaultdict(list)
+        for key, block in dict(items).items():
+            streams[key.stream].append((key, block))
+        until = self._link.until()
+        try:
+            with self._writer(until):
+                for stream, mine in streams.items():
+                    self._store(stream, mine, until, outcomes)
+        except NotNowError as error:
+            self._refused(error, 0)
+        told = [outcomes.get(key, Outcome.RETRY) for key, _ in items]
+        with self._lock:
+            self._counts["retries"] += told.count(Outcome.RETRY)
+        return told
+
+    def load(self, keys: Sequence[BlockKey]) -> list[Loaded]:
+        loaded: list[Loaded] = []
+        until = self._link.until()
+        try:
+            for part in self._by_size(keys):
+                with self._lock:
+                    seen = [self._index(key.stream).entries.get(_field(key)) for key in part]
+                values = self._link.ask(until, "MGET", *map(self._key, part))
+                opened = [self._open(key, data) for key, data in zip(part, values, strict=True)]
+                loaded += [
+                    Loaded(Outcome.HIT, got) if isinstance(got, Block) else Loaded(Outcome.MISS) for got in opened
+                ]
+                with self._lock:
+                    for key, was, got in zip(part, seen, opened, strict=True):
+                        if got is None or got is Fault.DAMAGED:
+                            self._index(key.stream).missing(_field(key), was)
+        except NotNowError as error:
+            self._refused(error, len(keys) - len(loaded))
+        return loaded + [Loaded(Outcome.RETRY)] * (len(keys) - len(loaded))
+
+    def drop(self, stream: str, keys: Sequence[BlockKey] | None = None) -> int:
+        """See :class:`Tier`. Where the server could not do all of it, ``retries`` grows: call it again."""
+        until, gone = self._link.until(), 0
+        try:
+            with self._writer(until):
+                index = self._known(stream, until)
+                if keys is not None:
+                    names = [_field(key) for key in dict.fromkeys(keys) if key.stream == stream]
+                    for part in _parts(names, _KEYS_AT_ONCE):
+                        gone += self._delete(stream, part, until)
+                    return gone
+                with self._lock:
+                    index.gone.clear()
+                    names = list(index.entries)
+                for part in _parts(names, _KEYS_AT_ONCE):
+                    gone += self._delete(stream, part, until)
+                if self._link.evicts:
+                    gone += self._delete_unnamed(stream, until)
+                self._link.ask(until, "UNLINK", self._sizes(stream), self._manifest(stream))
+                with self._lock:
+                    del self._indexes[stream]
+        except NotNowError as error:
+            self._doubt(stream)
+            self._refused(error, 1)
+        return gone
+
+    def put_manifest(self, stream: str, manifest: bytes) -> Outcome:
+        """See :class:`Tier`. Also gives the stream's blocks their time to live anew, the oldest first, where half of it
+        has passed."""
+        until = self._link.until()
+        data = seal_manifest(stream, manifest, fingerprint=self._fingerprint)
+        try:
+            with self._writer(until):
+                self._link.ask(until, "SET", self._manifest(stream), data, "EX", self._ttl_s)
+                self._renew(stream, until)
+        except NotNowError as error:
+            self._refused(error, 1)
+            return Outcome.RETRY
+        return Outcome.HIT
+
+    def manifest(self, stream: str) -> tuple[Outcome, bytes | None]:
+        """See :class:`Tier`. Another process may have written the stream until now: its blocks are looked up anew."""
+        self._doubt(stream)
+        try:
+            data = self._link.ask(self._link.until(), "GET", self._manifest(stream))
+        except NotNowError as error:
+            self._refused(error, 1)
+            return Outcome.RETRY, None
+        opened = None if data is None else open_manifest(data, stream, fingerprint=self._fingerprint)
+        if isinstance(opened, bytes):
+            return Outcome.HIT, opened
+        with self._lock:
+            if opened is not None:
+                self._counts[opened.value] += 1
+        return Outcome.MISS, None
+
+    def nbytes(self, stream: str | None = None) -> int:
+        """Bytes of values, by the sizes written down: what the server evicted counts until it is missed. Of all streams
+        that this process has to do with, where none is named. Asks the server only about a stream not known yet."""
+        if stream is not None:
+            until = self._link.until()
+            try:
+                with self._writer(until):
+                    self._known(stream, until)
+            except NotNowError:
+                pass
+        with self._lock:
+            if stream is not None:
+                return self._index(stream).total
+            return sum(index.total for index in self._indexes.values())
+
+    def state(self) -> TierState:
+        with self._lock:
+            counts = {**self._counts, "failures": self._link.failures}
+        return TierState(self._link.up, self._link.reason or self._trouble, counts)
+
+    def close(self) -> None:
+        self._link.close()
+
+    # -- names ----------------------------------------------------------------------------------
+    def _key(self, key: BlockKey) -> str:
+        return self._named(key.stream, _field(key))
+
+    def _named(self, stream: str, name: str) -> str:
+        return f"{self._prefix}:kv:{stream}:{name}"
+
+    def _sizes(self, stream: str) -> str:
+        return f"{self._prefix}:sizes:{stream}"
+
+    def _manifest(self, stream: str) -> str:
+        return f"{self._prefix}:manifest:{stream}"
+
+    # -- one writer at a time -------------------------------------------------------------------
+    @contextmanager
+    def _writer(self, until: float) -> Iterator[None]:
+        if not self._link.up:
+            raise NotNowError(self._link.reason)
+        if not self._writing.acquire(timeout=max(0.0, until - time.monotonic()) / 3):
+            raise NotNowError("another write takes too long")
+        try:
+            yield
+        finally:
+            self._writing.release()
+
+    def _store(
+        self, stream: str, items: Sequence[tuple[BlockKey, Block]], until: float, outcomes: dict[BlockKey, Outcome]
+    ) -> None:
+        index, cap = self._known(stream, until), self.cap(stream)
+        self._sweep(stream, index, until)
+        batch: dict[BlockKey, bytes] = {}
+        unwanted: list[str] = []
+        more = 0
+        for key, block in items:
+            data = encode_block(key, block, fingerprint=self._fingerprint, store_as=self._store_as)
+            grows = len(data) - index.size(_field(key))
+            if len(data) > cap or index.total + more + grows > cap:
+                outcomes[key] = Outcome.MISS if len(data) > cap else Outcome.RETRY
+                unwanted.append(_field(key))
+                continue
+            if batch and sum(map(len, batch.values())) + len(data) > self._batch_bytes:
+                self._send(stream, index, batch, until, outcomes)
+                batch, more = {}, 0
+            batch[key] = data
+            more += grows
+        if batch:
+            self._send(stream, index, batch, until, outcomes)
+        if Outcome.RETRY in outcomes.values():
+            # Before the cap is believed again, the server is asked for: it may have been started anew, and be empty.
+            self._link.ask(until, "PING")
+        # What was not taken leaves nothing older in its place.
+        for part in _parts([name for name in unwanted if index.size(name)], _KEYS_AT_ONCE):
+            self._delete(stream, part, until)
+
+    def _send(
+        self,
+        stream: str,
+        index: StreamIndex,
+        batch: dict[BlockKey, bytes],
+        until: float,
+        outcomes: dict[BlockKey, Outcome],
+    ) -> None:
+        sizes = {_field(key): len(data) for key, data in batch.items()}
+
+        commands: list[tuple[Any, ...]] = [
+            ("HSET", self._sizes(stream), *(part for pair in sizes.items() for part in pair)),
+            ("EXPIRE", self._sizes(stream), 2 * self._ttl_s),
+            *(("SET", self._key(key), data, "EX", self._ttl_s) for key, data in batch.items()),
+        ]
+        try:
+            self._link.ask_all(until, commands, whole=True)
+        except FullError as error:
+            self._refused(error, 0, full=len(batch))
+            outcomes.update(dict.fromkeys(batch, Outcome.RETRY))
+            self._delete(stream, [name for name in sizes if index.size(name)], until)
+            return
+        except NotNowError:
+            # The server may have done it all the same.
+            self._doubt(stream)
+            raise
+        now = time.monotonic()
+        with self._lock:
+            for name, size in sizes.items():
+                index.put(name, size, now)
+            self._counts["stored"] += len(batch)
+            self._counts["bytes_in"] += sum(sizes.values())
+            self._trouble = ""
+        outcomes.update(dict.fromkeys(batch, Outcome.HIT))
+
+    def _delete(self, stream: str, names: Sequence[str], until: float) -> int:
+        """Blocks first, then their entries: at no time is a block without one."""
+        if not names:
+            return 0
+
+        blocks = [self._named(stream, name) for name in names]
+        commands = [("UNLINK", *blocks), ("HDEL", self._sizes(stream), *names)]
+        gone: int = self._link.ask_all(until, commands, whole=True)[0]
+        with self._lock:
+            self._index(stream).remove(names)
+            self._counts["dropped"] += gone
+        return gone
+
+    def _delete_unnamed(self, stream: str, until: float) -> int:
+        """Blocks of the stream that no entry names, because the server evicted those."""
+        pattern = re.sub(r"([*?\[\]\\^])", r"\\\1", self._named(stream, "")) + "*"
+        ours = re.compile(re.escape(self._named(stream, "")) + r"-?\d+:-?\d+:-?\d+")
+        at, gone = 0, 0
+        while True:
+            at, found = self._link.ask(until, "SCAN", at, "MATCH", pattern, "COUNT", 5000)
+            names = [name for name in found if ours.fullmatch(name.decode())]
+            if names:
+                gone += self._link.ask(until, "UNLINK", *names)
+            if not int(at):
+                return gone
+
+    def _renew(self, stream: str, until: float) -> None:
+        index, now = self._known(stream, until), time.monotonic()
+        self._sweep(stream, index, until)
+        with self._lock:
+            due = index.due(now - self._ttl_s / 2, _RENEWED_AT_ONCE)
+        for names in _parts(due, _KEYS_AT_ONCE):
+            commands: list[tuple[Any, ...]] = [("EXPIRE", self._sizes(stream), 2 * self._ttl_s)]
+            commands += [("EXPIRE", self._named(stream, name), self._ttl_s) for name in names]
+            there = self._link.ask_all(until, commands)[1:]
+            with self._lock:
+                for name, alive in zip(names, there, strict=True):
+                    if alive:
+                        index.put(name, index.size(name), now)
+                    else:
+                        index.missing(name, index.entries.get(name))
+
+    def _sweep(self, stream: str, index: StreamIndex, until: float) -> None:
+        with self._lock:
+            names = index.swept()
+        for part in _parts(names, _KEYS_AT_ONCE):
+            self._delete(stream, part, until)
+
+    def _known(self, stream: str, until: float) -> StreamIndex:
+        """The stream's index, read from the server where it must be."""
+        with self._lock:
+            index = self._index(stream)
+        if not index.known:
+            found = self._link.ask(until, "HGETALL", self._sizes(stream))
+            with self._lock:
+                index.replace(found)
+        return index
+
+    # -- the rest -------------------------------------------------------------------------------
+    def _open(self, key: BlockKey, data: bytes | None) -> Block | Fault | None:
+        got = None if data is None else open_block(data, key, fingerprint=self._fingerprint)
+        with self._lock:
+            self._counts["hits" if isinstance(got, Block) else "misses"] += 1
+            if isinstance(got, Fault):
+                self._counts[got.value] += 1
+            self._counts["bytes_out"] += len(data) if data is not None else 0
+        return got
+
+    def _by_size(self, keys: Sequence[BlockKey]) -> Iterator[list[BlockKey]]:
+        """In pieces of about ``batch_bytes``; what is not known to be small counts as an eighth of that."""
+        part: list[BlockKey] = []
+        filled = 0
+        for key in keys:
+            with self._lock:
+                size = self._index(key.stream).size(_field(key)) or self._batch_bytes // 8
+            if part and (filled + size > self._batch_bytes or len(part) == _KEYS_AT_ONCE):
+                yield part
+                part, filled = [], 0
+            part.append(key)
+            filled += size
+        if part:
+            yield part
+
+    def _index(self, stream: str) -> StreamIndex:
+        return self._indexes.setdefault(stream, StreamIndex())
+
+    def _doubt(self, stream: str) -> None:
+        with self._lock:
+            self._index(stream).known = False
+
+    def _changed(self) -> None:
+        with self._lock:
+            for index in self._indexes.values():
+                index.known = False
+
+    def _refused(self, error: NotNowError, blocks: int, *, full: int = 0) -> None:
+        with self._lock:
+            self._counts["retries"] += blocks
+            self._counts["full"] += full
+            # While it is down, the link says why.
+            self._trouble = str(error) if self._link.up else ""
+
+
+def _field(key: BlockKey) -> str:
+    return f"{key.layer}:{key.head}:{key.cluster}"
+
+
+def _parts(whole: Sequence[T], most: int) -> Iterator[Sequence[T]]:
+    return (whole[at : at + most] for at in range(0, len(whole), most))

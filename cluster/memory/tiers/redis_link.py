@@ -1,0 +1,187 @@
+"""The connection to a Redis server: up or down, and back up by itself."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
+
+from cluster.errors import ConfigError
+
+T = TypeVar("T")
+
+_CONNECTIONS = 16
+
+
+class NotNowError(Exception):
+    """The server did not do it: it is down, slow, or refuses. The message says which."""
+
+
+class FullError(NotNowError):
+    """The server has reached its memory limit."""
+
+
+class RedisLink:
+    """Runs commands with a deadline. After a failure everything is refused at once, and a thread of its own asks the
+    server, after pauses that double, whether it is back; the thread ends when it is.
+
+    A call may take ``deadline_s``: no command begins after the first third of it, and one command waits at most a
+    sixth for a connection, a sixth for connecting, and a third for each read of its answer. (A server that trickles its
+    answer can take longer than that.)
+
+    Args:
+        on_change: called when the server behind the address is another process than before: what it holds may have
+            changed.
+
+    Raises:
+        ConfigError: not the address of a Redis server.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        deadline_s: float,
+        on_change: Callable[[], None],
+        first_pause_s: float = 0.1,
+        longest_pause_s: float = 5.0,
+    ) -> None:
+        import redis
+        from redis.backoff import NoBackoff
+        from redis.retry import Retry
+
+        if deadline_s <= 0:
+            raise ConfigError(f"a deadline of {deadline_s:g} seconds leaves no time to reach Redis")
+        self.deadline_s = deadline_s
+        self.up, self.reason, self.failures, self.evicts = True, "", 0, False
+        self._pauses = (first_pause_s, longest_pause_s)
+        self._on_change = on_change
+        self._unknown = threading.Event()
+        self._closed = threading.Event()
+        self._run_id: str | None = None
+        self._lock = threading.Lock()
+        self._prober: threading.Thread | None = None
+        self._refused, self._full = redis.ResponseError, redis.OutOfMemoryError
+        self._errors = (redis.RedisError, OSError)
+        try:
+            pool = redis.BlockingConnectionPool.from_url(
+                url,
+                max_connections=_CONNECTIONS,
+                timeout=deadline_s / 6,
+                socket_connect_timeout=deadline_s / 6,
+                socket_timeout=deadline_s / 3,
+                retry=Retry(NoBackoff(), 0),
+                redis_connect_func=self._connected,
+            )
+        except ValueError:
+            # The address may hold a password: it is not repeated.
+            raise ConfigError("the address of a Redis server looks like redis://host:6379/0") from None
+        # Its commands are not typed.
+        self._client: Any = redis.Redis(connection_pool=pool)
+        try:
+            self._identify()
+        except self._errors as error:
+            self._fail(error)
+
+    def until(self) -> float:
+        """When a call that begins now must have ended."""
+        return time.monotonic() + self.deadline_s
+
+    def ask(self, until: float, *command: Any) -> Any:
+        """The answer to one command.
+
+        Raises:
+            NotNowError: the server is down, too little time is left, or the server refuses.
+        """
+        return self._guarded(lambda: self._client.execute_command(*command), until)
+
+    def ask_all(self, until: float, commands: Iterable[tuple[Any, ...]], *, whole: bool = False) -> list[Any]:
+        """The answers to commands that are sent together; ``whole``: all of them are done or none.
+
+        Raises:
+            NotNowError: as above; without ``whole``, some may have been done.
+        """
+
+        def run() -> list[Any]:
+            with self._client.pipeline(transaction=whole) as pipe:
+                # An error would be given the text of its command, block and all: most of a second for a megabyte.
+                pipe.annotate_exception = lambda *_: None
+                for command in commands:
+                    pipe.execute_command(*command)
+                answers: list[Any] = pipe.execute()
+                return answers
+
+        return self._guarded(run, until)
+
+    def close(self) -> None:
+        """End the connections; harmless when repeated."""
+        self._closed.set()
+        with self._lock:
+            self.up, self.reason = False, "closed"
+            prober = self._prober
+        if prober is not None:
+            prober.join(self.deadline_s)
+        self._client.close()
+        self._client.connection_pool.disconnect()
+
+    # -- inside ---------------------------------------------------------------------------------
+    def _guarded(self, run: Callable[[], T], until: float) -> T:
+        if not self.up:
+            raise NotNowError(self.reason)
+        try:
+            if self._unknown.is_set():
+                self._identify()
+            if time.monotonic() > until - self.deadline_s * 2 / 3:
+                raise NotNowError(f"there was more to do than {self.deadline_s:g} s are enough for")
+            return run()
+        except self._full as error:
+            raise FullError("the server is full (maxmemory) and evicts nothing") from error
+        except self._refused as error:
+            raise NotNowError(f"the server refuses: {error}") from error
+        except self._errors as error:
+            self._fail(error)
+            raise NotNowError(self.reason) from error
+
+    def _connected(self, connection: Any) -> None:
+        connection.on_connect()
+        self._unknown.set()
+
+    def _identify(self) -> None:
+        self._unknown.clear()
+        try:
+            info: Any = self._client.info()
+        except self._refused:
+            # Not every user may ask this; then a restart is noticed by what is missing.
+            info = {}
+        found = str(info.get("run_id", ""))
+        # A server that evicts may have evicted an index.
+        self.evicts = not str(info.get("maxmemory_policy", "noeviction")).startswith("noeviction")
+        changed, self._run_id = self._run_id not in (None, found), found
+        if changed:
+            self._on_change()
+
+    def _fail(self, error: Exception) -> None:
+        with self._lock:
+            if self._closed.is_set():
+                return
+            self.failures += 1
+            self.up, self.reason = False, f"the server cannot be reached: {error}"
+            if self._prober is None:
+                self._prober = threading.Thread(target=self._probe, name="redis-probe", daemon=True)
+                self._prober.start()
+
+    def _probe(self) -> None:
+        pause, longest = self._pauses
+        while not self._closed.wait(pause):
+            pause = min(2 * pause, longest)
+            try:
+                self._identify()
+            except self._errors as error:
+                self.reason = f"the server cannot be reached: {error}"
+                continue
+            with self._lock:
+                self._prober = None
+                if not self._closed.is_set():
+                    self.up, self.reason = True, ""
+            return

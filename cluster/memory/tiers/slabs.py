@@ -1,0 +1,138 @@
+"""Memory reserved in slabs and handed out in cells of a few sizes, so that it neither moves nor grows past its cap."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from cluster.errors import ConfigError
+
+_ALIGN = 64
+_SMALLEST = 256
+_STEP = 1.25
+_PER_SLAB = 8
+_PAGE = 4096
+_CUDA_PAGE = 2 * 1024 * 1024
+
+
+@dataclass(slots=True, eq=False)
+class _Slab:
+    memory: Tensor
+    size: int
+    free: list[int]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Cell:
+    """``memory`` ``[nbytes]`` uint8: what was asked for, rounded up; nothing else lies in it."""
+
+    memory: Tensor
+    _slab: _Slab = field(repr=False)
+    _at: int
+
+    @property
+    def nbytes(self) -> int:
+        return self.memory.nbytes
+
+
+class Slabs:
+    """Cells in sizes 1.25 apart, each slab cut into cells of one size; what is larger than an eighth of a slab gets
+    memory of its own. An empty slab serves any size again. Not thread-safe.
+
+    Args:
+        total_bytes: most that is ever reserved, full or not.
+        pinned: page-locked memory, where there is CUDA to profit from it; of no effect elsewhere.
+
+    Raises:
+        ConfigError: the total is less than one slab, or a slab is too small to be cut.
+    """
+
+    def __init__(self, total_bytes: int, *, slab_bytes: int, device: torch.device, pinned: bool) -> None:
+        if slab_bytes < _PER_SLAB * _SMALLEST or total_bytes < slab_bytes:
+            raise ConfigError(
+                f"{total_bytes} bytes in slabs of {slab_bytes} can hold nothing: a slab needs {_PER_SLAB * _SMALLEST} "
+                "bytes or more, and the total at least one slab"
+            )
+        self.total_bytes, self.slab_bytes, self.device = total_bytes, slab_bytes, device
+        self.pinned = pinned and device.type == "cpu" and torch.cuda.is_available()
+        self.reserved = 0
+        self._sizes = _ladder(slab_bytes // _PER_SLAB)
+        self._partial: dict[int, dict[int, _Slab]] = {size: {} for size in self._sizes}
+        self._empty: list[Tensor] = []
+
+    def cell_bytes(self, nbytes: int) -> int:
+        """What ``nbytes`` take when they are held."""
+        if nbytes <= self._sizes[-1]:
+            return self._sizes[bisect_left(self._sizes, nbytes)]
+        if self.pinned:
+            # The allocator of pinned memory rounds up to powers of two.
+            return 1 << (nbytes - 1).bit_length()
+        return _up(nbytes, _CUDA_PAGE if self.device.type == "cuda" else _PAGE)
+
+    def allocate(self, nbytes: int) -> Cell | None:
+        """A cell for ``nbytes``; None when there is no room for it now."""
+        size = self.cell_bytes(nbytes)
+        if size > self._sizes[-1]:
+            memory = self._reserve(size)
+            return None if memory is None else Cell(memory, _Slab(memory, size, []), 0)
+        partial = self._partial[size]
+        if not partial:
+            whole = self._empty.pop() if self._empty else self._reserve(self.slab_bytes)
+            if whole is None:
+                return None
+            starts = range(0, self.slab_bytes - size + 1, size)
+            slab = _Slab(whole, size, list(reversed(starts)))
+            partial[id(slab)] = slab
+        # The slab that was opened first: later ones empty sooner.
+        slab = next(iter(partial.values()))
+        at = slab.free.pop()
+        if not slab.free:
+            del partial[id(slab)]
+        return Cell(slab.memory[at : at + size], slab, at)
+
+    def free(self, cell: Cell) -> None:
+        """Take back what :meth:`allocate` gave, once."""
+        slab = cell._slab
+        if slab.size > self._sizes[-1]:
+            self.reserved -= slab.size
+            return
+        slab.free.append(cell._at)
+        partial = self._partial[slab.size]
+        partial[id(slab)] = slab
+        if len(slab.free) == self.slab_bytes // slab.size:
+            del partial[id(slab)]
+            self._empty.append(slab.memory)
+
+    def release(self) -> None:
+        """Give the memory of empty slabs back."""
+        self.reserved -= self.slab_bytes * len(self._empty)
+        self._empty.clear()
+
+    def _reserve(self, size: int) -> Tensor | None:
+        while self.reserved + size > self.total_bytes and self._empty:
+            self._empty.pop()
+            self.reserved -= self.slab_bytes
+        if self.reserved + size > self.total_bytes:
+            return None
+        try:
+            memory = torch.empty(size, dtype=torch.uint8, device=self.device, pin_memory=self.pinned)
+        except RuntimeError:
+            # The machine has less than it was said to have: full, only sooner.
+            return None
+        self.reserved += size
+        return memory
+
+
+def _ladder(largest: int) -> list[int]:
+    """Sizes from the smallest to ``largest``, each at most a quarter above the last or the next multiple of 64."""
+    sizes = [_SMALLEST]
+    while (following := _up(int(sizes[-1] * _STEP), _ALIGN)) <= largest:
+        sizes.append(following)
+    return sizes
+
+
+def _up(nbytes: int, multiple: int) -> int:
+    return -(-nbytes // multiple) * multiple

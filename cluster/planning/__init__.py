@@ -1,0 +1,1 @@
+"""Capacity planning: predicted latency and energy of streaming video models on accelerators, from first principles."""

@@ -1,0 +1,151 @@
+"""What one step of a streaming video model has to compute and to move: shapes, FLOPs and bytes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from cluster.errors import ConfigError
+from cluster.registry import Registry
+
+BYTES = 2
+"""Of one number: BF16 and FP16 throughout (V-Rex, Table I)."""
+
+
+@dataclass(frozen=True, slots=True)
+class VisionShape:
+    """A vision transformer over square patches of one picture."""
+
+    layers: int
+    width: int
+    mlp: int
+    patches: int
+
+    @property
+    def flops(self) -> float:
+        """For one picture: 2 per weight and patch, and 4 per width, query and key of its attention."""
+        weights = self.layers * (4 * self.width**2 + 2 * self.width * self.mlp)
+        return 2.0 * weights * self.patches + 4.0 * self.layers * self.width * self.patches**2
+
+    @property
+    def weight_bytes(self) -> float:
+        return BYTES * self.layers * (4.0 * self.width**2 + 2.0 * self.width * self.mlp)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelShape:
+    """A decoder with grouped-query attention and a gated MLP, and its vision tower. ``frame_tokens``: tokens that one
+    picture becomes."""
+
+    name: str
+    title: str
+    layers: int
+    width: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    mlp: int
+    vocabulary: int
+    frame_tokens: int
+    vision: VisionShape
+
+    @property
+    def read_weights(self) -> float:
+        """Weights that every step reads: all layers and the output head, of the embedding next to nothing."""
+        attention = self.width * self.head_dim * (2 * self.heads + 2 * self.kv_heads)
+        return float(self.layers * (attention + 3 * self.width * self.mlp) + self.width * self.vocabulary)
+
+    @property
+    def held_bytes(self) -> float:
+        """Weights on the device: those read, the embedding, the vision tower."""
+        return BYTES * (self.read_weights + self.width * self.vocabulary) + self.vision.weight_bytes
+
+    @property
+    def kv_layer_bytes(self) -> float:
+        """Key and value of one token in one layer."""
+        return 2.0 * BYTES * self.kv_heads * self.head_dim
+
+    @property
+    def kv_bytes(self) -> float:
+        """Keys and values of one token in all layers."""
+        return self.layers * self.kv_layer_bytes
+
+
+models: Registry[ModelShape] = Registry("model")
+
+SIGLIP_L_384 = VisionShape(layers=24, width=1024, mlp=4096, patches=576)
+"""SigLIP ViT-L/16 at 384 pixels (V-Rex, section VI.A): 24 × 24 patches."""
+
+SIGLIP_SO_384 = VisionShape(layers=27, width=1152, mlp=4304, patches=729)
+
+models.register("llama3-8b")(
+    # V-Rex, section VI.A. Ten tokens per frame, one of the picture and 3 × 3 of its parts, is VideoLLM-Online's,
+    # the model that the paper builds on (its Fig. 4a and Table II); the paper itself does not name the number.
+    ModelShape("llama3-8b", "Llama-3 8B + SigLIP-L-384", 32, 4096, 32, 8, 128, 14336, 128256, 10, SIGLIP_L_384)
+)
+models.register("qwen2-7b")(
+    # LLaVA-OneVision's published shape, 14 × 14 pooled tokens per frame; not in the paper.
+    ModelShape("qwen2-7b", "Qwen2 7B + SigLIP-SO-384", 28, 3584, 28, 4, 128, 18944, 152064, 196, SIGLIP_SO_384)
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One forward pass: ``queries`` new tokens per sequence against ``cache`` older ones, for ``batch`` sequences.
+    ``picture``: each sequence's vision tower runs too. ``text``: a generated token, for which retrieval has other
+    ratios than for a frame or a question.
+
+    Raises:
+        ConfigError: a length or a batch below one.
+    """
+
+    model: ModelShape
+    cache: int
+    batch: int
+    queries: int
+    picture: bool
+    text: bool
+
+    def __post_init__(self) -> None:
+        for what, value in (("cache", self.cache), ("batch", self.batch), ("frame-tokens", self.queries)):
+            if value < 1:
+                raise ConfigError(f"{what} {value} is not a length; it is a whole number of at least 1")
+
+    @property
+    def linear_flops(self) -> float:
+        return 2.0 * self.model.read_weights * self.queries * self.batch
+
+    @property
+    def weight_bytes(self) -> float:
+        return BYTES * self.model.read_weights
+
+    @property
+    def vision_flops(self) -> float:
+        return self.model.vision.flops * self.batch if self.picture else 0.0
+
+    @property
+    def cache_bytes(self) -> float:
+        """Keys and values of the whole cache, all sequences."""
+        return self.model.kv_bytes * self.cache * self.batch
+
+    def scores(self, keys: float) -> float:
+        """Query-key pairs over all layers and heads when each query looks at ``keys`` keys."""
+        return keys * self.queries * self.batch * self.model.layers * self.model.heads
+
+    def attention_flops(self, keys: float) -> float:
+        """Scores and weighted values, 2 per multiply-add each."""
+        return 4.0 * self.model.head_dim * self.scores(keys)
+
+
+def frame(model: ModelShape, cache: int, batch: int = 1, tokens: int | None = None) -> Step:
+    """A video frame: the vision tower, then its tokens through the language model."""
+    return Step(model, cache, batch, model.frame_tokens if tokens is None else tokens, picture=True, text=False)
+
+
+def question(model: ModelShape, cache: int, batch: int, tokens: int) -> Step:
+    """A question's tokens in one prefill: no picture, and retrieval as for a frame (V-Rex, section II.A)."""
+    return Step(model, cache, batch, tokens, picture=False, text=False)
+
+
+def token(model: ModelShape, cache: int, batch: int = 1) -> Step:
+    """One generated token."""
+    return Step(model, cache, batch, queries=1, picture=False, text=True)

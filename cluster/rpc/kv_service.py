@@ -1,0 +1,232 @@
+"""``KV``, the node's side: other nodes look up, store and load blocks in this node's tier."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import Counter
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from typing import Protocol, TypeAlias, TypeVar
+
+import grpc.aio
+from sightline.v1 import kv_pb2, kv_pb2_grpc
+
+from cluster.errors import CapacityError
+from cluster.memory.tiers.base import Block, BlockKey, Loaded, Outcome, Tier
+from cluster.memory.tiers.codec import Fault, check_storage, encode_block, open_block
+from cluster.rpc.kv_wire import (
+    MAX_KV_BYTES,
+    MAX_KV_MESSAGE_BYTES,
+    batches,
+    key_from_proto,
+    outcome_to_proto,
+    runs,
+)
+from cluster.rpc.status import abort
+
+T = TypeVar("T")
+Context: TypeAlias = grpc.aio.ServicerContext
+
+_RUN = 64
+
+
+class _Sized(Protocol):
+    def ByteSize(self) -> int: ...  # noqa: N802
+
+
+class KVServicer(kv_pb2_grpc.KVServicer):
+    """Serves ``tier``, whose calls run on threads of their own.
+
+    Args:
+        tier: any tier; closing it is the caller's.
+        fingerprint: model and settings of the blocks it holds; for callers with another one it holds nothing.
+        store_as: form in which blocks travel from here; see ``encode_block``.
+        threads: calls that work on the tier at once.
+        waiting: calls that may wait for one of them; those beyond are refused with ``CapacityError``.
+        deadline_s: longest that one call may take, whatever its caller allows.
+
+    ``counts`` tells what was special: ``foreign`` and ``damaged`` blocks, ``too_large`` messages and blocks, and
+    ``refused`` calls.
+
+    Raises:
+        ConfigError: a fingerprint or form under which nothing can be stored.
+    """
+
+    def __init__(
+        self,
+        tier: Tier,
+        *,
+        fingerprint: str,
+        store_as: str = "plain",
+        threads: int = 4,
+        waiting: int = 64,
+        deadline_s: float = 30.0,
+    ) -> None:
+        check_storage(fingerprint, store_as)
+        self.counts: Counter[str] = Counter()
+        self._tier, self._fingerprint, self._store_as = tier, fingerprint, store_as
+        self._deadline_s, self._most = deadline_s, threads + waiting
+        self._threads = ThreadPoolExecutor(threads, thread_name_prefix="kv")
+        self._lock = threading.Lock()
+        self._under_way = 0
+
+    def close(self) -> None:
+        """Take no more work; what runs ends by itself."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    async def Lookup(self, request: kv_pb2.LookupRequest, context: Context) -> kv_pb2.LookupReply:  # noqa: N802
+        """See protos/sightline/v1/kv.proto."""
+        async with self._answering(request, context):
+            keys = [key_from_proto(key) for key in request.keys]
+            outcomes = [Outcome.MISS] * len(keys)
+            if self._is_ours(request.fingerprint, len(keys)):
+                outcomes = await self._on_tier(lambda: self._tier.lookup(keys))
+            return kv_pb2.LookupReply(outcomes=map(outcome_to_proto, outcomes))
+
+    async def Store(  # noqa: N802
+        self, request_iterator: AsyncIterable[kv_pb2.StoreRequest], context: Context
+    ) -> kv_pb2.StoreReply:
+        """See protos/sightline/v1/kv.proto."""
+        reply = kv_pb2.StoreReply()
+        async with self._answering(None, context):
+            async for request in request_iterator:
+                self._check_size(request)
+                reply.outcomes.extend(map(outcome_to_proto, await self._on_tier(self._storing(request))))
+        return reply
+
+    async def Load(self, request: kv_pb2.LoadRequest, context: Context) -> None:  # noqa: N802
+        """See protos/sightline/v1/kv.proto."""
+        async with self._answering(request, context):
+            keys = [key_from_proto(key) for key in request.keys]
+            if not self._is_ours(request.fingerprint, len(keys)):
+                miss = kv_pb2.LoadedBlock(outcome=kv_pb2.KV_OUTCOME_MISS)
+                await context.write(kv_pb2.LoadReply(blocks=[miss] * len(keys)))
+                return
+            for run in runs(keys, _RUN):
+                for reply in await self._on_tier(self._loading(run)):
+                    await context.write(reply)
+
+    async def Drop(self, request: kv_pb2.DropRequest, context: Context) -> kv_pb2.DropReply:  # noqa: N802
+        """See protos/sightline/v1/kv.proto."""
+        async with self._answering(request, context):
+            keys = None if request.all else [key_from_proto(key) for key in request.keys]
+            dropped = 0
+            if self._is_ours(request.fingerprint, 0):
+                dropped = await self._on_tier(lambda: self._tier.drop(request.stream, keys))
+            return kv_pb2.DropReply(dropped=dropped)
+
+    async def PutManifest(  # noqa: N802
+        self, request: kv_pb2.PutManifestRequest, context: Context
+    ) -> kv_pb2.PutManifestReply:
+        """See protos/sightline/v1/kv.proto."""
+        async with self._answering(request, context):
+            outcome = Outcome.MISS
+            if self._is_ours(request.fingerprint, 1):
+                outcome = await self._on_tier(lambda: self._tier.put_manifest(request.stream, request.manifest))
+            return kv_pb2.PutManifestReply(outcome=outcome_to_proto(outcome))
+
+    async def GetManifest(  # noqa: N802
+        self, request: kv_pb2.GetManifestRequest, context: Context
+    ) -> kv_pb2.GetManifestReply:
+        """See protos/sightline/v1/kv.proto."""
+        async with self._answering(request, context):
+            outcome, manifest = Outcome.MISS, None
+            if self._is_ours(request.fingerprint, 1):
+                outcome, manifest = await self._on_tier(lambda: self._tier.manifest(request.stream))
+            return kv_pb2.GetManifestReply(outcome=outcome_to_proto(outcome), manifest=manifest or b"")
+
+    async def Usage(self, request: kv_pb2.UsageRequest, context: Context) -> kv_pb2.UsageReply:  # noqa: N802
+        """See protos/sightline/v1/kv.proto."""
+        async with self._answering(request, context):
+            held = 0
+            if self._is_ours(request.fingerprint, 0):
+                held = await self._on_tier(lambda: self._tier.nbytes(request.stream or None))
+            return kv_pb2.UsageReply(bytes=held)
+
+    @asynccontextmanager
+    async def _answering(self, request: _Sized | None, context: Context) -> AsyncIterator[None]:
+        """Ends the call with a status and a sentence when it cannot be answered, or not in time."""
+        try:
+            if request is not None:
+                self._check_size(request)
+            async with asyncio.timeout(self._deadline_s) as limit:
+                yield
+        except TimeoutError as error:
+            late = TimeoutError(f"the tier did not answer within {self._deadline_s:g} s")
+            await abort(context, late if limit.expired() else error)
+        except Exception as error:
+            await abort(context, error)
+
+    def _check_size(self, request: _Sized) -> None:
+        if request.ByteSize() > MAX_KV_MESSAGE_BYTES:
+            self._count("too_large", 1)
+            raise CapacityError(
+                f"a message of {request.ByteSize()} bytes is too large; this node takes up to {MAX_KV_MESSAGE_BYTES}"
+            )
+
+    def _is_ours(self, fingerprint: str, blocks: int) -> bool:
+        if fingerprint == self._fingerprint:
+            return True
+        self._count("foreign", blocks)
+        return False
+
+    async def _on_tier(self, work: Callable[[], T]) -> T:
+        """Runs ``work`` on a thread. A call that was given up leaves its thread busy until the tier lets go of it, so
+        calls are counted until then: a stalled tier collects no more of them than may wait."""
+        with self._lock:
+            if self._under_way >= self._most:
+                self.counts["refused"] += 1
+                raise CapacityError(f"{self._most} calls work on this node's tier or wait for it; ask again later")
+            self._under_way += 1
+        future = self._threads.submit(work)
+        future.add_done_callback(self._release)
+        waiting: Awaitable[T] = asyncio.wrap_future(future)
+        return await waiting
+
+    def _count(self, what: str, number: int) -> None:
+        with self._lock:
+            self.counts[what] += number
+
+    def _release(self, _future: Future[T]) -> None:
+        with self._lock:
+            self._under_way -= 1
+
+    def _storing(self, request: kv_pb2.StoreRequest) -> Callable[[], list[Outcome]]:
+        """Stores the whole blocks of one message. One damaged on its way may come again; a foreign one need not."""
+
+        def work() -> list[Outcome]:
+            outcomes = []
+            good: list[tuple[int, BlockKey, Block]] = []
+            for at, stored in enumerate(request.blocks):
+                key = key_from_proto(stored.key)
+                found = open_block(stored.data, key, fingerprint=self._fingerprint)
+                if isinstance(found, Block):
+                    good.append((at, key, found))
+                else:
+                    self._count(found.value, 1)
+                outcomes.append(Outcome.MISS if found is Fault.FOREIGN else Outcome.RETRY)
+            held = self._tier.store([(key, block) for _, key, block in good])
+            for (at, _, _), outcome in zip(good, held, strict=True):
+                outcomes[at] = outcome
+            return outcomes
+
+        return work
+
+    def _loading(self, keys: Sequence[BlockKey]) -> Callable[[], list[kv_pb2.LoadReply]]:
+        def work() -> list[kv_pb2.LoadReply]:
+            loaded = zip(keys, self._tier.load(keys), strict=True)
+            blocks = (self._outgoing(key, one) for key, one in loaded)
+            return [kv_pb2.LoadReply(blocks=batch) for batch in batches(blocks, lambda block: len(block.data))]
+
+        return work
+
+    def _outgoing(self, key: BlockKey, loaded: Loaded) -> kv_pb2.LoadedBlock:
+        if loaded.block is None:
+            return kv_pb2.LoadedBlock(outcome=outcome_to_proto(loaded.outcome))
+        data = encode_block(key, loaded.block, fingerprint=self._fingerprint, store_as=self._store_as)
+        if len(data) > MAX_KV_BYTES:
+            self._count("too_large", 1)
+            return kv_pb2.LoadedBlock(outcome=kv_pb2.KV_OUTCOME_MISS)
+        return kv_pb2.LoadedBlock(outcome=kv_pb2.KV_OUTCOME_HIT, data=data)

@@ -1,0 +1,75 @@
+"""Blocks of remembered KV on the wire: keys, outcomes, and messages that stay small."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TypeVar
+
+from sightline.v1 import kv_pb2
+
+from cluster.memory.tiers.base import BlockKey, Outcome
+
+T = TypeVar("T")
+
+SERVICE = "sightline.v1.KV"
+
+MAX_KV_MESSAGE_BYTES = 16 * 2**20
+"""A longer message is refused; no block or manifest is sent that would need one."""
+
+MAX_KV_BYTES = MAX_KV_MESSAGE_BYTES - 2**16
+"""Longest block or manifest: it, its key and the fingerprint fit into one message."""
+
+BATCH_BYTES = 2**20
+"""A message is sent once it holds this much, so that its first block does not wait long for its last."""
+
+_TO_PROTO = {
+    Outcome.HIT: kv_pb2.KV_OUTCOME_HIT,
+    Outcome.MISS: kv_pb2.KV_OUTCOME_MISS,
+    Outcome.PENDING: kv_pb2.KV_OUTCOME_PENDING,
+    Outcome.RETRY: kv_pb2.KV_OUTCOME_RETRY,
+}
+_FROM_PROTO: dict[int, Outcome] = {number: outcome for outcome, number in _TO_PROTO.items()}
+
+
+def key_to_proto(key: BlockKey) -> kv_pb2.KVKey:
+    """A key as its message."""
+    return kv_pb2.KVKey(stream=key.stream, layer=key.layer, head=key.head, cluster=key.cluster)
+
+
+def key_from_proto(message: kv_pb2.KVKey) -> BlockKey:
+    """A message as the key it stands for."""
+    return BlockKey(message.stream, message.layer, message.head, message.cluster)
+
+
+def outcome_to_proto(outcome: Outcome) -> kv_pb2.KVOutcome:
+    """An outcome as its number."""
+    return _TO_PROTO[outcome]
+
+
+def outcome_from_proto(number: int) -> Outcome:
+    """A number as its outcome; ``RETRY`` for one that a newer peer sent and this version does not know."""
+    return _FROM_PROTO.get(number, Outcome.RETRY)
+
+
+def batches(items: Iterable[T], size: Callable[[T], int]) -> Iterator[list[T]]:
+    """``items`` in order, in lists that hold about :data:`BATCH_BYTES` and, with one item more, hold no more than
+    :data:`MAX_KV_BYTES`; an item of more than that is the caller's to refuse."""
+    batch: list[T] = []
+    held = 0
+    for item in items:
+        if batch and (held >= BATCH_BYTES or held + size(item) > MAX_KV_BYTES):
+            yield batch
+            batch, held = [], 0
+        batch.append(item)
+        held += size(item)
+    if batch:
+        yield batch
+
+
+def runs(keys: Sequence[BlockKey], most: int) -> Iterator[Sequence[BlockKey]]:
+    """``keys`` in order, cut where the layer changes and after ``most``."""
+    start = 0
+    for end in range(1, len(keys) + 1):
+        if end == len(keys) or keys[end].layer != keys[start].layer or end - start == most:
+            yield keys[start:end]
+            start = end

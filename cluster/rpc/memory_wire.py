@@ -1,0 +1,184 @@
+"""Questions about the past, their results and a memory's status, between border types and ``memory.proto``.
+
+Whatever comes off the wire is checked here once, with one sentence about what is wrong.
+"""
+
+from __future__ import annotations
+
+import math
+import unicodedata
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from sightline.v1 import memory_pb2
+
+from cluster.errors import ConfigError
+from cluster.types import MICROSECONDS, AskResult, AskSpec, Forgotten, MemoryStatus, Moment
+
+MAX_QUESTION = 2_000
+"""Characters of a question."""
+MAX_PICTURES_BYTES = 768 * 2**10
+"""Of all pictures of one answer: every server of ours takes messages of a megabyte."""
+
+MAX_NAME = 256
+
+# Control characters, and halves of characters: what a terminal or a file that is not UTF-8 leaves behind.
+_NOT_TEXT = ("Cc", "Cs")
+_LAYOUT = "\t\n\r"
+_COPIED = ("text", "oldest", "newest", "tokens_held", "tokens_read", "bytes_read")
+_COPIED_TOO = ("first_token_s", "total_s", "degraded")
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What a client gets at the end of an answer; ``pictures``: one JPEG per moment, empty where there is none."""
+
+    result: AskResult
+    conversation: str
+    pictures: tuple[bytes, ...] = ()
+
+
+def ago_s(result: AskResult, moment: Moment) -> float:
+    """Seconds from a moment's start to the newest frame that the answer may know of."""
+    return max(0.0, (result.newest - moment.start) / MICROSECONDS)
+
+
+def check_camera(camera: str) -> str:
+    """Raises ``ConfigError`` where no camera is named, or not in text."""
+    if not camera:
+        raise ConfigError("no camera is named; say which one is meant")
+    return check_name(camera, "the camera's name")
+
+
+def check_name(name: str, what: str) -> str:
+    """Raises ``ConfigError`` for what no camera and no conversation is called."""
+    if len(name) > MAX_NAME or any(unicodedata.category(letter) in _NOT_TEXT for letter in name):
+        raise ConfigError(f"{what} is longer than {MAX_NAME} characters, or not text")
+    return name
+
+
+def check_question(text: str) -> str:
+    """The question without white space around it.
+
+    Raises:
+        ConfigError: it is empty, longer than ``MAX_QUESTION`` characters, or not text.
+    """
+    text = text.strip()
+    if not text:
+        raise ConfigError("the question is empty; ask something, as in: what happened at the gate?")
+    if len(text) > MAX_QUESTION:
+        raise ConfigError(f"the question has {len(text):,} characters; at most {MAX_QUESTION:,} are taken")
+    for at, letter in enumerate(text):
+        if unicodedata.category(letter) in _NOT_TEXT and letter not in _LAYOUT:
+            raise ConfigError(
+                f"the question is not text: character {at + 1} is U+{ord(letter):04X}; send UTF-8 without control "
+                "characters"
+            )
+    return text
+
+
+def check_seconds(value: float, what: str) -> float | None:
+    """Seconds off the wire; 0 is ``None``.
+
+    Raises:
+        ConfigError: negative, or no number.
+    """
+    if not math.isfinite(value) or value < 0:
+        raise ConfigError(f"{what} is {value:g}; it is a number of seconds, and 0 means everything")
+    return value or None
+
+
+def ask_from_proto(request: memory_pb2.AskRequest, longest: int, turns: Sequence[tuple[str, str]] = ()) -> AskSpec:
+    """A question as the engine takes it; ``longest``: most tokens of an answer, and how many it has unless it says.
+
+    Raises:
+        ConfigError: see :func:`check_question`, :func:`check_seconds`; or a longer answer than the longest.
+    """
+    if request.max_new_tokens > longest:
+        raise ConfigError(
+            f"max_new_tokens is {request.max_new_tokens}; answers have at most {longest:,} tokens here "
+            "(asking.max_new_tokens), and 0 means as many"
+        )
+    return AskSpec(
+        stream=check_camera(request.camera),
+        text=check_question(request.text),
+        turns=tuple(turns),
+        since_s=check_seconds(request.since_s, "since_s"),
+        max_new_tokens=request.max_new_tokens or longest,
+    )
+
+
+def told_to_proto(told: Told) -> memory_pb2.AskResult:
+    """A result as a message. Pictures that no longer fit ``MAX_PICTURES_BYTES``, lightest moments first, stay away.
+
+    Raises:
+        ValueError: there are pictures, but not one per moment.
+    """
+    result = told.result
+    message = memory_pb2.AskResult(
+        **{name: getattr(result, name) for name in (*_COPIED, *_COPIED_TOO)}, conversation=told.conversation
+    )
+    room = MAX_PICTURES_BYTES
+    for moment, picture in zip(result.moments, told.pictures or [b""] * len(result.moments), strict=True):
+        kept = picture if len(picture) <= room else b""
+        room -= len(kept)
+        message.moments.add(
+            start=moment.start, end=moment.end, weight=moment.weight, ago_s=ago_s(result, moment), picture=kept
+        )
+    return message
+
+
+def told_from_proto(message: memory_pb2.AskResult, camera: str) -> Told:
+    """The inverse of :func:`told_to_proto`; a message says nothing of its camera."""
+    return Told(
+        AskResult(
+            stream=camera,
+            moments=tuple(Moment(moment.start, moment.end, moment.weight) for moment in message.moments),
+            **{name: getattr(message, name) for name in (*_COPIED, *_COPIED_TOO)},
+        ),
+        message.conversation,
+        tuple(moment.picture for moment in message.moments),
+    )
+
+
+def forgotten_to_proto(forgotten: Forgotten) -> memory_pb2.ForgetResponse:
+    """Frames that come in meanwhile can make a memory grow while it forgets: that is nothing, not less than nothing."""
+    return memory_pb2.ForgetResponse(frames=max(0, forgotten.frames), bytes=max(0, forgotten.bytes))
+
+
+def status_to_proto(status: MemoryStatus) -> memory_pb2.MemoryStatus:
+    """A memory's status as a message."""
+    message = memory_pb2.MemoryStatus(
+        camera=status.camera,
+        frames=status.frames,
+        tokens=status.tokens,
+        oldest=status.oldest,
+        newest=status.newest,
+        cap_bytes=status.cap_bytes,
+        compressor=status.compressor,
+        organiser=status.organiser,
+        retriever=status.retriever,
+    )
+    for name, count in status.counts.items():
+        message.counts.add(name=name, count=count)
+    for name in {**status.tier_bytes, **status.tier_states}:
+        message.tiers.add(name=name, bytes=status.tier_bytes.get(name), trouble=status.tier_states.get(name))
+    return message
+
+
+def status_from_proto(message: memory_pb2.MemoryStatus) -> MemoryStatus:
+    """The inverse of :func:`status_to_proto`."""
+    return MemoryStatus(
+        camera=message.camera,
+        frames=message.frames,
+        tokens=message.tokens,
+        oldest=message.oldest,
+        newest=message.newest,
+        cap_bytes=message.cap_bytes,
+        tier_bytes={tier.name: tier.bytes for tier in message.tiers if tier.HasField("bytes")},
+        compressor=message.compressor,
+        organiser=message.organiser,
+        retriever=message.retriever,
+        counts={each.name: each.count for each in message.counts},
+        tier_states={tier.name: tier.trouble for tier in message.tiers if tier.HasField("trouble")},
+    )

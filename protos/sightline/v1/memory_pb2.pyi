@@ -1,0 +1,137 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class AskRequest(_message.Message):
+    __slots__ = ("camera", "text", "conversation", "since_s", "max_new_tokens", "with_pictures")
+    CAMERA_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    CONVERSATION_FIELD_NUMBER: _ClassVar[int]
+    SINCE_S_FIELD_NUMBER: _ClassVar[int]
+    MAX_NEW_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    WITH_PICTURES_FIELD_NUMBER: _ClassVar[int]
+    camera: str
+    text: str
+    conversation: str
+    since_s: float
+    max_new_tokens: int
+    with_pictures: bool
+    def __init__(self, camera: _Optional[str] = ..., text: _Optional[str] = ..., conversation: _Optional[str] = ..., since_s: _Optional[float] = ..., max_new_tokens: _Optional[int] = ..., with_pictures: _Optional[bool] = ...) -> None: ...
+
+class AskEvent(_message.Message):
+    __slots__ = ("piece", "result")
+    PIECE_FIELD_NUMBER: _ClassVar[int]
+    RESULT_FIELD_NUMBER: _ClassVar[int]
+    piece: str
+    result: AskResult
+    def __init__(self, piece: _Optional[str] = ..., result: _Optional[_Union[AskResult, _Mapping]] = ...) -> None: ...
+
+class AskResult(_message.Message):
+    __slots__ = ("text", "moments", "oldest", "newest", "tokens_held", "tokens_read", "bytes_read", "first_token_s", "total_s", "degraded", "conversation")
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    MOMENTS_FIELD_NUMBER: _ClassVar[int]
+    OLDEST_FIELD_NUMBER: _ClassVar[int]
+    NEWEST_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_HELD_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_READ_FIELD_NUMBER: _ClassVar[int]
+    BYTES_READ_FIELD_NUMBER: _ClassVar[int]
+    FIRST_TOKEN_S_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_S_FIELD_NUMBER: _ClassVar[int]
+    DEGRADED_FIELD_NUMBER: _ClassVar[int]
+    CONVERSATION_FIELD_NUMBER: _ClassVar[int]
+    text: str
+    moments: _containers.RepeatedCompositeFieldContainer[Moment]
+    oldest: int
+    newest: int
+    tokens_held: int
+    tokens_read: int
+    bytes_read: int
+    first_token_s: float
+    total_s: float
+    degraded: bool
+    conversation: str
+    def __init__(self, text: _Optional[str] = ..., moments: _Optional[_Iterable[_Union[Moment, _Mapping]]] = ..., oldest: _Optional[int] = ..., newest: _Optional[int] = ..., tokens_held: _Optional[int] = ..., tokens_read: _Optional[int] = ..., bytes_read: _Optional[int] = ..., first_token_s: _Optional[float] = ..., total_s: _Optional[float] = ..., degraded: _Optional[bool] = ..., conversation: _Optional[str] = ...) -> None: ...
+
+class Moment(_message.Message):
+    __slots__ = ("start", "end", "weight", "ago_s", "picture")
+    START_FIELD_NUMBER: _ClassVar[int]
+    END_FIELD_NUMBER: _ClassVar[int]
+    WEIGHT_FIELD_NUMBER: _ClassVar[int]
+    AGO_S_FIELD_NUMBER: _ClassVar[int]
+    PICTURE_FIELD_NUMBER: _ClassVar[int]
+    start: int
+    end: int
+    weight: float
+    ago_s: float
+    picture: bytes
+    def __init__(self, start: _Optional[int] = ..., end: _Optional[int] = ..., weight: _Optional[float] = ..., ago_s: _Optional[float] = ..., picture: _Optional[bytes] = ...) -> None: ...
+
+class ForgetRequest(_message.Message):
+    __slots__ = ("camera", "before_s")
+    CAMERA_FIELD_NUMBER: _ClassVar[int]
+    BEFORE_S_FIELD_NUMBER: _ClassVar[int]
+    camera: str
+    before_s: float
+    def __init__(self, camera: _Optional[str] = ..., before_s: _Optional[float] = ...) -> None: ...
+
+class ForgetResponse(_message.Message):
+    __slots__ = ("frames", "bytes")
+    FRAMES_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    frames: int
+    bytes: int
+    def __init__(self, frames: _Optional[int] = ..., bytes: _Optional[int] = ...) -> None: ...
+
+class DescribeRequest(_message.Message):
+    __slots__ = ("camera",)
+    CAMERA_FIELD_NUMBER: _ClassVar[int]
+    camera: str
+    def __init__(self, camera: _Optional[str] = ...) -> None: ...
+
+class MemoryStatus(_message.Message):
+    __slots__ = ("camera", "frames", "tokens", "oldest", "newest", "cap_bytes", "tiers", "compressor", "organiser", "retriever", "counts")
+    CAMERA_FIELD_NUMBER: _ClassVar[int]
+    FRAMES_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    OLDEST_FIELD_NUMBER: _ClassVar[int]
+    NEWEST_FIELD_NUMBER: _ClassVar[int]
+    CAP_BYTES_FIELD_NUMBER: _ClassVar[int]
+    TIERS_FIELD_NUMBER: _ClassVar[int]
+    COMPRESSOR_FIELD_NUMBER: _ClassVar[int]
+    ORGANISER_FIELD_NUMBER: _ClassVar[int]
+    RETRIEVER_FIELD_NUMBER: _ClassVar[int]
+    COUNTS_FIELD_NUMBER: _ClassVar[int]
+    camera: str
+    frames: int
+    tokens: int
+    oldest: int
+    newest: int
+    cap_bytes: int
+    tiers: _containers.RepeatedCompositeFieldContainer[MemoryTier]
+    compressor: str
+    organiser: str
+    retriever: str
+    counts: _containers.RepeatedCompositeFieldContainer[MemoryCount]
+    def __init__(self, camera: _Optional[str] = ..., frames: _Optional[int] = ..., tokens: _Optional[int] = ..., oldest: _Optional[int] = ..., newest: _Optional[int] = ..., cap_bytes: _Optional[int] = ..., tiers: _Optional[_Iterable[_Union[MemoryTier, _Mapping]]] = ..., compressor: _Optional[str] = ..., organiser: _Optional[str] = ..., retriever: _Optional[str] = ..., counts: _Optional[_Iterable[_Union[MemoryCount, _Mapping]]] = ...) -> None: ...
+
+class MemoryCount(_message.Message):
+    __slots__ = ("name", "count")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    count: int
+    def __init__(self, name: _Optional[str] = ..., count: _Optional[int] = ...) -> None: ...
+
+class MemoryTier(_message.Message):
+    __slots__ = ("name", "bytes", "trouble")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    TROUBLE_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    bytes: int
+    trouble: str
+    def __init__(self, name: _Optional[str] = ..., bytes: _Optional[int] = ..., trouble: _Optional[str] = ...) -> None: ...

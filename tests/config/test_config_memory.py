@@ -1,0 +1,226 @@
+"""What is remembered, where it lies, and what questions may take: defaults, overrides, and everything that is wrong."""
+
+import pickle
+import subprocess
+import sys
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cluster.config import MemoryConfig, SightlineConfig, camera_settings, load_config
+from cluster.config.policies import MEMORY_PACKAGES, memory_names
+from cluster.config.quantity import parse_duration, parse_size, size_text
+from cluster.errors import ConfigError
+from cluster.rpc.convert import spec_from_json, spec_to_json
+from cluster.types import AskSpec, MemorySpec
+
+QUESTIONS = "questions: [{id: q, text: t}]\n"
+
+
+@pytest.fixture
+def load(tmp_path):
+    def load(text):
+        path = tmp_path / "city.yaml"
+        path.write_text(text)
+        return load_config(path)
+
+    return load
+
+
+def test_defaults_are_those_of_the_engine():
+    config = load_config()
+    assert config.memory.spec() == MemorySpec()
+    assert config.asking.max_new_tokens == AskSpec("gate", "?").max_new_tokens
+    assert (config.tiers.host_bytes, config.tiers.node, config.tiers.redis_url) == (2**30, True, None)
+
+
+def test_sizes_and_lengths_of_time_are_read_as_they_are_written(load):
+    config = load("memory: {cap: 32MiB, retention: 24h}\ntiers: {host_bytes: 2GiB, redis_ttl_s: 7d}\n")
+    spec = config.memory.spec()
+    assert (spec.cap_bytes, spec.retention_s) == (32 * 2**20, 86400.0)
+    assert (config.tiers.host_bytes, config.tiers.redis_ttl_s) == (2 * 2**30, 7 * 86400)
+    assert SightlineConfig.model_validate(config.model_dump(exclude_unset=True)) == config
+
+
+def test_a_camera_overrides_single_keys_and_another_policy_drops_the_options_of_the_first(load):
+    config = load(f"""{QUESTIONS}
+memory:
+  cap: 32MiB
+  keep: 0.5
+  compressor: cords
+  compressor_options: {{bonus: 0.5}}
+  retriever: wicsum
+  retriever_options: {{ratio: 0.4}}
+cameras:
+  - {{name: a, memory: {{cap: 1MiB, compressor_options: {{active: 0.5}}}}}}
+  - {{name: b, memory: {{compressor: sliding}}}}
+  - {{name: c, memory: {{enabled: false}}}}
+""")
+    a, b, c = (camera_settings(config, name).stream_spec() for name in "abc")
+    assert (a.memory.cap_bytes, a.memory.keep) == (2**20, 0.5)
+    assert a.memory.compressor_options == {"bonus": 0.5, "active": 0.5}
+    assert (b.memory.compressor, b.memory.compressor_options) == ("sliding", {})
+    assert b.memory.retriever_options == {"ratio": 0.4}
+    assert c.memory is None
+    for spec in (a, b, c):
+        assert spec_from_json(spec_to_json(spec)) == spec
+        assert pickle.loads(pickle.dumps(spec)) == spec
+
+
+WRONG = {
+    "unknown compressor": (
+        "memory:\n  compressor: cord",
+        "2: memory.compressor: unknown compressor 'cord'; did you mean 'cords'? there are: ",
+    ),
+    "unknown organiser": ("memory: {organiser: mosiac}", "1: memory.organiser: unknown organiser 'mosiac'; did you me"),
+    "unknown retriever of a camera": (
+        QUESTIONS + "cameras:\n- name: a\n  memory: {retriever: wiksum}",
+        "4: cameras[0].memory.retriever: unknown retriever 'wiksum'; did you mean 'wicsum'?",
+    ),
+    "unknown option": (
+        "memory:\n  retriever: wicsum\n  retriever_options: {ration: 0.3}",
+        "3: memory.retriever_options.ration: the retriever 'wicsum' has no parameter 'ration'; did you mean 'ratio'?",
+    ),
+    "a size is no option": (
+        "memory:\n  compressor: cords\n  compressor_options: {columns: 3}",
+        "3: memory.compressor_options.columns: the compressor 'cords' has no parameter 'columns'",
+    ),
+    "option of a policy that has none": (
+        "memory: {compressor: sliding, compressor_options: {share: 1}}",
+        "1: memory.compressor_options.share: the compressor 'sliding' has no parameter 'share'; it has none",
+    ),
+    "wrong type of an option": (
+        "memory: {compressor: infinipot_v, compressor_options: {share: half}}",
+        "1: memory.compressor_options.share: must be a valid number, not 'half'",
+    ),
+    "a number as text": (
+        "memory: {compressor: infinipot_v, compressor_options: {share: '0.5'}}",
+        "1: memory.compressor_options.share: must be a valid number, not '0.5'",
+    ),
+    "wrong type inside an option": (
+        "memory: {compressor: infinipot_v, compressor_options: {steps: [0.1, 0.2]}}",
+        "1: memory.compressor_options.steps: must be tuple[float, float, float], not [0.1, 0.2]",
+    ),
+    "none of several types": (
+        "memory: {retriever: two_stage, retriever_options: {clusters: few}}",
+        "1: memory.retriever_options.clusters: must be int | float, not 'few'",
+    ),
+    "an option that is not finite": (
+        "memory: {retriever: wicsum, retriever_options: {ratio: .nan}}",
+        "1: memory.retriever_options.ratio: must be a finite number, not nan",
+    ),
+    "impossible value of an option": (
+        "memory: {retriever: wicsum, retriever_options: {ratio: 2}}",
+        "1: memory.retriever_options: the ratio of attention to retrieve is between 0 and 1, not 2",
+    ),
+    "no size": (
+        "memory: {cap: large}",
+        "1: memory.cap: must be a number of bytes, or a size like 512KiB, 64MiB",
+    ),
+    "a cap in the wrong unit": ("memory: {cap: 64}", "1: memory.cap: must be greater than or equal to 65536, not 64"),
+    "no length of time": ("memory: {retention: long}", "1: memory.retention: must be a number of seconds, or a length"),
+    "nothing kept": ("memory: {keep: 0}", "1: memory.keep: must be greater than 0"),
+    "compression that frees nothing": ("memory: {target: 1}", "1: memory.target: must be less than 1"),
+    "more than the host has": (
+        "tiers: {host_bytes: 32MiB}\nmemory:\n  cap: 64MiB",
+        "3: memory.cap: must not exceed tiers.host_bytes = 32MiB, not 64MiB; lower it or raise that",
+    ),
+    "more than the node has": (
+        QUESTIONS + "tiers: {node_bytes: 1GiB, host_bytes: 4GiB}\ncameras:\n- name: a\n  memory:\n    cap: 2GiB",
+        "6: cameras[0].memory.cap: must not exceed tiers.node_bytes = 1GiB, not 2GiB",
+    ),
+    "more than Redis may hold": (
+        "tiers: {redis_url: 'redis://r', redis_bytes: 1MiB}",
+        "memory.cap: must not exceed tiers.redis_bytes = 1MiB, not 64MiB",
+    ),
+    "no Redis address": (
+        "tiers: {redis_url: 'http://u:hunter2@r'}",
+        "1: tiers.redis_url: must be an address like redis://host:6379/0, not 'http://u:***@r'",
+    ),
+    "unknown form": ("tiers: {store_as: int4}", "1: tiers.store_as: must be 'plain' or 'int8', not 'int4'"),
+    "no deadline": ("tiers: {deadline_s: 0}", "1: tiers.deadline_s: must be greater than 0"),
+    "a share above one": ("asking: {share: 20}", "1: asking.share: must be less than or equal to 1, not 20"),
+    "no queue": ("asking: {queue: 0}", "1: asking.queue: must be greater than or equal to 1"),
+}
+
+
+@pytest.mark.parametrize(("text", "expected"), WRONG.values(), ids=WRONG)
+def test_wrong(text, expected, load):
+    with pytest.raises(ConfigError) as caught:
+        load(text)
+    assert expected in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_room_is_asked_only_of_tiers_that_are_used(load):
+    load("tiers: {node: false, node_bytes: 1MiB, redis_bytes: 1MiB}\n")
+    load("memory: {enabled: false}\ntiers: {host_bytes: 1MiB}\n")
+
+
+def test_a_problem_of_the_global_section_is_told_once(load):
+    with pytest.raises(ConfigError) as caught:
+        load(QUESTIONS + "memory: {organiser: x}\ncameras: [{name: a}, {name: b}]\n")
+    assert len(caught.value.sentences()) == 1
+
+
+@pytest.mark.parametrize("kind", MEMORY_PACKAGES)
+def test_the_names_known_to_the_configuration_are_those_of_the_registries(kind):
+    from cluster.memory.compress import compressors
+    from cluster.memory.organise import organisers
+    from cluster.memory.retrieve import retrievers
+
+    registry = {"compressor": compressors, "organiser": organisers, "retriever": retrievers}[kind]
+    assert memory_names(kind) == registry.names()
+    assert MemoryConfig.model_fields[kind].default in registry
+
+
+def test_names_are_checked_without_torch():
+    code = (
+        "import sys; from cluster.config import load_config\n"
+        "load_config(None, {'memory': {'compressor': 'cords', 'organiser': 'resv', 'retriever': 'wicsum'}})\n"
+        "print('torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.strip() == "False"
+
+
+@pytest.mark.parametrize(
+    ("written", "nbytes"),
+    [
+        (5, 5),
+        ("5", 5),
+        (2e6, 2 * 10**6),
+        ("512 KiB", 2**19),
+        ("1.5GiB", 3 * 2**29),
+        ("2GB", 2 * 10**9),
+        (" 1kB ", 1000),
+    ],
+)
+def test_sizes(written, nbytes):
+    assert parse_size(written) == nbytes
+
+
+@pytest.mark.parametrize("written", ["", "-1", "64Mib", "1e9", "MiB", "64 MiB 3", True, None, 1.5, float("nan"), [1]])
+def test_what_is_no_size(written):
+    with pytest.raises(ValueError, match="must be a number of bytes, or a size like"):
+        parse_size(written)
+
+
+@given(st.integers(0, 2**50))
+def test_a_size_reads_back(nbytes):
+    assert parse_size(size_text(nbytes)) == nbytes
+
+
+@pytest.mark.parametrize(
+    ("written", "seconds"),
+    [(90, 90), ("90", 90), ("90s", 90), ("1.5 min", 90), ("10m", 600), ("24h", 86400), ("7d", 604800)],
+)
+def test_lengths_of_time(written, seconds):
+    assert parse_duration(written) == seconds
+
+
+@pytest.mark.parametrize("written", ["", "-1s", "2 weeks", "h", True, None, "1h30m"])
+def test_what_is_no_length_of_time(written):
+    with pytest.raises(ValueError, match="must be a number of seconds, or a length of time like"):
+        parse_duration(written)

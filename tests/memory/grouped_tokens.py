@@ -1,0 +1,65 @@
+"""Tokens for organisers, and all that was given to one of them beside it, to compute its statistics anew."""
+
+from __future__ import annotations
+
+import torch
+
+from cluster.memory.organise import NewTokens, Organiser
+
+
+def tokens(key: torch.Tensor, frame: int = 0, *, value: torch.Tensor | None = None, partition: int = 0) -> NewTokens:
+    count = len(key)
+    place = torch.stack([torch.full((count,), frame / 2), torch.arange(count) // 3, torch.arange(count) % 3], dim=1)
+    return NewTokens(
+        key,
+        key.clone() if value is None else value,
+        torch.full((count,), frame),
+        place.float(),
+        torch.full((count,), partition),
+    )
+
+
+class Everything:
+    """All tokens of a head in time order, beside the organiser that groups them."""
+
+    def __init__(self, organiser: Organiser, *, at_hand: bool = True) -> None:
+        self.organiser, self.at_hand = organiser, at_hand
+        width = organiser.table.mean.shape[1]
+        self.key, self.value, self.place = torch.zeros(0, width), torch.zeros(0, width), torch.zeros(0, 3)
+        self.frame = torch.zeros(0, dtype=torch.int64)
+
+    def add(self, new: NewTokens) -> torch.Tensor:
+        table = self.organiser.table
+        joined = self.organiser.add(new, lambda c: self.key[table.members(c)] if self.at_hand else None)
+        for name in ("key", "value", "place", "frame"):
+            setattr(self, name, torch.cat([getattr(self, name), getattr(new, name)]))
+        return joined
+
+    def split(self, cluster: int) -> int | None:
+        of = self.organiser.table.members(cluster)
+        return self.organiser.split(cluster, self.key[of], self.value[of], self.place[of], self.frame[of])
+
+    def keep(self, kept: torch.Tensor) -> torch.Tensor:
+        for name in ("key", "value", "place", "frame"):
+            setattr(self, name, getattr(self, name)[kept])
+        return self.organiser.table.keep(kept, self.key, self.value, self.place, self.frame)
+
+    def check(self) -> None:
+        """Every statistic, computed anew from the members."""
+        table = self.organiser.table
+        assert table.tokens == len(self.key)
+        assert len(table.uid.unique()) == len(table)
+        assert bool((table.uid < table.next_uid).all())
+        for cluster in range(len(table)):
+            of = table.members(cluster)
+            assert len(of) == int(table.count[cluster]) > 0
+            key = self.key[of]
+            close(table.mean[cluster], key.mean(0))
+            close(table.variance[cluster], (key - key.mean(0)).square().sum(1).mean())
+            close(table.value_mean[cluster], self.value[of].mean(0))
+            close(table.place[cluster], self.place[of].mean(0))
+            assert int(table.latest[cluster]) == int(self.frame[of].max())
+
+
+def close(found: torch.Tensor, wanted: torch.Tensor) -> None:
+    torch.testing.assert_close(found, wanted, atol=1e-5, rtol=1e-4)

@@ -1,0 +1,134 @@
+"""Retrievers against brute force and by hand."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cluster.errors import ConfigError
+from cluster.memory.organise import ClusterTable, NewTokens
+from cluster.memory.retrieve import retrievers
+from cluster.memory.retrieve.top_k import TopK
+from cluster.memory.retrieve.two_stage import TwoStage
+from cluster.memory.retrieve.wicsum import WiCSum, wicsum
+
+EVERYTHING = {"wicsum": {"ratio": 1.0}, "two_stage": {"partitions": 1.0, "clusters": 1.0}, "top_k": {"share": 1.0}}
+
+
+def table_of(key: torch.Tensor, cluster: list[int], partition: list[int]) -> ClusterTable:
+    table = ClusterTable(key.shape[1])
+    count = len(key)
+    table.add(
+        NewTokens(key, key, torch.arange(count), torch.zeros(count, 3), torch.tensor(partition, dtype=torch.int64)),
+        torch.tensor(cluster, dtype=torch.int64),
+    )
+    return table
+
+
+def some(seed: int, clusters: int, width: int = 4) -> ClusterTable:
+    rng = torch.Generator().manual_seed(seed)
+    sizes = torch.randint(1, 6, (clusters,), generator=rng).tolist()
+    cluster = [number for number, size in enumerate(sizes) for _ in range(size)]
+    return table_of(torch.randn(len(cluster), width, generator=rng), cluster, [number % 3 for number in cluster])
+
+
+@pytest.mark.parametrize("name", retrievers.names())
+def test_of_nothing_nothing_is_retrieved(name: str) -> None:
+    retriever = retrievers.get(name)(**EVERYTHING[name])
+    for query, table in ((torch.ones(2, 4), ClusterTable(4)), (torch.zeros(0, 4), some(0, 5))):
+        found = retriever.select(query, table)
+        assert found.clusters.tolist() == []
+        assert found.clusters.dtype == torch.int64
+
+
+@pytest.mark.parametrize("name", retrievers.names())
+@given(seed=st.integers(0, 50), clusters=st.integers(1, 40), sharp=st.sampled_from([0.1, 1.0, 40.0]))
+def test_who_asks_for_everything_gets_everything(name: str, seed: int, clusters: int, sharp: float) -> None:
+    retriever = retrievers.get(name)(**EVERYTHING[name])
+    query = sharp * torch.randn(3, 4, generator=torch.Generator().manual_seed(seed))
+    assert retriever.select(query, some(seed, clusters)).clusters.tolist() == list(range(clusters))
+
+
+def test_wicsum_is_of_means_and_counts() -> None:
+    table, query = some(3, 30), torch.randn(2, 4, generator=torch.Generator().manual_seed(1))
+    found = WiCSum(ratio=0.4).select(query, table)
+    assert found.clusters.tolist() == wicsum(query, table.mean, table.count, 0.4).clusters.tolist()
+
+
+@given(
+    seed=st.integers(0, 100),
+    clusters=st.integers(1, 30),
+    rows=st.integers(1, 3),
+    share=st.sampled_from([0.0, 0.1, 0.5, 0.9]),
+    tokens=st.sampled_from([None, 0, 1, 7, 1000]),
+)
+def test_top_k_is_the_best_until_the_budget_is_reached(
+    seed: int, clusters: int, rows: int, share: float, tokens: int | None
+) -> None:
+    table = some(seed, clusters)
+    query = torch.randn(rows, 4, generator=torch.Generator().manual_seed(seed))
+    scores = [max(float(row @ mean) for row in query) for mean in table.mean]
+    wanted: set[int] = set()
+    for number in sorted(range(clusters), key=lambda i: -scores[i]):
+        held = sum(int(table.count[each]) for each in wanted)
+        if held >= (share * table.tokens if tokens is None else tokens):
+            break
+        wanted.add(number)
+    assert set(TopK(share=share, tokens=tokens).select(query, table).clusters.tolist()) == wanted
+
+
+def test_of_equal_scores_top_k_takes_the_older() -> None:
+    table = table_of(torch.ones(40, 2), list(range(40)), [0] * 40)
+    assert TopK(tokens=3).select(torch.ones(1, 2), table).clusters.tolist() == [0, 1, 2]
+
+
+def two_partitions() -> ClusterTable:
+    """Partition 0: many at (1, 0) and one far out at (0, 9). Partition 1: two at (0, 2) and (0, 4)."""
+    key = torch.tensor([[1.0, 0.0]] * 8 + [[0.0, 9.0], [0.0, 2.0], [0.0, 4.0]])
+    return table_of(key, [0] * 8 + [1, 2, 3], [0] * 9 + [1, 1])
+
+
+def test_partitions_come_first_by_the_mean_of_all_their_members() -> None:
+    table = two_partitions()
+    query = torch.tensor([[0.0, 1.0]])
+    # (8/9, 1) against (0, 3): the second partition, though the nearest cluster is in the first.
+    found = TwoStage(partitions=1, clusters=1).select(query, table)
+    assert found.clusters.tolist() == [3]
+    assert found.examined == 0.5
+    assert TwoStage(partitions=2, clusters=1).select(query, table).clusters.tolist() == [1]
+
+
+def test_any_row_can_choose_a_partition() -> None:
+    query = torch.tensor([[0.0, 1.0], [9.0, 0.0]])
+    assert TwoStage(partitions=1, clusters=1.0).select(query, two_partitions()).clusters.tolist() == [0, 1]
+
+
+def test_shares_are_rounded_up_and_numbers_are_numbers() -> None:
+    table, query = two_partitions(), torch.tensor([[0.0, 1.0]])
+    for partitions, clusters, wanted in (
+        (0.5, 0.5, [3]),
+        (0.6, 0.5, [1, 3]),
+        (1.0, 0.3, [1, 3]),
+        (5, 3, [1, 2, 3]),
+        (1, 7, [2, 3]),
+    ):
+        found = TwoStage(partitions=partitions, clusters=clusters).select(query, table)
+        assert found.clusters.tolist() == wanted
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("wicsum", {"ratio": 1.5}),
+        ("top_k", {"share": -0.1}),
+        ("top_k", {"tokens": -1}),
+        ("two_stage", {"partitions": 0}),
+        ("two_stage", {"clusters": 1.5}),
+        ("two_stage", {"clusters": True}),
+    ],
+)
+def test_options_that_mean_nothing_are_refused(name: str, options: dict[str, float]) -> None:
+    with pytest.raises(ConfigError, match=r"between 0 and 1|0 or more|a number from 1"):
+        retrievers.get(name)(**options)

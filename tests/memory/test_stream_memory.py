@@ -1,0 +1,227 @@
+"""A stream's memory against a plain list of everything that came in."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cluster.memory.chunk import KVChunk
+from cluster.memory.compress import compressors
+from cluster.memory.organise import organisers
+from cluster.memory.stream import StreamMemory
+from cluster.memory.tiers.arena import Arena
+from cluster.memory.tiers.stack import TierStack
+from cluster.types import MICROSECONDS, MemorySpec
+
+LAYERS, HEADS, WIDTH, ROWS, COLUMNS = 2, 2, 8, 3, 4
+MIB = 2**20
+
+
+def chunk(number: int, seed: int = 0, tokens: int | None = None, pts: int | None = None) -> KVChunk:
+    rng = torch.Generator().manual_seed(seed * 1000 + number)
+    count = tokens if tokens is not None else int(torch.randint(1, ROWS * COLUMNS + 1, (1,), generator=rng))
+    cell = torch.randperm(ROWS * COLUMNS, generator=rng)[:count].sort().values
+    key, value = (torch.randn(LAYERS, HEADS, count, WIDTH, generator=rng) for _ in range(2))
+    time = number * MICROSECONDS if pts is None else pts
+    return KVChunk("cam", number, time, key, value, cell, ROWS, COLUMNS, torch.randn(6, generator=rng))
+
+
+def stack(total: int = 64 * MIB) -> TierStack:
+    return TierStack([Arena(total, name="host")])
+
+
+def spec(**changes: object) -> MemorySpec:
+    given_ = {"compressor": "none", "organiser": "resv", "block_frames": 4, "cap_bytes": 32 * MIB, **changes}
+    return MemorySpec(**given_)  # type: ignore[arg-type]
+
+
+def held(memory: StreamMemory) -> dict[tuple[int, int, int, int], tuple[torch.Tensor, torch.Tensor]]:
+    """(layer, head, frame, cell) -> key and value, read through the tiers as a question would."""
+    found = {}
+    for number, heads in enumerate(memory.heads):
+        for h, head in enumerate(heads):
+            table = head.organiser.table
+            for cluster in range(len(table)):
+                (loaded,) = memory.tiers.load([memory.key_of(number, h, cluster)])
+                assert loaded.block is not None
+                assert len(loaded.block) == int(table.count[cluster])
+                for i in range(len(loaded.block)):
+                    at = (number, h, int(loaded.block.frame[i]), int(loaded.block.cell[i]))
+                    assert at not in found
+                    found[at] = (loaded.block.key[i], loaded.block.value[i])
+    return found
+
+
+def expected(chunks: list[KVChunk]) -> dict[tuple[int, int, int, int], tuple[torch.Tensor, torch.Tensor]]:
+    return {
+        (layer, h, each.index, int(cell)): (each.key[layer, h, i], each.value[layer, h, i])
+        for each in chunks
+        for i, cell in enumerate(each.cell)
+        for layer, h in itertools.product(range(LAYERS), range(HEADS))
+    }
+
+
+def same(found: dict, wanted: dict) -> None:  # type: ignore[type-arg]
+    assert set(found) == set(wanted)
+    for at, (key, value) in wanted.items():
+        assert torch.equal(found[at][0], key)
+        assert torch.equal(found[at][1], value)
+
+
+@pytest.mark.parametrize("organiser", organisers.names())
+def test_everything_is_held_with_its_own_kv(organiser: str) -> None:
+    memory = StreamMemory("cam", spec(organiser=organiser), stack())
+    chunks = [chunk(number) for number in range(16)]
+    for each in chunks:
+        memory.add(each)
+    assert not memory.recent
+    same(held(memory), expected(chunks))
+    assert memory.tokens == len(expected(chunks))
+    assert memory.counts.lost == 0
+
+
+@pytest.mark.parametrize(
+    ("compressor", "organiser"),
+    [*((name, "frames") for name in compressors.names() if name != "none"), ("infinipot_v", "mosaic")],
+)
+def test_the_cap_holds_and_what_is_held_is_right(compressor: str, organiser: str) -> None:
+    cap = 64 * 1024
+    memory = StreamMemory("cam", spec(compressor=compressor, organiser=organiser, cap_bytes=cap), stack())
+    memory.tiers.set_cap("cam", cap)
+    chunks = [chunk(number) for number in range(80)]
+    for each in chunks:
+        memory.add(each)
+        assert memory.tiers.usage("cam")["host"] <= cap
+    assert memory.counts.compressions > 0
+    assert memory.counts.lost == 0
+    found, wanted = held(memory), expected(chunks)
+    assert set(found) <= set(wanted)
+    same(found, {at: wanted[at] for at in found})
+    # Compression keeps a fair part of the room in use.
+    assert memory.tiers.usage("cam")["host"] > cap / 4
+
+
+def test_other_settings_of_keep_thin_every_block() -> None:
+    memory = StreamMemory("cam", spec(compressor="sliding", keep=0.5), stack())
+    for number in range(8):
+        memory.add(chunk(number, tokens=6))
+    assert memory.tokens == LAYERS * HEADS * 8 * 6 // 2
+    assert memory.counts.compressed_away == LAYERS * HEADS * 8 * 6 // 2
+
+
+@pytest.mark.parametrize("organiser", organisers.names())
+def test_forgetting_leaves_nothing_older_in_any_tier(organiser: str) -> None:
+    memory = StreamMemory("cam", spec(organiser=organiser), stack())
+    chunks = [chunk(number) for number in range(14)]
+    for each in chunks:
+        memory.add(each)
+    memory.forget(before_frame=memory.frames_since(6 * MICROSECONDS))
+    same(held(memory), expected(chunks[6:12]))
+    assert [each.index for each in memory.recent] == [12, 13]
+    assert memory.oldest == 6 * MICROSECONDS
+    memory.forget()
+    assert memory.tiers.usage("cam") == {"host": 0}
+    assert memory.tokens == memory.frames == 0
+    memory.add(chunk(0))
+    assert memory.frames == 1
+
+
+def test_retention_forgets_by_itself() -> None:
+    memory = StreamMemory("cam", spec(retention_s=8.0), stack())
+    for number in range(40):
+        memory.add(chunk(number))
+    assert memory.oldest is not None
+    assert memory.oldest >= (39 - 8 - 4) * MICROSECONDS
+
+
+@pytest.mark.parametrize("organiser", organisers.names())
+def test_another_process_takes_over(organiser: str) -> None:
+    tiers = stack()
+    memory = StreamMemory("cam", spec(organiser=organiser), tiers)
+    chunks = [chunk(number) for number in range(24)]
+    for each in chunks[:12]:
+        memory.add(each)
+    memory.save(b"window")
+    other = StreamMemory("cam", spec(organiser=organiser), tiers)
+    assert other.restore() == b"window"
+    same(held(other), expected(chunks[:12]))
+    alone = StreamMemory("cam", spec(organiser=organiser), stack())
+    for each in chunks:
+        alone.add(each)
+        if each.index >= 12:
+            other.add(each)
+    same(held(other), expected(chunks))
+    assert torch.equal(other.heads[0][0].organiser.table.mean, alone.heads[0][0].organiser.table.mean)
+
+
+def test_nothing_is_taken_over_where_there_is_nothing() -> None:
+    assert StreamMemory("cam", spec(), stack()).restore() is None
+
+
+def test_a_block_that_is_gone_costs_its_tokens_and_no_more() -> None:
+    memory = StreamMemory("cam", spec(), stack())
+    chunks = [chunk(number) for number in range(8)]
+    for each in chunks:
+        memory.add(each)
+    key = memory.key_of(0, 0, 0)
+    gone = {(0, 0, int(f), int(c)) for f, c in zip(*_block(memory, key), strict=True)}
+    memory.tiers.drop("cam", [key])
+    memory.add(chunk(8))
+    for number in range(9, 12):
+        memory.add(chunk(number))
+    chunks += [chunk(number) for number in range(8, 12)]
+    lost = len(gone)
+    if memory.counts.lost == 0:
+        # Nothing new joined that cluster: it turns out when it is read.
+        memory.lose(0, 0, key.cluster)
+    assert memory.counts.lost == lost
+    same(held(memory), {at: kv for at, kv in expected(chunks).items() if at not in gone})
+
+
+def _block(memory: StreamMemory, key) -> tuple[list[int], list[int]]:  # type: ignore[no-untyped-def]
+    (loaded,) = memory.tiers.load([key])
+    assert loaded.block is not None
+    return loaded.block.frame.tolist(), loaded.block.cell.tolist()
+
+
+def test_a_clock_that_is_set_back_goes_on() -> None:
+    memory = StreamMemory("cam", spec(), stack())
+    for number in range(4):
+        memory.add(chunk(number))
+    memory.add(chunk(0, seed=1, pts=0))
+    assert memory.newest == 4 * MICROSECONDS
+    assert memory.time_of(2 * MICROSECONDS) == 6 * MICROSECONDS
+    assert memory.frames == 5
+
+
+@settings(max_examples=20, deadline=None)
+@given(
+    st.lists(st.sampled_from(["add", "add", "add", "settle", "forget", "restore"]), min_size=4, max_size=30),
+    st.sampled_from(organisers.names()),
+)
+def test_any_course_of_events_keeps_just_what_it_should(events: list[str], organiser: str) -> None:
+    memory = StreamMemory("cam", spec(organiser=organiser), stack())
+    wanted: list[KVChunk] = []
+    for event in events:
+        if event == "add":
+            each = chunk(memory._next)
+            memory.add(each)
+            wanted.append(each)
+        elif event == "settle":
+            memory.settle()
+        elif event == "forget" and wanted:
+            limit = wanted[len(wanted) // 2].index
+            memory.forget(before_frame=limit)
+            wanted = [each for each in wanted if each.index >= limit]
+        elif event == "restore":
+            memory.settle()
+            memory.save()
+            memory = StreamMemory("cam", memory.spec, memory.tiers)
+            memory.restore()
+    waiting = {each.index for each in memory.recent}
+    same(held(memory), expected([each for each in wanted if each.index not in waiting]))
+    assert waiting <= {each.index for each in wanted}

@@ -1,0 +1,288 @@
+"""An arena: what it holds, what it gives up for what, and that its caps are real."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cluster.errors import ConfigError
+from cluster.memory.tiers.arena import Arena
+from cluster.memory.tiers.base import Block, BlockKey, Outcome
+from cluster.memory.tiers.slabs import Slabs
+
+HIT, MISS, RETRY = Outcome.HIT, Outcome.MISS, Outcome.RETRY
+WIDTH = 4
+
+
+def key(number: int, stream: str = "yard") -> BlockKey:
+    return BlockKey(stream, 0, 0, number)
+
+
+def block(count: int, fill: float = 0.0, dtype: torch.dtype = torch.float32) -> Block:
+    """Takes ``40 * count`` bytes in float32."""
+    places = torch.arange(count, dtype=torch.int32)
+    kv = torch.full((count, WIDTH), fill, dtype=dtype)
+    return Block(kv, -kv, places, places + 1)
+
+
+def arena(total: int = 8192, slab: int = 2048, **options: object) -> Arena:
+    """Slabs of eight cells of 256 bytes; what is larger than a cell is rounded up to 4 KiB."""
+    return Arena(total, slab_bytes=slab, **options)  # type: ignore[arg-type]
+
+
+def held(tier: Arena, *keys: BlockKey) -> list[bool]:
+    return [found is HIT for found in tier.lookup(keys)]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("count", [0, 1, 3, 7, 300])
+def test_what_comes_out_is_what_went_in(dtype: torch.dtype, count: int) -> None:
+    tier = arena(1 << 20)
+    assert tier.store([(key(1), block(count, 0.5, dtype)), (key(2), block(2))]) == [HIT, HIT]
+    found = tier.load([key(3), key(1)])
+    assert [each.outcome for each in found] == [MISS, HIT]
+    got, want = found[1].block, block(count, 0.5, dtype)
+    assert got is not None
+    assert got.key.dtype == dtype
+    assert got.frame.dtype == got.cell.dtype == torch.int32
+    for name in ("key", "value", "frame", "cell"):
+        assert torch.equal(getattr(got, name), getattr(want, name))
+
+
+def test_a_loaded_block_outlives_what_takes_its_place() -> None:
+    tier = arena(2048, stream_bytes=256)
+    tier.store([(key(1), block(2, 1.0))])
+    mine = tier.load([key(1)])[0].block
+    tier.store([(key(2), block(2, 2.0))])
+    assert held(tier, key(1), key(2)) == [False, True]
+    assert mine is not None
+    assert mine.key.eq(1.0).all()
+
+
+def test_the_longest_unused_block_of_the_stream_goes_first() -> None:
+    tier = arena(stream_bytes=3 * 256)
+    tier.store([(key(n), block(1)) for n in (1, 2, 3)] + [(key(9, "gate"), block(1))])
+    tier.load([key(1)])
+    assert tier.store([(key(4), block(1))]) == [HIT]
+    assert held(tier, key(1), key(2), key(3), key(4), key(9, "gate")) == [True, False, True, True, True]
+    assert tier.nbytes("yard") == 3 * 256
+    assert tier.nbytes() == 4 * 256
+    assert tier.state().counts["evicted"] == 1
+
+
+def test_a_full_arena_takes_from_the_stream_furthest_above_its_share() -> None:
+    tier = arena(2048)
+    tier.set_cap("gate", 4 * 2048)
+    # Eight cells; the shares are 8/6 for each of two streams at one cap, and 4 times that for the gate.
+    tier.store([(key(n, "yard"), block(1)) for n in range(2)])
+    tier.store([(key(n, "lane"), block(1)) for n in range(1)])
+    tier.store([(key(n, "gate"), block(1)) for n in range(5)])
+    assert tier.store([(key(7, "lane"), block(1))]) == [HIT]
+    assert [tier.nbytes(name) // 256 for name in ("yard", "lane", "gate")] == [1, 2, 5]
+    assert held(tier, key(0, "yard"), key(1, "yard")) == [False, True]
+
+
+def test_the_lowest_tier_refuses_and_keeps_what_it_has() -> None:
+    tier = arena(2048, evicts=False)
+    assert tier.store([(key(n), block(1)) for n in range(9)]) == [HIT] * 8 + [RETRY]
+    assert tier.store([(key(0, "gate"), block(1))]) == [RETRY]
+    assert all(held(tier, *(key(n) for n in range(8))))
+    assert tier.drop("yard", [key(3)]) == 1
+    assert tier.store([(key(0, "gate"), block(1))]) == [HIT]
+    capped = arena(2048, evicts=False, stream_bytes=512)
+    assert capped.store([(key(n), block(1)) for n in range(3)]) == [HIT, HIT, RETRY]
+
+
+def test_what_is_larger_than_its_cap_can_never_be_held() -> None:
+    tier = arena(stream_bytes=1024)
+    assert tier.store([(key(1), block(200))]) == [MISS]
+    assert arena(2048).store([(key(1), block(200))]) == [MISS]
+    # ... and what it was to replace is not given out any more.
+    tier.store([(key(1), block(1))])
+    assert tier.store([(key(1), block(200))]) == [MISS]
+    assert held(tier, key(1)) == [False]
+
+
+def test_a_batch_that_evicts_its_own_says_so() -> None:
+    tier = arena(stream_bytes=512)
+    assert tier.store([(key(n), block(1)) for n in range(3)]) == [RETRY, HIT, HIT]
+
+
+def test_pinned_blocks_stay_until_they_are_unpinned() -> None:
+    tier = arena(stream_bytes=512)
+    tier.store([(key(1), block(1)), (key(2), block(1))])
+    assert tier.pin([key(1), key(2), key(3)]) == [True, True, False]
+    assert tier.store([(key(3), block(1))]) == [RETRY]
+    assert tier.store([(key(1), block(1, 5.0))]) == [HIT]
+    assert tier.store([(key(3), block(1))]) == [RETRY]
+    tier.unpin([key(1), key(1)])
+    assert tier.store([(key(3), block(1))]) == [HIT]
+    assert held(tier, key(1), key(2), key(3)) == [False, True, True]
+    full = arena(2048)
+    full.store([(key(n), block(1)) for n in range(8)])
+    full.pin([key(n) for n in range(8)])
+    assert full.store([(key(9, "gate"), block(1))]) == [RETRY]
+    assert full.drop("yard", [key(0)]) == 1
+    assert full.store([(key(9, "gate"), block(1))]) == [HIT]
+
+
+def test_a_lower_cap_evicts_at_once() -> None:
+    tier = arena()
+    tier.store([(key(n), block(1)) for n in range(4)])
+    tier.set_cap("yard", 512)
+    assert held(tier, *(key(n) for n in range(4))) == [False, False, True, True]
+    tier.set_cap("yard", None)
+    assert tier.cap("yard") == 8192
+
+
+def test_dropping_forgets_blocks_and_manifest_of_one_stream() -> None:
+    tier = arena()
+    tier.store([(key(n), block(1)) for n in range(3)] + [(key(0, "gate"), block(1))])
+    assert tier.put_manifest("yard", b"there") is HIT
+    assert tier.manifest("yard") == (HIT, b"there")
+    assert tier.drop("yard", [key(1), key(1), key(7)]) == 1
+    assert tier.manifest("yard") == (HIT, b"there")
+    assert tier.drop("yard") == 2
+    assert tier.drop("yard") == 0
+    assert tier.manifest("yard") == (MISS, None)
+    assert tier.nbytes("yard") == 0
+    assert held(tier, key(0), key(0, "gate")) == [False, True]
+
+
+def test_after_close_nothing_is_held() -> None:
+    tier = arena()
+    tier.store([(key(1), block(1))])
+    tier.close()
+    tier.close()
+    assert tier.store([(key(1), block(1))]) == [RETRY]
+    assert tier.load([key(1)])[0].outcome is MISS
+    assert tier.put_manifest("yard", b"") is RETRY
+    assert tier.reserved == tier.nbytes() == 0
+    assert not tier.state().up
+
+
+def test_a_machine_with_less_memory_than_it_was_said_to_have_is_full() -> None:
+    tier = Arena(1 << 60, slab_bytes=1 << 59)
+    assert tier.store([(key(1), block(1))]) == [RETRY]
+    assert tier.reserved == 0
+
+
+@pytest.mark.parametrize(("total", "slab", "cap"), [(1024, 2048, None), (4096, 1024, None), (4096, 2048, 0)])
+def test_an_arena_that_can_hold_nothing_is_refused(total: int, slab: int, cap: int | None) -> None:
+    with pytest.raises(ConfigError):
+        Arena(total, slab_bytes=slab, stream_bytes=cap)
+    with pytest.raises(ConfigError, match="can hold nothing"):
+        arena().set_cap("yard", 0)
+
+
+def test_a_block_of_odd_shapes_takes_nothing() -> None:
+    tier, odd = arena(), block(3)
+    with pytest.raises(ValueError, match=r"must be \[n, D\]"):
+        tier.store([(key(1), Block(odd.key, odd.value[:2], odd.frame, odd.cell))])
+    assert tier.nbytes() == tier.reserved == 0
+
+
+def test_a_size_nobody_wants_any_more_gives_its_slabs_to_another() -> None:
+    tier = arena(1 << 16, slab=1 << 14)
+    tier.store([(key(n), block(1)) for n in range(256)])
+    # Three of four slabs: the first 192 of the small ones go, and none of the newcomers.
+    assert tier.store([(key(n), block(40)) for n in range(300, 324)]) == [HIT] * 24
+    assert all(held(tier, *(key(n) for n in [*range(192, 256), *range(300, 324)])))
+    assert tier.state().counts["evicted"] == 192
+    assert tier.reserved <= 1 << 16
+
+
+@given(st.lists(st.tuples(st.booleans(), st.integers(0, 30), st.integers(1, 9000)), max_size=60))
+def test_cells_never_overlap_and_never_exceed_the_total(steps: list[tuple[bool, int, int]]) -> None:
+    slabs = Slabs(1 << 16, slab_bytes=1 << 13, device=torch.device("cpu"), pinned=False)
+    cells = {}
+    for number, (frees, which, nbytes) in enumerate(steps):
+        if frees and cells:
+            name = sorted(cells)[which % len(cells)]
+            cell, fill = cells.pop(name)
+            assert cell.memory.eq(fill).all()
+            slabs.free(cell)
+        elif (cell := slabs.allocate(nbytes)) is not None:
+            assert nbytes <= cell.nbytes <= max(256, nbytes * 1.25 + 64, nbytes + 4096)
+            assert cell.nbytes == slabs.cell_bytes(nbytes)
+            cell.memory.fill_(number)
+            cells[number] = (cell, number)
+        assert sum(cell.nbytes for cell, _ in cells.values()) <= slabs.reserved <= 1 << 16
+    for cell, fill in cells.values():
+        assert cell.memory.eq(fill).all()
+        slabs.free(cell)
+    slabs.release()
+    assert slabs.reserved == 0
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from("slpud"), st.integers(0, 1), st.integers(0, 9), st.integers(0, 60)), max_size=50)
+)
+def test_never_a_wrong_block_never_above_a_cap(steps: list[tuple[str, int, int, int]]) -> None:
+    tier = arena(12288, stream_bytes=6144)
+    wanted: dict[BlockKey, tuple[int, float]] = {}
+    pinned: set[BlockKey] = set()
+    for turn, (what, stream, number, count) in enumerate(steps):
+        name = key(number, "ab"[stream])
+        if what == "s":
+            outcome = tier.store([(name, block(count, turn))])[0]
+            wanted.pop(name, None)
+            if outcome is HIT:
+                wanted[name] = (count, float(turn))
+            else:
+                pinned.discard(name)
+        elif what == "p" and tier.pin([name]) == [True]:
+            pinned.add(name)
+        elif what == "u":
+            tier.unpin([name])
+            pinned.discard(name)
+        elif what == "d":
+            tier.drop(name.stream, [name])
+            wanted.pop(name, None)
+            pinned.discard(name)
+        found = tier.load([name])[0]
+        if found.block is not None:
+            size, fill = wanted[name]
+            assert len(found.block) == size
+            assert found.block.key.eq(fill).all()
+            assert found.block.value.eq(-fill).all()
+        assert all(held(tier, *pinned))
+        assert tier.nbytes() == tier.nbytes("a") + tier.nbytes("b") <= tier.reserved <= 12288
+        assert max(tier.nbytes("a"), tier.nbytes("b")) <= 6144
+
+
+def test_many_threads_get_whole_blocks() -> None:
+    tier = arena(1 << 14, slab=1 << 12, stream_bytes=1 << 13)
+    wrong: list[str] = []
+
+    def work(seed: int) -> None:
+        for turn in range(150):
+            number = (turn * 7 + seed) % 30
+            tier.store([(key(number), block(1 + number, number))])
+            for name, found in zip((key(n) for n in range(30)), tier.load([key(n) for n in range(30)]), strict=True):
+                if found.block is not None and not (found.block.key == name.cluster).all():
+                    wrong.append(f"{name}")
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert not wrong
+    assert tier.nbytes() <= 1 << 13
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize(("device", "loads_to"), [("cpu", "cuda"), ("cuda", None), ("cuda", "cpu")])
+def test_on_a_device_too(device: str, loads_to: str | None) -> None:
+    tier = Arena(64 << 20, device=device, pinned=True, loads_to=loads_to)
+    tier.store([(key(n), block(500, n)) for n in range(20)])
+    for n, found in enumerate(tier.load([key(n) for n in range(20)])):
+        assert found.block is not None
+        assert found.block.key.device.type == (loads_to or device)
+        assert found.block.key.eq(n).all()
+        assert found.block.cell.tolist() == list(range(1, 501))

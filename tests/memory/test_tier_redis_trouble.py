@@ -1,0 +1,258 @@
+"""A Redis server that is down, slow, full, forgetful or not ours: what each does to the tier, and how it comes back."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+from redis_server import RedisServer
+
+from cluster.memory.tiers.arena import Arena
+from cluster.memory.tiers.base import Block, BlockKey, Outcome
+from cluster.memory.tiers.codec import encode_block
+from cluster.memory.tiers.redis import RedisTier
+from cluster.memory.tiers.stack import TierStack
+
+HIT, MISS, RETRY = Outcome.HIT, Outcome.MISS, Outcome.RETRY
+DEADLINE_S = 0.6
+Opened = Callable[..., RedisTier]
+
+
+def key(number: int, stream: str = "yard") -> BlockKey:
+    return BlockKey(stream, 0, 0, number)
+
+
+def block(fill: float, count: int = 4) -> Block:
+    kv = torch.full((count, 16), float(fill))
+    return Block(kv, -kv, *torch.zeros(2, count, dtype=torch.int32))
+
+
+def values(tier: RedisTier | TierStack, *keys: BlockKey) -> list[float | Outcome]:
+    loaded = tier.load(keys)
+    return [each.outcome if each.block is None else float(each.block.key[0, 0]) for each in loaded]
+
+
+def wait_for(what: Callable[[], bool]) -> None:
+    until = time.monotonic() + 20
+    while not what():
+        assert time.monotonic() < until, "it did not happen within 20 s"
+        time.sleep(0.02)
+
+
+@pytest.fixture
+def opened(own_redis: RedisServer) -> Iterator[Opened]:
+    """Makes tiers on the server, started or not."""
+    made: list[RedisTier] = []
+
+    def make(**options: object) -> RedisTier:
+        settings = {"fingerprint": "m", "cap_bytes": 1 << 26, "ttl_s": 100, "deadline_s": DEADLINE_S, **options}
+        made.append(RedisTier(**{"url": own_redis.url, **settings}))  # type: ignore[arg-type]
+        return made[-1]
+
+    yield make
+    for tier in made:
+        tier.close()
+
+
+def test_down_from_the_start_it_refuses_and_comes_up_by_itself(own_redis: RedisServer, opened: Opened) -> None:
+    tier = opened()
+    assert not tier.state().up
+    assert "cannot be reached" in tier.state().reason
+    assert tier.store([(key(1), block(1))]) == [RETRY]
+    assert values(tier, key(1), key(2)) == [RETRY, RETRY]
+    assert tier.lookup([key(1)]) == [RETRY]
+    assert tier.put_manifest("yard", b"") is RETRY
+    assert tier.manifest("yard") == (RETRY, None)
+    assert tier.drop("yard") == tier.nbytes("yard") == 0
+    # Nobody but the first waited for the server.
+    assert tier.state().counts["failures"] == 1
+    assert tier.state().counts["retries"] == 7
+    own_redis.start()
+    wait_for(lambda: tier.state().up)
+    assert tier.state().reason == ""
+    assert tier.store([(key(1), block(1))]) == [HIT]
+
+
+def test_killed_and_started_again_it_is_empty_and_is_filled_again(own_redis: RedisServer, opened: Opened) -> None:
+    own_redis.start()
+    tier = opened()
+    tier.store([(key(n), block(n)) for n in range(3)])
+    own_redis.kill()
+    assert values(tier, key(1)) == [RETRY]
+    assert not tier.state().up
+    own_redis.start()
+    wait_for(lambda: tier.state().up)
+    assert values(tier, key(1)) == [MISS]
+    assert tier.nbytes("yard") == 0
+    assert tier.store([(key(1), block(5))]) == [HIT]
+    assert tier.nbytes("yard") == own_redis.client.strlen("sightline:kv:kv:yard:0:0:1")
+    assert tier.drop("yard") == 1
+    assert not own_redis.names()
+
+
+def test_a_restart_between_two_calls_is_noticed(own_redis: RedisServer, opened: Opened) -> None:
+    own_redis.start()
+    size = len(encode_block(key(0), block(0), fingerprint="m"))
+    tier = opened(cap_bytes=3 * size)
+    assert tier.store([(key(n), block(n)) for n in range(3)]) == [HIT] * 3
+    own_redis.kill()
+    own_redis.start()
+    # Whether the first call fails or finds the server empty: soon there is room, because nothing is held.
+    wait_for(lambda: tier.store([(key(9), block(9))]) == [HIT])
+    assert tier.nbytes("yard") == size
+    assert tier.store([(key(n), block(n)) for n in range(2)]) == [HIT] * 2
+
+
+@pytest.mark.parametrize("how", ["frozen", "sleeping"])
+def test_a_slow_server_costs_one_deadline_and_then_nothing(own_redis: RedisServer, opened: Opened, how: str) -> None:
+    own_redis.start()
+    tier = opened()
+    tier.store([(key(1), block(1))])
+    sleeping = threading.Thread(target=own_redis.client.execute_command, args=("DEBUG", "SLEEP", "1.5"))
+    if how == "frozen":
+        own_redis.freeze()
+    else:
+        sleeping.start()
+        time.sleep(0.1)
+    began = time.monotonic()
+    assert values(tier, key(1)) == [RETRY]
+    first = time.monotonic() - began
+    for _ in range(100):
+        assert tier.load([key(1)])[0].outcome is RETRY
+        assert tier.store([(key(2), block(2))]) == [RETRY]
+    # Twice the deadline is left for a busy machine.
+    assert first < 2 * DEADLINE_S
+    assert tier.state().counts["failures"] == 1
+    if how == "frozen":
+        own_redis.thaw()
+    else:
+        sleeping.join(20)
+    wait_for(lambda: tier.state().up)
+    assert values(tier, key(1), key(2)) == [1.0, MISS]
+
+
+def test_a_write_in_doubt_is_looked_up(own_redis: RedisServer, opened: Opened) -> None:
+    own_redis.start()
+    tier = opened()
+    tier.store([(key(1), block(1))])
+    own_redis.freeze()
+    assert tier.store([(key(2), block(2))]) == [RETRY]
+    own_redis.thaw()
+    wait_for(lambda: tier.state().up)
+    sizes = own_redis.client.hgetall("sightline:kv:sizes:yard")
+    assert tier.nbytes("yard") == sum(map(int, sizes.values()))
+    tier.drop("yard")
+    assert not own_redis.names()
+
+
+def test_a_full_server_keeps_what_it_has(own_redis: RedisServer, opened: Opened) -> None:
+    own_redis.start("--maxmemory", "6mb", "--maxmemory-policy", "noeviction")
+    tier = opened()
+    big = 1000
+    outcomes = [tier.store([(key(n), block(n, big))])[0] for n in range(60)]
+    held = outcomes.count(HIT)
+    assert 5 < held < 60
+    assert outcomes == [HIT] * held + [RETRY] * (60 - held)
+    assert tier.state().up
+    assert "full" in tier.state().reason
+    assert tier.state().counts["full"] == 60 - held
+    assert values(tier, *(key(n) for n in range(held))) == [float(n) for n in range(held)]
+    # What could not be replaced is not given out as it was before, and that makes room.
+    assert tier.store([(key(0), block(100, big))]) == [RETRY]
+    assert values(tier, key(0)) == [MISS]
+    assert tier.drop("yard", [key(n) for n in range(1, held)]) == held - 1
+    assert tier.store([(key(0), block(100, big))]) == [HIT]
+    assert tier.state().reason == ""
+    assert len(own_redis.names()) == 2
+
+
+def test_a_server_that_evicts_gives_misses_and_still_forgets_all(own_redis: RedisServer, opened: Opened) -> None:
+    own_redis.start("--maxmemory", "6mb", "--maxmemory-policy", "allkeys-lru")
+    tier = opened()
+    for n in range(60):
+        assert tier.store([(key(n), block(n, 1000))]) == [HIT]
+    found = values(tier, *(key(n) for n in range(60)))
+    assert 0 < found.count(MISS) < 60
+    assert all(value in (MISS, float(n)) for n, value in enumerate(found))
+    size = len(encode_block(key(0), block(0, 1000), fingerprint="m"))
+    assert tier.nbytes("yard") == (60 - found.count(MISS)) * size
+    # The hash of sizes may be evicted too, and its writer be gone.
+    own_redis.client.delete("sightline:kv:sizes:yard")
+    assert opened().drop("yard") > 0
+    assert not own_redis.names()
+    # A scan takes for this stream's only what is.
+    opened().store([(key(0, name), block(0)) for name in ("yard", "yard*", "yard:0")])
+    own_redis.client.delete("sightline:kv:sizes:yard")
+    assert opened().drop("yard") == 1
+    assert {name for name in own_redis.names() if ":kv:kv:" in name} == {
+        "sightline:kv:kv:yard*:0:0:0",
+        "sightline:kv:kv:yard:0:0:0:0",
+    }
+
+
+def test_a_server_that_refuses_is_up_and_says_why(own_redis: RedisServer, opened: Opened) -> None:
+    own_redis.start()
+    tier = opened()
+    tier.store([(key(1), block(1))])
+    own_redis.client.execute_command("REPLICAOF", "127.0.0.1", "1")
+    assert tier.store([(key(2), block(2))]) == [RETRY]
+    assert "read only replica" in tier.state().reason
+    assert tier.state().up
+    assert values(tier, key(1)) == [1.0]
+    own_redis.client.execute_command("REPLICAOF", "NO", "ONE")
+    assert tier.store([(key(2), block(2))]) == [HIT]
+    own_redis.client.set("sightline:kv:sizes:gate", "not a hash")
+    assert tier.store([(key(2, "gate"), block(2))]) == [RETRY]
+    assert "WRONGTYPE" in tier.state().reason
+
+
+def test_a_wrong_password_is_down_and_is_not_repeated(own_redis: RedisServer, opened: Opened) -> None:
+    own_redis.client.connection_pool.connection_kwargs["password"] = "right"
+    own_redis.start("--requirepass", "right")
+    tier = opened(url=own_redis.url.replace("redis://", "redis://:wrong@"))
+    assert tier.store([(key(1), block(1))]) == [RETRY]
+    state = tier.state()
+    assert not state.up
+    assert "password" in state.reason
+    assert "wrong@" not in state.reason
+    right = opened(url=own_redis.url.replace("redis://", "redis://:right@"))
+    assert right.store([(key(1), block(1))]) == [HIT]
+
+
+def test_after_close_all_is_refused_and_no_thread_is_left(own_redis: RedisServer, opened: Opened) -> None:
+    tier = opened()
+    tier.close()
+    tier.close()
+    assert tier.store([(key(1), block(1))]) == [RETRY]
+    assert tier.state().reason == "closed"
+    assert not [thread for thread in threading.enumerate() if thread.name == "redis-probe"]
+
+
+def test_a_stack_above_it_loses_nothing_and_forgets_what_it_was_told(own_redis: RedisServer, opened: Opened) -> None:
+    own_redis.start()
+    tier = opened()
+    host = Arena(1 << 20, slab_bytes=1 << 16)
+    stack = TierStack([host, tier])
+    stack.store([(key(n, name), block(n)) for n in range(4) for name in ("yard", "gate")])
+    own_redis.freeze()
+    stack.store([(key(0), block(10)), (key(9), block(9))])
+    stack.drop("gate")
+    stack.drop("yard", [key(1)])
+    stack.put_manifest("yard", b"late")
+    assert stack.dirty == 2
+    assert values(stack, key(0), key(9), key(1), key(2), key(2, "gate")) == [10.0, 9.0, MISS, 2.0, MISS]
+    own_redis.thaw()
+    wait_for(lambda: tier.state().up)
+    assert values(stack, key(1), key(3, "gate")) == [MISS, MISS]
+    assert stack.flush(64) == 2
+    assert stack.owed() == {"host": 0, "redis": 0}
+    assert own_redis.names() == {f"sightline:kv:kv:yard:0:0:{n}" for n in (0, 2, 3, 9)} | {
+        "sightline:kv:sizes:yard",
+        "sightline:kv:manifest:yard",
+    }
+    host.drop("yard")
+    assert values(stack, key(0), key(9), key(1), key(2)) == [10.0, 9.0, MISS, 2.0]
+    assert stack.capacity("yard") == 1 << 26
