@@ -13,24 +13,31 @@ import os
 import time
 import uuid
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from sightline.v1 import frames_pb2_grpc, results_pb2_grpc
+from sightline.v1 import frames_pb2_grpc, memory_pb2_grpc, results_pb2_grpc
 
 from actors.logs import configure_logging
+from actors.memories import WorkerMemory, tier_stack
 from actors.remote import ask, controller
+from actors.tier import tier_of_this_node
 from cluster import metrics
 from cluster.config import SightlineConfig
 from cluster.errors import SightlineError, UnavailableError
-from cluster.rpc import frames, results
+from cluster.memory.album import Album
+from cluster.rpc import frames, memory, results
 from cluster.rpc.frames import WindowCounters
 from cluster.rpc.server import RpcServer
-from cluster.scheduling.reports import ReplicaInfo
+from cluster.scheduling.reports import ReplicaInfo, StreamReport
 from cluster.scheduling.worker import EngineWorker
 from cluster.types import Answer, FrameSample, StreamSpec
 
 if TYPE_CHECKING:
     from cluster.engine.base import Engine
+    from cluster.memory.bank import MemoryBank, MemoryReport
+    from cluster.memory.tiers.stack import TierStack
+    from cluster.models.base import VisionLanguageModel
 
 log = logging.getLogger(__name__)
 
@@ -46,13 +53,22 @@ class Replica:
         self._instance = uuid.uuid4().hex[:12]
         configure_logging(f"replica-{self._instance}", config.cluster.log_dir)
         try:
-            engine = await asyncio.to_thread(load_engine, config)
-            await self._start(engine, host)
+            engine, bank = await self._load(config)
+            await self._start(engine, bank, host)
         except SightlineError as error:
             await ask(controller().report_failure.remote(error))
             raise
 
-    async def _start(self, engine: Engine, host: str) -> None:
+    async def _load(self, config: SightlineConfig) -> tuple[Engine, MemoryBank]:
+        """The engine, with its memories over tiers that know its model."""
+        model = await asyncio.to_thread(load_configured, config)
+        fingerprint = await asyncio.to_thread(model_fingerprint, model)
+        address: str | None = None
+        if config.tiers.node:
+            address = await ask(tier_of_this_node().open.remote(fingerprint))
+        return await asyncio.to_thread(make_engine, config, model, tier_stack(config, fingerprint, address))
+
+    async def _start(self, engine: Engine, bank: MemoryBank, host: str) -> None:
         cluster = self._config.cluster
         self._name: str | None = None
         self._hub = results.AnswerHub(limit=cluster.answer_queue)
@@ -62,9 +78,14 @@ class Replica:
             max_batch=cluster.max_batch,
             per_stream=cluster.window_queue,
             stall_s=cluster.stall_timeout_s,
+            ask_share=self._config.asking.share,
+            ask_queue=self._config.asking.queue,
         )
         self._worker.start()
-        self._handler = WorkerFrames(self._worker)
+        self._bank = bank
+        asking = self._config.asking
+        self._memory = WorkerMemory(self._worker, Album(), timeout_s=asking.timeout_s)
+        self._handler = WorkerFrames(self._worker, self._memory)
         self._server = RpcServer()
         self._server.add(
             frames.SERVICE,
@@ -74,6 +95,14 @@ class Replica:
         self._server.add(
             results.SERVICE, results_pb2_grpc.add_ResultsServicer_to_server, results.ResultsServicer(self._hub)
         )
+        servicer = memory.MemoryServicer(
+            self._memory,
+            max_asks=asking.queue,
+            max_new_tokens=asking.max_new_tokens,
+            # The engine's own deadline says more.
+            ask_s=asking.timeout_s + 5.0,
+        )
+        self._server.add(memory.SERVICE, memory_pb2_grpc.add_MemoryServicer_to_server, servicer)
         port = self._server.bind(host, 0)
         await self._server.start()
         self._info = ReplicaInfo(
@@ -112,18 +141,36 @@ class Replica:
                 metrics.queue_depth.labels(queue).set(depth)
             self._handler.close_orphans(time.monotonic())
             try:
-                beat = controller().heartbeat_replica.remote(self._instance, self._worker.reports())
+                beat = controller().heartbeat_replica.remote(self._instance, self._reports())
                 if not await ask(beat):
                     await self._register()
             except UnavailableError as error:
                 log.warning("no heartbeat: %s", error)
 
 
+    def _reports(self) -> list[StreamReport]:
+        """Every camera with what it remembers."""
+        held = self._bank.report()
+        return [_with_memory(report, held.get(report.stream)) for report in self._worker.reports()]
+
+
+def _with_memory(report: StreamReport, memory: MemoryReport | None) -> StreamReport:
+    if memory is None:
+        return report
+    return replace(
+        report,
+        memory_bytes=memory.nbytes,
+        memory_frames=memory.frames,
+        memory_oldest_s=memory.span_s,
+        memory_state=memory.state,
+    )
+
+
 class WorkerFrames:
     """Frames off the wire into the engine thread (:class:`cluster.rpc.frames.FrameHandler`)."""
 
-    def __init__(self, worker: EngineWorker) -> None:
-        self._worker = worker
+    def __init__(self, worker: EngineWorker, memory: WorkerMemory) -> None:
+        self._worker, self._memory = worker, memory
         self._orphans: dict[str, float] = {}
 
     async def on_open(self, spec: StreamSpec) -> None:
@@ -132,6 +179,7 @@ class WorkerFrames:
 
     async def on_frame(self, sample: FrameSample, arrived_s: float) -> None:
         await asyncio.wrap_future(self._worker.offer(sample, arrived_s))
+        self._memory.see(sample)
 
     async def on_close(self, camera: str, flush: bool) -> None:
         self._worker.close(camera, flush=flush)
@@ -174,27 +222,44 @@ class ReplicaEvents:
         metrics.lose_window(windows)
 
 
-def load_engine(config: SightlineConfig) -> Engine:
-    """The configured model in the configured engine; takes seconds to minutes.
+def load_configured(config: SightlineConfig) -> VisionLanguageModel:
+    """The configured model; takes seconds to minutes.
 
     Raises:
         ModelError: the checkpoint or the device cannot be used.
     """
     import torch
 
-    from cluster.engine.native.engine import NativeEngine
     from cluster.models import load_model
 
     model = config.model
     # Ray starts its workers with one arithmetic thread.
     torch.set_num_threads(model.threads or max(1, (os.cpu_count() or 1) // config.cluster.replicas))
-    loaded = load_model(model.name, device=model.device, dtype=model.dtype, seed=model.seed)
-    return NativeEngine(
-        loaded,
-        score_temperature=model.score_temperature,
-        score_bias=model.score_bias,
-        max_new_tokens=model.max_new_tokens,
+    return load_model(model.name, device=model.device, dtype=model.dtype, seed=model.seed)
+
+
+def model_fingerprint(model: VisionLanguageModel) -> str:
+    """What another replica's model must have to read what this one remembers."""
+    from cluster.engine.native.fingerprint import fingerprint
+
+    return fingerprint(model)
+
+
+def make_engine(config: SightlineConfig, model: VisionLanguageModel, tiers: TierStack) -> tuple[Engine, MemoryBank]:
+    """The configured engine, and what it remembers with."""
+    from cluster.engine.native.engine import NativeEngine
+    from cluster.memory.bank import MemoryBank
+
+    bank = MemoryBank(tiers, default=config.memory.spec())
+    settings = config.model
+    engine = NativeEngine(
+        model,
+        score_temperature=settings.score_temperature,
+        score_bias=settings.score_bias,
+        max_new_tokens=settings.max_new_tokens,
+        memories=bank,
     )
+    return engine, bank
 
 
 def replica_application(config: SightlineConfig, host: str) -> Any:

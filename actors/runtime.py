@@ -13,6 +13,7 @@ from typing import Any
 
 import ray
 from ray.exceptions import RayError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from actors.controller import Controller, Readiness
 from actors.decoder import Decoder
@@ -20,6 +21,7 @@ from actors.gateway import Gateway, GatewayAddresses
 from actors.preflight import preflight
 from actors.remote import CONTROLLER, GATEWAY, NAMESPACE, ask_blocking
 from actors.session import RaySession
+from actors.tier import TierNode, tier_name
 from cluster.config import SightlineConfig
 from cluster.errors import ConfigError, SightlineError, UnavailableError
 
@@ -44,6 +46,7 @@ class Cluster:
         self._controller: Any = None
         self._gateway: Any = None
         self._decoders: list[Any] = []
+        self._tiers: list[Any] = []
         self._addresses: GatewayAddresses | None = None
         self._serving = False
         self._stopped = False
@@ -118,6 +121,9 @@ class Cluster:
                 for number in range(config.cluster.decoders)
             ]
             self._gateway = self._actor(Gateway, GATEWAY, config)
+        if config.tiers.node:
+            with self._phase("tiers"):
+                self._tiers = [self._tier(node, config) for node in ray.nodes() if node["Alive"]]
         with self._phase("serve"):
             self._serve(config, host)
         with self._phase("gateway"):
@@ -125,14 +131,20 @@ class Cluster:
         with self._phase("decoders and replicas"):
             self._wait_until_ready(config, deadline)
 
-    def _actor(self, kind: type, name: str, *arguments: Any) -> Any:
+    def _actor(self, kind: type, name: str, *arguments: Any, where: Any = None) -> Any:
         remote = ray.remote(num_cpus=0, max_restarts=-1, max_concurrency=1000)(kind)
         try:
-            return remote.options(name=name, namespace=NAMESPACE).remote(*arguments)
+            return remote.options(name=name, namespace=NAMESPACE, scheduling_strategy=where).remote(*arguments)
         except ValueError:
             raise ConfigError(
                 f"a Sightline cluster runs at Ray address {self._config.cluster.ray_address!r} already; stop it first"
             ) from None
+
+    def _tier(self, node: dict[str, Any], config: SightlineConfig) -> Any:
+        """The tier process of a Ray node, which goes where that node goes."""
+        where = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
+        host = self._session.host if self._session.private else str(node["NodeManagerAddress"])
+        return self._actor(TierNode, tier_name(node["NodeID"]), config, host, where=where)
 
     def _serve(self, config: SightlineConfig, host: str) -> None:
         # Imported here: Serve reads its flags from the environment when it is imported.
@@ -179,7 +191,7 @@ class Cluster:
 
     # -- stopping -------------------------------------------------------------------------------
     def _ask_to_stop(self, timeout_s: float) -> None:
-        actors = [actor for actor in (self._gateway, *self._decoders, self._controller) if actor is not None]
+        actors = [actor for actor in self._every_actor()]
         try:
             stopping = [actor.stop.remote() for actor in actors]
             _, late = ray.wait(stopping, num_returns=len(stopping), timeout=timeout_s) if stopping else ([], [])
@@ -194,10 +206,14 @@ class Cluster:
                 from ray import serve
 
                 serve.delete(APPLICATION)
-        for actor in (self._gateway, *self._decoders, self._controller):
-            if actor is not None:
-                with contextlib.suppress(Exception):
-                    ray.kill(actor)
+        for actor in self._every_actor():
+            with contextlib.suppress(Exception):
+                ray.kill(actor)
+
+    def _every_actor(self) -> list[Any]:
+        """Those there are, in the order in which they are stopped."""
+        actors = (self._gateway, *self._decoders, *self._tiers, self._controller)
+        return [actor for actor in actors if actor is not None]
 
 
 def _left(deadline: float) -> float:

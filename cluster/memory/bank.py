@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
@@ -15,17 +16,19 @@ from cluster.memory.stream import StreamMemory
 from cluster.memory.tiers.stack import TierStack
 from cluster.types import MICROSECONDS, Forgotten, MemorySpec, MemoryStatus
 
+log = logging.getLogger(__name__)
+
 RELEASED = 4096
 """Streams that were let go of and can still be asked about here."""
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryReport:
-    """One stream's memory for a heartbeat."""
+    """One stream's memory for a heartbeat; ``span_s``: from its oldest frame to its newest."""
 
     nbytes: int
     frames: int
-    oldest_s: float
+    span_s: float
     state: str
 
 
@@ -34,12 +37,22 @@ class MemoryBank:
 
     Args:
         tiers: where KV lies.
-        window: state of a stream's window as bytes, saved with its memory, so that both come back together.
+        window: state of a stream's window as bytes, saved with its memory, so that both come back together; None where
+            that would be too much to write again and again.
+        default: how streams are remembered that another process opened and that are asked about here.
     """
 
-    def __init__(self, tiers: TierStack, *, window: Callable[[str], bytes] | None = None) -> None:
+    def __init__(
+        self,
+        tiers: TierStack,
+        *,
+        window: Callable[[str], bytes | None] | None = None,
+        default: MemorySpec | None = None,
+    ) -> None:
         self.tiers = tiers
         self.window = window
+        self._default = default
+        self._due: set[str] = set()
         self._memories: dict[str, StreamMemory] = {}
         self._retrievers: dict[str, Retriever] = {}
         # How streams remembered that this process let go of: their sources ended, and they may be asked about.
@@ -80,20 +93,35 @@ class MemoryBank:
         return window
 
     def take(self, chunk: KVChunk) -> None:
-        """What an engine hands on (:data:`~cluster.memory.chunk.Leave`); streams without a memory have nothing kept."""
+        """What an engine hands on (:data:`~cluster.memory.chunk.Leave`); streams without a memory have nothing kept.
+
+        A memory that fails costs its own stream's past, never the window that is being computed.
+        """
         memory = self._memories.get(chunk.stream)
         if memory is None:
             return
-        waiting = len(memory.recent)
-        memory.add(chunk)
-        if len(memory.recent) <= waiting:
-            self.save(chunk.stream)
+        try:
+            settled = memory.counts.settled
+            memory.add(chunk)
+        except Exception:
+            log.exception("the memory of camera %r failed and begins anew", chunk.stream)
+            memory.forget()
+            return
+        if memory.counts.settled > settled:
+            self._due.add(chunk.stream)
         self._note(chunk.stream)
+
+    def save_due(self) -> None:
+        """Save the streams whose blocks changed; called between two steps, when windows are what they seem."""
+        while self._due:
+            self.save(self._due.pop())
 
     def save(self, stream: str) -> None:
         """Write what it takes to go on elsewhere, window and memory of the same moment."""
-        self._memories[stream].settle()
-        self._memories[stream].save(self.window(stream) if self.window is not None else b"")
+        memory = self._memories.get(stream)
+        if memory is not None:
+            memory.settle()
+            memory.save((self.window(stream) if self.window is not None else None) or b"")
 
     def get(self, stream: str) -> tuple[StreamMemory, Retriever]:
         """A stream's memory and how it is read.
@@ -107,8 +135,8 @@ class MemoryBank:
         return memory, self._retrievers[stream]
 
     def _reopened(self, stream: str) -> StreamMemory | None:
-        spec = self._released.get(stream)
-        if spec is None:
+        spec = self._released.get(stream, self._default)
+        if spec is None or StreamMemory(stream, spec, self.tiers).restore() is None:
             return None
         self.open(stream, spec)
         return self._memories[stream]
@@ -135,14 +163,14 @@ class MemoryBank:
             self._released.pop(stream, None)
             self.tiers.drop(stream)
             return Forgotten(0, 0)
-        frames, held = memory.frames, sum(memory.nbytes().values())
+        frames, held = memory.frames, memory.held_bytes + memory.waiting_bytes
         if ago_s is None or memory.newest is None:
             memory.forget()
         else:
             memory.forget(before_frame=memory.frames_since(memory.newest - round(ago_s * MICROSECONDS)))
             self.save(stream)
         self._note(stream)
-        return Forgotten(frames - memory.frames, held - sum(memory.nbytes().values()))
+        return Forgotten(frames - memory.frames, held - memory.held_bytes - memory.waiting_bytes)
 
     def describe(self, stream: str) -> MemoryStatus:
         """What a stream's memory holds and how it is.
@@ -163,11 +191,12 @@ class MemoryBank:
         oldest, newest = memory.oldest, memory.newest
         span = 0.0 if oldest is None or newest is None else (newest - oldest) / MICROSECONDS
         down = [f"{name}: {state.reason}" for name, state in self.tiers.states().items() if not state.up]
-        report = MemoryReport(max(memory.nbytes().values()), memory.frames, span, "; ".join(down))
+        report = MemoryReport(memory.held_bytes + memory.waiting_bytes, memory.frames, span, "; ".join(down))
         with self._lock:
             self._reports[stream] = report
 
     def _drop(self, stream: str) -> None:
+        self._due.discard(stream)
         del self._memories[stream], self._retrievers[stream]
         with self._lock:
             self._reports.pop(stream, None)

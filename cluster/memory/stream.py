@@ -24,6 +24,7 @@ from cluster.memory.organise import organisers
 from cluster.memory.organise.base import NewTokens
 from cluster.memory.organise.partitions import VisualPartitions
 from cluster.memory.tiers.base import Block, BlockKey, Outcome
+from cluster.memory.tiers.slabs import cell_size
 from cluster.memory.tiers.stack import TierStack
 from cluster.types import MICROSECONDS, MemorySpec, MemoryStatus
 
@@ -39,9 +40,10 @@ _TRIES = 6
 
 @dataclass(slots=True)
 class MemoryCounts:
-    """What happened to a stream's frames and tokens (``tokens`` of all layers and heads)."""
+    """What happened: ``frames`` that came, blocks of them that were ``settled``, tokens of all layers and heads."""
 
     frames: int = 0
+    settled: int = 0
     compressions: int = 0
     compressed_away: int = 0
     lost: int = 0
@@ -70,6 +72,9 @@ class StreamMemory:
         self._shift = 0
         self._partition_of: dict[int, int] = {}
         self._partitions: VisualPartitions | None = None
+        # What each block takes, rounded up as host memory does: tiers far away are not asked for it at every frame.
+        self._sizes: dict[BlockKey, int] = {}
+        self.held_bytes = 0
         # Fails on an unknown name or option before the first frame comes.
         self._compressor = compressors.get(spec.compressor)(1, **spec.compressor_options)
 
@@ -95,9 +100,13 @@ class StreamMemory:
         return pts + self._shift if self._pts else pts
 
     def nbytes(self) -> dict[str, int]:
-        """Bytes of KV per tier, and of the frames that wait (``recent``)."""
-        waiting = sum(chunk.key.nbytes + chunk.value.nbytes for chunk in self.recent)
-        return {"recent": waiting, **self.tiers.usage(self.stream)}
+        """Bytes of KV per tier, as each tier says, and of the frames that wait (``recent``)."""
+        return {"recent": self.waiting_bytes, **self.tiers.usage(self.stream)}
+
+    @property
+    def waiting_bytes(self) -> int:
+        """Bytes of KV that is in no block yet."""
+        return sum(chunk.key.nbytes + chunk.value.nbytes for chunk in self.recent)
 
     @property
     def frames(self) -> int:
@@ -138,6 +147,7 @@ class StreamMemory:
         return self._frames[place] if place < len(self._frames) else (self._frames[-1] + 1 if self._frames else 0)
 
     # -- frames in --------------------------------------------------------------------------------
+    @torch.inference_mode()
     def add(self, chunk: KVChunk) -> None:
         """Take in one frame that left the window, after all that left before.
 
@@ -173,6 +183,7 @@ class StreamMemory:
         compressor = compressors.get(spec.compressor)(self.columns, **spec.compressor_options)
         self.spec, self._compressor = spec, compressor
 
+    @torch.inference_mode()
     def settle(self) -> None:
         """Put the frames that wait into clusters and write them to the tiers."""
         if not self.recent:
@@ -201,6 +212,7 @@ class StreamMemory:
                 self._apply(number, h, head.add(tokens, layer.cell[h].cpu(), load, resident))
                 self._split_resident(number, h, resident)
         self._trim_frames()
+        self.counts.settled += 1
         self.tiers.flush(64)
 
     def _begin(self, chunk: KVChunk) -> None:
@@ -245,30 +257,31 @@ class StreamMemory:
     # -- room -------------------------------------------------------------------------------------
     def _make_room(self, frames: list[LayerKV]) -> list[LayerKV]:
         """Compress until these new frames fit below the cap; what of them is to be taken in."""
-        capacity = self.tiers.capacity(self.stream) * _ROUNDING
+        capacity = min(self.spec.cap_bytes, self.tiers.capacity(self.stream)) * _ROUNDING
         wanted = self._bytes_of(frames)
         for _ in range(_TRIES):
-            held = self._lowest_bytes()
+            held = self.held_bytes
             if held + wanted <= capacity or not held:
                 break
             self._compress(min(self.spec.target, max(0.1, 0.9 * (capacity - wanted) / held)))
             wanted = self._bytes_of(frames)
         settled = self._frames[: len(self._frames) - len(self.recent)]
-        if self._lowest_bytes() + wanted > capacity and settled:
+        if self.held_bytes + wanted > capacity and settled:
             # As rounding may leave it for a cap of few blocks: the older half goes.
             self.forget(before_frame=settled[len(settled) // 2])
-        room = capacity - self._lowest_bytes()
+        room = capacity - self.held_bytes
         return frames if wanted <= room else self._thinned(frames, max(0.0, room / wanted))
-
-    def _lowest_bytes(self) -> int:
-        return list(self.tiers.usage(self.stream).values())[-1]
 
     def _bytes_of(self, frames: Sequence[LayerKV]) -> float:
         """What more frames will take, going by what is held: tiers round blocks up, small ones most."""
         tokens = sum(layer.heads * layer.tokens for layer in frames)
         settled = sum(head.tokens for _, _, head in self._every_head())
-        bare = 2 * self.heads[0][0].organiser.table.mean.shape[1] * self.dtype.itemsize + 8
-        return _FRESH * tokens * max(bare, self._lowest_bytes() / settled if settled else 0.0)
+        return _FRESH * tokens * max(self._token_bytes, self.held_bytes / settled if settled else 0.0)
+
+    @property
+    def _token_bytes(self) -> int:
+        """Of one token of one head: key, value, frame and cell."""
+        return 2 * self.heads[0][0].organiser.table.mean.shape[1] * self.dtype.itemsize + 8
 
     def _compress(self, share: float) -> None:
         self.counts.compressions += 1
@@ -299,7 +312,7 @@ class StreamMemory:
         for uid in uids:
             if uid not in blocks or len(blocks[uid]) != int((head.uids() == uid).sum()):
                 self.counts.lost += head.lose(uid)
-                self.tiers.drop(self.stream, [self._key(layer, h, uid)])
+                self._drop([self._key(layer, h, uid)])
         at = head.uids()
         width = head.organiser.table.mean.shape[1]
         key = torch.empty(head.tokens, width, dtype=self.dtype)
@@ -310,10 +323,12 @@ class StreamMemory:
         return LayerKV(key[None], value[None], head.frame[None].to(torch.int64), head.cell[None].to(torch.int64))
 
     # -- forgetting -------------------------------------------------------------------------------
+    @torch.inference_mode()
     def forget(self, *, before_frame: int | None = None) -> None:
         """Forget frames before a number, or everything: in every tier, and here."""
         if before_frame is None:
             self.tiers.drop(self.stream)
+            self._sizes, self.held_bytes = {}, 0
             self.heads, self.recent, self._frames, self._pts = [], [], [], []
             self._partition_of, self._partitions = {}, None
             return
@@ -344,11 +359,13 @@ class StreamMemory:
         self._partition_of = {frame: self._partition_of[frame] for frame in self._frames if frame in self._partition_of}
 
     # -- blocks -----------------------------------------------------------------------------------
+    @torch.inference_mode()
     def lose(self, layer: int, h: int, uid: int) -> None:
         """A block turned out to be gone for good (damaged, evicted, or of another memory)."""
         self.counts.lost += self.heads[layer][h].lose(uid)
-        self.tiers.drop(self.stream, [self._key(layer, h, uid)])
+        self._drop([self._key(layer, h, uid)])
 
+    @torch.inference_mode()
     def split_if_pending(self, layer: int, h: int, uid: int, block: Block) -> None:
         """A cluster that waited for being loaded is split, now that it is."""
         head = self.heads[layer][h]
@@ -377,9 +394,22 @@ class StreamMemory:
         self.counts.lost += change.lost
         # Dropped first, so that what is stored never stands beside what it replaces.
         if change.drop:
-            self.tiers.drop(self.stream, [self._key(layer, h, uid) for uid in change.drop])
+            self._drop([self._key(layer, h, uid) for uid in change.drop])
         if change.store:
-            self.tiers.store([(self._key(layer, h, uid), block) for uid, block in change.store.items()])
+            items = [(self._key(layer, h, uid), block) for uid, block in change.store.items()]
+            for key, block in items:
+                self._size(key, block.nbytes)
+            self.tiers.store(items)
+
+    def _drop(self, keys: Sequence[BlockKey]) -> None:
+        for key in keys:
+            self.held_bytes -= self._sizes.pop(key, 0)
+        self.tiers.drop(self.stream, keys)
+
+    def _size(self, key: BlockKey, nbytes: int) -> None:
+        size = cell_size(nbytes)
+        self.held_bytes += size - self._sizes.get(key, 0)
+        self._sizes[key] = size
 
     def _every_head(self) -> Iterator[tuple[int, int, Head]]:
         for number, heads in enumerate(self.heads):
@@ -415,6 +445,7 @@ class StreamMemory:
         """Write the manifest to the tiers."""
         return self.tiers.put_manifest(self.stream, self.manifest(window))
 
+    @torch.inference_mode()
     def restore(self) -> bytes | None:
         """Take over what the tiers hold of this stream; the window's state that was saved with it, None if nothing was
         found, or only what another organiser made."""
@@ -439,6 +470,9 @@ class StreamMemory:
                 head = Head(organiser(header["width"], **self.spec.organiser_options), self._place)
                 head.load_state(state)
                 self.heads[-1].append(head)
+                table = head.organiser.table
+                for uid, count in zip(table.uid.tolist(), table.count.tolist(), strict=True):
+                    self._size(self._key(number, h, uid), count * self._token_bytes)
         parts = {n.removeprefix("partitions."): t for n, t in tensors.items() if n.startswith("partitions.")}
         if parts:
             self._partitions = VisualPartitions.restore(parts)

@@ -167,9 +167,7 @@ def test_window_and_memory_come_back_after_the_process_died() -> None:
 
     def start() -> NativeEngine:
         bank = MemoryBank(tiers)
-        engine = NativeEngine(model, memories=bank)
-        bank.window = engine.export_stream
-        return engine
+        return NativeEngine(model, memories=bank)
 
     engine = start()
     _, _, spec = remembering(model)

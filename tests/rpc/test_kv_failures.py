@@ -64,6 +64,7 @@ def test_a_node_killed_while_it_loads_gives_what_came_and_is_found_again() -> No
         assert [one.outcome for one in coming] == [RETRY] * 8
         assert time.monotonic() - began < 10.0, "the deadline was not waited for"
         assert not tier.state().up
+        node.wait(10.0)
         with serving(MemoryTier(), port=port):
             until(lambda: tier.state().up)
             assert tier.store([(key(0), block(0))]) == [Outcome.HIT]

@@ -49,6 +49,8 @@ from cluster.types import (
 
 log = logging.getLogger(__name__)
 
+# A larger window is not saved with its stream's memory again and again: it costs less to compute than to write.
+SAVED_WINDOW_BYTES = 32 * 2**20
 # Rows of one pass through the language model: bounds its activations when many cameras begin at once.
 PASS_ROWS = 16384
 
@@ -89,6 +91,8 @@ class NativeEngine:
         self.kernel = kernel_for(model.device, model.dtype, kernel)
         self.max_new_tokens = max_new_tokens
         self.memories = memories
+        if memories is not None and memories.window is None:
+            memories.window = self._saved_window
         self._leave = leave if memories is None else memories.take
         self.stats = StepStats()
         yes, no = model.yes_no_ids()
@@ -174,6 +178,10 @@ class NativeEngine:
         taken.clock.reshape(round(spec.window_s * MICROSECONDS), round(spec.stride_s * MICROSECONDS))
         self._streams[spec.stream] = taken
 
+    def _saved_window(self, stream: str) -> bytes | None:
+        held = self._streams.get(stream)
+        return self.export_stream(stream) if held is not None and held.nbytes <= SAVED_WINDOW_BYTES else None
+
     def _resume(self, spec: StreamSpec, state: bytes) -> bool:
         """Go on with a window that was saved; false where it cannot be used here."""
         try:
@@ -211,6 +219,8 @@ class NativeEngine:
         windows = self._compute(work, started, answers) if work else []
         for each in work:
             each.stream.trim()
+        if self.memories is not None:
+            self.memories.save_due()
         self.stats = StepStats(tuple(windows), gated, expired)
         return [answer for request in requests for answer in answers.get(request.stream, [])]
 

@@ -12,6 +12,7 @@ from cluster.memory.compress.base import Compressor, alike, best, compressors, e
 from cluster.memory.layer import LayerKV
 
 _PART = 4096
+"""Tokens whose keys are compared at a time."""
 
 
 @compressors.register("infinipot_v")

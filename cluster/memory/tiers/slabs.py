@@ -118,12 +118,18 @@ class Slabs:
         if self.reserved + size > self.total_bytes:
             return None
         try:
-            memory = torch.empty(size, dtype=torch.uint8, device=self.device, pin_memory=self.pinned)
+            # Written to by threads that infer and by threads that only load: no inference tensor may be.
+            with torch.inference_mode(mode=False):
+                memory = torch.empty(size, dtype=torch.uint8, device=self.device, pin_memory=self.pinned)
         except RuntimeError:
             # The machine has less than it was said to have: full, only sooner.
             return None
         self.reserved += size
         return memory
+
+
+def _up(nbytes: int, multiple: int) -> int:
+    return -(-nbytes // multiple) * multiple
 
 
 def _ladder(largest: int) -> list[int]:
@@ -134,5 +140,11 @@ def _ladder(largest: int) -> list[int]:
     return sizes
 
 
-def _up(nbytes: int, multiple: int) -> int:
-    return -(-nbytes // multiple) * multiple
+_DEFAULT_SLAB = 4 * 1024 * 1024
+_DEFAULT_SIZES = _ladder(_DEFAULT_SLAB // _PER_SLAB)
+
+
+def cell_size(nbytes: int) -> int:
+    """What ``nbytes`` take in host memory cut from slabs of the default size."""
+    at = bisect_left(_DEFAULT_SIZES, nbytes)
+    return _DEFAULT_SIZES[at] if at < len(_DEFAULT_SIZES) else _up(nbytes, _PAGE)

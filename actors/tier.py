@@ -1,0 +1,88 @@
+"""The tier actor: one per node, host memory for what the cameras of its replicas remember. It outlives a replica."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from typing import Any
+
+import ray
+from sightline.v1 import kv_pb2_grpc
+
+from actors.logs import configure_logging
+from actors.remote import NAMESPACE
+from cluster.config import SightlineConfig
+from cluster.errors import UnavailableError
+from cluster.memory.tiers.arena import Arena
+from cluster.rpc.kv_service import KVServicer
+from cluster.rpc.kv_wire import MAX_KV_MESSAGE_BYTES
+from cluster.rpc.server import RpcServer
+
+log = logging.getLogger(__name__)
+
+SERVICE = "sightline.v1.KV"
+
+
+def tier_name(node: str) -> str:
+    """Name of the actor on a Ray node."""
+    return f"tier-{node}"
+
+
+def tier_of_this_node() -> Any:
+    """Handle of this node's tier.
+
+    Raises:
+        UnavailableError: it has none.
+    """
+    try:
+        return ray.get_actor(tier_name(ray.get_runtime_context().get_node_id()), namespace=NAMESPACE)
+    except ValueError:
+        raise UnavailableError("this node has no tier process; tiers.node needs one started with the cluster") from None
+
+
+class TierNode:
+    """Ray actor. Serves ``KV`` once a replica has said which model its blocks are of."""
+
+    def __init__(self, config: SightlineConfig, host: str) -> None:
+        configure_logging(f"tier-{os.getpid()}", config.cluster.log_dir)
+        self._config, self._host = config, host
+        self._arena: Arena | None = None
+        self._server: RpcServer | None = None
+        self._servicer: KVServicer | None = None
+        self._fingerprint = ""
+        self._address = ""
+        self._opening = asyncio.Lock()
+
+    async def open(self, fingerprint: str) -> str:
+        """Address of ``KV`` for blocks of one model; those of another one that it held are forgotten."""
+        async with self._opening:
+            if fingerprint != self._fingerprint:
+                await self._close()
+                tiers = self._config.tiers
+                self._arena = Arena(tiers.node_bytes, name="node")
+                self._servicer = KVServicer(self._arena, fingerprint=fingerprint, store_as=tiers.store_as)
+                self._server = RpcServer(max_message_bytes=MAX_KV_MESSAGE_BYTES)
+                self._server.add(SERVICE, kv_pb2_grpc.add_KVServicer_to_server, self._servicer)
+                port = self._server.bind(self._host, 0)
+                await self._server.start()
+                self._fingerprint, self._address = fingerprint, f"{self._host}:{port}"
+        return self._address
+
+    async def process_id(self) -> int:
+        """Of this process, for operators and tests."""
+        return os.getpid()
+
+    async def stop(self) -> None:
+        """Stop serving and let go of everything."""
+        await self._close()
+
+    async def _close(self) -> None:
+        if self._server is not None:
+            await self._server.stop(grace_s=0.5)
+        if self._servicer is not None:
+            self._servicer.close()
+        if self._arena is not None:
+            await asyncio.to_thread(self._arena.close)
+        self._server = self._servicer = self._arena = None
+        self._fingerprint = ""
