@@ -28,12 +28,22 @@ def tier_stack(config: SightlineConfig, fingerprint: str, node_address: str | No
     settings = config.tiers
     cuda = config.model.device.startswith("cuda")
     tiers: list[Tier] = [Arena(settings.host_bytes, name="host", pinned=cuda)]
-    common = {"fingerprint": fingerprint, "deadline_s": settings.deadline_s, "store_as": settings.store_as}
+    form, deadline_s = settings.store_as, settings.deadline_s
     if node_address is not None:
-        tiers.append(RemoteTier(node_address, name="node", **common))
+        tiers.append(
+            RemoteTier(node_address, fingerprint=fingerprint, store_as=form, deadline_s=deadline_s, name="node")
+        )
     if settings.redis_url is not None:
         cap = settings.redis_bytes or config.memory.cap
-        tiers.append(RedisTier(settings.redis_url, cap_bytes=cap, ttl_s=settings.redis_ttl_s, **common))
+        redis = RedisTier(
+            settings.redis_url,
+            fingerprint=fingerprint,
+            cap_bytes=cap,
+            ttl_s=settings.redis_ttl_s,
+            deadline_s=deadline_s,
+            store_as=form,
+        )
+        tiers.append(redis)
     return TierStack(tiers)
 
 
@@ -58,7 +68,8 @@ class WorkerMemory:
         try:
             while (piece := await pieces.get()) is not None:
                 yield piece
-            yield await asyncio.wrap_future(done)
+            result: AskResult = await asyncio.wrap_future(done)
+            yield result
         finally:
             done.cancel()
 
@@ -68,9 +79,7 @@ class WorkerMemory:
         if ago_s is not None:
             with contextlib.suppress(NotReadyError):
                 before = (await self.describe(camera)).newest - round(ago_s * 1e6)
-        forgotten: Forgotten = await asyncio.wrap_future(
-            self._worker.run(lambda engine: engine.forget(camera, ago_s))
-        )
+        forgotten: Forgotten = await asyncio.wrap_future(self._worker.run(lambda engine: engine.forget(camera, ago_s)))
         self._album.forget(camera, before)
         return forgotten
 

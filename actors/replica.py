@@ -147,11 +147,10 @@ class Replica:
             except UnavailableError as error:
                 log.warning("no heartbeat: %s", error)
 
-
     def _reports(self) -> list[StreamReport]:
         """Every camera with what it remembers."""
         held = self._bank.report()
-        return [_with_memory(report, held.get(report.stream)) for report in self._worker.reports()]
+        return [_with_memory(report, held.get(report.camera)) for report in self._worker.reports()]
 
 
 def _with_memory(report: StreamReport, memory: MemoryReport | None) -> StreamReport:

@@ -191,7 +191,7 @@ class Cluster:
 
     # -- stopping -------------------------------------------------------------------------------
     def _ask_to_stop(self, timeout_s: float) -> None:
-        actors = [actor for actor in self._every_actor()]
+        actors = self._every_actor()
         try:
             stopping = [actor.stop.remote() for actor in actors]
             _, late = ray.wait(stopping, num_returns=len(stopping), timeout=timeout_s) if stopping else ([], [])

@@ -220,7 +220,7 @@ class MemorySpec:
 
     compressor: str = "infinipot_v"
     organiser: str = "mosaic"
-    retriever: str = "two_stage"
+    retriever: str = "top_k"
     cap_bytes: int = 64 * 2**20
     target: float = 0.75
     keep: float = 1.0

@@ -8,6 +8,8 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from torch import Tensor
+
 from cluster.errors import NotReadyError
 from cluster.memory.chunk import KVChunk
 from cluster.memory.retrieve import retrievers
@@ -110,6 +112,17 @@ class MemoryBank:
         if memory.counts.settled > settled:
             self._due.add(chunk.stream)
         self._note(chunk.stream)
+
+    def wants_queries(self, stream: str) -> bool:
+        """Whether :meth:`observe` matters to what is kept of a stream."""
+        memory = self._memories.get(stream)
+        return memory is not None and memory.wants_queries
+
+    def observe(self, stream: str, queries: Sequence[Tensor]) -> None:
+        """See :meth:`StreamMemory.observe`; streams without a memory have nobody to tell."""
+        memory = self._memories.get(stream)
+        if memory is not None:
+            memory.observe(queries)
 
     def save_due(self) -> None:
         """Save the streams whose blocks changed; called between two steps, when windows are what they seem."""

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 from torch import Tensor
+
+from cluster.memory.frame_log import FrameLog
+from cluster.memory.organise.partitions import VisualPartitions
+
+if TYPE_CHECKING:
+    from cluster.memory.stream import StreamMemory
 
 VERSION = 1
 
@@ -45,3 +51,48 @@ class Manifest:
             return None
         window = tensors.pop("window", None)
         return cls(header, tensors, b"" if window is None else window.numpy().tobytes())
+
+
+def manifest_of(memory: StreamMemory, window: bytes) -> Manifest:
+    """A memory as it is. Frames that wait are in no block and not in it: who restores goes on without them."""
+    tensors: dict[str, Tensor] = {}
+    for number, h, head in memory.every_head():
+        tensors |= {f"{number}.{h}.{name}": tensor for name, tensor in head.state().items()}
+    if memory.partitions is not None:
+        tensors |= {f"partitions.{name}": tensor for name, tensor in memory.partitions.state().items()}
+    log = memory.log.state()
+    settled = len(memory.log) - len(memory.recent)
+    header: dict[str, Any] = {
+        "layers": len(memory.heads),
+        "heads": len(memory.heads[0]) if memory.heads else 0,
+        "width": memory.heads[0][0].organiser.table.mean.shape[1] if memory.heads else 0,
+        "rows": memory.rows,
+        "columns": memory.columns,
+        "dtype": str(memory.dtype).removeprefix("torch."),
+        "organiser": memory.spec.organiser,
+        "log": log | {"numbers": log["numbers"][:settled], "times": log["times"][:settled]},
+        "partition_of": [[frame, partition] for frame, partition in memory.partition_of.items()],
+    }
+    return Manifest(header, tensors, window)
+
+
+def take_over(memory: StreamMemory, manifest: Manifest) -> bool:
+    """Make an empty memory what the manifest says; False, and nothing done, where another organiser made it."""
+    header, tensors = manifest.header, manifest.tensors
+    if header["organiser"] != memory.spec.organiser:
+        return False
+    memory.rows, memory.columns = header["rows"], header["columns"]
+    memory.dtype = getattr(torch, header["dtype"])
+    memory.log = FrameLog(**header["log"])
+    memory.partition_of = dict(header["partition_of"])
+    memory.begin_heads(header["layers"], header["heads"], header["width"])
+    for number, h, head in memory.every_head():
+        prefix = f"{number}.{h}."
+        head.load_state({name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)})
+        table = head.organiser.table
+        for uid, count in zip(table.uid.tolist(), table.count.tolist(), strict=True):
+            memory.note_size(number, h, uid, count * memory.token_bytes)
+    parts = {n.removeprefix("partitions."): t for n, t in tensors.items() if n.startswith("partitions.")}
+    if parts:
+        memory.partitions = VisualPartitions.restore(parts)
+    return True

@@ -144,11 +144,12 @@ class Recollection:
         found = []
         for key in keys:
             loaded = blocks[key]
-            if loaded.block is not None:
-                found.append(loaded.block)
+            whole = head.complete(key.cluster, loaded.block) if loaded.block is not None else None
+            if whole is not None and loaded.block is not None:
+                found.append(whole)
                 self._loaded.append((key, loaded.block))
                 self.stats.bytes += loaded.block.nbytes
-            elif loaded.outcome is Outcome.MISS:
+            elif loaded.block is not None or loaded.outcome is Outcome.MISS:
                 self.stats.gone += 1
                 self._gone.append(key)
             else:

@@ -7,35 +7,32 @@ exceeded, the compressor says first which tokens stay. One thread makes all call
 
 from __future__ import annotations
 
-import bisect
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from cluster.memory.chunk import KVChunk
 from cluster.memory.compress import compressors
+from cluster.memory.compress.base import Compressor
+from cluster.memory.frame_log import FrameLog
 from cluster.memory.head import Change, Head, Load
 from cluster.memory.layer import LayerKV
-from cluster.memory.manifest import Manifest
+from cluster.memory.manifest import Manifest, manifest_of, take_over
 from cluster.memory.organise import organisers
 from cluster.memory.organise.base import NewTokens
 from cluster.memory.organise.partitions import VisualPartitions
-from cluster.memory.tiers.base import Block, BlockKey, Outcome
+from cluster.memory.room import make_room
+from cluster.memory.tiers.base import Block, BlockKey, Loaded, Outcome
 from cluster.memory.tiers.slabs import cell_size
 from cluster.memory.tiers.stack import TierStack
 from cluster.types import MICROSECONDS, MemorySpec, MemoryStatus
 
-# Blocks of frames that may wait while no tier takes any; older frames are dropped then.
+# Blocks of frames that may wait while the memory cannot be compressed; older frames are dropped then.
 _WAITING_BLOCKS = 4
-# Of the room in the lowest tier, what is used; and how much more than the tokens before them new ones are taken to need,
-# for they come in smaller clusters, which tiers round up more.
-_ROUNDING = 0.9
-_FRESH = 1.6
-# Compressions in a row: thinner clusters do not always take less room.
-_TRIES = 6
+# Clusters of a head that may wait for their block to come into reach again; beyond it they are lost.
+_TAILS = 256
 
 
 @dataclass(slots=True)
@@ -66,38 +63,37 @@ class StreamMemory:
         self.counts = MemoryCounts()
         self.rows = self.columns = 1
         self.dtype: torch.dtype = torch.float32
-        self._frames: list[int] = []
-        self._pts: list[int] = []
-        self._next = 0
-        self._shift = 0
-        self._partition_of: dict[int, int] = {}
-        self._partitions: VisualPartitions | None = None
+        self.log = FrameLog()
+        self.partition_of: dict[int, int] = {}
+        self.partitions: VisualPartitions | None = None
         # What each block takes, rounded up as host memory does: tiers far away are not asked for it at every frame.
         self._sizes: dict[BlockKey, int] = {}
         self.held_bytes = 0
+        # Raw query rows of who asked last, per layer; kept off the device, where those of every stream would be much.
+        self._asked: list[Tensor] = []
         # Fails on an unknown name or option before the first frame comes.
-        self._compressor = compressors.get(spec.compressor)(1, **spec.compressor_options)
+        self.compressor = self._compressor_of(spec)
 
     # -- what is held -----------------------------------------------------------------------------
     @property
     def tokens(self) -> int:
         """Tokens of all layers and heads."""
-        settled = sum(head.tokens for _, _, head in self._every_head())
+        settled = sum(head.tokens for _, _, head in self.every_head())
         return settled + sum(chunk.tokens * chunk.key.shape[0] * chunk.key.shape[1] for chunk in self.recent)
 
     @property
     def oldest(self) -> int | None:
         """Time (microseconds) of the oldest frame of which anything is held."""
-        return self._pts[0] if self._pts else None
+        return self.log.times[0] if self.log.times else None
 
     @property
     def newest(self) -> int | None:
         """Time (microseconds) of the newest frame that came in."""
-        return self._pts[-1] if self._pts else None
+        return self.log.times[-1] if self.log.times else None
 
     def time_of(self, pts: int) -> int:
         """The camera's time as the memory counts it."""
-        return pts + self._shift if self._pts else pts
+        return self.log.time_of(pts)
 
     def nbytes(self) -> dict[str, int]:
         """Bytes of KV per tier, as each tier says, and of the frames that wait (``recent``)."""
@@ -111,7 +107,7 @@ class StreamMemory:
     @property
     def frames(self) -> int:
         """Frames of which anything is held."""
-        return len(self._frames)
+        return len(self.log)
 
     def status(self) -> MemoryStatus:
         """What there is and how it is."""
@@ -133,25 +129,26 @@ class StreamMemory:
 
     def pts_of(self, frame: int) -> int:
         """Time (microseconds) of a frame of which something is held."""
-        return self._pts[bisect.bisect_left(self._frames, frame)]
+        return self.log.at(frame)
 
     def seconds(self, frame: Tensor) -> Tensor:
         """Times ``[n]`` float64 in seconds of frames ``[n]``."""
-        numbers = torch.tensor(self._frames, dtype=torch.int64)
-        times = torch.tensor(self._pts, dtype=torch.float64) / MICROSECONDS
-        return times[torch.searchsorted(numbers, frame.to(torch.int64).cpu().contiguous())]
+        return self.log.seconds(frame)
 
     def frames_since(self, pts: int) -> int:
         """Number of the first frame at or after ``pts``."""
-        place = bisect.bisect_left(self._pts, pts)
-        return self._frames[place] if place < len(self._frames) else (self._frames[-1] + 1 if self._frames else 0)
+        return self.log.since(pts)
+
+    @property
+    def token_bytes(self) -> int:
+        """Bytes of one token of one head: key, value, frame and cell."""
+        return 2 * self.heads[0][0].organiser.table.mean.shape[1] * self.dtype.itemsize + 8
 
     # -- frames in --------------------------------------------------------------------------------
     @torch.inference_mode()
     def add(self, chunk: KVChunk) -> None:
-        """Take in one frame that left the window, after all that left before.
-
-        Frames are numbered anew: a camera whose decoder was restarted counts from 0 again.
+        """Take in one frame that left the window, after all that left before; it gets a number and time of the memory's
+        own (:class:`FrameLog`).
 
         Raises:
             ValueError: its KV has another shape than that of the frames before.
@@ -160,28 +157,38 @@ class StreamMemory:
             self._begin(chunk)
         elif (len(self.heads), len(self.heads[0])) != chunk.key.shape[:2]:
             raise ValueError(f"KV {tuple(chunk.key.shape)} of {self.stream} does not fit a memory of other shape")
-        # A clock that was set back goes on from where it was: time in a memory never runs backwards.
-        if self._pts and chunk.pts + self._shift <= self._pts[-1]:
-            self._shift = self._pts[-1] + MICROSECONDS - chunk.pts
-        chunk = replace(chunk, index=self._next, pts=chunk.pts + self._shift)
-        self._next += 1
-        self._frames.append(chunk.index)
-        self._pts.append(chunk.pts)
+        number, time = self.log.add(chunk.pts)
+        chunk = replace(chunk, index=number, pts=time)
         self.recent.append(chunk)
         self.counts.frames += 1
-        if self._partitions is not None:
-            self._partition_of[chunk.index] = self._partitions.add(chunk.look.cpu())
+        if self.partitions is not None:
+            self.partition_of[chunk.index] = self.partitions.add(chunk.look.cpu())
         if len(self.recent) >= self.spec.block_frames:
             self.settle()
 
     def observe(self, queries: Sequence[Tensor]) -> None:
         """Raw queries per layer ``[Hkv, r, D]`` of who asked last, for compressors that go by them."""
-        self._compressor.observe(queries)
+        if self.wants_queries:
+            self._asked = [rows.cpu() for rows in queries]
+            self.compressor.observe(self._asked)
+
+    @property
+    def wants_queries(self) -> bool:
+        """Whether what is kept depends on who asked last (:meth:`observe`)."""
+        return self.compressor.wants_queries
 
     def change(self, spec: MemorySpec) -> None:
         """Other settings from here on; the organiser stays."""
+        self.spec, self.compressor = spec, self._compressor_of(spec)
+
+    def compressor_of_head(self, h: int) -> Compressor:
+        """For tokens of one key head: one that is told only of the rows that ask this head."""
+        return self._compressor_of(self.spec, slice(h, h + 1))
+
+    def _compressor_of(self, spec: MemorySpec, heads: slice = slice(None)) -> Compressor:
         compressor = compressors.get(spec.compressor)(self.columns, **spec.compressor_options)
-        self.spec, self._compressor = spec, compressor
+        compressor.observe([rows[heads] for rows in self._asked])
+        return compressor
 
     @torch.inference_mode()
     def settle(self) -> None:
@@ -189,16 +196,17 @@ class StreamMemory:
         if not self.recent:
             return
         self._expire()
-        if not self._can_write():
-            limit = _WAITING_BLOCKS * self.spec.block_frames
-            self.counts.frames_dropped += max(0, len(self.recent) - limit)
-            del self.recent[: max(0, len(self.recent) - limit)]
-            return
-        frames = _joined(self.recent)
+        frames = joined_frames(self.recent)
         if self.spec.keep < 1:
-            frames = self._thinned(frames, self.spec.keep)
-        frames = self._make_room(frames)
-        self.recent = []
+            frames = self.thinned(frames, self.spec.keep)
+        room = make_room(self, frames)
+        if room is None:
+            # What would have to be compressed is out of reach: wait for it, but not with ever more.
+            dropped = max(0, len(self.recent) - _WAITING_BLOCKS * self.spec.block_frames)
+            self.counts.frames_dropped += dropped
+            del self.recent[:dropped]
+            return
+        frames, self.recent = room, []
         for number, (layer, heads) in enumerate(zip(frames, self.heads, strict=True)):
             for h, head in enumerate(heads):
                 tokens = NewTokens(
@@ -208,8 +216,12 @@ class StreamMemory:
                     place=self._place(layer.frame[h].cpu(), layer.cell[h].cpu()),
                     partition=self._partition(layer.frame[h].cpu()),
                 )
-                load, resident = self._loader(number, h), self._loader(number, h, top=True)
-                self._apply(number, h, head.add(tokens, layer.cell[h].cpu(), load, resident))
+                load, resident = self.loader(number, h), self.loader(number, h, top=True)
+                if head.tails:
+                    self.apply(number, h, head.join_tails(load, _TAILS))
+                self.apply(number, h, head.add(tokens, layer.cell[h].cpu(), load, resident))
+                for uid in list(head.tails)[_TAILS:]:
+                    self.lose(number, h, uid)
                 self._split_resident(number, h, resident)
         self._trim_frames()
         self.counts.settled += 1
@@ -218,30 +230,21 @@ class StreamMemory:
     def _begin(self, chunk: KVChunk) -> None:
         layers, heads, _, width = chunk.key.shape
         self.rows, self.columns, self.dtype = chunk.rows, chunk.columns, chunk.key.dtype
-        self._compressor = compressors.get(self.spec.compressor)(chunk.columns, **self.spec.compressor_options)
-        organiser = organisers.get(self.spec.organiser)
-        self.heads = [
-            [Head(organiser(width, **self.spec.organiser_options), self._place) for _ in range(heads)]
-            for _ in range(layers)
-        ]
+        self.begin_heads(layers, heads, width)
         if self.spec.organiser == "mosaic":
-            self._partitions = VisualPartitions(len(chunk.look))
-
-    def _can_write(self) -> bool:
-        """Whether the lowest tier works: while it does not, a cluster's old members may be out of reach."""
-        states = list(self.tiers.states().values())
-        return states[-1].up
+            self.partitions = VisualPartitions(len(chunk.look))
 
     def _place(self, frame: Tensor, cell: Tensor) -> Tensor:
         row = torch.div(cell, self.columns, rounding_mode="floor")
         return torch.stack([self.seconds(frame).float(), row.float(), (cell - row * self.columns).float()], dim=1)
 
     def _partition(self, frame: Tensor) -> Tensor:
-        return torch.tensor([self._partition_of.get(number, 0) for number in frame.tolist()], dtype=torch.int64)
+        return torch.tensor([self.partition_of.get(number, 0) for number in frame.tolist()], dtype=torch.int64)
 
-    def _thinned(self, frames: list[LayerKV], share: float) -> list[LayerKV]:
+    def thinned(self, frames: list[LayerKV], share: float) -> list[LayerKV]:
+        """What the compressor keeps of new frames that are to be taken in to ``share``."""
         budget = max(1, int(share * frames[0].tokens))
-        chosen = self._compressor.select(frames, budget)
+        chosen = self.compressor.select(frames, budget)
         self.counts.compressed_away += sum(
             layer.heads * (layer.tokens - stays.shape[1]) for layer, stays in zip(frames, chosen, strict=True)
         )
@@ -251,76 +254,9 @@ class StreamMemory:
         """Clusters to split whose members are at hand are split now; the others when they are next loaded."""
         head = self.heads[layer][h]
         uids = head.organiser.table.uid[head.organiser.pending].tolist()
-        for uid, block in resident(uids).items() if uids else ():
-            self.split_if_pending(layer, h, uid, block)
-
-    # -- room -------------------------------------------------------------------------------------
-    def _make_room(self, frames: list[LayerKV]) -> list[LayerKV]:
-        """Compress until these new frames fit below the cap; what of them is to be taken in."""
-        capacity = min(self.spec.cap_bytes, self.tiers.capacity(self.stream)) * _ROUNDING
-        wanted = self._bytes_of(frames)
-        for _ in range(_TRIES):
-            held = self.held_bytes
-            if held + wanted <= capacity or not held:
-                break
-            self._compress(min(self.spec.target, max(0.1, 0.9 * (capacity - wanted) / held)))
-            wanted = self._bytes_of(frames)
-        settled = self._frames[: len(self._frames) - len(self.recent)]
-        if self.held_bytes + wanted > capacity and settled:
-            # As rounding may leave it for a cap of few blocks: the older half goes.
-            self.forget(before_frame=settled[len(settled) // 2])
-        room = capacity - self.held_bytes
-        return frames if wanted <= room else self._thinned(frames, max(0.0, room / wanted))
-
-    def _bytes_of(self, frames: Sequence[LayerKV]) -> float:
-        """What more frames will take, going by what is held: tiers round blocks up, small ones most."""
-        tokens = sum(layer.heads * layer.tokens for layer in frames)
-        settled = sum(head.tokens for _, _, head in self._every_head())
-        return _FRESH * tokens * max(self._token_bytes, self.held_bytes / settled if settled else 0.0)
-
-    @property
-    def _token_bytes(self) -> int:
-        """Of one token of one head: key, value, frame and cell."""
-        return 2 * self.heads[0][0].organiser.table.mean.shape[1] * self.dtype.itemsize + 8
-
-    def _compress(self, share: float) -> None:
-        self.counts.compressions += 1
-        per_head = [[self._all_of(number, h) for h in range(len(heads))] for number, heads in enumerate(self.heads)]
-        even = all(kv.tokens == heads[0].tokens for heads in per_head for kv in heads)
-        if even:
-            layers = [_stacked(heads) for heads in per_head]
-            chosen = self._compressor.select(layers, int(share * layers[0].tokens))
-            kept = [[stays[h] for h in range(len(stays))] for stays in chosen]
-        else:
-            # Heads that lost blocks hold fewer tokens than others: each is chosen from by itself.
-            columns = [
-                self._compressor.select([heads[h] for heads in per_head], int(share * min(k[h].tokens for k in per_head)))
-                for h in range(len(per_head[0]))
-            ]
-            kept = [[columns[h][number][0] for h in range(len(columns))] for number in range(len(per_head))]
-        for number, heads in enumerate(self.heads):
-            for h, head in enumerate(heads):
-                before = head.tokens
-                self._apply(number, h, head.keep(kept[number][h].cpu(), self._loader(number, h)))
-                self.counts.compressed_away += before - head.tokens
-
-    def _all_of(self, layer: int, h: int) -> LayerKV:
-        """All tokens of a head in time order, from the tiers; blocks that cannot be had are given up."""
-        head = self.heads[layer][h]
-        uids = torch.unique(head.uids()).tolist()
-        blocks = self._loader(layer, h)(uids)
-        for uid in uids:
-            if uid not in blocks or len(blocks[uid]) != int((head.uids() == uid).sum()):
-                self.counts.lost += head.lose(uid)
-                self._drop([self._key(layer, h, uid)])
-        at = head.uids()
-        width = head.organiser.table.mean.shape[1]
-        key = torch.empty(head.tokens, width, dtype=self.dtype)
-        value = torch.empty_like(key)
-        for uid in torch.unique(at).tolist():
-            rows = (at == uid).nonzero()[:, 0]
-            key[rows], value[rows] = blocks[uid].key.cpu(), blocks[uid].value.cpu()
-        return LayerKV(key[None], value[None], head.frame[None].to(torch.int64), head.cell[None].to(torch.int64))
+        for uid, loaded in resident(uids).items() if uids else ():
+            if loaded.block is not None:
+                self.split_if_pending(layer, h, uid, loaded.block)
 
     # -- forgetting -------------------------------------------------------------------------------
     @torch.inference_mode()
@@ -329,34 +265,33 @@ class StreamMemory:
         if before_frame is None:
             self.tiers.drop(self.stream)
             self._sizes, self.held_bytes = {}, 0
-            self.heads, self.recent, self._frames, self._pts = [], [], [], []
-            self._partition_of, self._partitions = {}, None
+            self.heads, self.recent, self.log = [], [], FrameLog(following=self.log.following)
+            self.partition_of, self.partitions = {}, None
             return
         self.recent = [chunk for chunk in self.recent if chunk.index >= before_frame]
-        for number, h, head in self._every_head():
+        for number, h, head in self.every_head():
             kept = (head.frame >= before_frame).nonzero()[:, 0]
             if len(kept) < head.tokens:
-                self._apply(number, h, head.keep(kept, self._loader(number, h)))
-        place = bisect.bisect_left(self._frames, before_frame)
-        del self._frames[:place], self._pts[:place]
+                self.apply(number, h, head.keep(kept, self.loader(number, h)))
+        self.log.forget_before(before_frame)
         self._trim_frames()
 
     def _expire(self) -> None:
-        if self.spec.retention_s is None or not self._pts:
+        times = self.log.times
+        if self.spec.retention_s is None or not times:
             return
-        limit = self._pts[-1] - round(self.spec.retention_s * MICROSECONDS)
-        # In steps of a block: forgetting rewrites blocks.
-        if self._pts[0] < limit - round(self.spec.retention_s * MICROSECONDS / 16):
-            self.forget(before_frame=self.frames_since(limit))
+        limit = times[-1] - round(self.spec.retention_s * MICROSECONDS)
+        # In steps: forgetting rewrites blocks.
+        if times[0] < limit - round(self.spec.retention_s * MICROSECONDS / 16):
+            self.forget(before_frame=self.log.since(limit))
 
     def _trim_frames(self) -> None:
         """Frames of which nothing is held any more need no time."""
-        held = [head.frame for _, _, head in self._every_head() if head.tokens]
+        held = [head.frame for _, _, head in self.every_head() if head.tokens]
         parts = [*held, torch.tensor([chunk.index for chunk in self.recent], dtype=torch.int32)]
         there = set(torch.unique(torch.cat(parts)).tolist())
-        kept = [place for place, frame in enumerate(self._frames) if frame in there]
-        self._frames, self._pts = [self._frames[place] for place in kept], [self._pts[place] for place in kept]
-        self._partition_of = {frame: self._partition_of[frame] for frame in self._frames if frame in self._partition_of}
+        self.log.keep(there)
+        self.partition_of = {frame: number for frame, number in self.partition_of.items() if frame in there}
 
     # -- blocks -----------------------------------------------------------------------------------
     @torch.inference_mode()
@@ -370,9 +305,10 @@ class StreamMemory:
         """A cluster that waited for being loaded is split, now that it is."""
         head = self.heads[layer][h]
         table = head.organiser.table
+        whole = head.complete(uid, block)
         for cluster in (table.uid == uid).nonzero()[:, 0].tolist():
-            if bool(head.organiser.pending[cluster]) and len(block) == int(table.count[cluster]):
-                self._apply(layer, h, head.split(cluster, block))
+            if whole is not None and bool(head.organiser.pending[cluster]):
+                self.apply(layer, h, head.split(cluster, whole))
 
     def key_of(self, layer: int, h: int, cluster: int) -> BlockKey:
         """Where the block of cluster number ``cluster`` (of a head's table) lies."""
@@ -381,24 +317,26 @@ class StreamMemory:
     def _key(self, layer: int, h: int, uid: int) -> BlockKey:
         return BlockKey(self.stream, layer, h, uid)
 
-    def _loader(self, layer: int, h: int, *, top: bool = False) -> Load:
-        def load(uids: list[int]) -> dict[int, Block]:
+    def loader(self, layer: int, h: int, *, top: bool = False) -> Load:
+        """What the tiers have of one head's clusters; ``top``: only what the uppermost has."""
+
+        def load(uids: list[int]) -> dict[int, Loaded]:
             keys = [self._key(layer, h, uid) for uid in uids]
             loaded = self.tiers.upper.load(keys) if top else self.tiers.load(keys)
-            found = {uid: each.block for uid, each in zip(uids, loaded, strict=True)}
-            return {uid: block for uid, block in found.items() if block is not None}
+            return dict(zip(uids, loaded, strict=True))
 
         return load
 
-    def _apply(self, layer: int, h: int, change: Change) -> None:
+    def apply(self, layer: int, h: int, change: Change) -> None:
+        """Carry out what a head's call did to its blocks."""
         self.counts.lost += change.lost
         # Dropped first, so that what is stored never stands beside what it replaces.
         if change.drop:
             self._drop([self._key(layer, h, uid) for uid in change.drop])
         if change.store:
             items = [(self._key(layer, h, uid), block) for uid, block in change.store.items()]
-            for key, block in items:
-                self._size(key, block.nbytes)
+            for uid, block in change.store.items():
+                self.note_size(layer, h, uid, block.nbytes)
             self.tiers.store(items)
 
     def _drop(self, keys: Sequence[BlockKey]) -> None:
@@ -406,44 +344,22 @@ class StreamMemory:
             self.held_bytes -= self._sizes.pop(key, 0)
         self.tiers.drop(self.stream, keys)
 
-    def _size(self, key: BlockKey, nbytes: int) -> None:
-        size = cell_size(nbytes)
+    def note_size(self, layer: int, h: int, uid: int, nbytes: int) -> None:
+        """A block of so many bytes lies in the tiers."""
+        key, size = self._key(layer, h, uid), cell_size(nbytes)
         self.held_bytes += size - self._sizes.get(key, 0)
         self._sizes[key] = size
 
-    def _every_head(self) -> Iterator[tuple[int, int, Head]]:
+    def every_head(self) -> Iterator[tuple[int, int, Head]]:
+        """(layer, head, what it holds)."""
         for number, heads in enumerate(self.heads):
             for h, head in enumerate(heads):
                 yield number, h, head
 
     # -- restoring --------------------------------------------------------------------------------
-    def manifest(self, window: bytes = b"") -> bytes:
-        """Everything but the KV; ``window``: the engine's state of the stream, kept with it."""
-        tensors: dict[str, Tensor] = {}
-        for number, h, head in self._every_head():
-            tensors |= {f"{number}.{h}.{name}": tensor for name, tensor in head.state().items()}
-        if self._partitions is not None:
-            tensors |= {f"partitions.{name}": tensor for name, tensor in self._partitions.state().items()}
-        header: dict[str, Any] = {
-            "layers": len(self.heads),
-            "heads": len(self.heads[0]) if self.heads else 0,
-            "width": self.heads[0][0].organiser.table.mean.shape[1] if self.heads else 0,
-            "rows": self.rows,
-            "columns": self.columns,
-            "next": self._next,
-            "shift": self._shift,
-            "dtype": str(self.dtype).removeprefix("torch."),
-            "organiser": self.spec.organiser,
-            # Frames that wait are not in any block: who restores goes on from the window and these are lost.
-            "frames": self._frames[: len(self._frames) - len(self.recent)],
-            "pts": self._pts[: len(self._pts) - len(self.recent)],
-            "partition_of": [self._partition_of.get(frame, 0) for frame in self._frames],
-        }
-        return Manifest(header, tensors, window).dump()
-
     def save(self, window: bytes = b"") -> Outcome:
-        """Write the manifest to the tiers."""
-        return self.tiers.put_manifest(self.stream, self.manifest(window))
+        """Write to the tiers what it takes to find the blocks again; ``window``: the engine's state of the stream."""
+        return self.tiers.put_manifest(self.stream, manifest_of(self, window).dump())
 
     @torch.inference_mode()
     def restore(self) -> bytes | None:
@@ -451,35 +367,19 @@ class StreamMemory:
         found, or only what another organiser made."""
         _, data = self.tiers.manifest(self.stream)
         manifest = Manifest.load(data) if data is not None else None
-        if manifest is None or manifest.header["organiser"] != self.spec.organiser:
-            return None
-        header, tensors = manifest.header, manifest.tensors
-        self.rows, self.columns = header["rows"], header["columns"]
-        self._next, self._shift = header["next"], header["shift"]
-        self.dtype = getattr(torch, header["dtype"])
-        self._frames, self._pts = list(header["frames"]), list(header["pts"])
-        self._partition_of = dict(zip(self._frames, header["partition_of"], strict=False))
-        self._compressor = compressors.get(self.spec.compressor)(self.columns, **self.spec.compressor_options)
+        return manifest.window if manifest is not None and take_over(self, manifest) else None
+
+    def begin_heads(self, layers: int, heads: int, width: int) -> None:
+        """Nothing is held, in this shape."""
         organiser = organisers.get(self.spec.organiser)
-        self.heads = []
-        for number in range(header["layers"]):
-            self.heads.append([])
-            for h in range(header["heads"]):
-                prefix = f"{number}.{h}."
-                state = {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}
-                head = Head(organiser(header["width"], **self.spec.organiser_options), self._place)
-                head.load_state(state)
-                self.heads[-1].append(head)
-                table = head.organiser.table
-                for uid, count in zip(table.uid.tolist(), table.count.tolist(), strict=True):
-                    self._size(self._key(number, h, uid), count * self._token_bytes)
-        parts = {n.removeprefix("partitions."): t for n, t in tensors.items() if n.startswith("partitions.")}
-        if parts:
-            self._partitions = VisualPartitions.restore(parts)
-        return manifest.window
+        self.compressor = self._compressor_of(self.spec)
+        self.heads = [
+            [Head(organiser(width, **self.spec.organiser_options), self._place) for _ in range(heads)]
+            for _ in range(layers)
+        ]
 
 
-def _joined(block: Sequence[KVChunk]) -> list[LayerKV]:
+def joined_frames(block: Sequence[KVChunk]) -> list[LayerKV]:
     """Frames one after the other, layer by layer."""
     key = torch.cat([chunk.key for chunk in block], dim=2)
     value = torch.cat([chunk.value for chunk in block], dim=2)
@@ -489,7 +389,3 @@ def _joined(block: Sequence[KVChunk]) -> list[LayerKV]:
     return [
         LayerKV(key[layer], value[layer], frame.expand(heads, -1), cell.expand(heads, -1)) for layer in range(len(key))
     ]
-
-
-def _stacked(heads: Sequence[LayerKV]) -> LayerKV:
-    return LayerKV(*(torch.cat([getattr(kv, name) for kv in heads]) for name in ("key", "value", "frame", "cell")))

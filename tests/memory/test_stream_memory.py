@@ -14,6 +14,7 @@ from cluster.memory.compress import compressors
 from cluster.memory.organise import organisers
 from cluster.memory.stream import StreamMemory
 from cluster.memory.tiers.arena import Arena
+from cluster.memory.tiers.base import Loaded, Outcome
 from cluster.memory.tiers.stack import TierStack
 from cluster.types import MICROSECONDS, MemorySpec
 
@@ -208,7 +209,7 @@ def test_any_course_of_events_keeps_just_what_it_should(events: list[str], organ
     wanted: list[KVChunk] = []
     for event in events:
         if event == "add":
-            each = chunk(memory._next)
+            each = chunk(memory.log.following)
             memory.add(each)
             wanted.append(each)
         elif event == "settle":
@@ -225,3 +226,58 @@ def test_any_course_of_events_keeps_just_what_it_should(events: list[str], organ
     waiting = {each.index for each in memory.recent}
     same(held(memory), expected([each for each in wanted if each.index not in waiting]))
     assert waiting <= {each.index for each in wanted}
+
+
+class Below(Arena):
+    """A tier whose loads may be out of reach for a while, as those of a node that does not answer."""
+
+    reach = True
+
+    def load(self, keys):  # type: ignore[no-untyped-def]
+        return super().load(keys) if self.reach else [Loaded(Outcome.RETRY)] * len(keys)
+
+
+def test_what_is_out_of_reach_for_a_while_is_not_lost() -> None:
+    below = Below(64 * MIB, name="below")
+    tiers = TierStack([Arena(4 * MIB, name="host"), below])
+    memory = StreamMemory("cam", spec(organiser="frames"), tiers)
+    resv = StreamMemory("two", spec(organiser="resv"), tiers)
+    chunks = [chunk(number) for number in range(24)]
+    for each in chunks[:12]:
+        memory.add(each)
+        resv.add(each)
+    # The host forgets its copies, and what lies below does not answer.
+    tiers.upper.drop("cam")
+    tiers.upper.drop("two")
+    below.reach = False
+    for each in chunks[12:16]:
+        resv.add(each)
+    assert resv.counts.lost == 0
+    assert any(head.tails for _, _, head in resv.every_head())
+    resv.save()
+    below.reach = True
+    other = StreamMemory("two", resv.spec, tiers)
+    assert other.restore() is not None
+    for each in chunks[16:]:
+        other.add(each)
+    assert not any(head.tails for _, _, head in other.every_head())
+    assert other.counts.lost == 0
+    same(held(other), expected(chunks))
+
+
+def test_blocks_written_after_the_manifest_count_up_to_where_it_knows() -> None:
+    tiers = stack()
+    memory = StreamMemory("cam", spec(organiser="resv"), tiers)
+    chunks = [chunk(number) for number in range(12)]
+    for each in chunks[:8]:
+        memory.add(each)
+    memory.save()
+    for each in chunks[8:]:
+        memory.add(each)
+    other = StreamMemory("cam", memory.spec, tiers)
+    other.restore()
+    later = [chunk(number, seed=5) for number in range(8, 12)]
+    for each in later:
+        other.add(each)
+    assert other.counts.lost == 0
+    assert other.tokens == len(expected(chunks[:8])) + len(expected(later))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -24,6 +25,8 @@ class AttentionCompressor(Compressor):
         columns: cells of one row; unused.
         stand_in: newest tokens whose keys ask where no rows were observed.
     """
+
+    wants_queries: ClassVar[bool] = True
 
     def __init__(self, columns: int, *, stand_in: int = 32) -> None:
         super().__init__(columns)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -17,7 +18,12 @@ _STACKED = 1 << 20
 
 
 class Compressor(ABC):
-    """Chooses what a memory keeps. ``columns``: cells of one row of the grid, for those that look at neighbours."""
+    """Chooses what a memory keeps. ``columns``: cells of one row of the grid, for those that look at neighbours.
+
+    ``wants_queries``: it goes by the rows that asked last (:meth:`observe`), which cost something to keep.
+    """
+
+    wants_queries: ClassVar[bool] = False
 
     def __init__(self, columns: int) -> None:
         if columns < 1:
