@@ -57,7 +57,7 @@ format: setup ## put the code into its form
 
 bench: setup ## every bench at its default size, JSON in out/bench (one of them: make bench NAME=window)
 	@mkdir -p out/bench
-	@for name in $(or $(NAME),window codec ingest batch soak); do \
+	@for name in $(or $(NAME),window codec ingest batch memory soak); do \
 	  $(BIN)/sightline bench $$name --json out/bench/$$name.json $(ARGS) || exit $$?; done
 
 protos: setup ## generate the stubs in protos/ again

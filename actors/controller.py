@@ -21,6 +21,7 @@ from cluster.config import CameraConfig, SightlineConfig, camera_settings
 from cluster.errors import SightlineError, UnavailableError
 from cluster.rpc.health import is_serving
 from cluster.scheduling.directory import Assignment, Directory, Route
+from cluster.scheduling.removals import Removals
 from cluster.scheduling.reports import CameraReport, DecoderInfo, ReplicaInfo, StreamReport
 from cluster.types import CameraStatus
 
@@ -28,6 +29,7 @@ log = logging.getLogger(__name__)
 
 SEEDED = b"seeded"
 CAMERA = b"camera/"
+REMOVED = b"removed/"
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +50,7 @@ class Controller:
         self._metrics = metrics.serve_metrics(host)
         self._kv = CameraStore(run_id)
         self._directory = Directory(heartbeat_timeout_s=config.cluster.heartbeat_timeout_s)
+        self._removals = Removals(config.cluster.replicas, self._kv.removed())
         self._failure: SightlineError | None = None
         self._changed = asyncio.Condition()
         self._settled = asyncio.Event()
@@ -77,9 +80,14 @@ class Controller:
         return self._directory.status(settings.name)
 
     async def remove_camera(self, name: str) -> None:
-        """Raises ``UnknownCameraError``."""
+        """Every replica is told to forget what it saw, now or when it is back. Raises ``UnknownCameraError``."""
         await self._until_settled()
         self._directory.remove(name)
+        for lost in self._removals.add(name):
+            log.warning("too many removals wait for a replica: what %s saw ends with its time to live", lost)
+            self._kv.delete_removed(lost)
+        # In this order, so that a restart in between forgets the camera all the same.
+        self._kv.put_removed(name)
         self._kv.delete(name)
         await self._notify()
 
@@ -122,6 +130,10 @@ class Controller:
         await self._notify()
         return name
 
+    async def removed(self, instance: str) -> list[str]:
+        """Cameras that a replica must forget before it takes any."""
+        return self._removals.orders(instance)
+
     async def leave_replica(self, instance: str) -> None:
         """A replica stops on purpose."""
         for name, info in self._directory.replicas.items():
@@ -133,9 +145,19 @@ class Controller:
         """False: join again."""
         return self._directory.heartbeat_decoder(name, instance, reports, time.monotonic())
 
-    async def heartbeat_replica(self, instance: str, reports: Sequence[StreamReport]) -> bool:
-        """False: join again."""
-        return self._directory.heartbeat_replica(instance, reports, time.monotonic())
+    async def heartbeat_replica(
+        self, instance: str, reports: Sequence[StreamReport], forgotten: Sequence[str] = ()
+    ) -> list[str] | None:
+        """A replica lives, and has ``forgotten`` removed cameras. Returns those it must forget now; None: join
+        again."""
+        if not self._directory.heartbeat_replica(instance, reports, time.monotonic()):
+            return None
+        alive = {info.instance for info in self._directory.replicas.values()}
+        for name in self._removals.forgotten(instance, forgotten, alive):
+            self._kv.delete_removed(name)
+        # Until it is settled, there are cameras that it does not know of.
+        reported = [report.camera for report in reports] if self._settled.is_set() else []
+        return self._removals.orders(instance, reported, self._directory.cameras)
 
     async def report_broken(self, replica: str, address: str) -> None:
         """A decoder lost its connection to a replica: look at once, instead of when heartbeats run out."""
@@ -273,7 +295,19 @@ class CameraStore:
     def delete(self, name: str) -> None:
         internal_kv._internal_kv_del(CAMERA + name.encode(), namespace=self._namespace)
 
+    def removed(self) -> list[str]:
+        """Cameras that were removed and that not every replica has forgotten yet."""
+        keys = internal_kv._internal_kv_list(REMOVED, namespace=self._namespace)
+        return [key.removeprefix(REMOVED).decode() for key in sorted(keys)]
+
+    def put_removed(self, name: str) -> None:
+        internal_kv._internal_kv_put(REMOVED + name.encode(), b"1", namespace=self._namespace)
+
+    def delete_removed(self, name: str) -> None:
+        internal_kv._internal_kv_del(REMOVED + name.encode(), namespace=self._namespace)
+
     def clear(self) -> None:
         """Forget this run."""
+        internal_kv._internal_kv_del(REMOVED, del_by_prefix=True, namespace=self._namespace)
         internal_kv._internal_kv_del(CAMERA, del_by_prefix=True, namespace=self._namespace)
         internal_kv._internal_kv_del(SEEDED, namespace=self._namespace)

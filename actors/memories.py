@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Sequence
+import logging
+from collections.abc import AsyncIterator, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from cluster.config import SightlineConfig
-from cluster.errors import NotReadyError
 from cluster.memory.album import Album
+from cluster.rpc.conversations import Conversations
 from cluster.scheduling.worker import EngineWorker
-from cluster.types import AskResult, AskSpec, Forgotten, FrameSample, MemoryStatus, Moment
+from cluster.types import MICROSECONDS, AskResult, AskSpec, Forgotten, FrameSample, MemoryStatus, Moment
 
 if TYPE_CHECKING:
+    from cluster.memory.bank import MemoryBank
     from cluster.memory.tiers.stack import TierStack
+
+log = logging.getLogger(__name__)
 
 
 def tier_stack(config: SightlineConfig, fingerprint: str, node_address: str | None) -> TierStack:
@@ -75,12 +79,9 @@ class WorkerMemory:
 
     async def forget(self, camera: str, ago_s: float | None) -> Forgotten:
         """See ``MemoryHandler``."""
-        before = None
-        if ago_s is not None:
-            with contextlib.suppress(NotReadyError):
-                before = (await self.describe(camera)).newest - round(ago_s * 1e6)
-        forgotten: Forgotten = await asyncio.wrap_future(self._worker.run(lambda engine: engine.forget(camera, ago_s)))
-        self._album.forget(camera, before)
+        newest = self._album.newest(camera)
+        forgotten: Forgotten = await asyncio.wrap_future(self._worker.forget(camera, ago_s))
+        self._album.forget(camera, None if ago_s is None or newest is None else newest - round(ago_s * MICROSECONDS))
         return forgotten
 
     async def describe(self, camera: str) -> MemoryStatus:
@@ -94,3 +95,57 @@ class WorkerMemory:
     def see(self, sample: FrameSample) -> None:
         """A frame came in."""
         self._album.see(sample)
+
+    async def remove(self, camera: str) -> None:
+        """A camera is no more: let go of it and of its pictures, and forget what it saw."""
+        await asyncio.wrap_future(self._worker.remove(camera))
+        self._album.forget(camera)
+
+
+class Forgetting:
+    """Carries out the controller's orders to forget removed cameras, beside the heartbeats that bring them.
+
+    An order counts as carried out (:attr:`done`) when no tier has anything of it left: a tier that is down is dropped
+    from when it is back.
+    """
+
+    def __init__(self, memory: WorkerMemory, conversations: Conversations, bank: MemoryBank) -> None:
+        self._memory, self._conversations, self._bank = memory, conversations, bank
+        self._orders: dict[str, None] = {}
+        # Forgotten here, and owed by a tier. Not forgotten twice: a camera of that name may have been added.
+        self._owed: set[str] = set()
+        self._running: asyncio.Task[None] | None = None
+        self.done: set[str] = set()
+
+    def order(self, cameras: Iterable[str]) -> None:
+        """Forget these; returns at once."""
+        self._orders.update(dict.fromkeys(camera for camera in cameras if camera not in self._owed | self.done))
+        if self._orders and (self._running is None or self._running.done()):
+            self._running = asyncio.create_task(self._forget())
+        self._settle()
+
+    async def finish(self) -> None:
+        """Until all orders were carried out, as far as the tiers can now."""
+        if self._running is not None:
+            await self._running
+
+    def told(self, cameras: Iterable[str]) -> None:
+        """The controller knows that these are done; ordered again, they are forgotten again."""
+        self.done.difference_update(cameras)
+
+    async def _forget(self) -> None:
+        while self._orders:
+            camera = next(iter(self._orders))
+            try:
+                await self._memory.remove(camera)
+                self._conversations.forget(camera)
+                self._owed.add(camera)
+            except Exception:
+                log.exception("removed camera %s is not forgotten yet", camera)
+            del self._orders[camera]
+        self._settle()
+
+    def _settle(self) -> None:
+        if self._owed and not any(self._bank.tiers.owed().values()):
+            self.done |= self._owed
+            self._owed.clear()

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from sightline.v1 import frames_pb2_grpc, memory_pb2_grpc, results_pb2_grpc
 
 from actors.logs import configure_logging
-from actors.memories import WorkerMemory, tier_stack
+from actors.memories import Forgetting, WorkerMemory, tier_stack
 from actors.remote import ask, controller
 from actors.tier import tier_of_this_node
 from cluster import metrics
@@ -27,6 +27,7 @@ from cluster.config import SightlineConfig
 from cluster.errors import SightlineError, UnavailableError
 from cluster.memory.album import Album
 from cluster.rpc import frames, memory, results
+from cluster.rpc.conversations import Conversations
 from cluster.rpc.frames import WindowCounters
 from cluster.rpc.server import RpcServer
 from cluster.scheduling.reports import ReplicaInfo, StreamReport
@@ -95,8 +96,11 @@ class Replica:
         self._server.add(
             results.SERVICE, results_pb2_grpc.add_ResultsServicer_to_server, results.ResultsServicer(self._hub)
         )
+        conversations = Conversations(limit=max(64, 2 * asking.queue))
+        self._forgetting = Forgetting(self._memory, conversations, bank)
         servicer = memory.MemoryServicer(
             self._memory,
+            conversations=conversations,
             max_asks=asking.queue,
             max_new_tokens=asking.max_new_tokens,
             # The engine's own deadline says more.
@@ -113,7 +117,7 @@ class Replica:
             geometry=engine.geometry,
         )
         await self._register()
-        self._heartbeats = asyncio.create_task(self._heartbeat())
+        self._tasks = [asyncio.create_task(self._heartbeat()), asyncio.create_task(self._tend())]
 
     async def check_health(self) -> None:
         """Serve asks every second; an exception, three times in a row, gets the replica replaced."""
@@ -127,6 +131,9 @@ class Replica:
         """Tell the controller; when that is restarting, until it listens."""
         while True:
             try:
+                # Before a camera of the same name can come here, and find what the removed one left.
+                self._forgetting.order(await ask(controller().removed.remote(self._instance)))
+                await self._forgetting.finish()
                 streams = self._worker.open_streams()
                 self._name = await ask(controller().register_replica.remote(self._info, self._name, streams))
                 return
@@ -141,11 +148,26 @@ class Replica:
                 metrics.queue_depth.labels(queue).set(depth)
             self._handler.close_orphans(time.monotonic())
             try:
-                beat = controller().heartbeat_replica.remote(self._instance, self._reports())
-                if not await ask(beat):
+                forgotten = sorted(self._forgetting.done)
+                beat = controller().heartbeat_replica.remote(self._instance, self._reports(), forgotten)
+                orders = await ask(beat)
+                if orders is None:
                     await self._register()
+                else:
+                    self._forgetting.told(forgotten)
+                    self._forgetting.order(orders)
             except UnavailableError as error:
                 log.warning("no heartbeat: %s", error)
+
+    async def _tend(self) -> None:
+        """What the memories put off, also while no frame comes: a slow tier holds up neither heartbeats nor windows."""
+        while True:
+            await asyncio.sleep(self._config.cluster.heartbeat_s)
+            try:
+                await asyncio.wrap_future(self._worker.run(lambda _: self._bank.tend()))
+                await asyncio.to_thread(self._bank.flush)
+            except Exception:
+                log.exception("the memories could not be tended")
 
     def _reports(self) -> list[StreamReport]:
         """Every camera with what it remembers."""

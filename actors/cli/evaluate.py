@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from actors.cli.evaluate_memory import memory
+
 if TYPE_CHECKING:
     from cluster.evaluation.datasets import Dataset
     from cluster.evaluation.policies import Setting, WindowShape
@@ -163,6 +165,9 @@ def calibrate(
         f"F1 {fitted.f1:.3f} on {len(results.videos)} validation videos; written to {model}",
         markup=False,
     )
+
+
+app.command("memory")(memory)
 
 
 def _shape(

@@ -121,6 +121,12 @@ class Album:
             nearest = min(around, key=lambda place: abs(held.times[place] - pts))
             return held.files[nearest] if abs(held.times[nearest] - pts) <= self._every else None
 
+    def newest(self, stream: str) -> int | None:
+        """Time of the latest frame that was seen, None if none was."""
+        with self._lock:
+            held = self._streams.get(stream)
+            return None if held is None else held.latest
+
     def forget(self, stream: str, before_pts: int | None = None) -> int:
         """Let go of a stream's pictures before a time, or of all that is known of it; returns how many went."""
         with self._lock:

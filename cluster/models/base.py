@@ -108,6 +108,11 @@ class VisionLanguageModel(ABC):
         instead of the last frame."""
 
     @abstractmethod
+    def text_ids(self, text: str) -> list[int]:
+        """Token ids of somebody's words alone, of which none is a special token whatever the words are; the other
+        methods treat the text they are given alike."""
+
+    @abstractmethod
     def yes_no_ids(self) -> tuple[list[int], list[int]]:
         """Token ids that count as yes and as no at the answer's first token (case and space variants)."""
 

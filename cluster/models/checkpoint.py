@@ -6,6 +6,7 @@ from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, ClassVar
 
 import torch
@@ -141,6 +142,36 @@ class CheckpointModel(VisionLanguageModel):
     # -- prompt -----------------------------------------------------------------------------------
     def _ids(self, text: str) -> list[int]:
         return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
+
+    def _prompt_ids(self, before: str, text: str, after: str) -> list[int]:
+        """Ids of a template around somebody's ``text``, in which special tokens are letters like any others.
+
+        A text that spells none is tokenized together with the template, as the checkpoint was trained.
+        """
+        together, around = self._ids(before + text + after), [*self._ids(before), *self._ids(after)]
+        if self._special_among(together) == self._special_among(around):
+            return together
+        return [*self._ids(before), *self.text_ids(text), *self._ids(after)]
+
+    def text_ids(self, text: str) -> list[int]:
+        plain = list(self.tokenizer(text, add_special_tokens=False, split_special_tokens=True)["input_ids"])
+        if not self._special_among(plain):
+            return plain
+        # Tokens such as <tool_call>, which a tokenizer cuts out although it does not call them special.
+        return [token for letter in text for token in self._ids(letter)]
+
+    def _special_among(self, ids: Sequence[int]) -> list[int]:
+        return [token for token in ids if token in self._special]
+
+    @cached_property
+    def _special(self) -> frozenset[int]:
+        """Ids that mean something to the model which a text must not say: special tokens and others in brackets."""
+        added = self.tokenizer.added_tokens_decoder.items()
+        return frozenset(
+            number
+            for number, token in added
+            if token.special or (token.content.startswith("<") and token.content.endswith(">"))
+        )
 
     def _require(self, token: str) -> None:
         found = self.tokenizer.convert_tokens_to_ids(token)

@@ -157,11 +157,11 @@ class InternVL(CheckpointModel):
         return self._ids(f"<|im_start|>system\n{SYSTEM_PROMPT}<|im_end|>\n<|im_start|>user\n")
 
     def question_ids(self, text: str) -> list[int]:
-        return self._ids(f"{text}{INSTRUCTION}<|im_end|>\n<|im_start|>assistant\n")
+        return self._prompt_ids("", text, f"{INSTRUCTION}<|im_end|>\n<|im_start|>assistant\n")
 
     def ask_ids(self, text: str, *, follow_up: bool = False) -> list[int]:
         before = "<|im_end|>\n<|im_start|>user\n" if follow_up else ""
-        return self._ids(f"{before}{text}{self._open_instruction}<|im_end|>\n<|im_start|>assistant\n")
+        return self._prompt_ids(before, text, f"{self._open_instruction}<|im_end|>\n<|im_start|>assistant\n")
 
     # -- positions --------------------------------------------------------------------------------
     def window_positions(self, first: int, frames: Sequence[FrameSpan]) -> WindowPositions:

@@ -23,7 +23,7 @@ from cluster.models.checkpoint import (
 from cluster.models.packed_attention import PACKED, Packing
 from cluster.models.pixels import CLIP_MEAN, CLIP_STD, normalise
 from cluster.models.tokenizer import VOCABULARY, preset_tokenizer
-from cluster.types import PatchGeometry
+from cluster.types import PatchGeometry, PatchGrid
 
 SPECIAL_TOKENS = (
     "<|endoftext|>",
@@ -131,11 +131,11 @@ class Qwen25VL(CheckpointModel):
         return self._ids(f"<|im_start|>system\n{SYSTEM_PROMPT}<|im_end|>\n<|im_start|>user\n<|vision_start|>")
 
     def question_ids(self, text: str) -> list[int]:
-        return self._ids(f"<|vision_end|>{text}{INSTRUCTION}<|im_end|>\n<|im_start|>assistant\n")
+        return self._prompt_ids("<|vision_end|>", text, f"{INSTRUCTION}<|im_end|>\n<|im_start|>assistant\n")
 
     def ask_ids(self, text: str, *, follow_up: bool = False) -> list[int]:
         before = "<|im_end|>\n<|im_start|>user\n" if follow_up else "<|vision_end|>"
-        return self._ids(f"{before}{text}{self._open_instruction}<|im_end|>\n<|im_start|>assistant\n")
+        return self._prompt_ids(before, text, f"{self._open_instruction}<|im_end|>\n<|im_start|>assistant\n")
 
     # -- positions --------------------------------------------------------------------------------
     def window_positions(self, first: int, frames: Sequence[FrameSpan]) -> WindowPositions:

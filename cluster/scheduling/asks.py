@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections import deque
 from collections.abc import Callable
@@ -31,21 +32,33 @@ class _Question:
 class AskQueue:
     """Questions of one engine, answered one after the other, a step at a time.
 
-    ``offer`` may be called from any thread, ``turn`` from the engine's only. While windows wait, questions take no more
-    than ``share`` of the time; otherwise as much as there is.
+    ``offer`` and ``len`` may be called from any thread, everything else from the engine's only. While windows wait,
+    questions take no more than ``share`` of the time; otherwise as much as there is.
 
     Args:
         begin: starts a question on the engine.
-        share: 0 to 1.
+        share: 0 to 1; 0 lets questions wait until no window does.
         limit: most questions that wait or are being answered.
+        clock: monotonic seconds.
     """
 
-    def __init__(self, begin: Callable[[AskSpec], AskRun], *, share: float = 0.2, limit: int = 16) -> None:
+    def __init__(
+        self,
+        begin: Callable[[AskSpec], AskRun],
+        *,
+        share: float = 0.2,
+        limit: int = 16,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._begin = begin
         self._share, self._limit = share, limit
+        self._clock = clock
         self._waiting: deque[_Question] = deque()
-        self._saved_s = _SAVED_S
-        self._last = time.monotonic()
+        self._closed = False
+        self._saved_s = _SAVED_S if share > 0 else 0.0
+        self._last = clock()
+        # Of the queue alone; never held while a question takes a step or somebody is told of its end.
+        self._lock = threading.Lock()
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -57,37 +70,60 @@ class AskQueue:
 
         Raises:
             CapacityError: too many questions wait.
+            UnavailableError: the engine has stopped.
         """
-        if len(self._waiting) >= self._limit:
-            raise CapacityError(f"{self._limit} questions wait already; ask again in a moment")
         done: Future[AskResult] = Future()
-        self._waiting.append(_Question(spec, piece, done, time.monotonic() + timeout_s))
+        with self._lock:
+            if self._closed:
+                raise _stopping()
+            # Those whose asker left take nobody's place.
+            for question in [each for each in self._waiting if each.done.cancelled()]:
+                self._waiting.remove(question)
+            if len(self._waiting) >= self._limit:
+                raise CapacityError(f"{self._limit} questions wait already; ask again in a moment")
+            self._waiting.append(_Question(spec, piece, done, self._clock() + timeout_s))
         return done
 
-    def ready(self, *, windows_wait: bool) -> bool:
-        """Whether a step may be taken now."""
-        now = time.monotonic()
-        self._saved_s = min(_SAVED_S, self._saved_s + (now - self._last) * self._share)
-        self._last = now
-        return bool(self._waiting) and (not windows_wait or self._saved_s > 0)
-
     def turn(self, *, windows_wait: bool) -> None:
-        """Take one step of the first question, if it may be taken."""
-        while self._waiting and self._waiting[0].done.cancelled():
-            self._waiting.popleft()
-        if not self.ready(windows_wait=windows_wait):
-            return
-        question = self._waiting[0]
-        began = time.monotonic()
-        if self._over(question, began):
-            self._waiting.popleft()
-        self._saved_s = max(-10.0, self._saved_s - (time.monotonic() - began))
-
-    def _over(self, question: _Question, now: float) -> bool:
-        """Take a step; whether the question is done with."""
-        if now > question.until:
+        """Take one step of the first question, if it may be taken; end those that nobody waits for, or whose time is
+        over, wherever they stand."""
+        began = self._clock()
+        self._saved_s = min(_SAVED_S if self._share > 0 else 0.0, self._saved_s + (began - self._last) * self._share)
+        self._last = began
+        for question in self._take(lambda each: each.done.cancelled() or began > each.until):
             _fail(question, UnavailableError("the answer took too long; ask again, or about less with --since"))
-            return True
+        with self._lock:
+            first = self._waiting[0] if self._waiting else None
+        if first is None or (windows_wait and self._saved_s <= 0):
+            return
+        if self._over(first):
+            self._take(lambda each: each is first)
+        if windows_wait:
+            # A long step is paid for by as long a pause as its share of the time asks for.
+            self._saved_s -= self._clock() - began
+
+    def drop(self, stream: str, error: Exception, *, waiting: bool = True) -> None:
+        """End the questions about a camera; without ``waiting`` only one that is being answered."""
+        for question in self._take(lambda each: each.spec.stream == stream and (waiting or each.run is not None)):
+            _fail(question, error)
+
+    def close(self) -> None:
+        """End all questions and take no more: the engine stops."""
+        with self._lock:
+            self._closed = True
+        for question in self._take(lambda _: True):
+            _fail(question, _stopping())
+
+    def _take(self, which: Callable[[_Question], bool]) -> list[_Question]:
+        """Out of the queue."""
+        with self._lock:
+            taken = [question for question in self._waiting if which(question)]
+            for question in taken:
+                self._waiting.remove(question)
+        return taken
+
+    def _over(self, question: _Question) -> bool:
+        """Take a step; whether the question is done with."""
         try:
             if question.run is None:
                 question.run = self._begin(question.spec)
@@ -106,16 +142,9 @@ class AskQueue:
             return True
         return False
 
-    def drop(self, stream: str, error: Exception) -> None:
-        """End all questions about a camera; from the engine's thread."""
-        for question in [each for each in self._waiting if each.spec.stream == stream]:
-            self._waiting.remove(question)
-            _fail(question, error)
 
-    def close(self) -> None:
-        """End all questions: the engine stops."""
-        while self._waiting:
-            _fail(self._waiting.popleft(), UnavailableError("the replica is stopping; ask again in a moment"))
+def _stopping() -> UnavailableError:
+    return UnavailableError("the replica is stopping; ask again in a moment")
 
 
 def _settle(question: _Question, result: AskResult) -> None:

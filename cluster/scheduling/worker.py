@@ -16,11 +16,11 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol, TypeVar
 
 from cluster.engine.base import Engine
-from cluster.errors import CapacityError, ConfigError, UnknownCameraError
+from cluster.errors import CapacityError, ConfigError, NotReadyError, UnavailableError, UnknownCameraError
 from cluster.scheduling.asks import AskQueue
 from cluster.scheduling.reports import StreamReport
 from cluster.scheduling.windows import DropReason, WindowQueue
-from cluster.types import Answer, AskResult, AskSpec, FrameSample, LastAnswer, StreamSpec, WindowRequest
+from cluster.types import Answer, AskResult, AskSpec, Forgotten, FrameSample, LastAnswer, StreamSpec, WindowRequest
 
 log = logging.getLogger(__name__)
 
@@ -168,6 +168,7 @@ class EngineWorker:
 
         Raises:
             CapacityError: too many questions wait.
+            UnavailableError: the worker has stopped.
         """
         with self._wake:
             done = self._asks.offer(ask, piece, timeout_s=timeout_s)
@@ -188,9 +189,24 @@ class EngineWorker:
         self._command(command)
         return done
 
+    def forget(self, stream: str, ago_s: float | None = None) -> Future[Forgotten]:
+        """See ``Engine.forget``. An answer under way may rest on what is forgotten: it ends with ``NotReadyError``."""
+
+        def forget(engine: Engine) -> Forgotten:
+            error = NotReadyError(f"camera {stream!r} was made to forget while it was asked; ask again about the rest")
+            self._asks.drop(stream, error, waiting=False)
+            return engine.forget(stream, ago_s)
+
+        return self.run(forget)
+
     def close(self, stream: str, *, flush: bool = False) -> None:
-        """Forget a camera: at once, or with ``flush`` after its last, incomplete window was answered."""
+        """Let go of a camera; what it remembers stays in the tiers. At once, and its questions end with it, or with
+        ``flush`` after its last, incomplete window was answered; it can still be asked then."""
         self._command(lambda: self._close(stream, flush))
+
+    def remove(self, stream: str) -> Future[None]:
+        """Let go of a camera that is no more, open here or not, and forget all it saw, in every tier."""
+        return self.run(lambda _: self._remove(stream))
 
     def counts(self, stream: str) -> WindowCounts:
         """Windows of a camera so far."""
@@ -295,9 +311,22 @@ class EngineWorker:
         if flush:
             stream.ending = True
         else:
-            self._forget(name)
+            self._asks.drop(name, UnavailableError(f"camera {name!r} was closed here; ask again in a moment"))
+            self._let_go(name)
 
-    def _forget(self, name: str) -> None:
+    def _remove(self, name: str) -> None:
+        self._asks.drop(name, UnknownCameraError(f"camera {name!r} was removed"))
+        try:
+            # Before the engine lets go of it, so that nothing more is written to the tiers.
+            self._engine.forget(name)
+        except NotReadyError:
+            log.debug("camera %s was removed from an engine without memory", name)
+        if name in self._streams:
+            self._let_go(name)
+        with self._wake:
+            self._closed.pop(name, None)
+
+    def _let_go(self, name: str) -> None:
         self._queue.discard(name)
         self._engine.evict(name)
         with self._wake:
@@ -359,7 +388,7 @@ class EngineWorker:
             stream.unanswered_frames = 0
             self._enqueue(stream, self._engine.flush(name))
         if not self._queue.waiting(name):
-            self._forget(name)
+            self._let_go(name)
 
     def _step(self) -> None:
         batch = self._queue.take(self._max_batch, time.monotonic())

@@ -23,15 +23,21 @@ COMMANDS = [
     ["cameras", "list"],
     ["cameras", "remove"],
     ["watch"],
+    ["ask"],
+    ["memory"],
+    ["forget"],
     ["push"],
     ["scenes"],
     ["scenes", "make"],
     ["scenes", "show"],
     ["eval"],
     ["eval", "accuracy"],
+    ["eval", "memory"],
     ["eval", "calibrate"],
     ["train"],
     ["train", "demo-model"],
+    ["plan"],
+    ["plan", "accelerator"],
     ["config"],
     ["config", "check"],
     ["config", "schema"],
@@ -44,13 +50,14 @@ def test_every_command_explains_itself_with_an_example(cli, command):
     done = cli(*command, "--help")
     assert done.returncode == 0, done.stderr
     assert f"Usage: sightline {' '.join(command)}" in done.stdout
-    groups = (["cameras"], ["scenes"], ["eval"], ["train"], ["config"], ["version"])
+    groups = (["cameras"], ["scenes"], ["eval"], ["train"], ["plan"], ["config"], ["version"])
     assert f"$ sightline {' '.join(command)}" in done.stdout or command in groups
 
 
 def test_the_overview_names_every_command_and_the_exit_codes(cli):
     done = cli("--help")
-    for name in ("demo", "serve", "cameras", "watch", "push", "scenes", "eval", "train", "bench", "config", "version"):
+    names = "demo serve cameras watch ask memory forget push scenes eval train bench plan config version"
+    for name in names.split():
         assert f"│ {name} " in done.stdout
     for code in ("0 done", "1 failed", "2 wrong command line or configuration", "130 stopped with Ctrl-C"):
         assert code in " ".join(done.stdout.split())

@@ -186,7 +186,12 @@ def test_window_and_memory_come_back_after_the_process_died() -> None:
     found.step()
     assert torch.allclose(found.logits, wanted.logits, atol=1e-5)
     answers = [
-        [answer.score for number in range(41, 60) for r in each.push(camera.sample(number)) for answer in each.step([r])]
+        [
+            answer.score
+            for number in range(41, 60)
+            for r in each.push(camera.sample(number))
+            for answer in each.step([r])
+        ]
         for each in (engine, other)
     ]
     assert answers[0] == pytest.approx(answers[1], abs=1e-5)

@@ -9,7 +9,7 @@ attends per run. Rotating once from raw keys is exact however often the window s
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -33,6 +33,8 @@ class Slots:
     * ``base``: where local slot 0 lies in the slab
     * ``rows`` ``[n]`` int64: slab slot of each row
     * ``cos, sin`` ``[slots, d]`` in the model's dtype, for local slots ``0 …``
+    * ``watched`` ``[w]`` int64: rows, by their place among this stream's, whose raw queries are put into ``queries``
+      layer by layer, ``[Hkv, G w, d]``: the query heads that share a key head side by side; None for none
     """
 
     kv: KVSlab
@@ -40,6 +42,8 @@ class Slots:
     rows: Tensor
     cos: Tensor
     sin: Tensor
+    watched: Tensor | None = None
+    queries: list[Tensor] = field(default_factory=list)
 
     def window(self, tensor: Tensor, layer: int) -> Tensor:
         """This window's stretch ``[Hkv, slots, d]`` of the slab's K or V, as a view."""
@@ -69,6 +73,9 @@ class RaggedAttention:
             stream.kv.v[layer].index_copy_(1, stream.rows, value[0, :, rows])
             keys.append(rotate(stream.window(stream.kv.k, layer), stream.cos, stream.sin, workspace))
             values.append(stream.window(stream.kv.v, layer))
+            if stream.watched is not None:
+                seen = query[0, :, rows].index_select(1, stream.watched)
+                stream.queries.append(seen.reshape(key.shape[1], -1, seen.shape[2]))
         turned = rotate(query[0], self.cos, self.sin, query.new_empty(query.shape[1:]))
         return self.kernel.attend(self.prepared, turned, keys, values, scale).unsqueeze(0)
 

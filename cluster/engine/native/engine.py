@@ -24,10 +24,11 @@ from cluster.engine.native.forward import PassResult, StreamPass, ragged_forward
 from cluster.engine.native.gate import standing
 from cluster.engine.native.kernels import kernel_for
 from cluster.engine.native.kv import KVSlab
-from cluster.engine.native.plan import Prompt, SystemPrompt, WindowPlan, commit, plan_window
+from cluster.engine.native.plan import Prompt, WindowPlan, commit, plan_window
 from cluster.engine.native.score import YesNoScore
 from cluster.engine.native.stats import StepStats, WindowStats
 from cluster.engine.native.stream import HeldFrame, LastWindow, Stream
+from cluster.engine.native.system import system_prompt
 from cluster.engine.native.windows import WindowClock
 from cluster.errors import ModelError, NotReadyError
 from cluster.memory.bank import MemoryBank
@@ -110,7 +111,7 @@ class NativeEngine:
         self._prompt = lru_cache(maxsize=1024)(self._make_prompt)
         self._fingerprint: str | None = None
         install(model)
-        self._system = self._compute_system_prompt()
+        self._system = system_prompt(model, self.kernel)
 
     # -- streams --------------------------------------------------------------------------------------
     @property
@@ -125,7 +126,9 @@ class NativeEngine:
         held = self._streams.get(spec.stream)
         saved = self.memories.open(spec.stream, spec.memory) if self.memories is not None else None
         if held is None and not (saved and self._resume(spec, saved)):
-            self._streams[spec.stream] = Stream(spec, self._slab(), WindowClock(window, stride), leave=self._leave)
+            self._streams[spec.stream] = Stream(
+                spec, KVSlab.of(self.model), WindowClock(window, stride), leave=self._leave
+            )
         elif held is not None:
             held.spec = spec
             held.clock.reshape(window, stride)
@@ -173,7 +176,7 @@ class NativeEngine:
     def import_stream(self, spec: StreamSpec, state: bytes) -> None:
         """See ``Engine.import_stream``; a stream of that name is replaced."""
         check_spec(spec, self.model)
-        taken = export.load(state, spec, self._slab(), self.fingerprint)
+        taken = export.load(state, spec, KVSlab.of(self.model), self.fingerprint)
         taken.leave = self._leave
         taken.clock.reshape(round(spec.window_s * MICROSECONDS), round(spec.stride_s * MICROSECONDS))
         self._streams[spec.stream] = taken
@@ -247,6 +250,8 @@ class NativeEngine:
         now = time.monotonic()
         for i, (each, plan, result) in enumerate(zip(work, plans, results, strict=True)):
             commit(plan, result)
+            if result.queries and self.memories is not None:
+                self.memories.observe(each.request.stream, result.queries)
             timing = Timing(
                 queue_s=max(0.0, started - each.request.arrived_s),
                 vision_s=vision_s,
@@ -292,7 +297,8 @@ class NativeEngine:
 
     def _plan(self, each: _Work) -> WindowPlan:
         prompts = [self._prompt(question) for question in each.stream.spec.questions]
-        return plan_window(self.model, self._system, each.stream, each.request, each.frames, prompts)
+        watch = self.memories is not None and self.memories.wants_queries(each.request.stream)
+        return plan_window(self.model, self._system, each.stream, each.request, each.frames, prompts, watch=watch)
 
     def _read(
         self, plans: Sequence[WindowPlan], results: Sequence[PassResult]
@@ -360,10 +366,10 @@ class NativeEngine:
     def forget(self, stream: str, ago_s: float | None = None) -> Forgotten:
         """See ``Engine.forget``."""
         held = self._streams.get(stream)
+        newest = None if held is None else held.newest
         if held is not None:
-            limit = None if ago_s is None or held.newest is None else held.newest - round(ago_s * MICROSECONDS)
-            held.forget_before(limit)
-        return self._memories().forget(stream, ago_s)
+            held.forget_before(None if ago_s is None or newest is None else newest - round(ago_s * MICROSECONDS))
+        return self._memories().forget(stream, ago_s, newest=newest)
 
     def describe(self, stream: str) -> MemoryStatus:
         """See ``Engine.describe``."""
@@ -375,33 +381,6 @@ class NativeEngine:
         return self.memories
 
     # -- set-up ---------------------------------------------------------------------------------------
-    def _slab(self) -> KVSlab:
-        config = self.model.text_config
-        heads = config.num_attention_heads
-        size = getattr(config, "head_dim", None) or config.hidden_size // heads
-        kv_heads = getattr(config, "num_key_value_heads", None) or heads
-        return KVSlab(len(self.model.layers), kv_heads, size, self.model.dtype, self.model.device)
-
-    @torch.inference_mode()
-    def _compute_system_prompt(self) -> SystemPrompt:
-        ids = torch.tensor(self.model.system_ids(), dtype=torch.int64)
-        count = len(ids)
-        kv = self._slab()
-        kv.reserve(0, count)
-        cos, sin = self.model.rotary(torch.arange(count, device=self.model.device).expand(3, -1))
-        work = StreamPass(
-            kv=kv,
-            base=0,
-            slots=np.arange(count),
-            tail_slots=np.zeros(0, np.int64),
-            tail_runs=(),
-            embeds=self.model.embed(ids),
-            cos=cos.to(self.model.dtype),
-            sin=sin.to(self.model.dtype),
-        )
-        ragged_forward(self.model, [work], self.kernel)
-        return SystemPrompt(kv.k[:, :, :count].clone(), kv.v[:, :, :count].clone())
-
     def _make_prompt(self, question: Question) -> Prompt:
         ids = torch.tensor(self.model.question_ids(question.text), dtype=torch.int64)
         return Prompt(question, self.model.embed(ids), self.max_new_tokens if question.explain else 0)

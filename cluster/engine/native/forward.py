@@ -28,6 +28,7 @@ class StreamPass:
     * ``embeds`` ``[v + m, D]``
     * ``cos, sin`` ``[slots, d]``
     * ``narrowing`` may drop, between layers, rows among ``narrowable`` (ascending indices into ``slots``)
+    * ``watched``: indices into ``tail_slots`` of rows whose raw queries are wanted
     """
 
     kv: KVSlab
@@ -40,6 +41,7 @@ class StreamPass:
     sin: Tensor
     narrowing: Narrowing | None = None
     narrowable: IntArray = field(default_factory=lambda: np.zeros(0, np.int64))
+    watched: IntArray = field(default_factory=lambda: np.zeros(0, np.int64))
 
 
 @dataclass(slots=True)
@@ -61,11 +63,13 @@ class PassResult:
 
     * ``hidden`` ``[m, D]``: its tail rows after the last layer
     * ``slots``: local slots of the window rows that went through all layers
+    * ``queries``: per layer the raw queries ``[Hkv, G w, d]`` of the watched rows; nothing where none are
     """
 
     hidden: Tensor
     slots: IntArray
     stats: PassStats
+    queries: list[Tensor]
 
 
 class _Rows:
@@ -76,6 +80,7 @@ class _Rows:
         self.slots = stream.slots
         self.narrowable = stream.narrowable
         self.stats = PassStats(layers=0)
+        self.queries: list[Tensor] = []
         self._place()
 
     def __len__(self) -> int:
@@ -91,6 +96,11 @@ class _Rows:
     def slab_slots(self) -> Tensor:
         local = np.concatenate((self.slots, self.stream.tail_slots)) + self.stream.base
         return torch.from_numpy(local).to(self.stream.embeds.device)
+
+    def watched(self) -> Tensor | None:
+        """Places of the watched rows among those still in the pass."""
+        wanted = self.stream.watched
+        return torch.from_numpy(wanted + len(self.slots)).to(self.stream.embeds.device) if len(wanted) else None
 
     def count_layer(self) -> None:
         self.stats.layers += 1
@@ -137,7 +147,8 @@ def ragged_forward(model: VisionLanguageModel, streams: Sequence[StreamPass], ke
     end = 0
     for each in rows:
         end += len(each)
-        results.append(PassResult(hidden[0, end - len(each.stream.tail_slots) : end], each.slots, each.stats))
+        tail = hidden[0, end - len(each.stream.tail_slots) : end]
+        results.append(PassResult(tail, each.slots, each.stats, each.queries))
     return results
 
 
@@ -146,7 +157,8 @@ def _attention(rows: Sequence[_Rows], kernel: Kernel[Any]) -> RaggedAttention:
     first = 0
     for each in rows:
         stream = each.stream
-        slots.append(Slots(stream.kv, stream.base, each.slab_slots(), stream.cos, stream.sin))
+        place = (stream.kv, stream.base, each.slab_slots(), stream.cos, stream.sin)
+        slots.append(Slots(*place, each.watched(), each.queries))
         runs.append([run.moved(first) for run in each.runs])
         first += len(each)
     return RaggedAttention(slots, runs, kernel)

@@ -12,6 +12,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from cluster.models.base import VisionLanguageModel
+
 # Slots beyond what is needed now, as a share: the more, the rarer the move to the front (one window's KV each time).
 SLACK = 1.5
 ROUNDING = 64
@@ -26,6 +28,15 @@ class KVSlab:
         # Zeros, not empty: a masked slot's score is -inf only if the score itself is finite.
         self.k = torch.zeros(layers, heads, 0, head_size, dtype=dtype, device=device)
         self.v = torch.zeros_like(self.k)
+
+    @classmethod
+    def of(cls, model: VisionLanguageModel) -> KVSlab:
+        """An empty one for a stream of this model."""
+        config = model.text_config
+        heads = config.num_attention_heads
+        size = getattr(config, "head_dim", None) or config.hidden_size // heads
+        kv_heads = getattr(config, "num_key_value_heads", None) or heads
+        return cls(len(model.layers), kv_heads, size, model.dtype, model.device)
 
     @property
     def capacity(self) -> int:

@@ -15,6 +15,7 @@ from cluster.engine.base import WindowRequest
 from cluster.engine.native.forward import PassResult, StreamPass
 from cluster.engine.native.planner import (
     BoolArray,
+    IntArray,
     Segment,
     Tail,
     question_runs,
@@ -25,6 +26,9 @@ from cluster.engine.native.refresh import RefreshContext, Selection, refresh_pol
 from cluster.engine.native.stream import HeldFrame, Stream
 from cluster.models.base import FrameSpan, FrameTokens, VisionLanguageModel
 from cluster.types import MICROSECONDS, Question
+
+# Rows whose queries a memory is shown; SnapKV looks at the last 32.
+WATCHED_ROWS = 64
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -95,8 +99,13 @@ def plan_window(
     request: WindowRequest,
     frames: Sequence[HeldFrame],
     prompts: Sequence[Prompt],
+    *,
+    watch: bool = False,
 ) -> WindowPlan:
-    """Lay out a window whose ``frames`` are all encoded; older frames leave the stream and its KV."""
+    """Lay out a window whose ``frames`` are all encoded; older frames leave the stream and its KV.
+
+    ``watch``: the raw queries of the last rows of every question are wanted.
+    """
     stream.drop(stream.frames.index(frames[0]))
     tokens = [_tokens(frame) for frame in frames]
     visual = sum(map(len, tokens))
@@ -124,6 +133,7 @@ def plan_window(
         sin=sin.to(model.dtype),
         narrowing=selection.narrowing,
         narrowable=np.arange(int(np.count_nonzero(selection.mask))),
+        watched=watched_rows([len(prompt) for prompt in prompts]) if watch else np.zeros(0, np.int64),
     )
     return WindowPlan(stream, request, frames, prompts, tails, len(system), visual, cached, computed, following, work)
 
@@ -146,6 +156,17 @@ def commit(plan: WindowPlan, result: PassResult) -> None:
         frame.computed[:, through[start:stop]] = context
         start = stop
     stream.kv.length = plan.visual
+
+
+def watched_rows(lengths: Sequence[int]) -> IntArray:
+    """Of questions of these lengths, one after the other, the last rows of each: ``WATCHED_ROWS`` at most together.
+
+    Of more questions than that, the last row of some that are spread evenly.
+    """
+    share = max(1, WATCHED_ROWS // len(lengths))
+    ends = np.cumsum(lengths)
+    rows = np.concatenate([np.arange(end - min(share, n), end) for end, n in zip(ends, lengths, strict=True)])
+    return rows if len(rows) <= WATCHED_ROWS else rows[np.arange(WATCHED_ROWS) * len(rows) // WATCHED_ROWS]
 
 
 def _tokens(frame: HeldFrame) -> FrameTokens:

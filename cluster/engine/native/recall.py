@@ -1,8 +1,8 @@
-"""Attention of a question over a window and a memory, and where in time everything it sees stands."""
+"""Attention of a question's or a frame's rows over a window and a memory, and where in time all they see stands."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 from cluster.engine.native.attention import rotate
 from cluster.memory.recollection import Recalled, Recollection
+from cluster.memory.stream import StreamMemory
 from cluster.models.base import VisionLanguageModel
 from cluster.types import PatchGrid
 
@@ -45,7 +46,7 @@ class Timeline:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Local:
-    """What a question sees beside the memory, of one layer each: ``key`` rotated, ``value`` ``[L, Hkv, s, d]``;
+    """What rows see beside the memory, of one layer each: ``key`` rotated, ``value`` ``[L, Hkv, s, d]``;
     ``frame [s]``: -1 for the system prompt, -2 and below for the window's frames, counted down."""
 
     key: Tensor
@@ -53,41 +54,67 @@ class Local:
     frame: Tensor
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Surroundings:
+    """What the rows of a question or of a frame see, and where it stands.
+
+    * ``local``: system prompt and window
+    * ``first``: position that follows the system prompt
+    * ``timeline``: where the memory stands; ``grid``: of its frames
+    * ``fresh`` ``[3, n]`` int64: positions of the tokens of the frames that have no KV yet
+    * ``following``: position that follows the last frame
+    """
+
+    local: Local
+    first: int
+    timeline: Timeline
+    grid: PatchGrid
+    fresh: Tensor
+    following: int
+
+
 class RecallAttention:
-    """Called by every decoder layer for the rows of one question (see ``attention.attention``).
+    """Called by every decoder layer for the rows of one question or frame (see ``attention.attention``): each attends
+    to its surroundings, to what is recalled for all of them, and to the rows before it.
 
     The first pass fetches what each layer needs and keeps it for the tokens of the answer, which attend to the same.
 
     Args:
         model: for positions and rotary.
-        local: system prompt and window.
-        recollection: of the memory.
-        first: position that follows the system prompt.
-        timeline: where the memory stands; grid: of its frames.
+        around: what is seen beside the memory.
+        recollection: of the memory; nothing is recalled without.
+        keep: is handed each layer's raw keys and values ``[Hkv, n, d]`` of the rows.
+        weigh: add up what each frame is given (``mass``).
     """
 
     def __init__(
         self,
         model: VisionLanguageModel,
-        local: Local,
-        recollection: Recollection,
+        around: Surroundings,
+        recollection: Recollection | None,
         *,
-        first: int,
-        timeline: Timeline,
-        grid: PatchGrid,
+        keep: Callable[[int, Tensor, Tensor], None] | None = None,
+        weigh: bool = False,
     ) -> None:
-        self._model, self._local, self._recollection = model, local, recollection
-        self._first, self._timeline, self._grid = first, timeline, grid
+        self._model, self._around, self._recollection = model, around, recollection
+        self._keep, self._weighs = keep, weigh
         self._context: dict[int, tuple[Tensor, Tensor, Tensor, Tensor]] = {}
         self._own: dict[int, tuple[Tensor, Tensor]] = {}
         # Mass of the last row's attention on each frame (numbers as in `Local`), over all layers and heads.
         self.mass: dict[int, float] = {}
         self._cos = self._sin = torch.zeros(0)
 
-    def stand(self, position: int, count: int) -> None:
-        """The rows of the next pass: ``count`` from ``position`` on."""
-        device = self._model.device
-        positions = torch.arange(position, position + count, device=device).expand(3, -1)
+    def run(self, embeds: Tensor, positions: Tensor) -> Tensor:
+        """Rows ``[n, W]`` at ``positions [3, n]`` through all layers: their hidden states after the last ``[n, W]``."""
+        self._stand(positions)
+        hidden = embeds.unsqueeze(0)
+        identity = (hidden.new_ones(1, 1, 1), hidden.new_zeros(1, 1, 1))
+        for layer in self._model.layers:
+            output = layer(hidden, attention_mask=None, position_embeddings=identity, ragged=self)
+            hidden = output[0] if isinstance(output, tuple) else output
+        return hidden[0]
+
+    def _stand(self, positions: Tensor) -> None:
         cos, sin = self._model.rotary(positions)
         self._cos, self._sin = cos.to(self._model.dtype), sin.to(self._model.dtype)
 
@@ -99,6 +126,8 @@ class RecallAttention:
         beginning = layer not in self._context
         if beginning:
             self._context[layer] = self._remember(layer, query[0].reshape(kv_heads, group * rows, size))
+        if self._keep is not None:
+            self._keep(layer, key[0], value[0])
         context_key, context_value, there, frame = self._context[layer]
         own_key = rotate(key[0], self._cos, self._sin, torch.empty_like(key[0]))
         own_value = value[0]
@@ -114,19 +143,26 @@ class RecallAttention:
         causal = torch.ones(rows, own_key.shape[1], dtype=torch.bool, device=keys.device).tril(before)
         mask = torch.cat([there[:, None, None].expand(-1, 1, rows, -1), causal.expand(kv_heads, 1, -1, -1)], dim=3)
         out = F.scaled_dot_product_attention(
-            turned, keys[:, None].expand(-1, group, -1, -1), values[:, None].expand(-1, group, -1, -1), mask, scale=scale
+            turned,
+            keys[:, None].expand(-1, group, -1, -1),
+            values[:, None].expand(-1, group, -1, -1),
+            mask,
+            scale=scale,
         )
-        if beginning:
+        if beginning and self._weighs:
             self._weigh(turned[:, :, -1], keys, mask[:, :, -1], frame, scale)
         return out.permute(2, 0, 1, 3).reshape(1, rows, heads, size)
 
     def _remember(self, layer: int, query: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Rotated keys and values ``[Hkv, s, d]`` of all that a layer's question sees, which are real, whose they are."""
-        recalled = self._recollection.fetch(layer, query)
-        local = self._local
+        """Rotated keys and values ``[Hkv, s, d]`` of all that a layer's rows see, which of them are real, and the
+        frame of each."""
+        local = self._around.local
         heads = query.shape[0]
-        turned = self._rotated(recalled) if recalled.tokens else recalled.key
         there = torch.ones(heads, local.frame.shape[0], dtype=torch.bool, device=query.device)
+        if self._recollection is None:
+            return local.key[layer], local.value[layer], there, local.frame.expand(heads, -1)
+        recalled = self._recollection.fetch(layer, query)
+        turned = self._rotated(recalled, self._recollection.memory) if recalled.tokens else recalled.key
         return (
             torch.cat([local.key[layer], turned.to(local.key.dtype)], dim=1),
             torch.cat([local.value[layer], recalled.value], dim=1),
@@ -134,16 +170,17 @@ class RecallAttention:
             torch.cat([local.frame.expand(heads, -1), recalled.frame], dim=1),
         )
 
-    def _rotated(self, recalled: Recalled) -> Tensor:
+    def _rotated(self, recalled: Recalled, memory: StreamMemory) -> Tensor:
         heads, count, size = recalled.key.shape
-        memory = self._recollection.memory
+        around = self._around
         frame = torch.where(recalled.there, recalled.frame, recalled.frame.amax()).flatten()
-        placed = self._timeline.place(memory.seconds(frame)).to(frame.device)
+        placed = around.timeline.place(memory.seconds(frame)).to(frame.device)
         row = torch.div(recalled.cell, memory.columns, rounding_mode="floor").flatten()
         text = row >= memory.rows
         column = recalled.cell.flatten() - torch.where(text, memory.rows, row) * memory.columns
         cells = torch.stack([torch.where(text, -1, row), column], dim=1)
-        positions = self._model.token_positions(self._first, placed, self._timeline.slot(placed), cells, self._grid)
+        slot = around.timeline.slot(placed)
+        positions = self._model.token_positions(around.first, placed, slot, cells, around.grid)
         cos, sin = (part.to(recalled.key.dtype).view(heads, count, size) for part in self._model.rotary(positions))
         return rotate(recalled.key, cos, sin, torch.empty_like(recalled.key))
 

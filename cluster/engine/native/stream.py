@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -192,21 +192,8 @@ class Stream:
         """Give the oldest frames' KV to whoever keeps it; those that no window computed have none."""
         if self.leave is None:
             return
-        key, value = self.kv.stretch()
-        first = 0
-        for frame in gone:
-            if not frame.has_kv or frame.tokens is None:
-                continue
-            slots = slice(first, first + len(frame.tokens))
-            first = slots.stop
-            if len(frame.tokens):
-                rows, columns = frame.grid.group_rows, frame.grid.group_cols
-                row, column = frame.tokens.cells.to(key.device).unbind(-1)
-                # Text that a family writes around a frame counts as lying below it.
-                cell = torch.where(row < 0, rows, row) * columns + column
-                kept = (key[:, :, slots].clone(), value[:, :, slots].clone())
-                look = frame.tokens.embeds.float().mean(0)
-                self.leave(KVChunk(self.spec.stream, frame.index, frame.pts, *kept, cell, rows, columns, look))
+        for chunk in chunks_of(self.spec.stream, gone, self.kv):
+            self.leave(chunk)
 
     # -- forgetting -----------------------------------------------------------------------------------
     def forget(self) -> None:
@@ -240,6 +227,25 @@ class Stream:
     @property
     def nbytes(self) -> int:
         return self.kv.nbytes + sum(frame.nbytes for frame in self.frames)
+
+
+def chunks_of(stream: str, frames: Sequence[HeldFrame], kv: KVSlab) -> Iterator[KVChunk]:
+    """The oldest ``frames`` of ``kv`` as they are handed on; those without KV or without a token are passed over."""
+    key, value = kv.stretch()
+    first = 0
+    for frame in frames:
+        if not frame.has_kv or frame.tokens is None:
+            continue
+        slots = slice(first, first + len(frame.tokens))
+        first = slots.stop
+        if len(frame.tokens):
+            rows, columns = frame.grid.group_rows, frame.grid.group_cols
+            row, column = frame.tokens.cells.to(key.device).unbind(-1)
+            # Text that a family writes around a frame counts as lying below it.
+            cell = torch.where(row < 0, rows, row) * columns + column
+            kept = (key[:, :, slots].clone(), value[:, :, slots].clone())
+            look = frame.tokens.embeds.float().mean(0)
+            yield KVChunk(stream, frame.index, frame.pts, *kept, cell, rows, columns, look)
 
 
 def _owned(array: UInt8Array) -> UInt8Array:

@@ -8,21 +8,27 @@ was not hidden. The first layer has none before it, so of ``n`` layers at most `
 from __future__ import annotations
 
 import argparse
+import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from html import escape
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from cluster.bench.harness import BenchResult
+from cluster.bench.memory.asked import measure_asked
+from cluster.bench.memory.delayed import Delayed
+from cluster.bench.memory.part import Part
+from cluster.bench.memory.work import Compute, PrefetchRun, Work
 from cluster.evaluation.plots import COLOURS, LEFT, RIGHT, STYLE, TOP, WIDTH
 from cluster.memory.prefetch import FetchEvent, Prefetcher, PrefetchStats
 from cluster.memory.tiers.arena import Arena
-from cluster.memory.tiers.base import Block, BlockKey, Loaded, Outcome, Tier, TierState
+from cluster.memory.tiers.base import Block, BlockKey, Outcome, Tier
 from cluster.report.charts import Scale, ticks
+
+if TYPE_CHECKING:
+    from cluster.bench.memory.footage import Footage
 
 LATENCIES_MS = (1, 5, 20)
 ACCURACIES = (1.0, 0.95, 0.8)
@@ -31,95 +37,6 @@ COMPUTE_SHARE = 1.25
 
 _TOKENS, _WIDTH = 32, 128
 _ROW, _BAR = 14, 5
-
-
-@dataclass(frozen=True, slots=True)
-class Compute:
-    """One layer's work. Times are ``time.perf_counter``'s."""
-
-    layer: int
-    began_s: float
-    ended_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class PrefetchRun:
-    """``waited_s`` with blocks loaded ahead, ``transfer_s`` without; ``hidden``: the share of the latter that is gone.
-    ``events``, ``computes`` and ``stats`` are those of the run with blocks loaded ahead."""
-
-    hidden: float
-    waited_s: float
-    transfer_s: float
-    events: tuple[FetchEvent, ...]
-    computes: tuple[Compute, ...]
-    stats: PrefetchStats
-
-
-class Delayed(Tier):
-    """``tier``, with every load ``seconds`` longer; loads at once wait side by side."""
-
-    def __init__(self, tier: Tier, seconds: float) -> None:
-        self.name, self._tier, self._seconds = f"delayed {tier.name}", tier, seconds
-
-    def load(self, keys: Sequence[BlockKey]) -> list[Loaded]:
-        """See ``Tier``."""
-        time.sleep(self._seconds)
-        return self._tier.load(keys)
-
-    def lookup(self, keys: Sequence[BlockKey]) -> list[Outcome]:
-        """See ``Tier``."""
-        return self._tier.lookup(keys)
-
-    def store(self, items: Sequence[tuple[BlockKey, Block]]) -> list[Outcome]:
-        """See ``Tier``."""
-        return self._tier.store(items)
-
-    def drop(self, stream: str, keys: Sequence[BlockKey] | None = None) -> int:
-        """See ``Tier``."""
-        return self._tier.drop(stream, keys)
-
-    def put_manifest(self, stream: str, manifest: bytes) -> Outcome:
-        """See ``Tier``."""
-        return self._tier.put_manifest(stream, manifest)
-
-    def manifest(self, stream: str) -> tuple[Outcome, bytes | None]:
-        """See ``Tier``."""
-        return self._tier.manifest(stream)
-
-    def nbytes(self, stream: str | None = None) -> int:
-        """See ``Tier``."""
-        return self._tier.nbytes(stream)
-
-    def state(self) -> TierState:
-        """See ``Tier``."""
-        return self._tier.state()
-
-    def close(self) -> None:
-        """See ``Tier``."""
-        self._tier.close()
-
-
-class _Work:
-    """What stands for a layer: products of matrices for at least ``seconds``, each of them about a quarter of that or
-    less, as a layer is a handful of them."""
-
-    def __init__(self, seconds: float) -> None:
-        self._seconds = seconds
-        for size in (64, 128, 256, 512, 1024):
-            matrix = torch.randn(size, size) / size**0.5
-            took = []
-            for _ in range(3):
-                began = time.perf_counter()
-                torch.mm(matrix, matrix)
-                took.append(time.perf_counter() - began)
-            if size == 64 or min(took) <= seconds / 4:
-                self._matrix = matrix
-
-    def __call__(self) -> None:
-        until = time.perf_counter() + self._seconds
-        product = self._matrix
-        while time.perf_counter() < until:
-            product = product @ self._matrix
 
 
 def measure_prefetch(
@@ -149,7 +66,7 @@ def measure_prefetch(
         wrong = blocks_per_layer * (1 - accuracy)
         wrong_here = int((layer + 1) * wrong + 1e-9) - int(layer * wrong + 1e-9)
         predicted.append(keys[wrong_here : blocks_per_layer + wrong_here])
-    work = _Work(compute_s)
+    work = Work(compute_s)
     _question(tier, wanted[:2], None, work)
     without = _question(tier, wanted, None, work)
     ahead = _question(tier, wanted, predicted, work)
@@ -159,7 +76,7 @@ def measure_prefetch(
 
 
 def _question(
-    tier: Tier, wanted: Sequence[Sequence[BlockKey]], predicted: Sequence[Sequence[BlockKey]] | None, work: _Work
+    tier: Tier, wanted: Sequence[Sequence[BlockKey]], predicted: Sequence[Sequence[BlockKey]] | None, work: Work
 ) -> tuple[tuple[FetchEvent, ...], tuple[Compute, ...], PrefetchStats]:
     events: list[FetchEvent] = []
     computes = []
@@ -225,17 +142,16 @@ def timeline_svg(events: Sequence[FetchEvent], computes: Sequence[Compute]) -> s
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """See the harness."""
-    parser.add_argument("--layers", type=int, default=28, metavar="N", help="of the model (default: 28)")
-    parser.add_argument("--blocks", type=int, default=16, metavar="N", help="wanted by each layer (default: 16)")
-    parser.add_argument("--repeats", type=int, default=3, metavar="N", help="the median counts (default: 3)")
-    parser.add_argument("--threads", type=int, default=1, metavar="N", help="of torch (default: 1)")
-    parser.add_argument("--picture", type=Path, metavar="FILE", help="write the timeline of the longest latency as SVG")
+    """See the package."""
+    parser.add_argument("--layers", type=int, default=28, metavar="N", help="of part prefetch (default: 28)")
+    parser.add_argument("--blocks", type=int, default=16, metavar="N", help="a layer wants in it (default: 16)")
+    parser.add_argument("--repeats", type=int, default=3, metavar="N", help="whose median counts (default: 3)")
 
 
-def run(args: argparse.Namespace) -> BenchResult:
-    """Figures: ``prefetch_hidden_<latency>ms``, where every prediction is right; the rows have others beside it."""
-    torch.set_num_threads(args.threads)
+def measure(footage: Footage) -> Part:
+    """Figures: ``prefetch_hidden_<latency>ms``, where every prediction is right. The rows have others beside it, and
+    those that the demo's own queries make. Writes the timeline of the longest latency into ``args.out``."""
+    args = footage.args
     rows: list[dict[str, Any]] = []
     figures = {}
     for latency in LATENCIES_MS:
@@ -258,20 +174,42 @@ def run(args: argparse.Namespace) -> BenchResult:
             done = sorted(runs, key=lambda one: one.hidden)[len(runs) // 2]
             if accuracy == 1:
                 figures[f"prefetch_hidden_{latency}ms"] = done.hidden
-                if args.picture is not None:
-                    args.picture.write_text(timeline_svg(done.events, done.computes))
-            row = {
-                "latency_ms": latency,
-                "compute_ms": compute_s * 1000,
-                "accuracy": accuracy,
-                "hidden": done.hidden,
-                "waited_ms": done.waited_s * 1000,
-                "waited_without_ms": done.transfer_s * 1000,
-                **{name: getattr(done.stats, name) for name in ("used", "late", "missed", "wasted")},
-            }
-            rows.append(row)
+                if args.out is not None:
+                    _write(args.out / "prefetch.svg", timeline_svg(done.events, done.computes))
+            rows.append(_row("made", latency, compute_s, args.layers, accuracy, done))
+        print(f"prefetch: {latency} ms", file=sys.stderr)
+    watched = footage.watched(args.model)[0]
+    layers = len(watched.chunks[0].key)
+    for latency in LATENCIES_MS:
+        compute_s = latency / 1000 * COMPUTE_SHARE
+        asked = [measure_asked(watched, latency / 1000, Work(compute_s)) for _ in range(args.repeats)]
+        right, done = sorted(asked, key=lambda one: one[1].hidden)[len(asked) // 2]
+        rows.append(_row(watched.clip, latency, compute_s, layers, right, done))
     notes = [
-        f"{args.layers} layers, {args.blocks} blocks each, of {_TOKENS} tokens by {_WIDTH} channels in bfloat16; the "
-        f"first layer cannot be predicted, so at most {1 - 1 / args.layers:.3f} can be hidden"
+        f"made: {args.layers} layers, {args.blocks} blocks each, of {_TOKENS} tokens by {_WIDTH} channels in bfloat16",
+        f"{watched.clip}: what its windows left in clusters, asked with the queries of {args.model}; each layer's "
+        "clusters are predicted by the query of the layer before, accuracy is what of them was right",
+        "the first layer cannot be predicted: of n layers at most 1 - 1/n (limit) can be hidden",
     ]
-    return BenchResult("memory_prefetch", figures, rows, notes)
+    return Part(figures, rows, notes)
+
+
+def _row(
+    queries: str, latency: int, compute_s: float, layers: int, accuracy: float, done: PrefetchRun
+) -> dict[str, Any]:
+    return {
+        "queries": queries,
+        "latency_ms": latency,
+        "compute_ms": compute_s * 1000,
+        "accuracy": accuracy,
+        "hidden": done.hidden,
+        "limit": 1 - 1 / layers,
+        "waited_ms": done.waited_s * 1000,
+        "waited_without_ms": done.transfer_s * 1000,
+        **{name: getattr(done.stats, name) for name in ("used", "late", "missed", "wasted")},
+    }
+
+
+def _write(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)

@@ -1,0 +1,191 @@
+"""``sightline eval memory``: how well questions about the past are answered from a memory that must not hold it all."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from cluster.evaluation.datasets.video import Skipped
+    from cluster.evaluation.memory.run import Footage, MemoryResults
+    from cluster.evaluation.memory.settings import ShareSetting
+    from cluster.evaluation.memory.summary import MemorySummary
+    from cluster.evaluation.policies import WindowShape
+    from cluster.evaluation.run import ModelSpec
+    from cluster.models.base import VisionLanguageModel
+
+# Scenes that are made where none are given: how many, how long, and questions of each kind about one.
+QUICK_SCENES, QUICK_SECONDS, QUICK_PER_KIND = 3, 180.0, 8
+SCENES, SECONDS, PER_KIND = 4, 3600.0, 24
+# Mean quiet between two stretches of life, less in short scenes: something must happen in each.
+QUIET_S, QUIET_SHARE, LEAST_QUIET_S = 30.0, 1 / 8, 8.0
+
+
+def memory(
+    scenes: Annotated[int | None, typer.Option("--scenes", "-n", metavar="N", help="How many scenes to make.")] = None,
+    seconds: Annotated[float | None, typer.Option(metavar="S", help="Length of each scene. Default: 3600.")] = None,
+    per_kind: Annotated[
+        int | None, typer.Option(metavar="N", help="Most questions of each kind about a scene. Default: 24.")
+    ] = None,
+    seed: Annotated[int, typer.Option(metavar="S", min=0, help="Which scenes to make.")] = 0,
+    dataset: Annotated[Path | None, typer.Option(metavar="DIR", help="Videos with questions, see --layout.")] = None,
+    layout: Annotated[str, typer.Option(help="How --dataset lies on disk: mlvu, videomme or rvs.")] = "mlvu",
+    model: Annotated[str, typer.Option(metavar="NAME", help="demo, or the folder or hub id of a checkpoint.")] = "demo",
+    settings: Annotated[str, typer.Option(help="quick or standard: how much is compared.")] = "quick",
+    quick: Annotated[bool, typer.Option("--quick", help="Few scenes of minutes: under five minutes.")] = False,
+    window: Annotated[float | None, typer.Option(metavar="S", help="Window, seconds. Default: the model's.")] = None,
+    stride: Annotated[float | None, typer.Option(metavar="S", help="Seconds between windows.")] = None,
+    fps: Annotated[float | None, typer.Option(help="Samples per second.")] = None,
+    anchor_interval: Annotated[float | None, typer.Option(metavar="S", help="Seconds between anchors.")] = None,
+    device: Annotated[str, typer.Option(help="cpu, cuda or cuda:N.")] = "cpu",
+    dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "float32",
+    jobs: Annotated[int | None, typer.Option("--jobs", "-j", metavar="N", help="Processes.")] = None,
+    json_file: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write figures as JSON.")] = None,
+    out: Annotated[Path, typer.Option("--out", "-o", metavar="DIR", help="For the report and what is made.")] = Path(
+        "out/memory"
+    ),
+) -> None:
+    """Accuracy about the past under every way to compress, organise and retrieve, against a memory of everything.
+
+    A clip's windows are computed once; every setting is given the same KV. Interrupted, it goes on where it was when
+    run again with the same --out.
+
+    $ sightline eval memory --quick
+
+    $ sightline eval memory --scenes 4 --seconds 3600 --settings standard --json out/memory.json
+
+    $ sightline eval memory --dataset MLVU --layout mlvu --model Qwen/Qwen2.5-VL-7B-Instruct --device cuda
+    """
+    from actors.cli.evaluate import _default_jobs, _shape
+    from actors.cli.output import check_writable
+    from cluster.errors import ConfigError
+
+    made = {"--scenes": scenes, "--seconds": seconds, "--per-kind": per_kind}
+    given = [name for name, value in made.items() if value is not None]
+    if dataset is not None and given:
+        raise ConfigError(f"{given[0]} is for scenes that are made: give it or --dataset, not both")
+    for name, number in (("scenes", scenes), ("processes", jobs), ("questions of a kind", per_kind)):
+        if number is not None and number < 1:
+            raise ConfigError(f"the number of {name} must be at least 1, not {number}")
+    check_writable(out)
+    if json_file is not None:
+        check_writable(json_file.parent)
+    from cluster.models.catalog import check_model
+
+    check_model(model)
+    if "/" not in model or Path(model).is_dir():
+        # Nothing is fetched, and a bar per process for reading a small file would only break up ours.
+        os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    from cluster.evaluation.memory.settings import memory_grid
+    from cluster.evaluation.memory.summary import summarise
+    from cluster.evaluation.memory.write import write_memory_report
+    from cluster.evaluation.run import ModelSpec
+
+    compared = memory_grid(settings)
+    spec = ModelSpec(model, device, dtype)
+    loaded = spec.load()
+    shape = _shape(loaded.settings, "scenes", window, stride, fps, anchor_interval)
+    workers = jobs or _default_jobs(device)
+    skipped: tuple[Skipped, ...] = ()
+    if dataset is None:
+        count, length = scenes or (QUICK_SCENES if quick else SCENES), seconds or (QUICK_SECONDS if quick else SECONDS)
+        asked = per_kind or (QUICK_PER_KIND if quick else PER_KIND)
+        footage = _made(out / "footage", count, length, seed, asked, workers)
+        origin = f"{count} scenes of {length:g} s"
+    else:
+        footage, skipped = _of_dataset(dataset, layout)
+        origin = f"{len(footage)} of layout {layout}"
+    found = _evaluated(footage, spec, loaded, compared, shape, out, workers)
+    facts = {
+        "model": model,
+        "footage": f"{origin}, {sum(len(clip.questions) for clip in found.footage)} questions",
+        "window": f"{shape.window_s:g} s every {shape.stride_s:g} s, {shape.fps:g} samples a second, "
+        f"anchors every {shape.anchor_interval_s:g} s",
+        "latency": f"measured with {workers} process{'es' if workers > 1 else ''} side by side on this machine",
+    }
+    report = summarise("Memory", found, loaded, facts=facts, skipped=skipped)
+    page = write_memory_report(report, out)
+    if json_file is not None:
+        json_file.write_text(report.to_json() + "\n", encoding="utf-8")
+    _print(report, page)
+
+
+def _made(folder: Path, count: int, seconds: float, seed: int, per_kind: int, jobs: int) -> list[Footage]:
+    """Long test scenes, made once and kept."""
+    from actors.cli.evaluate import _Bar
+    from cluster.evaluation.memory.asking import past_questions
+    from cluster.evaluation.memory.past import LongScene
+    from cluster.evaluation.memory.run import Footage
+    from cluster.scenes.clips import make_clips
+
+    quiet_s = min(QUIET_S, max(LEAST_QUIET_S, seconds * QUIET_SHARE))
+    long = [LongScene(seconds, seed + number, quiet_s=quiet_s) for number in range(count)]
+    questions = [tuple(past_questions(scene, per_kind=per_kind)) for scene in long]
+    clips = [scene.clip(folder) for scene in long]
+    with _Bar("making scenes", count) as bar:
+        make_clips(clips, folder, jobs=jobs, on_clip=lambda path: bar.step(path.name))
+    return [Footage(clip.path.stem, clip.path, asked) for clip, asked in zip(clips, questions, strict=True)]
+
+
+def _of_dataset(folder: Path, layout: str) -> tuple[list[Footage], tuple[Skipped, ...]]:
+    from cluster.evaluation.memory.loaders import load_past_dataset
+    from cluster.evaluation.memory.run import Footage
+
+    found = load_past_dataset(folder, layout)
+    # Two folders of a data set may hold videos of one name.
+    named = [(os.path.relpath(video.path, found.directory), video) for video in found.videos]
+    return [Footage(name, video.path, video.questions) for name, video in named], found.skipped
+
+
+def _evaluated(
+    footage: list[Footage],
+    spec: ModelSpec,
+    loaded: VisionLanguageModel,
+    settings: list[ShareSetting],
+    shape: WindowShape,
+    out: Path,
+    jobs: int,
+) -> MemoryResults:
+    from actors.cli.evaluate import _Bar
+    from cluster.evaluation.memory.run import MemoryProgress, evaluate_memory
+
+    with _Bar(f"remembering {len(footage)} clips under {len(settings)} settings", 1) as bar:
+
+        def tell(progress: MemoryProgress) -> None:
+            bar.at(progress.done, progress.total, progress.now)
+
+        model = loaded if jobs == 1 else spec
+        return evaluate_memory(footage, model, settings, shape, out, jobs=jobs, on_progress=tell)
+
+
+def _print(report: MemorySummary, page: Path) -> None:
+    from rich import box
+    from rich.table import Table
+
+    from actors.cli.output import console
+    from cluster.evaluation.memory.write import accuracy_table, cost_table, coverage_table, retrieval_table
+
+    screen = console()
+    for heads, rows in (
+        accuracy_table(report),
+        retrieval_table(report),
+        coverage_table(report),
+        cost_table(report),
+        (["figure", "value"], [[name, f"{value:.3f}"] for name, value in report.headline.items()]),
+    ):
+        if not rows:
+            continue
+        table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+        for index, head in enumerate(heads):
+            table.add_column(head, justify="right" if index else "left")
+        for row in rows:
+            table.add_row(*row)
+        screen.print(table, markup=False)
+    for note in report.notes:
+        screen.print(f"note: {note}", markup=False)
+    for each in report.skipped:
+        screen.print(f"skipped {each.path.name}: {each.reason}", markup=False)
+    screen.print(f"written: {page}", markup=False)

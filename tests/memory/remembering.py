@@ -1,0 +1,115 @@
+"""An engine that remembers over host memory and Redis, beside one that does not, and a camera that both see."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from cluster.bench.synthetic import SyntheticCamera
+from cluster.engine.native import NativeEngine
+from cluster.memory.bank import MemoryBank
+from cluster.memory.tiers.arena import Arena
+from cluster.memory.tiers.base import Tier
+from cluster.memory.tiers.redis import RedisTier
+from cluster.memory.tiers.stack import TierStack
+from cluster.models.base import VisionLanguageModel
+from cluster.types import AskResult, AskSpec, MemorySpec, Question, StreamSpec
+
+TEXT = "Is anyone climbing the fence?"
+MIB = 2**20
+HOST_BYTES = 16 * MIB
+DEADLINE_S = 0.6
+
+
+def stream(name: str = "cam", **memory: Any) -> StreamSpec:
+    """Windows of 8 s every 4 s; a memory that reads all it holds."""
+    chosen = {"compressor": "none", "organiser": "resv", "retriever": "top_k", "retriever_options": {"share": 1.0}}
+    spec = MemorySpec(**{**chosen, "block_frames": 3, **memory})  # type: ignore[arg-type]
+    return StreamSpec(name, (Question("q", TEXT),), 8.0, 4.0, static_gate=False, memory=spec)
+
+
+def redis_tier(url: str, fingerprint: str) -> RedisTier:
+    return RedisTier(url, fingerprint=fingerprint, cap_bytes=64 * MIB, ttl_s=600, deadline_s=DEADLINE_S)
+
+
+class Site:
+    """``engine`` remembers; ``bare`` is given the same frames, and every answer of the two is compared."""
+
+    def __init__(
+        self, model: VisionLanguageModel, url: str | None, *, host_bytes: int = HOST_BYTES, name: str = "cam"
+    ) -> None:
+        self.bare = NativeEngine(model, max_new_tokens=4)
+        tiers: list[Tier] = [Arena(host_bytes, name="host", slab_bytes=64 * 1024)]
+        if url is not None:
+            tiers.append(redis_tier(url, self.bare.fingerprint))
+        self.tiers = TierStack(tiers)
+        self.bank = MemoryBank(self.tiers)
+        self.engine = NativeEngine(model, max_new_tokens=4, memories=self.bank)
+        self.name, self.seen = name, 0
+        self.camera = SyntheticCamera(name, model.geometry, anchor_every=4)
+        self.spec = stream(name)
+        for engine in (self.engine, self.bare):
+            engine.admit(self.spec)
+
+    def watch(self, frames: int) -> int:
+        """So many more frames; returns how many windows both answered alike."""
+        windows = 0
+        for number in range(self.seen, self.seen + frames):
+            sample = self.camera.sample(number)
+            requests = self.engine.push(sample)
+            assert [each.window for each in self.bare.push(sample)] == [each.window for each in requests]
+            for request in requests:
+                [mine], [other] = self.engine.step([request]), self.bare.step([request])
+                assert (mine.window, mine.score, mine.text) == (other.window, other.score, other.text)
+                windows += 1
+        self.seen += frames
+        return windows
+
+    def ask(self, tokens: int = 3) -> AskResult:
+        return answered(self.engine, self.name, tokens)
+
+    @property
+    def lost(self) -> int:
+        return self.bank.get(self.name)[0].counts.lost
+
+    @property
+    def held(self) -> int:
+        """Tokens in clusters."""
+        return sum(head.tokens for _, _, head in self.bank.get(self.name)[0].every_head())
+
+    def trouble(self) -> str:
+        """What a heartbeat says of the tiers; the operator's view says the same."""
+        state = self.bank.report()[self.name].state
+        states = self.engine.describe(self.name).tier_states
+        assert state == "; ".join(f"{name}: {reason}" for name, reason in states.items() if reason)
+        return state
+
+    def tend(self) -> None:
+        """As a replica does now and then, frames or none."""
+        self.bank.tend()
+        self.bank.flush()
+
+    def recovered(self) -> None:
+        """Wait until the tiers are all right again by themselves, and everything is in the lowest."""
+
+        def whole() -> bool:
+            self.tend()
+            busy = self.tiers.dirty or any(self.tiers.owed().values()) or len(self.bank.repair)
+            return not busy and not self.trouble()
+
+        until(whole)
+
+
+def answered(engine: NativeEngine, name: str = "cam", tokens: int = 3) -> AskResult:
+    run = engine.ask(AskSpec(name, TEXT, max_new_tokens=tokens))
+    while run.step() is not None:
+        pass
+    return run.result
+
+
+def until(condition: Callable[[], object], timeout_s: float = 20.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, condition
+        time.sleep(0.02)

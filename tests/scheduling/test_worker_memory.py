@@ -1,0 +1,254 @@
+"""Questions and forgetting on the engine's thread, beside windows, while cameras come and go."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from dataclasses import replace
+
+import pytest
+from worker_parts import HeldEngine, sample, spec
+
+from cluster.engine.native.engine import NativeEngine
+from cluster.errors import NotReadyError, UnavailableError, UnknownCameraError
+from cluster.memory.bank import MemoryBank
+from cluster.memory.tiers.arena import Arena
+from cluster.memory.tiers.stack import TierStack
+from cluster.scheduling.worker import EngineWorker
+from cluster.types import AskResult, AskSpec, MemorySpec, StreamSpec
+
+WAIT_S = 20
+MEMORY = MemorySpec(block_frames=2, organiser="resv", retriever_options={"share": 1.0})
+
+
+class SlowAsks(HeldEngine):
+    """Answers wait before each step while ``pause`` is closed; ``stepped`` counts those that were taken."""
+
+    def __init__(self, engine: NativeEngine) -> None:
+        super().__init__(engine)
+        self.pause = threading.Event()
+        self.pause.set()
+        self.stepped = 0
+
+    def ask(self, ask: AskSpec):
+        run, outer = self._engine.ask(ask), self
+
+        class Run:
+            result = property(lambda _: run.result)
+
+            def step(self) -> str | None:
+                piece = run.step()
+                outer.stepped += 1
+                assert outer.pause.wait(WAIT_S)
+                return piece
+
+        return Run()
+
+
+class Silent:
+    """Whoever does not listen to the worker."""
+
+    def __init__(self) -> None:
+        self.answers: list = []
+
+    def answered(self, answers, *, late) -> None:
+        self.answers.extend(answers)
+
+    def batch(self, windows) -> None: ...
+    def dropped(self, stream, reason, windows) -> None: ...
+    def lost(self, stream, windows) -> None: ...
+
+
+class Place:
+    """A worker whose engine remembers."""
+
+    def __init__(self, model) -> None:
+        self.tiers = TierStack([Arena(32 * 2**20)])
+        self.bank = MemoryBank(self.tiers)
+        self.engine = SlowAsks(NativeEngine(model, memories=self.bank, max_new_tokens=4))
+        self.events = Silent()
+        self.worker = EngineWorker(self.engine, self.events)
+        self.worker.start()
+        self.fed: dict[str, int] = {}
+
+    def open(self, name: str = "a", **changes) -> StreamSpec:
+        opened = replace(spec(name, **changes), memory=MEMORY)
+        self.worker.open(opened).result(WAIT_S)
+        return opened
+
+    def feed(self, count: int, name: str = "a") -> None:
+        first = self.fed.get(name, 0)
+        for index in range(first, first + count):
+            self.worker.offer(sample(name, index)).result(WAIT_S)
+        self.fed[name] = first + count
+
+    def ask(self, name: str = "a", text: str = "What happened?", tokens: int = 6) -> Future[AskResult]:
+        return self.worker.ask(AskSpec(name, text, max_new_tokens=tokens), lambda _: None, timeout_s=WAIT_S)
+
+    @contextlib.contextmanager
+    def under_way(self, name: str = "a") -> Iterator[Future[AskResult]]:
+        """A question that has taken its first step, and goes no further within the context."""
+        self.engine.pause.clear()
+        before = self.engine.stepped
+        done = self.ask(name)
+        until(lambda: self.engine.stepped > before)
+        yield done
+        self.engine.pause.set()
+
+    def idle(self) -> None:
+        """All commands were carried out."""
+        self.worker.run(lambda _: None).result(WAIT_S)
+
+
+def until(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + WAIT_S
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+@pytest.fixture
+def place(tiny_model) -> Iterator[Place]:
+    place = Place(tiny_model)
+    yield place
+    place.engine.pause.set()
+    assert place.worker.stop(WAIT_S)
+
+
+def test_questions_are_answered_while_windows_go_on(place: Place) -> None:
+    place.open()
+    place.feed(12)
+    asked = [place.ask(text=f"What happened {number} s ago?") for number in range(3)]
+    place.feed(8)
+    assert all(done.result(WAIT_S).tokens_read > 0 for done in asked)
+    until(lambda: len({answer.window for answer in place.events.answers}) == 10)
+
+
+def test_a_camera_that_was_closed_ends_its_questions_and_no_others(place: Place) -> None:
+    for name in "ab":
+        place.open(name)
+        place.feed(12, name)
+    with place.under_way("a") as first:
+        waiting, other = place.ask("a"), place.ask("b")
+        place.worker.close("a")
+    for done in (first, waiting):
+        with pytest.raises(UnavailableError, match="'a' was closed here"):
+            done.result(WAIT_S)
+    assert other.result(WAIT_S).tokens_read > 0
+
+
+def test_a_file_that_ended_is_still_asked_about(place: Place) -> None:
+    place.open(patient=True)
+    place.feed(12)
+    with place.under_way() as done:
+        place.worker.close("a", flush=True)
+        until(lambda: place.worker.depths()["frames"] == 0)
+    wanted = done.result(WAIT_S)
+    until(lambda: not place.worker.open_streams())
+    again = place.ask().result(WAIT_S)
+    assert again.tokens_read >= wanted.tokens_read > 0
+
+
+def test_forgetting_ends_an_answer_under_way_and_not_the_questions_after_it(place: Place) -> None:
+    place.open()
+    place.feed(12)
+    with place.under_way() as done:
+        later = place.ask()
+        forgotten = place.worker.forget("a", 5.0)
+    with pytest.raises(NotReadyError, match="made to forget while"):
+        done.result(WAIT_S)
+    assert forgotten.result(WAIT_S).frames > 0
+    answer = later.result(WAIT_S)
+    assert answer.newest - answer.oldest <= 6_000_000
+    place.worker.forget("a").result(WAIT_S)
+    with pytest.raises(NotReadyError, match="nothing to remember yet"):
+        place.ask().result(WAIT_S)
+    place.feed(12)
+    assert place.ask().result(WAIT_S).oldest >= 12_000_000
+
+
+@pytest.mark.parametrize("closed", [None, False, True])
+def test_a_removed_camera_is_forgotten_however_far_its_decoder_is(place: Place, closed: bool | None) -> None:
+    place.open(patient=bool(closed))
+    place.feed(12)
+    if closed is not None:
+        place.worker.close("a", flush=closed)
+        until(lambda: not place.worker.open_streams())
+        assert place.tiers.usage("a")["host"] > 0
+    with place.under_way() as done:
+        waiting = place.ask()
+        removed = place.worker.remove("a")
+    removed.result(WAIT_S)
+    for each in (done, waiting):
+        with pytest.raises(UnknownCameraError, match="'a' was removed"):
+            each.result(WAIT_S)
+    assert place.tiers.usage("a") == {"host": 0}
+    assert place.tiers.manifest("a")[1] is None
+    assert place.bank.streams() == []
+    assert place.worker.reports() == []
+    with pytest.raises(NotReadyError):
+        place.ask().result(WAIT_S)
+    # What its decoder sends before it hears of it is refused, and closing what is gone is harmless.
+    with pytest.raises(UnknownCameraError):
+        place.worker.offer(sample("a", 12))
+    place.worker.close("a")
+    place.idle()
+    assert place.tiers.manifest("a")[1] is None
+    # One of the same name begins with nothing.
+    place.fed.clear()
+    place.open()
+    place.feed(10)
+    until(lambda: place.bank.report()["a"].frames)
+    assert place.worker.run(lambda engine: engine.describe("a")).result(WAIT_S).frames < 10
+
+
+def test_removing_a_camera_that_was_never_here_is_harmless(place: Place) -> None:
+    place.worker.remove("elsewhere").result(WAIT_S)
+    assert place.worker.reports() == []
+
+
+def test_an_engine_without_memory_lets_a_removed_camera_go(engine, tiny_model) -> None:
+    worker = EngineWorker(engine, Silent())
+    worker.start()
+    worker.open(spec("a")).result(WAIT_S)
+    worker.remove("a").result(WAIT_S)
+    assert worker.open_streams() == []
+    with pytest.raises(NotReadyError):
+        worker.forget("a").result(WAIT_S)
+    assert worker.stop(WAIT_S)
+    with pytest.raises(UnavailableError, match="stopping"):
+        worker.ask(AskSpec("a", "Why?"), lambda _: None, timeout_s=1)
+
+
+def test_a_camera_nobody_knows_or_that_saw_nothing_says_so(place: Place) -> None:
+    with pytest.raises(NotReadyError, match="remembers nothing"):
+        place.ask("nobody").result(WAIT_S)
+    place.open()
+    with pytest.raises(NotReadyError, match="nothing to remember yet"):
+        place.ask().result(WAIT_S)
+
+
+@pytest.mark.parametrize("text", ["", " ", "why " * 1500, "\ufffd\x00🚗" * 50])
+def test_no_question_stops_the_engine(place: Place, text: str) -> None:
+    """The service refuses most of these; the engine survives them all."""
+    place.open()
+    place.feed(12)
+    assert place.ask(text=text, tokens=2).result(WAIT_S).tokens_read > 0
+    place.feed(4)
+    place.worker.check()
+    assert place.ask().result(WAIT_S).tokens_read > 0
+
+
+def test_a_question_under_way_ends_when_the_worker_stops(place: Place) -> None:
+    place.open()
+    place.feed(12)
+    with place.under_way() as done:
+        stopping = threading.Thread(target=place.worker.stop, args=(WAIT_S,))
+        stopping.start()
+        time.sleep(0.05)
+    stopping.join(WAIT_S)
+    with pytest.raises(UnavailableError, match="stopping"):
+        done.result(WAIT_S)
