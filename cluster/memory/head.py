@@ -51,6 +51,15 @@ class Head:
         table = self.organiser.table
         return table.uid[table.of_token]
 
+    def _members(self, uid: int) -> Tensor:
+        """Numbers of a cluster's tokens in time order, on the host; none where there is no such cluster."""
+        table = self.organiser.table
+        # Its number first: uids of all tokens cost several times as much, and questions ask for cluster after cluster.
+        number = int(torch.searchsorted(table.uid, uid))
+        if number == len(table) or int(table.uid[number]) != uid:
+            return torch.zeros(0, dtype=torch.int64)
+        return table.members(number).cpu()
+
     # -- blocks -----------------------------------------------------------------------------------
     def complete(self, uid: int, block: Block, tokens: int | None = None) -> Block | None:
         """A cluster's block as the tiers have it, with its tail and without members that the head does not know of.
@@ -58,7 +67,9 @@ class Head:
         None where it is not this cluster's: its process died before what it knew was written, or wrote more.
         ``tokens``: only so many of the head's tokens count.
         """
-        at = (self.uids()[:tokens] == uid).nonzero()[:, 0]
+        at = self._members(uid)
+        if tokens is not None:
+            at = at[at < tokens]
         tail = self.tails.get(uid)
         old = len(at) - (len(tail) if tail is not None else 0)
         if len(block) < old:

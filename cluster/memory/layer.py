@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -56,10 +57,17 @@ class LayerKV:
         number = torch.full((heads, tokens), frame, dtype=torch.int64, device=key.device)
         return cls(key, value, number, cell.to(torch.int64).expand(heads, tokens))
 
+    @classmethod
+    def joined(cls, parts: Sequence[LayerKV]) -> LayerKV:
+        """The tokens of several, one after the other; ``parts`` has one at least."""
+        if len(parts) == 1:
+            return parts[0]
+        names = ("key", "value", "frame", "cell")
+        return cls(*(torch.cat([getattr(part, name) for part in parts], dim=1) for name in names))
+
     def then(self, later: LayerKV) -> LayerKV:
         """These tokens and, after them, ``later`` ones."""
-        parts = [(getattr(self, name), getattr(later, name)) for name in ("key", "value", "frame", "cell")]
-        return LayerKV(*(torch.cat(part, dim=1) for part in parts))
+        return LayerKV.joined([self, later])
 
     def take(self, kept: Tensor) -> LayerKV:
         """The tokens ``kept [H, m]`` int64, ascending in each head."""

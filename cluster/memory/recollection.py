@@ -141,13 +141,15 @@ class Recollection:
         """The blocks of one head that could be had, as one, without frames that are too old."""
         head = self.memory.heads[layer][h]
         self.stats.held += head.tokens
+        waiting = set(head.organiser.table.uid[head.organiser.pending].tolist())
         found = []
         for key in keys:
             loaded = blocks[key]
             whole = head.complete(key.cluster, loaded.block) if loaded.block is not None else None
             if whole is not None and loaded.block is not None:
                 found.append(whole)
-                self._loaded.append((key, loaded.block))
+                if key.cluster in waiting:
+                    self._loaded.append((key, loaded.block))
                 self.stats.bytes += loaded.block.nbytes
             elif loaded.block is not None or loaded.outcome is Outcome.MISS:
                 self.stats.gone += 1

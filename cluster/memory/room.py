@@ -66,10 +66,12 @@ def compress(memory: StreamMemory, share: float) -> bool:
             for h in range(len(whole[0]))
         ]
         kept = [[column[number][0] for column in columns] for number in range(len(whole))]
+    changes = []
     for number, h, head in memory.every_head():
         before = head.tokens
-        memory.apply(number, h, head.keep(kept[number][h].cpu(), memory.loader(number, h)))
+        changes.append((number, h, head.keep(kept[number][h].cpu(), memory.loader(number, h))))
         memory.counts.compressed_away += before - head.tokens
+    memory.carry_out(changes)
     return True
 
 

@@ -47,6 +47,10 @@ class MemoryCounts:
     frames_dropped: int = 0
 
 
+HeadChange = tuple[int, int, Change]
+"""Layer, head, and what a call did to its blocks."""
+
+
 class StreamMemory:
     """The memory of one stream.
 
@@ -207,6 +211,7 @@ class StreamMemory:
             del self.recent[:dropped]
             return
         frames, self.recent = room, []
+        changes: list[HeadChange] = []
         for number, (layer, heads) in enumerate(zip(frames, self.heads, strict=True)):
             for h, head in enumerate(heads):
                 tokens = NewTokens(
@@ -218,11 +223,12 @@ class StreamMemory:
                 )
                 load, resident = self.loader(number, h), self.loader(number, h, top=True)
                 if head.tails:
-                    self.apply(number, h, head.join_tails(load, _TAILS))
-                self.apply(number, h, head.add(tokens, layer.cell[h].cpu(), load, resident))
+                    self.carry_out([(number, h, head.join_tails(load, _TAILS))])
+                changes.append((number, h, head.add(tokens, layer.cell[h].cpu(), load, resident)))
                 for uid in list(head.tails)[_TAILS:]:
                     self.lose(number, h, uid)
-                self._split_resident(number, h, resident)
+        self.carry_out(changes)
+        self.carry_out([change for number, h, _ in self.every_head() for change in self._splits(number, h)])
         self._trim_frames()
         self.counts.settled += 1
         self.tiers.flush(64)
@@ -250,13 +256,13 @@ class StreamMemory:
         )
         return [layer.take(stays) for layer, stays in zip(frames, chosen, strict=True)]
 
-    def _split_resident(self, layer: int, h: int, resident: Load) -> None:
+    def _splits(self, layer: int, h: int) -> Iterator[HeadChange]:
         """Clusters to split whose members are at hand are split now; the others when they are next loaded."""
         head = self.heads[layer][h]
         uids = head.organiser.table.uid[head.organiser.pending].tolist()
-        for uid, loaded in resident(uids).items() if uids else ():
+        for uid, loaded in self.loader(layer, h, top=True)(uids).items() if uids else ():
             if loaded.block is not None:
-                self.split_if_pending(layer, h, uid, loaded.block)
+                yield from self._split(layer, h, uid, loaded.block)
 
     # -- forgetting -------------------------------------------------------------------------------
     @torch.inference_mode()
@@ -269,10 +275,12 @@ class StreamMemory:
             self.partition_of, self.partitions = {}, None
             return
         self.recent = [chunk for chunk in self.recent if chunk.index >= before_frame]
+        changes: list[HeadChange] = []
         for number, h, head in self.every_head():
             kept = (head.frame >= before_frame).nonzero()[:, 0]
             if len(kept) < head.tokens:
-                self.apply(number, h, head.keep(kept, self.loader(number, h)))
+                changes.append((number, h, head.keep(kept, self.loader(number, h))))
+        self.carry_out(changes)
         self.log.forget_before(before_frame)
         self._trim_frames()
 
@@ -303,12 +311,14 @@ class StreamMemory:
     @torch.inference_mode()
     def split_if_pending(self, layer: int, h: int, uid: int, block: Block) -> None:
         """A cluster that waited for being loaded is split, now that it is."""
+        self.carry_out(list(self._split(layer, h, uid, block)))
+
+    def _split(self, layer: int, h: int, uid: int, block: Block) -> Iterator[HeadChange]:
         head = self.heads[layer][h]
         table = head.organiser.table
-        whole = head.complete(uid, block)
         for cluster in (table.uid == uid).nonzero()[:, 0].tolist():
-            if whole is not None and bool(head.organiser.pending[cluster]):
-                self.apply(layer, h, head.split(cluster, whole))
+            if bool(head.organiser.pending[cluster]) and (whole := head.complete(uid, block)) is not None:
+                yield layer, h, head.split(cluster, whole)
 
     def key_of(self, layer: int, h: int, cluster: int) -> BlockKey:
         """Where the block of cluster number ``cluster`` (of a head's table) lies."""
@@ -327,16 +337,19 @@ class StreamMemory:
 
         return load
 
-    def apply(self, layer: int, h: int, change: Change) -> None:
-        """Carry out what a head's call did to its blocks."""
-        self.counts.lost += change.lost
+    def carry_out(self, changes: Sequence[HeadChange]) -> None:
+        """Write what heads' calls did to their blocks, in one call to the tiers for all of them."""
+        self.counts.lost += sum(change.lost for _, _, change in changes)
         # Dropped first, so that what is stored never stands beside what it replaces.
-        if change.drop:
-            self._drop([self._key(layer, h, uid) for uid in change.drop])
-        if change.store:
-            items = [(self._key(layer, h, uid), block) for uid, block in change.store.items()]
+        gone = [self._key(layer, h, uid) for layer, h, change in changes for uid in change.drop]
+        if gone:
+            self._drop(gone)
+        items = []
+        for layer, h, change in changes:
             for uid, block in change.store.items():
                 self.note_size(layer, h, uid, block.nbytes)
+                items.append((self._key(layer, h, uid), block))
+        if items:
             self.tiers.store(items)
 
     def _drop(self, keys: Sequence[BlockKey]) -> None:

@@ -197,6 +197,32 @@ def test_window_and_memory_come_back_after_the_process_died() -> None:
     assert answers[0] == pytest.approx(answers[1], abs=1e-5)
 
 
+@pytest.mark.parametrize(("gap", "survives"), [(6, True), (40, False)])
+def test_a_restored_window_goes_on_with_a_fresh_frame_that_follows_closely(gap: int, survives: bool) -> None:
+    model = load_model("tiny-qwen2_5_vl")
+    tiers = TierStack([Arena(64 * 2**20)])
+    _, _, spec = remembering(model)
+    camera = SyntheticCamera("cam", model.geometry, anchor_every=4)
+    first = NativeEngine(model, memories=MemoryBank(tiers))
+    first.admit(spec)
+    for number in range(20):
+        for request in first.push(camera.sample(number)):
+            first.step([request])
+    assert first.memories is not None
+    first.memories.save("cam")
+    second = NativeEngine(model, memories=MemoryBank(tiers))
+    second.admit(spec)
+    held = len(second._streams["cam"].frames)
+    assert held > 4
+    # Frames between were lost with the process; the sender's next one is a fresh anchor.
+    sample = dataclasses.replace(camera.sample(20 + gap - gap % 4), fresh=True)
+    assert sample.complete
+    second.push(sample)
+    assert (second._streams["cam"].frames[0].pts < sample.pts) is survives
+    second.push(dataclasses.replace(camera.sample(20 + gap - gap % 4 + 4), fresh=True))
+    assert len(second._streams["cam"].frames) == 1
+
+
 def test_an_old_memory_is_squeezed_into_the_span() -> None:
     line = Timeline(opened_s=1000.0, oldest_s=0.0, span_s=40.0, frame_s=1.0)
     assert line.length_s == 40.0

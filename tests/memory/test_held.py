@@ -53,6 +53,22 @@ def test_a_frame_of_another_model_or_time_is_refused() -> None:
     with pytest.raises(ValueError, match="time order"):
         held.add(frame(4, 4))
     assert held.tokens == 4
+    with pytest.raises(ValueError, match="1 heads for a memory of 2"):
+        held.add([LayerKV(each.key[:1], each.value[:1], each.frame[:1], each.cell[:1]) for each in frame(6, 4)])
+    held.add(frame(6, 4))
+    assert [layer.frame[0].tolist() for layer in held.layers] == [[5] * 4 + [6] * 4] * 3
+
+
+def test_what_is_held_does_not_depend_on_when_it_is_looked_at() -> None:
+    looked, unseen = (HeldKV(compressors.get("infinipot_v")(6), cap=40) for _ in range(2))
+    for number in range(40):
+        looked.add(frame(number, 5))
+        unseen.add(frame(number, 5))
+        assert looked.layers[0].tokens == looked.tokens == unseen.tokens
+        assert looked.nbytes == unseen.nbytes
+    for one, other in zip(looked.layers, unseen.layers, strict=True):
+        assert torch.equal(one.key, other.key)
+        assert torch.equal(one.frame, other.frame)
 
 
 @pytest.mark.parametrize(("cap", "target"), [(0, 0.75), (10, 0.0), (10, 1.5), (1, 0.5)])

@@ -65,6 +65,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--bench-model", default="bench-qwen2_5_vl", help="preset that compressing is held against (default: it)"
     )
     parser.add_argument(
+        "--bench-seconds", type=float, default=60.0, metavar="S", help="of each clip it watches (default: 60)"
+    )
+    parser.add_argument(
         "--caps", type=int, nargs="+", default=compress.CAPS, metavar="N", help="tokens, in part compress"
     )
     parser.add_argument("--out", type=Path, metavar="DIR", help="also write the timeline of the prefetch there (SVG)")

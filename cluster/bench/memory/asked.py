@@ -19,11 +19,26 @@ SHARE = 0.1
 _ROOM = 2**30
 
 
-def measure_asked(watched: Watched, latency_s: float, work: Work) -> tuple[float, PrefetchRun]:
-    """Questions about a clip, layer by layer with the queries that the model really had, over a memory of all that left
-    its windows: the query of a layer says what the next one will want.
+def remembered(watched: Watched) -> tuple[StreamMemory, Delayed]:
+    """All that left a clip's windows, and the tier it lies in, still without a latency."""
+    tier = Delayed(Arena(_ROOM), 0.0)
+    memory = StreamMemory(CAMERA, MemorySpec(compressor="none", cap_bytes=_ROOM), TierStack([tier]))
+    for chunk in watched.chunks:
+        memory.add(chunk)
+    memory.settle()
+    # Clusters that wait for being loaded are split by then, so that all questions to come find the same ones.
+    _questions(watched, memory, None, ahead=True)
+    return memory, tier
+
+
+def measure_asked(
+    watched: Watched, memory: StreamMemory, tier: Delayed, latency_s: float, work: Work
+) -> tuple[float, PrefetchRun]:
+    """Questions about a clip, layer by layer with the queries that the model really had: the query of a layer says what
+    the next one will want.
 
     Args:
+        memory: of the clip, in ``tier``.
         latency_s: added to every load.
         work: what each layer does.
 
@@ -31,17 +46,9 @@ def measure_asked(watched: Watched, latency_s: float, work: Work) -> tuple[float
         Share of the wanted blocks that were predicted, of layers that have one before them; and the times, summed up
         over all questions.
     """
-    tier = Delayed(Arena(_ROOM), 0.0)
-    memory = StreamMemory(CAMERA, MemorySpec(compressor="none", cap_bytes=_ROOM), TierStack([tier]))
-    for chunk in watched.chunks:
-        memory.add(chunk)
-    memory.settle()
-    # Clusters that wait for being loaded are split by then, so that both runs find the same ones.
-    _questions(watched, memory, None, ahead=True)
     tier.seconds = latency_s
     without, first = _questions(watched, memory, work, ahead=False)
     ahead, _ = _questions(watched, memory, work, ahead=True)
-    tier.close()
     later = ahead.used + ahead.missed - first
     hidden = 1 - ahead.waited_s / without.waited_s
     return ahead.used / later, PrefetchRun(hidden, ahead.waited_s, without.waited_s, (), (), ahead)

@@ -25,7 +25,7 @@ from cluster.memory.tiers.stack import TierStack
 from cluster.types import MemorySpec
 
 CAP_BYTES = 2 * 2**20
-SHAPE = {"layers": 2, "heads": 1, "rows": 1, "columns": 2, "width": 128}
+SHAPE = {"layers": 1, "heads": 1, "rows": 1, "columns": 2, "width": 128}
 WARM_UP = 0.1
 ROWS = 10
 _SLAB = 64 * 2**10

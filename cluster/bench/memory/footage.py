@@ -144,9 +144,10 @@ class Footage:
     def _samples(self, name: str) -> list[tuple[str, list[FrameSample]]]:
         """Every clip as a decoder would send it to this model."""
         args, geometry = self.args, self.model(name).geometry
+        seconds = args.seconds if name == args.model else min(args.seconds, args.bench_seconds)
         found = []
         for clip, path in clip_names(self.clips):
-            frames = read_clip(path, geometry, fps=args.fps, at_least=args.seconds, at_most=args.seconds)
+            frames = read_clip(path, geometry, fps=args.fps, at_least=seconds, at_most=seconds)
             found.append((clip, prune_clip(frames, CAMERA, args.pruner).samples))
         return found
 

@@ -1,6 +1,7 @@
-"""The other process of part retrieval: ``python -m cluster.bench.memory.node_process BYTES`` holds blocks and serves them.
+"""The other process of part retrieval: a node that holds blocks and serves them.
 
-Prints the port once it serves, and ends when its standard input is closed: it cannot outlive the bench.
+``python -m cluster.bench.memory.node_process BYTES`` prints the port once it serves, and ends when its standard input
+is closed: it cannot outlive the bench.
 """
 
 from __future__ import annotations

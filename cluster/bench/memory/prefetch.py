@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from cluster.bench.memory.asked import measure_asked
+from cluster.bench.memory.asked import measure_asked, remembered
 from cluster.bench.memory.delayed import Delayed
 from cluster.bench.memory.part import Part
 from cluster.bench.memory.work import Compute, PrefetchRun, Work
@@ -180,11 +180,13 @@ def measure(footage: Footage) -> Part:
         print(f"prefetch: {latency} ms", file=sys.stderr)
     watched = footage.watched(args.model)[0]
     layers = len(watched.chunks[0].key)
+    memory, tier = remembered(watched)
     for latency in LATENCIES_MS:
         compute_s = latency / 1000 * COMPUTE_SHARE
-        asked = [measure_asked(watched, latency / 1000, Work(compute_s)) for _ in range(args.repeats)]
+        asked = [measure_asked(watched, memory, tier, latency / 1000, Work(compute_s)) for _ in range(args.repeats)]
         right, done = sorted(asked, key=lambda one: one[1].hidden)[len(asked) // 2]
         rows.append(_row(watched.clip, latency, compute_s, layers, right, done))
+    tier.close()
     notes = [
         f"made: {args.layers} layers, {args.blocks} blocks each, of {_TOKENS} tokens by {_WIDTH} channels in bfloat16",
         f"{watched.clip}: what its windows left in clusters, asked with the queries of {args.model}; each layer's "

@@ -67,8 +67,9 @@ def measure(footage: Footage) -> Part:
     worst = {name: tuple(map(min, zip(*pairs, strict=True))) for name, pairs in ratios.items()}
     best = max(worst, key=lambda name: worst[name])
     notes = [
-        f"figures without a name are those of {best}; top {TOP} keys of each query row; tokens read {TOKENS_SHARE:g} of all, clusters as much "
-        "as it takes to find as many top keys; a transfer is a block of one layer and head that was fetched"
+        f"figures without a name are those of {best}; top {TOP} keys of each query row; tokens read "
+        f"{TOKENS_SHARE:g} of all, clusters as much as it takes to find as many top keys; a transfer is a block of one "
+        "layer and head that was fetched"
     ]
     figures = {"ttft_vs_token_retrieval": worst[best][0], "transfers_vs_token_retrieval": worst[best][1]}
     for name, (ttft, transfers) in worst.items():

@@ -192,6 +192,7 @@ class NativeEngine:
         except ModelError as error:
             log.warning("camera %s begins anew: %s", spec.stream, error)
             return False
+        self._streams[spec.stream].resumed = True
         return True
 
     # -- windows --------------------------------------------------------------------------------------

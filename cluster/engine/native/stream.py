@@ -119,13 +119,16 @@ class Stream:
     last_motion_dropped: int | None = None
     newest: int | None = None
     counters: StreamCounters = field(default_factory=StreamCounters)
+    # It was restored after its process died, and no frame has come since.
+    resumed: bool = False
     # Who is handed the KV of frames that no window to come can hold.
     leave: Leave | None = None
 
     # -- frames in ------------------------------------------------------------------------------------
     def push(self, sample: FrameSample, arrived_s: float) -> list[WindowRequest]:
         """See ``Engine.push``."""
-        if sample.fresh or self.newest is None:
+        resumed, self.resumed = self.resumed, False
+        if self.newest is None or (sample.fresh and not (resumed and self._follows(sample))):
             self.forget()
             self.clock.restart(sample.pts)
         elif sample.pts <= self.newest:
@@ -139,6 +142,12 @@ class Stream:
         self.newest = frame.pts
         closed += self.clock.close(frame.place + frame.duration, frame.place)
         return self._request(closed, arrived_s)
+
+    def _follows(self, sample: FrameSample) -> bool:
+        """Whether a window can go on with this frame after its process died: all of the scene is in it, and no more
+        time has passed than the window is long. Its sender calls it fresh because frames between were lost."""
+        assert self.newest is not None
+        return sample.complete and self.newest < sample.pts <= self.newest + self.clock.window
 
     def flush(self, arrived_s: float) -> list[WindowRequest]:
         """See ``Engine.flush``: the window ends where its last frame does."""

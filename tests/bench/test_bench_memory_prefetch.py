@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import argparse
 import xml.etree.ElementTree as ET
 
 import pytest
 
-from cluster.bench.memory_prefetch import Compute, add_arguments, measure_prefetch, run, timeline_svg
+from cluster.bench.memory.prefetch import measure_prefetch, timeline_svg
+from cluster.bench.memory.work import Compute
 from cluster.evaluation.plots import LEFT, RIGHT, WIDTH
 from cluster.memory.prefetch import FetchEvent
 
@@ -61,14 +61,3 @@ def test_the_picture_has_a_bar_for_each_load_and_each_layer_to_scale() -> None:
 def test_nothing_makes_no_picture() -> None:
     with pytest.raises(ValueError, match="at least one"):
         timeline_svg([], [])
-
-
-def test_the_bench_end_to_end(tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr("cluster.bench.memory_prefetch.LATENCIES_MS", (1, 2))
-    parser = argparse.ArgumentParser()
-    add_arguments(parser)
-    picture = tmp_path / "timeline.svg"
-    result = run(parser.parse_args(["--layers", "3", "--blocks", "4", "--repeats", "1", "--picture", str(picture)]))
-    assert set(result.figures) == {"prefetch_hidden_1ms", "prefetch_hidden_2ms"}
-    assert [row["missed"] for row in result.rows if row["accuracy"] == 1] == [4, 4]
-    assert ET.parse(picture).getroot().tag == f"{SVG}svg"

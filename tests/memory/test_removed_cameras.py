@@ -1,0 +1,133 @@
+"""A replica carries out the controller's orders to forget removed cameras, in every tier, also one that is down."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+
+import pytest
+import torch
+from redis_server import RedisServer
+from remembering import Site, until
+
+from actors.memories import Forgetting, WorkerMemory
+from cluster.memory.album import Album
+from cluster.models import load_model
+from cluster.rpc.conversations import Conversations
+from cluster.scheduling.removals import Removals
+from cluster.scheduling.worker import EngineWorker
+from cluster.types import Answer
+
+WAIT_S = 20.0
+
+
+class Silent:
+    """Whoever does not listen to the worker."""
+
+    def answered(self, answers: list[Answer], *, late: bool) -> None: ...
+    def batch(self, windows: int) -> None: ...
+    def dropped(self, stream: str, reason: str, windows: int) -> None: ...
+    def lost(self, stream: str, windows: int) -> None: ...
+
+
+class Replica:
+    """What a replica has to do with memories, without its services."""
+
+    def __init__(self, url: str) -> None:
+        torch.set_num_threads(1)
+        self.site = Site(load_model("tiny-qwen2_5_vl"), url)
+        self.site.engine.evict("cam")
+        self.worker = EngineWorker(self.site.engine, Silent())  # type: ignore[arg-type]
+        self.worker.start()
+        self.album, self.conversations = Album(), Conversations()
+        self.memory = WorkerMemory(self.worker, self.album, timeout_s=WAIT_S)
+        self.forgetting = Forgetting(self.memory, self.conversations, self.site.bank)
+
+    def watch(self, frames: int = 24) -> None:
+        self.worker.open(self.site.spec).result(WAIT_S)
+        for number in range(frames):
+            sample = self.site.camera.sample(number)
+            self.worker.offer(sample).result(WAIT_S)
+            self.memory.see(sample)
+        until(lambda: not self.worker.depths()["windows"])
+        self.worker.run(lambda _: self.site.tend()).result(WAIT_S)
+
+    async def beat(self, removals: Removals, *cameras: str) -> list[str]:
+        """As the heartbeat does, with the cameras there are; returns what is forgotten everywhere."""
+        told = sorted(self.forgetting.done)
+        finished = removals.forgotten("me", told, {"me"})
+        self.forgetting.told(told)
+        reported = [report.camera for report in self.worker.reports()]
+        self.forgetting.order(removals.orders("me", reported, cameras))
+        await self.forgetting.finish()
+        return finished
+
+
+@pytest.fixture
+def replica(own_redis: RedisServer) -> Iterator[Replica]:
+    own_redis.start()
+    replica = Replica(own_redis.url)
+    yield replica
+    assert replica.worker.stop(WAIT_S)
+    replica.site.tiers.close()
+
+
+async def say(replica: Replica) -> str:
+    """Id of a conversation about the camera."""
+    async with replica.conversations.turn("cam", "") as conversation:
+        replica.conversations.said(conversation, "Why?", "because")
+        return conversation.id
+
+
+def test_memory_pictures_and_conversations_of_a_removed_camera_go(replica: Replica, own_redis: RedisServer) -> None:
+    async def run() -> None:
+        await say(replica)
+        removals = Removals(1)
+        assert await replica.beat(removals) == []
+        assert own_redis.names()
+        removals.add("cam")
+        assert await replica.beat(removals) == []
+        assert own_redis.names() == set()
+        assert replica.album.nbytes("cam") == 0
+        assert len(replica.conversations) == 0
+        assert replica.worker.open_streams() == []
+        assert await replica.beat(removals) == ["cam"]
+        assert removals.pending == []
+        # Its decoder learns of it late, and sends frames once more.
+        await asyncio.to_thread(replica.watch)
+        assert own_redis.names()
+        await replica.beat(removals)
+        assert own_redis.names() == set()
+
+    replica.watch()
+    assert replica.album.nbytes("cam") > 0
+    asyncio.run(run())
+
+
+def test_an_order_is_carried_out_when_the_tier_that_was_down_is_back(replica: Replica, own_redis: RedisServer) -> None:
+    async def run() -> None:
+        removals = Removals(1)
+        removals.add("cam")
+        own_redis.freeze()
+        for _ in range(3):
+            assert await replica.beat(removals) == []
+        assert removals.pending == ["cam"]
+        # A camera of this name that was added meanwhile is not forgotten again and again.
+        await asyncio.to_thread(replica.watch)
+        frames = replica.site.bank.report()["cam"].frames
+        await replica.beat(removals, "cam")
+        assert replica.site.bank.report()["cam"].frames == frames > 0
+        own_redis.thaw()
+        until(lambda: replica.site.tiers.lowest.state().up)
+        replica.worker.run(lambda _: replica.site.tend()).result(WAIT_S)
+        await replica.beat(removals, "cam")
+        assert await replica.beat(removals, "cam") == ["cam"]
+        assert removals.pending == []
+        assert (await replica.memory.describe("cam")).frames == frames
+
+    replica.watch()
+    before = own_redis.names()
+    asyncio.run(run())
+    replica.worker.run(lambda _: replica.site.recovered()).result(WAIT_S)
+    assert before
+    assert own_redis.client.exists("sightline:kv:manifest:cam"), "what the new one saw is there"
