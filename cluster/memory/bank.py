@@ -161,6 +161,8 @@ class MemoryBank:
     def tend(self) -> None:
         """What is to be done regularly also while no frame comes."""
         self._due.update(self.repair.work(self._memories))
+        # A question splits clusters that waited for being loaded.
+        self._due.update(stream for stream, memory in self._memories.items() if memory.unsaved)
         self.save_due()
 
     def flush(self, budget_s: float = 0.5) -> int:

@@ -73,6 +73,8 @@ class StreamMemory:
         # What each block takes, rounded up as host memory does: tiers far away are not asked for it at every frame.
         self._sizes: dict[BlockKey, int] = {}
         self.held_bytes = 0
+        # Whether the manifest in the tiers is of an earlier moment.
+        self.unsaved = False
         # Raw query rows of who asked last, per layer; kept off the device, where those of every stream would be much.
         self._asked: list[Tensor] = []
         # Fails on an unknown name or option before the first frame comes.
@@ -339,6 +341,7 @@ class StreamMemory:
 
     def carry_out(self, changes: Sequence[HeadChange]) -> None:
         """Write what heads' calls did to their blocks, in one call to the tiers for all of them."""
+        self.unsaved |= bool(changes)
         self.counts.lost += sum(change.lost for _, _, change in changes)
         # Dropped first, so that what is stored never stands beside what it replaces.
         gone = [self._key(layer, h, uid) for layer, h, change in changes for uid in change.drop]
@@ -372,7 +375,9 @@ class StreamMemory:
     # -- restoring --------------------------------------------------------------------------------
     def save(self, window: bytes = b"") -> Outcome:
         """Write to the tiers what it takes to find the blocks again; ``window``: the engine's state of the stream."""
-        return self.tiers.put_manifest(self.stream, manifest_of(self, window).dump())
+        outcome = self.tiers.put_manifest(self.stream, manifest_of(self, window).dump())
+        self.unsaved = outcome is not Outcome.HIT
+        return outcome
 
     @torch.inference_mode()
     def restore(self) -> bytes | None:

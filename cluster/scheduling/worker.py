@@ -9,18 +9,19 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Protocol, TypeVar
 
 from cluster.engine.base import Engine
 from cluster.errors import CapacityError, ConfigError, NotReadyError, UnavailableError, UnknownCameraError
 from cluster.scheduling.asks import AskQueue
+from cluster.scheduling.open_stream import Offer, OpenStream, WindowCounts
 from cluster.scheduling.reports import StreamReport
 from cluster.scheduling.windows import DropReason, WindowQueue
-from cluster.types import Answer, AskResult, AskSpec, Forgotten, FrameSample, LastAnswer, StreamSpec, WindowRequest
+from cluster.types import Answer, AskResult, AskSpec, Forgotten, FrameSample, StreamSpec, WindowRequest
 
 log = logging.getLogger(__name__)
 
@@ -31,15 +32,6 @@ KEPT_REPORTS = 1024
 
 MAX_FAILURES = 3
 """Steps in a row that may fail on every window before the replica counts as broken."""
-
-
-@dataclass(frozen=True, slots=True)
-class WindowCounts:
-    """Windows of one camera since it was opened."""
-
-    done: int = 0
-    gated: int = 0
-    dropped: int = 0
 
 
 class WorkerEvents(Protocol):
@@ -60,26 +52,6 @@ class WorkerEvents(Protocol):
     def lost(self, stream: str, windows: int) -> None:
         """A window in the making went down with a stream that began anew."""
         ...
-
-
-@dataclass(frozen=True, slots=True)
-class _Offer:
-    sample: FrameSample
-    arrived_s: float
-    taken: Future[None]
-
-
-@dataclass(slots=True)
-class _Stream:
-    spec: StreamSpec
-    inbox: deque[_Offer] = field(default_factory=deque)
-    ending: bool = False
-    broken: str = ""
-    unanswered_frames: int = 0
-    before: Counter[str] = field(default_factory=Counter)
-    latency_s: float = 0.0
-    last_answers: dict[str, LastAnswer] = field(default_factory=dict)
-    counts: Counter[str] = field(default_factory=Counter)
 
 
 class EngineWorker:
@@ -112,7 +84,7 @@ class EngineWorker:
         self._inbox = inbox
         self._stall_s = stall_s
         self._queue = WindowQueue(per_stream=per_stream)
-        self._streams: dict[str, _Stream] = {}
+        self._streams: dict[str, OpenStream] = {}
         self._closed: dict[str, StreamReport] = {}
         self._commands: deque[Callable[[], None]] = deque()
         self._wake = threading.Condition()
@@ -152,7 +124,7 @@ class EngineWorker:
             UnknownCameraError: the camera is not open.
         """
         taken = _future()
-        offer = _Offer(sample, time.monotonic() if arrived_s is None else arrived_s, taken)
+        offer = Offer(sample, time.monotonic() if arrived_s is None else arrived_s, taken)
         with self._wake:
             stream = self._streams.get(sample.stream)
             if stream is None:
@@ -212,17 +184,12 @@ class EngineWorker:
         """Windows of a camera so far."""
         with self._wake:
             known = self._streams.get(stream)
-            if known is None:
-                return WindowCounts()
-            done, gated, dropped = (
-                known.counts[key] - known.before[key] for key in ("windows_done", "windows_gated", "windows_dropped")
-            )
-            return WindowCounts(done, gated, dropped)
+            return WindowCounts() if known is None else known.windows()
 
     def reports(self) -> list[StreamReport]:
         """Every camera, for the heartbeat; closed ones with their last word. Counts never fall while this lives."""
         with self._wake:
-            return [*self._closed.values(), *(_report(stream) for stream in self._streams.values())]
+            return [*self._closed.values(), *(stream.report() for stream in self._streams.values())]
 
     def open_streams(self) -> list[str]:
         """Cameras that are open."""
@@ -292,17 +259,10 @@ class EngineWorker:
         with self._wake:
             known = self._streams.get(spec.stream)
             if known is None:
-                self._streams[spec.stream] = self._new(spec)
+                self._streams[spec.stream] = OpenStream.after(spec, self._closed.pop(spec.stream, None))
             else:
                 known.spec, known.ending = spec, False
         done.set_result(None)
-
-    def _new(self, spec: StreamSpec) -> _Stream:
-        stream = _Stream(spec)
-        if last := self._closed.pop(spec.stream, None):
-            stream.counts.update(last.counts)
-            stream.before.update(last.counts)
-        return stream
 
     def _close(self, name: str, flush: bool) -> None:
         stream = self._streams.get(name)
@@ -331,7 +291,7 @@ class EngineWorker:
         self._engine.evict(name)
         with self._wake:
             gone = self._streams.pop(name)
-            self._closed[name] = _report(gone)
+            self._closed[name] = gone.report()
             if len(self._closed) > KEPT_REPORTS:
                 del self._closed[next(iter(self._closed))]
         for offer in gone.inbox:
@@ -351,12 +311,12 @@ class EngineWorker:
         if stream.ending and not stream.inbox:
             self._finish(name, stream)
 
-    def _must_wait(self, stream: _Stream) -> bool:
+    def _must_wait(self, stream: OpenStream) -> bool:
         """A fresh frame makes the engine forget the windows that still wait; a patient camera loses none either way."""
         waiting = self._queue.waiting(stream.spec.stream)
         return waiting > 0 and (stream.spec.patient or stream.inbox[0].sample.fresh)
 
-    def _push(self, stream: _Stream, offer: _Offer) -> None:
+    def _push(self, stream: OpenStream, offer: Offer) -> None:
         sample = offer.sample
         if sample.fresh:
             stream.broken = ""
@@ -374,7 +334,7 @@ class EngineWorker:
             stream.unanswered_frames += 1
         self._enqueue(stream, [replace(request, arrived_s=offer.arrived_s) for request in closed])
 
-    def _enqueue(self, stream: _Stream, requests: Sequence[WindowRequest]) -> None:
+    def _enqueue(self, stream: OpenStream, requests: Sequence[WindowRequest]) -> None:
         for request in requests:
             # An answer that starts later than the window is long tells of a scene that is gone.
             for gone in self._queue.offer(
@@ -382,7 +342,7 @@ class EngineWorker:
             ):
                 self._drop(gone.request.stream, gone.reason)
 
-    def _finish(self, name: str, stream: _Stream) -> None:
+    def _finish(self, name: str, stream: OpenStream) -> None:
         """Answer what is left of a camera whose source ended, then forget it."""
         if stream.unanswered_frames:
             stream.unanswered_frames = 0
@@ -432,34 +392,19 @@ class EngineWorker:
             mine = [answer for answer in answers if answer.stream == request.stream]
             self._settle(self._streams[request.stream], mine)
 
-    def _settle(self, stream: _Stream, answers: Sequence[Answer]) -> None:
+    def _settle(self, stream: OpenStream, answers: Sequence[Answer]) -> None:
         if not answers:
             # The engine no longer has the window's frames.
             self._drop(stream.spec.stream, DropReason.LATE)
             return
-        first = answers[0]
         with self._wake:
-            counts = stream.counts
-            counts["windows_gated" if first.gated else "windows_done"] += 1
-            counts["tokens_full"] += first.tokens.full
-            counts["tokens_kept"] += first.tokens.kept
-            counts["tokens_computed"] += first.tokens.computed
-            stream.latency_s = first.timing.latency_s
-            for answer in answers:
-                stream.last_answers[answer.question] = LastAnswer(
-                    answer.question, answer.score, answer.positive, answer.end
-                )
-        self._events.answered(answers, late=first.timing.latency_s > stream.spec.stride_s)
+            stream.answered(answers)
+        self._events.answered(answers, late=stream.latency_s > stream.spec.stride_s)
 
     def _drop(self, name: str, reason: str, windows: int = 1) -> None:
         stream = self._streams[name]
         stream.counts["windows_dropped"] += windows
         self._events.dropped(name, reason, windows)
-
-
-def _report(stream: _Stream) -> StreamReport:
-    last_answers = tuple(stream.last_answers.values())
-    return StreamReport(stream.spec.stream, stream.latency_s, last_answers, dict(stream.counts))
 
 
 def _future() -> Future[None]:

@@ -10,7 +10,8 @@ import pytest
 from worker_parts import sample, spec
 
 from cluster.errors import CapacityError, ConfigError, UnknownCameraError
-from cluster.scheduling.worker import EngineWorker, WindowCounts
+from cluster.scheduling.open_stream import WindowCounts
+from cluster.scheduling.worker import EngineWorker
 
 WAIT_S = 20
 
