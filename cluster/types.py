@@ -219,8 +219,8 @@ class MemorySpec:
     """
 
     compressor: str = "infinipot_v"
-    organiser: str = "mosaic"
-    retriever: str = "top_k"
+    organiser: str = "resv"
+    retriever: str = "wicsum"
     cap_bytes: int = 64 * 2**20
     target: float = 0.75
     keep: float = 1.0

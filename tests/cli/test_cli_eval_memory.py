@@ -35,7 +35,7 @@ def test_videos_with_questions_end_to_end_and_again(cli, videos):
     command = ("eval", "memory", "--dataset", videos, "--layout", "mlvu", *SMALL, "--json", "figures.json")
     done = cli(*command, timeout=300)
     assert done.returncode == 0, done.stderr
-    assert "infinipot_v/mosaic/top_k@1/8" in done.stdout
+    assert "infinipot_v/resv/wicsum@1/8" in done.stdout
     assert "skipped gone.mp4: not on disk" in done.stdout
     assert "not clearly above chance" in done.stdout
     body = json.loads((cli.folder / "figures.json").read_text())

@@ -21,7 +21,7 @@ from cluster.scheduling.worker import EngineWorker
 from cluster.types import AskResult, AskSpec, MemorySpec, StreamSpec
 
 WAIT_S = 20
-MEMORY = MemorySpec(block_frames=2, organiser="resv", retriever_options={"share": 1.0})
+MEMORY = MemorySpec(block_frames=2, organiser="resv", retriever="top_k", retriever_options={"share": 1.0})
 
 
 class SlowAsks(HeldEngine):

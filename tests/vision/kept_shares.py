@@ -1,4 +1,4 @@
-"""Not a test: prints how many tokens each policy keeps of the given videos (default: ../shared/clips, if there).
+"""Not a test: prints how many tokens each policy keeps of the videos that are named.
 
 python tests/vision/kept_shares.py [VIDEO ...]
 """
@@ -40,4 +40,4 @@ def main(videos: list[Path]) -> None:
 
 
 if __name__ == "__main__":
-    main([Path(each) for each in sys.argv[1:]] or sorted(Path("../shared/clips").glob("*.mp4")))
+    main([Path(each) for each in sys.argv[1:]])

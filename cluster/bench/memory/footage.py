@@ -36,7 +36,6 @@ QUESTIONS = (
 ASK_EVERY = 16
 """Frames that leave a window between two questions."""
 
-_SHIPPED = ("one-by-one-person-detection.mp4", "car-detection.mp4")
 _ROOM = 2**30
 
 
@@ -132,12 +131,9 @@ class Footage:
 
     @property
     def clips(self) -> list[Path]:
-        """Those that were named, else two real ones where they lie beside the checkout, else two made ones."""
+        """Those that were named, else two made ones."""
         if self.args.clips:
             return list(self.args.clips)
-        beside = [Path("../shared/clips") / name for name in _SHIPPED]
-        if all(path.exists() for path in beside):
-            return beside
         made = [self._directory / "street.mp4", self._directory / "noisy.mp4"]
         return made if all(path.exists() for path in made) else made_clips(self._directory)
 
@@ -158,7 +154,7 @@ class Footage:
         bank = ListeningBank(TierStack([Arena(_ROOM)]), listen=True)
         engine = NativeEngine(self.model(name), memories=bank)
         everything = MemorySpec(
-            compressor="none", organiser="frames", retriever_options={"share": 1.0}, cap_bytes=_ROOM
+            compressor="none", organiser="frames", retriever="top_k", retriever_options={"share": 1.0}, cap_bytes=_ROOM
         )
         engine.admit(self.spec(everything))
         watched = Watched(clip, samples)

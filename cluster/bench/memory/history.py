@@ -91,7 +91,9 @@ def _remembering(model: VisionLanguageModel, tokens: int) -> tuple[NativeEngine,
     """An engine whose one camera has so much behind it, and the seconds that taking it in took."""
     bank = MemoryBank(TierStack([Arena(_ROOM)]))
     engine = NativeEngine(model, memories=bank)
-    bank.open(CAMERA, MemorySpec(compressor="none", retriever_options={"tokens": READ}, cap_bytes=_ROOM))
+    bank.open(
+        CAMERA, MemorySpec(compressor="none", retriever="top_k", retriever_options={"tokens": READ}, cap_bytes=_ROOM)
+    )
     config = model.text_config
     width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     chunks = made_chunks(

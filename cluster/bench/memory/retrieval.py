@@ -84,7 +84,7 @@ def measure_organiser(
     with far_tier(_ROOM) as node:
         bank = ListeningBank(TierStack([Arena(_HOST, slab_bytes=_SLAB), node]))
         engine = NativeEngine(model, memories=bank)
-        spec = MemorySpec(compressor="none", organiser=organiser, cap_bytes=_ROOM)
+        spec = MemorySpec(compressor="none", organiser=organiser, retriever="top_k", cap_bytes=_ROOM)
         bank.open(CAMERA, spec)
         for chunk in watched.chunks:
             bank.take(chunk)

@@ -98,7 +98,7 @@ def ours(share: float) -> ShareSetting:
 def memory_grid(name: str) -> list[ShareSetting]:
     """The settings of a comparison, full first, each once.
 
-    * ``quick``: at an eighth every compressor under our organiser with ``top_k``, and every organiser under our
+    * ``quick``: at an eighth every compressor under our organiser and retriever, and every organiser under our
       compressor with the retriever it was published with; ours at all shares and with nothing thrown away
     * ``standard``: every compressor, organiser and retriever at every share, and every organiser and retriever with
       nothing thrown away
@@ -111,7 +111,7 @@ def memory_grid(name: str) -> list[ShareSetting]:
     thinning = [each for each in compressors.names() if each != "none"]
     found = [FULL, ours(1.0), *map(ours, SHARES)]
     if name == "quick":
-        found += [ShareSetting(each, _OURS.organiser, "top_k", share=1 / 8) for each in thinning]
+        found += [ShareSetting(each, _OURS.organiser, _OURS.retriever, share=1 / 8) for each in thinning]
         found += [
             ShareSetting(_OURS.compressor, each, _NATURAL.get(each, _OURS.retriever), share=1 / 8)
             for each in organisers.names()
