@@ -16,6 +16,10 @@ GOALS: dict[str, tuple[str, float]] = {
     "ttft_vs_token_retrieval": (">=", 2.0),
     "transfers_vs_token_retrieval": (">=", 5.0),
     "ttft_64k_over_4k": ("<=", 2.0),
+    "prefetch_hidden_1ms": (">=", 0.8),
+    "prefetch_hidden_5ms": (">=", 0.8),
+    "prefetch_hidden_20ms": (">=", 0.8),
+    "deferred_split_saving": (">=", 0.4),
     "restore_speedup": (">=", 10.0),
 }
 """Figure -> the side of which number it should be on; figures that are not here have no goal."""
