@@ -219,6 +219,16 @@ def test_answers_that_fail_are_closed(gateway, run):
 # -- the prompt ---------------------------------------------------------------------------------
 
 
+def _own_terminal():
+    """In the new process: its standard input is its terminal, and Ctrl-C reaches it whoever started the tests."""
+    import fcntl
+    import signal
+    import termios
+
+    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 class Terminal:
     """The command on a terminal of its own."""
 
@@ -233,7 +243,7 @@ class Terminal:
             stderr=slave,
             env=cli.environment | {"TERM": "dumb"},
             start_new_session=True,
-            preexec_fn=lambda: __import__("fcntl").ioctl(0, __import__("termios").TIOCSCTTY, 0),
+            preexec_fn=_own_terminal,
         )
         os.close(slave)
         self.shown = ""
