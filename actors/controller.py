@@ -7,6 +7,7 @@ runs them it learns from the decoders and replicas, which join again as soon as 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import time
@@ -30,6 +31,9 @@ log = logging.getLogger(__name__)
 SEEDED = b"seeded"
 CAMERA = b"camera/"
 REMOVED = b"removed/"
+
+FORGET_HEARTBEATS = 4
+"""Heartbeats for which a removal waits until every replica that lives has forgotten the camera."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +94,10 @@ class Controller:
         self._kv.put_removed(name)
         self._kv.delete(name)
         await self._notify()
+        # Its name is not free before nobody remembers the old one; but a replica that is down is not waited for.
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(FORGET_HEARTBEATS * self._config.cluster.heartbeat_s), self._changed:
+                await self._changed.wait_for(lambda: name not in self._removals.pending)
 
     async def list_cameras(self) -> list[CameraStatus]:
         """Sorted by name."""
@@ -153,8 +161,11 @@ class Controller:
         if not self._directory.heartbeat_replica(instance, reports, time.monotonic()):
             return None
         alive = {info.instance for info in self._directory.replicas.values()}
-        for name in self._removals.forgotten(instance, forgotten, alive):
+        done = self._removals.forgotten(instance, forgotten, alive)
+        for name in done:
             self._kv.delete_removed(name)
+        if done:
+            await self._notify()
         # Until it is settled, there are cameras that it does not know of.
         reported = [report.camera for report in reports] if self._settled.is_set() else []
         return self._removals.orders(instance, reported, self._directory.cameras)
