@@ -16,12 +16,10 @@ from cluster.config import SightlineConfig
 from cluster.errors import UnavailableError
 from cluster.memory.tiers.arena import Arena
 from cluster.rpc.kv_service import KVServicer
-from cluster.rpc.kv_wire import MAX_KV_MESSAGE_BYTES
+from cluster.rpc.kv_wire import MAX_KV_MESSAGE_BYTES, SERVICE
 from cluster.rpc.server import RpcServer
 
 log = logging.getLogger(__name__)
-
-SERVICE = "sightline.v1.KV"
 
 
 def tier_name(node: str) -> str:

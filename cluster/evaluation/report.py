@@ -96,7 +96,7 @@ class EvaluationReport:
             ],
         }
         body["skipped"] = [{"path": str(each.path), "reason": each.reason} for each in self.skipped]
-        return json.dumps(_finite(body), indent=2, allow_nan=False)
+        return json.dumps(finite(body), indent=2, allow_nan=False)
 
 
 def make_report(
@@ -204,10 +204,10 @@ def _short(found: Accuracy) -> dict[str, float]:
     }
 
 
-def _finite(body: Any) -> Any:
+def finite(body: Any) -> Any:
     """JSON knows no NaN: what is undefined becomes null."""
     if isinstance(body, dict):
-        return {key: _finite(value) for key, value in body.items()}
+        return {key: finite(value) for key, value in body.items()}
     if isinstance(body, (list, tuple)):
-        return [_finite(value) for value in body]
+        return [finite(value) for value in body]
     return None if isinstance(body, float) and not math.isfinite(body) else body

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import jinja2
@@ -107,7 +107,7 @@ def markdown(report: EvaluationReport) -> str:
     """The report as text."""
     parts = [f"# {report.title}", _facts(report)]
     for title, (heads, rows) in sections(report):
-        parts.append(f"## {title}\n\n{_markdown_table(heads, rows)}")
+        parts.append(f"## {title}\n\n{markdown_table(heads, rows)}")
     if report.figures.notes:
         parts.append("## Notes\n\n" + "\n".join(f"* {note}" for note in report.figures.notes))
     if report.skipped:
@@ -144,19 +144,29 @@ def write_report(report: EvaluationReport, folder: Path) -> Path:
         "accuracy.html": page(report),
         **{f"{name}.svg": svg + "\n" for name, svg in charts(report).items()},
     }
+    write_files(folder, files)
+    return folder / "accuracy.html"
+
+
+def write_files(folder: Path, files: Mapping[str, str]) -> None:
+    """Write a report's files by name.
+
+    Raises:
+        SightlineError: the folder cannot be written.
+    """
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for name, text in files.items():
             (folder / name).write_text(text, encoding="utf-8")
     except OSError as error:
         raise SightlineError(f"cannot write the report to {folder}: {error.strerror or error}") from None
-    return folder / "accuracy.html"
 
 
 def _facts(report: EvaluationReport) -> str:
     return "\n".join(f"* {name}: {value}" for name, value in report.facts.items())
 
 
-def _markdown_table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def markdown_table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table as Markdown has it."""
     lines = [heads, ["---"] * len(heads), *rows]
     return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)

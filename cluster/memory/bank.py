@@ -17,7 +17,6 @@ from cluster.memory.repair import Repair
 from cluster.memory.retrieve import retrievers
 from cluster.memory.retrieve.base import Retriever
 from cluster.memory.stream import StreamMemory
-from cluster.memory.tiers.base import TierState
 from cluster.memory.tiers.stack import TierStack
 from cluster.types import MICROSECONDS, Forgotten, MemorySpec, MemoryStatus
 
@@ -280,12 +279,11 @@ class MemoryBank:
             NotReadyError: it has none.
         """
         memory, _ = self.get(stream)
-        states = {name: _reason(state) for name, state in self.tiers.states().items()}
-        return replace(memory.status(), tier_states=states)
+        return memory.status()
 
     def report(self) -> dict[str, MemoryReport]:
         """Every stream as of its last frame, the tiers as they are now; from any thread."""
-        reasons = {name: _reason(state) for name, state in self.tiers.states().items()}
+        reasons = {name: state.trouble for name, state in self.tiers.states().items()}
         trouble = "; ".join(f"{name}: {reason}" for name, reason in reasons.items() if reason)
         with self._lock:
             return {stream: replace(report, state=trouble) for stream, report in self._reports.items()}
@@ -321,8 +319,3 @@ def _restored(memory: StreamMemory) -> bytes | None:
     except Exception:
         log.exception("what the tiers hold of camera %r cannot be gone on with", memory.stream)
         return None
-
-
-def _reason(state: TierState) -> str:
-    """What is wrong with a tier: it is down, or up and refuses, as when it is full."""
-    return state.reason or ("" if state.up else "down")

@@ -40,17 +40,29 @@ class Manifest:
     def load(cls, data: bytes) -> Manifest | None:
         """The inverse of :meth:`dump`; None for anything else, or another version's."""
         try:
-            size = int.from_bytes(data[:8], "little")
-            if size > len(data):
-                return None
-            header = json.loads(json.loads(data[8 : 8 + size])["__metadata__"]["sightline"])
+            header = header_of(data)
             tensors = load_tensors(data)
         except (SafetensorError, ValueError, KeyError, TypeError):
             return None
-        if not isinstance(header, dict) or header.pop("version", None) != VERSION:
+        if header.pop("version", None) != VERSION:
             return None
         window = tensors.pop("window", None)
         return cls(header, tensors, b"" if window is None else window.numpy().tobytes())
+
+
+def header_of(data: bytes) -> dict[str, Any]:
+    """Our JSON header of safetensors, which begin with the length of theirs as eight little-endian bytes.
+
+    Raises:
+        ValueError, KeyError, TypeError: there is none.
+    """
+    size = int.from_bytes(data[:8], "little")
+    if size > len(data):
+        raise ValueError("shorter than its header says")
+    header = json.loads(json.loads(data[8 : 8 + size])["__metadata__"]["sightline"])
+    if not isinstance(header, dict):
+        raise TypeError("its header is no object")
+    return header
 
 
 def manifest_of(memory: StreamMemory, window: bytes) -> Manifest:

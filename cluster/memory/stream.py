@@ -117,7 +117,6 @@ class StreamMemory:
 
     def status(self) -> MemoryStatus:
         """What there is and how it is."""
-        states = self.tiers.states().items()
         return MemoryStatus(
             camera=self.stream,
             frames=self.frames,
@@ -130,7 +129,7 @@ class StreamMemory:
             organiser=self.spec.organiser,
             retriever=self.spec.retriever,
             counts=asdict(self.counts),
-            tier_states={name: "" if state.up else state.reason for name, state in states},
+            tier_states={name: state.trouble for name, state in self.tiers.states().items()},
         )
 
     def pts_of(self, frame: int) -> int:
@@ -239,7 +238,7 @@ class StreamMemory:
         layers, heads, _, width = chunk.key.shape
         self.rows, self.columns, self.dtype = chunk.rows, chunk.columns, chunk.key.dtype
         self.begin_heads(layers, heads, width)
-        if self.spec.organiser == "mosaic":
+        if organisers.get(self.spec.organiser).wants_partitions:
             self.partitions = VisualPartitions(len(chunk.look))
 
     def _place(self, frame: Tensor, cell: Tensor) -> Tensor:

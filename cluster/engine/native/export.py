@@ -21,6 +21,7 @@ from cluster.engine.native.kv import KVSlab
 from cluster.engine.native.stream import HeldFrame, LastWindow, Stream, StreamCounters
 from cluster.engine.native.windows import WindowClock, WindowSpan
 from cluster.errors import ModelError
+from cluster.memory.manifest import header_of
 from cluster.models.base import FrameTokens
 from cluster.types import Answer, PatchGrid, Question, StreamSpec, Timing, TokenCount
 
@@ -90,17 +91,10 @@ def load(state: bytes, spec: StreamSpec, kv: KVSlab, fingerprint: str) -> Stream
 
 
 def _header(state: bytes) -> dict[str, Any]:
-    """The JSON header; safetensors begin with its length as eight little-endian bytes."""
     try:
-        size = int.from_bytes(state[:8], "little")
-        if size > len(state):
-            raise ValueError("shorter than its header says")
-        header = json.loads(json.loads(state[8 : 8 + size])["__metadata__"]["sightline"])
+        return header_of(state)
     except (ValueError, KeyError, TypeError) as error:
         raise ModelError(f"not the state of a stream: {error}") from error
-    if not isinstance(header, dict):
-        raise ModelError("not the state of a stream: its header is no object")
-    return header
 
 
 def _frame_tensors(frame: HeldFrame) -> dict[str, Tensor]:

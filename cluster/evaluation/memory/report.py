@@ -13,7 +13,7 @@ from cluster.errors import ConfigError
 from cluster.evaluation.datasets.video import Skipped
 from cluster.evaluation.memory.results import MemorySetting, SettingResult
 from cluster.evaluation.metrics import Measured
-from cluster.evaluation.report import _finite
+from cluster.evaluation.report import finite
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class MemoryReport:
             each.setting.name: [asdict(question) for question in each.answered] for each in self.results
         }
         body["skipped"] = [{"path": str(each.path), "reason": each.reason} for each in self.skipped]
-        return json.dumps(_finite(body), indent=2, allow_nan=False)
+        return json.dumps(finite(body), indent=2, allow_nan=False)
 
     def _row(self, result: SettingResult) -> dict[str, Any]:
         row = result.row()

@@ -5,12 +5,11 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
-from cluster.errors import SightlineError
 from cluster.evaluation.memory.plots import memory_charts
 from cluster.evaluation.memory.report import MemoryReport
 from cluster.evaluation.memory.results import SettingResult
 from cluster.evaluation.report import measured_text, number
-from cluster.evaluation.write import Table, _markdown_table
+from cluster.evaluation.write import Table, markdown_table, write_files
 
 
 def accuracy_table(report: MemoryReport) -> Table:
@@ -76,7 +75,7 @@ def markdown(report: MemoryReport) -> str:
         ("Coverage, area under the curve", coverage_table(report)),
         ("Cost", cost_table(report)),
     ]
-    parts += [f"## {title}\n\n{_markdown_table(heads, rows)}" for title, (heads, rows) in tables if rows]
+    parts += [f"## {title}\n\n{markdown_table(heads, rows)}" for title, (heads, rows) in tables if rows]
     if report.notes:
         parts.append("## Notes\n\n" + "\n".join(f"* {note}" for note in report.notes))
     if report.skipped:
@@ -95,12 +94,7 @@ def write_memory_report(report: MemoryReport, folder: Path) -> Path:
         "memory.md": markdown(report),
         **{f"{name}.svg": svg + "\n" for name, svg in memory_charts(report).items()},
     }
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        for name, text in files.items():
-            (folder / name).write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise SightlineError(f"cannot write the report to {folder}: {error.strerror or error}") from None
+    write_files(folder, files)
     return folder / "memory.md"
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -24,6 +25,9 @@ class Organiser(ABC):
     ``restore`` carry it along; to go on from a state, make an organiser of the same options, give it the restored
     table and call ``load_state``. All runs on the table's device: the CPU, unless ``table.to`` moves it.
     """
+
+    # Whether it goes by the visual partitions of frames: nobody sorts frames for those that do not.
+    wants_partitions: ClassVar[bool] = False
 
     def __init__(self, width: int) -> None:
         self.table = ClusterTable(width)

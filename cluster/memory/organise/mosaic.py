@@ -53,6 +53,8 @@ class Mosaic(Organiser):
         ConfigError: thresholds that are no shares, or a ``kappa`` that is not positive.
     """
 
+    wants_partitions = True
+
     def __init__(
         self,
         width: int,

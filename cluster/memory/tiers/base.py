@@ -73,6 +73,11 @@ class TierState:
     reason: str = ""
     counts: dict[str, int] = field(default_factory=dict)
 
+    @property
+    def trouble(self) -> str:
+        """What is wrong: it is down, or up and refuses, as when it is full. Empty where nothing is."""
+        return self.reason or ("" if self.up else "down")
+
 
 class Tier(ABC):
     """Thread-safe. Every call ends within the tier's own deadline; none raises because the tier is down."""
