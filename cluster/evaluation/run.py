@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import multiprocessing
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor, as_completed
-from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +13,7 @@ from cluster.errors import ConfigError, SightlineError, SourceError
 from cluster.evaluation.datasets import LabelledVideo, Skipped
 from cluster.evaluation.metrics import CONSECUTIVE
 from cluster.evaluation.policies import Setting, full
+from cluster.evaluation.processes import run_tasks, start_pool
 from cluster.evaluation.replay import replay
 from cluster.evaluation.results import Results, VideoRun
 from cluster.evaluation.work import WorkFile, model_digest, video_digest
@@ -174,24 +171,9 @@ def _attempt(engine: NativeEngine, task: _Task, questions: Mapping[str, str]) ->
 
 
 def _in_processes(tasks: Sequence[_Task], model: ModelSpec, questions: Mapping[str, str], jobs: int) -> _Answered:
-    jobs = min(jobs, len(tasks))
-    threads = max(1, len(os.sched_getaffinity(0)) // jobs)
-    # Not fork: torch has threads by now.
-    pool = ProcessPoolExecutor(
-        jobs,
-        mp_context=multiprocessing.get_context("spawn"),
-        initializer=_start_worker,
-        initargs=(model, dict(questions), threads),
-    )
+    pool = start_pool(min(jobs, len(tasks)), _start_worker, model, dict(questions))
     try:
-        futures: dict[Future[dict[str, VideoRun] | str], _Task] = {pool.submit(_work, task): task for task in tasks}
-        for future in as_completed(futures):
-            yield futures[future], future.result()
-    except BrokenProcessPool:
-        raise SightlineError(
-            "a process of the evaluation ended without a word, most likely for want of memory; "
-            "run it again with fewer --jobs: it goes on where it was"
-        ) from None
+        yield from run_tasks(pool, _work, tasks)
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
 

@@ -9,11 +9,9 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
-import multiprocessing
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor, as_completed
-from concurrent.futures.process import BrokenProcessPool
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,6 +27,7 @@ from cluster.evaluation.memory.recording import Recording, record
 from cluster.evaluation.memory.results import Coverage, SettingResult
 from cluster.evaluation.memory.settings import ShareSetting
 from cluster.evaluation.policies import WindowShape
+from cluster.evaluation.processes import run_tasks, start_pool
 from cluster.evaluation.run import ModelSpec
 from cluster.evaluation.work import model_digest, video_digest
 from cluster.memory.coverage import Space
@@ -305,26 +304,11 @@ class _Workers:
             for task in tasks:
                 yield task, _carry_out(self._model, self._engine, task)
             return
-        if self._pool is None and tasks:
-            # Not fork: torch has threads by now.
-            self._pool = ProcessPoolExecutor(
-                self._jobs,
-                mp_context=multiprocessing.get_context("spawn"),
-                initializer=_start_worker,
-                initargs=(self._spec, max(1, len(os.sched_getaffinity(0)) // self._jobs)),
-            )
-        try:
-            futures: dict[Future[str | None], _Task] = {}
-            for task in tasks:
-                assert self._pool is not None
-                futures[self._pool.submit(_work, task)] = task
-            for future in as_completed(futures):
-                yield futures[future], future.result()
-        except BrokenProcessPool:
-            raise SightlineError(
-                "a process of the evaluation ended without a word, most likely for want of memory; "
-                "run it again with fewer --jobs: it goes on where it was"
-            ) from None
+        if not tasks:
+            return
+        if self._pool is None:
+            self._pool = start_pool(self._jobs, _start_worker, self._spec)
+        yield from run_tasks(self._pool, _work, tasks)
 
 
 # One model per process of the pool: set by its initializer, which is the only way to hand it to the calls after it.
