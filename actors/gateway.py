@@ -17,11 +17,13 @@ from sightline.v1 import cameras_pb2_grpc, ingest_pb2, ingest_pb2_grpc, memory_p
 
 from actors.logs import configure_logging
 from actors.remote import ask, controller
+from actors.security import make_guard, tls_files
 from cluster import metrics
 from cluster.config import SightlineConfig, camera_settings, parse_camera
 from cluster.errors import UnavailableError
 from cluster.rpc import cameras, ingest, memory, results
 from cluster.rpc.channel import ChannelPool
+from cluster.rpc.guard import guarded
 from cluster.rpc.http_server import HttpServer
 from cluster.rpc.memory_client import MemoryClient, own_address
 from cluster.rpc.memory_http import MemoryApi
@@ -29,6 +31,8 @@ from cluster.rpc.memory_proxy import MemoryProxy
 from cluster.rpc.merger import ResultsMerger
 from cluster.rpc.proxy import ProxySink
 from cluster.rpc.server import RpcServer, push_message_bytes
+from cluster.security.access import current
+from cluster.security.roles import METRICS, PUSH
 from cluster.types import CameraStatus, Question
 
 log = logging.getLogger(__name__)
@@ -55,7 +59,11 @@ class Gateway:
         self._hub = results.AnswerHub(limit=config.cluster.answer_queue)
         self._merger = ResultsMerger(self._hub)
         self._missed = 0
-        self._server = RpcServer(max_message_bytes=push_message_bytes(config.gateway.max_packet_bytes))
+        self._guard = make_guard(config.security)
+        self._tls = tls_files(config.security)
+        self._server = RpcServer(
+            max_message_bytes=push_message_bytes(config.gateway.max_packet_bytes), guard=self._guard, tls=self._tls
+        )
         self._scraped: dict[str, str] = {}
         self._http: HttpServer | None = None
         self._own: MemoryClient | None = None
@@ -100,13 +108,19 @@ class Gateway:
             MemoryProxy(self._replica_of, self._channels),
         )
         bound = self._server.bind(host, port)
-        self._own = MemoryClient(own_address(host, bound), internal=True)
-        pages = MemoryApi(self._own, beside=make_wsgi_app(registry))
-        self._http = HttpServer(host, self._config.gateway.metrics_port, pages)
+        own = own_address(host, bound)
+        if self._tls is not None:
+            # A way in for itself: a certificate is for the names that others use. The same tokens are asked for.
+            own = f"127.0.0.1:{self._server.bind('127.0.0.1', 0, plain=True)}"
+        self._own = MemoryClient(own, internal=True)
+        pages = MemoryApi(self._own, beside=guarded(self._guard, METRICS, make_wsgi_app(registry)))
+        self._http = HttpServer(host, self._config.gateway.metrics_port, pages, tls=self._tls)
         await self._server.start()
         return GatewayAddresses(f"{host}:{bound}", self._http.address)
 
     async def _sink(self, camera: str) -> ProxySink:
+        if self._guard is not None:
+            self._guard.check(current(), PUSH, [camera])
         await self._controller.where(camera)
         return CountingProxySink(camera, self._decoder_of, self._channels)
 

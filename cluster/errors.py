@@ -45,3 +45,11 @@ class NotReadyError(SightlineError):
 
 class UnavailableError(SightlineError):
     """The other side is not there right now; the same call may succeed later."""
+
+
+class UnauthenticatedError(SightlineError):
+    """A call without a token, or with one that is unknown or has expired."""
+
+
+class ForbiddenError(SightlineError):
+    """A token that may not do this, or not with this camera."""

@@ -17,6 +17,7 @@ from actors.cli import (
     push,
     scenes,
     serve,
+    tokens,
     train,
     version,
     watch,
@@ -64,6 +65,7 @@ def command() -> Any:
     app.command("bench", context_settings=bench.PASS_THROUGH)(bench.bench)
     app.add_typer(configuration.app, name="config")
     app.add_typer(train.app, name="train")
+    app.add_typer(tokens.app, name="tokens")
     app.add_typer(plan.app, name="plan")
     app.command("version")(version.version)
     return typer.main.get_command(app)

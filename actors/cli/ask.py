@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from actors.cli.options import DEFAULT_GATEWAY, Gateway, Json
+from actors.cli.options import DEFAULT_GATEWAY, Gateway, Json, client_credentials
 
 if TYPE_CHECKING:
     from cluster.rpc.memory_client import MemoryClient
@@ -69,7 +69,7 @@ def ask(
         raise ConfigError("--json needs a question on the command line")
     if pictures is not None:
         check_writable(pictures)
-    with MemoryClient(gateway) as client:
+    with MemoryClient(gateway, credentials=client_credentials()) as client:
         shown = Shown(explain=explain, pictures=pictures, json=json)
         if interactive:
             _talk(client, camera, conversation, wanted, shown)

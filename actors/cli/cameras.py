@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from actors.cli.options import DEFAULT_GATEWAY, Gateway, Json, Settings
+from actors.cli.options import DEFAULT_GATEWAY, Gateway, Json, Settings, client_credentials
 
 app = typer.Typer(no_args_is_help=True, help="Add, list and remove cameras of a running cluster.")
 
@@ -52,7 +52,7 @@ def add(
     # The same check as the cluster makes, here because it can name what is wrong without a round trip.
     entry = parse_camera(name, source, parse_questions(question), parse_settings(settings))
     asked = [item.question() for item in entry.questions or []]
-    with GatewayClient(gateway) as client:
+    with GatewayClient(gateway, credentials=client_credentials()) as client:
         status = client.camera_add(name, source, asked, parse_settings(settings))
     if json is not None:
         write_json(json, asdict(status))
@@ -81,7 +81,7 @@ def list_cameras(
     from actors.cli.tables import cameras_table, reasons
     from cluster.rpc.client import GatewayClient
 
-    with GatewayClient(gateway) as client:
+    with GatewayClient(gateway, credentials=client_credentials()) as client:
         if json is not None:
             statuses = [asdict(status) for status in client.cameras_list()]
             write_json(json, statuses)
@@ -114,6 +114,6 @@ def remove(name: Name, gateway: Gateway = DEFAULT_GATEWAY) -> None:
     """
     from cluster.rpc.client import GatewayClient
 
-    with GatewayClient(gateway) as client:
+    with GatewayClient(gateway, credentials=client_credentials()) as client:
         client.camera_remove(name)
     print(f"{name}: removed")

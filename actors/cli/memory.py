@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from actors.cli.options import DEFAULT_GATEWAY, Gateway, Json
+from actors.cli.options import DEFAULT_GATEWAY, Gateway, Json, client_credentials
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -29,7 +29,7 @@ def memory(camera: Name, gateway: Gateway = DEFAULT_GATEWAY, json: Json = None) 
     from actors.cli.output import console, write_json
     from cluster.rpc.memory_client import MemoryClient
 
-    with MemoryClient(gateway) as client:
+    with MemoryClient(gateway, credentials=client_credentials()) as client:
         status = client.memory(camera)
     if json is not None:
         write_json(json, asdict(status))
@@ -67,7 +67,7 @@ def forget(
         if not sys.stdin.isatty():
             raise ConfigError(f"everything of camera {camera!r} would be forgotten; add --yes, or --before DURATION")
         typer.confirm(f"Forget everything that camera {camera!r} has seen?", abort=True)
-    with MemoryClient(gateway) as client:
+    with MemoryClient(gateway, credentials=client_credentials()) as client:
         forgotten = client.forget(camera, before_s)
     if json is not None:
         write_json(json, asdict(forgotten))

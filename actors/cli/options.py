@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+if TYPE_CHECKING:
+    from cluster.rpc.credentials import ClientCredentials
 
 Gateway = Annotated[
     str,
@@ -29,6 +32,17 @@ ConfigFile = Annotated[
 ]
 
 _QUESTION = re.compile(r"(?:(?P<id>[\w.-]+)(?:@(?P<threshold>[\d.]+))?=)?(?P<text>.+)", re.DOTALL)
+
+
+def client_credentials() -> ClientCredentials:
+    """Token and TLS as the environment gives them (docs/operations.md).
+
+    Raises:
+        ConfigError: a file that it names cannot be read.
+    """
+    from cluster.rpc.credentials import ClientCredentials
+
+    return ClientCredentials.from_environment()
 
 
 def parse_settings(settings: list[str] | None) -> dict[str, Any]:

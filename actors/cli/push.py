@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from actors.cli.options import Json
+from actors.cli.options import Json, client_credentials
 
 if TYPE_CHECKING:
     from cluster.rpc.push import PushStatus
@@ -63,7 +63,14 @@ def push(
         raise ConfigError("--loop, --realtime and --speed are for files; a camera has its own pace")
     assert isinstance(opened, FileSource | RtspSource)
     with _Progress(f"{redact(source)} → {camera} at {to}") as progress:
-        agent = PushAgent(opened, to, camera, options=PushOptions(give_up_s=give_up), on_progress=progress.show)
+        agent = PushAgent(
+            opened,
+            to,
+            camera,
+            options=PushOptions(give_up_s=give_up),
+            on_progress=progress.show,
+            credentials=client_credentials(),
+        )
         status = asyncio.run(agent.run())
         progress.show(status)
     if json is not None:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from actors.cli.options import DEFAULT_GATEWAY, Gateway
+from actors.cli.options import DEFAULT_GATEWAY, Gateway, client_credentials
 
 if TYPE_CHECKING:
     from cluster.types import Answer
@@ -40,7 +40,7 @@ def watch(
     lines = JsonLines(json) if json is not None else None
     shown = 0
     try:
-        with GatewayClient(gateway) as client:
+        with GatewayClient(gateway, credentials=client_credentials()) as client:
             # Nobody there, or no such camera: said at once instead of waiting for answers that never come.
             for camera in cameras or ():
                 client.camera_get(camera)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 from collections import Counter
 
 from cluster.config.camera import CameraConfig, CameraEntry
@@ -46,10 +47,25 @@ def conflicts(config: SightlineConfig) -> list[Problem]:
     gateway = config.gateway
     if gateway.port and gateway.port == gateway.metrics_port:
         found.append(Problem(("gateway", "metrics_port"), f"must differ from port, both are {gateway.port}"))
+    open_door = config.security.tokens_file is None and not config.security.allow_unauthenticated
+    if open_door and not is_loopback(gateway.host):
+        message = (
+            f"{gateway.host} lets other machines in, and nobody is asked for a token; name security.tokens_file "
+            "(`sightline tokens create` makes one), or set security.allow_unauthenticated: true"
+        )
+        found.append(Problem(("gateway", "host"), message))
     if gateway.max_packet_bytes > config.cluster.packet_queue_bytes:
         message = f"must be at least gateway.max_packet_bytes = {gateway.max_packet_bytes}, or such a packet never fits"
         found.append(Problem(("cluster", "packet_queue_bytes"), message))
     return found
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches what listens there."""
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 def camera_conflicts(camera: CameraConfig, path: Path, entry: CameraEntry, tiers: TiersConfig) -> list[Problem]:

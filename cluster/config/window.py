@@ -14,8 +14,8 @@ class WindowConfig(Section):
     stride_s: float = Field(default=8.0, gt=0, description="Seconds between two answers; must not exceed length_s.")
     refresh: str = Field(
         default="anchors",
-        description="Which reused tokens are computed again: all, none, anchors, first_n, shifted, random, "
-        "topk_deviation (CacheBlend), first_percent (VLCache) or budget (ours).",
+        description="Which reused tokens are computed again: all, none, anchors, anchors_last (in the order vLLM "
+        "forces), first_n, shifted, random, topk_deviation (CacheBlend), first_percent (VLCache) or budget (ours).",
     )
     refresh_budget: float | None = Field(
         default=None,

@@ -13,6 +13,7 @@ from sightline.v1 import cameras_pb2, cameras_pb2_grpc
 from cluster.errors import ConfigError, SightlineError, UnavailableError
 from cluster.rpc.convert import question_from_proto, status_to_proto
 from cluster.rpc.status import abort
+from cluster.security.access import current
 from cluster.types import CameraStatus, Question
 
 SERVICE = "sightline.v1.Cameras"
@@ -69,7 +70,8 @@ class CamerasServicer(cameras_pb2_grpc.CamerasServicer):
         self, _request: cameras_pb2.ListCamerasRequest, context: grpc.aio.ServicerContext
     ) -> cameras_pb2.ListCamerasResponse:
         try:
-            statuses = await self._in_time(self._directory.list())
+            seen = current()
+            statuses = [each for each in await self._in_time(self._directory.list()) if seen.sees(each.name)]
             return cameras_pb2.ListCamerasResponse(cameras=[status_to_proto(status) for status in statuses])
         except SightlineError as error:
             await abort(context, error)

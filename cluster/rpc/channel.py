@@ -45,19 +45,27 @@ def channel_options(address: str, max_message_bytes: int, *, internal: bool) -> 
         ("grpc.http2.max_pings_without_data", 0),
         ("grpc.use_local_subchannel_pool", 1),
     ]
-    if internal or _is_loopback(split_address(address)[0]):
+    if internal or is_loopback(split_address(address)[0]):
         options.append(("grpc.enable_http_proxy", 0))
     return options
 
 
 def open_channel(
-    address: str, *, max_message_bytes: int = CLUSTER_MESSAGE_BYTES, internal: bool = True
+    address: str,
+    *,
+    max_message_bytes: int = CLUSTER_MESSAGE_BYTES,
+    internal: bool = True,
+    tls: grpc.ChannelCredentials | None = None,
 ) -> grpc.aio.Channel:
-    """An unconnected ``grpc.aio`` channel; the caller closes it."""
-    return grpc.aio.insecure_channel(address, channel_options(address, max_message_bytes, internal=internal))
+    """An unconnected ``grpc.aio`` channel, with TLS where ``tls`` is given; the caller closes it."""
+    options = channel_options(address, max_message_bytes, internal=internal)
+    return (
+        grpc.aio.insecure_channel(address, options) if tls is None else grpc.aio.secure_channel(address, tls, options)
+    )
 
 
-def _is_loopback(host: str) -> bool:
+def is_loopback(host: str) -> bool:
+    """Whether ``host`` is this machine."""
     try:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:

@@ -5,32 +5,46 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Collection, Iterator, Sequence
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Self, TypeAlias, TypeVar
 
 import grpc
 from sightline.v1 import cameras_pb2, cameras_pb2_grpc, results_pb2, results_pb2_grpc
 
 from cluster.errors import SightlineError, UnavailableError
-from cluster.rpc.channel import CLUSTER_MESSAGE_BYTES, channel_options
+from cluster.rpc.channel import CLUSTER_MESSAGE_BYTES, channel_options, is_loopback, split_address
 from cluster.rpc.convert import answer_from_proto, question_to_proto, status_from_proto
+from cluster.rpc.credentials import ClientCredentials
 from cluster.rpc.status import is_ours, to_error
 from cluster.types import Answer, CameraStatus, Question
 
 T = TypeVar("T")
+Metadata: TypeAlias = tuple[tuple[str, str], ...]
 
 
 class GatewayClient:
     """Blocking client of one gateway; a context manager.
 
     Every method raises the :class:`SightlineError` the gateway meant (``UnknownCameraError``, ``ConfigError``, ...), or
-    ``UnavailableError`` when no gateway answers within ``deadline_s``. ``internal``: see ``channel_options``.
+    ``UnavailableError`` when no gateway answers within ``deadline_s``. ``internal``: see ``channel_options``;
+    ``credentials``: token and TLS, none unless given.
     """
 
-    def __init__(self, address: str, *, deadline_s: float = 10.0, internal: bool = False) -> None:
+    def __init__(
+        self,
+        address: str,
+        *,
+        deadline_s: float = 10.0,
+        internal: bool = False,
+        credentials: ClientCredentials | None = None,
+    ) -> None:
         self.address = address
         self._deadline_s = deadline_s
-        self._channel = grpc.insecure_channel(
-            address, channel_options(address, CLUSTER_MESSAGE_BYTES, internal=internal)
+        credentials = credentials or ClientCredentials()
+        self._metadata = credentials.metadata(loopback=internal or is_loopback(split_address(address)[0]))
+        options = channel_options(address, CLUSTER_MESSAGE_BYTES, internal=internal)
+        tls = credentials.channel_credentials()
+        self._channel = (
+            grpc.insecure_channel(address, options) if tls is None else grpc.secure_channel(address, tls, options)
         )
         self._cameras = cameras_pb2_grpc.CamerasStub(self._channel)
         self._results = results_pb2_grpc.ResultsStub(self._channel)
@@ -82,7 +96,7 @@ class GatewayClient:
             grpc.channel_ready_future(self._channel).result(timeout=self._deadline_s)
         except grpc.FutureTimeoutError:
             raise self._nobody() from None
-        call = self._results.Watch(results_pb2.WatchRequest(cameras=list(cameras)))
+        call = self._results.Watch(results_pb2.WatchRequest(cameras=list(cameras)), metadata=self._metadata)
         call.initial_metadata()
         return self._answers(call)
 
@@ -95,9 +109,10 @@ class GatewayClient:
         finally:
             call.cancel()
 
-    def _call(self, method: Callable[..., T], request: object) -> T:
+    def _call(self, method: Callable[..., T], request: object, metadata: Metadata = ()) -> T:
+        """``metadata``: instead of this client's own."""
         try:
-            return method(request, timeout=self._deadline_s)
+            return method(request, timeout=self._deadline_s, metadata=metadata or self._metadata)
         except grpc.RpcError as error:
             raise self._explain(error) from None
 

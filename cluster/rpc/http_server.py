@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
 from cluster.errors import SightlineError
+from cluster.rpc.tls import Reloading, TlsFiles
 
 log = logging.getLogger(__name__)
 
@@ -34,6 +35,7 @@ class HttpServer:
         max_requests: at once; one more gets 503.
         stall_s: longest that a client may take to send or take anything.
         setting: what to change when the port cannot be had.
+        tls: certificate of the port; without one it speaks plain HTTP.
 
     Raises:
         SightlineError: the port is taken or may not be opened.
@@ -48,10 +50,13 @@ class HttpServer:
         max_requests: int = 64,
         stall_s: float = 30.0,
         setting: str = "gateway.metrics_port",
+        tls: TlsFiles | None = None,
     ) -> None:
+        reloading = None if tls is None else Reloading(tls)
         try:
             family, _, _, _, where = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-            self._server = _server_class(family)((str(where[0]), port), _handler_class(stall_s), max_requests)
+            handler = _handler_class(stall_s, reloading)
+            self._server = _server_class(family)((str(where[0]), port), handler, max_requests)
         except OSError as error:
             raise SightlineError(
                 f"cannot serve HTTP on {host}:{port}: {error.strerror or error}; "
@@ -130,9 +135,17 @@ def _server_class(family: int) -> type[_Server]:
     return Server
 
 
-def _handler_class(stall_s: float) -> type[WSGIRequestHandler]:
+def _handler_class(stall_s: float, tls: Reloading | None) -> type[WSGIRequestHandler]:
     class Handler(WSGIRequestHandler):
         timeout = stall_s
+
+        def setup(self) -> None:
+            if tls is not None:
+                tls.changed()
+                self.request.settimeout(stall_s)
+                # On the request's own thread: who is slow to shake hands holds up nobody.
+                self.request = tls.context.wrap_socket(self.request, server_side=True)
+            super().setup()
 
         def log_message(self, format: str, *args: Any) -> None:
             log.debug(format, *args)

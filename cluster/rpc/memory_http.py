@@ -19,12 +19,15 @@ from urllib.parse import quote
 from cluster.errors import (
     CapacityError,
     ConfigError,
+    ForbiddenError,
     NotReadyError,
     SightlineError,
+    UnauthenticatedError,
     UnavailableError,
     UnknownCameraError,
 )
 from cluster.rpc.http_server import Application, Environ, StartResponse
+from cluster.rpc.client import Metadata
 from cluster.rpc.memory_client import MemoryClient
 from cluster.rpc.memory_wire import Told, ago_s
 
@@ -36,6 +39,8 @@ _STATUS: tuple[tuple[type[SightlineError], str], ...] = (
     (UnknownCameraError, "404 Not Found"),
     (NotReadyError, "409 Conflict"),
     (ConfigError, "400 Bad Request"),
+    (UnauthenticatedError, "401 Unauthorized"),
+    (ForbiddenError, "403 Forbidden"),
     (CapacityError, "429 Too Many Requests"),
     (UnavailableError, "503 Service Unavailable"),
 )
@@ -91,27 +96,28 @@ class MemoryApi:
             raise _RefusedError("403 Forbidden", "requests from web pages are not answered; ask from a program")
         name, _, rest = path.partition("/")
         if name == "ask" and not rest:
-            return self._ask(_body(environ, _ASK_KEYS, needed=("camera", "text")), start_response)
+            body = _body(environ, _ASK_KEYS, needed=("camera", "text"))
+            return self._ask(body, _metadata(environ), start_response)
         if name == "forget" and not rest:
             body = _body(environ, _FORGET_KEYS, needed=("camera", "before_s"))
-            return _reply(start_response, asdict(self._client.forget(body["camera"], body["before_s"])))
+            return _reply(start_response, asdict(self._client.forget(**body, metadata=_metadata(environ))))
         if name == "memory" and rest:
             _check_method(environ, "GET")
             # WSGI has the bytes of a path as Latin-1.
             camera = rest.encode("latin-1").decode("utf-8", "replace")
-            return _reply(start_response, asdict(self._client.memory(camera)))
+            return _reply(start_response, asdict(self._client.memory(camera, metadata=_metadata(environ))))
         raise _RefusedError(
             "404 Not Found",
             f"there is no {PREFIX}{quote(path, encoding='latin-1')}; there are: POST /v1/ask, POST /v1/forget, "
             "GET /v1/memory/CAMERA",
         )
 
-    def _ask(self, body: dict[str, Any], start_response: StartResponse) -> Iterator[bytes]:
+    def _ask(self, body: dict[str, Any], metadata: Metadata, start_response: StartResponse) -> Iterator[bytes]:
         if not self._free.acquire(blocking=False):
             raise CapacityError(f"{self._max_asks} questions are being answered over HTTP already; ask again later")
         try:
             # Asked with the first piece, which decides over the status.
-            events = self._client.ask(body.pop("camera"), body.pop("text"), **body)
+            events = self._client.ask(body.pop("camera"), body.pop("text"), **body, metadata=metadata)
             first = next(events)
         except BaseException:
             self._free.release()
@@ -141,6 +147,12 @@ def result_body(told: Told) -> dict[str, Any]:
         if picture:
             entry["picture"] = base64.b64encode(picture).decode()
     return body
+
+
+def _metadata(environ: Environ) -> Metadata:
+    """The caller's own token goes on to gRPC, which decides."""
+    header = environ.get("HTTP_AUTHORIZATION", "")
+    return (("authorization", header),) if header.isascii() and header.isprintable() and header else ()
 
 
 def _line(event: str | Told) -> bytes:

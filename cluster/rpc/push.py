@@ -19,7 +19,8 @@ from cluster.codec.state import CameraState, SourceStatus
 from cluster.codec.supervisor import Backoff, SourceSupervisor
 from cluster.errors import SightlineError, SourceError, UnavailableError
 from cluster.rpc.calls import Call, CallEndedError, finish, first_reply, write
-from cluster.rpc.channel import open_channel, split_address
+from cluster.rpc.channel import is_loopback, open_channel, split_address
+from cluster.rpc.credentials import ClientCredentials
 from cluster.rpc.convert import packet_to_proto
 from cluster.rpc.edge_buffer import EdgeBuffer
 from cluster.rpc.status import to_error
@@ -78,6 +79,7 @@ class PushAgent:
 
     Args:
         on_progress: called on the event loop at every change of state and every ``progress_s`` while packets move.
+        credentials: token and TLS; none unless given.
     """
 
     def __init__(
@@ -89,8 +91,12 @@ class PushAgent:
         options: PushOptions | None = None,
         session: str | None = None,
         on_progress: Callable[[PushStatus], None] = lambda _: None,
+        credentials: ClientCredentials | None = None,
     ) -> None:
-        split_address(address)
+        host, _ = split_address(address)
+        credentials = credentials or ClientCredentials()
+        self._metadata = credentials.metadata(loopback=is_loopback(host))
+        self._tls = credentials.channel_credentials()
         self._source = source
         self._address = address
         self._camera = camera
@@ -217,8 +223,8 @@ class PushAgent:
             extradata=header.extradata,
             session=self._session,
         )
-        async with open_channel(self._address, internal=False) as channel:
-            call = ingest_pb2_grpc.IngestStub(channel).Push()
+        async with open_channel(self._address, internal=False, tls=self._tls) as channel:
+            call = ingest_pb2_grpc.IngestStub(channel).Push(metadata=self._metadata)
             try:
                 first = await first_reply(call, ingest_pb2.PushRequest(open=opening), self._options.reply_s)
                 if first is grpc.aio.EOF:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections import deque
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from types import TracebackType
 
 import grpc.aio
@@ -14,17 +15,22 @@ from sightline.v1 import results_pb2, results_pb2_grpc
 from cluster.errors import CapacityError, SightlineError
 from cluster.rpc.convert import answer_to_proto
 from cluster.rpc.status import abort
+from cluster.security.access import current
 from cluster.types import Answer
 
 SERVICE = "sightline.v1.Results"
+
+RECENT_S = 60.0
+"""Answers no older than this are sent first to watchers who ask for recent ones."""
 
 
 class Subscription:
     """One watcher's queue: an async iterator of ``(answer, missed)``, ``missed`` counting answers lost before it."""
 
-    def __init__(self, hub: AnswerHub, cameras: frozenset[str], limit: int) -> None:
+    def __init__(self, hub: AnswerHub, cameras: frozenset[str], limit: int, seen: Callable[[str], bool]) -> None:
         self._hub = hub
         self._cameras = cameras
+        self._seen = seen
         self._limit = limit
         self._queue: deque[tuple[Answer, int]] = deque()
         self._missed = 0
@@ -55,7 +61,7 @@ class Subscription:
 
     def put(self, answer: Answer, missed: int) -> int:
         """Called by the hub under its lock; returns how many answers this one pushed out."""
-        if self._cameras and answer.stream not in self._cameras:
+        if (self._cameras and answer.stream not in self._cameras) or not self._seen(answer.stream):
             return 0
         lost = 0
         if len(self._queue) >= self._limit:
@@ -85,8 +91,10 @@ class Subscription:
 class AnswerHub:
     """Publish from any thread, subscribe on an event loop. Memory: ``limit`` answers per subscriber."""
 
-    def __init__(self, *, limit: int = 256, max_subscribers: int = 1024) -> None:
+    def __init__(self, *, limit: int = 256, max_subscribers: int = 1024, recent: int = 0) -> None:
+        """Args: ``recent``: most answers of the last ``RECENT_S`` held for watchers who ask for them."""
         self.lock = threading.Lock()
+        self._recent: deque[tuple[float, Answer]] = deque(maxlen=recent)
         self._limit = limit
         self._max_subscribers = max_subscribers
         self._subscriptions: set[Subscription] = set()
@@ -102,14 +110,27 @@ class AnswerHub:
         """Hand answers to every subscriber; never blocks. ``missed``: answers lost on the way here, before these."""
         with self.lock:
             self.missed += missed
+            now_s = time.monotonic()
+            while self._recent and self._recent[0][0] < now_s - RECENT_S:
+                self._recent.popleft()
             for answer in answers:
                 self.published += 1
+                self._recent.append((now_s, answer))
                 for subscription in self._subscriptions:
                     self.missed += subscription.put(answer, missed)
                 missed = 0
 
-    def subscribe(self, cameras: Collection[str] = (), *, limit: int | None = None) -> Subscription:
-        """Answers from now on, of ``cameras`` or (empty) of all; use as a context manager.
+    def subscribe(
+        self,
+        cameras: Collection[str] = (),
+        *,
+        limit: int | None = None,
+        seen: Callable[[str], bool] = lambda _: True,
+        recent: bool = False,
+    ) -> Subscription:
+        """Answers from now on, of ``cameras`` or (empty) of all, as far as they are ``seen``; a context manager.
+
+        ``recent``: those of the last ``RECENT_S`` first.
 
         Raises:
             CapacityError: too many subscribers.
@@ -117,7 +138,11 @@ class AnswerHub:
         with self.lock:
             if len(self._subscriptions) >= self._max_subscribers:
                 raise CapacityError(f"{self._max_subscribers} clients watch already; close one of them")
-            subscription = Subscription(self, frozenset(cameras), limit or self._limit)
+            since_s = time.monotonic() - RECENT_S
+            before = [answer for at_s, answer in self._recent if at_s >= since_s] if recent else []
+            subscription = Subscription(self, frozenset(cameras), (limit or self._limit) + len(before), seen)
+            for answer in before:
+                subscription.put(answer, 0)
             self._subscriptions.add(subscription)
             if self._closed:
                 subscription.close()
@@ -144,7 +169,7 @@ class ResultsServicer(results_pb2_grpc.ResultsServicer):
     async def Watch(self, request: results_pb2.WatchRequest, context: grpc.aio.ServicerContext) -> None:  # noqa: N802
         """See protos/sightline/v1/results.proto; initial metadata tells the client that it is subscribed."""
         try:
-            with self._hub.subscribe(request.cameras) as subscription:
+            with self._hub.subscribe(request.cameras, seen=current().sees, recent=request.recent) as subscription:
                 await context.send_initial_metadata(())
                 async for answer, missed in subscription:
                     await context.write(answer_to_proto(answer, missed))

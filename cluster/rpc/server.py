@@ -14,6 +14,7 @@ from grpc_reflection.v1alpha import reflection
 
 from cluster.errors import ConfigError
 from cluster.rpc.channel import CLUSTER_MESSAGE_BYTES
+from cluster.rpc.tls import TlsFiles, server_credentials
 
 MAX_PACKET_BYTES = 4 * 2**20
 
@@ -30,10 +31,22 @@ def push_message_bytes(max_packet_bytes: int) -> int:
 
 
 class RpcServer:
-    """Add services, :meth:`bind`, :meth:`start`, :meth:`stop`; must be made on the event loop it runs on."""
+    """Add services, :meth:`bind`, :meth:`start`, :meth:`stop`; must be made on the event loop it runs on.
 
-    def __init__(self, *, max_message_bytes: int = CLUSTER_MESSAGE_BYTES) -> None:
+    ``guard``: who decides over every call; ``tls``: certificate of its ports. Raises ``ConfigError`` when that cannot be
+    used.
+    """
+
+    def __init__(
+        self,
+        *,
+        max_message_bytes: int = CLUSTER_MESSAGE_BYTES,
+        guard: grpc.aio.ServerInterceptor | None = None,
+        tls: TlsFiles | None = None,
+    ) -> None:
+        self._tls = None if tls is None else server_credentials(tls)
         self._server = grpc.aio.server(
+            interceptors=[] if guard is None else [guard],
             options=[
                 ("grpc.max_receive_message_length", max_message_bytes),
                 ("grpc.max_send_message_length", max_message_bytes),
@@ -44,7 +57,7 @@ class RpcServer:
                 ("grpc.keepalive_permit_without_calls", 1),
                 ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
                 ("grpc.http2.max_pings_without_data", 0),
-            ]
+            ],
         )
         self._health = health.aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
@@ -55,15 +68,18 @@ class RpcServer:
         register(servicer, self._server)
         self._names.append(name)
 
-    def bind(self, host: str, port: int, *, setting: str = "gateway.port") -> int:
-        """Listen on ``host:port`` (0 takes any free port); returns the port.
+    def bind(self, host: str, port: int, *, setting: str = "gateway.port", plain: bool = False) -> int:
+        """Listen on ``host:port`` (0 takes any free port); returns the port. ``plain``: without TLS in any case.
 
         Raises:
             ConfigError: the port is in use or the address is not this machine's; ``setting`` is what to change.
         """
         where = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         try:
-            bound: int = self._server.add_insecure_port(where)
+            tls = None if plain else self._tls
+            bound: int = (
+                self._server.add_insecure_port(where) if tls is None else self._server.add_secure_port(where, tls)
+            )
         except RuntimeError:
             raise ConfigError(_why_not(host, port, setting)) from None
         return bound

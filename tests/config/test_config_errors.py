@@ -39,7 +39,7 @@ WRONG = {
         "1: model.dtype: must be 'float32', 'bfloat16' or 'float16', not 'bfloat'; did you",
     ),
     "wrong device": ("model: {device: gpu}", "1: model.device: must be cpu, cuda or cuda:N, not 'gpu'"),
-    "unknown engine": ("engine: vllm", "1: engine: must be native, the only engine there is so far, not 'vllm'"),
+    "unknown engine": ("engine: vlm", "not 'vlm'; did you mean 'vllm'?"),
     "missing name": ("cameras:\n  - source: x", "2: cameras[0].name: is missing; it means: Unique name of the camera"),
     "camera name with a space": ("cameras: [{name: a b}]", "1: cameras[0].name: "),
     "the same camera twice": (
@@ -98,7 +98,7 @@ WRONG = {
     ),
     "unknown refresh policy": (
         "window:\n  refresh: anchor",
-        "2: window.refresh: unknown refresh policy 'anchor'; did you mean 'anchors'? there are: all, anchors, budget",
+        "2: window.refresh: unknown refresh policy 'anchor'; did you mean 'anchors'? there are: all, anchors, anchors_",
     ),
     "duplicate key": (
         "window:\n  stride_s: 8\n  stride_s: 9",

@@ -89,13 +89,13 @@ def test_environment_fills_in_secrets_and_numbers(write, monkeypatch):
     monkeypatch.delenv("NOBODY_SET_THIS", raising=False)
     config = load_config(
         write("""
-gateway: {port: "${GATEWAY_PORT}", host: "${NOBODY_SET_THIS:-0.0.0.0}"}
+gateway: {port: "${GATEWAY_PORT}", host: "${NOBODY_SET_THIS:-::1}"}
 questions: [{id: q, text: "A price of $${x}?"}]
 cameras: [{name: gate, source: "rtsp://admin:${CAMERA_PASSWORD}@camera/1"}]
 """)
     )
     assert config.cameras[0].source == "rtsp://admin:s3cret@camera/1"
-    assert (config.gateway.port, config.gateway.host) == (6000, "0.0.0.0")
+    assert (config.gateway.port, config.gateway.host) == (6000, "::1")
     assert config.questions[0].text == "A price of ${x}?"
 
 

@@ -58,7 +58,8 @@ def one_directory(monkeypatch):
 
 
 def configuration(**gateway_keys):
-    return load_config(None, {"gateway": {"port": 0, "metrics_port": 0, **gateway_keys}})
+    open_door = {"allow_unauthenticated": True}
+    return load_config(None, {"gateway": {"port": 0, "metrics_port": 0, **gateway_keys}, "security": open_door})
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0"])

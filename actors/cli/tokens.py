@@ -1,0 +1,95 @@
+"""``sightline tokens``: who may call the gateway."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from actors.cli.options import Json
+
+app = typer.Typer(
+    help="Make, list and revoke the API tokens of a gateway (security.tokens_file).", no_args_is_help=True
+)
+
+File = Annotated[
+    Path, typer.Option("--file", "-f", metavar="FILE", envvar="SIGHTLINE_TOKENS", help="The gateway's file of tokens.")
+]
+DEFAULT_FILE = Path("tokens.json")
+
+
+@app.command()
+def create(
+    name: Annotated[str, typer.Argument(help="Whose it is: a person or a system.")],
+    role: Annotated[list[str], typer.Option("--role", "-r", help="ingest, view, ask or admin; may be repeated.")],
+    camera: Annotated[
+        list[str] | None,
+        typer.Option("--camera", "-c", metavar="PATTERN", help="Cameras it is for, as in 'gate-*'; may be repeated."),
+    ] = None,
+    days: Annotated[float | None, typer.Option(min=0.0, help="Expires after so many days; else never.")] = None,
+    file: File = DEFAULT_FILE,
+) -> None:
+    """Make a token. Its secret is printed once, alone on standard output, and is kept nowhere.
+
+    A running gateway knows it within a second.
+
+    $ sightline tokens create control-room --role ask --camera 'station-*' --days 365 > control-room.token
+    """
+    import time
+
+    from actors.cli.output import console
+    from cluster.errors import ConfigError
+    from cluster.security.roles import Role
+    from cluster.security.tokens import DAY_S, make_token, read_tokens, write_tokens
+
+    unknown = [each for each in role if each not in set(Role)]
+    if unknown:
+        raise ConfigError(f"there is no role {unknown[0]!r}; there are: {', '.join(Role)}")
+    expires_s = None if days is None else time.time() + days * DAY_S
+    secret, token = make_token(name, [Role(each) for each in role], camera or ["*"], expires_s=expires_s)
+    known = read_tokens(file) if file.exists() else ()
+    write_tokens(file, [*known, token])
+    console(stderr=True).print(f"{name} is in {file}; this secret is not, keep it:")
+    print(secret)
+
+
+@app.command("list")
+def list_tokens(file: File = DEFAULT_FILE, json: Json = None) -> None:
+    """Show the tokens of a file, without their secrets, which nobody has."""
+    import time
+
+    from rich.table import Table
+
+    from actors.cli.output import console, write_json
+    from cluster.security.tokens import read_tokens
+
+    table = Table("name", "roles", "cameras", "expires")
+    rows = []
+    for token in read_tokens(file):
+        until = "never" if token.expires_s is None else time.strftime("%Y-%m-%d", time.gmtime(token.expires_s))
+        if token.expires_s is not None and token.expires_s <= time.time():
+            until = f"{until} (expired)"
+        table.add_row(token.name, ", ".join(sorted(token.roles)), ", ".join(token.cameras), until)
+        rows.append(
+            {"name": token.name, "roles": sorted(token.roles), "cameras": list(token.cameras), "expires": until}
+        )
+    if json is not None:
+        write_json(json, {"tokens": rows})
+    if json != "-":
+        console().print(table)
+
+
+@app.command()
+def revoke(name: Annotated[str, typer.Argument(help="As `tokens list` shows it.")], file: File = DEFAULT_FILE) -> None:
+    """Take a token out; a running gateway refuses it within a second. Calls under way go on to their end."""
+    from cluster.errors import ConfigError
+    from cluster.security.tokens import read_tokens, write_tokens
+
+    tokens = read_tokens(file)
+    kept = [token for token in tokens if token.name != name]
+    if len(kept) == len(tokens):
+        there = ", ".join(token.name for token in tokens) or "none"
+        raise ConfigError(f"there is no token {name!r} in {file}; there are: {there}")
+    write_tokens(file, kept)
+    print(f"{name} is revoked")

@@ -1,0 +1,41 @@
+"""The gateway's guard and TLS, as the configuration has them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from cluster.config.security import SecurityConfig
+from cluster.rpc.guard import Guard
+from cluster.rpc.tls import TlsFiles
+from cluster.security.audit import AuditLog
+from cluster.security.limits import RateLimit
+from cluster.security.tokens import TokenFile
+
+
+def make_guard(security: SecurityConfig) -> Guard | None:
+    """Who asks every call for its token; ``None``: nobody.
+
+    Raises:
+        ConfigError: the tokens cannot be read.
+    """
+    if security.tokens_file is None:
+        return None
+    return Guard(
+        TokenFile(Path(security.tokens_file)).verify,
+        rate=RateLimit(security.calls_per_s, security.calls_burst),
+        audit=None if security.audit_log is None else AuditLog(Path(security.audit_log)),
+    )
+
+
+def tls_files(security: SecurityConfig) -> TlsFiles | None:
+    """The certificate of the gateway's ports; ``None``: they are without TLS.
+
+    Raises:
+        ConfigError: it cannot be used.
+    """
+    tls = security.tls
+    if tls.certificate is None or tls.key is None:
+        return None
+    return TlsFiles(
+        Path(tls.certificate), Path(tls.key), None if tls.client_ca is None else Path(tls.client_ca)
+    ).check()

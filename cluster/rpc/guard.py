@@ -1,0 +1,173 @@
+"""The gateway's door: every call is told apart by its token, checked against the rules, rated and written down."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Any, TypeAlias
+
+import grpc
+import grpc.aio
+
+from cluster.errors import ForbiddenError, SightlineError, UnauthenticatedError
+from cluster.rpc.http_server import Application, Environ, StartResponse
+from cluster.rpc.status import abort
+from cluster.security.access import Principal, serve_as
+from cluster.security.audit import AuditLog
+from cluster.security.limits import RateLimit
+from cluster.security.roles import OPEN, RULES, Role, Rule
+
+log = logging.getLogger(__name__)
+
+Verify = Callable[[str], Principal]
+Context: TypeAlias = grpc.aio.ServicerContext
+
+REFLECTION = "/grpc.reflection."
+
+
+class Guard(grpc.aio.ServerInterceptor):
+    """Lets calls through that :data:`~cluster.security.roles.RULES` allow.
+
+    Args:
+        verify: secret -> principal; raises ``UnauthenticatedError``.
+        rate: calls per principal.
+        audit: where calls are written down; ``None``: nowhere.
+    """
+
+    def __init__(self, verify: Verify, *, rate: RateLimit | None = None, audit: AuditLog | None = None) -> None:
+        self._verify = verify
+        self._rate = rate
+        self._audit = audit
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> grpc.RpcMethodHandler | None:
+        """See ``grpc.aio.ServerInterceptor``."""
+        handler = await continuation(handler_call_details)
+        method = str(handler_call_details.method)
+        if handler is None or method in OPEN:
+            return handler
+        try:
+            principal = self.identify(dict(handler_call_details.invocation_metadata or ()).get("authorization"))
+            rule = _rule(method)
+            principal.require(rule.role)
+            if self._rate is not None:
+                self._rate.take(principal.name)
+        except SightlineError as error:
+            self._note("?" if isinstance(error, UnauthenticatedError) else principal.name, method, [], error)
+            return _answering(handler, _refusal(error))
+        if method.startswith(REFLECTION):
+            return handler
+        return _answering(handler, self._guarded(handler, method, principal, rule))
+
+    def identify(self, authorization: str | bytes | None) -> Principal:
+        """Whose ``Authorization`` header this is.
+
+        Raises:
+            UnauthenticatedError: there is none, or its token is unknown or expired.
+        """
+        text = authorization.decode("utf-8", "replace") if isinstance(authorization, bytes) else authorization or ""
+        scheme, _, secret = text.partition(" ")
+        if scheme.lower() != "bearer" or not secret.strip():
+            raise UnauthenticatedError("this gateway wants a token; set SIGHTLINE_TOKEN, or send it as a bearer token")
+        return self._verify(secret.strip())
+
+    def check(self, principal: Principal, method: str, cameras: list[str], text: str = "") -> None:
+        """Whether ``principal`` may do this with these cameras; written down either way.
+
+        Raises:
+            ForbiddenError: it may not.
+            CapacityError: it calls too often.
+        """
+        rule = _rule(method)
+        try:
+            principal.require(rule.role, cameras)
+        except SightlineError as error:
+            self._note(principal.name, method, cameras, error)
+            raise
+        if rule.audited:
+            self._note(principal.name, method, cameras, None, text)
+
+    def _guarded(self, handler: Any, method: str, principal: Principal, rule: Rule) -> Callable[..., Awaitable[Any]]:
+        behavior = _behavior(handler)
+
+        async def serve(request: Any, context: Context) -> Any:
+            serve_as(principal)
+            try:
+                # A stream's requests come later, and name their camera to the servicer.
+                named = getattr(request, rule.camera) if rule.camera else []
+                cameras = [named] if isinstance(named, str) else list(named)
+                self.check(principal, method, cameras, getattr(request, "text", "") if rule.role is Role.ASK else "")
+            except SightlineError as error:
+                await abort(context, error)
+            return await behavior(request, context)
+
+        return serve
+
+    def _note(self, who: str, method: str, cameras: list[str], error: Exception | None, text: str = "") -> None:
+        if error is not None:
+            log.info("%s: %s refused: %s", who, method, error)
+        if self._audit is not None:
+            outcome = "ok" if error is None else type(error).__name__.removesuffix("Error").lower()
+            self._audit.write(who, method, cameras=cameras, outcome=outcome, text=text)
+
+
+def guarded(guard: Guard | None, call: str, application: Application) -> Application:
+    """A WSGI application for those who may make ``call``, a key of the rules; all of it where there is no guard."""
+    if guard is None:
+        return application
+
+    def check(environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
+        try:
+            guard.check(guard.identify(environ.get("HTTP_AUTHORIZATION")), call, [])
+        except UnauthenticatedError as error:
+            return _say(start_response, "401 Unauthorized", error, ("WWW-Authenticate", "Bearer"))
+        except SightlineError as error:
+            return _say(start_response, "403 Forbidden", error)
+        return application(environ, start_response)
+
+    return check
+
+
+def _say(start_response: StartResponse, status: str, error: SightlineError, *headers: tuple[str, str]) -> list[bytes]:
+    data = json.dumps({"error": str(error)}).encode() + b"\n"
+    start_response(status, [("Content-Type", "application/json"), ("Content-Length", str(len(data))), *headers])
+    return [data]
+
+
+def _rule(method: str) -> Rule:
+    if method.startswith(REFLECTION):
+        return Rule(Role.VIEW, audited=False)
+    try:
+        return RULES[method]
+    except KeyError:
+        raise ForbiddenError(f"nobody may call {method} from outside") from None
+
+
+def _refusal(error: SightlineError) -> Callable[..., Awaitable[Any]]:
+    async def refuse(_request: Any, context: Context) -> None:
+        await abort(context, error)
+
+    return refuse
+
+
+def _behavior(handler: Any) -> Callable[..., Awaitable[Any]]:
+    names = ("unary_unary", "unary_stream", "stream_unary", "stream_stream")
+    behavior: Callable[..., Awaitable[Any]] = next(filter(None, (getattr(handler, name) for name in names)))
+    return behavior
+
+
+def _answering(handler: Any, behavior: Callable[..., Awaitable[Any]]) -> grpc.RpcMethodHandler:
+    """The same method with another behaviour."""
+    make = {
+        (False, False): grpc.unary_unary_rpc_method_handler,
+        (False, True): grpc.unary_stream_rpc_method_handler,
+        (True, False): grpc.stream_unary_rpc_method_handler,
+        (True, True): grpc.stream_stream_rpc_method_handler,
+    }[bool(handler.request_streaming), bool(handler.response_streaming)]
+    return make(
+        behavior, request_deserializer=handler.request_deserializer, response_serializer=handler.response_serializer
+    )

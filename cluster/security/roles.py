@@ -1,0 +1,66 @@
+"""Roles, and which of them every call of the gateway asks for. A call that is not listed is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Role(StrEnum):
+    """What a token may do.
+
+    * ``ingest``: push a camera's packets
+    * ``view``: cameras, answers, incidents, what is remembered
+    * ``ask``: view, free questions, and acknowledging incidents
+    * ``admin``: all of it, adding and removing cameras, forgetting
+    """
+
+    INGEST = "ingest"
+    VIEW = "view"
+    ASK = "ask"
+    ADMIN = "admin"
+
+
+IMPLIED: Mapping[Role, frozenset[Role]] = {
+    Role.INGEST: frozenset({Role.INGEST}),
+    Role.VIEW: frozenset({Role.VIEW}),
+    Role.ASK: frozenset({Role.VIEW, Role.ASK}),
+    Role.ADMIN: frozenset(Role),
+}
+"""Role -> the roles whose calls it may make."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """What a call asks for.
+
+    * ``camera``: the request's field with the camera's name; empty where the request names none, and the reply holds
+      only what the caller may see
+    * ``audited``: written to the audit log, whoever calls
+    """
+
+    role: Role
+    camera: str = ""
+    audited: bool = True
+
+
+PUSH = "/sightline.v1.Ingest/Push"
+METRICS = "GET /metrics"
+
+RULES: Mapping[str, Rule] = {
+    PUSH: Rule(Role.INGEST),
+    METRICS: Rule(Role.VIEW, audited=False),
+    "/sightline.v1.Cameras/List": Rule(Role.VIEW, audited=False),
+    "/sightline.v1.Cameras/Get": Rule(Role.VIEW, "name", audited=False),
+    "/sightline.v1.Cameras/Add": Rule(Role.ADMIN, "name"),
+    "/sightline.v1.Cameras/Remove": Rule(Role.ADMIN, "name"),
+    "/sightline.v1.Results/Watch": Rule(Role.VIEW, "cameras"),
+    "/sightline.v1.Memory/Ask": Rule(Role.ASK, "camera"),
+    "/sightline.v1.Memory/Describe": Rule(Role.VIEW, "camera", audited=False),
+    "/sightline.v1.Memory/Forget": Rule(Role.ADMIN, "camera"),
+}
+"""gRPC method, or what is asked over HTTP -> rule. ``Push`` names its camera in its first message and is checked there."""
+
+OPEN = frozenset({"/grpc.health.v1.Health/Check", "/grpc.health.v1.Health/Watch"})
+"""Calls anybody may make: a probe has no token."""

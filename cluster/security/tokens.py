@@ -1,0 +1,191 @@
+"""API tokens: random secrets that only their owners have; here are their hashes, in a file that is read again when it
+changes.
+
+A secret has 256 random bits, so that a plain SHA-256 of it can neither be guessed nor looked up; slow hashes are for
+passwords, which people choose.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import os
+import secrets
+import threading
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cluster.errors import ConfigError, UnauthenticatedError
+from cluster.security.access import Principal
+from cluster.security.roles import Role
+
+PREFIX = "sl_"
+"""Of every secret: so that scanners of repositories and logs know one when they see it."""
+
+DAY_S = 86_400.0
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """One token as it is kept. ``expires_s``: Unix time, ``None`` never."""
+
+    name: str
+    digest: str
+    roles: frozenset[Role]
+    cameras: tuple[str, ...] = ("*",)
+    expires_s: float | None = None
+
+    @property
+    def principal(self) -> Principal:
+        return Principal(self.name, self.roles, self.cameras)
+
+
+def make_token(
+    name: str, roles: Iterable[Role], cameras: Iterable[str] = ("*",), *, expires_s: float | None = None
+) -> tuple[str, Token]:
+    """A new secret, which exists nowhere else, and what is kept of it.
+
+    Raises:
+        ConfigError: no name, no role or no camera pattern.
+    """
+    token = Token(name, "", frozenset(roles), tuple(cameras), expires_s)
+    if not name or not token.roles or not token.cameras:
+        raise ConfigError("a token needs a name, at least one role, and at least one camera pattern ('*' for all)")
+    secret = PREFIX + secrets.token_urlsafe(32)
+    return secret, Token(name, _digest(secret), token.roles, token.cameras, expires_s)
+
+
+class TokenFile:
+    """Tokens in a JSON file that only its owner may read.
+
+    :meth:`verify` looks at most once in ``check_s`` whether the file has changed, so that a revoked token ends without
+    a restart. A file that became unreadable leaves the tokens as they were: a slip of an editor locks nobody out,
+    and ``trouble`` says so.
+    """
+
+    def __init__(self, path: Path, *, check_s: float = 1.0, clock: Callable[[], float] = time.time) -> None:
+        self.path = path
+        self.trouble = ""
+        self._check_s = check_s
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._stamp = _stamp(path)
+        self._checked_s = clock()
+        self._tokens = read_tokens(path)
+
+    def verify(self, secret: str) -> Principal:
+        """Whose secret this is.
+
+        Raises:
+            UnauthenticatedError: nobody's, or it has expired.
+        """
+        self._refresh()
+        digest = _digest(secret)
+        # Compared with all of them, in constant time each: how long it takes tells nothing.
+        found = [token for token in self._tokens if hmac.compare_digest(token.digest, digest)]
+        if not found:
+            raise UnauthenticatedError("this token is not known here; ask for a new one")
+        token = found[0]
+        if token.expires_s is not None and token.expires_s <= self._clock():
+            when = time.strftime("%Y-%m-%d", time.gmtime(token.expires_s))
+            raise UnauthenticatedError(f"the token {token.name!r} expired on {when}; ask for a new one")
+        return token.principal
+
+    def _refresh(self) -> None:
+        with self._lock:
+            now = self._clock()
+            if abs(now - self._checked_s) < self._check_s:
+                return
+            self._checked_s = now
+            stamp = _stamp(self.path)
+            if stamp == self._stamp:
+                return
+            try:
+                self._tokens = read_tokens(self.path)
+                self.trouble = ""
+                self._stamp = stamp
+            except ConfigError as error:
+                self.trouble = str(error)
+
+
+def read_tokens(path: Path) -> tuple[Token, ...]:
+    """The tokens of a file.
+
+    Raises:
+        ConfigError: it cannot be read, others may read it, or it is not a file of tokens.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+        mode = path.stat().st_mode
+    except OSError as error:
+        raise ConfigError(
+            f"the tokens in {path} cannot be read: {error.strerror}; `sightline tokens create` makes one"
+        ) from None
+    if mode & 0o007:
+        raise ConfigError(f"everybody may read the tokens in {path}; run chmod 600 on it")
+    try:
+        return tuple(_token(entry) for entry in json.loads(text)["tokens"])
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ConfigError(f"{path} is not a file of tokens: {type(error).__name__} {error}") from None
+
+
+def write_tokens(path: Path, tokens: Iterable[Token]) -> None:
+    """Replace the file as a whole; only its owner may read it.
+
+    Raises:
+        ConfigError: two tokens of one name, or the file cannot be written.
+    """
+    kept = sorted(tokens, key=lambda token: token.name)
+    for one, other in zip(kept, kept[1:], strict=False):
+        if one.name == other.name:
+            raise ConfigError(f"there is a token {one.name!r} already; revoke it first, or choose another name")
+    part = path.with_name(f"{path.name}.part")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as file:
+            json.dump({"tokens": [_entry(token) for token in kept]}, file, indent=2)
+            file.write("\n")
+        part.replace(path)
+    except OSError as error:
+        raise ConfigError(f"the tokens cannot be written to {path}: {error.strerror}") from None
+
+
+def _token(entry: dict[str, Any]) -> Token:
+    unknown = entry.keys() - {"name", "sha256", "roles", "cameras", "expires_s"}
+    if unknown:
+        raise ValueError(f"unknown key {sorted(unknown)[0]!r}")
+    roles = frozenset(Role(role) for role in entry["roles"])
+    digest = entry["sha256"]
+    if not roles or not isinstance(entry["name"], str) or len(bytes.fromhex(digest)) != 32:
+        raise ValueError(f"token {entry['name']!r} lacks roles or a digest")
+    cameras = entry.get("cameras", ["*"])
+    if not isinstance(cameras, list) or not all(isinstance(pattern, str) for pattern in cameras):
+        raise ValueError(f"the cameras of token {entry['name']!r} are no list of patterns")
+    expires = entry.get("expires_s")
+    return Token(entry["name"], digest, roles, tuple(cameras), None if expires is None else float(expires))
+
+
+def _entry(token: Token) -> dict[str, Any]:
+    return {
+        "name": token.name,
+        "sha256": token.digest,
+        "roles": sorted(token.roles),
+        "cameras": list(token.cameras),
+        "expires_s": token.expires_s,
+    }
+
+
+def _digest(secret: str) -> str:
+    return hashlib.sha256(secret.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def _stamp(path: Path) -> tuple[int, int, int]:
+    try:
+        status = path.stat()
+    except OSError:
+        return (0, 0, 0)
+    return (status.st_mtime_ns, status.st_ino, status.st_size)

@@ -1,0 +1,232 @@
+"""The gateway's door: every call times every role, in scope and out of it; the audit log; HTTP; rates."""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import json
+
+import grpc
+import pytest
+from memory_parts import replica
+from security_parts import guarded_gateway
+from sightline.v1 import (
+    cameras_pb2,
+    cameras_pb2_grpc,
+    ingest_pb2,
+    ingest_pb2_grpc,
+    memory_pb2,
+    memory_pb2_grpc,
+    results_pb2,
+    results_pb2_grpc,
+)
+
+from cluster.config import load_config
+from cluster.errors import ConfigError, ForbiddenError, UnauthenticatedError
+from cluster.rpc.client import GatewayClient
+from cluster.rpc.credentials import ClientCredentials
+from cluster.security.roles import METRICS, RULES, Role
+
+Code = grpc.StatusCode
+
+CALLS = {
+    "/sightline.v1.Cameras/List": lambda c, camera, m: cameras_pb2_grpc.CamerasStub(c).List(
+        cameras_pb2.ListCamerasRequest(), metadata=m, timeout=5
+    ),
+    "/sightline.v1.Cameras/Get": lambda c, camera, m: cameras_pb2_grpc.CamerasStub(c).Get(
+        cameras_pb2.GetCameraRequest(name=camera), metadata=m, timeout=5
+    ),
+    "/sightline.v1.Cameras/Add": lambda c, camera, m: cameras_pb2_grpc.CamerasStub(c).Add(
+        cameras_pb2.AddCameraRequest(name=camera), metadata=m, timeout=5
+    ),
+    "/sightline.v1.Cameras/Remove": lambda c, camera, m: cameras_pb2_grpc.CamerasStub(c).Remove(
+        cameras_pb2.RemoveCameraRequest(name=camera), metadata=m, timeout=5
+    ),
+    "/sightline.v1.Memory/Ask": lambda c, camera, m: list(
+        memory_pb2_grpc.MemoryStub(c).Ask(memory_pb2.AskRequest(camera=camera, text="Who?"), metadata=m, timeout=5)
+    ),
+    "/sightline.v1.Memory/Describe": lambda c, camera, m: memory_pb2_grpc.MemoryStub(c).Describe(
+        memory_pb2.DescribeRequest(camera=camera), metadata=m, timeout=5
+    ),
+    "/sightline.v1.Memory/Forget": lambda c, camera, m: memory_pb2_grpc.MemoryStub(c).Forget(
+        memory_pb2.ForgetRequest(camera=camera), metadata=m, timeout=5
+    ),
+    "/sightline.v1.Results/Watch": lambda c, camera, m: _watch(c, [camera], m),
+    "/sightline.v1.Ingest/Push": lambda c, camera, m: _push(c, camera, m),
+}
+MAY = {
+    "/sightline.v1.Ingest/Push": {Role.INGEST, Role.ADMIN},
+    "/sightline.v1.Cameras/List": {Role.VIEW, Role.ASK, Role.ADMIN},
+    "/sightline.v1.Cameras/Get": {Role.VIEW, Role.ASK, Role.ADMIN},
+    "/sightline.v1.Cameras/Add": {Role.ADMIN},
+    "/sightline.v1.Cameras/Remove": {Role.ADMIN},
+    "/sightline.v1.Results/Watch": {Role.VIEW, Role.ASK, Role.ADMIN},
+    "/sightline.v1.Memory/Ask": {Role.ASK, Role.ADMIN},
+    "/sightline.v1.Memory/Describe": {Role.VIEW, Role.ASK, Role.ADMIN},
+    "/sightline.v1.Memory/Forget": {Role.ADMIN},
+}
+
+
+def _watch(channel, cameras, metadata):
+    call = results_pb2_grpc.ResultsStub(channel).Watch(
+        results_pb2.WatchRequest(cameras=cameras), metadata=metadata, timeout=5
+    )
+    call.initial_metadata()
+    call.cancel()
+    if call.code() not in (None, Code.OK, Code.CANCELLED):
+        raise call
+
+
+def _push(channel, camera, metadata):
+    opening = ingest_pb2.PushRequest(open=ingest_pb2.Open(camera=camera, session="s", codec="h264"))
+    list(ingest_pb2_grpc.IngestStub(channel).Push(iter([opening]), metadata=metadata, timeout=0.5))
+
+
+def _outcome(address, method, camera, secret):
+    """The call's status code; a push that was let through waits for a decoder."""
+    metadata = () if secret is None else (("authorization", f"Bearer {secret}"),)
+    with grpc.insecure_channel(address) as channel:
+        try:
+            CALLS[method](channel, camera, metadata)
+        except grpc.RpcError as error:
+            return error.code()
+    return Code.OK
+
+
+def test_the_matrix_names_every_call():
+    assert set(CALLS) == set(MAY) == set(RULES) - {METRICS}
+
+
+async def test_every_call_times_every_role_and_scope(monkeypatch, tmp_path):
+    async with guarded_gateway(monkeypatch, tmp_path) as (_, addresses, directory, secrets), replica() as (_, address):
+        directory.address = address
+        wrong = []
+        for method in CALLS:
+            for role, secret in {**secrets, None: None, "unknown": "sl_unknown"}.items():
+                for camera in ("gate", "yard", "depot"):
+                    directory.added = [camera]
+                    code = await asyncio.to_thread(_outcome, addresses.rpc, method, camera, secret)
+                    if role not in list(Role):
+                        expected = Code.UNAUTHENTICATED
+                    elif role not in MAY[method] or (camera == "depot" and method != "/sightline.v1.Cameras/List"):
+                        expected = Code.PERMISSION_DENIED
+                    else:
+                        expected = Code.DEADLINE_EXCEEDED if method.endswith("Push") else Code.OK
+                    if code is not expected:
+                        wrong.append((method, role, camera, code, expected))
+        assert not wrong
+
+
+async def test_lists_and_answers_hold_only_what_the_token_is_for(monkeypatch, tmp_path, make):
+    async with guarded_gateway(monkeypatch, tmp_path) as (running, addresses, _, secrets):
+        credentials = ClientCredentials(token=secrets[Role.VIEW])
+
+        def look():
+            with GatewayClient(addresses.rpc, credentials=credentials) as client:
+                seen = [status.name for status in client.cameras_list()]
+                answers = client.watch()
+                for stream in ("depot", "yard", "depot", "gate"):
+                    running._hub.publish([make.answer(stream=stream)])
+                return seen, [next(answers)[0].stream for _ in range(2)]
+
+        assert await asyncio.to_thread(look) == (["gate", "yard"], ["yard", "gate"])
+
+
+async def test_probes_need_no_token_and_reflection_does(monkeypatch, tmp_path):
+    from grpc_health.v1 import health_pb2, health_pb2_grpc
+    from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+
+    def look(address, metadata):
+        with grpc.insecure_channel(address) as channel:
+            health = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=5)
+            listing = reflection_pb2.ServerReflectionRequest(list_services="")
+            stub = reflection_pb2_grpc.ServerReflectionStub(channel)
+            try:
+                return health.status, len(list(stub.ServerReflectionInfo(iter([listing]), metadata=metadata)))
+            except grpc.RpcError as error:
+                return health.status, error.code()
+
+    async with guarded_gateway(monkeypatch, tmp_path) as (_, addresses, _, secrets):
+        serving = health_pb2.HealthCheckResponse.SERVING
+        assert await asyncio.to_thread(look, addresses.rpc, ()) == (serving, Code.UNAUTHENTICATED)
+        known = (("authorization", f"Bearer {secrets[Role.VIEW]}"),)
+        assert await asyncio.to_thread(look, addresses.rpc, known) == (serving, 1)
+
+
+async def test_the_audit_log_tells_who_asked_what_and_who_was_refused(monkeypatch, tmp_path):
+    async with guarded_gateway(monkeypatch, tmp_path) as (_, addresses, directory, secrets), replica() as (_, address):
+        directory.address = address
+        ask = "/sightline.v1.Memory/Ask"
+        for secret, camera in ((secrets[Role.ASK], "gate"), (secrets[Role.ASK], "depot"), ("sl_no", "gate")):
+            await asyncio.to_thread(_outcome, addresses.rpc, ask, camera, secret)
+        await asyncio.to_thread(_outcome, addresses.rpc, "/sightline.v1.Cameras/List", "", secrets[Role.VIEW])
+        text = (tmp_path / "audit.jsonl").read_text()
+        assert not any(secret in text for secret in secrets.values())
+        lines = [json.loads(line) for line in text.splitlines()]
+        told = [(line["who"], line["cameras"], line["outcome"], line.get("text")) for line in lines]
+        assert told == [
+            ("ask-token", ["gate"], "ok", "Who?"),
+            ("ask-token", ["depot"], "forbidden", None),
+            ("?", [], "unauthenticated", None),
+        ]
+
+
+async def test_who_calls_too_often_is_told_when_to_come_back(monkeypatch, tmp_path):
+    def hammer(address, secret):
+        return [_outcome(address, "/sightline.v1.Cameras/List", "", secret) for _ in range(4)]
+
+    limits = {"calls_burst": 3, "calls_per_s": 0.001}
+    async with guarded_gateway(monkeypatch, tmp_path, **limits) as (_, addresses, _, secrets):
+        codes = await asyncio.to_thread(hammer, addresses.rpc, secrets[Role.VIEW])
+        assert codes == [Code.OK] * 3 + [Code.RESOURCE_EXHAUSTED]
+        assert await asyncio.to_thread(hammer, addresses.rpc, secrets[Role.ASK]) == codes
+
+
+async def test_http_asks_for_the_same_tokens(monkeypatch, tmp_path):
+    def request(address, method, path, body=None, secret=None):
+        host, _, port = address.rpartition(":")
+        connection = http.client.HTTPConnection(host, int(port), timeout=10)
+        headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {secret}"} if secret else {})
+        connection.request(method, path, None if body is None else json.dumps(body), headers)
+        reply = connection.getresponse()
+        reply.read()
+        connection.close()
+        return reply.status
+
+    async with guarded_gateway(monkeypatch, tmp_path) as (_, addresses, directory, secrets), replica() as (_, address):
+        directory.address = address
+        rows = [
+            ("GET", "/metrics", None, {Role.VIEW, Role.ASK, Role.ADMIN}),
+            ("GET", "/v1/memory/gate", None, {Role.VIEW, Role.ASK, Role.ADMIN}),
+            ("POST", "/v1/ask", {"camera": "gate", "text": "Who?"}, {Role.ASK, Role.ADMIN}),
+            ("POST", "/v1/forget", {"camera": "gate", "before_s": 0}, {Role.ADMIN}),
+        ]
+        for method, path, body, may in rows:
+            assert await asyncio.to_thread(request, addresses.metrics, method, path, body) == 401, path
+            assert await asyncio.to_thread(request, addresses.metrics, method, path, body, "sl_x") == 401, path
+            for role, secret in secrets.items():
+                status = await asyncio.to_thread(request, addresses.metrics, method, path, body, secret)
+                assert status == (200 if role in may else 403), (path, role)
+        depot = {"camera": "depot", "text": "Who?"}
+        assert await asyncio.to_thread(request, addresses.metrics, "POST", "/v1/ask", depot, secrets[Role.ASK]) == 403
+
+
+async def test_clients_say_what_the_door_said(monkeypatch, tmp_path):
+    async with guarded_gateway(monkeypatch, tmp_path) as (_, addresses, _, secrets):
+
+        def remove(credentials):
+            with GatewayClient(addresses.rpc, credentials=credentials) as client:
+                client.camera_remove("gate")
+
+        with pytest.raises(UnauthenticatedError, match="set SIGHTLINE_TOKEN"):
+            await asyncio.to_thread(remove, None)
+        with pytest.raises(ForbiddenError, match="role admin; 'view-token' has: view"):
+            await asyncio.to_thread(remove, ClientCredentials(token=secrets[Role.VIEW]))
+
+
+def test_a_gateway_open_to_all_must_be_wanted_in_words():
+    with pytest.raises(ConfigError, match=r"gateway\.host: 0\.0\.0\.0 lets other machines in"):
+        load_config(None, {"gateway": {"host": "0.0.0.0"}})
+    load_config(None, {"gateway": {"host": "0.0.0.0"}, "security": {"allow_unauthenticated": True}})
+    load_config(None, {"gateway": {"host": "0.0.0.0"}, "security": {"tokens_file": "tokens.json"}})
+    load_config(None, {"gateway": {"host": "localhost"}})

@@ -1,0 +1,184 @@
+"""Tokens, roles, scopes, rates and the audit log."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cluster.errors import CapacityError, ConfigError, ForbiddenError, UnauthenticatedError
+from cluster.security.access import ANYBODY, Principal
+from cluster.security.audit import AuditLog
+from cluster.security.limits import RateLimit
+from cluster.security.roles import Role
+from cluster.security.tokens import PREFIX, TokenFile, make_token, read_tokens, write_tokens
+
+
+class Clock:
+    def __init__(self):
+        self.now = 1_000_000.0
+
+    def __call__(self):
+        return self.now
+
+
+@pytest.fixture
+def clock():
+    return Clock()
+
+
+def test_a_secret_opens_only_its_own_door_and_is_not_in_the_file(tmp_path):
+    path = tmp_path / "keys" / "tokens.json"
+    secret, token = make_token("room", [Role.ASK], ["gate-*"])
+    other, another = make_token("edge", [Role.INGEST])
+    write_tokens(path, [token, another])
+    assert secret.startswith(PREFIX)
+    assert secret not in path.read_text()
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    tokens = TokenFile(path)
+    assert tokens.verify(secret) == Principal("room", frozenset({Role.ASK}), ("gate-*",))
+    assert tokens.verify(other).name == "edge"
+    for wrong in ("", secret[:-1], secret + "x", "\udcff", token.digest):
+        with pytest.raises(UnauthenticatedError, match="not known"):
+            tokens.verify(wrong)
+
+
+def test_an_expired_token_says_when(tmp_path, clock):
+    path = tmp_path / "tokens.json"
+    secret, token = make_token("room", [Role.VIEW], expires_s=clock.now + 10)
+    write_tokens(path, [token])
+    tokens = TokenFile(path, clock=clock)
+    assert tokens.verify(secret).name == "room"
+    clock.now += 10
+    with pytest.raises(UnauthenticatedError, match="'room' expired on 1970-01-12"):
+        tokens.verify(secret)
+
+
+def test_a_revoked_token_ends_and_a_broken_file_locks_nobody_out(tmp_path, clock):
+    path = tmp_path / "tokens.json"
+    secret, token = make_token("room", [Role.VIEW])
+    kept, keeper = make_token("keeper", [Role.VIEW])
+    write_tokens(path, [token, keeper])
+    tokens = TokenFile(path, clock=clock)
+    path.write_text("{")
+    clock.now += 2
+    assert tokens.verify(secret).name == "room"
+    assert "not a file of tokens" in tokens.trouble
+    write_tokens(path, [keeper])
+    clock.now += 2
+    with pytest.raises(UnauthenticatedError):
+        tokens.verify(secret)
+    assert tokens.verify(kept).name == "keeper"
+    assert tokens.trouble == ""
+    path.unlink()
+    clock.now += 2
+    assert tokens.verify(kept).name == "keeper"
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("[]", "not a file of tokens"),
+        ('{"tokens": [{"name": "a", "sha256": "00", "roles": ["view"]}]}', "lacks roles or a digest"),
+        (json.dumps({"tokens": [{"name": "a", "sha256": "0" * 64, "roles": []}]}), "lacks roles"),
+        (json.dumps({"tokens": [{"name": "a", "sha256": "0" * 64, "roles": ["king"]}]}), "king"),
+        (json.dumps({"tokens": [{"name": "a", "sha256": "0" * 64, "roles": ["view"], "secret": "x"}]}), "secret"),
+        (json.dumps({"tokens": [{"name": "a", "sha256": "0" * 64, "roles": ["view"], "cameras": "*"}]}), "patterns"),
+    ],
+)
+def test_what_is_no_file_of_tokens_is_refused(tmp_path, text, why):
+    path = tmp_path / "tokens.json"
+    path.write_text(text)
+    path.chmod(0o600)
+    with pytest.raises(ConfigError, match=why):
+        read_tokens(path)
+
+
+def test_a_file_that_everybody_may_read_is_refused(tmp_path):
+    path = tmp_path / "tokens.json"
+    write_tokens(path, [])
+    path.chmod(0o644)
+    with pytest.raises(ConfigError, match="chmod 600"):
+        read_tokens(path)
+
+
+def test_two_tokens_of_one_name_are_refused(tmp_path):
+    with pytest.raises(ConfigError, match="'room' already"):
+        write_tokens(tmp_path / "t", [make_token("room", [Role.VIEW])[1], make_token("room", [Role.ASK])[1]])
+
+
+MAY = {
+    Role.INGEST: {Role.INGEST},
+    Role.VIEW: {Role.VIEW},
+    Role.ASK: {Role.VIEW, Role.ASK},
+    Role.ADMIN: set(Role),
+}
+
+
+@pytest.mark.parametrize("own", list(Role))
+@pytest.mark.parametrize("wanted", list(Role))
+def test_roles(own, wanted):
+    assert Principal("p", frozenset({own})).may(wanted) == (wanted in MAY[own])
+
+
+def test_a_camera_out_of_scope_is_refused_by_pattern():
+    principal = Principal("p", frozenset({Role.VIEW}), ("gate-*", "depot"))
+    principal.require(Role.VIEW, ["gate-1", "depot"])
+    for camera in ("depot2", "GATE-1", "xgate-1"):
+        with pytest.raises(ForbiddenError, match="not among"):
+            principal.require(Role.VIEW, ["gate-1", camera])
+    with pytest.raises(ForbiddenError, match="role ask; 'p' has: view"):
+        principal.require(Role.ASK)
+    ANYBODY.require(Role.ADMIN, ["anything"])
+
+
+@given(st.lists(st.floats(0.0, 3.0), min_size=1, max_size=60), st.integers(1, 5), st.floats(0.2, 4.0))
+def test_a_rate_lets_no_more_through_than_it_says(pauses, burst, per_s):
+    clock = Clock()
+    limit = RateLimit(per_s, burst, clock=clock)
+    began, passed = clock.now, 0
+    for pause in pauses:
+        clock.now += pause
+        try:
+            limit.take("p")
+            passed += 1
+        except CapacityError:
+            pass
+        assert passed <= burst + (clock.now - began) * per_s + 1e-6
+    limit.take("another is not held up by it")
+
+
+def test_who_waits_long_enough_comes_through():
+    clock = Clock()
+    limit = RateLimit(0.5, 1, clock=clock)
+    limit.take("p")
+    with pytest.raises(CapacityError, match=r"try again in 2\.0 s"):
+        limit.take("p")
+    clock.now += 2.0
+    limit.take("p")
+
+
+def test_the_audit_log_turns_its_files_over_and_loses_no_line(tmp_path):
+    log = AuditLog(tmp_path / "audit.jsonl", max_bytes=2000, files=3)
+    for number in range(60):
+        log.write("room", "/x/Ask", cameras=["gate"], outcome="ok", text=f"question {number} \u2028 \udcff")
+    log.close()
+    names = sorted(path.name for path in tmp_path.iterdir())
+    assert names == ["audit.jsonl", "audit.jsonl.1", "audit.jsonl.2", "audit.jsonl.3"]
+    lines = [json.loads(line) for n in (".3", ".2", ".1", "") for line in (tmp_path / f"audit.jsonl{n}").open()]
+    numbers = [int(line["text"].split()[1]) for line in lines]
+    assert numbers == list(range(numbers[0], 60))
+    assert len(numbers) > 30
+    assert log.lost == 0
+
+
+def test_a_disk_that_takes_nothing_costs_lines_and_no_call(tmp_path):
+    log = AuditLog(tmp_path / "audit.jsonl")
+    os.symlink("/dev/full", tmp_path / "audit.jsonl")
+    log.write("room", "/x/Ask", cameras=[], outcome="ok")
+    log.write("room", "/x/Ask", cameras=[], outcome="ok")
+    assert log.lost == 2
