@@ -236,6 +236,7 @@ class StreamSpec:
     """What an engine must know of a camera to answer its questions on a sliding window.
 
     ``patient``: its frames may be held back (a file read as fast as it goes), so that no window is ever dropped.
+    ``priority``: a class of :class:`~cluster.scheduling.priority.Priority` by name.
     """
 
     stream: str
@@ -248,6 +249,7 @@ class StreamSpec:
     max_idle_s: float = 60.0
     patient: bool = False
     memory: MemorySpec | None = None
+    priority: str = "normal"
 
 
 @dataclass(frozen=True, slots=True)
@@ -394,6 +396,25 @@ CameraStateName = Literal["waiting", "connecting", "running", "backoff", "error"
 
 
 @dataclass(frozen=True, slots=True)
+class PictureHealth:
+    """What one camera's newest sample says of the camera itself (``cluster.vision.picture_watch``).
+
+    * ``pts``: of the sample, the camera's microseconds
+    * ``changed``: share of cells that differ visibly from the last sample, 0..1
+    * ``still_s``: seconds of the camera's clock since any cell changed at all, were it by noise
+    * ``luma``, ``spread``: mean and standard deviation of the picture, grey levels
+    * ``strangeness``: 0 for the scene it has seen so far, 1 for one that has nothing in common with it
+    """
+
+    pts: int
+    changed: float
+    still_s: float
+    luma: float
+    spread: float
+    strangeness: float
+
+
+@dataclass(frozen=True, slots=True)
 class LastAnswer:
     """The newest answer to one question; ``end`` is the window's end in the camera's microseconds."""
 
@@ -408,7 +429,9 @@ class CameraStatus:
     """One camera as ``cameras list`` shows it. Counters start with the camera; 0 for a size not known yet.
 
     ``memory_bytes``, ``memory_frames``: what it remembers now; ``memory_oldest_s``: how long ago the oldest of it was;
-    ``memory_state``: empty while all of it is in reach, else why not.
+    ``memory_state``: empty while all of it is in reach, else why not. ``rung``: of the quality ladder, ``rung_reason``
+    why it is not the first. ``windows_per_s``, ``expected_lag_s``: what the scheduler counts with, the latter from a
+    window's last frame to its answer; 0 where nobody knows what a window costs.
     """
 
     name: str
@@ -440,3 +463,8 @@ class CameraStatus:
     memory_oldest_s: float = 0.0
     memory_state: str = ""
     last_answers: tuple[LastAnswer, ...] = ()
+    priority: str = "normal"
+    rung: str = "full"
+    rung_reason: str = ""
+    windows_per_s: float = 0.0
+    expected_lag_s: float = 0.0

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from actors.cli.evaluate_ladder import ladder
 from actors.cli.evaluate_memory import memory
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ def accuracy(
     count: Annotated[int | None, typer.Option("--count", "-n", metavar="N", help="How many scenes to make.")] = None,
     seed: Annotated[int, typer.Option(metavar="S", help="Which scenes to make.")] = 0,
     model: Annotated[str, typer.Option(metavar="NAME", help="demo, or the folder or hub id of a checkpoint.")] = "demo",
-    settings: Annotated[str | None, typer.Option(help="quick, standard or full: how much is compared.")] = None,
+    settings: Annotated[str | None, typer.Option(help="quick, standard, full or ladder: what is compared.")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Few scenes, quick settings: under five minutes.")] = False,
     window: Annotated[float | None, typer.Option(metavar="S", help="Window, seconds. Default: the model's.")] = None,
     stride: Annotated[float | None, typer.Option(metavar="S", help="Seconds between windows.")] = None,
@@ -168,6 +169,7 @@ def calibrate(
 
 
 app.command("memory")(memory)
+app.command("ladder")(ladder)
 
 
 def _shape(

@@ -120,7 +120,12 @@ def standard(shape: WindowShape) -> list[Setting]:
     ]
     policies = [
         Setting(_product_name("replenish", refresh, budget), "replenish", refresh, budget, shape=shape)
-        for refresh, budget in (("all", None), ("anchors", None), *((name, 0.1) for name in _budgeted()))
+        for refresh, budget in (
+            ("all", None),
+            ("anchors", None),
+            ("anchors_last", None),
+            *((name, 0.1) for name in _budgeted()),
+        )
     ]
     return [*quick(shape), *frontier, *policies, *sweeps(shape)]
 
@@ -160,7 +165,39 @@ def sweeps(shape: WindowShape) -> list[Setting]:
     return found
 
 
-GRIDS = {"quick": quick, "standard": standard, "full": everything}
+@dataclass(frozen=True, slots=True)
+class LadderStep:
+    """What a rung of the quality ladder changes against full quality; ``prune``, ``stride`` and ``fps`` are factors."""
+
+    name: str
+    prune: float = 1.0
+    budget: float = 0.4
+    stride: float = 1.0
+    fps: float = 1.0
+
+
+# From little to much: each rung keeps the changes of those above it.
+LADDER = (
+    LadderStep("full"),
+    LadderStep("prune", prune=1.5),
+    LadderStep("refresh", prune=1.5, budget=0.0),
+    LadderStep("stride", prune=1.5, budget=0.0, stride=2.0),
+    LadderStep("fps", prune=1.5, budget=0.0, stride=2.0, fps=0.5),
+)
+
+
+def ladder(shape: WindowShape) -> list[Setting]:
+    """Full computation, and every rung that answers: what ``sightline eval ladder`` makes a model's ladder from."""
+    margin = float(make_pruner("replenish", {}).margin)  # type: ignore[attr-defined]
+    found = [full(shape)]
+    for step in LADDER:
+        cut = replace(shape, stride_s=step.stride * shape.stride_s, fps=step.fps * shape.fps)
+        options = {} if step.prune == 1 else {"margin": step.prune * margin}
+        found.append(replace(ours(cut, step.budget, options), name=f"ladder {step.name}", role="other"))
+    return found
+
+
+GRIDS = {"quick": quick, "standard": standard, "full": everything, "ladder": ladder}
 
 
 def grid(name: str, shape: WindowShape) -> list[Setting]:

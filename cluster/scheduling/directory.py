@@ -7,16 +7,22 @@ in as an argument (``now_s``, monotonic), so that the same code runs in the acto
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+import math
+from collections import deque
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 from cluster.config import CameraConfig
-from cluster.errors import CameraExistsError, UnknownCameraError
+from cluster.errors import CameraExistsError, CapacityError, UnknownCameraError
 from cluster.redaction import redact
+from cluster.scheduling.admission import Admission
+from cluster.scheduling.demand import Measured, windows_per_s
+from cluster.scheduling.ladder import Rung, Step
 from cluster.scheduling.placement import Placement
-from cluster.scheduling.reports import CameraReport, DecoderInfo, ReplicaInfo, StreamReport, Totals
-from cluster.types import CameraStatus, PatchGeometry
+from cluster.scheduling.quality import ALL_EQUAL, FleetSettings, demand_of
+from cluster.scheduling.reports import CameraReport, DecoderInfo, ReplicaInfo, ReplicaReport, StreamReport, Totals
+from cluster.types import CameraStatus, PatchGeometry, PictureHealth
 
 Info = TypeVar("Info", DecoderInfo, ReplicaInfo)
 
@@ -33,12 +39,13 @@ class Route:
 
 @dataclass(frozen=True, slots=True)
 class CameraAssignment:
-    """A camera a decoder must run. Without ``geometry`` no replica has ever been ready: it has to wait."""
+    """A camera a decoder must run at ``rung``. Without ``geometry`` no replica has ever been ready: it has to wait."""
 
     settings: CameraConfig
     geometry: PatchGeometry | None
     replica: str | None
     replica_address: str | None
+    rung: Rung
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +62,17 @@ class Member(Generic[Info]):
 
     info: Info
     seen_s: float
+    load: ReplicaReport | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Counted:
+    """What was last counted of a camera, by which replica, when, and at which rung."""
+
+    instance: str
+    at_s: float
+    rung: str
+    counts: Mapping[str, int]
 
 
 @dataclass(slots=True)
@@ -63,42 +81,65 @@ class _Camera:
     report: CameraReport | None = None
     reporter: str = ""
     stream: StreamReport | None = None
+    counted: _Counted | None = None
     totals: Totals = field(default_factory=Totals)
 
 
-class Directory:
-    """See the module. ``version`` grows with every change a decoder must know of."""
+KEPT_STEPS = 1000
+"""Steps on the quality ladder that are remembered."""
 
-    def __init__(self, *, heartbeat_timeout_s: float = 10.0, slack: float = 0.25) -> None:
+
+class Directory:
+    """See the module. ``version`` grows with every change a decoder must know of; ``steps``: the newest steps on the
+    quality ladder, oldest first."""
+
+    def __init__(
+        self, *, heartbeat_timeout_s: float = 10.0, slack: float = 0.25, quality: FleetSettings = ALL_EQUAL
+    ) -> None:
         self.version = 0
+        self.steps: deque[Step] = deque(maxlen=KEPT_STEPS)
+        self._measured = quality.costs is not None
+        self._admission = quality.admission and self._measured
+        self._fleet = quality.fleet()
+        self._rungs = {rung.name: rung for rung in quality.ladder.rungs}
         self.geometry: PatchGeometry | None = None
         self._timeout_s = heartbeat_timeout_s
         self._cameras: dict[str, _Camera] = {}
         self._decoders: dict[str, Member[DecoderInfo]] = {}
         self._replicas: dict[str, Member[ReplicaInfo]] = {}
         self._on_decoder = Placement(slack=slack)
-        self._on_replica = Placement(slack=slack)
         self._running_on: dict[str, str] = {}
         self._held_by: dict[str, str] = {}
 
     # -- cameras --------------------------------------------------------------------------------
-    def add(self, settings: CameraConfig) -> None:
+    def add(self, settings: CameraConfig, now_s: float = 0.0, *, force: bool = True) -> Admission:
         """Take a camera in; members that said they have it already when they joined keep it.
+
+        Args:
+            force: it is not refused however full the replicas are.
 
         Raises:
             CameraExistsError: there is one of that name already with other settings; the same again is no error.
+            CapacityError: there is no room for it even when everyone is as low on the ladder as may be.
         """
+        demand = demand_of(settings, self.geometry)
         known = self._cameras.get(settings.name)
         if known is not None:
             if known.settings == settings:
-                return
+                return self._fleet.admit(self._fleet.demand_of(settings.name), now_s, force=True)
             raise CameraExistsError(
                 f"there is a camera {settings.name!r} already; remove it first to change its settings"
             )
+        admission = self._fleet.admit(
+            demand, now_s, force=force or not self._admission, prefer=self._held_by.get(settings.name)
+        )
+        if admission.verdict == "refused":
+            raise CapacityError(f"camera {settings.name!r} is not taken: {admission.reason}")
+        self._held_by.pop(settings.name, None)
         self._cameras[settings.name] = _Camera(settings)
         self._on_decoder.add(settings.name, prefer=self._running_on.pop(settings.name, None))
-        self._on_replica.add(settings.name, prefer=self._held_by.pop(settings.name, None))
         self.version += 1
+        return admission
 
     def remove(self, name: str) -> None:
         """Forget a camera; its decoder stops it when it next asks.
@@ -109,7 +150,7 @@ class Directory:
         self._known(name)
         del self._cameras[name]
         self._on_decoder.remove(name)
-        self._on_replica.remove(name)
+        self._fleet.remove(name)
         self.version += 1
 
     @property
@@ -150,7 +191,7 @@ class Directory:
         self._held_by.update((camera, name) for camera in streams if camera not in self._cameras)
         self._replicas[name] = Member(info, now_s)
         self.geometry = info.geometry
-        self._on_replica.join(name)
+        self._fleet.join(name)
         self.version += 1
         return name
 
@@ -163,6 +204,8 @@ class Directory:
         for report in reports:
             camera = self._cameras.get(report.camera)
             if camera is not None and self._on_decoder.owner(report.camera) == name:
+                if report.width and (camera.report is None or camera.report.width != report.width):
+                    self._seen(camera, report)
                 camera.report = report
                 if camera.reporter != name:
                     # It may come back there, and count from zero again.
@@ -171,20 +214,77 @@ class Directory:
                 camera.totals.update(name, report.counts)
         return True
 
-    def heartbeat_replica(self, instance: str, reports: Iterable[StreamReport], now_s: float) -> bool:
+    def _seen(self, camera: _Camera, report: CameraReport) -> None:
+        """How large a camera's picture is, and how much of it moves, is known now."""
+        name, size = camera.settings.name, (report.width, report.height)
+        demand = demand_of(camera.settings, self.geometry, size)
+        if demand != self._fleet.declared(name):
+            self._fleet.demand(name, demand)
+        if report.picture is not None:
+            self._fleet.codec(
+                name, kbit_s=0.0, pixels=size[0] * size[1], fps=demand.fps, activity=report.picture.changed
+            )
+
+    def heartbeat_replica(
+        self, instance: str, reports: Iterable[StreamReport], now_s: float, load: ReplicaReport | None = None
+    ) -> bool:
         """Take a replica's reports; false when it is not known (any more) and has to join again."""
         name = next((name for name, member in self._replicas.items() if member.info.instance == instance), None)
         if name is None:
             return False
-        self._replicas[name].seen_s = now_s
+        member = self._replicas[name]
         for report in reports:
             camera = self._cameras.get(report.camera)
             if camera is None:
                 continue
             camera.totals.update(instance, report.counts)
-            if self._on_replica.owner(report.camera) == name:
+            plan = self._fleet.plan(report.camera)
+            if plan.owner == name:
                 camera.stream = report
+                self._measure(camera, _Counted(instance, now_s, plan.rung, report.counts))
+        if load is not None:
+            if member.load is not None and now_s > member.seen_s:
+                busy = (load.busy_s - member.load.busy_s) / (now_s - member.seen_s)
+                self._fleet.replica_report(name, busy_share=busy, backlog_s=load.backlog_s, now_s=now_s)
+            member.load = load
+        member.seen_s = now_s
         return True
+
+    def tick(self, now_s: float) -> list[Step]:
+        """Steps on the quality ladder that are due now; they are in the assignments from then on."""
+        changes = self._fleet.tick(now_s)
+        self.steps.extend(changes.steps)
+        if changes.steps or changes.moves:
+            self.version += 1
+        return changes.steps
+
+    def rungs(self) -> dict[str, int]:
+        """Cameras on each rung of the ladder."""
+        found = dict.fromkeys(self._rungs, 0)
+        for name in self._cameras:
+            found[self._fleet.plan(name).rung] += 1
+        return found
+
+    def _measure(self, camera: _Camera, now: _Counted) -> None:
+        """Tell the fleet what was counted since the last time; counts that straddle a step say nothing."""
+        before, camera.counted = camera.counted, now
+        if before is None or (before.instance, before.rung) != (now.instance, now.rung):
+            return
+        grown = {key: value - before.counts.get(key, 0) for key, value in now.counts.items()}
+        if min(grown.values(), default=0) < 0:
+            return
+        done, gated = grown.get("windows_done", 0), grown.get("windows_gated", 0)
+        self._fleet.measured(
+            camera.settings.name,
+            Measured(
+                period_s=now.at_s - before.at_s,
+                windows=done + gated,
+                gated=gated,
+                tokens_full=grown.get("tokens_full", 0),
+                tokens_kept=grown.get("tokens_kept", 0),
+                dropped=grown.get("windows_dropped", 0),
+            ),
+        )
 
     def expire(self, now_s: float) -> list[str]:
         """Let everyone go who has been silent for too long; returns their names."""
@@ -208,7 +308,7 @@ class Directory:
         member = self._replicas.pop(name)
         for camera in self._cameras.values():
             camera.totals.end(member.info.instance)
-        self._on_replica.leave(name)
+        self._fleet.leave(name)
         self.version += 1
 
     def _decoder_gone(self, name: str) -> None:
@@ -225,7 +325,7 @@ class Directory:
             UnknownCameraError: no such camera.
         """
         self._known(name)
-        decoder, replica = self._on_decoder.owner(name), self._on_replica.owner(name)
+        decoder, replica = self._on_decoder.owner(name), self._fleet.plan(name).owner
         return Route(
             decoder,
             self._decoders[decoder].info.address if decoder in self._decoders else None,
@@ -239,7 +339,8 @@ class Directory:
         for name in sorted(self._on_decoder.keys(decoder)):
             route = self.route(name)
             settings = self._cameras[name].settings
-            cameras.append(CameraAssignment(settings, self.geometry, route.replica, route.replica_address))
+            rung = self._rungs[self._fleet.plan(name).rung]
+            cameras.append(CameraAssignment(settings, self.geometry, route.replica, route.replica_address, rung))
         return Assignment(self.version, tuple(cameras))
 
     def status(self, name: str) -> CameraStatus:
@@ -248,7 +349,7 @@ class Directory:
         Raises:
             UnknownCameraError: no such camera.
         """
-        camera, route = self._known(name), self.route(name)
+        camera, route, plan = self._known(name), self.route(name), self._fleet.plan(name)
         report, stream = camera.report, camera.stream or StreamReport(name)
         if report is None:
             reason = "no decoder is ready for it yet" if route.decoder is None else f"{route.decoder} is starting it"
@@ -266,6 +367,11 @@ class Directory:
             last_frame_age_s=report.last_frame_age_s,
             decoder=route.decoder or "",
             replica=route.replica or "",
+            priority=camera.settings.priority,
+            rung=plan.rung,
+            rung_reason="" if plan.rung == self._fleet.ladder.rungs[0].name else plan.why,
+            windows_per_s=windows_per_s(self._fleet.demand_of(name), self._rungs[plan.rung]),
+            expected_lag_s=self._lag_s(plan.owner),
             latency_s=stream.latency_s,
             memory_bytes=stream.memory_bytes,
             memory_frames=stream.memory_frames,
@@ -274,6 +380,29 @@ class Directory:
             last_answers=stream.last_answers,
             **camera.totals.counts(),
         )
+
+    def _lag_s(self, replica: str | None) -> float:
+        if not self._measured or replica is None:
+            return 0.0
+        lag_s = self._fleet.lag_s(replica)
+        return lag_s if math.isfinite(lag_s) else 0.0
+
+    def settings(self, name: str) -> CameraConfig:
+        """What a camera runs with.
+
+        Raises:
+            UnknownCameraError: no such camera.
+        """
+        return self._known(name).settings
+
+    def picture(self, name: str) -> PictureHealth | None:
+        """What its decoder last said of its pictures; None while it has said nothing.
+
+        Raises:
+            UnknownCameraError: no such camera.
+        """
+        report = self._known(name).report
+        return report.picture if report is not None else None
 
     def _known(self, name: str) -> _Camera:
         try:

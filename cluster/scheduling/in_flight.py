@@ -29,6 +29,14 @@ class InFlight:
             self._origin = sample.pts
         self._end = sample.end
 
+    def restride(self, stride_s: float) -> None:
+        """Windows are ``stride_s`` apart from here on: the next one ends that much after the last closed one."""
+        if self._origin is not None:
+            closed = math.floor(self._strides())
+            self._closed += closed
+            self._origin += round(closed * self.stride_s * MICROSECONDS)
+        self.stride_s = stride_s
+
     def settled(self, windows: int) -> None:
         """The replica has answered or dropped ``windows`` in total since :meth:`lose` or the beginning."""
         self._settled = windows

@@ -1,11 +1,13 @@
 """Which member (decoder or replica) owns which camera: consistent hashing with bounded loads.
 
 Mirrokni, Thorup and Zadimoghaddam, "Consistent Hashing with Bounded Loads" (SODA 2018): no member holds more than
-``ceil((1 + slack) * mean)`` keys; a key goes to the first member of its own preference order that has room.
-The order is by rendezvous weights instead of a ring, which needs no virtual nodes and costs one hash per member.
+``(1 + slack)`` times the mean load; a key goes to the first member of its own preference order that has room. Here keys
+weigh unequally (seconds of a replica a second) and members may differ in capacity, so a member may be above the bound
+by less than one key, which for keys of weight one is the paper's ``ceil((1 + slack) * mean)``. The order is by
+rendezvous weights instead of a ring, which needs no virtual nodes.
 
-The table is sticky on top of that, because moving a camera throws its window away: a key moves only when its owner
-leaves, or when a change has put its owner above the bound.
+The table is sticky on top of that, because moving a camera costs: a key moves only when its owner leaves or is drained,
+or when a change has put its owner above the bound.
 """
 
 from __future__ import annotations
@@ -13,6 +15,12 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Iterable
+
+import numpy as np
+import numpy.typing as npt
+
+# Loads are sums of floats; two that differ by less are the same.
+_SAME = 1e-9
 
 
 class Placement:
@@ -27,17 +35,36 @@ class Placement:
         self.slack = slack
         self._members: dict[str, set[str]] = {}
         self._owners: dict[str, str | None] = {}
+        self._weights: dict[str, float] = {}
+        self._hashes: dict[str, int] = {}
+        self._total = 0.0
+        # One row per member, in the order of ``_names``.
+        self._names: list[str] = []
+        self._rows: dict[str, int] = {}
+        self._loads: npt.NDArray[np.float64] = np.zeros(0)
+        self._capacity: npt.NDArray[np.float64] = np.zeros(0)
+        self._draining: npt.NDArray[np.bool_] = np.zeros(0, dtype=np.bool_)
+        self._member_hashes: npt.NDArray[np.uint64] = np.zeros(0, dtype=np.uint64)
 
     @property
     def members(self) -> list[str]:
         return sorted(self._members)
 
     @property
-    def bound(self) -> int:
-        """The most keys a member may own now; 0 without members."""
-        if not self._members:
-            return 0
-        return math.ceil((1 + self.slack) * len(self._owners) / len(self._members))
+    def bound(self) -> float:
+        """The load up to which a member of capacity 1 takes keys of next to no weight; 0 without members."""
+        return (1 + self.slack) * self._mean()
+
+    @property
+    def total(self) -> float:
+        """The weight of all keys."""
+        return self._total
+
+    @property
+    def worst(self) -> float:
+        """The largest load over the mean of members of equal capacity; 0 without any load."""
+        mean = self._mean()
+        return float((self._loads / self._capacity)[~self._draining].max()) / mean if mean else 0.0
 
     def owner(self, key: str) -> str | None:
         """The member that owns ``key``; ``None`` for an unknown key, or when there is no member."""
@@ -47,85 +74,212 @@ class Placement:
         """A copy of the keys ``member`` owns."""
         return set(self._members.get(member, ()))
 
-    def add(self, key: str, *, prefer: str | None = None) -> str | None:
+    def load(self, member: str) -> float:
+        """Weight of the keys ``member`` owns."""
+        return float(self._loads[self._rows[member]])
+
+    def add(self, key: str, *, weight: float = 1.0, prefer: str | None = None) -> str | None:
         """Place a new key (a known one stays where it is) and return its owner.
 
         ``prefer``: the member that has it already, as a restarted controller learns from the members themselves.
         """
         if key not in self._owners:
             self._owners[key] = None
+            self._weights[key] = _checked(weight)
+            self._hashes[key] = _hash(key)
+            self._total += weight
             if prefer is not None and prefer in self._members:
-                self._give(key, prefer)
+                self._give(key, self._rows[prefer])
             else:
                 self._place(key)
         return self._owners[key]
 
     def remove(self, key: str) -> dict[str, str | None]:
         """Forget a key. The bound may fall with it, so others may move."""
-        owner = self._owners.pop(key, None)
-        if owner is not None:
-            self._members[owner].discard(key)
-        return self._relieve(self.bound)
-
-    def join(self, member: str) -> dict[str, str | None]:
-        """Let a member in: it takes the keys nobody owned, then what the others have above their share."""
-        if member in self._members:
+        if key not in self._owners:
             return {}
+        self._take(key)
+        del self._owners[key], self._hashes[key]
+        self._total -= self._weights.pop(key)
+        return self._relieve(tight=False)
+
+    def weigh(self, key: str, weight: float) -> None:
+        """A known key weighs something else now. Nothing moves before the next :meth:`rebalance`."""
+        more = _checked(weight) - self._weights[key]
+        self._weights[key] = weight
+        self._total += more
+        owner = self._owners[key]
+        if owner is not None:
+            self._loads[self._rows[owner]] += more
+
+    def join(self, member: str, *, capacity: float = 1.0) -> dict[str, str | None]:
+        """Let a member in: it takes the keys nobody owned, then what the others have above their share.
+
+        ``capacity``: what it carries, relative to the others. A member that was drained takes keys again.
+        """
+        if member in self._members:
+            self._draining[self._rows[member]] = False
+            return {}
+        if not (math.isfinite(capacity) and capacity > 0):
+            raise ValueError(f"a member's capacity must be above 0, not {capacity}")
         self._members[member] = set()
-        moved = self._place_all(sorted(key for key, owner in self._owners.items() if owner is None))
-        return moved | self._relieve(self._room())
+        self._rows[member] = len(self._names)
+        self._names.append(member)
+        self._loads = np.append(self._loads, 0.0)
+        self._capacity = np.append(self._capacity, capacity)
+        self._draining = np.append(self._draining, False)
+        self._member_hashes = np.append(self._member_hashes, np.uint64(_hash(member)))
+        moved = self._place_all(key for key, owner in self._owners.items() if owner is None)
+        return moved | self._relieve(tight=True)
 
     def leave(self, member: str) -> dict[str, str | None]:
         """Take a member out; only its own keys move."""
-        orphans = sorted(self._members.pop(member, ()))
+        if member not in self._members:
+            return {}
+        orphans = self._members.pop(member)
+        row = self._rows.pop(member)
+        del self._names[row]
+        self._rows = {name: place for place, name in enumerate(self._names)}
+        self._loads, self._capacity = np.delete(self._loads, row), np.delete(self._capacity, row)
+        self._draining, self._member_hashes = np.delete(self._draining, row), np.delete(self._member_hashes, row)
         for key in orphans:
             self._owners[key] = None
         return self._place_all(orphans)
 
-    def _place_all(self, keys: Iterable[str]) -> dict[str, str | None]:
-        moved: dict[str, str | None] = {}
+    def drain(self, member: str) -> dict[str, str | None]:
+        """Move everything off a member that stays alive, and give it nothing more until it leaves or joins again. The
+        last member that is not drained keeps its keys."""
+        if not self.can_drain(member):
+            return {}
+        self._draining[self._rows[member]] = True
+        keys = self.keys(member)
         for key in keys:
+            self._take(key)
+        return self._place_all(keys)
+
+    def can_drain(self, member: str) -> bool:
+        """Whether somebody else would take its keys."""
+        row = self._rows.get(member)
+        return row is not None and bool((~np.delete(self._draining, row)).any())
+
+    def rebalance(self, *, at_most: int | None = None) -> dict[str, str | None]:
+        """Move keys off members above the bound, ``at_most`` so many."""
+        self._total = math.fsum(self._weights.values())
+        return self._relieve(tight=True, at_most=at_most)
+
+    # -- one key ---------------------------------------------------------------------------------
+    def _place_all(self, keys: Iterable[str]) -> dict[str, str | None]:
+        """Heaviest first: the light ones then fill what room there is."""
+        moved: dict[str, str | None] = {}
+        for key in sorted(keys, key=lambda key: (-self._weights[key], key)):
             self._place(key)
             moved[key] = self._owners[key]
         return moved
 
     def _place(self, key: str) -> None:
-        bound = self._room()
-        for member in self._preferences(key):
-            if len(self._members[member]) < bound:
-                self._give(key, member)
-                return
+        """There is always room: were every member above ``mean + weight · (1 - 1 / n)`` less the key's weight, together
+        they would hold more than everything but the key."""
+        if not len(self._names) or self._draining.all():
+            return
+        weight = self._weights[key]
+        after = self._loads + weight
+        open_to = (after <= self._limits(weight) + _SAME * (1 + self._total)) & ~self._draining
+        liking = _mix(self._member_hashes ^ np.uint64(self._hashes[key]))
+        if open_to.any():
+            liking[~open_to] = 0
+            self._give(key, int(liking.argmax()))
+        else:
+            # Rounding alone, of a sum that has grown old.
+            self._give(key, int(np.where(self._draining, np.inf, self._loads / self._capacity).argmin()))
 
-    def _give(self, key: str, member: str) -> None:
-        self._owners[key] = member
-        self._members[member].add(key)
+    def _limits(self, weight: float) -> npt.NDArray[np.float64]:
+        """The load that each member may have after taking a key of ``weight``. Tighter than what may stay: of two
+        cameras each decoder gets one, but neither moves when others are removed."""
+        mean = self._mean() * self._capacity
+        share = self._capacity / self._capacity[~self._draining].sum()
+        limits: npt.NDArray[np.float64] = np.maximum((1 + self.slack) * mean, mean + weight * (1 - share))
+        return limits
 
-    def _room(self) -> int:
-        """The bound for members that take keys. Tighter than what may stay: of two cameras each decoder gets one, but
-        neither moves when others are removed."""
-        if not self._members:
-            return 0
-        mean = len(self._owners) / len(self._members)
-        return max(math.ceil(mean), math.floor((1 + self.slack) * mean))
+    def _mean(self) -> float:
+        """Load per capacity."""
+        capacity = float(self._capacity[~self._draining].sum())
+        return self._total / capacity if capacity else 0.0
 
-    def _relieve(self, bound: int) -> dict[str, str | None]:
-        """Move keys off every member above ``bound``, those first that like their owner least."""
+    def _give(self, key: str, row: int) -> None:
+        name = self._names[row]
+        self._owners[key] = name
+        self._members[name].add(key)
+        self._loads[row] += self._weights[key]
+
+    def _take(self, key: str) -> None:
+        owner = self._owners[key]
+        if owner is None:
+            return
+        row = self._rows[owner]
+        self._members[owner].discard(key)
+        self._owners[key] = None
+        self._loads[row] = self._loads[row] - self._weights[key] if self._members[owner] else 0.0
+
+    # -- many keys -------------------------------------------------------------------------------
+    def _relieve(self, *, tight: bool, at_most: int | None = None) -> dict[str, str | None]:
+        """Move keys off every member that is above its bound, those first that like their owner least; ``tight``: down
+        to what a member may take, else to what may stay."""
+        if not len(self._names) or self._draining.all():
+            return {}
         moved: dict[str, str | None] = {}
-        for member in self.members:
-            excess = len(self._members[member]) - bound
-            if excess <= 0:
-                continue
-            leaving = sorted(self._members[member], key=lambda key: _weight(key, member))[:excess]
+        # Only these can be above either bound.
+        bound = (1 + self.slack) * self._mean() * self._capacity
+        rows = np.flatnonzero((self._loads > bound + _SAME * (1 + self._total)) & ~self._draining)
+        for name in sorted(self._names[row] for row in rows):
+            leaving = self._excess(name, float(bound[self._rows[name]]), tight)
+            if at_most is not None:
+                leaving = leaving[: at_most - len(moved)]
             for key in leaving:
-                self._members[member].discard(key)
-                self._owners[key] = None
+                self._take(key)
             moved.update(self._place_all(leaving))
         return moved
 
-    def _preferences(self, key: str) -> list[str]:
-        return sorted(self._members, key=lambda member: _weight(key, member), reverse=True)
+    def _excess(self, member: str, bound: float, tight: bool) -> list[str]:
+        keys, row = self._members[member], self._rows[member]
+        heaviest = max(self._weights[key] for key in keys)
+        same = _SAME * (1 + self._total)
+        # A load of exactly a whole key above the bound must go, one of less may stay.
+        limit = float(self._limits(heaviest)[row]) + same if tight else bound + heaviest - same
+        load, leaving = self.load(member), []
+        if load <= limit:
+            return []
+        own = int(self._member_hashes[row])
+        for key in sorted(keys, key=lambda key: (_mix_one(self._hashes[key] ^ own), key)):
+            leaving.append(key)
+            load -= self._weights[key]
+            if load <= limit:
+                break
+        return leaving
 
 
-def _weight(key: str, member: str) -> bytes:
-    """Rendezvous weight; the same in every process, which Python's own ``hash`` is not."""
-    return hashlib.blake2b(f"{key}\0{member}".encode(errors="surrogatepass"), digest_size=8).digest()
+def _checked(weight: float) -> float:
+    if not (math.isfinite(weight) and weight >= 0):
+        raise ValueError(f"a key's weight must be a number of at least 0, not {weight}")
+    return weight
+
+
+def _hash(name: str) -> int:
+    """The same in every process, which Python's own ``hash`` is not."""
+    return int.from_bytes(hashlib.blake2b(name.encode(errors="surrogatepass"), digest_size=8).digest(), "big")
+
+
+_ALL = 0xFFFFFFFFFFFFFFFF
+
+
+def _mix(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    """Rendezvous weights: the finaliser of splitmix64, over ``key ^ member``."""
+    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    mixed: npt.NDArray[np.uint64] = values ^ (values >> np.uint64(31))
+    return mixed
+
+
+def _mix_one(value: int) -> int:
+    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _ALL
+    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _ALL
+    return value ^ (value >> 31)

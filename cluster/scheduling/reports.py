@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from cluster.types import CameraStateName, LastAnswer, PatchGeometry
+from cluster.types import CameraStateName, LastAnswer, PatchGeometry, PictureHealth
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +49,7 @@ class CameraReport:
     cue: str = ""
     last_frame_age_s: float = 0.0
     counts: Mapping[str, int] = field(default_factory=dict)
+    picture: PictureHealth | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +67,15 @@ class StreamReport:
     memory_frames: int = 0
     memory_oldest_s: float = 0.0
     memory_state: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaReport:
+    """How full a replica is. ``busy_s``: seconds that it spent on windows and questions since it started;
+    ``backlog_s``: seconds of windows that wait."""
+
+    busy_s: float
+    backlog_s: float
 
 
 class Totals:

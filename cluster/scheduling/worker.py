@@ -1,7 +1,8 @@
 """The engine thread of a replica: frames in, batches of windows through the engine, answers out.
 
 Everything that touches the engine runs on this one thread. Other threads only put work into bounded inboxes. Between
-two steps the thread takes every frame that waits (cheap), which closes windows, then answers one batch of them.
+two steps the thread takes every frame that waits (cheap), which closes windows, then answers one batch of them: the
+most urgent ones, and no more than fit a step of bounded length, so that an urgent window never waits long for its step.
 """
 
 from __future__ import annotations
@@ -18,8 +19,11 @@ from typing import Protocol, TypeVar
 from cluster.engine.base import Engine
 from cluster.errors import CapacityError, ConfigError, NotReadyError, UnavailableError, UnknownCameraError
 from cluster.scheduling.asks import AskQueue
+from cluster.scheduling.costs.model import CostModel
 from cluster.scheduling.open_stream import Offer, OpenStream, WindowCounts
-from cluster.scheduling.reports import StreamReport
+from cluster.scheduling.pace import StepPace
+from cluster.scheduling.priority import Priority
+from cluster.scheduling.reports import ReplicaReport, StreamReport
 from cluster.scheduling.windows import DropReason, WindowQueue
 from cluster.types import Answer, AskResult, AskSpec, Forgotten, FrameSample, StreamSpec, WindowRequest
 
@@ -58,7 +62,8 @@ class EngineWorker:
     """Owns the engine from :meth:`start` to :meth:`stop`.
 
     Args:
-        max_batch: windows answered together at most.
+        max_batch: windows answered together at most; ``step_budget_s``: seconds that a step of more than one window is
+            to take at most, by ``costs`` (``None``: in proportion to tokens) and what steps have taken so far.
         per_stream: windows of one camera that may wait (see :class:`WindowQueue`).
         inbox: frames of one camera that may wait for the thread.
         stall_s: seconds one engine call may take before :meth:`check` says the engine is stuck.
@@ -71,6 +76,8 @@ class EngineWorker:
         events: WorkerEvents,
         *,
         max_batch: int = 8,
+        step_budget_s: float = 1.0,
+        costs: CostModel | None = None,
         per_stream: int = 2,
         inbox: int = 8,
         stall_s: float = 120.0,
@@ -81,6 +88,8 @@ class EngineWorker:
         self._asks = AskQueue(engine.ask, share=ask_share, limit=ask_queue)
         self._events = events
         self._max_batch = max_batch
+        self._step_budget_s = step_budget_s
+        self._pace = StepPace(costs)
         self._inbox = inbox
         self._stall_s = stall_s
         self._queue = WindowQueue(per_stream=per_stream)
@@ -90,6 +99,7 @@ class EngineWorker:
         self._wake = threading.Condition()
         self._stopping = False
         self._busy_since: float | None = None
+        self._busy_s = 0.0
         self._failures = 0
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
@@ -202,6 +212,15 @@ class EngineWorker:
             frames = sum(len(s.inbox) for s in self._streams.values())
             return {"windows": len(self._queue), "frames": frames, "questions": len(self._asks)}
 
+    def load(self) -> ReplicaReport:
+        """How full it is, for the heartbeat."""
+        with self._wake:
+            waiting = {name: self._queue.waiting(name) for name in self._streams}
+        backlog_s = sum(count * self._pace.expect(name) for name, count in waiting.items() if count)
+        since = self._busy_since
+        # A step under way counts as far as it has come.
+        return ReplicaReport(self._busy_s + (0.0 if since is None else time.monotonic() - since), backlog_s)
+
     def check(self) -> None:
         """Whether the engine thread is alive and moving.
 
@@ -231,14 +250,17 @@ class EngineWorker:
                     return
                 commands = list(self._commands)
                 self._commands.clear()
-            self._busy_since = time.monotonic()
+            began = self._busy_since = time.monotonic()
             for command in commands:
                 command()
             for name in list(self._streams):
                 self._take_frames(name)
             self._step()
-            self._busy_since = time.monotonic()
+            now = time.monotonic()
+            self._busy_s += now - began
+            self._busy_since = now
             self._asks.turn(windows_wait=len(self._queue) > 0)
+            self._busy_s += time.monotonic() - now
             self._busy_since = None
 
     def _has_work(self) -> bool:
@@ -252,6 +274,7 @@ class EngineWorker:
 
     def _admit(self, spec: StreamSpec, done: Future[None]) -> None:
         try:
+            Priority.of(spec.priority)
             self._engine.admit(spec)
         except (ConfigError, ValueError) as error:
             done.set_exception(error)
@@ -288,6 +311,7 @@ class EngineWorker:
 
     def _let_go(self, name: str) -> None:
         self._queue.discard(name)
+        self._pace.forget(name)
         self._engine.evict(name)
         with self._wake:
             gone = self._streams.pop(name)
@@ -335,10 +359,16 @@ class EngineWorker:
         self._enqueue(stream, [replace(request, arrived_s=offer.arrived_s) for request in closed])
 
     def _enqueue(self, stream: OpenStream, requests: Sequence[WindowRequest]) -> None:
+        spec = stream.spec
         for request in requests:
-            # An answer that starts later than the window is long tells of a scene that is gone.
             for gone in self._queue.offer(
-                request, late_s=stream.spec.window_s, patient=stream.spec.patient or stream.ending
+                request,
+                stride_s=spec.stride_s,
+                # An answer that starts later than the window is long tells of a scene that is gone.
+                late_s=spec.window_s,
+                patient=spec.patient or stream.ending,
+                priority=Priority.of(spec.priority),
+                seconds=self._pace.expect(spec.stream),
             ):
                 self._drop(gone.request.stream, gone.reason)
 
@@ -351,7 +381,7 @@ class EngineWorker:
             self._let_go(name)
 
     def _step(self) -> None:
-        batch = self._queue.take(self._max_batch, time.monotonic())
+        batch = self._queue.take(self._max_batch, time.monotonic(), self._step_budget_s)
         for gone in batch.dropped:
             self._drop(gone.request.stream, gone.reason)
         if not batch.requests:
@@ -385,8 +415,9 @@ class EngineWorker:
         self._engine.admit(stream.spec)
 
     def _answer(self, requests: Sequence[WindowRequest]) -> None:
-        self._busy_since = time.monotonic()
+        began = self._busy_since = time.monotonic()
         answers = self._engine.step(requests)
+        self._pace.stepped(answers, time.monotonic() - began)
         self._events.batch(len(requests))
         for request in requests:
             mine = [answer for answer in answers if answer.stream == request.stream]

@@ -13,8 +13,8 @@ from cluster.vision.codecsight import CodecSight
 SHAPE = WindowShape()
 
 
-@pytest.mark.parametrize("name", GRIDS)
-def test_every_grid_has_full_the_published_rule_and_ours(name):
+@pytest.mark.parametrize("name", [name for name in GRIDS if name != "ladder"])
+def test_every_grid_of_comparisons_has_full_the_published_rule_and_ours(name):
     settings = grid(name, SHAPE)
     assert settings[0] == full(SHAPE)
     roles = [setting.role for setting in settings if setting.sweep is None]

@@ -93,7 +93,7 @@ def test_silent_decoder_loses_its_cameras_to_the_others(directory: Directory) ->
     assert set(owners(directory).values()) == {"decoder-1"}
     assert not directory.heartbeat_decoder("decoder-0", "decoder-0/0", [], 11.0)
     directory.join_decoder(decoder("decoder-0"), 11.0, running=["cam-0", "gone"])
-    assert directory.route("cam-0").decoder == "decoder-1" or len(assigned(directory, "decoder-0")) == 1
+    assert len(assigned(directory, "decoder-0")) == 2, "it gets its share, whatever it says it runs"
 
 
 def test_counts_of_a_camera_that_moves_and_returns_are_summed() -> None:

@@ -169,7 +169,8 @@ def test_patient_camera_is_held_back_instead(start, held_engine, recorder) -> No
 
 
 def test_windows_of_many_cameras_are_answered_together(start, held_engine, recorder) -> None:
-    worker = start(max_batch=3)
+    # A step that the gate holds up takes long; the next one is to hold as many windows all the same.
+    worker = start(max_batch=3, step_budget_s=60.0)
     for name in "abcde":
         worker.open(spec(name)).result(WAIT_S)
     held_engine.gate.clear()
@@ -278,3 +279,44 @@ def test_latency_counts_from_when_the_last_frame_came_off_the_wire(start, record
     worker.offer(sample("a", 1), time.monotonic() - 3.0).result(WAIT_S)
     recorder.wait(lambda r: r.answers)
     assert recorder.answers[0].timing.latency_s >= recorder.answers[0].timing.queue_s >= 3.0
+
+
+def test_critical_windows_are_answered_before_others_that_waited_longer(start, held_engine, recorder) -> None:
+    worker = start(max_batch=1)
+    worker.open(spec("first")).result(WAIT_S)
+    for name, priority in (("b", "background"), ("n", "normal"), ("c", "critical")):
+        worker.open(spec(name, priority=priority)).result(WAIT_S)
+    held_engine.gate.clear()
+    feed(worker, "first", 2)
+    assert held_engine.entered.wait(WAIT_S)
+    pending = [worker.offer(sample(name, index)) for name in "bnc" for index in range(2)]
+    held_engine.gate.set()
+    for future in pending:
+        future.result(WAIT_S)
+    recorder.wait(lambda r: len(r.answers) == 4)
+    assert [batch[0][0] for batch in held_engine.batches] == ["first", "c", "n", "b"]
+
+
+def test_a_step_holds_no_more_than_its_budget(start, held_engine, recorder) -> None:
+    worker = start(max_batch=8, step_budget_s=1e-9)
+    for name in "abcd":
+        worker.open(spec(name)).result(WAIT_S)
+    feed(worker, "a", 2)
+    recorder.wait(lambda r: r.answers)
+    held_engine.entered.clear()
+    held_engine.gate.clear()
+    feed(worker, "a", 2, first=2)
+    assert held_engine.entered.wait(WAIT_S)
+    pending = [worker.offer(sample(name, index)) for name in "bcd" for index in range(2)]
+    held_engine.gate.set()
+    for future in pending:
+        future.result(WAIT_S)
+    recorder.wait(lambda r: len(r.answers) == 5)
+    assert recorder.batches == [1] * 5
+
+
+def test_a_priority_that_does_not_exist_is_refused(start) -> None:
+    worker = start()
+    with pytest.raises(ConfigError, match="urgent"):
+        worker.open(spec("a", priority="urgent")).result(WAIT_S)
+    assert worker.open_streams() == []

@@ -1,0 +1,94 @@
+"""What a step of windows costs in seconds: a linear model over the work in it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+
+from cluster.errors import ConfigError
+from cluster.types import TokenCount
+
+
+@dataclass(frozen=True, slots=True)
+class WindowWork:
+    """What one window asks of an engine; floats, because it is also used as an expectation.
+
+    * ``encoded``: visual tokens through the tower
+    * ``computed``: tokens through the language model: refreshed, new and the questions'
+    * ``attended``: pairs of a computed token and a slot it attends to, in one layer
+    """
+
+    encoded: float
+    computed: float
+    attended: float
+
+    @classmethod
+    def laid_out(cls, *, kept: float, new: float, refreshed: float, query: float, encoded: float) -> WindowWork:
+        """Of a window of ``kept`` visual tokens: the new ones see the rest and on average half of themselves, the
+        refreshed ones, which lie all over what is left, half of that, the questions everything."""
+        rest = max(0.0, kept - new)
+        attended = new * (rest + new / 2) + refreshed * rest / 2 + query * kept
+        return cls(encoded, refreshed + new + query, attended)
+
+    @classmethod
+    def counted(cls, tokens: TokenCount) -> WindowWork:
+        """Of an answered window."""
+        return cls.laid_out(
+            kept=tokens.kept, new=tokens.new, refreshed=tokens.refreshed, query=tokens.query, encoded=tokens.encoded
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class CostModel:
+    """Seconds of a step: ``step_s + sum over windows (window_s + encoded·encoded_s + computed·computed_s +
+    attended·attended_s)``.
+
+    * ``model``, ``device``: what it is of; ``source``: one sentence, where the numbers come from
+    * ``spread``: standard deviation of the log of measured over predicted: how much a step scatters
+    * ``error``: median relative error of the fit
+    """
+
+    model: str
+    device: str
+    source: str
+    step_s: float
+    window_s: float
+    encoded_s: float
+    computed_s: float
+    attended_s: float
+    spread: float
+    error: float
+
+    def __post_init__(self) -> None:
+        for field in fields(self)[3:]:
+            value = getattr(self, field.name)
+            if not (isinstance(value, int | float) and math.isfinite(value) and value >= 0):
+                raise ConfigError(f"a cost model's {field.name} must be a number of at least 0, not {value!r}")
+        if not self.window_s + self.encoded_s + self.computed_s + self.attended_s > 0:
+            raise ConfigError("a cost model in which windows cost nothing cannot place or admit anything")
+
+    def window_seconds(self, work: WindowWork) -> float:
+        """What one more window adds to a step."""
+        return (
+            self.window_s
+            + work.encoded * self.encoded_s
+            + work.computed * self.computed_s
+            + work.attended * self.attended_s
+        )
+
+    def seconds(self, works: Sequence[WindowWork]) -> float:
+        """A step of these windows together; nothing for none."""
+        return self.step_s + sum(map(self.window_seconds, works)) if works else 0.0
+
+    def check(self, model: str) -> None:
+        """Whether these are costs of ``model``.
+
+        Raises:
+            ConfigError: they are another model's.
+        """
+        if model != self.model:
+            raise ConfigError(
+                f"these costs are of model {self.model!r} on {self.device}, not of {model!r}; "
+                f"measure them with: sightline bench cost --model {model} --out costs.json"
+            )

@@ -1,0 +1,182 @@
+"""Which cameras of one replica step down or climb: the least value lost per second saved first, with hysteresis.
+
+Taking the steps in the order of their loss per saving, and of all rungs below always the one of the best ratio, walks
+along the convex hull of each camera's (load, loss): it is optimal up to the last camera that steps (Dantzig's greedy of
+the fractional knapsack, over multiple choices: Sinha and Zoltners 1979).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from heapq import heapify, heappop, heappush
+from typing import NamedTuple
+
+from cluster.errors import ConfigError
+from cluster.scheduling.ladder.rung import Ladder
+from cluster.scheduling.priority import Priority
+
+WEIGHTS: Mapping[Priority, float] = {Priority.CRITICAL: 16.0, Priority.NORMAL: 4.0, Priority.BACKGROUND: 1.0}
+
+
+@dataclass(slots=True)
+class CameraOnLadder:
+    """A camera as the policy sees it.
+
+    * ``rung``: where it stands since ``since_s``
+    * ``loads``: seconds of a replica a second, at each rung
+    """
+
+    priority: Priority
+    loads: tuple[float, ...]
+    rung: int = 0
+    since_s: float = -math.inf
+
+    @property
+    def load(self) -> float:
+        return self.loads[self.rung]
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One camera goes from one rung to another; ``at_s`` as time came in."""
+
+    camera: str
+    rung_from: int
+    rung_to: int
+    reason: str
+    at_s: float
+
+
+class _Turn(NamedTuple):
+    """A step that could be taken; the smallest comes first."""
+
+    tier: int
+    order: float
+    camera: str
+    rung: int
+
+
+@dataclass(frozen=True)
+class LadderPolicy:
+    """Steps down when a replica's utilisation is above ``high``, climbs when it is below ``low``, until ``aim``.
+
+    Background and normal cameras go first, by loss times weight over saving; background ones may be shed. Critical ones
+    step only when no other can, and are never shed. Shedding a normal camera comes last of all.
+
+    Args:
+        hold_s: a camera climbs only after it has stood on its rung that long, so that it does not swing.
+        weights: what a camera's loss counts, by class.
+    """
+
+    ladder: Ladder
+    high: float = 0.95
+    aim: float = 0.90
+    low: float = 0.80
+    hold_s: float = 8.0
+    weights: Mapping[Priority, float] = field(default_factory=lambda: dict(WEIGHTS))
+
+    def __post_init__(self) -> None:
+        if not 0 < self.low < self.aim < self.high:
+            raise ConfigError(f"a ladder needs 0 < low < aim < high, not {self.low:g}, {self.aim:g}, {self.high:g}")
+
+    def decide(
+        self, cameras: Mapping[str, CameraOnLadder], utilisation: float, now_s: float, *, scale: float = 1.0
+    ) -> list[Step]:
+        """The steps to take now; ``cameras`` is left as it is.
+
+        Args:
+            utilisation: work over capacity of the replica that has these cameras.
+            scale: utilisation that one unit of their loads stands for.
+        """
+        if utilisation > self.high:
+            return self._down(cameras, utilisation, now_s, scale)
+        if utilisation < self.low:
+            return self._up(cameras, utilisation, now_s, scale)
+        return []
+
+    def _down(
+        self, cameras: Mapping[str, CameraOnLadder], utilisation: float, now_s: float, scale: float
+    ) -> list[Step]:
+        turns = self._turns(cameras.items(), self.lower)
+        reached: dict[str, int] = {}
+        left = utilisation
+        while turns and left > self.aim:
+            turn = heappop(turns)
+            camera = cameras[turn.camera]
+            rung = reached.get(turn.camera, camera.rung)
+            left -= (camera.loads[rung] - camera.loads[turn.rung]) * scale
+            reached[turn.camera] = turn.rung
+            below = self.lower(turn.camera, camera, turn.rung)
+            if below is not None:
+                heappush(turns, below)
+        reason = f"the replica is at {utilisation:.0%} of its capacity"
+        return [Step(name, cameras[name].rung, rung, reason, now_s) for name, rung in reached.items()]
+
+    def _up(self, cameras: Mapping[str, CameraOnLadder], utilisation: float, now_s: float, scale: float) -> list[Step]:
+        lowered = [
+            (name, camera)
+            for name, camera in cameras.items()
+            if camera.rung > 0 and now_s - camera.since_s >= self.hold_s
+        ]
+        turns = self._turns(lowered, self.upper)
+        reached: dict[str, int] = {}
+        left, blocked = utilisation, math.inf
+        while turns and turns[0].tier <= blocked:
+            turn = heappop(turns)
+            camera = cameras[turn.camera]
+            rung = reached.get(turn.camera, camera.rung)
+            after = left + (camera.loads[turn.rung] - camera.loads[rung]) * scale
+            if after > self.aim:
+                # A less urgent camera must not take the room that a more urgent one waits for.
+                blocked = turn.tier
+                continue
+            left = after
+            reached[turn.camera] = turn.rung
+            above = self.upper(turn.camera, camera, turn.rung)
+            if above is not None:
+                heappush(turns, above)
+        reason = f"the replica is at {utilisation:.0%} of its capacity: there is room again"
+        return [Step(name, cameras[name].rung, rung, reason, now_s) for name, rung in reached.items()]
+
+    def _turns(
+        self, cameras: Iterable[tuple[str, CameraOnLadder]], best: Callable[[str, CameraOnLadder, int], _Turn | None]
+    ) -> list[_Turn]:
+        turns = [turn for name, camera in cameras if (turn := best(name, camera, camera.rung)) is not None]
+        heapify(turns)
+        return turns
+
+    def lower(self, name: str, camera: CameraOnLadder, rung: int) -> _Turn | None:
+        """The best step down from ``rung``; ``None`` when there is none that saves anything."""
+        rungs, loads = self.ladder.rungs, camera.loads
+        last = self.ladder.floor if camera.priority is Priority.CRITICAL else len(rungs) - 1
+        found: _Turn | None = None
+        for place in range(rung + 1, last + 1):
+            saved = loads[rung] - loads[place]
+            if saved <= 0:
+                continue
+            loss = (rungs[rung].value - rungs[place].value) * self.weights[camera.priority]
+            turn = _Turn(self.tier(camera.priority, place), loss / saved, name, place)
+            if found is None or turn < found:
+                found = turn
+        return found
+
+    def upper(self, name: str, camera: CameraOnLadder, rung: int) -> _Turn | None:
+        """The best step up from ``rung``; ``None`` at full quality. Tiers come in the opposite order of going down."""
+        found: _Turn | None = None
+        for place in range(rung - 1, -1, -1):
+            tier = -self.tier(camera.priority, rung)
+            extra = camera.loads[place] - camera.loads[rung]
+            gain = (self.ladder.rungs[place].value - self.ladder.rungs[rung].value) * self.weights[camera.priority]
+            order = -gain / extra if extra > 0 else -math.inf
+            if found is None or order < found.order:
+                found = _Turn(tier, order, name, place)
+        return found
+
+    def tier(self, priority: Priority, rung: int) -> int:
+        """Of reaching ``rung``: nothing of a higher tier happens while a step of a lower one is left."""
+        shed = self.ladder.rungs[rung].shed
+        if priority is Priority.CRITICAL:
+            return 1
+        return 2 if shed and priority is Priority.NORMAL else 0

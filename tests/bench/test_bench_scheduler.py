@@ -1,0 +1,57 @@
+"""The scheduler's and the cost bench on small fleets: figures in bounds, every window accounted for."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from cluster.bench.harness import main
+from cluster.bench.simulated_replica import Camera, Replica
+from cluster.scheduling import costs as cost_models
+from cluster.scheduling.costs import load
+from cluster.scheduling.demand import Demand
+from cluster.scheduling.ladder import default
+
+
+def test_scheduler_figures(tmp_path, capsys) -> None:
+    default().save(tmp_path)
+    file = tmp_path / "scheduler.json"
+    small = ["--streams", "1000", "--replicas", "8", "--seconds", "120", "--ladder", str(tmp_path)]
+    assert main(["scheduler", *small, "--json", str(file)]) == 0
+    figures = json.loads(file.read_text())["figures"]
+    assert figures["silent_losses"] == 0
+    assert figures["deadline_misses_critical"] == 0
+    assert 1.0 <= figures["placement_balance"] <= 1.10
+    assert 1.0 <= figures["moved_on_loss"] <= 1.35, "of a few cameras the worst share is larger than of many"
+    assert figures["ladder_vs_drop"] > 1.1
+    assert figures["schedule_us_per_window"] > 0
+    assert "critical" in capsys.readouterr().out
+
+
+def test_the_same_seed_simulates_the_same() -> None:
+    def run() -> list[float]:
+        cameras = [Camera(Demand(f"c{n}"), n / 60, busy=0.5) for n in range(60)]
+        found = Replica(cameras, cost_models.load("qwen2.5-vl-7b-h100"), seed=4).run(60)
+        return [lag for each in found.classes.values() for lag in each.lags_s]
+
+    first = run()
+    assert len(first) > 100
+    assert run() == first
+
+
+def test_costs_are_fitted_to_steps_of_a_real_engine_and_written(tmp_path) -> None:
+    out = tmp_path / "costs.json"
+    options = ["--model", "tiny-qwen2_5_vl", "--rounds", "4", "--windows", "4", "--max-batch", "2", "--threads", "1"]
+    assert main(["cost", *options, "--out", str(out), "--json", str(tmp_path / "bench.json")]) == 0
+    found = load(out)
+    assert (found.model, found.device) == ("tiny-qwen2_5_vl", "cpu")
+    assert found.step_s + found.window_s + found.encoded_s + found.computed_s + found.attended_s > 0
+    figures = json.loads((tmp_path / "bench.json").read_text())["figures"]
+    assert set(figures) == {"cost_error", "cost_spread"}
+
+
+@pytest.mark.parametrize("name", ["a100", "h200"])
+def test_costs_of_a_gpu_that_is_not_at_hand(tmp_path, name) -> None:
+    assert main(["cost", "--platform", name, "--out", str(tmp_path / "c.json")]) == 0
+    assert load(tmp_path / "c.json") == load(f"qwen2.5-vl-7b-{name}")

@@ -1,0 +1,130 @@
+"""What cameras ask for: hand-computed work, and estimates that follow what is counted within bounds."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scheduling_parts import LADDER, costs, demand
+
+from cluster.scheduling.costs import WindowWork
+from cluster.scheduling.demand import MOST, DemandEstimate, Measured, load, work
+from cluster.scheduling.ladder import Rung, default
+
+FULL, PRUNE, STRIDE, SHED = LADDER.rungs
+
+
+def test_work_by_hand() -> None:
+    # Two samples a second make a frame a second; one in four is an anchor of 100 tokens, the others keep 20.
+    camera = demand(
+        window_s=8.0, stride_s=2.0, fps=2.0, frame_tokens=100, kept=0.2, anchor_interval_s=4.0, questions=2,
+        query_tokens=10,
+    )  # fmt: skip
+    # 40 tokens a frame: 320 in the window, 80 new, and of the 240 others the anchors' share, 25 of 40, again.
+    found = work(camera, FULL)
+    assert found.encoded == pytest.approx(80)
+    assert found.computed == pytest.approx(80 + 150 + 20)
+    assert found.attended == pytest.approx(80 * 280 + 150 * 120 + 20 * 320)
+    # Pruned to 0.8 of that: 32 a frame, of which 25 are anchors'.
+    pruned = work(camera, PRUNE)
+    assert pruned.encoded == pytest.approx(64)
+    assert pruned.computed == pytest.approx(64 + 192 * 25 / 32 + 20)
+    assert work(camera, Rung("r", refresh_budget=0.0)).computed == pytest.approx(80 + 20)
+    # Half the rate: half the frames, of which half are anchors of all 100 tokens, so that no fewer can be kept than 50.
+    assert work(camera, Rung("r", fps=0.5)).encoded == pytest.approx(50)
+    assert work(camera, Rung("r", fps=0.5, kept=1.5)).encoded == pytest.approx(60)
+    assert work(camera, SHED) == WindowWork(0, 0, 0)
+
+
+def test_anchors_stay_whole_however_hard_the_rest_is_pruned() -> None:
+    camera = demand(window_s=8.0, stride_s=2.0, fps=2.0, frame_tokens=100, kept=0.2, anchor_interval_s=4.0)
+    assert work(camera, Rung("r", kept=0.01)).encoded == pytest.approx(2 * 25)
+
+
+def test_load_counts_rate_gate_and_a_share_of_the_step() -> None:
+    model = costs(step_s=0.08, window_s=0.1)
+    assert load(demand(stride_s=2.0), FULL, model) == pytest.approx(0.11 / 2)
+    assert load(demand(stride_s=2.0), STRIDE, model) == pytest.approx(0.11 / 4)
+    assert load(demand(stride_s=2.0, busy=0.5, rate=3.0, cost=2.0), FULL, model) == pytest.approx(3 * 0.11 / 2)
+    assert load(demand(), SHED, model) == 0
+
+
+@given(st.floats(0, 1), st.floats(0.5, 8), st.floats(2, 40), st.integers(1, 6))
+def test_no_rung_asks_for_more_than_the_one_above_it(kept, fps, interval, questions) -> None:
+    model = costs(step_s=0.01, encoded_s=1e-4, computed_s=1e-4, attended_s=1e-8)
+    camera = demand(stride_s=4.0, window_s=40.0, fps=fps, kept=kept, anchor_interval_s=interval, questions=questions)
+    loads = [load(camera, rung, model) for rung in default().rungs]
+    assert all(lower <= upper * (1 + 1e-9) for upper, lower in itertools.pairwise(loads))
+
+
+def counted(estimate: DemandEstimate, strides: int, **counts) -> None:
+    for _ in range(strides):
+        estimate.measured(Measured(1.0, **counts), FULL, 0.1)
+
+
+def test_counts_replace_what_was_declared() -> None:
+    estimate = DemandEstimate(demand(busy=1.0, kept=0.9, anchor_interval_s=4.0))
+    for window in range(2400):
+        gated = window % 4 != 0
+        estimate.measured(Measured(1.0, 1, int(gated), 0 if gated else 100, 0 if gated else 40, 0.2), FULL, 0.1)
+    found = estimate.demand
+    assert found.rate == pytest.approx(1.0)
+    assert found.busy == pytest.approx(0.25, abs=0.03)
+    # A quarter of the frames are anchors: 0.25 + 0.75 * kept = 0.4.
+    assert found.kept == pytest.approx(0.2, abs=0.01)
+    assert found.cost == pytest.approx(2.0, abs=0.01)
+
+
+def test_kept_tokens_are_read_as_of_the_rung_they_were_counted_at() -> None:
+    estimate = DemandEstimate(demand(kept=0.9, anchor_interval_s=4.0))
+    for _ in range(600):
+        estimate.measured(Measured(1.0, 1, 0, 100, 32), Rung("r", kept=0.8), 0.1)
+    assert estimate.demand.kept == pytest.approx(0.2, abs=0.001)
+
+
+def test_a_camera_that_sends_ten_times_its_rate_counts_ten_times_and_never_more_than_the_bound() -> None:
+    estimate = DemandEstimate(demand())
+    counted(estimate, 600, windows=2, dropped=8)
+    assert estimate.demand.rate == pytest.approx(10, rel=0.01)
+    counted(estimate, 600, windows=10**9)
+    assert estimate.demand.rate <= MOST
+
+
+def test_a_camera_that_never_sends_comes_to_ask_for_nothing() -> None:
+    estimate = DemandEstimate(demand(busy=0.5))
+    counted(estimate, 600, windows=0)
+    assert estimate.demand.rate < 0.01
+    assert estimate.demand.busy == 0.5, "nothing was learnt of what it would do"
+
+
+def test_heartbeats_shorter_than_a_stride_are_put_together() -> None:
+    often, seldom = DemandEstimate(demand(stride_s=8.0)), DemandEstimate(demand(stride_s=8.0))
+    for second in range(160):
+        often.measured(Measured(1.0, int(second % 8 == 0), int(second % 16 == 0)), FULL)
+        if second % 8 == 7:
+            seldom.measured(Measured(8.0, 1, int(second % 16 == 7)), FULL)
+    assert often.demand == seldom.demand
+
+
+def test_what_makes_no_sense_changes_nothing() -> None:
+    estimate = DemandEstimate(demand())
+    before = estimate.demand
+    assert not estimate.measured(Measured(0.0, 5), FULL)
+    assert not estimate.measured(Measured(-3.0, 5), FULL), "a clock was set back"
+    assert not estimate.measured(Measured(8.0, 0), SHED), "one that is shed sends nothing"
+    assert not estimate.codec(kbit_s=100.0, pixels=0, fps=25.0)
+    assert estimate.demand == before
+
+
+def test_the_codec_speaks_first_and_counts_have_the_last_word() -> None:
+    estimate = DemandEstimate(demand())
+    estimate.codec(kbit_s=50.0, pixels=1920 * 1080, fps=25.0)
+    quiet = estimate.demand.kept
+    estimate.codec(kbit_s=8000.0, pixels=1920 * 1080, fps=25.0)
+    assert 0 < quiet < estimate.demand.kept < 1
+    estimate.codec(kbit_s=8000.0, pixels=1920 * 1080, fps=25.0, activity=0.1)
+    assert estimate.demand.kept == pytest.approx(0.12)
+    counted(estimate, 1, windows=1)
+    assert not estimate.codec(kbit_s=9.0, pixels=100, fps=1.0)

@@ -1,0 +1,188 @@
+"""Placement of keys that weigh unequally on members of unequal capacity: bounded, sticky, and quick to even out."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from cluster.scheduling.placement import Placement
+
+MEMBERS = [f"replica-{i}" for i in range(5)]
+CAPACITY = {name: 1.0 + 0.5 * (number % 3) for number, name in enumerate(MEMBERS)}
+KEYS = [f"camera-{i}" for i in range(30)]
+SLACK = 0.1
+
+
+class WeightedMachine(RuleBasedStateMachine):
+    """Any order of calls; the model is a dictionary of weights and sets of members."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = Placement(slack=SLACK)
+        self.weights: dict[str, float] = {}
+        self.members: set[str] = set()
+        self.drained: set[str] = set()
+        self.weighed = False
+
+    def owners(self) -> dict[str, str | None]:
+        return {key: self.table.owner(key) for key in self.weights}
+
+    def check(self, before: dict[str, str | None], moved: dict[str, str | None]) -> None:
+        after = self.owners()
+        assert {key for key in after if key in before and before[key] != after[key]} <= set(moved)
+        assert all(after[key] == owner for key, owner in moved.items())
+
+    @rule(key=st.sampled_from(KEYS), weight=st.floats(0, 10))
+    def add(self, key: str, weight: float) -> None:
+        before = self.owners()
+        self.table.add(key, weight=weight)
+        self.weights.setdefault(key, weight)
+        self.check(before, {})
+
+    @rule(key=st.sampled_from(KEYS))
+    def remove(self, key: str) -> None:
+        before = self.owners()
+        self.weights.pop(key, None)
+        self.check({key: before[key] for key in self.weights}, self.table.remove(key))
+
+    @rule(key=st.sampled_from(KEYS), weight=st.floats(0, 10))
+    def weigh(self, key: str, weight: float) -> None:
+        if key in self.weights:
+            before = self.owners()
+            self.table.weigh(key, weight)
+            self.weights[key], self.weighed = weight, True
+            self.check(before, {})
+
+    @rule(member=st.sampled_from(MEMBERS))
+    def join(self, member: str) -> None:
+        before = self.owners()
+        self.check(before, self.table.join(member, capacity=CAPACITY[member]))
+        self.members.add(member)
+        self.drained.discard(member)
+
+    @rule(member=st.sampled_from(MEMBERS))
+    def leave(self, member: str) -> None:
+        before = self.owners()
+        moved = self.table.leave(member)
+        self.members.discard(member)
+        self.drained.discard(member)
+        self.check(before, moved)
+        assert set(moved) == {key for key, owner in before.items() if owner == member}
+
+    @rule(member=st.sampled_from(MEMBERS))
+    def drain(self, member: str) -> None:
+        before = self.owners()
+        moved = self.table.drain(member)
+        if self.members - self.drained - {member} and member in self.members:
+            self.drained.add(member)
+            assert not self.table.keys(member)
+        else:
+            assert not moved, "nobody else would have taken them"
+        self.check(before, moved)
+
+    @rule()
+    def rebalance(self) -> None:
+        before = self.owners()
+        self.check(before, self.table.rebalance())
+        self.weighed = False
+
+    @invariant()
+    def consistent(self) -> None:
+        assert set(self.table.members) == self.members
+        for member in self.members:
+            owned = self.table.keys(member)
+            assert owned == {key for key in self.weights if self.table.owner(key) == member}
+            assert self.table.load(member) == pytest.approx(sum(self.weights[key] for key in owned), abs=1e-6)
+        homeless = [key for key in self.weights if self.table.owner(key) is None]
+        assert not homeless or not self.members
+
+    @invariant()
+    def bounded(self) -> None:
+        """Nobody is above the bound by a whole key, unless weights changed since the last rebalancing."""
+        active = self.members - self.drained
+        if self.weighed or not active:
+            return
+        mean = sum(self.weights.values()) / sum(CAPACITY[member] for member in active)
+        for member in active:
+            heaviest = max((self.weights[key] for key in self.table.keys(member)), default=0.0)
+            assert self.table.load(member) <= (1 + SLACK) * mean * CAPACITY[member] + heaviest + 1e-6
+
+
+TestWeightedMachine = WeightedMachine.TestCase
+TestWeightedMachine.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+
+
+def table_of(members: int, weights: list[float]) -> Placement:
+    table = Placement(slack=0.05)
+    for number in range(members):
+        table.join(f"m{number}")
+    for number, weight in enumerate(weights):
+        table.add(f"k{number}", weight=weight)
+    return table
+
+
+@given(st.lists(st.floats(0.1, 3), min_size=200, max_size=300))
+@settings(deadline=None, max_examples=15)
+def test_many_unequal_keys_lie_evenly(weights) -> None:
+    table = table_of(4, weights)
+    mean = sum(weights) / 4
+    assert table.worst <= 1.05 + 3 / mean
+    moved = table.leave("m0")
+    assert table.worst <= 1.05 + 3 / (sum(weights) / 3)
+    assert "m0" not in moved.values()
+
+
+def test_a_member_of_twice_the_capacity_takes_twice_the_load() -> None:
+    table = Placement(slack=0.05)
+    table.join("small")
+    table.join("large", capacity=2.0)
+    for number in range(300):
+        table.add(f"k{number}")
+    assert table.load("large") == pytest.approx(200, abs=10)
+
+
+def test_rebalancing_moves_no_more_than_it_is_told_and_ends() -> None:
+    table = table_of(4, [1.0] * 200)
+    for key in table.keys("m0"):
+        table.weigh(key, 2.0)
+    assert table.worst > 1.3
+    assert len(table.rebalance(at_most=3)) == 3
+    moves = 3
+    while moved := table.rebalance(at_most=3):
+        moves += len(moved)
+        assert moves < 60
+    assert table.worst <= 1.05 + 2 / (table.total / 4)
+
+
+def test_a_drained_member_gets_nothing_until_it_joins_again() -> None:
+    table = table_of(3, [1.0] * 30)
+    table.drain("m1")
+    table.add("new")
+    assert table.keys("m1") == set()
+    assert table.join("m1") == {}
+    for number in range(30):
+        table.add(f"later-{number}")
+    assert table.keys("m1")
+
+
+def test_a_drained_member_that_dies_or_is_drained_again_moves_nothing() -> None:
+    table = table_of(3, [1.0] * 30)
+    table.drain("m1")
+    assert table.drain("m1") == {}
+    assert table.leave("m1") == {}
+    assert table.leave("m1") == {}
+
+
+@pytest.mark.parametrize("weight", [-1.0, float("nan"), float("inf")])
+def test_weights_and_capacities_that_cannot_be_are_refused(weight) -> None:
+    table = table_of(1, [1.0])
+    with pytest.raises(ValueError, match="weight"):
+        table.weigh("k0", weight)
+    with pytest.raises(ValueError, match="weight"):
+        table.add("other", weight=weight)
+    with pytest.raises(ValueError, match="capacity"):
+        table.join("other", capacity=weight)
+    assert table.owner("k0") == "m0"
+    assert table.owner("other") is None
