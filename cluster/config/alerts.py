@@ -28,7 +28,7 @@ class SinkConfig(Section):
         default_factory=list, description="Only incidents of cameras that match one of these, * and ? stand for any."
     )
     events: list[EventKind] = Field(
-        default_factory=lambda: ["new", "update", "end"], min_length=1, description="Which events are sent."
+        default=["new", "update", "end"], min_length=1, description="Which events are sent."
     )
 
     @model_validator(mode="after")
@@ -46,7 +46,11 @@ class SinkConfig(Section):
 
         if self.kind not in sinks:
             known = ", ".join(sinks.names())
-            return [Problem(("kind",), f"unknown alert sink {self.kind!r}{near(self.kind, sinks) or ';'} there are: {known}")]
+            return [
+                Problem(
+                    ("kind",), f"unknown alert sink {self.kind!r}{near(self.kind, sinks) or ';'} there are: {known}"
+                )
+            ]
         sink = sinks.get(self.kind)
         needed = [name for name, each in inspect.signature(sink).parameters.items() if each.default is each.empty]
         if missing := [name for name in needed if name not in self.options]:
@@ -54,51 +58,75 @@ class SinkConfig(Section):
         return option_problems(f"{self.kind} sink", sink, policy_parameters(sink), "options", self.options)
 
 
+_AFTER = "How long it must last: seconds, or like 2m."
+_SEVERITY = "Severity of its incidents."
+
+
 class ConditionConfig(Section):
     """One state of a camera that is an incident by itself."""
 
     enabled: bool = Field(default=True, description="Whether it is looked for.")
-    after_s: Duration = Field(default=30.0, gt=0, le=86_400, description="How long it must last: seconds, or like 2m.")
-    severity: Severity = Field(default="warning", description="Severity of its incidents.")
+    after_s: Duration = Field(default=30.0, gt=0, le=86_400, description=_AFTER)
+    severity: Severity = Field(default="warning", description=_SEVERITY)
+
+
+class OfflineConfig(ConditionConfig):
+    """No pictures come."""
+
+    severity: Severity = Field(default="critical", description=_SEVERITY)
+
+
+class FrozenConfig(ConditionConfig):
+    """Pictures come, and nothing in them changes."""
+
+    after_s: Duration = Field(default=60.0, gt=0, le=86_400, description=_AFTER)
+
+
+class CoveredConfig(ConditionConfig):
+    """The picture suddenly lost its contrast."""
+
+    after_s: Duration = Field(default=5.0, gt=0, le=86_400, description=_AFTER)
+    severity: Severity = Field(default="critical", description=_SEVERITY)
+
+
+class SceneChangeConfig(ConditionConfig):
+    """The camera was turned."""
+
+    after_s: Duration = Field(
+        default=30.0,
+        gt=0,
+        le=240,
+        description="How long it must last, at most 240: after 300 s the new scene is the usual one.",
+    )
 
 
 class HealthConfig(Section):
     """Incidents of the cameras themselves, told from what the decoders see."""
 
-    offline: ConditionConfig = Field(
-        default_factory=lambda: ConditionConfig(after_s=30.0, severity="critical"), description="No pictures come."
+    offline: OfflineConfig = Field(default_factory=OfflineConfig, description="camera-offline: no pictures come.")
+    frozen: FrozenConfig = Field(
+        default_factory=FrozenConfig,
+        description="frozen-image: pictures come, and nothing in them changes at all, not even by noise; after_s "
+        "should be some of the camera's keyframe intervals.",
     )
-    frozen: ConditionConfig = Field(
-        default_factory=lambda: ConditionConfig(after_s=60.0),
-        description="Pictures come, and nothing in them changes at all, not even by noise; at least some of the "
-        "camera's keyframe intervals.",
+    covered: CoveredConfig = Field(
+        default_factory=CoveredConfig, description="covered-lens: the picture suddenly lost its contrast."
     )
-    covered: ConditionConfig = Field(
-        default_factory=lambda: ConditionConfig(after_s=5.0, severity="critical"),
-        description="The picture suddenly lost its contrast.",
-    )
-    scene_change: ConditionConfig = Field(
-        default_factory=lambda: ConditionConfig(after_s=30.0),
-        description="Most of the picture shows another scene: the camera was turned; after_s is at most 240.",
+    scene_change: SceneChangeConfig = Field(
+        default_factory=SceneChangeConfig,
+        description="scene-change: most of the picture shows another scene, the camera was turned.",
     )
     clear_s: Duration = Field(
         default=10.0, ge=0, le=3600, description="How long a state must be over before its incident ends."
     )
 
-    @field_validator("scene_change")
-    @classmethod
-    def _before_it_settles(cls, condition: ConditionConfig) -> ConditionConfig:
-        if condition.after_s > 240:
-            raise ValueError(
-                f"must have an after_s of at most 240, not {condition.after_s:g}: after 300 s the new scene is the usual one"
-            )
-        return condition
-
 
 class RetryConfig(Section):
     """Patience with a sink that does not take an alert."""
 
-    first_s: Duration = Field(default=0.5, gt=0, le=60, description="Seconds before the second attempt; then twice that.")
+    first_s: Duration = Field(
+        default=0.5, gt=0, le=60, description="Seconds before the second attempt; then twice that."
+    )
     longest_s: Duration = Field(default=60.0, gt=0, le=3600, description="Longest wait between two attempts.")
     give_up_s: Duration = Field(
         default=86_400.0, gt=0, description="Age of an alert from which a failure makes it a dead letter: like 24h."

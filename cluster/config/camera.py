@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal, TypeAlias
+
 from pydantic import Field
 
 from cluster.config.base import Section
@@ -12,6 +14,8 @@ from cluster.config.sampling import SamplingConfig
 from cluster.config.source import SourceConfig
 from cluster.config.window import WindowConfig
 from cluster.types import StreamSpec
+
+PriorityName: TypeAlias = Literal["critical", "normal", "background"]
 
 
 class CameraEntry(Section):
@@ -26,6 +30,10 @@ class CameraEntry(Section):
     source: str = Field(
         default="",
         description="rtsp:// or rtsps:// address, path of a video file, or empty for a camera that pushes over gRPC.",
+    )
+    priority: PriorityName = Field(
+        default="normal",
+        description="critical: never late while anything else can give way; background: the first to be shed.",
     )
     sampling: SamplingConfig | None = Field(
         default=None, description="Keys that differ from the global sampling section."
@@ -46,6 +54,7 @@ class CameraConfig(Section):
 
     name: str = Field(description="Unique name of the camera.")
     source: str = Field(description="Address or path; empty for a camera that pushes.")
+    priority: PriorityName = Field(default="normal", description="critical, normal or background.")
     sampling: SamplingConfig = Field(description="Resolved sampling section.")
     pruning: PruningConfig = Field(description="Resolved pruning section.")
     window: WindowConfig = Field(description="Resolved window section.")
@@ -66,6 +75,7 @@ class CameraConfig(Section):
             max_idle_s=self.window.max_idle_s,
             patient=self.is_file and not self.source_options.realtime,
             memory=self.memory.spec(),
+            priority=self.priority,
         )
 
     @property

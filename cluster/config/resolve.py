@@ -48,6 +48,7 @@ def resolve(config: SightlineConfig, entry: CameraEntry) -> CameraConfig:
     return CameraConfig(
         name=entry.name,
         source=entry.source,
+        priority=entry.priority,
         sampling=overlay(config.sampling, entry.sampling),
         pruning=overlay(config.pruning, entry.pruning),
         window=overlay(config.window, entry.window),

@@ -18,6 +18,7 @@ from cluster.config.model import ModelConfig
 from cluster.config.pruning import PruningConfig
 from cluster.config.question import QuestionConfig
 from cluster.config.sampling import SamplingConfig
+from cluster.config.scheduling import SchedulingConfig
 from cluster.config.security import SecurityConfig
 from cluster.config.source import SourceConfig
 from cluster.config.tiers import TiersConfig
@@ -60,6 +61,9 @@ class SightlineConfig(Section):
     )
     alerts: AlertsConfig = Field(
         default_factory=AlertsConfig, description="When answers become incidents, and where people are told."
+    )
+    scheduling: SchedulingConfig = Field(
+        default_factory=SchedulingConfig, description="Admission, placement and the quality ladder."
     )
     gateway: GatewayConfig = Field(default_factory=GatewayConfig, description="Ports and limits towards the outside.")
     security: SecurityConfig = Field(

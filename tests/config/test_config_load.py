@@ -164,7 +164,9 @@ def test_the_schema_file_is_current():
 def test_the_example_configurations_load(path, monkeypatch):
     monkeypatch.setenv("CAMERA_PASSWORD", "secret")
     config = load_config(path)
-    assert config.cameras
+    # A load test brings its own.
+    assert config.cameras or path.name == "loadtest.yaml"
+    assert config.questions
     for camera in config.cameras:
         assert camera_settings(config, camera.name).questions
 

@@ -10,8 +10,7 @@ import pytest
 import torch
 
 from cluster.engine.base import Engine, WindowRequest
-from cluster.engine.native import NativeEngine
-from cluster.engine.native import engine as engine_module
+from cluster.engine.native import NativeEngine, passes
 from cluster.engine.native.score import YesNoScore
 from cluster.errors import ConfigError
 from cluster.models import load_model
@@ -325,11 +324,11 @@ def test_a_failed_step_recomputes_and_answers_as_if_nothing_had_been(
         forward(*args, **kwargs)
         raise RuntimeError("out of memory")
 
-    forward = engine_module.ragged_forward
-    monkeypatch.setattr(engine_module, "ragged_forward", broken)
+    forward = passes.ragged_forward
+    monkeypatch.setattr(passes, "ragged_forward", broken)
     with pytest.raises(RuntimeError, match="out of memory"):
         run(engine, [camera.sample(i) for i in (10, 11)])
-    monkeypatch.setattr(engine_module, "ragged_forward", forward)
+    monkeypatch.setattr(passes, "ragged_forward", forward)
     (answer,) = run(engine, [camera.sample(i) for i in (12, 13)])
     assert answer.tokens.reused == answer.tokens.refreshed == 0
     other = NativeEngine(model)
@@ -348,28 +347,6 @@ def test_the_tower_runs_in_calls_of_bounded_size(engine, make_camera, make_spec,
     engine.admit(make_spec(stride_s=8.0))
     run(engine, [camera.sample(i) for i in range(8)])
     assert calls == [2, 2, 2, 2]
-
-
-def test_passes_are_of_bounded_size_too(engine, model, make_camera, make_spec, monkeypatch) -> None:
-    cameras = [make_camera(stream=f"cam{i}", kept=0.5, seed=i) for i in range(5)]
-    sizes, scores = [], []
-    forward = engine_module.ragged_forward
-    monkeypatch.setattr(
-        engine_module,
-        "ragged_forward",
-        lambda model, passes, kernel: (sizes.append(len(passes)), forward(model, passes, kernel))[1],
-    )
-    for rows in (16384, 80):
-        each = NativeEngine(model)
-        sizes.clear()
-        monkeypatch.setattr(engine_module, "PASS_ROWS", rows)
-        for camera in cameras:
-            each.admit(make_spec(camera.stream))
-        requests = [r for i in range(2) for camera in cameras for r in each.push(camera.sample(i))]
-        scores.append([answer.score for answer in each.step(requests)])
-        assert sum(sizes) == 5
-        assert (len(sizes) == 1) == (rows == 16384)
-    np.testing.assert_allclose(scores[0], scores[1], atol=1e-5)
 
 
 def test_bfloat16_stays_close_to_float32(model, make_camera, make_spec, run) -> None:

@@ -29,7 +29,10 @@ def demo(
     model: Annotated[
         str, typer.Option(metavar="NAME", help="Preset, checkpoint folder or hub id of the model.")
     ] = "demo",
-    engine: Annotated[str, typer.Option(metavar="NAME", help="Inference engine.")] = "native",
+    engine: Annotated[
+        str,
+        typer.Option(metavar="NAME", help="Inference engine of the live part: native, or vllm where it is installed."),
+    ] = "native",
     no_open: Annotated[bool, typer.Option("--no-open", help="Do not open the report in a browser.")] = False,
     json: Json = None,
 ) -> None:
@@ -61,6 +64,11 @@ def demo(
     if json is not None:
         write_json(json, _loads(report))
     _summary(screen, report)
+    if engine != "native":
+        screen.print(
+            f"The live answers came from engine {engine}; the comparison is of the native engine with itself. "
+            "`sightline bench engines` compares the engines."
+        )
     screen.print(f"\nreport  {page}\n        {data}\nagain   sightline serve -c {out / 'config.yaml'}")
     if not no_open and screen.is_terminal:
         _open(page)

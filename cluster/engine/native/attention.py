@@ -35,6 +35,7 @@ class Slots:
     * ``cos, sin`` ``[slots, d]`` in the model's dtype, for local slots ``0 …``
     * ``watched`` ``[w]`` int64: rows, by their place among this stream's, whose raw queries are put into ``queries``
       layer by layer, ``[Hkv, G w, d]``: the query heads that share a key head side by side; None for none
+    * ``order`` ``[slots]`` int64: the local slots in the order in which runs count them; None for as they lie
     """
 
     kv: KVSlab
@@ -44,10 +45,16 @@ class Slots:
     sin: Tensor
     watched: Tensor | None = None
     queries: list[Tensor] = field(default_factory=list)
+    order: Tensor | None = None
 
     def window(self, tensor: Tensor, layer: int) -> Tensor:
-        """This window's stretch ``[Hkv, slots, d]`` of the slab's K or V, as a view."""
-        return tensor[layer, :, self.base : self.base + self.cos.shape[0]]
+        """This window's stretch ``[Hkv, slots, d]`` of the slab's K or V: a view, or in ``order`` a copy."""
+        stretch = tensor[layer, :, self.base : self.base + self.cos.shape[0]]
+        return stretch if self.order is None else stretch.index_select(1, self.order)
+
+    def rotary(self) -> tuple[Tensor, Tensor]:
+        """``cos, sin`` of the slots as :meth:`window` gives them."""
+        return (self.cos, self.sin) if self.order is None else (self.cos[self.order], self.sin[self.order])
 
 
 class RaggedAttention:
@@ -59,6 +66,7 @@ class RaggedAttention:
         self.prepared = kernel.prepare(runs, streams[0].cos)
         self.cos = torch.cat([s.cos[s.rows - s.base] for s in streams])
         self.sin = torch.cat([s.sin[s.rows - s.base] for s in streams])
+        self.turns = [s.rotary() for s in streams]
         # One workspace per stream for the rotated keys of the layer at hand.
         self.rotated = [s.cos.new_empty(s.kv.k.shape[1], *s.cos.shape) for s in streams]
 
@@ -66,12 +74,12 @@ class RaggedAttention:
         """``query [1, H, n, d]``, ``key, value [1, Hkv, n, d]``, all before rotary -> ``[1, n, H, d]``."""
         first = 0
         keys, values = [], []
-        for stream, workspace in zip(self.streams, self.rotated, strict=True):
+        for stream, turn, workspace in zip(self.streams, self.turns, self.rotated, strict=True):
             rows = slice(first, first + len(stream.rows))
             first = rows.stop
             stream.kv.k[layer].index_copy_(1, stream.rows, key[0, :, rows])
             stream.kv.v[layer].index_copy_(1, stream.rows, value[0, :, rows])
-            keys.append(rotate(stream.window(stream.kv.k, layer), stream.cos, stream.sin, workspace))
+            keys.append(rotate(stream.window(stream.kv.k, layer), *turn, workspace))
             values.append(stream.window(stream.kv.v, layer))
             if stream.watched is not None:
                 seen = query[0, :, rows].index_select(1, stream.watched)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from cluster.engine.answers import answer_of, standing_again
 from cluster.engine.base import WindowRequest
 from cluster.engine.native import export
 from cluster.engine.native.admission import check_sample, check_spec
@@ -20,10 +21,11 @@ from cluster.engine.native.attention import install
 from cluster.engine.native.decode import end_tokens, explain
 from cluster.engine.native.encode import encode_pending
 from cluster.engine.native.fingerprint import fingerprint
-from cluster.engine.native.forward import PassResult, StreamPass, ragged_forward
+from cluster.engine.native.forward import PassResult
 from cluster.engine.native.gate import standing
 from cluster.engine.native.kernels import kernel_for
 from cluster.engine.native.kv import KVSlab
+from cluster.engine.native.passes import pass_rows, run_passes
 from cluster.engine.native.plan import Prompt, WindowPlan, commit, plan_window
 from cluster.engine.native.score import YesNoScore
 from cluster.engine.native.stats import StepStats, WindowStats
@@ -52,8 +54,6 @@ log = logging.getLogger(__name__)
 
 # A larger window is not saved with its stream's memory again and again: it costs less to compute than to write.
 SAVED_WINDOW_BYTES = 32 * 2**20
-# Rows of one pass through the language model: bounds its activations when many cameras begin at once.
-PASS_ROWS = 16384
 
 
 @dataclass(slots=True, eq=False)
@@ -90,6 +90,7 @@ class NativeEngine:
     ) -> None:
         self.model = model
         self.kernel = kernel_for(model.device, model.dtype, kernel)
+        self.pass_rows = pass_rows(model.device)
         self.max_new_tokens = max_new_tokens
         self.memories = memories
         if memories is not None and memories.window is None:
@@ -235,11 +236,7 @@ class NativeEngine:
         try:
             plans = [self._plan(each) for each in work]
             plan_s = clock.lap()
-            results = [
-                result
-                for group in _grouped([plan.work for plan in plans])
-                for result in ragged_forward(self.model, group, self.kernel)
-            ]
+            results = run_passes(self.model, [plan.work for plan in plans], self.kernel, self.pass_rows)
             scores, firsts = self._read(plans, results)
             texts, decoded = explain(self.model, self.kernel, plans, firsts, self._ends)
         except BaseException:
@@ -262,7 +259,7 @@ class NativeEngine:
             )
             tokens = self._count(each, plan, result)
             given = [
-                _answer(each.request, prompt.question, score, text, tokens, timing)
+                answer_of(each.request, prompt.question, score, text, tokens, timing)
                 for prompt, score, text in zip(plan.prompts, scores[i], texts[i], strict=True)
             ]
             stream = each.stream
@@ -342,18 +339,7 @@ class NativeEngine:
         timing = Timing(
             queue_s=max(0.0, started - request.arrived_s), latency_s=max(0.0, time.monotonic() - request.arrived_s)
         )
-        return [
-            replace(
-                answer,
-                window=request.window,
-                start=request.start,
-                end=request.end,
-                gated=True,
-                tokens=tokens,
-                timing=timing,
-            )
-            for answer in last.answers
-        ]
+        return [standing_again(answer, request, tokens, timing) for answer in last.answers]
 
     # -- asking ---------------------------------------------------------------------------------------
     def ask(self, ask: AskSpec) -> Asking:
@@ -395,38 +381,6 @@ class NativeEngine:
 def _first(*values: float | None) -> float:
     """The first that is set; the last one is."""
     return next(value for value in values if value is not None)
-
-
-def _grouped(passes: Sequence[StreamPass]) -> list[list[StreamPass]]:
-    """Neighbouring streams in groups of at most ``PASS_ROWS`` rows, at least one each."""
-    groups: list[list[StreamPass]] = []
-    rows = PASS_ROWS
-    for each in passes:
-        if rows + len(each.embeds) > PASS_ROWS:
-            groups.append([])
-            rows = 0
-        groups[-1].append(each)
-        rows += len(each.embeds)
-    return groups
-
-
-def _answer(
-    request: WindowRequest, question: Question, score: float, text: str | None, tokens: TokenCount, timing: Timing
-) -> Answer:
-    positive = score >= question.threshold
-    return Answer(
-        stream=request.stream,
-        window=request.window,
-        start=request.start,
-        end=request.end,
-        question=question.id,
-        score=score,
-        positive=positive,
-        text=("yes" if positive else "no") if text is None else text,
-        gated=False,
-        tokens=tokens,
-        timing=timing,
-    )
 
 
 class _Stopwatch:

@@ -29,6 +29,8 @@ class StreamPass:
     * ``cos, sin`` ``[slots, d]``
     * ``narrowing`` may drop, between layers, rows among ``narrowable`` (ascending indices into ``slots``)
     * ``watched``: indices into ``tail_slots`` of rows whose raw queries are wanted
+    * ``order`` ``[slots]``: the slots in the order in which rows see them, where that is not the order they lie in; the
+      computed ones still ascend, and those of the tail stay where they are
     """
 
     kv: KVSlab
@@ -42,6 +44,7 @@ class StreamPass:
     narrowing: Narrowing | None = None
     narrowable: IntArray = field(default_factory=lambda: np.zeros(0, np.int64))
     watched: IntArray = field(default_factory=lambda: np.zeros(0, np.int64))
+    order: IntArray | None = None
 
 
 @dataclass(slots=True)
@@ -81,6 +84,8 @@ class _Rows:
         self.narrowable = stream.narrowable
         self.stats = PassStats(layers=0)
         self.queries: list[Tensor] = []
+        # Where each slot stands among those that rows see.
+        self.places = None if stream.order is None else np.argsort(stream.order)
         self._place()
 
     def __len__(self) -> int:
@@ -88,7 +93,7 @@ class _Rows:
 
     def _place(self) -> None:
         self.runs = [
-            *runs_of(self.slots),
+            *runs_of(self.slots if self.places is None else self.places[self.slots]),
             *(run.moved(len(self.slots)) for run in self.stream.tail_runs),
         ]
         self.attended = sum(run.attended for run in self.runs)
@@ -96,6 +101,11 @@ class _Rows:
     def slab_slots(self) -> Tensor:
         local = np.concatenate((self.slots, self.stream.tail_slots)) + self.stream.base
         return torch.from_numpy(local).to(self.stream.embeds.device)
+
+    def order(self) -> Tensor | None:
+        """See :class:`StreamPass`, on the device."""
+        order = self.stream.order
+        return None if order is None else torch.from_numpy(order).to(self.stream.embeds.device)
 
     def watched(self) -> Tensor | None:
         """Places of the watched rows among those still in the pass."""
@@ -158,7 +168,7 @@ def _attention(rows: Sequence[_Rows], kernel: Kernel[Any]) -> RaggedAttention:
     for each in rows:
         stream = each.stream
         place = (stream.kv, stream.base, each.slab_slots(), stream.cos, stream.sin)
-        slots.append(Slots(*place, each.watched(), each.queries))
+        slots.append(Slots(*place, each.watched(), each.queries, each.order()))
         runs.append([run.moved(first) for run in each.runs])
         first += len(each)
     return RaggedAttention(slots, runs, kernel)

@@ -18,11 +18,12 @@ from cluster.engine.native.planner import (
     IntArray,
     Segment,
     Tail,
+    prefix_order,
     question_runs,
     segments_of,
     tails_of,
 )
-from cluster.engine.native.refresh import RefreshContext, Selection, refresh_policies
+from cluster.engine.native.refresh import RefreshContext, RefreshPolicy, Selection, refresh_policies
 from cluster.engine.native.stream import HeldFrame, Stream
 from cluster.models.base import FrameSpan, FrameTokens, VisionLanguageModel
 from cluster.types import MICROSECONDS, Question
@@ -113,7 +114,8 @@ def plan_window(
     tails = tails_of(len(system) + visual, [len(p) for p in prompts], [p.room for p in prompts])
     slots = tails[-1].stop
 
-    selection = _select(model, len(system), stream, request, frames)
+    policy = refresh_policies.get(stream.spec.refresh)()
+    selection = _select(model, len(system), stream, request, frames, policy)
     computed = np.ones(visual, dtype=bool)
     computed[:cached] = selection.mask
     rows = np.flatnonzero(computed)
@@ -134,6 +136,8 @@ def plan_window(
         narrowing=selection.narrowing,
         narrowable=np.arange(int(np.count_nonzero(selection.mask))),
         watched=watched_rows([len(prompt) for prompt in prompts]) if watch else np.zeros(0, np.int64),
+        # With nothing refreshed, the reused tokens are first as they lie.
+        order=prefix_order(len(system), computed, slots) if policy.reused_first and selection.mask.any() else None,
     )
     return WindowPlan(stream, request, frames, prompts, tails, len(system), visual, cached, computed, following, work)
 
@@ -212,9 +216,13 @@ def _positions(
 
 
 def _select(
-    model: VisionLanguageModel, system: int, stream: Stream, request: WindowRequest, frames: Sequence[HeldFrame]
+    model: VisionLanguageModel,
+    system: int,
+    stream: Stream,
+    request: WindowRequest,
+    frames: Sequence[HeldFrame],
+    policy: RefreshPolicy,
 ) -> Selection:
-    policy = refresh_policies.get(stream.spec.refresh)()
     context = refresh_context(stream, request.window, frames, system, len(model.layers))
     # Until the first frame leaves the window, every token was computed under the context it has now: causal attention
     # makes that KV the one a full computation gives, and there is nothing to refresh.

@@ -10,6 +10,9 @@ from cluster.engine.native.refresh import (
     anchors as anchors,
 )
 from cluster.engine.native.refresh import (
+    anchors_last as anchors_last,
+)
+from cluster.engine.native.refresh import (
     budget as budget,
 )
 from cluster.engine.native.refresh import (

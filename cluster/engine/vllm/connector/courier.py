@@ -1,0 +1,228 @@
+"""Blocks between an engine's folder and a tier of memory, so that a window outlives its host and can go to another.
+
+The folder serves the engine core; the tier (host arena, Redis, a node's tier over gRPC) is slow, may be down, and must
+never make the core wait for it. So it is the replica that talks to it: it writes through in a thread of its own, and
+fetches before a window is planned that needs the blocks.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter, OrderedDict
+from collections.abc import Sequence
+from hashlib import blake2b
+
+import torch
+from torch import Tensor
+
+from cluster.engine.vllm.connector.store import BlockFolder, BlockStore, Fault, KVShape
+from cluster.errors import ConfigError
+from cluster.memory.tiers.base import Block, BlockKey, Outcome, Tier
+
+PAUSE_S = 0.5
+"""Between two attempts at a tier that cannot take a block now."""
+FORGET_S = CLOSE_S = 30.0
+"""Longest wait for a call of a tier that is under way; tiers end their calls earlier themselves."""
+
+
+class Courier:
+    """Writes a stream's blocks through to ``tier``, and brings them back. Thread-safe.
+
+    A block becomes one block of the tier per layer and head; its key there is a digest of its own key, so nothing but
+    the keys must be known to find it.
+
+    Args:
+        folder: of the engine.
+        tier: which of :mod:`cluster.memory.tiers`; not closed with the courier.
+        shape: KV of one token in one shard of the folder.
+        fingerprint: as in the engine's transfer configuration.
+        cap_bytes: likewise.
+        waiting: most blocks that wait to be written or dropped; above it the oldest no longer are, and are counted.
+    """
+
+    def __init__(
+        self, folder: BlockFolder, tier: Tier, *, shape: KVShape, fingerprint: str, cap_bytes: int, waiting: int = 1024
+    ) -> None:
+        if waiting < 1:
+            raise ConfigError(f"a courier must let at least one block wait, not {waiting}")
+        self.folder, self.tier, self.shape = folder, tier, shape
+        self.counts: Counter[str] = Counter()
+        self._stores = [
+            BlockStore(folder, shape=shape, fingerprint=fingerprint, shard=shard, cap_bytes=cap_bytes // folder.shards)
+            for shard in range(folder.shards)
+        ]
+        self._most = waiting
+        # By stream and key: whether it is to be in the tier (or to go from it).
+        self._waiting: OrderedDict[tuple[str, str], bool] = OrderedDict()
+        self._manifests: dict[str, bytes] = {}
+        self._busy: str | None = None
+        self._changed = threading.Condition()
+        self._closed = False
+        self._thread = threading.Thread(target=self._work, name="kv-courier", daemon=True)
+        self._thread.start()
+
+    def keep(self, stream: str, keys: Sequence[str]) -> None:
+        """Write these blocks to the tier some time soon; never waits."""
+        self._queue(stream, keys, wanted=True)
+
+    def drop(self, stream: str, keys: Sequence[str]) -> None:
+        """Forget blocks: in the folder now, in the tier some time soon."""
+        self.folder.drop(keys)
+        self._queue(stream, keys, wanted=False)
+
+    def note(self, stream: str, manifest: bytes) -> None:
+        """Write down what it takes to go on with the stream, once all its blocks that wait now are written."""
+        with self._changed:
+            self._manifests[stream] = manifest
+            self._changed.notify_all()
+
+    def noted(self, stream: str) -> bytes | None:
+        """What :meth:`note` wrote last; None where the tier has none, or cannot be asked."""
+        return self.tier.manifest(stream)[1]
+
+    def restore(self, stream: str, blocks: Sequence[tuple[str, int]], deadline_s: float) -> set[str]:
+        """Bring blocks, named by key and tokens, back into the folder; which of them are there when it returns.
+
+        Blocks that are there need no tier. Ends after ``deadline_s`` and one call of the tier.
+        """
+        ends = time.monotonic() + deadline_s
+        there = set()
+        for key, tokens in blocks:
+            if self.folder.tokens(key) == tokens:
+                there.add(key)
+            elif time.monotonic() < ends and self._fetch(stream, key, tokens):
+                there.add(key)
+                self.counts["restored"] += 1
+            else:
+                self.counts["missing"] += 1
+        return there
+
+    def forget(self, stream: str) -> None:
+        """Forget everything of a stream, in the tier too; waits for the tier, within its deadline."""
+        with self._changed:
+            for name in [name for name in self._waiting if name[0] == stream]:
+                del self._waiting[name]
+            self._manifests.pop(stream, None)
+            # What is on its way just now would arrive after the stream was forgotten.
+            self._changed.wait_for(lambda: self._busy != stream, timeout=FORGET_S)
+        self.tier.drop(stream)
+
+    def flush(self, deadline_s: float) -> bool:
+        """Wait until nothing waits to be written; false where that takes longer."""
+        with self._changed:
+            return self._changed.wait_for(lambda: not self._next() and self._busy is None, timeout=deadline_s)
+
+    def close(self) -> None:
+        """Stop writing; what still waits is lost, and counted."""
+        with self._changed:
+            self._closed = True
+            self.counts["dropped"] += len(self._waiting)
+            self._waiting.clear()
+            self._manifests.clear()
+            self._changed.notify_all()
+        self._thread.join(timeout=CLOSE_S)
+
+    # -- the thread -------------------------------------------------------------------------------
+    def _queue(self, stream: str, keys: Sequence[str], *, wanted: bool) -> None:
+        with self._changed:
+            for key in keys:
+                self._waiting[stream, key] = wanted
+                # What goes makes room for what comes.
+                self._waiting.move_to_end((stream, key), last=wanted)
+            while len(self._waiting) > self._most:
+                self._waiting.popitem(last=False)
+                self.counts["dropped"] += 1
+            self._changed.notify_all()
+
+    def _next(self) -> tuple[str, str | None] | None:
+        """A stream's block, or None for its manifest: manifests of streams of which no block waits come first."""
+        streams = {stream for stream, _ in self._waiting}
+        for stream in self._manifests:
+            if stream not in streams:
+                return stream, None
+        return next(iter(self._waiting), None)
+
+    def _work(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._closed or self._next() is not None)
+                todo = self._next()
+                if self._closed or todo is None:
+                    return
+                stream, key = todo
+                self._busy = stream
+                wanted = self._waiting.pop((stream, key)) if key is not None else True
+                manifest = self._manifests.pop(stream) if key is None else b""
+            if key is None:
+                outcome = self.tier.put_manifest(stream, manifest)
+            elif wanted:
+                outcome = self._store(stream, key)
+            else:
+                self.tier.drop(stream, self._names(stream, key))
+                outcome = Outcome.HIT
+            with self._changed:
+                self._busy = None
+                if outcome is Outcome.RETRY and not self._closed:
+                    self.counts["retries"] += 1
+                    if key is None:
+                        self._manifests.setdefault(stream, manifest)
+                    elif (stream, key) not in self._waiting:
+                        self._waiting[stream, key] = True
+                        self._waiting.move_to_end((stream, key), last=False)
+                    self._changed.notify_all()
+                    self._changed.wait_for(lambda: self._closed, timeout=PAUSE_S)
+                    continue
+                if key is not None and wanted:
+                    self.counts["kept" if outcome is Outcome.HIT else "refused"] += 1
+                self._changed.notify_all()
+
+    def _store(self, stream: str, key: str) -> Outcome:
+        items: list[tuple[BlockKey, Block]] = []
+        names = self._names(stream, key)
+        for store in self._stores:
+            block = store.get(key)
+            if isinstance(block, Fault):
+                return Outcome.MISS
+            items += zip(names[len(items) :], _parts(block), strict=False)
+        outcomes = set(self.tier.store(items))
+        if Outcome.MISS in outcomes:
+            return Outcome.MISS
+        return Outcome.HIT if outcomes == {Outcome.HIT} else Outcome.RETRY
+
+    def _fetch(self, stream: str, key: str, tokens: int) -> bool:
+        loaded = self.tier.load(self._names(stream, key))
+        parts = [each.block for each in loaded if each.block is not None]
+        fits = [part for part in parts if part.key.shape == (tokens, self.shape.size)]
+        if len(fits) < len(loaded):
+            return False
+        each = len(loaded) // len(self._stores)
+        for shard, store in enumerate(self._stores):
+            block = torch.empty(self.shape.block(tokens), dtype=self.shape.dtype)
+            for number, part in enumerate(fits[shard * each : (shard + 1) * each]):
+                layer, head = divmod(number, self.shape.heads)
+                block[0, layer, :, head], block[1, layer, :, head] = part.key, part.value
+            if not store.put([(key, block)])[0]:
+                return False
+        return True
+
+    def _names(self, stream: str, key: str) -> list[BlockKey]:
+        uid = int.from_bytes(blake2b(key.encode(), digest_size=8).digest(), "big") >> 1
+        return [
+            BlockKey(stream, layer, shard * self.shape.heads + head, uid)
+            for shard in range(self.folder.shards)
+            for layer in range(self.shape.layers)
+            for head in range(self.shape.heads)
+        ]
+
+
+def _parts(block: Tensor) -> list[Block]:
+    """A block ``[2, layers, tokens, heads, size]`` as one block per layer and head."""
+    tokens = block.shape[2]
+    place = torch.arange(tokens, dtype=torch.int32)
+    frame = torch.zeros(tokens, dtype=torch.int32)
+    return [
+        Block(block[0, layer, :, head].contiguous(), block[1, layer, :, head].contiguous(), frame, place)
+        for layer in range(block.shape[1])
+        for head in range(block.shape[3])
+    ]

@@ -1,0 +1,126 @@
+"""Reading and writing tokens of vLLM's paged KV cache, one layer at a time.
+
+vLLM shows a layer's cache as ``[blocks, heads, block size, 2 * size]``. On devices a token's row is its key and its
+value. The CPU backend packs the same memory for its kernels instead, keys of a block before its values, keys transposed
+or in tiles; that is written with the backend's own operator, and read by an order found by writing numbers with it.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from cluster.errors import ModelError
+
+
+class PagedKV(Protocol):
+    """How one attention backend keeps KV. ``slots [n]`` int64: block times block size plus place in the block."""
+
+    def write(self, cache: Tensor, slots: Tensor, keys: Tensor, values: Tensor) -> None:
+        """Put ``keys, values [n, heads, size]`` into a layer's cache."""
+        ...
+
+    def read(self, cache: Tensor, slots: Tensor) -> tuple[Tensor, Tensor]:
+        """``keys, values [n, heads, size]`` out of it."""
+        ...
+
+
+class RowPaged:
+    """A token's row holds its key, then its value (FlashAttention, FlashInfer, Triton)."""
+
+    def write(self, cache: Tensor, slots: Tensor, keys: Tensor, values: Tensor) -> None:
+        """See ``PagedKV.write``."""
+        size = cache.shape[2]
+        cache[slots // size, :, slots % size] = torch.cat((keys, values), dim=-1).to(cache.dtype)
+
+    def read(self, cache: Tensor, slots: Tensor) -> tuple[Tensor, Tensor]:
+        """See ``PagedKV.read``."""
+        size = cache.shape[2]
+        keys, values = cache[slots // size, :, slots % size].chunk(2, dim=-1)
+        return keys, values
+
+
+class PackedPaged:
+    """The CPU backend. ``isa``: the layout's name, as its layers carry it.
+
+    Raises:
+        ModelError: a layout that cannot be read back token by token.
+    """
+
+    def __init__(self, isa: str, block: int, heads: int, size: int, dtype: torch.dtype) -> None:
+        self._isa = isa
+        self._keys, self._values = self._orders(block, heads, size, dtype)
+
+    def write(self, cache: Tensor, slots: Tensor, keys: Tensor, values: Tensor) -> None:
+        """See ``PagedKV.write``."""
+        from vllm import _custom_ops
+
+        key_half, value_half = _halves(cache)
+        _custom_ops.cpu_attn_reshape_and_cache(
+            keys.contiguous(), values.contiguous(), key_half, value_half, slots, self._isa
+        )
+
+    def read(self, cache: Tensor, slots: Tensor) -> tuple[Tensor, Tensor]:
+        """See ``PagedKV.read``."""
+        count, block = len(slots), cache.shape[2]
+        blocks, of_block = torch.unique(slots // block, return_inverse=True)
+        found = []
+        for half, order in zip(_halves(cache), (self._keys, self._values), strict=True):
+            flat = half[blocks].flatten(2)  # [touched blocks, heads, block * size]
+            rows = flat[:, :, order].view(len(blocks), cache.shape[1], block, -1)
+            found.append(rows[of_block, :, slots % block].reshape(count, cache.shape[1], -1))
+        return found[0], found[1]
+
+    def _orders(self, block: int, heads: int, size: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Where in a block's half each element of ``[block, size]`` lies, for keys and for values."""
+        numbers = torch.arange(block * size).view(block, 1, size).expand(block, heads, size)
+        digits: list[tuple[Tensor, Tensor]] = []
+        # Every type of KV holds the integers below 128 exactly.
+        for power in range(3):
+            scratch = torch.zeros(1, heads, block, 2 * size, dtype=dtype)
+            digit = (numbers // 128**power % 128).to(dtype)
+            self.write(scratch, torch.arange(block), digit, digit)
+            key_half, value_half = _halves(scratch)
+            digits.append((key_half[0, 0].flatten().long(), value_half[0, 0].flatten().long()))
+        orders = []
+        for half in range(2):
+            lies = sum(128**power * digits[power][half] for power in range(3))
+            assert isinstance(lies, Tensor)
+            if not torch.equal(lies.sort().values, torch.arange(block * size)):
+                raise ModelError(
+                    f"vLLM packs its KV cache as {self._isa!r} here, which cannot be read token by token; "
+                    "reuse needs another processor or dtype, mode: pruned works"
+                )
+            orders.append(lies.argsort())
+        return orders[0], orders[1]
+
+
+def paged_kv(layer: Any, cache: Tensor) -> PagedKV:
+    """How the attention layer that owns ``cache`` keeps KV.
+
+    Raises:
+        ModelError: a cache that cannot be read back (quantised, or of another shape).
+    """
+    if cache.ndim != 4 or not cache.dtype.is_floating_point or cache.dtype.itemsize < 2:
+        raise ModelError(
+            f"reuse needs a KV cache in the model's own type, not {cache.dtype} {list(cache.shape)}; "
+            "leave kv_cache_dtype at auto"
+        )
+    if cache.device.type != "cpu":
+        return RowPaged()
+    return PackedPaged(layer.isa, cache.shape[2], cache.shape[1], cache.shape[3] // 2, cache.dtype)
+
+
+def slots_of(blocks: Tensor, start: int, stop: int, size: int) -> Tensor:
+    """Slots of a request's tokens ``[start, stop)`` whose blocks, of ``size`` tokens, are ``blocks``."""
+    tokens = torch.arange(start, stop, device=blocks.device)
+    return blocks[tokens // size] * size + tokens % size
+
+
+def _halves(cache: Tensor) -> tuple[Tensor, Tensor]:
+    """The keys' and the values' part of the packed cache, ``[blocks, heads, block size, size]`` each."""
+    blocks, heads, block, double = cache.shape
+    keys, values = cache.view(blocks, heads, block * 2, double // 2).chunk(2, dim=2)
+    return keys, values

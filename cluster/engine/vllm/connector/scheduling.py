@@ -1,0 +1,141 @@
+"""The connector's scheduler side: how much of a prompt comes from blocks, and when what is computed can be kept."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from cluster.engine.vllm.connector.messages import LoadJob, SaveJob, StepJobs, StepReport
+from cluster.engine.vllm.connector.transfer import FIELD, Transfer
+from cluster.errors import ConfigError
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class _Asked:
+    """One request. Tokens ``[local, local + loaded)`` come from blocks; ``local`` of them vLLM has itself.
+
+    ``transfer`` None and ``refused`` set: it asked for something that makes no sense.
+    """
+
+    transfer: Transfer | None
+    refused: str = ""
+    local: int = 0
+    loaded: int = 0
+    saving: bool = False
+
+
+class SchedulerSide:
+    """Of one engine core. Nothing here raises for what a request says or a block lacks: that would end the core.
+
+    A request's loads are promised whole, unseen; what is not there then is found by the workers before the step, and
+    vLLM ends the request (its policy ``fail``). So a request is computed from exactly what it asked for, or not at
+    all, and no part of the core waits for a look into the store.
+    """
+
+    def __init__(self) -> None:
+        self.counts: Counter[str] = Counter()
+        self._asked: dict[str, _Asked] = {}
+        self._jobs: list[LoadJob] = []
+
+    # -- loads ------------------------------------------------------------------------------------
+    def matched(self, request: Any, local: int) -> int:
+        """Tokens beyond the ``local`` ones of vLLM's own cache that come from blocks."""
+        asked = self._of(request)
+        # At least one token must be computed, or there is nothing to predict the answer from.
+        wanted = most = int(request.num_tokens) - 1
+        if not asked.refused:
+            wanted = 0 if asked.transfer is None else min(asked.transfer.loaded, most)
+        asked.local = local
+        return max(0, wanted - local)
+
+    def allocated(self, request: Any, blocks: list[int], external: int) -> None:
+        """vLLM gave the request blocks, and counts on ``external`` tokens being loaded."""
+        asked = self._of(request)
+        asked.saving = asked.transfer is not None and bool(asked.transfer.saves)
+        if not external:
+            return
+        asked.loaded = external
+        start, stop = asked.local, asked.local + external
+        if asked.transfer is None:
+            # Nothing to load it from: the worker reports that, and the request ends with an error.
+            self._jobs.append(LoadJob(request.request_id, start, stop, blocks, (), 1, b"", asked.refused))
+            return
+        self.counts["loads"] += 1
+        self.counts["loaded_tokens"] += external
+        self._jobs.append(
+            LoadJob(request.request_id, start, stop, blocks, asked.transfer.loads, *_packed(asked.transfer))
+        )
+
+    # -- a step -----------------------------------------------------------------------------------
+    def jobs(self, computed: Mapping[str, int], blocks_of: Callable[[str], list[int]]) -> StepJobs:
+        """What the workers do in a step after which ``computed`` tokens of each of its requests have KV."""
+        jobs = StepJobs(loads=self._jobs)
+        self._jobs = []
+        for name, tokens in computed.items():
+            asked = self._asked.get(name)
+            if asked is None or not asked.saving or asked.transfer is None or tokens < asked.transfer.saved_by:
+                continue
+            asked.saving = False
+            jobs.saves.append(SaveJob(name, blocks_of(name), asked.transfer.saves, *_packed(asked.transfer)))
+        return jobs
+
+    def told(self, report: StepReport) -> None:
+        """What the workers made of it."""
+        for name, reason in report.failed.items():
+            self.counts["failed_loads"] += 1
+            log.warning(
+                "request %s ends without an answer, since what it begins with cannot be loaded: %s", name, reason
+            )
+        self.counts["saved_blocks"] += sum(report.saved.values())
+        self.counts["lost_blocks"] += sum(report.lost.values())
+
+    def finished(self, request: Any) -> dict[str, Any] | None:
+        """What to tell the caller of a request that is done; None where it asked for nothing.
+
+        ``listed``: tokens it asked to be loaded; ``loaded``: those that blocks gave; ``local``: that vLLM had itself.
+        """
+        asked = self._asked.pop(request.request_id, None)
+        if asked is None or asked.transfer is None:
+            return None
+        listed = asked.transfer.loaded
+        return {FIELD: {"listed": listed, "loaded": asked.loaded, "local": min(asked.local, listed)}}
+
+    def take_counts(self) -> dict[str, int]:
+        """What was counted since the last call."""
+        counts, self.counts = self.counts, Counter()
+        return {name: count for name, count in counts.items() if count}
+
+    # -- requests ---------------------------------------------------------------------------------
+    def _of(self, request: Any) -> _Asked:
+        asked = self._asked.get(request.request_id)
+        if asked is None:
+            try:
+                asked = _Asked(_transfer_of(request))
+            except ConfigError as error:
+                self.counts["refused_requests"] += 1
+                asked = _Asked(None, refused=str(error))
+            self._asked[request.request_id] = asked
+        return asked
+
+
+def _transfer_of(request: Any) -> Transfer | None:
+    transfer = Transfer.from_params(request.kv_transfer_params)
+    if transfer is not None and getattr(request, "cache_salt", None) is None:
+        raise ConfigError("a request with a transfer needs a cache_salt of its window")
+    if transfer is not None and transfer.saved_by > request.num_prompt_tokens:
+        raise ConfigError(
+            f"blocks up to token {transfer.saved_by} are to be saved of a prompt of {request.num_prompt_tokens}"
+        )
+    return transfer
+
+
+def _packed(transfer: Transfer) -> tuple[int, bytes]:
+    positions = np.ascontiguousarray(transfer.positions, dtype=np.int32)
+    return positions.shape[0], positions.tobytes()

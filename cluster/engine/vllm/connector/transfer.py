@@ -1,0 +1,153 @@
+"""What one request asks of the connector: which blocks its prompt begins with, and which to keep of what it computes.
+
+A prompt is ``[system | reused | refreshed, new | question]``. What is reused is a list of blocks, one per frame (the
+system prompt is one as well), in the order of the prompt; of a block all rows or some. Positions are those that the
+model gives the tokens, whatever their order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from cluster.errors import ConfigError
+
+IntArray = npt.NDArray[np.int64]
+
+VERSION = 1
+FIELD = "sightline"
+"""Where the transfer lies in a request's ``SamplingParams.extra_args["kv_transfer_params"]``, and the report in the
+``RequestOutput.kv_transfer_params`` that comes back."""
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Rows of a block that stand next in the prompt: all ``tokens``, or those in ``rows`` (ascending)."""
+
+    key: str
+    tokens: int
+    rows: tuple[int, ...] | None = None
+
+    def __len__(self) -> int:
+        return self.tokens if self.rows is None else len(self.rows)
+
+
+@dataclass(frozen=True, slots=True)
+class Save:
+    """A block of ``tokens`` to keep: its ``rows`` (all, where None) are the prompt's tokens from ``start`` on.
+
+    Rows that were not computed come from the block ``base``.
+    """
+
+    key: str
+    tokens: int
+    start: int
+    rows: tuple[int, ...] | None = None
+    base: str | None = None
+
+    def __len__(self) -> int:
+        return self.tokens if self.rows is None else len(self.rows)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Transfer:
+    """What a request loads and saves.
+
+    * ``positions`` ``[a, n]`` int64: of the prompt's first ``n`` tokens, with at least all that is loaded or saved;
+      one axis, or three for M-RoPE
+    """
+
+    loads: tuple[Load, ...]
+    saves: tuple[Save, ...]
+    positions: IntArray
+
+    def __post_init__(self) -> None:
+        reach = max([self.loaded, *(save.start + len(save) for save in self.saves)])
+        if self.positions.ndim != 2 or self.positions.shape[0] not in (1, 3) or self.positions.shape[1] < reach:
+            raise ConfigError(
+                f"a transfer needs positions [1 or 3, {reach} or more], not {list(self.positions.shape)}; give the "
+                "position of every token that is loaded or saved"
+            )
+        parts: list[Load | Save] = [*self.loads, *self.saves]
+        for part in parts:
+            _check_rows(part)
+        for save in self.saves:
+            if save.start < self.loaded:
+                raise ConfigError(
+                    f"block {save.key!r} is to be saved from token {save.start} on, but the first {self.loaded} tokens "
+                    "are loaded; save only what is computed"
+                )
+
+    @property
+    def loaded(self) -> int:
+        """Tokens that blocks stand for: the first so many of the prompt."""
+        return sum(map(len, self.loads))
+
+    @property
+    def saved_by(self) -> int:
+        """How many of the prompt's tokens must be computed before everything can be saved."""
+        return max((save.start + len(save) for save in self.saves), default=0)
+
+    def to_params(self) -> dict[str, Any]:
+        """For ``SamplingParams.extra_args["kv_transfer_params"]``: numbers, strings, lists and bytes."""
+        return {
+            FIELD: {
+                "version": VERSION,
+                "loads": [[load.key, load.tokens, _listed(load.rows)] for load in self.loads],
+                "saves": [[save.key, save.tokens, save.start, _listed(save.rows), save.base] for save in self.saves],
+                "axes": self.positions.shape[0],
+                "positions": np.ascontiguousarray(self.positions, dtype=np.int32).tobytes(),
+            }
+        }
+
+    @classmethod
+    def from_params(cls, params: Mapping[str, Any] | None) -> Transfer | None:
+        """The inverse of :meth:`to_params`; None where a request asks for nothing.
+
+        Raises:
+            ConfigError: it asks for something that makes no sense.
+        """
+        body = (params or {}).get(FIELD)
+        if body is None:
+            return None
+        try:
+            if body["version"] != VERSION:
+                raise ConfigError(
+                    f"the request's transfer has version {body['version']}, this connector reads {VERSION}"
+                )
+            positions = np.frombuffer(body["positions"], dtype=np.int32).astype(np.int64)
+            return cls(
+                loads=tuple(Load(str(key), int(tokens), _rows(rows)) for key, tokens, rows in body["loads"]),
+                saves=tuple(
+                    Save(str(key), int(tokens), int(start), _rows(rows), base)
+                    for key, tokens, start, rows, base in body["saves"]
+                ),
+                positions=positions.reshape(int(body["axes"]), -1),
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise ConfigError(f"the request's transfer cannot be read: {error!r}") from None
+
+
+def _check_rows(part: Load | Save) -> None:
+    rows = part.rows
+    if part.tokens < 1 or (rows is not None and not rows):
+        raise ConfigError(f"block {part.key!r} of {part.tokens} tokens stands for none; leave it out")
+    if rows is not None and (rows[0] < 0 or rows[-1] >= part.tokens or any(a >= b for a, b in zip(rows, rows[1:]))):  # noqa: B905, RUF007
+        raise ConfigError(f"rows of block {part.key!r} must ascend within its {part.tokens} tokens")
+    if isinstance(part, Save):
+        if part.start < 0:
+            raise ConfigError(f"block {part.key!r} cannot begin before the prompt, at token {part.start}")
+        if (rows is None) != (part.base is None):
+            raise ConfigError(f"block {part.key!r} needs a base for the rows that are not computed, and only then")
+
+
+def _listed(rows: Sequence[int] | None) -> list[int] | None:
+    return None if rows is None else list(rows)
+
+
+def _rows(rows: Sequence[int] | None) -> tuple[int, ...] | None:
+    return None if rows is None else tuple(int(row) for row in rows)

@@ -1,0 +1,255 @@
+"""vLLM's engine core in its own processes: started, asked with a deadline, told dead from alive, and ended.
+
+``AsyncLLM`` and not ``LLMEngine``: the latter waits for its core without a limit, and forever once the core was
+killed. Its event loop belongs to this object and runs only inside its calls.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from itertools import count
+from typing import Any, TypeVar
+
+import torch
+from vllm import SamplingParams
+from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.exceptions import VLLMClientError
+from vllm.outputs import RequestOutput
+from vllm.sampling_params import RequestOutputKind
+from vllm.v1.engine.async_llm import AsyncLLM
+from vllm.v1.engine.exceptions import EngineDeadError
+
+from cluster.engine.vllm.plugin import OWNED
+from cluster.engine.vllm.stats import StatsRecorder, VllmStats
+from cluster.errors import ModelError, UnavailableError
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+# Seconds that ending a core may take before its processes are killed, and that the rest of it is waited for.
+SHUTDOWN_S = 2.0
+# The first request compiles what vLLM compiles.
+WARM_UP_S = 300.0
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """One prompt with one question. ``prompt`` is rendered (see :mod:`cluster.engine.vllm.items`).
+
+    * ``query``: how many of its tokens are the question
+    * ``max_tokens``: of the answer, at least 1
+    * ``extra``: for whoever reads a request's extra arguments (a KV connector)
+    """
+
+    prompt: Any
+    query: int
+    max_tokens: int = 1
+    extra: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """``scores``: log-probabilities of the watched ids at the first token; ``tokens``: of the answer, its end left
+    out; ``prompt`` tokens, of which ``cached`` were not computed. ``failed``: vLLM ended the request without an answer
+    (a KV connector could not load what it had promised), and nothing else is set."""
+
+    scores: list[float]
+    tokens: list[int]
+    prompt: int
+    cached: int
+    failed: bool = False
+
+
+class VllmCore:
+    """One vLLM engine. All calls from one thread at a time.
+
+    Args:
+        arguments: complete engine arguments (:class:`AsyncEngineArgs`).
+        watched: token ids whose log-probabilities every reply has.
+        ends: token ids that end an answer.
+
+    Raises:
+        ModelError: vLLM refuses an argument, or its core does not start.
+    """
+
+    def __init__(self, arguments: Mapping[str, Any], watched: Sequence[int], ends: Sequence[int]) -> None:
+        self.stats = VllmStats()
+        self._watched, self._ends = list(watched), list(ends)
+        self._broken = ""
+        self._numbers = count()
+        self._loop = asyncio.new_event_loop()
+        self._llm: AsyncLLM | None = None
+        try:
+            with _environment():
+                self._llm = self._loop.run_until_complete(self._start(arguments))
+        except Exception as error:
+            self.close()
+            raise ModelError(_refusal(error)) from error
+
+    @property
+    def alive(self) -> bool:
+        """Whether it can be asked."""
+        return self._llm is not None and not self._broken and not self._llm.errored
+
+    @property
+    def max_tokens(self) -> int:
+        """Longest prompt with its answer, as vLLM settled it."""
+        assert self._llm is not None
+        return int(self._llm.model_config.max_model_len)
+
+    def processes(self) -> list[int]:
+        """Ids of vLLM's engine core processes."""
+        if self._llm is None or self._llm.engine_core.resources.engine_manager is None:
+            return []
+        return [process.pid for process in self._llm.engine_core.resources.engine_manager.processes]
+
+    def answer(self, asks: Sequence[Ask], timeout_s: float) -> list[Reply]:
+        """All prompts at once: vLLM batches them as they fit.
+
+        Raises:
+            UnavailableError: the core has died, or did not answer in time; it is of no more use.
+            ValueError: vLLM refuses a prompt.
+        """
+        if not self.alive:
+            raise UnavailableError(f"vLLM's engine core {self._broken or 'has died'}; it must be started anew")
+        try:
+            return self._loop.run_until_complete(self._answer(asks, timeout_s))
+        except TimeoutError:
+            self._broken = f"did not answer {len(asks)} prompts within {timeout_s:g} s"
+        except EngineDeadError:
+            self._broken = "has died"
+        raise UnavailableError(f"vLLM's engine core {self._broken}; it must be started anew")
+
+    def close(self) -> None:
+        """End vLLM's processes; waits for a few seconds at most."""
+        llm, self._llm = self._llm, None
+        if llm is not None:
+            llm.shutdown(timeout=SHUTDOWN_S)
+        if not self._loop.is_closed():
+            # What the shutdown left for the loop to do, and tasks it cancelled.
+            self._loop.run_until_complete(_settle())
+            self._loop.close()
+
+    # -- on the loop ------------------------------------------------------------------------------
+    async def _start(self, arguments: Mapping[str, Any]) -> AsyncLLM:
+        config = AsyncEngineArgs(**arguments)
+        recorder = partial(StatsRecorder, stats=self.stats)
+        return AsyncLLM.from_engine_args(config, stat_loggers=[recorder])
+
+    async def _answer(self, asks: Sequence[Ask], timeout_s: float) -> list[Reply]:
+        tasks = [asyncio.create_task(self._one(ask)) for ask in asks]
+        try:
+            done, pending = await asyncio.wait(tasks, timeout=timeout_s, return_when=asyncio.FIRST_EXCEPTION)
+            failed = next((task.exception() for task in done if task.exception() is not None), None)
+            if failed is not None:
+                raise failed
+            if pending:
+                raise TimeoutError
+            return [task.result() for task in tasks]
+        finally:
+            await _cancelled(tasks)
+
+    async def _one(self, ask: Ask) -> Reply:
+        assert self._llm is not None
+        params = SamplingParams(
+            temperature=0.0,
+            max_tokens=ask.max_tokens,
+            logprob_token_ids=self._watched,
+            stop_token_ids=self._ends,
+            detokenize=False,
+            output_kind=RequestOutputKind.FINAL_ONLY,
+            extra_args=None if ask.extra is None else dict(ask.extra),
+        )
+        last: RequestOutput | None = None
+        try:
+            async for output in self._llm.generate(ask.prompt, params, f"window-{next(self._numbers)}"):
+                last = output
+        except VLLMClientError as error:
+            raise ValueError(f"vLLM refuses a window: {_first_line(error)}") from error
+        return self._reply(last)
+
+    def _reply(self, output: RequestOutput | None) -> Reply:
+        if output is not None and output.outputs and output.outputs[0].finish_reason == "error":
+            return Reply([], [], 0, 0, failed=True)
+        if output is None or not output.outputs or not output.outputs[0].logprobs:
+            raise UnavailableError("vLLM ended a request without an answer; ask again")
+        answer = output.outputs[0]
+        first: Any = answer.logprobs[0]
+        tokens = list(answer.token_ids)
+        if tokens and tokens[-1] in self._ends:
+            del tokens[-1]
+        return Reply(
+            scores=[float(first[number].logprob) for number in self._watched],
+            tokens=tokens,
+            prompt=len(output.prompt_token_ids or ()),
+            cached=output.num_cached_tokens or 0,
+        )
+
+
+async def _cancelled(tasks: Sequence[asyncio.Task[Any]]) -> None:
+    """Abort what still runs; a core that does not take the abort is not waited for."""
+    for task in tasks:
+        task.cancel()
+    done, _ = await asyncio.wait(tasks, timeout=SHUTDOWN_S)
+    for task in done:
+        if not task.cancelled():
+            # Looked at, or asyncio complains that nobody did; the first one is raised already.
+            task.exception()
+
+
+async def _settle() -> None:
+    others = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+    for task in others:
+        task.cancel()
+    if others:
+        await asyncio.wait(others, timeout=SHUTDOWN_S)
+    await asyncio.sleep(0)
+
+
+@contextmanager
+def _environment() -> Iterator[None]:
+    """What vLLM's processes find in their environment; what the operator set himself wins.
+
+    They are spawned, since a fork of a process that has used its arithmetic threads hangs in them. On a CPU they get as
+    many threads as this process, wherever there is room: towers and language models run in turns.
+    """
+    wanted = {
+        "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
+        "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        OWNED: "1",
+    }
+    before = dict(os.environ)
+    os.environ.update({name: value for name, value in wanted.items() if name not in before})
+    os.environ["OMP_NUM_THREADS"] = str(torch.get_num_threads())
+    try:
+        yield
+    finally:
+        for name in (*wanted, "OMP_NUM_THREADS"):
+            if name in before:
+                os.environ[name] = before[name]
+            else:
+                os.environ.pop(name, None)
+
+
+def _refusal(error: Exception) -> str:
+    if isinstance(error, RuntimeError) and "initialization failed" in str(error):
+        return (
+            "vLLM's engine core did not start, and its log says why; most often memory is too small for its KV cache: "
+            "lower max_model_len, or raise gpu_memory_utilization or kv_cache_memory_bytes under vllm.arguments"
+        )
+    return f"vLLM cannot serve this model with these arguments: {_first_line(error)}"
+
+
+def _first_line(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    # pydantic names the class first and says what is wrong in the line after the field.
+    said = next((line for line in lines if ("rror" in line and ":" in line) or "should be" in line), None)
+    return (said or (lines[0] if lines else type(error).__name__)).rstrip(".")

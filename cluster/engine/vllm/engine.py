@@ -1,0 +1,467 @@
+"""``VllmEngine``: windows answered by vLLM, over frames that our own tower encoded."""
+
+from __future__ import annotations
+
+import math
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+
+from cluster.engine.answers import answer_of, standing_again
+from cluster.engine.base import AskRun, WindowRequest
+from cluster.engine.native import export
+from cluster.engine.native.admission import NOMINAL_FPS, check_sample, check_spec
+from cluster.engine.native.decode import end_tokens
+from cluster.engine.native.fingerprint import fingerprint
+from cluster.engine.native.gate import standing
+from cluster.engine.native.kv import KVSlab
+from cluster.engine.native.score import YesNoScore
+from cluster.engine.native.stats import StepStats, WindowStats
+from cluster.engine.native.stream import HeldFrame, LastWindow, Stream
+from cluster.engine.native.windows import WindowClock, WindowSpan
+from cluster.engine.vllm.served import Served, serve_folder
+from cluster.engine.vllm.settings import VllmSettings
+from cluster.errors import ConfigError, NotReadyError, UnavailableError
+from cluster.models.base import VisionLanguageModel
+from cluster.types import (
+    MICROSECONDS,
+    Answer,
+    AskSpec,
+    Forgotten,
+    FrameSample,
+    MemoryStatus,
+    PatchGeometry,
+    StreamSpec,
+    Timing,
+    TokenCount,
+)
+
+if TYPE_CHECKING:
+    from cluster.engine.vllm.core import Ask, Reply
+    from cluster.engine.vllm.layout import Layout, Window
+    from cluster.memory.tiers.base import Tier
+
+Mode = Literal["full", "pruned", "reuse"]
+
+
+@dataclass(slots=True, eq=False)
+class _Work:
+    """A window on its way through a step."""
+
+    stream: Stream
+    request: WindowRequest
+    frames: list[HeldFrame]
+    encoded: int
+    tower_flops: int = 0
+
+
+class VllmEngine:
+    """The :class:`~cluster.engine.base.Engine` on vLLM. Not thread-safe: one thread makes all calls.
+
+    Frames go through our tower once, in this process, and their embeddings to vLLM's engine core, in processes of its
+    own, with the window's positions. A step sends all questions of all its windows together.
+
+    * ``mode``: ``pruned`` and ``full`` differ in the frames they are sent (``full``: decoders prune nothing) and in
+      nothing else; ``reuse`` loads what it can through a KV connector
+    * ``settings``: how vLLM is run
+    * ``score_temperature``, ``score_bias``, ``max_new_tokens``: as of ``NativeEngine``
+    * ``release``: the model's decoder layers leave this process's memory; nothing else may use the model then
+    * ``tier``: where KV outlives this process, with ``reuse``
+
+    Raises:
+        ConfigError: vLLM is not there, of an untested version, or does not know an argument.
+        ModelError: it cannot serve the model.
+    """
+
+    def __init__(
+        self,
+        model: VisionLanguageModel,
+        *,
+        mode: Mode = "pruned",
+        settings: VllmSettings | None = None,
+        score_temperature: float | None = None,
+        score_bias: float | None = None,
+        max_new_tokens: int = 32,
+        release: bool = False,
+        tier: Tier | None = None,
+    ) -> None:
+        self.model = model
+        self.mode = mode
+        self._tier = tier
+        self.settings = (settings or VllmSettings()).checked()
+        self.max_new_tokens = max_new_tokens
+        self.stats = StepStats()
+        yes, no = model.yes_no_ids()
+        self._watched = [*yes, *no]
+        # Scores are read off the watched tokens' log-probabilities: the normalisation they share cancels out.
+        self._score = YesNoScore(
+            range(len(yes)),
+            range(len(yes), len(self._watched)),
+            temperature=_first(score_temperature, model.settings.score_temperature, 1.0),
+            bias=_first(score_bias, model.settings.score_bias, 0.0),
+            device=torch.device("cpu"),
+        )
+        self._ends = sorted(end_tokens(model))
+        self._system = model.system_ids()
+        self._fingerprint = fingerprint(model)
+        self._streams: dict[str, Stream] = {}
+        self._frame_text = 0
+        self._folder = tempfile.TemporaryDirectory(prefix="sightline-vllm-")
+        try:
+            self._start(release=release)
+        except BaseException:
+            self._folder.cleanup()
+            raise
+
+    # -- streams --------------------------------------------------------------------------------------
+    @property
+    def geometry(self) -> PatchGeometry:
+        """See ``Engine.geometry``."""
+        return self.model.geometry
+
+    def admit(self, spec: StreamSpec) -> None:
+        """See ``Engine.admit``."""
+        self._check(spec)
+        window, stride = round(spec.window_s * MICROSECONDS), round(spec.stride_s * MICROSECONDS)
+        held = self._streams.get(spec.stream)
+        if held is None:
+            self._streams[spec.stream] = Stream(spec, KVSlab.of(self.model), WindowClock(window, stride))
+        else:
+            held.spec = spec
+            held.clock.reshape(window, stride)
+
+    def evict(self, stream: str) -> None:
+        """See ``Engine.evict``. Nothing of it is under way in vLLM: a step ends with all its requests."""
+        if self._streams.pop(stream, None) is not None:
+            self.layout.forget(stream)
+
+    def push(self, sample: FrameSample) -> list[WindowRequest]:
+        """See ``Engine.push``.
+
+        Raises:
+            ValueError: the stream is not admitted, its pts do not ascend, or the frame does not fit the model.
+        """
+        stream = self._stream(sample.stream)
+        check_sample(sample, self.geometry)
+        return stream.push(sample, time.monotonic())
+
+    def flush(self, stream: str) -> list[WindowRequest]:
+        """See ``Engine.flush``."""
+        return self._stream(stream).flush(time.monotonic())
+
+    def memory_bytes(self, stream: str | None = None) -> int:
+        """See ``Engine.memory_bytes``; vLLM's KV cache is not told apart by streams and not counted."""
+        if stream is not None:
+            held = self._streams.get(stream)
+            return held.nbytes if held else 0
+        return sum(held.nbytes for held in self._streams.values())
+
+    # -- moving ---------------------------------------------------------------------------------------
+    @property
+    def fingerprint(self) -> str:
+        """What another engine's model must have to take over a stream of this one."""
+        return self._fingerprint
+
+    def export_stream(self, stream: str) -> bytes:
+        """See ``Engine.export_stream``: frames and their embeddings, in the form that the native engine reads too."""
+        return export.dump(self._stream(stream), self._fingerprint)
+
+    def import_stream(self, spec: StreamSpec, state: bytes) -> None:
+        """See ``Engine.import_stream``; a stream of that name is replaced. KV of a native engine is let go of."""
+        self._check(spec)
+        taken = export.load(state, spec, KVSlab.of(self.model), self._fingerprint)
+        taken.lose_kv()
+        taken.kv = KVSlab.of(self.model)
+        taken.clock.reshape(round(spec.window_s * MICROSECONDS), round(spec.stride_s * MICROSECONDS))
+        self.layout.forget(spec.stream)
+        self._streams[spec.stream] = taken
+
+    # -- windows --------------------------------------------------------------------------------------
+    @torch.inference_mode()
+    def step(self, requests: Sequence[WindowRequest]) -> list[Answer]:
+        """See ``Engine.step``.
+
+        After an error the same windows may be stepped again: a dead engine core is started anew first.
+
+        Raises:
+            UnavailableError: vLLM's engine core has died, did not answer in time, or could not be started anew.
+        """
+        started = time.monotonic()
+        names = [request.stream for request in requests]
+        if len(set(names)) < len(names):
+            raise ValueError("a step takes at most one window per stream")
+        answers: dict[str, list[Answer]] = {}
+        work: list[_Work] = []
+        gated = expired = 0
+        for request in requests:
+            stream = self._streams.get(request.stream)
+            if stream is None or not stream.take(request):
+                expired += 1
+                continue
+            frames = stream.window_frames(request.start, request.end)
+            last = standing(stream, request)
+            if last is not None:
+                gated += 1
+                stream.counters.gated += 1
+                answers[request.stream] = self._repeat(last, request, frames, started)
+            elif frames:
+                pending = sum(frame.size for frame in frames if frame.tokens is None)
+                work.append(_Work(stream, request, frames, pending))
+        try:
+            windows = self._compute(work, started, answers) if work else []
+        except BaseException:
+            for each in work:
+                span = WindowSpan(each.request.window, each.request.start, each.request.end)
+                each.stream.outstanding.insert(0, span)
+            raise
+        for each in work:
+            each.stream.trim()
+        self.stats = StepStats(tuple(windows), gated, expired)
+        return [answer for request in requests for answer in answers.get(request.stream, [])]
+
+    def _compute(self, work: Sequence[_Work], started: float, answers: dict[str, list[Answer]]) -> list[WindowStats]:
+        from cluster.engine.vllm.layout import Window, positions_of
+
+        began = time.perf_counter()
+        self._encode(work)
+        encoded = time.perf_counter()
+        windows = [
+            Window(
+                each.stream,
+                each.request,
+                each.frames,
+                positions_of(self.model, len(self._system), each.frames),
+                each.stream.spec.questions,
+                [self.max_new_tokens if question.explain else 1 for question in each.stream.spec.questions],
+            )
+            for each in work
+        ]
+        asks = [self.layout.asks(window) for window in windows]
+        planned = time.perf_counter()
+        replies = self._ask(windows, asks)
+        spent = (encoded - began, planned - encoded, time.perf_counter() - planned)
+        now = time.monotonic()
+        done: list[WindowStats] = []
+        for each, window, mine, given in zip(work, windows, asks, replies, strict=True):
+            counted = self.layout.done(window, given)
+            query = sum(ask.query for ask in mine)
+            tokens = TokenCount(
+                full=self._full(each.frames),
+                kept=window.visual,
+                reused=counted.reused,
+                refreshed=counted.refreshed,
+                new=counted.new,
+                query=query,
+                encoded=each.encoded,
+            )
+            timing = Timing(max(0.0, started - each.request.arrived_s), *spent, max(0.0, now - each.request.arrived_s))
+            scores = self._score(torch.tensor([reply.scores for reply in given])).tolist()
+            said = [
+                answer_of(
+                    each.request,
+                    question,
+                    score,
+                    self._text(reply.tokens) if question.explain else None,
+                    tokens,
+                    timing,
+                )
+                for question, score, reply in zip(window.questions, scores, given, strict=True)
+            ]
+            stream = each.stream
+            stream.last = LastWindow(each.request.window, each.request.end, stream.spec.questions, tuple(said))
+            stream.windows_since_fresh += 1
+            stream.counters.computed += 1
+            answers[each.request.stream] = said
+            done.append(
+                WindowStats(
+                    stream=each.request.stream,
+                    window=each.request.window,
+                    tokens=tokens,
+                    timing=timing,
+                    computed=counted.rows,
+                    attended=counted.attended,
+                    tower_flops=each.tower_flops,
+                    llm_flops=self.model.llm_flops(counted.rows, counted.attended),
+                    decoded=sum(max(0, len(reply.tokens) - 1) for reply in given),
+                )
+            )
+        return done
+
+    def _ask(self, windows: Sequence[Window], asks: Sequence[Sequence[Ask]]) -> list[list[Reply]]:
+        """The replies to all questions of each window; a window of which vLLM let a question fail is asked again."""
+        replies = _in_turn(self.host.ask([ask for mine in asks for ask in mine]), asks)
+        failed = [number for number, given in enumerate(replies) if any(reply.failed for reply in given)]
+        if failed:
+            retried = [self.layout.again(windows[number]) for number in failed]
+            given_now = _in_turn(self.host.ask([ask for mine in retried for ask in mine]), retried)
+            for number, given in zip(failed, given_now, strict=True):
+                if any(reply.failed for reply in given):
+                    raise UnavailableError(
+                        f"vLLM ended window {windows[number].request.window} of {windows[number].request.stream!r} "
+                        "twice without an answer; its log says why"
+                    )
+                replies[number] = given
+        return replies
+
+    def _encode(self, work: Sequence[_Work]) -> None:
+        frames = [frame for each in work for frame in each.frames]
+        flops = self.layout.encode(frames)
+        for each in work:
+            each.tower_flops = sum(flops.get(id(frame), 0) for frame in each.frames)
+        text = [len(frame.tokens) - frame.size for frame in frames if frame.tokens is not None and frame.size]
+        if text:
+            self._frame_text = text[0]
+
+    def _full(self, frames: Sequence[HeldFrame]) -> int:
+        return sum(frame.grid.tokens + self._frame_text for frame in frames)
+
+    def _repeat(
+        self, last: LastWindow, request: WindowRequest, frames: Sequence[HeldFrame], started: float
+    ) -> list[Answer]:
+        kept = sum(frame.size + self._frame_text for frame in frames if frame.size)
+        tokens = TokenCount(full=self._full(frames), kept=kept, reused=kept, refreshed=0, new=0, query=0, encoded=0)
+        timing = Timing(
+            queue_s=max(0.0, started - request.arrived_s), latency_s=max(0.0, time.monotonic() - request.arrived_s)
+        )
+        return [standing_again(answer, request, tokens, timing) for answer in last.answers]
+
+    def _text(self, tokens: Sequence[int]) -> str:
+        return str(self.model.tokenizer.decode(list(tokens), skip_special_tokens=True)).strip()
+
+    # -- asking ---------------------------------------------------------------------------------------
+    def ask(self, ask: AskSpec) -> AskRun:
+        """See ``Engine.ask``.
+
+        Raises:
+            NotReadyError: always; this engine keeps no memory.
+        """
+        raise NotReadyError(
+            f"camera {ask.stream!r} cannot be asked: engine vllm keeps no memory of what left the window; "
+            "take engine native to ask about the past"
+        )
+
+    def forget(self, stream: str, ago_s: float | None = None) -> Forgotten:
+        """See ``Engine.forget``: the window's frames go.
+
+        Raises:
+            NotReadyError: always, once they are gone; there is no memory to forget.
+        """
+        held = self._streams.get(stream)
+        if held is not None:
+            newest = held.newest
+            held.forget_before(None if ago_s is None or newest is None else newest - round(ago_s * MICROSECONDS))
+        self.layout.forget(stream, everywhere=True)
+        raise NotReadyError("engine vllm keeps no memory; the frames in the window are forgotten")
+
+    def describe(self, stream: str) -> MemoryStatus:
+        """See ``Engine.describe``.
+
+        Raises:
+            NotReadyError: always; this engine keeps no memory.
+        """
+        raise NotReadyError(f"camera {stream!r} has no memory: engine vllm keeps none")
+
+    # -- vLLM -----------------------------------------------------------------------------------------
+    @property
+    def vllm_stats(self) -> Any:
+        """What vLLM did (:class:`~cluster.engine.vllm.stats.VllmStats`); begins anew with its engine core."""
+        return self.host.stats
+
+    def processes(self) -> list[int]:
+        """Ids of vLLM's engine core processes."""
+        return self.host.processes()
+
+    def check(self) -> None:
+        """Whether the engine can answer, or will start its core anew when it is next asked.
+
+        Raises:
+            UnavailableError: its engine cores failed too often in a row.
+        """
+        self.host.check()
+
+    def close(self) -> None:
+        """End vLLM's processes; the engine answers nothing any more."""
+        self.host.close()
+        self.layout.close()
+        self._folder.cleanup()
+
+    def _start(self, *, release: bool) -> None:
+        from vllm.platforms import current_platform
+
+        from cluster.engine.vllm import plugin
+        from cluster.engine.vllm.host import VllmHost, engine_arguments
+
+        plugin.register()
+        cpu = current_platform.is_cpu()
+        self.layout, self.served, needed = self._make_layout(
+            Path(self._folder.name), _cpu_head_sizes() if cpu else None
+        )
+        if release:
+            # Before vLLM looks how much memory is free.
+            for layer in self.model.layers:
+                layer.to("meta")
+            if self.model.device.type == "cuda":
+                torch.cuda.empty_cache()
+        try:
+            arguments = engine_arguments(self.served, self.model.dtype, self.settings.arguments, needed, cpu=cpu)
+            self.host = VllmHost(arguments, self._watched, self._ends, self.settings, self.layout.lost)
+        except BaseException:
+            self.layout.close()
+            raise
+
+    def _make_layout(self, folder: Path, head_sizes: Sequence[int] | None) -> tuple[Layout, Served, Mapping[str, Any]]:
+        """How windows become prompts, what vLLM serves for it, and the engine arguments that takes."""
+        served = serve_folder(self.model, folder, head_sizes)
+        if self.mode == "reuse":
+            from cluster.engine.vllm.reuse import reuse_layout
+
+            given = self.settings.arguments
+            shards = int(given.get("tensor_parallel_size", 1)) * int(given.get("pipeline_parallel_size", 1))
+            layout, needed = reuse_layout(self.model, served, tier=self._tier, shards=shards)
+            return layout, served, needed
+        from cluster.engine.vllm.layout import TimeOrder
+
+        return TimeOrder(self.model, served), served, {}
+
+    # -- set-up ---------------------------------------------------------------------------------------
+    def _check(self, spec: StreamSpec) -> None:
+        check_spec(spec, self.model)
+        side = self.geometry.square or math.isqrt(self.geometry.max_pixels)
+        frames = math.ceil(spec.window_s * NOMINAL_FPS / self.geometry.temporal) + 1
+        questions = max(len(self.model.question_ids(question.text)) for question in spec.questions)
+        longest = len(self._system) + frames * (self.geometry.grid(side, side).tokens + 16) + questions
+        room = self.host.max_tokens - self.max_new_tokens
+        if longest > room:
+            raise ConfigError(
+                f"{spec.stream}: a window of {spec.window_s:g} s may have {longest} tokens and vLLM takes {room} with "
+                "the memory it has; shorten window_s, or raise max_model_len and the memory of its KV cache under "
+                "vllm.arguments"
+            )
+
+    def _stream(self, name: str) -> Stream:
+        if name not in self._streams:
+            raise ValueError(f"stream {name!r} is not admitted; admit it before anything else")
+        return self._streams[name]
+
+
+def _in_turn(replies: Sequence[Reply], asks: Sequence[Sequence[Ask]]) -> list[list[Reply]]:
+    """Replies in one row, as the asks were -> as many to each as it has asks."""
+    rest = iter(replies)
+    return [list(islice(rest, len(mine))) for mine in asks]
+
+
+def _first(*values: float | None) -> float:
+    """The first that is set; the last one is."""
+    return next(value for value in values if value is not None)
+
+
+def _cpu_head_sizes() -> list[int]:
+    from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
+
+    return sorted(CPUAttentionBackend.get_supported_head_sizes())

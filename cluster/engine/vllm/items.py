@@ -1,0 +1,123 @@
+"""A window as vLLM takes it: token ids, and embeddings with their positions as multimodal items of the prompt."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from vllm.inputs import MultiModalInput, mm_input
+from vllm.multimodal.inputs import (
+    MultiModalBatchedField,
+    MultiModalFieldElem,
+    MultiModalKwargsItem,
+    MultiModalKwargsItems,
+    PlaceholderRange,
+)
+
+# vLLM knows three kinds of input; ours is none of them and goes as this one.
+MODALITY = "image"
+
+
+@dataclass(frozen=True, slots=True)
+class WindowItem:
+    """Neighbouring tokens of a prompt that are given by their embeddings.
+
+    * ``embeds`` ``[n, D]`` on the CPU, in the model's dtype
+    * ``positions`` ``[3, n]`` int64, whatever they are: order in the prompt and position are two things
+    * ``after``: position of the first text token behind the item; only the last one before text needs it
+    * ``digest``: key of its content *and* its positions: what vLLM's caches go by
+    """
+
+    embeds: Tensor
+    positions: Tensor
+    after: int | None
+    digest: str
+
+    @classmethod
+    def of(cls, embeds: Tensor, positions: Tensor, content: str, *, after: int | None = None) -> WindowItem:
+        """An item whose embeddings are known by ``content`` (see :func:`content_digest`)."""
+        hasher = hashlib.blake2b(f"{content}:{after}:".encode(), digest_size=16)
+        hasher.update(positions.contiguous().numpy().tobytes())
+        return cls(embeds, positions, after, hasher.hexdigest())
+
+    def __len__(self) -> int:
+        return int(self.embeds.shape[0])
+
+
+def content_digest(embeds: Tensor) -> str:
+    """Key of embeddings ``[n, D]`` on the CPU by their bytes."""
+    flat = embeds.contiguous().view(torch.uint8)
+    return hashlib.blake2b(flat.numpy().data, digest_size=16).hexdigest()
+
+
+def check_items(items: Sequence[WindowItem], hidden: int, dtype: torch.dtype) -> None:
+    """Refuse what would fail, or worse be answered, inside vLLM.
+
+    Raises:
+        ValueError: embeddings of another shape or type than the model's, without a position each, or text behind an
+            item that does not say where it stands.
+    """
+    for number, item in enumerate(items):
+        shape = (len(item), hidden)
+        if item.embeds.ndim != 2 or tuple(item.embeds.shape) != shape or not len(item) or item.embeds.dtype != dtype:
+            raise ValueError(
+                f"item {number} must be embeddings [n, {hidden}] of {dtype}, at least one, "
+                f"not {item.embeds.dtype} {list(item.embeds.shape)}"
+            )
+        if tuple(item.positions.shape) != (3, len(item)) or item.positions.dtype != torch.int64:
+            raise ValueError(
+                f"item {number} has {len(item)} embeddings and must have int64 positions [3, {len(item)}], "
+                f"not {item.positions.dtype} {list(item.positions.shape)}"
+            )
+        if len(item) and int(item.positions.min()) < 0:
+            raise ValueError(f"item {number} has the position {int(item.positions.min())}; positions begin at 0")
+    if items and items[-1].after is None:
+        raise ValueError("the last item must say at which position the text behind it begins")
+
+
+def window_prompt(
+    before: Sequence[int],
+    items: Sequence[WindowItem],
+    behind: Sequence[int],
+    *,
+    placeholder: int,
+    salt: str | None = None,
+) -> MultiModalInput:
+    """``[before | items | behind]`` as a rendered prompt, which ``AsyncLLM.generate`` takes.
+
+    Args:
+        before: token ids of the system prompt, at positions 0, 1, …
+        items: in the order in which their tokens stand in the prompt; see :func:`check_items`.
+        behind: token ids of the question, from the last item's ``after`` on.
+        placeholder: a token id that stands where embeddings do; never looked at.
+        salt: prompts of another salt share nothing in vLLM's prefix cache.
+    """
+    ids = list(before)
+    places = []
+    for item in items:
+        places.append(PlaceholderRange(offset=len(ids), length=len(item)))
+        ids += [placeholder] * len(item)
+    ids += behind
+    return mm_input(
+        ids,
+        MultiModalKwargsItems({MODALITY: [kwargs_of(item) for item in items]}),
+        {MODALITY: [item.digest for item in items]},
+        {MODALITY: places},
+        cache_salt=salt,
+    )
+
+
+def kwargs_of(item: WindowItem) -> MultiModalKwargsItem:
+    """An item in the form that reaches the registered model."""
+    here, host = MultiModalBatchedField(), MultiModalBatchedField(keep_on_cpu=True)
+    after = torch.tensor(-1 if item.after is None else item.after)
+    return MultiModalKwargsItem(
+        {
+            "embeds": MultiModalFieldElem(item.embeds, here),
+            "positions": MultiModalFieldElem(item.positions, host),
+            "after": MultiModalFieldElem(after, host),
+        }
+    )

@@ -1,0 +1,234 @@
+"""How a window's tokens are put into prompts: in time order, or in another that a KV connector can serve."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from cluster.engine.native.encode import encode_pending
+from cluster.engine.native.stream import HeldFrame, Stream
+from cluster.engine.vllm.core import Ask, Reply
+from cluster.engine.vllm.items import WindowItem, check_items, content_digest, window_prompt
+from cluster.engine.vllm.served import Served
+from cluster.models.base import FrameSpan, FrameTokens, VisionLanguageModel, WindowPositions
+from cluster.types import MICROSECONDS, Question, WindowRequest
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Window:
+    """One window to be answered, its frames encoded.
+
+    * ``frames`` in time order; ``positions.frames[i]`` ``[3, t_i]`` are where the i-th frame's tokens stand
+    * ``max_tokens``: per question, of its answer
+    """
+
+    stream: Stream
+    request: WindowRequest
+    frames: Sequence[HeldFrame]
+    positions: WindowPositions
+    questions: Sequence[Question]
+    max_tokens: Sequence[int]
+
+    @property
+    def visual(self) -> int:
+        """Tokens of all frames."""
+        return sum(len(frame_tokens(frame)) for frame in self.frames)
+
+
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """Visual tokens of one window by where their KV came from, and the ``rows`` that vLLM computed for all its
+    questions, which ``attended`` to so many places together."""
+
+    reused: int
+    refreshed: int
+    new: int
+    rows: int
+    attended: int
+
+    @classmethod
+    def of(cls, reused: int, refreshed: int, new: int, replies: Sequence[Reply]) -> Counted:
+        """With rows as the replies tell: all that were not cached, each seeing itself and what stands before it."""
+        rows = sum(reply.prompt - reply.cached for reply in replies)
+        pairs = sum(_triangle(reply.prompt) - _triangle(reply.cached) for reply in replies)
+        return cls(reused, refreshed, new, rows, pairs)
+
+
+class Layout(Protocol):
+    """Makes prompts of windows. Called by the engine's thread only."""
+
+    def encode(self, frames: Sequence[HeldFrame]) -> dict[int, int]:
+        """Run those frames through the tower that have not been; its FLOPs by ``id(frame)``."""
+        ...
+
+    def asks(self, window: Window) -> list[Ask]:
+        """One per question, in the order of the questions."""
+        ...
+
+    def again(self, window: Window) -> list[Ask]:
+        """A question of the window ended without an answer: all of them once more, without what failed."""
+        ...
+
+    def done(self, window: Window, replies: Sequence[Reply]) -> Counted:
+        """All questions of the window were answered."""
+        ...
+
+    def forget(self, stream: str, *, everywhere: bool = False) -> None:
+        """The stream is gone from here; ``everywhere``: from wherever something of it outlives this process too."""
+        ...
+
+    def lost(self) -> None:
+        """The engine core died, and with it all that it held."""
+        ...
+
+    def close(self) -> None:
+        """The engine ends."""
+        ...
+
+
+class TimeOrder:
+    """``[system | frames in time order | question]``: vLLM's prefix cache shares it among a window's questions."""
+
+    def __init__(self, model: VisionLanguageModel, served: Served) -> None:
+        self.prompts = Prompts(model, served)
+
+    def encode(self, frames: Sequence[HeldFrame]) -> dict[int, int]:
+        """See :class:`Layout`."""
+        return encode_pending(self.prompts.model, frames)
+
+    def asks(self, window: Window) -> list[Ask]:
+        """See :class:`Layout`.
+
+        Raises:
+            ValueError: embeddings and positions do not fit each other, or the model.
+        """
+        items = self.prompts.items(window)
+        return [
+            Ask(self.prompts.prompt(window, items, question), len(self.prompts.question(question)), max_tokens)
+            for question, max_tokens in zip(window.questions, window.max_tokens, strict=True)
+        ]
+
+    def again(self, window: Window) -> list[Ask]:
+        """See :class:`Layout`."""
+        return self.asks(window)
+
+    def done(self, window: Window, replies: Sequence[Reply]) -> Counted:
+        """See :class:`Layout`. What the first question found cached was there from an earlier window."""
+        visual = window.visual
+        found = min(reply.cached for reply in replies) - len(self.prompts.system)
+        reused = min(max(0, found), visual)
+        return Counted.of(reused, 0, visual - reused, replies)
+
+    def forget(self, stream: str, *, everywhere: bool = False) -> None:
+        del everywhere
+        self.prompts.forget(stream)
+
+    def lost(self) -> None:
+        return
+
+    def close(self) -> None:
+        return
+
+
+class Prompts:
+    """Frames as items and questions as tokens, each made once."""
+
+    def __init__(self, model: VisionLanguageModel, served: Served) -> None:
+        self.model = model
+        self.served = served
+        self.system = model.system_ids()
+        self._questions: dict[str, list[int]] = {}
+        # By stream and pts: the frame (a clock may be set back) and its key.
+        self._digests: dict[str, dict[int, tuple[HeldFrame, str]]] = {}
+
+    def items(self, window: Window) -> list[WindowItem]:
+        """One per frame that keeps anything, in time order; the last one says where the question stands."""
+        shown = [
+            (frame, positions)
+            for frame, positions in zip(window.frames, window.positions.frames, strict=True)
+            if positions.shape[1]
+        ]
+        items = []
+        for number, (frame, positions) in enumerate(shown):
+            embeds = self.embeds(frame_tokens(frame).embeds)
+            key = self.digest(window.stream.spec.stream, frame, embeds)
+            after = window.positions.next if number == len(shown) - 1 else None
+            items.append(WindowItem.of(embeds, positions.cpu().contiguous(), key, after=after))
+        self._keep(window)
+        return items
+
+    def prompt(self, window: Window, items: Sequence[WindowItem], question: Question, **options: Any) -> Any:
+        """``[system | items | question]``, checked; options as of :func:`window_prompt`."""
+        ids = self.question(question)
+        if not items:
+            # Nothing is seen at all: the question's first token is given by its embedding, so that it has its place.
+            items = [self._spoken(ids[0], window.positions.next)]
+            ids = ids[1:]
+        check_items(items, self.served.hidden, self.model.dtype)
+        return window_prompt(self.system, items, ids, placeholder=0, **options)
+
+    def question(self, question: Question) -> list[int]:
+        """Token ids of a question."""
+        if question.text not in self._questions:
+            if len(self._questions) >= 4096:
+                self._questions.clear()
+            self._questions[question.text] = self.model.question_ids(question.text)
+        return self._questions[question.text]
+
+    def embeds(self, embeds: Tensor) -> Tensor:
+        """As vLLM takes them: on the CPU, and as wide as the model it serves."""
+        more = self.served.hidden - embeds.shape[1]
+        return F.pad(embeds.cpu(), (0, more)) if more else embeds.cpu()
+
+    def digest(self, stream: str, frame: HeldFrame, embeds: Tensor) -> str:
+        """Key of a frame's content, computed once."""
+        known = self._digests.setdefault(stream, {})
+        held = known.get(frame.pts)
+        if held is None or held[0] is not frame:
+            known[frame.pts] = held = (frame, content_digest(embeds))
+        return held[1]
+
+    def forget(self, stream: str) -> None:
+        """Let go of the keys of a stream's frames."""
+        self._digests.pop(stream, None)
+
+    def _keep(self, window: Window) -> None:
+        known = self._digests.get(window.stream.spec.stream)
+        if known is not None:
+            alive = {frame.pts for frame in window.frames}
+            for pts in [pts for pts in known if pts not in alive]:
+                del known[pts]
+
+    def _spoken(self, token: int, at: int) -> WindowItem:
+        embeds = self.embeds(self.model.embed(torch.tensor([token])))
+        return WindowItem.of(embeds, torch.full((3, 1), at), content_digest(embeds), after=at + 1)
+
+
+def frame_tokens(frame: HeldFrame) -> FrameTokens:
+    """Tokens of a frame that went through the tower."""
+    assert frame.tokens is not None
+    return frame.tokens
+
+
+def positions_of(model: VisionLanguageModel, system: int, frames: Sequence[HeldFrame]) -> WindowPositions:
+    """Positions of a window's frames, as the native engine gives them, behind ``system`` tokens."""
+    opened = frames[0].pts
+    spans = [
+        FrameSpan(
+            time_s=(frame.pts - opened) / MICROSECONDS,
+            slot=round((frame.pts - opened) / frame.duration),
+            cells=frame_tokens(frame).cells,
+            grid=frame.grid,
+        )
+        for frame in frames
+    ]
+    return model.window_positions(system, spans)
+
+
+def _triangle(count: int) -> int:
+    return count * (count + 1) // 2

@@ -1,0 +1,98 @@
+"""The model that vLLM serves: a family's language model over given embeddings at given three-axis positions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from torch import Tensor, nn
+from vllm.config import VllmConfig
+from vllm.model_executor.models.interfaces import MultiModalEmbeddings, SupportsMRoPE, SupportsMultiModal, SupportsPP
+from vllm.model_executor.models.utils import (
+    AutoWeightsLoader,
+    WeightsMapper,
+    init_vllm_registered_model,
+    maybe_prefix,
+)
+from vllm.multimodal import MULTIMODAL_REGISTRY
+from vllm.multimodal.inputs import MultiModalFeatureSpec
+from vllm.sequence import IntermediateTensors
+
+from cluster.engine.vllm.positions import feature_positions
+from cluster.engine.vllm.processing import WindowDummies, WindowInfo, WindowProcessor
+
+
+@MULTIMODAL_REGISTRY.register_processor(WindowProcessor, info=WindowInfo, dummy_inputs=WindowDummies)
+class SightlineWindowModel(nn.Module, SupportsMultiModal, SupportsPP, SupportsMRoPE):
+    """vLLM's own Qwen2, the language model of every family we have; the tower runs elsewhere."""
+
+    packed_modules_mapping = {  # noqa: RUF012 -- the name and form vLLM reads
+        "qkv_proj": ["q_proj", "k_proj", "v_proj"],
+        "gate_up_proj": ["gate_proj", "up_proj"],
+    }
+    # Names in checkpoints of both families, as saved by transformers before and since 4.52, and in what we write
+    # ourselves. Prefixes are replaced one after the other, in this order.
+    hf_to_vllm_mapper = WeightsMapper(
+        orig_to_new_prefix={
+            "model.visual.": None,
+            "visual.": None,
+            "model.vision_tower.": None,
+            "vision_tower.": None,
+            "model.multi_modal_projector.": None,
+            "multi_modal_projector.": None,
+            "model.language_model.": "language_model.model.",
+            "lm_head.": "language_model.lm_head.",
+            "model.": "language_model.model.",
+        }
+    )
+
+    def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
+        super().__init__()
+        self.config = vllm_config.model_config.hf_config
+        mark: Any = self._mark_language_model
+        with mark(vllm_config):
+            self.language_model: Any = init_vllm_registered_model(
+                vllm_config=vllm_config,
+                prefix=maybe_prefix(prefix, "language_model"),
+                architectures=["Qwen2ForCausalLM"],
+            )
+        # The name vLLM looks for when layers are spread over devices.
+        self.make_empty_intermediate_tensors = self.language_model.make_empty_intermediate_tensors
+
+    def embed_multimodal(self, **kwargs: object) -> MultiModalEmbeddings:
+        """``embeds``: of each item ``[n, D]``, or all of them stacked where they are of one length."""
+        embeds: Any = kwargs["embeds"]
+        return list(embeds)
+
+    def get_mrope_input_positions(
+        self, input_tokens: list[int], mm_features: list[MultiModalFeatureSpec]
+    ) -> tuple[Tensor, int]:
+        """Exactly the positions that came with the items."""
+        return feature_positions(len(input_tokens), mm_features)
+
+    def forward(
+        self,
+        input_ids: Tensor | None,
+        positions: Tensor,
+        intermediate_tensors: IntermediateTensors | None = None,
+        inputs_embeds: Tensor | None = None,
+        **kwargs: object,
+    ) -> Tensor | IntermediateTensors:
+        del kwargs
+        if intermediate_tensors is not None:
+            inputs_embeds = None
+        hidden: Tensor | IntermediateTensors = self.language_model.model(
+            input_ids=input_ids,
+            positions=positions,
+            intermediate_tensors=intermediate_tensors,
+            inputs_embeds=inputs_embeds,
+        )
+        return hidden
+
+    def compute_logits(self, hidden_states: Tensor) -> Tensor | None:
+        logits: Tensor | None = self.language_model.compute_logits(hidden_states)
+        return logits
+
+    def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> set[str]:
+        loaded: set[str] = AutoWeightsLoader(self).load_weights(weights, mapper=self.hf_to_vllm_mapper)
+        return loaded

@@ -1,0 +1,51 @@
+"""Positions of a whole prompt from those of its items. Imports nothing of vLLM."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def prompt_positions(length: int, items: Sequence[tuple[int, Tensor, int]]) -> tuple[Tensor, int]:
+    """Positions ``[3, length]`` int64 of a prompt, and how far the next token stands ahead of its number.
+
+    Args:
+        length: tokens of the prompt.
+        items: (number of its first token, positions ``[3, n]``, position of the text behind it), ascending; text before
+            the first item begins at 0.
+
+    Raises:
+        ValueError: items overlap or leave the prompt, or text follows an item that does not say where it stands.
+    """
+    positions = torch.empty(3, length, dtype=torch.int64)
+    written, following = 0, 0
+    for offset, given, after in items:
+        count = given.shape[1]
+        if offset < written or offset + count > length:
+            raise ValueError(f"an item of {count} tokens at {offset} does not fit into {length} behind {written}")
+        _text(positions, written, offset, following)
+        positions[:, offset : offset + count] = given
+        written, following = offset + count, after
+    _text(positions, written, length, following)
+    last = following + length - written if written < length else following
+    return positions, last - length
+
+
+def feature_positions(length: int, features: Sequence[Any]) -> tuple[Tensor, int]:
+    """:func:`prompt_positions` of vLLM's ``MultiModalFeatureSpec``s, each with our ``positions`` and ``after``."""
+    items = []
+    for feature in sorted(features, key=lambda feature: int(feature.mm_position.offset)):
+        data = feature.data
+        assert data is not None, "positions travel with every request"
+        items.append((feature.mm_position.offset, data["positions"].data, int(data["after"].data)))
+    return prompt_positions(length, items)
+
+
+def _text(positions: Tensor, first: int, stop: int, at: int) -> None:
+    if stop > first:
+        if at < 0:
+            raise ValueError(f"text at token {first} follows an item that does not say at which position")
+        positions[:, first:stop] = torch.arange(at, at + stop - first)

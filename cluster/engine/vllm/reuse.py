@@ -1,0 +1,329 @@
+"""Windows on vLLM that begin with KV of the last one: what is computed of them, what prompts load and what they keep.
+
+The order is ``[system | reused | refreshed, new | question]`` (:mod:`cluster.engine.vllm.connector`): vLLM takes KV
+from outside as a prefix only. A stream's refresh policy names the tokens to compute again, as in the native engine;
+policies that narrow their choice from layer to layer cannot here and compute all that they begin with.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from cluster.engine.native.encode import encode_pending
+from cluster.engine.native.fingerprint import fingerprint
+from cluster.engine.native.plan import refresh_context
+from cluster.engine.native.planner import BoolArray, IntArray
+from cluster.engine.native.refresh import refresh_policies
+from cluster.engine.native.stream import HeldFrame
+from cluster.engine.vllm.connector.courier import Courier
+from cluster.engine.vllm.connector.order import Order, Piece, WindowFrame, reordered
+from cluster.engine.vllm.connector.prompts import without_content
+from cluster.engine.vllm.connector.settings import transfer_config
+from cluster.engine.vllm.connector.shared_folder import SharedFolder
+from cluster.engine.vllm.connector.store import BlockFolder, KVShape
+from cluster.engine.vllm.core import Ask, Reply
+from cluster.engine.vllm.items import WindowItem
+from cluster.engine.vllm.layout import Counted, Prompts, Window, frame_tokens
+from cluster.engine.vllm.served import Served
+from cluster.memory.tiers.base import Tier
+from cluster.models.base import VisionLanguageModel
+from cluster.types import mask_digest
+
+# Seconds that a stream's first window here may wait for what a tier has of the one before.
+RESUME_S = 5.0
+VERSION = 1
+
+
+def reuse_layout(
+    model: VisionLanguageModel, served: Served, *, tier: Tier | None = None, shards: int = 1
+) -> tuple[ReuseLayout, dict[str, Any]]:
+    """The layout, and the engine arguments it needs.
+
+    Args:
+        tier: where windows are written through, so that they outlive this host; None keeps them on it.
+        shards: vLLM's workers (its ``tensor_parallel_size``), each with its part of the heads.
+    """
+    folder = SharedFolder()
+    mark = fingerprint(model)
+    blocks = BlockFolder(folder.path, shards=shards)
+    courier = None
+    if tier is not None:
+        layers, heads = len(model.layers), model.text_config.num_key_value_heads
+        size = served.kv_bytes // (2 * layers * heads * model.dtype.itemsize)
+        shape = KVShape(layers, heads // shards, size, model.dtype)
+        courier = Courier(blocks, tier, shape=shape, fingerprint=mark, cap_bytes=folder.cap_bytes)
+    arguments = transfer_config(folder.path, cap_bytes=folder.cap_bytes, fingerprint=mark, shards=shards)
+    return ReuseLayout(model, served, folder, blocks, courier), {"kv_transfer_config": arguments}
+
+
+@dataclass(slots=True, eq=False)
+class _Held:
+    """KV of one frame. ``computed [3, t]``, ``first``: as of :class:`HeldFrame`."""
+
+    frame: HeldFrame | None
+    content: str
+    key: str
+    first: int
+    computed: IntArray
+
+
+@dataclass(slots=True, eq=False)
+class _Camera:
+    """``held`` by pts; numbers of tokens as of :class:`~cluster.engine.native.stream.Stream`."""
+
+    held: dict[int, _Held] = field(default_factory=dict)
+    next_token: int = 0
+    first_token: int = 0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Plan:
+    """``overlap``: visual tokens of the window that had KV."""
+
+    order: Order
+    frames: tuple[WindowFrame, ...]
+    overlap: int
+
+
+class ReuseLayout:
+    """The :class:`~cluster.engine.vllm.layout.Layout` over a folder of blocks. What dies with the engine core is
+    nothing of this: blocks stay in the folder, and the next core loads them."""
+
+    def __init__(
+        self,
+        model: VisionLanguageModel,
+        served: Served,
+        folder: SharedFolder,
+        blocks: BlockFolder,
+        courier: Courier | None = None,
+    ) -> None:
+        self.prompts = Prompts(model, served)
+        self.blocks, self.courier = blocks, courier
+        self._folder = folder
+        # Its block is written by whichever window finds it missing, which then is computed in full.
+        self._system = WindowFrame("system", len(self.prompts.system), "system")
+        self._cameras: dict[str, _Camera] = {}
+        self._plans: dict[str, _Plan] = {}
+
+    # -- the layout -------------------------------------------------------------------------------
+    def encode(self, frames: Sequence[HeldFrame]) -> dict[int, int]:
+        """See :class:`~cluster.engine.vllm.layout.Layout`."""
+        return encode_pending(self.prompts.model, frames)
+
+    def asks(self, window: Window) -> list[Ask]:
+        """See :class:`~cluster.engine.vllm.layout.Layout`. The first question's request keeps what is computed."""
+        return self._asks(window, loads=True)
+
+    def again(self, window: Window) -> list[Ask]:
+        """See :class:`~cluster.engine.vllm.layout.Layout`: the window computed in full, in time order."""
+        return self._asks(window, loads=False)
+
+    def done(self, window: Window, replies: Sequence[Reply]) -> Counted:
+        """See :class:`~cluster.engine.vllm.layout.Layout`."""
+        stream = window.stream.spec.stream
+        plan = self._plans.pop(stream)
+        self._commit(window, plan)
+        reused = plan.order.reused
+        return Counted.of(reused, plan.overlap - reused, window.visual - plan.overlap, replies)
+
+    def forget(self, stream: str, *, everywhere: bool = False) -> None:
+        """Let go of a stream's blocks here, and with ``everywhere`` in the tier."""
+        self.prompts.forget(stream)
+        self._plans.pop(stream, None)
+        camera = self._cameras.pop(stream, None)
+        if camera is not None:
+            self.blocks.drop([held.key for held in camera.held.values()])
+        if everywhere and self.courier is not None:
+            self.courier.forget(stream)
+
+    def lost(self) -> None:
+        """See :class:`~cluster.engine.vllm.layout.Layout`: what is in the folder stays, and the next core loads it."""
+        self._plans.clear()
+
+    def close(self) -> None:
+        """Stop writing to the tier, and give the folder's memory back."""
+        if self.courier is not None:
+            self.courier.close()
+        self._folder.close()
+
+    # -- planning ---------------------------------------------------------------------------------
+    def _asks(self, window: Window, *, loads: bool) -> list[Ask]:
+        stream = window.stream.spec.stream
+        plan = self._plans[stream] = self._plan(window, loads=loads)
+        order = plan.order
+        items = self._items(window, plan)
+        bare = sum(piece.start < order.transfer.loaded for piece in order.pieces)
+        asks = []
+        for number, (question, longest) in enumerate(zip(window.questions, window.max_tokens, strict=True)):
+            prompt = self.prompts.prompt(window, items, question, salt=order.salt)
+            transfer = order.followers if number else order.transfer
+            extra = {"kv_transfer_params": transfer.to_params()}
+            asks.append(Ask(without_content(prompt, bare), len(self.prompts.question(question)), longest, extra))
+        return asks
+
+    def _plan(self, window: Window, *, loads: bool) -> _Plan:
+        stream = window.stream.spec.stream
+        camera = self._cameras.get(stream)
+        if camera is None:
+            camera = self._cameras[stream] = self._resumed(window)
+        self._let_go(stream, camera, window)
+        frames, masks, overlap = [], [], 0
+        chosen = self._refreshed(window, camera)
+        for frame in window.frames:
+            held, tokens = camera.held.get(frame.pts), len(frame_tokens(frame))
+            frames.append(WindowFrame(self._content(window, frame), tokens, None if held is None else held.key))
+            if held is None:
+                masks.append(np.ones(tokens, dtype=bool))
+            else:
+                masks.append(chosen[overlap : overlap + tokens])
+                overlap += tokens
+        system = torch.arange(self._system.tokens).expand(3, -1)
+        positions = torch.cat([system, *(part.cpu() for part in window.positions.frames)], dim=1).numpy()
+        order = reordered(
+            stream,
+            self._system,
+            frames,
+            np.concatenate([*masks, np.zeros(0, dtype=bool)]),
+            positions,
+            lambda key, tokens: loads and self.blocks.tokens(key) == tokens,
+        )
+        return _Plan(order, tuple(frames), overlap)
+
+    def _refreshed(self, window: Window, camera: _Camera) -> BoolArray:
+        """Which tokens of the overlap to compute again, as the stream's policy has it."""
+        frames = [self._as_held(frame, camera) for frame in window.frames]
+        policy = refresh_policies.get(window.stream.spec.refresh)()
+        context = refresh_context(
+            window.stream, window.request.window, frames, self._system.tokens, len(self.prompts.model.layers)
+        )
+        # Until the first frame leaves the window, all KV is what a full computation gives (see the native engine).
+        exact = policy.budgeted and frames[0].has_kv and frames[0].first == camera.first_token
+        if exact or not len(context):
+            return np.zeros(len(context), dtype=bool)
+        return policy.select(context).mask
+
+    def _as_held(self, frame: HeldFrame, camera: _Camera) -> HeldFrame:
+        held = camera.held.get(frame.pts)
+        return (
+            replace(frame, computed=None) if held is None else replace(frame, first=held.first, computed=held.computed)
+        )
+
+    def _items(self, window: Window, plan: _Plan) -> list[WindowItem]:
+        pieces = plan.order.pieces
+        items = []
+        for number, piece in enumerate(pieces):
+            embeds = self.prompts.embeds(_rows_of(frame_tokens(window.frames[piece.frame]).embeds, piece))
+            at = torch.from_numpy(plan.order.positions[:, piece.start : piece.start + len(embeds)].copy())
+            after = window.positions.next if number == len(pieces) - 1 else None
+            content = f"{plan.frames[piece.frame].content}:{piece.rows}"
+            items.append(WindowItem.of(embeds, at, content, after=after))
+        return items
+
+    def _content(self, window: Window, frame: HeldFrame) -> str:
+        """Of a frame's mask and embeddings: the mask's alone is the same for the first frames of two recordings."""
+        embeds = frame_tokens(frame).embeds
+        if not len(embeds):
+            return ""
+        shown = self.prompts.digest(window.stream.spec.stream, frame, embeds.cpu())
+        return f"{mask_digest(frame.mask, frame.index, frame.pts)}.{shown}"
+
+    # -- what is held -----------------------------------------------------------------------------
+    def _commit(self, window: Window, plan: _Plan) -> None:
+        """After the window was computed: what is kept of it is the camera's."""
+        stream = window.stream.spec.stream
+        camera = self._cameras[stream]
+        start = 0
+        context: IntArray | None = None
+        replaced, kept = [], []
+        for frame, shown, key in zip(window.frames, plan.frames, plan.order.keys, strict=True):
+            through = plan.order.computed[start : start + shown.tokens]
+            start += shown.tokens
+            if key is None:
+                continue
+            held = camera.held.get(frame.pts)
+            if held is not None and held.key != key:
+                replaced.append(held.key)
+            if self.blocks.tokens(key) != shown.tokens:
+                camera.held.pop(frame.pts, None)
+                continue
+            if held is None:
+                held = _Held(frame, shown.content, key, camera.next_token, np.zeros((3, shown.tokens), np.int64))
+                camera.held[frame.pts] = held
+                camera.next_token += shown.tokens
+            if context is None:
+                context = np.array([[window.request.window], [held.first], [frame.pts]])
+            held.computed[:, through] = context
+            if held.key != key or through.all():
+                kept.append(key)
+            held.key = key
+        if self.courier is None:
+            self.blocks.drop(replaced)
+        else:
+            self.courier.drop(stream, replaced)
+            self.courier.keep(stream, [self._system.block or "", *kept])
+            self.courier.note(stream, _manifest(camera))
+
+    def _let_go(self, stream: str, camera: _Camera, window: Window) -> None:
+        """Forget blocks of frames that left the window."""
+        alive = {frame.pts: frame for frame in window.frames}
+        gone = [pts for pts, held in camera.held.items() if alive.get(pts) is not held.frame]
+        keys = [camera.held.pop(pts).key for pts in gone]
+        if self.courier is None:
+            self.blocks.drop(keys)
+        else:
+            self.courier.drop(stream, keys)
+        if not camera.held:
+            camera.first_token = camera.next_token
+
+    def _resumed(self, window: Window) -> _Camera:
+        """The camera as a tier knows it, of those frames that the window has; a new one where it knows nothing."""
+        stream = window.stream.spec.stream
+        noted = None if self.courier is None else self.courier.noted(stream)
+        camera = None if noted is None else _camera_of(noted)
+        if camera is None or self.courier is None:
+            return _Camera()
+        for frame in window.frames:
+            held = camera.held.get(frame.pts)
+            if held is not None and len(frame_tokens(frame)) and held.content == self._content(window, frame):
+                held.frame = frame
+        camera.held = {pts: held for pts, held in camera.held.items() if held.frame is not None}
+        wanted = [(held.key, held.computed.shape[1]) for held in camera.held.values()]
+        there = self.courier.restore(stream, [(self._system.block or "", self._system.tokens), *wanted], RESUME_S)
+        camera.held = {pts: held for pts, held in camera.held.items() if held.key in there}
+        return camera
+
+
+def _rows_of(embeds: torch.Tensor, piece: Piece) -> torch.Tensor:
+    return embeds if piece.rows is None else embeds[torch.tensor(piece.rows, device=embeds.device)]
+
+
+def _manifest(camera: _Camera) -> bytes:
+    held = [
+        {"pts": pts, "content": h.content, "key": h.key, "first": h.first, "computed": h.computed.tolist()}
+        for pts, h in camera.held.items()
+    ]
+    body = {"version": VERSION, "next_token": camera.next_token, "first_token": camera.first_token, "held": held}
+    return json.dumps(body).encode()
+
+
+def _camera_of(manifest: bytes) -> _Camera | None:
+    """The inverse of :func:`_manifest`, frames yet to be found; None for anything else."""
+    try:
+        body: Mapping[str, Any] = json.loads(manifest)
+        if body["version"] != VERSION:
+            return None
+        held = {
+            int(each["pts"]): _Held(
+                None, str(each["content"]), str(each["key"]), int(each["first"]), np.array(each["computed"], np.int64)
+            )
+            for each in body["held"]
+        }
+        return _Camera(held, int(body["next_token"]), int(body["first_token"]))
+    except (ValueError, KeyError, TypeError):
+        return None

@@ -1,0 +1,130 @@
+"""Refreshing behind what is reused: the order, what rows see in it, and what a window then costs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from cluster.bench.synthetic import SyntheticCamera
+from cluster.engine.native import NativeEngine
+from cluster.engine.native.attention import RaggedAttention, Slots
+from cluster.engine.native.kernels.cpu_flash import CPUFlashKernel
+from cluster.engine.native.kernels.sdpa import SDPAKernel
+from cluster.engine.native.kv import KVSlab
+from cluster.engine.native.planner import prefix_order, question_runs, runs_of, tails_of
+from cluster.engine.native.refresh import refresh_policies
+from cluster.models.base import VisionLanguageModel
+from cluster.types import StreamSpec
+
+KV_HEADS, GROUP, SIZE, SCALE = 2, 2, 16, 0.3
+flags = st.lists(st.booleans(), max_size=40).map(lambda values: np.array(values, dtype=bool))
+
+
+@given(computed=flags, system=st.integers(0, 5), questions=st.integers(0, 6))
+def test_the_order_is_that_of_a_prefix_cache(computed: np.ndarray, system: int, questions: int) -> None:
+    reused = [system + i for i, c in enumerate(computed) if not c]
+    others = [system + i for i, c in enumerate(computed) if c]
+    visual = system + len(computed)
+    expected = [*range(system), *reused, *others, *range(visual, visual + questions)]
+    assert prefix_order(system, computed, visual + questions).tolist() == expected
+
+
+def test_the_order_of_a_small_window_by_hand() -> None:
+    # Two system tokens; an anchor of two, two reused, an anchor of one, one reused; two new; a question of one.
+    computed = np.array([1, 1, 0, 0, 1, 0, 1, 1], dtype=bool)
+    assert prefix_order(2, computed, 11).tolist() == [0, 1, 4, 5, 7, 2, 3, 6, 8, 9, 10]
+
+
+def turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotary embedding as transformers writes it."""
+    a, b = x.chunk(2, dim=-1)
+    return x * cos + torch.cat((-b, a), dim=-1) * sin
+
+
+@pytest.mark.parametrize("kernel", [CPUFlashKernel(), SDPAKernel(), SDPAKernel(call_cost=0)])
+@settings(deadline=None, max_examples=30)
+@given(overlap=flags, new=st.integers(0, 5), seed=st.integers(0, 99))
+def test_rows_see_what_an_explicit_mask_lets_them_see(
+    kernel: CPUFlashKernel | SDPAKernel, overlap: np.ndarray, new: int, seed: int
+) -> None:
+    """In float64, over a slab in time order."""
+    torch.manual_seed(seed)
+    system, base = 3, 2
+    computed = np.concatenate((overlap, np.ones(new, dtype=bool)))
+    visual = system + len(computed)
+    tails = tails_of(visual, [4, 2], [0, 1])
+    slots = tails[-1].stop
+    kv = KVSlab(1, KV_HEADS, SIZE, torch.float64, torch.device("cpu"))
+    kv.reserve(0, base + slots)
+    kv.k.normal_()
+    kv.v.normal_()
+    angle = torch.rand(slots, SIZE // 2, dtype=torch.float64) * 6
+    cos, sin = (f(torch.cat((angle, angle), dim=1)) for f in (torch.cos, torch.sin))
+    window = np.flatnonzero(computed) + system
+    tail = np.concatenate([np.arange(t.start, t.start + t.tokens) for t in tails])
+    rows = np.concatenate((window, tail))
+    query = torch.randn(1, KV_HEADS * GROUP, len(rows), SIZE, dtype=torch.float64)
+    key, value = torch.randn(2, 1, KV_HEADS, len(rows), SIZE, dtype=torch.float64)
+
+    order = prefix_order(system, computed, slots)
+    runs = [*runs_of(np.argsort(order)[window]), *(run.moved(len(window)) for run in question_runs(visual, tails))]
+    place = Slots(kv, base, torch.from_numpy(rows) + base, cos, sin, order=torch.from_numpy(order))
+    before = kv.k.clone()
+    got = RaggedAttention([place], [runs], kernel)(0, query, key, value, SCALE)
+
+    stored = torch.from_numpy(rows) + base
+    assert torch.equal(kv.k[0][:, stored], key[0])
+    others = torch.ones(kv.capacity, dtype=torch.bool)
+    others[stored] = False
+    assert torch.equal(kv.k[:, :, others], before[:, :, others])
+
+    seen = torch.zeros(len(rows), slots, dtype=torch.bool)
+    for i, slot in enumerate(rows.tolist()):
+        for j in range(slots):
+            if slot < visual:
+                reused = j < system or (j < visual and not bool(computed[j - system]))
+                seen[i, j] = reused or j <= slot
+            else:
+                mine = next(t for t in tails if t.start <= slot < t.stop)
+                seen[i, j] = j < visual or mine.start <= j <= slot
+    keys, values = kv.k[0, :, base : base + slots], kv.v[0, :, base : base + slots]
+    for head in range(KV_HEADS * GROUP):
+        q = turned(query[0, head], cos[rows], sin[rows])
+        scores = (q @ turned(keys[head // GROUP], cos, sin).T * SCALE).masked_fill(~seen, -torch.inf)
+        expected = torch.softmax(scores, dim=-1) @ values[head // GROUP]
+        torch.testing.assert_close(got[0, :, head], expected, rtol=1e-9, atol=1e-9)
+
+
+def test_the_same_tokens_as_anchors_at_more_context(
+    model: VisionLanguageModel,
+    make_camera: Callable[..., SyntheticCamera],
+    make_spec: Callable[..., StreamSpec],
+) -> None:
+    assert refresh_policies.get("anchors_last").reused_first
+    assert not refresh_policies.get("anchors").reused_first
+    camera = make_camera(kept=0.3)
+    engines = {name: NativeEngine(model) for name in ("anchors", "anchors_last")}
+    for name, engine in engines.items():
+        engine.admit(make_spec(refresh=name))
+    slid = 0
+    for index in range(20):
+        requests = {name: engine.push(camera.sample(index)) for name, engine in engines.items()}
+        if not requests["anchors"]:
+            continue
+        (before,), (after,) = (engine.step(requests[name]) for name, engine in engines.items())
+        first, last = (engine.stats.windows[0] for engine in engines.values())
+        assert first.tokens == last.tokens
+        if first.tokens.refreshed:
+            slid += 1
+            # Each refreshed token also sees the reused ones after it: of the first anchor's all there are.
+            assert last.attended > first.attended
+            assert after.score != before.score
+        else:
+            assert last.attended == first.attended
+    assert slid > 3

@@ -1,0 +1,176 @@
+"""Windows on vLLM: the same answers as transformers and as the native engine, and what its prefix cache shares."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("vllm.version", reason="vLLM is not installed here (make setup-vllm)")
+
+from cluster.engine.native.encode import batch_of
+from cluster.engine.native.score import YesNoScore
+from cluster.engine.native.stream import HeldFrame
+from cluster.errors import ConfigError, NotReadyError
+from cluster.types import MICROSECONDS, AskSpec, Question
+
+# Both compute in float32, in another order of sums.
+SAME = 2e-5
+
+
+def scores(answers: list[Any]) -> list[float]:
+    return [answer.score for answer in answers]
+
+
+def test_full_windows_are_what_transformers_computes(family: Any, spec: Any) -> None:
+    samples = family.frames(5, kept=1.0, anchor_every=1)
+    answers = family.drive(family.engine, spec(), samples)
+
+    yes, no = family.model.yes_no_ids()
+    score = YesNoScore(yes, no, temperature=1.0, bias=0.0, device=torch.device("cpu"))
+    batches = [batch_of(HeldFrame.of(sample)) for sample in samples]
+    expected = []
+    for end in (2, 4):
+        times = [sample.pts / MICROSECONDS for sample in samples[:end]]
+        for question in family.questions:
+            expected.append(score(family.model.reference_logits(batches[:end], times, question.text)[None]).item())
+    assert scores(answers)[:4] == pytest.approx(expected, abs=SAME)
+
+
+def test_pruned_windows_are_what_the_native_engine_computes(family: Any, spec: Any) -> None:
+    samples = family.frames(16, kept=0.4, empty=0.3, seed=3)
+    # A hole in the camera's time, as after lost packets.
+    samples = [sample for sample in samples if sample.index != 9]
+
+    ours, native = (family.drive(engine, spec(), samples) for engine in (family.engine, family.native))
+
+    assert len(ours) == len(native) > 10
+    assert scores(ours) == pytest.approx(scores(native), abs=SAME)
+    assert [answer.text for answer in ours] == [answer.text for answer in native]
+    assert len({answer.text for answer in ours if answer.question == "why"}) > 1
+    for mine, theirs in zip(ours, native, strict=True):
+        assert (mine.tokens.full, mine.tokens.kept, mine.tokens.query) == (
+            theirs.tokens.full,
+            theirs.tokens.kept,
+            theirs.tokens.query,
+        )
+        assert mine.tokens.encoded == theirs.tokens.encoded
+
+
+def test_a_window_of_nothing_stands_where_the_native_engine_puts_it(family: Any, spec: Any) -> None:
+    # No frame keeps a thing, the first neither: the question alone, behind the room the frames would have taken.
+    samples = family.frames(4, kept=0.0, anchor_every=100)[1:]
+    ours, native = (family.drive(engine, spec(), samples) for engine in (family.engine, family.native))
+    assert ours[0].tokens.kept == 0
+    assert scores(ours) == pytest.approx(scores(native), abs=SAME)
+
+
+def test_streams_of_one_step_do_not_touch_each_other(family: Any, spec: Any) -> None:
+    names = [f"cam{number}" for number in range(5)]
+    alone = [family.drive(family.engine, spec(name), family.frames(6, name, seed=i)) for i, name in enumerate(names)]
+    for name in names:
+        family.engine.admit(spec(name))
+    together: list[Any] = []
+    for row in zip(*(family.frames(6, name, seed=i) for i, name in enumerate(names)), strict=True):
+        requests = [request for sample in row for request in family.engine.push(sample)]
+        together += family.engine.step(requests)
+    for name in names:
+        family.engine.evict(name)
+
+    for name, answers in zip(names, alone, strict=True):
+        mine = [answer for answer in together if answer.stream == name]
+        assert scores(mine) == pytest.approx(scores(answers), abs=SAME)
+        assert [answer.text for answer in mine] == [answer.text for answer in answers]
+
+
+def test_questions_of_one_window_share_it(qwen: Any, spec: Any) -> None:
+    # 12 groups a frame, the largest this model takes: several of vLLM's blocks.
+    samples = qwen.frames(4, "wide", width=168, height=112, kept=1.0, anchor_every=1, seed=11)
+    questions = tuple(Question(str(number), f"Question {number}: is a door open?") for number in range(4))
+    qwen.engine.admit(spec("wide", questions=questions))
+    last = [request for sample in samples for request in qwen.engine.push(sample)][-1]
+    before = qwen.engine.vllm_stats.hits
+    answers = qwen.engine.step([last])
+    hits = qwen.engine.vllm_stats.hits - before
+    (window,) = qwen.engine.stats.windows
+    qwen.engine.evict("wide")
+
+    assert answers[0].tokens.kept == 4 * 12
+    # Three questions find whole blocks of the window that the first one's pass wrote.
+    assert hits >= 3 * 64
+    total = 4 * (len(qwen.model.system_ids()) + 4 * 12) + answers[0].tokens.query
+    assert window.computed == total - hits
+    assert window.llm_flops > 0
+    assert window.tower_flops > 0
+
+
+def test_a_window_that_slid_finds_nothing_of_the_one_before(qwen: Any, spec: Any) -> None:
+    samples = qwen.frames(12, "slide", width=168, height=112, kept=1.0, anchor_every=1)
+    answers = qwen.drive(qwen.engine, spec("slide", questions=qwen.questions[:1]), samples)
+    growing = [answer.tokens.reused for answer in answers if answer.end <= 8 * MICROSECONDS]
+    sliding = [answer.tokens.reused for answer in answers if answer.end > 8 * MICROSECONDS]
+    # While it grows, every window begins as the one before did (in whole blocks); once it slides, none does.
+    assert growing[-1] >= 32
+    assert len(sliding) >= 1
+    assert not any(sliding)
+
+
+def test_a_still_camera_costs_vllm_nothing(qwen: Any, spec: Any) -> None:
+    qwen.engine.admit(spec("still", static_gate=True))
+    counted: list[int] = []
+    gated: list[bool] = []
+    for sample in qwen.frames(9, "still", still=True):
+        for request in qwen.engine.push(sample):
+            before = qwen.engine.vllm_stats.queries
+            gated.append(all(answer.gated for answer in qwen.engine.step([request])))
+            counted.append(qwen.engine.vllm_stats.queries - before)
+    qwen.engine.evict("still")
+    assert gated == [False, False, True, True]
+    assert counted[2:] == [0, 0]
+
+
+def test_a_stream_moves_between_the_engines(family: Any, spec: Any) -> None:
+    samples = family.frames(10, "moved", seed=5)
+    expected = family.drive(family.native, spec("moved"), samples)
+
+    family.native.admit(spec("moved"))
+    first = [a for sample in samples[:7] for r in family.native.push(sample) for a in family.native.step([r])]
+    family.engine.import_stream(spec("moved"), family.native.export_stream("moved"))
+    then = [a for sample in samples[7:] for r in family.engine.push(sample) for a in family.engine.step([r])]
+    # And back.
+    family.native.import_stream(spec("moved"), family.engine.export_stream("moved"))
+    for engine in (family.native, family.engine):
+        engine.evict("moved")
+
+    assert scores([*first, *then]) == pytest.approx(scores(expected), abs=SAME)
+    assert all(answer.tokens.encoded < answer.tokens.kept for answer in then)
+
+
+def test_what_it_refuses(qwen: Any, spec: Any) -> None:
+    engine = qwen.engine
+    with pytest.raises(ConfigError, match=r"may have \d+ tokens and vLLM takes"):
+        engine.admit(spec("long", window_s=2000.0))
+    with pytest.raises(ValueError, match="not admitted"):
+        engine.push(qwen.frames(1, "unknown")[0])
+    with pytest.raises(NotReadyError, match="keeps no memory"):
+        engine.ask(AskSpec("cam", "What happened?"))
+    with pytest.raises(NotReadyError, match="keeps no memory"):
+        engine.forget("cam")
+    with pytest.raises(NotReadyError, match="no memory"):
+        engine.describe("cam")
+    assert engine.memory_bytes() == 0
+
+
+def test_its_metrics_are_there_under_vllms_own_names(qwen: Any, spec: Any) -> None:
+    from prometheus_client import CollectorRegistry, generate_latest
+
+    from cluster.engine.vllm.stats import VllmCollector
+
+    qwen.drive(qwen.engine, spec("metrics"), qwen.frames(3, "metrics"))
+    registry = CollectorRegistry()
+    registry.register(VllmCollector())
+    text = generate_latest(registry).decode()
+    for name in ("vllm:prefix_cache_queries_total", "vllm:kv_cache_usage_perc", "vllm:num_requests_running"):
+        assert name in text
+    assert "python_info" not in text
