@@ -18,10 +18,10 @@ DEMO_BIN := $(if $(filter vllm,$(ENGINE)),$(VLLM_BIN),$(BIN))
 # PyTorch's own install page gives: make setup TORCH_INDEX=URL
 TORCH_INDEX ?=
 
-# Packages of Debian and Ubuntu that only the tests need: an RTSP server and a Redis server to test against, a browser
-# for the report.
+# Packages of Debian and Ubuntu that only the tests need: servers to test against (RTSP, Redis, MQTT, Alertmanager) and a
+# browser for the report.
 SYSTEM_PACKAGES := gir1.2-gst-rtsp-server-1.0 python3-gi gstreamer1.0-plugins-good gstreamer1.0-plugins-bad \
-                   gstreamer1.0-plugins-ugly redis-server chromium
+                   gstreamer1.0-plugins-ugly redis-server mosquitto prometheus-alertmanager chromium
 
 # One thread per process: with two cores, tests that share them run faster than tests that fight for them.
 TEST_ENV := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false
@@ -80,7 +80,7 @@ format: setup ## put the code into its form
 
 bench: setup ## every bench at its default size, JSON in out/bench (one of them: make bench NAME=window)
 	@mkdir -p out/bench
-	@for name in $(or $(NAME),window codec ingest batch memory soak); do \
+	@for name in $(or $(NAME),window codec ingest batch memory scheduler alerts soak); do \
 	  $(BIN)/sightline bench $$name --json out/bench/$$name.json $(ARGS) || exit $$?; done
 
 protos: setup ## generate the stubs in protos/ again

@@ -16,14 +16,23 @@ from dataclasses import dataclass
 
 from ray.experimental import internal_kv
 
+from actors.fleet import fleet_settings
 from actors.logs import configure_logging
 from cluster import metrics
+from cluster.alerts.watched import Watched
 from cluster.config import CameraConfig, SightlineConfig, camera_settings
 from cluster.errors import SightlineError, UnavailableError
 from cluster.rpc.health import is_serving
 from cluster.scheduling.directory import Assignment, Directory, Route
 from cluster.scheduling.removals import Removals
-from cluster.scheduling.reports import CameraReport, DecoderInfo, ReplicaInfo, StreamReport
+from cluster.scheduling.reports import (
+    CameraReport,
+    DecoderInfo,
+    ReplicaInfo,
+    ReplicaReport,
+    ReplicaStatus,
+    StreamReport,
+)
 from cluster.types import CameraStatus
 
 log = logging.getLogger(__name__)
@@ -53,7 +62,9 @@ class Controller:
         self._config = config
         self._metrics = metrics.serve_metrics(host)
         self._kv = CameraStore(run_id)
-        self._directory = Directory(heartbeat_timeout_s=config.cluster.heartbeat_timeout_s)
+        self._directory = Directory(
+            heartbeat_timeout_s=config.cluster.heartbeat_timeout_s, quality=fleet_settings(config)
+        )
         self._removals = Removals(config.cluster.replicas, self._kv.removed())
         self._failure: SightlineError | None = None
         self._changed = asyncio.Condition()
@@ -75,10 +86,11 @@ class Controller:
         self._kv.clear()
 
     # -- cameras --------------------------------------------------------------------------------
-    async def add_camera(self, settings: CameraConfig) -> CameraStatus:
-        """Raises ``CameraExistsError`` for a name that is taken with other settings."""
+    async def add_camera(self, settings: CameraConfig, force: bool = False) -> CameraStatus:
+        """Raises ``CameraExistsError`` for a name that is taken with other settings, and ``CapacityError`` when there
+        is no room for the camera, unless ``force`` is set."""
         await self._until_settled()
-        self._directory.add(settings)
+        self._directory.add(settings, time.monotonic(), force=force)
         self._kv.put(settings)
         await self._notify()
         return self._directory.status(settings.name)
@@ -113,6 +125,32 @@ class Controller:
         """Raises ``UnknownCameraError``."""
         await self._until_settled()
         return self._directory.route(name)
+
+    async def watched(self, version: int) -> Watched:
+        """All cameras as alerting looks at them, with their settings if the table is another than ``version``."""
+        await self._until_settled()
+        directory = self._directory
+        names = directory.cameras
+        changed = directory.version != version
+        return Watched(
+            version=directory.version,
+            settings=tuple(directory.settings(name) for name in names) if changed else None,
+            statuses=tuple(directory.status(name) for name in names),
+            pictures={name: picture for name in names if (picture := directory.picture(name)) is not None},
+        )
+
+    # -- replicas, for operators ----------------------------------------------------------------
+    async def list_replicas(self) -> list[ReplicaStatus]:
+        """Sorted by name."""
+        return self._directory.replica_statuses()
+
+    async def drain_replica(self, name: str, undo: bool = False) -> ReplicaStatus:
+        """See :meth:`Directory.drain`; forgotten when the controller restarts."""
+        await self._until_settled()
+        status = self._directory.drain(name, undo=undo)
+        log.info("%s %s", name, "takes cameras again" if undo else "is drained")
+        await self._notify()
+        return status
 
     # -- members --------------------------------------------------------------------------------
     async def register_decoder(self, info: DecoderInfo, running: Sequence[str]) -> None:
@@ -154,11 +192,15 @@ class Controller:
         return self._directory.heartbeat_decoder(name, instance, reports, time.monotonic())
 
     async def heartbeat_replica(
-        self, instance: str, reports: Sequence[StreamReport], forgotten: Sequence[str] = ()
+        self,
+        instance: str,
+        reports: Sequence[StreamReport],
+        forgotten: Sequence[str] = (),
+        load: ReplicaReport | None = None,
     ) -> list[str] | None:
         """A replica lives, and has ``forgotten`` removed cameras. Returns those it must forget now; None: join
         again."""
-        if not self._directory.heartbeat_replica(instance, reports, time.monotonic()):
+        if not self._directory.heartbeat_replica(instance, reports, time.monotonic(), load):
             return None
         alive = {info.instance for info in self._directory.replicas.values()}
         done = self._removals.forgotten(instance, forgotten, alive)
@@ -236,7 +278,7 @@ class Controller:
         else:
             await self._wait_for_members(self._config.cluster.replicas)
         for settings in cameras:
-            self._directory.add(settings)
+            self._directory.add(settings, time.monotonic())
         self._settled.set()
         await self._notify()
 
@@ -258,6 +300,18 @@ class Controller:
             if gone := self._directory.expire(time.monotonic()):
                 log.warning("no heartbeat from %s", ", ".join(gone))
                 await self._notify()
+            await self._tend()
+
+    async def _tend(self) -> None:
+        """Walk cameras up and down the quality ladder."""
+        steps = self._directory.tick(time.monotonic())
+        for step in steps:
+            metrics.ladder_steps.labels("down" if step.rung_to > step.rung_from else "up").inc()
+            log.info("camera %s: quality %d -> %d, %s", step.camera, step.rung_from, step.rung_to, step.reason)
+        for rung, cameras in self._directory.rungs().items():
+            metrics.ladder_cameras.labels(rung).set(cameras)
+        if steps:
+            await self._notify()
 
     def _spawn_probe(self, replica: str) -> None:
         if replica in self._probing:

@@ -122,9 +122,9 @@ class Decoder:
         await asyncio.gather(*(asyncio.to_thread(camera.stop, stop_s) for camera in cameras))
         self._waiting = {}
         for name, assigned in wanted.items():
-            self._run_camera(name, assigned)
+            self._run_camera(name, assigned, assignment.alive)
 
-    def _run_camera(self, name: str, assigned: CameraAssignment) -> None:
+    def _run_camera(self, name: str, assigned: CameraAssignment, alive: frozenset[str]) -> None:
         if assigned.geometry is None:
             self._waiting[name] = CameraReport(name, "waiting", "no replica is ready yet")
             return
@@ -134,7 +134,9 @@ class Decoder:
             except ConfigError as error:
                 self._waiting[name] = CameraReport(name, "error", str(error))
                 return
-        self._cameras[name].route(assigned.replica_address)
+        camera = self._cameras[name]
+        camera.run_at(assigned.rung)
+        camera.route(assigned.replica_address, hand_over=camera.address in alive)
 
     # -- packets in, frames out -----------------------------------------------------------------
     async def _sink(self, name: str) -> PushedCameraSink:

@@ -13,15 +13,23 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from prometheus_client import CollectorRegistry, make_wsgi_app
-from sightline.v1 import cameras_pb2_grpc, ingest_pb2, ingest_pb2_grpc, memory_pb2_grpc, results_pb2_grpc
+from sightline.v1 import (
+    cameras_pb2_grpc,
+    incidents_pb2_grpc,
+    ingest_pb2,
+    ingest_pb2_grpc,
+    memory_pb2_grpc,
+    replicas_pb2_grpc,
+    results_pb2_grpc,
+)
 
 from actors.logs import configure_logging
-from actors.remote import ask, controller
+from actors.remote import alerting, ask, controller
 from actors.security import make_guard, tls_files
 from cluster import metrics
 from cluster.config import SightlineConfig, camera_settings, parse_camera
 from cluster.errors import UnavailableError
-from cluster.rpc import cameras, ingest, memory, results
+from cluster.rpc import cameras, incidents, ingest, memory, replicas, results
 from cluster.rpc.channel import ChannelPool
 from cluster.rpc.guard import guarded
 from cluster.rpc.http_server import HttpServer
@@ -31,6 +39,7 @@ from cluster.rpc.memory_proxy import MemoryProxy
 from cluster.rpc.merger import ResultsMerger
 from cluster.rpc.proxy import ProxySink
 from cluster.rpc.server import RpcServer, push_message_bytes
+from cluster.scheduling.reports import ReplicaStatus
 from cluster.security.access import current
 from cluster.security.roles import METRICS, PUSH
 from cluster.types import CameraStatus, Question
@@ -100,12 +109,22 @@ class Gateway:
             cameras.SERVICE, cameras_pb2_grpc.add_CamerasServicer_to_server, cameras.CamerasServicer(self._controller)
         )
         self._server.add(
+            replicas.SERVICE,
+            replicas_pb2_grpc.add_ReplicasServicer_to_server,
+            replicas.ReplicasServicer(self._controller),
+        )
+        self._server.add(
             results.SERVICE, results_pb2_grpc.add_ResultsServicer_to_server, results.ResultsServicer(self._hub)
         )
         self._server.add(
             memory.SERVICE,
             memory_pb2_grpc.add_MemoryServicer_to_server,
             MemoryProxy(self._replica_of, self._channels),
+        )
+        self._server.add(
+            incidents.SERVICE,
+            incidents_pb2_grpc.add_IncidentsServicer_to_server,
+            incidents.IncidentsProxy(self._alerting, self._channels),
         )
         bound = self._server.bind(host, port)
         own = own_address(host, bound)
@@ -135,6 +154,9 @@ class Gateway:
         if route.replica_address is None:
             raise UnavailableError(f"no replica is ready for camera {camera!r} yet")
         return str(route.replica_address)
+
+    async def _alerting(self) -> str:
+        return await self._controller.alerting()
 
     async def _follow_replicas(self) -> None:
         known: dict[str, str] = {}
@@ -166,16 +188,16 @@ class CountingProxySink(ProxySink):
 
 
 class ControllerDirectory:
-    """The controller as the ``Cameras`` service sees it (:class:`cluster.rpc.cameras.CameraDirectory`)."""
+    """The controller as ``Cameras`` and ``Replicas`` see it (:class:`cluster.rpc.cameras.CameraDirectory`)."""
 
     def __init__(self, config: SightlineConfig) -> None:
         self._config = config
 
     async def add(
-        self, name: str, source: str, questions: Sequence[Question], settings: dict[str, Any]
+        self, name: str, source: str, questions: Sequence[Question], settings: dict[str, Any], force: bool = False
     ) -> CameraStatus:
         entry = parse_camera(name, source, [asdict(question) for question in questions], settings)
-        status: CameraStatus = await ask(controller().add_camera.remote(camera_settings(self._config, entry)))
+        status: CameraStatus = await ask(controller().add_camera.remote(camera_settings(self._config, entry), force))
         return status
 
     async def remove(self, name: str) -> None:
@@ -198,7 +220,23 @@ class ControllerDirectory:
         replicas: dict[str, str] = await ask(controller().replicas.remote(known, timeout_s), timeout_s=timeout_s + 10.0)
         return replicas
 
+    async def list_replicas(self) -> Sequence[ReplicaStatus]:
+        """See :class:`cluster.rpc.replicas.ReplicaDirectory`."""
+        statuses: Sequence[ReplicaStatus] = await ask(controller().list_replicas.remote())
+        return statuses
+
+    async def drain(self, name: str, undo: bool) -> ReplicaStatus:
+        """See :class:`cluster.rpc.replicas.ReplicaDirectory`."""
+        status: ReplicaStatus = await ask(controller().drain_replica.remote(name, undo))
+        return status
+
     async def metrics_addresses(self) -> dict[str, str]:
         """See the controller."""
         addresses: dict[str, str] = await ask(controller().metrics_addresses.remote())
+        if self._config.alerts.enabled:
+            addresses["alerting"] = (await ask(alerting().ready.remote())).metrics
         return addresses
+
+    async def alerting(self) -> str:
+        """``host:port`` of ``Incidents`` behind the gateway."""
+        return str((await ask(alerting().ready.remote())).rpc)

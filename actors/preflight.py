@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import socket
 
+from actors.calibrated import configured_costs
+from actors.fleet import fleet_settings
+from actors.security import make_guard, tls_files
 from cluster.config import SightlineConfig
+from cluster.engine.vllm.settings import check_version
 from cluster.errors import ConfigError
 from cluster.models.catalog import check_model
 
@@ -16,7 +20,15 @@ def preflight(config: SightlineConfig) -> SightlineConfig:
     Raises:
         ConfigError: one sentence that names what to change.
     """
-    check_model(config.model.name)
+    if config.engine == "calibrated":
+        configured_costs(config)
+    else:
+        check_model(config.model.name)
+    if config.engine == "vllm":
+        check_version()
+    fleet_settings(config)
+    make_guard(config.security)
+    tls_files(config.security)
     if config.cluster.ray_address is not None:
         check_ray(config.cluster.ray_address)
         return config  # The gateway may run on another machine.

@@ -14,6 +14,7 @@ from cluster.errors import UnavailableError
 NAMESPACE = "sightline"
 CONTROLLER = "controller"
 GATEWAY = "gateway"
+ALERTING = "alerting"
 
 
 async def ask(reply: Awaitable[Any], *, timeout_s: float = 10.0) -> Any:
@@ -42,6 +43,18 @@ def _ours(error: Exception, timeout_s: float) -> Exception:
     if isinstance(error, RayActorError):
         return UnavailableError("a process of the cluster is restarting; try again in a moment")
     return UnavailableError(f"a process of the cluster did not answer within {timeout_s:g} s")
+
+
+def alerting() -> Any:
+    """Handle of the alerting actor; it stays good when that restarts.
+
+    Raises:
+        UnavailableError: there is none.
+    """
+    try:
+        return ray.get_actor(ALERTING, namespace=NAMESPACE)
+    except ValueError:
+        raise UnavailableError("this cluster makes no incidents; alerts.enabled is off") from None
 
 
 def controller() -> Any:

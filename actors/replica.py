@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 from sightline.v1 import frames_pb2_grpc, memory_pb2_grpc, results_pb2_grpc
 
+from actors.calibrated import CALIBRATED, make_calibrated
+from actors.fleet import fleet_settings
 from actors.logs import configure_logging
 from actors.memories import Forgetting, WorkerMemory, tier_stack
 from actors.remote import ask, controller
@@ -28,7 +30,7 @@ from cluster.errors import SightlineError, UnavailableError
 from cluster.memory.album import Album
 from cluster.rpc import frames, memory, results
 from cluster.rpc.conversations import Conversations
-from cluster.rpc.frames import WindowCounters
+from cluster.rpc.frames import HandedOver, WindowCounters
 from cluster.rpc.server import RpcServer
 from cluster.scheduling.reports import ReplicaInfo, StreamReport
 from cluster.scheduling.worker import EngineWorker
@@ -41,6 +43,9 @@ if TYPE_CHECKING:
     from cluster.models.base import VisionLanguageModel
 
 log = logging.getLogger(__name__)
+
+RECENT_ANSWERS = 20_000
+"""Most answers of the last minute held for who comes back after a moment: 300 a second, some 10 MB."""
 
 ORPHAN_S = 60.0
 """Seconds the window of a camera is kept after its decoder's connection broke and nobody has brought it back."""
@@ -62,21 +67,29 @@ class Replica:
 
     async def _load(self, config: SightlineConfig) -> tuple[Engine, MemoryBank]:
         """The engine, with its memories over tiers that know its model."""
+        if config.engine == "calibrated":
+            tiers = await self._tiers(config, CALIBRATED)
+            return await asyncio.to_thread(make_calibrated, config, tiers, self._instance)
         model = await asyncio.to_thread(load_configured, config)
         fingerprint = await asyncio.to_thread(model_fingerprint, model)
+        return await asyncio.to_thread(make_engine, config, model, await self._tiers(config, fingerprint))
+
+    async def _tiers(self, config: SightlineConfig, fingerprint: str) -> TierStack:
         address: str | None = None
         if config.tiers.node:
             address = await ask(tier_of_this_node().open.remote(fingerprint))
-        return await asyncio.to_thread(make_engine, config, model, tier_stack(config, fingerprint, address))
+        return tier_stack(config, fingerprint, address)
 
     async def _start(self, engine: Engine, bank: MemoryBank, host: str) -> None:
         cluster = self._config.cluster
         self._name: str | None = None
-        self._hub = results.AnswerHub(limit=cluster.answer_queue)
+        self._hub = results.AnswerHub(limit=cluster.answer_queue, recent=RECENT_ANSWERS)
         self._worker = EngineWorker(
             engine,
             ReplicaEvents(self._hub),
             max_batch=cluster.max_batch,
+            step_budget_s=self._config.scheduling.step_budget_s,
+            costs=fleet_settings(self._config).costs,
             per_stream=cluster.window_queue,
             stall_s=cluster.stall_timeout_s,
             ask_share=self._config.asking.share,
@@ -149,7 +162,8 @@ class Replica:
             self._handler.close_orphans(time.monotonic())
             try:
                 forgotten = sorted(self._forgetting.done)
-                beat = controller().heartbeat_replica.remote(self._instance, self._reports(), forgotten)
+                load = self._worker.load()
+                beat = controller().heartbeat_replica.remote(self._instance, self._reports(), forgotten, load)
                 orders = await ask(beat)
                 if orders is None:
                     await self._register()
@@ -204,6 +218,12 @@ class WorkerFrames:
 
     async def on_close(self, camera: str, flush: bool) -> None:
         self._worker.close(camera, flush=flush)
+
+    async def on_hand_over(self, camera: str) -> HandedOver:
+        self._orphans.pop(camera, None)
+        left = await asyncio.wrap_future(self._worker.hand_over(camera))
+        counts = left.counts
+        return HandedOver(left.saved, WindowCounters(counts.done, counts.gated, counts.dropped))
 
     async def on_lost(self, cameras: list[str]) -> None:
         """Keep their windows for a while: a decoder restarts in seconds."""
@@ -267,12 +287,14 @@ def model_fingerprint(model: VisionLanguageModel) -> str:
 
 
 def make_engine(config: SightlineConfig, model: VisionLanguageModel, tiers: TierStack) -> tuple[Engine, MemoryBank]:
-    """The configured engine, and what it remembers with."""
+    """The configured engine, and what it remembers with: nothing, with vLLM."""
     from cluster.engine.native.engine import NativeEngine
     from cluster.memory.bank import MemoryBank
 
     bank = MemoryBank(tiers, default=config.memory.spec())
     settings = config.model
+    if config.engine == "vllm":
+        return make_vllm_engine(config, model), bank
     engine = NativeEngine(
         model,
         score_temperature=settings.score_temperature,
@@ -283,12 +305,37 @@ def make_engine(config: SightlineConfig, model: VisionLanguageModel, tiers: Tier
     return engine, bank
 
 
+def make_vllm_engine(config: SightlineConfig, model: VisionLanguageModel) -> Engine:
+    """The engine on vLLM; its metrics go beside ours.
+
+    Raises:
+        ConfigError: vLLM is not installed, or does not know an argument.
+        ModelError: it cannot serve the model here.
+    """
+    from cluster.engine.vllm.engine import VllmEngine
+    from cluster.engine.vllm.settings import VllmSettings
+
+    engine = VllmEngine(
+        model,
+        mode=config.vllm.mode,
+        settings=VllmSettings(arguments=config.vllm.arguments, timeout_s=config.vllm.timeout_s),
+        score_temperature=config.model.score_temperature,
+        score_bias=config.model.score_bias,
+        max_new_tokens=config.model.max_new_tokens,
+        release=True,
+    )
+    from cluster.engine.vllm.stats import VllmCollector
+
+    metrics.REGISTRY.register(VllmCollector())
+    return engine
+
+
 def replica_application(config: SightlineConfig, host: str) -> Any:
     """The Serve application of all replicas. Imports Serve, which reads its flags from the environment then."""
     from ray import serve
 
     # "cuda" is a GPU for each replica; "cuda:N" names one GPU that they share.
-    gpus = 1 if config.model.device == "cuda" else 0
+    gpus = 1 if config.model.device == "cuda" and config.engine != "calibrated" else 0
     deployment = serve.deployment(
         name="replica",
         num_replicas=config.cluster.replicas,

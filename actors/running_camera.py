@@ -6,6 +6,7 @@ import logging
 import math
 import threading
 import time
+from dataclasses import replace
 from typing import Any
 
 from cluster import metrics
@@ -16,8 +17,9 @@ from cluster.errors import CapacityError, NotReadyError
 from cluster.rpc.frame_sender import FrameSender, LostStream
 from cluster.rpc.sinks import QueueSink
 from cluster.scheduling.in_flight import InFlight
+from cluster.scheduling.ladder import FULL, Rung
 from cluster.scheduling.reports import CameraReport, Totals
-from cluster.types import MICROSECONDS, CameraStateName, FrameSample, PatchGeometry
+from cluster.types import MICROSECONDS, CameraStateName, FrameSample, PatchGeometry, StreamSpec
 from cluster.vision.camera import CameraPipeline, PipelineSettings, PipelineStatus
 
 log = logging.getLogger(__name__)
@@ -36,6 +38,7 @@ class RunningCamera:
         """Raises ``ConfigError``: the source's address or the pruning policy is unusable."""
         self.settings = settings
         self.geometry = geometry
+        self.rung = FULL
         self.spec = settings.stream_spec()
         self.address: str | None = None
         self.refusal = ""
@@ -44,7 +47,9 @@ class RunningCamera:
         self._lock = threading.Lock()
         self._in_flight = InFlight(self.spec.stride_s)
         self._dropping_since: int | None = None
+        self._dropping_for = ""
         self._lost = self._dropped = 0
+        self._goes_on = False
         self._totals = Totals()
         self._stopping = False
         self._metrics = metrics.CameraMetrics(settings.name)
@@ -61,6 +66,7 @@ class RunningCamera:
         self._pipeline = CameraPipeline(
             self.settings.name, self._source, self.geometry, pipeline_settings(self.settings), self._send, self._on_end
         )
+        self._pipeline.set_quality(prune=self.rung.prune, fps=self.rung.fps)
         self._pipeline.start()
 
     def restart(self) -> None:
@@ -89,31 +95,49 @@ class RunningCamera:
         return stopped
 
     # -- the way to the replica -----------------------------------------------------------------
-    def route(self, address: str | None) -> None:
-        """The camera's replica is at ``address`` now; ``None`` while there is none."""
+    def route(self, address: str | None, *, hand_over: bool = False) -> None:
+        """The camera's replica is at ``address`` now; ``None`` while there is none. ``hand_over``: the one before is
+        well and can hand its window over."""
         if address == self.address:
             return
-        if self.address is not None:
-            self._count_lost()
+        with self._lock:
+            self._settle()
+        handed = address is not None and self._sender.assign(self.spec, address, hand_over=hand_over)
+        with self._lock:
+            if self.address is not None and not handed:
+                self._lose(self._in_flight.lose())
+            self._goes_on = handed
         self.refusal = ""
-        if address is not None:
-            self._sender.assign(self.spec, address)
         self.address = address
         self._pipeline.force_anchor()
+
+    def run_at(self, rung: Rung) -> None:
+        """Run at another quality; source, window and what the pruner has learnt stay."""
+        if rung == self.rung:
+            return
+        self.rung = rung
+        self._pipeline.set_quality(prune=rung.prune, fps=rung.fps)
+        with self._lock:
+            self.spec = spec_at(self.settings.stream_spec(), rung)
+            if not rung.shed:
+                self._in_flight.restride(self.spec.stride_s)
+        if self.address is not None and not rung.shed:
+            self._sender.assign(self.spec, self.address)
 
     def on_lost(self, event: LostStream) -> None:
         """The replica or the way to it is gone, or it refused what it was sent."""
         if event.refused == "open":
             self.refusal = event.reason
         log.warning("camera %s at %s: %s (%d frames lost)", event.camera, event.address, event.reason, event.frames)
-        self._pipeline.force_anchor()
-
-    def _count_lost(self) -> None:
+        if event.settled is None:
+            self._pipeline.force_anchor()
+            return
         with self._lock:
-            self._settle()
-            lost = self._in_flight.lose()
-            self._lost += lost
-        metrics.lose_window(lost)
+            self._lose(self._in_flight.stay_behind(event.settled))
+
+    def _lose(self, windows: int) -> None:
+        self._lost += windows
+        metrics.lose_window(windows)
 
     def _settle(self) -> None:
         """Learn from the acknowledgements, which come with frames: the newest answer is known one frame later."""
@@ -125,33 +149,46 @@ class RunningCamera:
         """The pipeline's sink. Raises ``CapacityError`` when the frame was dropped: the next one will be fresh."""
         if self.spec.patient:
             self._wait_for_room()
-        taken = self.address is not None and not self.refusal and self._sender.send(sample)
+        shed = self.rung.shed
+        taken = self.address is not None and not self.refusal and not shed and self._sender.send(sample)
+        reason = "shed" if shed else "replica_slow" if self.address else "no_replica"
         with self._lock:
-            if taken:
-                self._in_flight.sent(sample)
+            if self._dropping_since is not None:
+                # While it goes on, and when it ends: a camera may be shed for hours.
                 self._count_dropped(sample)
-            elif self._dropping_since is None:
-                self._dropping_since = sample.pts
+            if taken:
+                self._in_flight.sent(sample, goes_on=self._goes_on)
+                self._goes_on = self._goes_on and not sample.fresh
+                self._dropping_since = None
+            else:
+                self._dropping_for = reason
+                if self._dropping_since is None:
+                    self._dropping_since = sample.pts
         if not taken:
-            metrics.frames_dropped.labels("replica_slow" if self.address else "no_replica").inc()
-            raise CapacityError(f"the replica of camera {self.settings.name!r} takes no frames now")
+            metrics.frames_dropped.labels(reason).inc()
+            raise CapacityError(f"camera {self.settings.name!r} sends no frames now: {reason}")
         metrics.frames_sent.inc()
 
     def _count_dropped(self, sample: FrameSample) -> None:
         """Whole windows that fell into a time of dropped frames; the one in the making is the replica's to count."""
-        if self._dropping_since is not None:
-            dropped = math.floor((sample.pts - self._dropping_since) / (self.spec.stride_s * MICROSECONDS))
-            self._dropping_since = None
-            if dropped > 0:
-                self._dropped += dropped
-                metrics.drop_window("replica_slow", dropped)
+        assert self._dropping_since is not None
+        stride = round(self.spec.stride_s * MICROSECONDS)
+        dropped = math.floor((sample.pts - self._dropping_since) / stride)
+        if dropped < 0:
+            # The camera's clock was set back: what it says of before is worth nothing.
+            self._dropping_since = sample.pts
+        elif dropped > 0:
+            self._dropping_since += dropped * stride
+            self._dropped += dropped
+            metrics.drop_window(self._dropping_for, dropped)
 
     def _wait_for_room(self) -> None:
-        """A file can wait, for the replica to catch up or to come back."""
+        """A file can wait, for the replica to catch up, to come back or to have time for it."""
         while not self._stopping:
             lane = self._sender.status(self.settings.name)
             under_way = lane.queued + lane.in_flight if lane is not None else 0
-            if self.refusal or (self.address is not None and under_way < PATIENT_FRAMES):
+            ready = self.address is not None and not self.rung.shed
+            if self.refusal or (ready and under_way < PATIENT_FRAMES):
                 return
             time.sleep(ROOM_POLL_S)
 
@@ -174,6 +211,8 @@ class RunningCamera:
             state, reason = "error", self.refusal
         elif self.address is None and status.state is CameraState.RUNNING:
             reason = "no replica is ready for it"
+        elif self.rung.shed and status.state is CameraState.RUNNING:
+            reason = "shed: the replicas have no time for it"
         self._measure(status, state)
         return CameraReport(
             camera=status.camera,
@@ -186,6 +225,7 @@ class RunningCamera:
             cue=status.cue,
             last_frame_age_s=status.last_frame_age_s or 0.0,
             counts=self._totals.counts() | windows,
+            picture=status.picture,
         )
 
     def _measure(self, status: PipelineStatus, state: str) -> None:
@@ -221,6 +261,16 @@ class PushedCameraSink:
                 raise NotReadyError(f"session {session!r} has ended; open a new one with another session id")
             camera.restart()
         return await camera.sink.open(header, session)
+
+
+def spec_at(spec: StreamSpec, rung: Rung) -> StreamSpec:
+    """What a replica must know of a camera that runs at ``rung``."""
+    budget = spec.refresh_budget
+    if rung.refresh_budget is not None:
+        budget = rung.refresh_budget if budget is None else min(budget, rung.refresh_budget)
+    # Windows that do not touch would leave out what lies between them.
+    stride_s = min(spec.stride_s * rung.stride, max(spec.stride_s, spec.window_s))
+    return replace(spec, stride_s=stride_s, refresh_budget=budget)
 
 
 def make_source(settings: CameraConfig, config: SightlineConfig) -> Source:

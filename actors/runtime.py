@@ -15,11 +15,12 @@ import ray
 from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from actors.alerting import Alerting
 from actors.controller import Controller, Readiness
 from actors.decoder import Decoder
 from actors.gateway import Gateway, GatewayAddresses
 from actors.preflight import preflight
-from actors.remote import CONTROLLER, GATEWAY, NAMESPACE, ask_blocking
+from actors.remote import ALERTING, CONTROLLER, GATEWAY, NAMESPACE, ask_blocking
 from actors.session import RaySession
 from actors.tier import TierNode, tier_name
 from cluster.config import SightlineConfig
@@ -45,6 +46,7 @@ class Cluster:
         self._session = RaySession(config.cluster.ray_address)
         self._controller: Any = None
         self._gateway: Any = None
+        self._alerting: Any = None
         self._decoders: list[Any] = []
         self._tiers: list[Any] = []
         self._addresses: GatewayAddresses | None = None
@@ -121,6 +123,8 @@ class Cluster:
                 for number in range(config.cluster.decoders)
             ]
             self._gateway = self._actor(Gateway, GATEWAY, config)
+            if config.alerts.enabled:
+                self._alerting = self._actor(Alerting, ALERTING, config, run_id, host)
         if config.tiers.node:
             with self._phase("tiers"):
                 self._tiers = [self._tier(node, config) for node in ray.nodes() if node["Alive"]]
@@ -128,6 +132,8 @@ class Cluster:
             self._serve(config, host)
         with self._phase("gateway"):
             self._addresses = ask_blocking(self._gateway.ready.remote(), timeout_s=_left(deadline))
+            if self._alerting is not None:
+                ask_blocking(self._alerting.ready.remote(), timeout_s=_left(deadline))
         with self._phase("decoders and replicas"):
             self._wait_until_ready(config, deadline)
 
@@ -212,7 +218,7 @@ class Cluster:
 
     def _every_actor(self) -> list[Any]:
         """Those there are, in the order in which they are stopped."""
-        actors = (self._gateway, *self._decoders, *self._tiers, self._controller)
+        actors = (self._gateway, self._alerting, *self._decoders, *self._tiers, self._controller)
         return [actor for actor in actors if actor is not None]
 
 

@@ -35,6 +35,10 @@ class UnknownCameraError(SightlineError):
     """No camera of this name."""
 
 
+class UnknownIncidentError(SightlineError):
+    """No incident of this id."""
+
+
 class CameraExistsError(SightlineError):
     """The name is taken, or another agent already pushes for this camera."""
 

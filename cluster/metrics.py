@@ -58,6 +58,12 @@ batch_windows = Histogram(
     registry=REGISTRY,
 )
 queue_depth = Gauge("sightline_queue_depth", "Items waiting in a bounded queue.", ["queue"], registry=REGISTRY)
+ladder_cameras = Gauge(
+    "sightline_ladder_cameras", "Cameras on each rung of the quality ladder.", ["rung"], registry=REGISTRY
+)
+ladder_steps = Counter(
+    "sightline_ladder_steps", "Steps of cameras on the quality ladder, up or down.", ["direction"], registry=REGISTRY
+)
 camera_state = Gauge(
     "sightline_camera_state",
     "1 for the state a camera is in, 0 for the others.",
@@ -88,6 +94,29 @@ frames_dropped = Counter(
 )
 answers_missed = Counter(
     "sightline_answers_missed", "Answers lost to watching clients that read too slowly.", registry=REGISTRY
+)
+incident_events = Counter(
+    "sightline_incident_events",
+    "Events of incidents: kind is question or health; event is new, update or end.",
+    ["kind", "event"],
+    registry=REGISTRY,
+)
+incidents_open = Gauge("sightline_incidents_open", "Incidents that go on, by kind.", ["kind"], registry=REGISTRY)
+alert_deliveries = Counter(
+    "sightline_alert_deliveries",
+    "Attempts to hand an alert to a sink: delivered, failed (tried again), dead (not tried again).",
+    ["sink", "result"],
+    registry=REGISTRY,
+)
+alerts_waiting = Gauge("sightline_alerts_waiting", "Alerts a sink has not taken yet.", ["sink"], registry=REGISTRY)
+alerts_unwritten = Gauge(
+    "sightline_alerts_unwritten", "Alerts that the disk does not take: they are in memory only.", registry=REGISTRY
+)
+alerts_lost = Counter(
+    "sightline_alerts_lost", "Alerts that were neither written nor delivered when memory was full.", registry=REGISTRY
+)
+alerts_trimmed = Counter(
+    "sightline_alerts_trimmed", "Delivered alerts forgotten early to make room for newer ones.", registry=REGISTRY
 )
 restarts = Counter(
     "sightline_process_restarts", "Processes started again after they died.", ["role"], registry=REGISTRY

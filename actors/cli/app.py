@@ -12,9 +12,12 @@ from actors.cli import (
     cameras,
     configuration,
     evaluate,
+    incidents,
+    loadtest,
     memory,
     plan,
     push,
+    replicas,
     scenes,
     serve,
     tokens,
@@ -55,7 +58,9 @@ def command() -> Any:
     app.command("demo")(demo)
     app.command("serve")(serve.serve)
     app.add_typer(cameras.app, name="cameras")
+    app.add_typer(replicas.app, name="replicas")
     app.command("watch")(watch.watch)
+    app.add_typer(incidents.app, name="incidents")
     app.command("ask")(ask.ask)
     app.command("memory")(memory.memory)
     app.command("forget")(memory.forget)
@@ -67,6 +72,7 @@ def command() -> Any:
     app.add_typer(train.app, name="train")
     app.add_typer(tokens.app, name="tokens")
     app.add_typer(plan.app, name="plan")
+    app.add_typer(loadtest.app, name="loadtest")
     app.command("version")(version.version)
     return typer.main.get_command(app)
 

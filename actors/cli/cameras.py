@@ -32,13 +32,26 @@ def add(
             help="A standing yes/no question; may be repeated. Without one the cluster's own questions are asked.",
         ),
     ] = None,
+    priority: Annotated[
+        str | None,
+        typer.Option(
+            metavar="CLASS",
+            help="critical: never late while anything else can give way; normal; background: the first to be shed.",
+        ),
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Add it although there is no room for it.")] = False,
     settings: Settings = None,
     gateway: Gateway = DEFAULT_GATEWAY,
     json: Json = None,
 ) -> None:
     """Add a camera; it starts at once.
 
+    Says who answers it, how often and how soon; at which quality, where the replicas are full; or refuses it and says
+    what is missing, in cameras like it and in replicas.
+
     $ sightline cameras add gate rtsp://10.0.0.11/stream1 -q "fence@0.6=Is anyone climbing the fence?"
+
+    $ sightline cameras add gate-2 rtsp://10.0.0.12/stream1 --priority critical
 
     $ sightline cameras add depot --set window.stride_s=4     (fed by `sightline push`)
     """
@@ -46,18 +59,21 @@ def add(
 
     from actors.cli.options import parse_questions, parse_settings
     from actors.cli.output import write_json
+    from actors.cli.tables import expectation
     from cluster.config import parse_camera
     from cluster.rpc.client import GatewayClient
 
     # The same check as the cluster makes, here because it can name what is wrong without a round trip.
-    entry = parse_camera(name, source, parse_questions(question), parse_settings(settings))
+    wanted = parse_settings(settings) | ({} if priority is None else {"priority": priority})
+    entry = parse_camera(name, source, parse_questions(question), wanted)
     asked = [item.question() for item in entry.questions or []]
     with GatewayClient(gateway, credentials=client_credentials()) as client:
-        status = client.camera_add(name, source, asked, parse_settings(settings))
+        status = client.camera_add(name, source, asked, wanted, force=force)
     if json is not None:
         write_json(json, asdict(status))
     if json != "-":
         print(f"{name}: {status.state}" + (f", {status.reason}" if status.reason else ""))
+        print(expectation(status))
 
 
 @app.command("list")

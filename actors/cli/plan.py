@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from actors.cli.options import Json
+from actors.cli.plan_city import city
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -20,9 +21,7 @@ HELP = "Predict what machines would reach, to plan capacity."
 app = typer.Typer(no_args_is_help=True, help=HELP)
 
 
-@app.callback(help=HELP)
-def _group() -> None:
-    """Keep ``accelerator`` a command of its own: a group of one would swallow its name."""
+app.command("city")(city)
 
 
 @app.command("accelerator")

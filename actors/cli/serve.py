@@ -37,6 +37,7 @@ def serve(
     screen = console(stderr=json == "-")
     stop = threading.Event()
     with screen.status("loading the libraries") as status:
+        from actors.calibrated import WARNING
         from actors.runtime import Cluster
 
         cluster = Cluster(loaded, on_phase=status.update if screen.is_terminal else screen.print)
@@ -46,6 +47,8 @@ def serve(
         signal.signal(signal.SIGTERM, lambda *_: stop.set())
         if json is not None:
             write_json(json, {"gateway": cluster.gateway_address, "metrics": cluster.metrics_address})
+        if loaded.engine == "calibrated":
+            screen.print(f"[bold yellow]warning[/]  {WARNING}")
         screen.print(
             f"[bold green]ready[/]    {plural(len(loaded.cameras), 'camera')}, model {loaded.model.name}\n"
             f"gRPC     {cluster.gateway_address}\n"

@@ -94,6 +94,7 @@ def cameras_table(cameras: Sequence[CameraStatus], width: int) -> Table:
     table.add_column("camera")
     table.add_column("state", no_wrap=True)
     if wide:
+        table.add_column("class, quality", no_wrap=True)
         table.add_column("picture", no_wrap=True)
         table.add_column("cue", no_wrap=True)
         table.add_column("frame age", justify="right", no_wrap=True)
@@ -114,6 +115,7 @@ def cameras_table(cameras: Sequence[CameraStatus], width: int) -> Table:
         table.add_row(
             Text(camera.name),
             state(camera),
+            *((f"{camera.priority}, {camera.rung}",) if wide else ()),
             *(details if wide else ()),
             windows(camera),
             tokens(camera),
@@ -124,8 +126,19 @@ def cameras_table(cameras: Sequence[CameraStatus], width: int) -> Table:
     return table
 
 
+def expectation(camera: CameraStatus) -> str:
+    """What a camera that was added may expect: owner, rate, lag and quality."""
+    if not camera.replica:
+        return "taken; it waits for a replica"
+    rate = f"a window every {1 / camera.windows_per_s:.3g} s" if camera.windows_per_s else "no windows"
+    lag = f", answered about {camera.expected_lag_s:.2g} s after its end" if camera.expected_lag_s else ""
+    quality = f", at reduced quality ({camera.rung}): {camera.rung_reason}" if camera.rung_reason else ""
+    return f"taken by {camera.replica}: {rate}{lag}{quality}"
+
+
 def reasons(cameras: Sequence[CameraStatus]) -> list[str]:
-    """A line for each camera that says why it is in its state, and one if part of its memory is out of reach."""
+    """A line for each camera that says why it is in its state, one for the quality it runs at when that is not
+    full, and one if part of its memory is out of reach."""
     lines = []
     for camera in cameras:
         if camera.reason:
@@ -133,6 +146,8 @@ def reasons(cameras: Sequence[CameraStatus]) -> list[str]:
                 f"; tried again in {camera.retry_in_s:.0f} s" if camera.state == "backoff" and camera.retry_in_s else ""
             )
             lines.append(f"{camera.name}: {redact(camera.reason)}{retry}")
+        if camera.rung_reason:
+            lines.append(f"{camera.name}: quality {camera.rung}: {camera.rung_reason}")
         if camera.memory_state:
             lines.append(f"{camera.name}: memory: {redact(camera.memory_state)}")
     return lines

@@ -25,7 +25,11 @@ BENCHES: dict[str, str] = {
     "codec": "the whole front end against bare decoding of the same clip, one core",
     "ingest": "packets per second through the gateway by gRPC push, flow control on",
     "batch": "streams stepped together against one by one",
+    "engines": "our engine against vLLM: full, pruned, with reuse, on the same windows",
+    "cost": "seconds of steps over windows of many sizes, and the cost model fitted to them",
+    "scheduler": "placement, queue, ladder and admission on simulated time",
     "memory": "what compressors cost and cover, under a cap, on the KV that leaves real windows",
+    "alerts": "from an answer to a webhook that has it, and what is lost when everything is killed",
     "soak": "memory after thousands of windows on one camera",
 }
 
@@ -65,7 +69,7 @@ def machine() -> dict[str, Any]:
         "python": platform.python_version(),
         "gpu": _gpu(),
     }
-    for package in ("torch", "transformers", "av", "grpcio", "ray"):
+    for package in ("torch", "transformers", "vllm", "av", "grpcio", "ray"):
         try:
             found[package] = version(package)
         except PackageNotFoundError:

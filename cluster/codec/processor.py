@@ -107,6 +107,10 @@ class CodecProcessor:
         self._next_sequence = None
         self._lose()
 
+    def change_fps(self, fps: float) -> None:
+        """Sample at another rate from here on; nothing else changes."""
+        self._sampling.change(fps)
+
     def feed(self, packet: EncodedPacket) -> list[SampledFrame]:
         """Decode one packet; the samples it completed, oldest first."""
         self.stats.packets += 1

@@ -84,10 +84,14 @@ class Sampling:
     """Which pictures become samples: the first at or after each tick of ``fps``, by time and not by count."""
 
     def __init__(self, fps: float) -> None:
+        self._next: int | None = None
+        self.change(fps)
+
+    def change(self, fps: float) -> None:
+        """Another rate, from the tick on that comes next anyway."""
         self.period = max(1, round(MICROSECONDS / fps))
         # Timestamps are rounded to the container's clock and jitter; a picture that early is the tick's own.
         self._slack = self.period // 20
-        self._next: int | None = None
 
     def reset(self) -> None:
         """The next picture is a sample."""

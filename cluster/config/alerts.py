@@ -22,7 +22,9 @@ class SinkConfig(Section):
         min_length=1, max_length=64, pattern=r"^[\w.-]+$", description="Name of the sink: letters, digits, _ . -"
     )
     kind: str = Field(description="What it is: webhook, mqtt, kafka, alertmanager or log.")
-    options: dict[str, Any] = Field(default_factory=dict, description="Parameters of the sink, see docs/alerts.md.")
+    options: dict[str, Any] = Field(
+        default_factory=dict, repr=False, description="Parameters of the sink, see docs/alerts.md."
+    )
     min_severity: Severity = Field(default="info", description="Incidents below this severity are left out.")
     cameras: list[str] = Field(
         default_factory=list, description="Only incidents of cameras that match one of these, * and ? stand for any."
@@ -146,7 +148,10 @@ class AlertsConfig(Section):
     )
     release: int = Field(default=2, ge=1, le=1000, description="Negative windows in a row that end it.")
     hysteresis: float = Field(
-        default=0.1, ge=0, lt=1, description="An open incident goes on down to the question's threshold less this."
+        default=0.1,
+        ge=0,
+        lt=1,
+        description="An open incident goes on down to the question's threshold less this, or half of it.",
     )
     cooldown_s: Duration = Field(
         default=60.0, ge=0, description="For so long after an incident its question opens none: seconds, or like 5m."

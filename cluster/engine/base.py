@@ -75,6 +75,11 @@ class Engine(Protocol):
         """
         ...
 
+    def hand_over(self, stream: str) -> bool:
+        """Let go of a stream that goes on in another process, and put its window and memory where that process finds
+        them when it admits it; False where it cannot be gone on with, and was evicted."""
+        ...
+
     def export_stream(self, stream: str) -> bytes:
         """Everything needed to go on elsewhere without recomputing: frames' embeddings, position-free KV, counters."""
         ...

@@ -17,6 +17,7 @@ from cluster.memory.repair import Repair
 from cluster.memory.retrieve import retrievers
 from cluster.memory.retrieve.base import Retriever
 from cluster.memory.stream import StreamMemory
+from cluster.memory.tiers.base import Outcome
 from cluster.memory.tiers.stack import TierStack
 from cluster.types import MICROSECONDS, Forgotten, MemorySpec, MemoryStatus
 
@@ -237,12 +238,29 @@ class MemoryBank:
             self._drop(stream)
             return
         memory.save()
-        self._released[stream] = memory.spec
-        self._let_go(stream)
+        self._part(memory)
+
+    def _part(self, memory: StreamMemory) -> None:
+        """Its owner is elsewhere from now on; it may still be asked about here."""
+        self._released[memory.stream] = memory.spec
+        self._let_go(memory.stream)
         if len(self._released) > RELEASED:
             oldest, _ = self._released.popitem(last=False)
             with self._lock:
                 self._reports.pop(oldest, None)
+
+    def hand_over(self, stream: str) -> bool:
+        """Another process takes over window and memory of the same moment, and both are let go of here; False, and
+        nothing done, where the window or the tiers do not allow it."""
+        memory = self._memories.get(stream)
+        window = self.window(stream) if memory is not None and self.window is not None else None
+        if memory is None or not window:
+            return False
+        memory.settle()
+        if memory.save(window) is not Outcome.HIT or not self.tiers.shared(stream):
+            return False
+        self._part(memory)
+        return True
 
     def forget(self, stream: str, ago_s: float | None = None, *, newest: int | None = None) -> Forgotten:
         """Forget what is older than ``ago_s`` seconds before the newest frame, or everything, in every tier.

@@ -23,11 +23,17 @@ T = TypeVar("T")
 class CameraDirectory(Protocol):
     """Who knows the cameras: the controller, seen from the gateway.
 
-    Raises ``UnknownCameraError``, ``CameraExistsError``, ``ConfigError`` (bad settings) or ``UnavailableError``.
+    Raises ``UnknownCameraError``, ``CameraExistsError``, ``ConfigError`` (bad settings), ``CapacityError`` (no room,
+    unless ``force`` is set) or ``UnavailableError``.
     """
 
     async def add(
-        self, name: str, source: str, questions: Sequence[Question], settings: dict[str, Any]
+        self,
+        name: str,
+        source: str,
+        questions: Sequence[Question],
+        settings: dict[str, Any],
+        force: bool = False,
     ) -> CameraStatus: ...
 
     async def remove(self, name: str) -> None: ...
@@ -52,7 +58,7 @@ class CamerasServicer(cameras_pb2_grpc.CamerasServicer):
                 raise ConfigError("a camera needs a name")
             settings = _settings(request.settings_json)
             questions = [question_from_proto(question) for question in request.questions]
-            adding = self._directory.add(request.name, request.source, questions, settings)
+            adding = self._directory.add(request.name, request.source, questions, settings, request.force)
             return status_to_proto(await self._in_time(adding))
         except (SightlineError, ValueError) as error:
             await abort(context, error)

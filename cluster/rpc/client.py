@@ -8,13 +8,22 @@ from types import TracebackType
 from typing import Any, Self, TypeAlias, TypeVar
 
 import grpc
-from sightline.v1 import cameras_pb2, cameras_pb2_grpc, results_pb2, results_pb2_grpc
+from sightline.v1 import (
+    cameras_pb2,
+    cameras_pb2_grpc,
+    replicas_pb2,
+    replicas_pb2_grpc,
+    results_pb2,
+    results_pb2_grpc,
+)
 
 from cluster.errors import SightlineError, UnavailableError
+from cluster.rpc import replicas
 from cluster.rpc.channel import CLUSTER_MESSAGE_BYTES, channel_options, is_loopback, split_address
 from cluster.rpc.convert import answer_from_proto, question_to_proto, status_from_proto
 from cluster.rpc.credentials import ClientCredentials
 from cluster.rpc.status import is_ours, to_error
+from cluster.scheduling.reports import ReplicaStatus
 from cluster.types import Answer, CameraStatus, Question
 
 T = TypeVar("T")
@@ -47,6 +56,7 @@ class GatewayClient:
             grpc.insecure_channel(address, options) if tls is None else grpc.secure_channel(address, tls, options)
         )
         self._cameras = cameras_pb2_grpc.CamerasStub(self._channel)
+        self._replicas = replicas_pb2_grpc.ReplicasStub(self._channel)
         self._results = results_pb2_grpc.ResultsStub(self._channel)
 
     def __enter__(self) -> Self:
@@ -74,18 +84,31 @@ class GatewayClient:
         source: str = "",
         questions: Sequence[Question] = (),
         settings: dict[str, Any] | None = None,
+        *,
+        force: bool = False,
     ) -> CameraStatus:
-        """``settings``: keys of a camera as in the configuration file."""
+        """``settings``: keys of a camera as in the configuration file; ``force``: also when there is no room for it."""
         request = cameras_pb2.AddCameraRequest(
             name=name,
             source=source,
             questions=[question_to_proto(question) for question in questions],
             settings_json=json.dumps(settings) if settings else "",
+            force=force,
         )
         return status_from_proto(self._call(self._cameras.Add, request))
 
     def camera_remove(self, name: str) -> None:
         self._call(self._cameras.Remove, cameras_pb2.RemoveCameraRequest(name=name))
+
+    def replicas_list(self) -> list[ReplicaStatus]:
+        """Every replica, by name."""
+        reply = self._call(self._replicas.List, replicas_pb2.ListReplicasRequest())
+        return [replicas.from_proto(status) for status in reply.replicas]
+
+    def replica_drain(self, name: str, *, undo: bool = False) -> ReplicaStatus:
+        """Take the cameras off a replica, or with ``undo`` let it have some again."""
+        request = replicas_pb2.DrainReplicaRequest(name=name, undo=undo)
+        return replicas.from_proto(self._call(self._replicas.Drain, request))
 
     def watch(self, cameras: Collection[str] = ()) -> Iterator[tuple[Answer, int]]:
         """Answers as they come, each with how many were missed before it; ends when the gateway stops.

@@ -29,8 +29,8 @@ class ClientCredentials:
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> ClientCredentials:
-        """``SIGHTLINE_TOKEN`` or ``SIGHTLINE_TOKEN_FILE``, ``SIGHTLINE_TLS=1``, ``SIGHTLINE_CA``, ``SIGHTLINE_CERT`` and
-        ``SIGHTLINE_KEY``; any of the last three means TLS.
+        """``SIGHTLINE_TOKEN`` or ``SIGHTLINE_TOKEN_FILE``, ``SIGHTLINE_TLS=1``, ``SIGHTLINE_CA``, ``SIGHTLINE_CERT``
+        and ``SIGHTLINE_KEY``; any of the last three means TLS.
 
         Raises:
             ConfigError: the token's file cannot be read, or one of certificate and key is missing.

@@ -29,7 +29,9 @@ class LostStream:
     """A camera whose window at the replica is gone, or whose replica cannot be reached.
 
     ``frames``: how many of its frames were under way or waiting and are lost. ``refused``: the replica is there and did
-    not take the camera (``open``) or one of its frames (``frame``).
+    not take the camera (``open``) or one of its frames (``frame``). ``settled``: the camera was to be handed over to
+    another replica, the old one had settled so many windows, and the window in the making is lost; frames go on at the
+    other with a fresh one, which has been sent or held already.
     """
 
     camera: str
@@ -37,6 +39,7 @@ class LostStream:
     frames: int
     reason: str
     refused: Literal["", "open", "frame"] = ""
+    settled: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +59,24 @@ class LaneStatus:
 
 
 @dataclass(slots=True)
+class _Move:
+    """A camera on its way to ``target``. Frames from its fresh one on are ``held`` until the old replica has let go.
+
+    ``fresh``: that frame has come; ``leaving``: nothing more goes to the old replica, which has been ``told``;
+    ``done``: it has ``closed`` the camera and perhaps ``saved`` its window, or is gone.
+    """
+
+    target: str
+    held: deque[frames_pb2.Frame] = field(default_factory=deque)
+    fresh: asyncio.Event = field(default_factory=asyncio.Event)
+    done: asyncio.Event = field(default_factory=asyncio.Event)
+    leaving: bool = False
+    told: bool = False
+    closed: bool = False
+    saved: bool = False
+
+
+@dataclass(slots=True)
 class _Lane:
     spec: StreamSpec
     address: str
@@ -69,6 +90,9 @@ class _Lane:
     dropped: int = 0
     lost: int = 0
     windows: tuple[int, int, int] = (0, 0, 0)
+    # At replicas that have handed it over.
+    before: tuple[int, int, int] = (0, 0, 0)
+    move: _Move | None = None
 
 
 @dataclass(slots=True)
@@ -91,6 +115,8 @@ class FrameSender:
     holes must not be answered.
 
     Args:
+        fresh_s: how long a camera that is handed over may take to bring its fresh frame before its old replica is told
+            to let go; ``hand_over_s``: how long that may take then.
         on_lost: called on the event loop when a connection broke, could not be made (once until it is), or the replica
             refused a camera; must not block.
     """
@@ -102,12 +128,15 @@ class FrameSender:
         max_queue: int = 32,
         backoff: Backoff | None = None,
         connect_s: float = 5.0,
+        fresh_s: float = 2.0,
+        hand_over_s: float = 10.0,
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._on_lost = on_lost
         self._max_queue = max_queue
         self._backoff = backoff or Backoff(first_s=0.1, longest_s=2.0)
         self._connect_s = connect_s
+        self._fresh_s, self._hand_over_s = fresh_s, hand_over_s
         self._lock = threading.Condition()
         self._lanes: dict[str, _Lane] = {}
         self._links: dict[str, _Link] = {}
@@ -116,14 +145,26 @@ class FrameSender:
         self._tasks: set[asyncio.Task[None]] = set()
 
     # -- any thread -----------------------------------------------------------------------------
-    def assign(self, spec: StreamSpec, address: str) -> None:
+    def assign(self, spec: StreamSpec, address: str, *, hand_over: bool = False) -> bool:
         """``spec.stream`` belongs to the replica at ``address`` from now on; again with another spec to change it.
 
-        A camera that moves leaves its old replica; its next frame must be fresh.
+        A camera that moves leaves its old replica; its next frame must be fresh. With ``hand_over`` the old one lives:
+        frames before that fresh one still go there, those after it are held until it has answered what waits and has
+        put the camera's window where the new one finds it. Returns whether that is tried; a failure is told to
+        ``on_lost``.
         """
         camera = spec.stream
         with self._lock:
             lane = self._lanes.get(camera)
+            if lane is not None and lane.closing is None and lane.move is not None:
+                if address != lane.move.target and not hand_over:
+                    self._loop.call_soon_threadsafe(lane.move.done.set)
+                lane.spec, lane.move.target = spec, address
+                return True
+            if hand_over and lane is not None and lane.closing is None and self._can_move(lane, address):
+                lane.spec, lane.move = spec, _Move(address)
+                self._loop.call_soon_threadsafe(self._begin_move, camera, lane, lane.move)
+                return True
             if lane is None or lane.closing is not None:
                 self._lanes[camera] = _Lane(spec, address)
             elif lane.address != address:
@@ -131,14 +172,11 @@ class FrameSender:
                     old.farewells.append(frames_pb2.StreamClose(camera=camera))
                     self._wake(old)
                 self._reset(lane, count_lost=True)
-                lane.spec, lane.address, lane.windows = spec, address, (0, 0, 0)
+                lane.spec, lane.address, lane.windows, lane.before = spec, address, (0, 0, 0), (0, 0, 0)
             elif lane.spec != spec:
                 lane.spec, lane.opened = spec, False
-            link = self._links.get(address)
-            if link is None:
-                link = self._links[address] = _Link(address)
-                self._loop.call_soon_threadsafe(self._start, link)
-            self._ready(camera, link)
+            self._ready(camera, self._link(address))
+            return False
 
     def send(self, sample: FrameSample, *, wait_s: float = 0.0) -> bool:
         """Queue one frame. False: it was dropped and counted, and the next one must be a fresh anchor.
@@ -151,21 +189,26 @@ class FrameSender:
                 return False
             if wait_s > 0.0:
                 self._lock.wait_for(lambda: len(lane.queue) < self._max_queue or self._stopped, wait_s)
-            if lane.wants_fresh and not sample.fresh:
+            if not self._wants(lane, sample):
                 lane.dropped += 1
                 return False
         # The copy is made outside of the lock, by the camera's own thread, which is the only one to send for it.
         message = frame_to_proto(sample)
         with self._lock:
-            if len(lane.queue) >= self._max_queue:
-                lane.dropped += len(lane.queue)
-                lane.queue.clear()
+            held = lane.move is not None and bool(sample.fresh or lane.move.held)
+            queue = lane.move.held if lane.move is not None and held else lane.queue
+            if len(queue) >= self._max_queue:
+                lane.dropped += len(queue)
+                queue.clear()
                 lane.wants_fresh = True
-            if (lane.wants_fresh and not sample.fresh) or self._stopped:
+            if not self._wants(lane, sample) or self._stopped:
                 lane.dropped += 1
                 return False
             lane.wants_fresh = False
-            lane.queue.append(message)
+            queue.append(message)
+            if lane.move is not None and held:
+                self._loop.call_soon_threadsafe(lane.move.fresh.set)
+                return True
             if link := self._links.get(lane.address):
                 self._ready(sample.stream, link)
             return True
@@ -179,6 +222,10 @@ class FrameSender:
             if not flush:
                 lane.dropped += len(lane.queue)
                 lane.queue.clear()
+                if lane.move is not None:
+                    lane.dropped += len(lane.move.held)
+                    lane.move.held.clear()
+                    self._loop.call_soon_threadsafe(lane.move.fresh.set)
             lane.closing = frames_pb2.StreamClose(camera=camera, flush=flush)
             if link := self._links.get(lane.address):
                 self._ready(camera, link)
@@ -198,7 +245,7 @@ class FrameSender:
                 lane.sent,
                 lane.dropped,
                 lane.lost,
-                *lane.windows,
+                *(now + before for now, before in zip(lane.windows, lane.before, strict=True)),
             )
 
     # -- the event loop -------------------------------------------------------------------------
@@ -224,6 +271,41 @@ class FrameSender:
             task = self._loop.create_task(self._run(link), name=f"frames to {link.address}")
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
+
+    def _begin_move(self, camera: str, lane: _Lane, move: _Move) -> None:
+        task = self._loop.create_task(self._move(camera, lane, move), name=f"{camera} moves to {move.target}")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _move(self, camera: str, lane: _Lane, move: _Move) -> None:
+        """Let the old replica go, wait until it has, and go on at the new one."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(move.fresh.wait(), self._fresh_s)
+        with self._lock:
+            move.leaving = True
+            if link := self._links.get(lane.address):
+                self._ready(camera, link)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(move.done.wait(), self._hand_over_s)
+        with self._lock:
+            if self._lanes.get(camera) is not lane:
+                return
+            old, settled = lane.address, sum(lane.before) + sum(lane.windows)
+            frames = self._reset(lane, count_lost=True)
+            if link := self._links.get(old):
+                if not move.closed:
+                    link.farewells.append(frames_pb2.StreamClose(camera=camera))
+                self._wake(link)
+            total = tuple(now + before for now, before in zip(lane.windows, lane.before, strict=True))
+            lane.before = (total[0], total[1], total[2]) if move.saved else (0, 0, 0)
+            lane.windows = (0, 0, 0)
+            lane.address, lane.queue, lane.move = move.target, move.held, None
+            lane.wants_fresh = not lane.queue
+            self._ready(camera, self._link(lane.address))
+            self._lock.notify_all()
+        if not move.saved:
+            reason = "the replica could not hand its window over" if move.closed else "the replica did not let it go"
+            self._on_lost([LostStream(camera, old, frames, reason, settled=settled)])
 
     async def _run(self, link: _Link) -> None:
         """Connect, send, and again after every break, as long as a camera is assigned to this replica."""
@@ -269,6 +351,9 @@ class FrameSender:
             link.farewells.clear()
             for camera, lane in list(self._lanes.items()):
                 if lane.address != link.address:
+                    continue
+                if lane.move is not None:
+                    lane.move.done.set()
                     continue
                 # What waits for a replica that was never reached can still be sent.
                 frames = self._reset(lane, count_lost=True) if link.connected else 0
@@ -342,7 +427,11 @@ class FrameSender:
                     link.ready.append(camera)
                     self._lock.notify_all()
                     return frames_pb2.FrameMessage(frame=frame)
-                if lane.closing is not None and not lane.queue:
+                if lane.move is not None:
+                    if lane.move.leaving and not lane.move.told and not lane.queue:
+                        lane.move.told = True
+                        return frames_pb2.FrameMessage(close=frames_pb2.StreamClose(camera=camera, hand_over=True))
+                elif lane.closing is not None and not lane.queue:
                     del self._lanes[camera]
                     self._left.set()
                     return frames_pb2.FrameMessage(close=lane.closing)
@@ -359,6 +448,9 @@ class FrameSender:
                     pass
             lane.credit = ack.credit
             lane.windows = (ack.windows_done, ack.windows_gated, ack.windows_dropped)
+            if ack.closed and lane.move is not None:
+                lane.move.closed, lane.move.saved = True, ack.saved
+                lane.move.done.set()
             if ack.refused:
                 frames = len(lane.queue) + (0 if ack.opened else 1)
                 lane.lost += frames
@@ -372,6 +464,24 @@ class FrameSender:
             self._on_lost(lost)
 
     # -- under the lock -------------------------------------------------------------------------
+    def _can_move(self, lane: _Lane, address: str) -> bool:
+        """Whether a camera has something at its old replica that can be asked to hand it over."""
+        link = self._links.get(lane.address)
+        return lane.address != address and lane.sent > 0 and link is not None and link.connected
+
+    def _link(self, address: str) -> _Link:
+        link = self._links.get(address)
+        if link is None:
+            link = self._links[address] = _Link(address)
+            self._loop.call_soon_threadsafe(self._start, link)
+        return link
+
+    @staticmethod
+    def _wants(lane: _Lane, sample: FrameSample) -> bool:
+        """Whether a frame can be used: after a loss, and once the old replica was told to let go, a fresh one first."""
+        left = lane.move is not None and lane.move.leaving and not lane.move.held
+        return sample.fresh or not (lane.wants_fresh or left)
+
     def _reset(self, lane: _Lane, *, count_lost: bool) -> int:
         """Forget what is queued and under way; returns how many frames that were."""
         frames = len(lane.queue) + len(lane.in_flight)

@@ -33,6 +33,14 @@ class WindowCounters:
     dropped: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class HandedOver:
+    """How a camera left: ``saved``, where another replica finds its window; ``counters`` are its last."""
+
+    saved: bool
+    counters: WindowCounters
+
+
 class FrameHandler(Protocol):
     """The replica. Called on the event loop, one call at a time per camera, cameras side by side.
 
@@ -50,6 +58,10 @@ class FrameHandler(Protocol):
 
     async def on_close(self, camera: str, flush: bool) -> None:
         """The camera goes for good; ``flush``: answer its last, incomplete window first."""
+        ...
+
+    async def on_hand_over(self, camera: str) -> HandedOver:
+        """The camera goes to another replica, which opens it when this has returned: answer the windows that wait."""
         ...
 
     async def on_lost(self, cameras: list[str]) -> None:
@@ -211,8 +223,13 @@ class _Connection:
             elif isinstance(item, StreamSpec):
                 self._ack(camera, 0, await self._admit(lane, item), opened=True)
             else:
-                if self._owners.get(camera) is self:
+                mine = self._owners.get(camera) is self
+                if mine:
                     del self._owners[camera]
+                if item.hand_over:
+                    self._acks[camera] = await self._hand_over(camera, mine=mine)
+                    self._ack_ready.set()
+                elif mine:
                     await self._leave(camera, item.flush)
                 if not lane.items:
                     del self._lanes[camera]
@@ -223,6 +240,25 @@ class _Connection:
             await self._handler.on_close(camera, flush)
         except Exception as error:
             _sentence(error)
+
+    async def _hand_over(self, camera: str, *, mine: bool) -> frames_pb2.FrameAck:
+        handed = HandedOver(False, self._handler.counters(camera))
+        try:
+            if mine:
+                handed = await self._handler.on_hand_over(camera)
+        except Exception as error:
+            _sentence(error)
+        counters = handed.counters
+        return frames_pb2.FrameAck(
+            camera=camera,
+            credit=self._credit,
+            windows_done=counters.done,
+            windows_gated=counters.gated,
+            windows_dropped=counters.dropped,
+            opened=True,
+            closed=True,
+            saved=handed.saved,
+        )
 
     async def _admit(self, lane: _Lane, spec: StreamSpec) -> str:
         try:

@@ -43,8 +43,8 @@ class MemoryClient(GatewayClient):
     ) -> Generator[str | Told, None, None]:
         """Pieces of the answer as they come, then how it came about; closing the iterator stops the answer.
 
-        Asked when the first piece is. See ``AskRequest`` for the arguments; ``metadata``, here and below: for whom it is
-        asked, instead of this client's own.
+        Asked when the first piece is. See ``AskRequest`` for the arguments; ``metadata``, here and below: for whom it
+        is asked, instead of this client's own.
 
         Raises:
             ConfigError: not a question.

@@ -26,8 +26,8 @@ from cluster.errors import (
     UnavailableError,
     UnknownCameraError,
 )
-from cluster.rpc.http_server import Application, Environ, StartResponse
 from cluster.rpc.client import Metadata
+from cluster.rpc.http_server import Application, Environ, StartResponse
 from cluster.rpc.memory_client import MemoryClient
 from cluster.rpc.memory_wire import Told, ago_s
 

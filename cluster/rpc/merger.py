@@ -33,10 +33,20 @@ class ResultsMerger:
 
     Two answers are the same when camera, window, question and the window's end are: a camera whose replica was lost
     counts its windows from 0 again, but on later video. The last ``remember`` answers of a camera are compared.
+    ``recent``: begin, also after a break, with the answers of the last minute.
     """
 
-    def __init__(self, hub: AnswerHub, *, retry_s: float = 0.2, max_retry_s: float = 5.0, remember: int = 256) -> None:
+    def __init__(
+        self,
+        hub: AnswerHub,
+        *,
+        retry_s: float = 0.2,
+        max_retry_s: float = 5.0,
+        remember: int = 256,
+        recent: bool = False,
+    ) -> None:
         self._hub = hub
+        self._recent = recent
         self._retry_s = retry_s
         self._max_retry_s = max_retry_s
         self._remember = remember
@@ -71,7 +81,7 @@ class ResultsMerger:
         async with open_channel(address) as channel:
             stub = results_pb2_grpc.ResultsStub(channel)
             while True:
-                call = stub.Watch(results_pb2.WatchRequest())
+                call = stub.Watch(results_pb2.WatchRequest(recent=self._recent))
                 try:
                     await call.initial_metadata()
                     # Metadata also arrives with a failure: only a call that goes on is a connection.

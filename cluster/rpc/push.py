@@ -20,8 +20,8 @@ from cluster.codec.supervisor import Backoff, SourceSupervisor
 from cluster.errors import SightlineError, SourceError, UnavailableError
 from cluster.rpc.calls import Call, CallEndedError, finish, first_reply, write
 from cluster.rpc.channel import is_loopback, open_channel, split_address
-from cluster.rpc.credentials import ClientCredentials
 from cluster.rpc.convert import packet_to_proto
+from cluster.rpc.credentials import ClientCredentials
 from cluster.rpc.edge_buffer import EdgeBuffer
 from cluster.rpc.status import to_error
 from cluster.types import EncodedPacket

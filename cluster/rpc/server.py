@@ -33,8 +33,8 @@ def push_message_bytes(max_packet_bytes: int) -> int:
 class RpcServer:
     """Add services, :meth:`bind`, :meth:`start`, :meth:`stop`; must be made on the event loop it runs on.
 
-    ``guard``: who decides over every call; ``tls``: certificate of its ports. Raises ``ConfigError`` when that cannot be
-    used.
+    ``guard``: who decides over every call; ``tls``: certificate of its ports. Raises ``ConfigError`` when that cannot
+    be used.
     """
 
     def __init__(

@@ -23,6 +23,7 @@ from cluster.errors import (
     UnauthenticatedError,
     UnavailableError,
     UnknownCameraError,
+    UnknownIncidentError,
 )
 
 log = logging.getLogger(__name__)
@@ -32,6 +33,7 @@ Code = grpc.StatusCode
 
 _CODES: tuple[tuple[type[BaseException], grpc.StatusCode], ...] = (
     (UnknownCameraError, Code.NOT_FOUND),
+    (UnknownIncidentError, Code.NOT_FOUND),
     (CameraExistsError, Code.ALREADY_EXISTS),
     (NotReadyError, Code.FAILED_PRECONDITION),
     (ConfigError, Code.INVALID_ARGUMENT),

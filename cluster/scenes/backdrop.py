@@ -77,9 +77,9 @@ def _zone(picture: Float, layout: Layout, x: Float, y: Float) -> None:
     zone = layout.zone
     inside = (x >= zone.x0) & (x <= zone.x1) & (y >= zone.y0) & (y <= zone.y1)
     edge = inside & ~((x >= zone.x0 + 0.014) & (x <= zone.x1 - 0.014) & (y >= zone.y0 + 0.012) & (y <= zone.y1 - 0.012))
-    stripes = inside & ((x + y) / 0.085 % 1 < 0.36)
+    stripes = inside & ((x + zone.tilt * y) / zone.pitch % 1 < zone.share)
     color = np.asarray(zone.color, dtype=np.float32)
-    picture[stripes] = 0.25 * picture[stripes] + 0.75 * color
+    picture[stripes] = (1 - zone.opaque) * picture[stripes] + zone.opaque * color
     picture[edge] = color
 
 

@@ -28,6 +28,8 @@ _BASE = {
 }
 DRAWN = "drawn"
 """Name of the surface that is another one for each seed."""
+MIXED = "mixed"
+"""The same from a wider range: stained, speckled, slatted, in patches, and two patterns at once."""
 
 # Roughness: amplitude of coarse, fine and grain noise in grey levels.
 _ROUGH = {
@@ -53,6 +55,8 @@ def texture(name: str, height: int, width: int, seed: int) -> Float:
     x = ((np.arange(width, dtype=np.float32) + 0.5) / height)[None, :]
     if name == DRAWN:
         return _drawn(np.random.default_rng([seed, len(_BASE)]), x, y)
+    if name == MIXED:
+        return _mixed(np.random.default_rng([seed, len(_BASE) + 1]), x, y)
     rng = np.random.default_rng([seed, sorted(_BASE).index(name)])
     base = np.asarray(_BASE[name], dtype=np.float32) * rng.uniform(0.88, 1.1) + rng.uniform(-8, 8, 3).astype(np.float32)
     coarse, fine, grain = _ROUGH.get(name, (6, 4, 3))
@@ -88,6 +92,29 @@ def _drawn(rng: np.random.Generator, x: Float, y: Float) -> Float:
             pass
     picture: Float = base + tone[..., None]
     return picture
+
+
+def _mixed(rng: np.random.Generator, x: Float, y: Float) -> Float:
+    """A surface of the widest range: two drawn ones side by side in patches, or one under stains and speckles."""
+    height, width = y.shape[0], x.shape[1]
+    picture = _drawn(rng, x, y)
+    if rng.random() < 0.3:
+        other = _drawn(rng, x, y)
+        patches = clouds(rng, height, width, int(rng.integers(2, 14))) > rng.uniform(-0.5, 1.0)
+        picture = np.where(patches[..., None], other, picture)
+    picture = picture + rng.uniform(-26, 26) + rng.uniform(-14, 14, 3).astype(np.float32)
+    if rng.random() < 0.5:
+        stains = np.clip(clouds(rng, height, width, int(rng.integers(3, 16))) - rng.uniform(0.0, 1.2), 0, 1)
+        picture = picture + (rng.uniform(-38, 38) * stains)[..., None]
+    if rng.random() < 0.4:
+        speckles = clouds(rng, height, width, int(rng.integers(16, 90))) > rng.uniform(1.2, 2.2)
+        picture = picture + np.where(speckles, rng.uniform(-40, 40), 0.0)[..., None]
+    if rng.random() < 0.3:
+        turned = float(rng.uniform(-1.5, 1.5))
+        slats = (x + turned * y) / rng.uniform(0.03, 0.3) % 1
+        picture = picture + (rng.uniform(-22, 22) * (slats if rng.random() < 0.5 else slats > 0.5))[..., None]
+    mixed: Float = picture.astype(np.float32)
+    return mixed
 
 
 def _pattern(name: str, x: Float, y: Float) -> Any:

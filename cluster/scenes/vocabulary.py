@@ -24,7 +24,7 @@ _NEEDED_S = {
     "intrusion": 3.0,
     "left_object": 4.0,
     "stopped_vehicle": 5.0,
-    "wrong_way": 2.5,
+    "wrong_way": 3.5,
 }
 
 

@@ -14,14 +14,22 @@ from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 from cluster.config import CameraConfig
-from cluster.errors import CameraExistsError, CapacityError, UnknownCameraError
+from cluster.errors import CameraExistsError, CapacityError, ConfigError, NotReadyError, UnknownCameraError
 from cluster.redaction import redact
 from cluster.scheduling.admission import Admission
 from cluster.scheduling.demand import Measured, windows_per_s
 from cluster.scheduling.ladder import Rung, Step
 from cluster.scheduling.placement import Placement
 from cluster.scheduling.quality import ALL_EQUAL, FleetSettings, demand_of
-from cluster.scheduling.reports import CameraReport, DecoderInfo, ReplicaInfo, ReplicaReport, StreamReport, Totals
+from cluster.scheduling.reports import (
+    CameraReport,
+    DecoderInfo,
+    ReplicaInfo,
+    ReplicaReport,
+    ReplicaStatus,
+    StreamReport,
+    Totals,
+)
 from cluster.types import CameraStatus, PatchGeometry, PictureHealth
 
 Info = TypeVar("Info", DecoderInfo, ReplicaInfo)
@@ -50,10 +58,11 @@ class CameraAssignment:
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """All cameras of one decoder at one ``version`` of the table."""
+    """All cameras of one decoder at one ``version`` of the table; ``alive``: addresses of all replicas that are."""
 
     version: int
     cameras: tuple[CameraAssignment, ...]
+    alive: frozenset[str] = frozenset()
 
 
 @dataclass(slots=True)
@@ -126,7 +135,7 @@ class Directory:
         known = self._cameras.get(settings.name)
         if known is not None:
             if known.settings == settings:
-                return self._fleet.admit(self._fleet.demand_of(settings.name), now_s, force=True)
+                return self._fleet.told(settings.name)
             raise CameraExistsError(
                 f"there is a camera {settings.name!r} already; remove it first to change its settings"
             )
@@ -286,6 +295,45 @@ class Directory:
             ),
         )
 
+    def drain(self, replica: str, *, undo: bool = False) -> ReplicaStatus:
+        """Move every camera off a replica that is to be stopped, and give it none until it is started anew; with
+        ``undo`` it may have cameras again.
+
+        Raises:
+            ConfigError: no such replica.
+            NotReadyError: no other one takes cameras.
+        """
+        if replica not in self._replicas:
+            known = ", ".join(sorted(self._replicas)) or "none"
+            raise ConfigError(f"there is no replica {replica!r}; there are: {known}")
+        if undo:
+            self._fleet.join(replica)
+        else:
+            self._fleet.drain(replica)
+            if not self._fleet.draining(replica):
+                raise NotReadyError(f"no other replica takes cameras; {replica} keeps its own until there is one")
+        self.version += 1
+        return next(status for status in self.replica_statuses() if status.name == replica)
+
+    def replica_statuses(self) -> list[ReplicaStatus]:
+        """Every replica, by name."""
+        plans = [self._fleet.plan(name) for name in self._cameras]
+        full = self._fleet.ladder.rungs[0].name
+        return [
+            ReplicaStatus(
+                name=name,
+                address=member.info.address,
+                draining=self._fleet.draining(name),
+                cameras=sum(plan.owner == name for plan in plans),
+                held=0 if member.load is None else member.load.held,
+                lowered=sum(plan.owner == name and plan.rung != full for plan in plans),
+                utilisation=self._fleet.utilisation(name) if self._measured else 0.0,
+                expected_lag_s=self._lag_s(name),
+                backlog_s=0.0 if member.load is None else member.load.backlog_s,
+            )
+            for name, member in sorted(self._replicas.items())
+        ]
+
     def expire(self, now_s: float) -> list[str]:
         """Let everyone go who has been silent for too long; returns their names."""
         decoders = [name for name, member in self._decoders.items() if now_s - member.seen_s > self._timeout_s]
@@ -341,7 +389,8 @@ class Directory:
             settings = self._cameras[name].settings
             rung = self._rungs[self._fleet.plan(name).rung]
             cameras.append(CameraAssignment(settings, self.geometry, route.replica, route.replica_address, rung))
-        return Assignment(self.version, tuple(cameras))
+        alive = frozenset(member.info.address for member in self._replicas.values())
+        return Assignment(self.version, tuple(cameras), alive)
 
     def status(self, name: str) -> CameraStatus:
         """Everything known of one camera.

@@ -110,7 +110,7 @@ class Fleet:
         self._clock(now_s)
         if demand.camera in self._cameras:
             self.demand(demand.camera, demand)
-            return self._told(demand.camera)
+            return self.told(demand.camera)
         unit = self._unit(demand)
         estimate = DemandEstimate(demand)
         loads = tuple(each * estimate.factor for each in unit)
@@ -126,7 +126,7 @@ class Fleet:
         self._cameras[demand.camera] = camera
         self._totals.add(camera.on)
         self._own(demand.camera, self._placement.add(demand.camera, weight=loads[0], prefer=prefer))
-        return self._told(demand.camera)
+        return self.told(demand.camera)
 
     def remove(self, name: str) -> list[Move]:
         """Forget a camera; others may move as the mean load falls.
@@ -225,6 +225,10 @@ class Fleet:
         self._replicas[replica].draining = self._placement.can_drain(replica)
         self._count_capacity()
         return self._moved(self._placement.drain(replica), f"{replica} is drained", warm=True)
+
+    def draining(self, replica: str) -> bool:
+        """Whether it takes no cameras."""
+        return self._replicas[replica].draining
 
     def rebalance(self, *, at_most: int | None = None) -> list[Move]:
         """Move cameras off replicas above the bound."""
@@ -376,7 +380,12 @@ class Fleet:
             moves.append(Move(name, source, owner, warm and source is not None, reason))
         return moves
 
-    def _told(self, name: str) -> Admission:
+    def told(self, name: str) -> Admission:
+        """What a camera that is known would be told if it were added now.
+
+        Raises:
+            UnknownCameraError: no such camera.
+        """
         camera = self._known(name)
         rung = self.ladder.rungs[camera.on.rung]
         rate = camera.estimate.rate / (camera.estimate.declared.stride_s * rung.stride)

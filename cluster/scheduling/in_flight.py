@@ -21,12 +21,16 @@ class InFlight:
     _settled: int = 0
     _origin: int | None = None
     _end: int = 0
+    # Begun before a camera was handed over, and the frame that it went on with.
+    _moved: tuple[int, int] | None = None
 
-    def sent(self, sample: FrameSample) -> None:
-        """A frame left for the replica."""
-        if self._origin is None or sample.fresh:
+    def sent(self, sample: FrameSample, *, goes_on: bool = False) -> None:
+        """A frame left for the replica. ``goes_on``: fresh as it is, the windows go on: the camera was handed over."""
+        if self._origin is None or (sample.fresh and not goes_on):
             self._closed += math.floor(self._strides())
             self._origin = sample.pts
+        elif sample.fresh:
+            self._moved = self._closed + math.ceil(self._strides()), sample.pts
         self._end = sample.end
 
     def restride(self, stride_s: float) -> None:
@@ -49,8 +53,18 @@ class InFlight:
         """The replica is gone with all it had; returns what it took with it and begins anew."""
         lost = self.count()
         self._closed = self._settled = 0
-        self._origin = None
+        self._origin = self._moved = None
         return lost
+
+    def stay_behind(self, settled: int) -> int:
+        """The camera was not handed over after all: its old replica settled so many windows, and the new one begins
+        anew with the frame that the camera went on with. Returns what is lost."""
+        self._settled = settled
+        if self._moved is None:
+            return self.lose()
+        begun, self._origin = self._moved
+        self._closed, self._settled, self._moved = 0, 0, None
+        return max(0, begun - settled)
 
     def _strides(self) -> float:
         if self._origin is None:

@@ -21,6 +21,14 @@ class WindowCounts:
 
 
 @dataclass(frozen=True, slots=True)
+class Departure:
+    """How a camera left for another replica: ``saved``, its window can be gone on with there; its last ``counts``."""
+
+    saved: bool
+    counts: WindowCounts
+
+
+@dataclass(frozen=True, slots=True)
 class Offer:
     """A frame that waits for the engine thread."""
 
@@ -32,7 +40,7 @@ class Offer:
 @dataclass(slots=True)
 class OpenStream:
     """``ending``: its source ended, and it is let go of once nothing waits; ``broken``: why no frame but a fresh one is
-    taken; ``before``: counts of earlier times it was open."""
+    taken; ``before``: counts of earlier times it was open; ``leaving``: who waits for it to be handed over."""
 
     spec: StreamSpec
     inbox: deque[Offer] = field(default_factory=deque)
@@ -43,6 +51,7 @@ class OpenStream:
     latency_s: float = 0.0
     last_answers: dict[str, LastAnswer] = field(default_factory=dict)
     counts: Counter[str] = field(default_factory=Counter)
+    leaving: Future[Departure] | None = None
 
     @classmethod
     def after(cls, spec: StreamSpec, last: StreamReport | None) -> OpenStream:

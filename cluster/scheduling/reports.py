@@ -72,10 +72,33 @@ class StreamReport:
 @dataclass(frozen=True, slots=True)
 class ReplicaReport:
     """How full a replica is. ``busy_s``: seconds that it spent on windows and questions since it started;
-    ``backlog_s``: seconds of windows that wait."""
+    ``backlog_s``: seconds of windows that wait; ``held``: cameras whose windows it holds."""
 
     busy_s: float
     backlog_s: float
+    held: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaStatus:
+    """A replica as an operator sees it.
+
+    * ``draining``: it takes no cameras; one that holds none may be stopped without a loss
+    * ``cameras``: placed on it, ``lowered`` of them below full quality; ``held``: whose windows it holds
+    * ``utilisation``: work over capacity, what waits included; 0 where nobody knows what a window costs, and so is
+      ``expected_lag_s``, from a window's last frame to its answer
+    * ``backlog_s``: seconds of windows that wait
+    """
+
+    name: str
+    address: str = ""
+    draining: bool = False
+    cameras: int = 0
+    held: int = 0
+    lowered: int = 0
+    utilisation: float = 0.0
+    expected_lag_s: float = 0.0
+    backlog_s: float = 0.0
 
 
 class Totals:

@@ -116,20 +116,52 @@ class WindowQueue:
             late_s: an answer that is begun later than this after the last frame arrived helps nobody.
             seconds: what a step gets longer by it.
         """
+        waiting = self._waiting(request, stride_s, late_s, patient, seconds)
         camera = self._cameras.get(request.stream)
         if camera is None:
             camera = self._cameras[request.stream] = _Camera()
-        windows = camera.windows
+        camera.windows.append(waiting)
+        if len(camera.windows) == 1 or camera.rank != priority.rank:
+            if len(camera.windows) == 1:
+                camera.turn = self._due(camera, waiting)
+            camera.rank = priority.rank
+            self._push(camera)
+        return self._bounded(camera, patient)
+
+    def put_back(
+        self,
+        request: WindowRequest,
+        *,
+        stride_s: float = 0.0,
+        late_s: float = math.inf,
+        patient: bool = False,
+        priority: Priority = Priority.NORMAL,
+        seconds: float = 0.0,
+    ) -> list[DroppedWindow]:
+        """A window that was taken could not be begun: it waits again, before those of its camera that came since. The
+        rest is as with :meth:`offer`, bounds and drops included."""
+        waiting = self._waiting(request, stride_s, late_s, patient, seconds)
+        camera = self._cameras.setdefault(request.stream, _Camera())
+        camera.windows.appendleft(waiting)
+        # As if it had never been taken.
+        camera.served_s = -math.inf
+        camera.turn = self._due(camera, waiting)
+        camera.rank = priority.rank
+        self._push(camera)
+        return self._bounded(camera, patient)
+
+    def _waiting(
+        self, request: WindowRequest, stride_s: float, late_s: float, patient: bool, seconds: float
+    ) -> _Waiting:
         until_s = math.inf if patient else request.arrived_s + late_s
         if until_s < self._late_s:
             self._late_s = until_s
-        windows.append(_Waiting(request, stride_s, until_s, seconds))
         self._size += 1
-        if len(windows) == 1 or camera.rank != priority.rank:
-            if len(windows) == 1:
-                camera.turn = self._due(camera, windows[0])
-            camera.rank = priority.rank
-            self._push(camera)
+        return _Waiting(request, stride_s, until_s, seconds)
+
+    def _bounded(self, camera: _Camera, patient: bool) -> list[DroppedWindow]:
+        """What has to leave because a window came."""
+        windows = camera.windows
         dropped: list[DroppedWindow] = []
         if not patient:
             while len(windows) > self.per_stream:

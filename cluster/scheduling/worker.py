@@ -20,11 +20,11 @@ from cluster.engine.base import Engine
 from cluster.errors import CapacityError, ConfigError, NotReadyError, UnavailableError, UnknownCameraError
 from cluster.scheduling.asks import AskQueue
 from cluster.scheduling.costs.model import CostModel
-from cluster.scheduling.open_stream import Offer, OpenStream, WindowCounts
+from cluster.scheduling.open_stream import Departure, Offer, OpenStream, WindowCounts
 from cluster.scheduling.pace import StepPace
 from cluster.scheduling.priority import Priority
 from cluster.scheduling.reports import ReplicaReport, StreamReport
-from cluster.scheduling.windows import DropReason, WindowQueue
+from cluster.scheduling.windows import DroppedWindow, DropReason, WindowQueue
 from cluster.types import Answer, AskResult, AskSpec, Forgotten, FrameSample, StreamSpec, WindowRequest
 
 log = logging.getLogger(__name__)
@@ -36,6 +36,9 @@ KEPT_REPORTS = 1024
 
 MAX_FAILURES = 3
 """Steps in a row that may fail on every window before the replica counts as broken."""
+
+REST_S = 0.5
+"""Between two steps of an engine that is not there: its windows wait that long for the next one."""
 
 
 class WorkerEvents(Protocol):
@@ -101,6 +104,7 @@ class EngineWorker:
         self._busy_since: float | None = None
         self._busy_s = 0.0
         self._failures = 0
+        self._rested_s = 0.0
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
     # -- any thread -----------------------------------------------------------------------------
@@ -186,6 +190,15 @@ class EngineWorker:
         ``flush`` after its last, incomplete window was answered; it can still be asked then."""
         self._command(lambda: self._close(stream, flush))
 
+    def hand_over(self, stream: str) -> Future[Departure]:
+        """Let go of a camera that goes to another replica, once the windows that wait are answered: what is needed to
+        go on is in the tiers when it is done, if the engine can. What is in the making otherwise is the caller's to
+        count."""
+        done: Future[Departure] = Future()
+        done.set_running_or_notify_cancel()
+        self._command(lambda: self._leave(stream, done))
+        return done
+
     def remove(self, stream: str) -> Future[None]:
         """Let go of a camera that is no more, open here or not, and forget all it saw, in every tier."""
         return self.run(lambda _: self._remove(stream))
@@ -219,7 +232,8 @@ class EngineWorker:
         backlog_s = sum(count * self._pace.expect(name) for name, count in waiting.items() if count)
         since = self._busy_since
         # A step under way counts as far as it has come.
-        return ReplicaReport(self._busy_s + (0.0 if since is None else time.monotonic() - since), backlog_s)
+        busy_s = self._busy_s + (0.0 if since is None else time.monotonic() - since)
+        return ReplicaReport(busy_s, backlog_s, len(waiting))
 
     def check(self) -> None:
         """Whether the engine thread is alive and moving.
@@ -244,7 +258,7 @@ class EngineWorker:
     def _run(self) -> None:
         while True:
             with self._wake:
-                self._wake.wait_for(self._has_work)
+                self._wake.wait_for(self._has_work, self._rest())
                 if self._stopping:
                     self._asks.close()
                     return
@@ -255,7 +269,8 @@ class EngineWorker:
                 command()
             for name in list(self._streams):
                 self._take_frames(name)
-            self._step()
+            if not self._resting:
+                self._step()
             now = time.monotonic()
             self._busy_s += now - began
             self._busy_since = now
@@ -264,13 +279,25 @@ class EngineWorker:
             self._busy_since = None
 
     def _has_work(self) -> bool:
+        if self._stopping or self._commands:
+            return True
+        if self._resting:
+            return any(stream.inbox and not self._must_wait(stream) for stream in self._streams.values())
         return bool(
-            self._stopping
-            or self._commands
-            or len(self._queue)
+            len(self._queue)
             or len(self._asks)
-            or any(stream.inbox or stream.ending for stream in self._streams.values())
+            or any(stream.inbox or stream.ending or stream.leaving for stream in self._streams.values())
         )
+
+    @property
+    def _resting(self) -> bool:
+        """The engine was not there, and is not asked again yet."""
+        return time.monotonic() < self._rested_s
+
+    def _rest(self) -> float | None:
+        """Seconds after which there is something to do although nothing comes."""
+        left = self._rested_s - time.monotonic()
+        return left if left > 0 else None
 
     def _admit(self, spec: StreamSpec, done: Future[None]) -> None:
         try:
@@ -285,6 +312,7 @@ class EngineWorker:
                 self._streams[spec.stream] = OpenStream.after(spec, self._closed.pop(spec.stream, None))
             else:
                 known.spec, known.ending = spec, False
+                self._stay(known)
         done.set_result(None)
 
     def _close(self, name: str, flush: bool) -> None:
@@ -296,6 +324,32 @@ class EngineWorker:
         else:
             self._asks.drop(name, UnavailableError(f"camera {name!r} was closed here; ask again in a moment"))
             self._let_go(name)
+
+    def _leave(self, name: str, done: Future[Departure]) -> None:
+        stream = self._streams.get(name)
+        if stream is None or stream.leaving is not None:
+            done.set_result(Departure(False, WindowCounts()))
+        else:
+            stream.leaving = done
+
+    @staticmethod
+    def _stay(stream: OpenStream) -> None:
+        """It is not handed over after all."""
+        if stream.leaving is not None:
+            stream.leaving.set_result(Departure(False, stream.windows()))
+            stream.leaving = None
+
+    def _hand_over(self, name: str, stream: OpenStream) -> None:
+        self._asks.drop(name, UnavailableError(f"camera {name!r} moves to another replica; ask again in a moment"))
+        try:
+            saved = self._engine.hand_over(name)
+        except Exception:
+            log.exception("camera %s could not be handed over", name)
+            saved = False
+        done, stream.leaving = stream.leaving, None
+        self._let_go(name)
+        assert done is not None
+        done.set_result(Departure(saved, stream.windows()))
 
     def _remove(self, name: str) -> None:
         self._asks.drop(name, UnknownCameraError(f"camera {name!r} was removed"))
@@ -318,6 +372,7 @@ class EngineWorker:
             self._closed[name] = gone.report()
             if len(self._closed) > KEPT_REPORTS:
                 del self._closed[next(iter(self._closed))]
+        self._stay(gone)
         for offer in gone.inbox:
             offer.taken.set_exception(UnknownCameraError(f"camera {name!r} was closed"))
 
@@ -334,6 +389,8 @@ class EngineWorker:
                 offer.taken.set_result(None)
         if stream.ending and not stream.inbox:
             self._finish(name, stream)
+        elif stream.leaving is not None and not stream.inbox and not self._queue.waiting(name):
+            self._hand_over(name, stream)
 
     def _must_wait(self, stream: OpenStream) -> bool:
         """A fresh frame makes the engine forget the windows that still wait; a patient camera loses none either way."""
@@ -359,9 +416,17 @@ class EngineWorker:
         self._enqueue(stream, [replace(request, arrived_s=offer.arrived_s) for request in closed])
 
     def _enqueue(self, stream: OpenStream, requests: Sequence[WindowRequest]) -> None:
+        self._wait(stream, requests, self._queue.offer)
+
+    def _wait(
+        self,
+        stream: OpenStream,
+        requests: Sequence[WindowRequest],
+        offer: Callable[..., list[DroppedWindow]],
+    ) -> None:
         spec = stream.spec
         for request in requests:
-            for gone in self._queue.offer(
+            for gone in offer(
                 request,
                 stride_s=spec.stride_s,
                 # An answer that starts later than the window is long tells of a scene that is gone.
@@ -389,16 +454,29 @@ class EngineWorker:
         try:
             self._answer(batch.requests)
             self._failures = 0
+        except UnavailableError as error:
+            self._put_back(batch.requests, error)
         except Exception:
             log.exception("a batch of %d windows failed; answering them one by one", len(batch.requests))
             self._answer_singly(batch.requests)
 
+    def _put_back(self, requests: Sequence[WindowRequest], error: UnavailableError) -> None:
+        """The engine is not there, which is no fault of the windows: they wait for the next step."""
+        self._failures += 1
+        self._rested_s = time.monotonic() + REST_S
+        log.warning("%d windows wait: %s", len(requests), error)
+        for request in requests:
+            self._wait(self._streams[request.stream], [request], self._queue.put_back)
+
     def _answer_singly(self, requests: Sequence[WindowRequest]) -> None:
         """One camera's trouble must not cost the others their answers."""
         failed = 0
-        for request in requests:
+        for place, request in enumerate(requests):
             try:
                 self._answer([request])
+            except UnavailableError as error:
+                self._put_back(requests[place:], error)
+                return
             except Exception as error:
                 log.exception("window %d of camera %r failed", request.window, request.stream)
                 failed += 1

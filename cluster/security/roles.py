@@ -13,7 +13,7 @@ class Role(StrEnum):
     * ``ingest``: push a camera's packets
     * ``view``: cameras, answers, incidents, what is remembered
     * ``ask``: view, free questions, and acknowledging incidents
-    * ``admin``: all of it, adding and removing cameras, forgetting
+    * ``admin``: all of it, adding and removing cameras, draining replicas, forgetting
     """
 
     INGEST = "ingest"
@@ -55,12 +55,23 @@ RULES: Mapping[str, Rule] = {
     "/sightline.v1.Cameras/Get": Rule(Role.VIEW, "name", audited=False),
     "/sightline.v1.Cameras/Add": Rule(Role.ADMIN, "name"),
     "/sightline.v1.Cameras/Remove": Rule(Role.ADMIN, "name"),
+    "/sightline.v1.Replicas/List": Rule(Role.VIEW, audited=False),
+    "/sightline.v1.Replicas/Drain": Rule(Role.ADMIN),
     "/sightline.v1.Results/Watch": Rule(Role.VIEW, "cameras"),
     "/sightline.v1.Memory/Ask": Rule(Role.ASK, "camera"),
     "/sightline.v1.Memory/Describe": Rule(Role.VIEW, "camera", audited=False),
     "/sightline.v1.Memory/Forget": Rule(Role.ADMIN, "camera"),
+    "/sightline.v1.Incidents/List": Rule(Role.VIEW, audited=False),
+    "/sightline.v1.Incidents/Get": Rule(Role.VIEW, audited=False),
+    "/sightline.v1.Incidents/Follow": Rule(Role.VIEW, "cameras"),
+    "/sightline.v1.Incidents/Acknowledge": Rule(Role.ASK),
+    "/sightline.v1.Incidents/Mute": Rule(Role.ASK),
+    "/sightline.v1.Incidents/Unmute": Rule(Role.ASK),
+    "/sightline.v1.Incidents/ListMutes": Rule(Role.VIEW, audited=False),
+    "/sightline.v1.Incidents/Outbox": Rule(Role.VIEW, audited=False),
+    "/sightline.v1.Incidents/Resend": Rule(Role.ADMIN),
 }
-"""gRPC method, or what is asked over HTTP -> rule. ``Push`` names its camera in its first message and is checked there."""
+"""gRPC method, or what is asked over HTTP -> rule. ``Push`` names its camera in its first message, which is checked."""
 
 OPEN = frozenset({"/grpc.health.v1.Health/Check", "/grpc.health.v1.Health/Watch"})
 """Calls anybody may make: a probe has no token."""

@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -140,7 +141,7 @@ def write_tokens(path: Path, tokens: Iterable[Token]) -> None:
         ConfigError: two tokens of one name, or the file cannot be written.
     """
     kept = sorted(tokens, key=lambda token: token.name)
-    for one, other in zip(kept, kept[1:], strict=False):
+    for one, other in pairwise(kept):
         if one.name == other.name:
             raise ConfigError(f"there is a token {one.name!r} already; revoke it first, or choose another name")
     part = path.with_name(f"{path.name}.part")

@@ -13,8 +13,20 @@ from cluster.training.pictures import Damage, draw_samples, picture_grid, sample
 from cluster.training.pruning import Pruning, SeenFrame, prune_samples
 from cluster.types import PatchGrid
 
-# Numbers of training scenes drawn with a forced event, in turn; the rest are drawn as they come.
-_FORCED = 0.85
+# Share of training scenes with none, one, two and three kinds of event. A model trained on scenes with one each told
+# wrong-way drivers in such with an AUC of 0.99, and with 0.86 where other things happened as well.
+_EVENTS = (0.13, 0.37, 0.34, 0.16)
+# What an actor does, and the event that is taken for. Scenes that show it are asked about that event every time.
+_ALIKE = {
+    "attended": "left_object",
+    "furniture": "left_object",
+    "crouching": "fall",
+    "sitting": "fall",
+    "parked": "stopped_vehicle",
+    "driving": "wrong_way",
+}
+# Kinds a window is asked about at least.
+_ASKED = 4
 _STRIDE = 4
 _WINDOW = 20
 # Tokens of one sequence, questions apart: bounds memory and the time of a step.
@@ -100,14 +112,20 @@ class WindowExamples:
 
 @dataclass(frozen=True, slots=True)
 class ValidationExamples:
-    """Number -> a whole scene of the validation split, every standing question in every window of 20 s."""
+    """Number -> a whole scene of the validation split, every standing question in every window of 20 s.
+
+    Three of four show two kinds of event and one shows none: with one each, as they were, F1 of windows was 0.86 when
+    the same model had 0.78 on scenes as they come.
+    """
 
     shape: str
 
     def __call__(self, number: int) -> Example:
         rng = np.random.default_rng([7, number])
-        kinds = (*EVENT_KINDS, "any", None)
-        scene = make_scene("validation", number, event=kinds[number % len(kinds)])
+        first, turn = number % len(EVENT_KINDS), number // len(EVENT_KINDS)
+        second = (first + 1 + turn % (len(EVENT_KINDS) - 1)) % len(EVENT_KINDS)
+        event = None if number % 4 == 3 else (EVENT_KINDS[first], EVENT_KINDS[second])
+        scene = make_scene("validation", number, event=event)
         shape = SHAPES[self.shape]
         samples = draw_samples(scene, shape, sample_times(scene.seconds, shape.fps, rng), Damage(quality=70))
         pruning = Pruning("replenish", phase=int(rng.integers(8)))
@@ -123,13 +141,11 @@ class ValidationExamples:
 
 
 def draw_scene(number: int, rng: np.random.Generator) -> Scene:
-    """Training scene ``number``; rare events come as often as common ones."""
-    event: str | None = "any"
-    if rng.random() < _FORCED:
-        event = EVENT_KINDS[number % len(EVENT_KINDS)]
-    elif rng.random() < 0.5:
-        event = None
-    return make_scene("train", number, event=event)
+    """Training scene ``number``: rare events come as often as common ones, alone and with others."""
+    count = int(rng.choice(len(_EVENTS), p=_EVENTS))
+    first = EVENT_KINDS[number % len(EVENT_KINDS)]
+    others = rng.permutation([kind for kind in EVENT_KINDS if kind != first])
+    return make_scene("train", number, event=(first, *(str(kind) for kind in others))[:count])
 
 
 def openings(frames: Sequence[SeenFrame], window: int) -> list[int]:
@@ -157,16 +173,18 @@ def pose(
     rng: np.random.Generator,
     span: int = _WINDOW,
 ) -> tuple[Posed, ...]:
-    """Questions about every four frames: the scene's own events, and three others each time.
+    """Questions about every four frames: the scene's own events, what other things in it are taken for, and others.
 
     ``windows``: for each frame, where its window opens; None for one window that grows from frame 0.
     """
     posed: list[Posed] = []
-    own = {event.kind for event in scene.events}
+    alike = {_ALIKE[key.state] for actor in scene.actors for key in actor.keys if key.state in _ALIKE}
+    sure = {event.kind for event in scene.events} | alike
     for end in range(int(rng.integers(3, 7)), len(frames) + 1, _STRIDE):
         opening = 0 if windows is None else windows[end - 1]
-        others = [kind for kind in EVENT_KINDS if kind not in own]
-        kinds = [*sorted(own), *(str(kind) for kind in rng.choice(others, size=3, replace=False))]
+        others = [kind for kind in EVENT_KINDS if kind not in sure]
+        more = min(len(others), max(1, _ASKED - len(sure)))
+        kinds = [*sorted(sure), *(str(kind) for kind in rng.choice(others, size=more, replace=False))]
         for kind in kinds:
             told = label(scene, kind, frames, opening, end, len(frames) if windows is None else span)
             if told is not None:

@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from cluster.codec import Backoff, CameraState, Source, SourceStatus, SourceSupervisor
 from cluster.codec.processor import CodecOptions, CodecProcessor
 from cluster.errors import CapacityError, SourceError
-from cluster.types import EncodedPacket, FrameSample, PatchGeometry, SampledFrame
+from cluster.types import EncodedPacket, FrameSample, PatchGeometry, PictureHealth, SampledFrame
+from cluster.vision.picture_watch import PictureWatch
 from cluster.vision.pruner import make_pruner
 from cluster.vision.sampler import PatchSampler
 
@@ -39,6 +40,7 @@ class PipelineStatus:
     * ``tokens_full``, ``tokens_kept``: visual tokens of ``samples_out`` with nothing pruned, and as sent
     * ``activity``: of the newest frame, 0..1
     * ``decode_s``, ``prune_s``, ``send_s``: seconds spent on decoding and change grids, masks and patches, the sink
+    * ``picture``: what the newest sample says of the camera itself, None before the first
     """
 
     camera: str
@@ -63,6 +65,7 @@ class PipelineStatus:
     decode_s: float
     prune_s: float
     send_s: float
+    picture: PictureHealth | None = None
 
 
 Sink = Callable[[FrameSample], None]
@@ -93,9 +96,12 @@ class CameraPipeline:
         self._processor = CodecProcessor(
             geometry, CodecOptions(fps=settings.fps, anchor_interval_s=settings.anchor_interval_s)
         )
+        self._watch = PictureWatch()
         self._sampler = PatchSampler(name, make_pruner(settings.pruner, settings.pruner_options), settings.fps)
         self._thread = threading.Thread(target=self._run, name=f"camera-{name}", daemon=True)
         self._stopping = threading.Event()
+        self._fps = settings.fps
+        self._wanted = self._quality = (1.0, 1.0)
         self._status = SourceStatus(CameraState.WAITING)
         self._told_at = time.monotonic()
         self._last_frame_at: float | None = None
@@ -125,6 +131,11 @@ class CameraPipeline:
         """The next frame keeps everything and is fresh: the replica that owned the stream was lost."""
         self._sampler.force_anchor()
 
+    def set_quality(self, *, prune: float = 1.0, fps: float = 1.0) -> None:
+        """From the next packet on: the pruner's threshold times ``prune``, the sampling rate times ``fps``, each of
+        what was configured. The source, the decoder and what the pruner has learnt stay."""
+        self._wanted = (prune, fps)
+
     def status(self) -> PipelineStatus:
         """A snapshot; callable from any thread at any time."""
         source, stats, now = self._status, self._processor.stats, time.monotonic()
@@ -151,6 +162,7 @@ class CameraPipeline:
             decode_s=self._decode_s,
             prune_s=self._prune_s,
             send_s=self._send_s,
+            picture=self._watch.health,
         )
 
     # -- the camera's thread --------------------------------------------------------------------
@@ -178,6 +190,10 @@ class CameraPipeline:
         self._status, self._told_at = status, time.monotonic()
 
     def _feed(self, packet: EncodedPacket) -> None:
+        if self._quality != self._wanted:
+            self._quality = prune, fps = self._wanted
+            self._processor.change_fps(self._fps * fps)
+            self._sampler.change(prune=prune, fps=self._fps * fps)
         before = self._processor.stats.frames_decoded
         start = time.perf_counter()
         frames = self._processor.feed(packet)
@@ -196,6 +212,7 @@ class CameraPipeline:
     def _take(self, frames: list[SampledFrame]) -> None:
         for frame in frames:
             start = time.perf_counter()
+            self._watch.feed(frame)
             sample = self._sampler.feed(frame)
             self._prune_s += time.perf_counter() - start
             if sample is not None:

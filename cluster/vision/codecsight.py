@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from cluster.types import BoolGrid, SampledFrame
 from cluster.vision.cells import complete_groups
@@ -19,6 +20,8 @@ class CodecSight(Pruner):
     content without a vector. On a stream without vectors (HEVC, AV1) ``V`` is zero and, unless ``alpha`` is set, the
     luma plane stands in for it with ``luma_threshold``.
     """
+
+    knob: ClassVar[str] = "tau"
 
     tau: float = 0.25
     """Motion threshold in native pixels per frame; 0.25 is one step of a quarter-pel vector."""

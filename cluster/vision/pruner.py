@@ -9,6 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, is_dataclass
+from typing import ClassVar
 
 import numpy as np
 
@@ -33,6 +34,9 @@ class Decision:
 
 class Pruner(ABC):
     """One camera's pruning policy; keeps state from sample to sample and belongs to one thread."""
+
+    knob: ClassVar[str] = ""
+    """The parameter that the quality ladder raises to keep less; empty where there is none."""
 
     @abstractmethod
     def prune(self, frame: SampledFrame) -> Decision:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import numpy as np
 
@@ -37,6 +38,8 @@ class Replenish(Pruner):
     and never above ``tolerance`` times the camera's: an event there is still seen when it stands out by that much. A
     lane with traffic or a place where people stop is quiet often enough to keep the camera's threshold.
     """
+
+    knob: ClassVar[str] = "margin"
 
     margin: float = 4.5
     """Grey levels above the noise that count as change."""

@@ -43,11 +43,12 @@ def paste_patches(sample: FrameSample, t: int, picture: UInt8Array) -> None:
 
 @dataclass(slots=True)
 class _Pending:
-    """A sample that waits for the rest of its temporal patch."""
+    """A sample that waits for the rest of its temporal patch; ``period``: microseconds until the next one."""
 
     frame: SampledFrame
     mask: BoolGrid
     activity: float
+    period: float
 
 
 class PatchSampler:
@@ -66,6 +67,7 @@ class PatchSampler:
         self.fps = fps
         self.dropped = 0
         self._pruner = pruner
+        self._threshold: float | None = getattr(pruner, pruner.knob) if pruner.knob else None
         self._pending: list[_Pending] = []
         self._index = 0
         self._forced = False
@@ -73,6 +75,13 @@ class PatchSampler:
     def force_anchor(self) -> None:
         """The next :class:`FrameSample` keeps everything and is fresh: its reader has lost the stream's window."""
         self._forced = True
+
+    def change(self, *, prune: float, fps: float) -> None:
+        """From the next sample on: the pruner's threshold times ``prune``, and ``fps`` samples a second. One that waits
+        stays: the pruner counts on what it kept of it."""
+        if self._threshold is not None:
+            setattr(self._pruner, self._pruner.knob, self._threshold * prune)
+        self.fps = fps
 
     def feed(self, frame: SampledFrame) -> FrameSample | None:
         """Take the next sample; returns a frame once ``T`` samples are together."""
@@ -83,7 +92,7 @@ class PatchSampler:
             # The camera itself is sound: its pruner keeps what it has learnt, so an anchor is enough for it.
             frame = replace(frame, anchor=True)
         decision = self._pruner.prune(frame)
-        self._pending.append(_Pending(frame, decision.mask, decision.activity))
+        self._pending.append(_Pending(frame, decision.mask, decision.activity, MICROSECONDS / self.fps))
         if len(self._pending) < frame.grid.temporal:
             return None
         return self._unite()
@@ -110,7 +119,7 @@ class PatchSampler:
             stream=self.stream,
             index=self._index,
             pts=first.pts,
-            duration=round(first.grid.temporal * MICROSECONDS / self.fps),
+            duration=round(sum(part.period for part in parts)),
             anchor=anchor,
             fresh=fresh,
             grid=first.grid,

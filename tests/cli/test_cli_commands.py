@@ -22,6 +22,9 @@ COMMANDS = [
     ["cameras", "add"],
     ["cameras", "list"],
     ["cameras", "remove"],
+    ["replicas"],
+    ["replicas", "list"],
+    ["replicas", "drain"],
     ["watch"],
     ["ask"],
     ["memory"],
@@ -50,13 +53,13 @@ def test_every_command_explains_itself_with_an_example(cli, command):
     done = cli(*command, "--help")
     assert done.returncode == 0, done.stderr
     assert f"Usage: sightline {' '.join(command)}" in done.stdout
-    groups = (["cameras"], ["scenes"], ["eval"], ["train"], ["plan"], ["config"], ["version"])
+    groups = (["cameras"], ["replicas"], ["scenes"], ["eval"], ["train"], ["plan"], ["config"], ["version"])
     assert f"$ sightline {' '.join(command)}" in done.stdout or command in groups
 
 
 def test_the_overview_names_every_command_and_the_exit_codes(cli):
     done = cli("--help")
-    names = "demo serve cameras watch ask memory forget push scenes eval train bench plan config version"
+    names = "demo serve cameras replicas watch ask memory forget push scenes eval train bench plan config version"
     for name in names.split():
         assert f"│ {name} " in done.stdout
     for code in ("0 done", "1 failed", "2 wrong command line or configuration", "130 stopped with Ctrl-C"):
@@ -92,7 +95,8 @@ WRONG = {
         "no model 'no/such/model'",
     ),
     "unknown model in the demo": (["demo", "--model", "tiny-qwen"], 2, "there is no model 'tiny-qwen'; name a"),
-    "unknown engine in the demo": (["demo", "--engine", "vllm"], 2, "engine: must be native"),
+    "unknown engine in the demo": (["demo", "--engine", "vlm"], 2, "engine: must be 'native'"),
+    "an engine that is not installed": (["demo", "--engine", "vllm"], 2, "vLLM, which is not installed here"),
     "unwritable report": (["demo", "--out", "right.yaml/out"], 1, "cannot write right.yaml/out"),
     "nobody there": (["cameras", "list", "-g", "127.0.0.1:1"], 1, "no Sightline gateway answers at 127.0.0.1:1"),
     "nobody to watch": (["watch", "-g", "127.0.0.1:1"], 1, "no Sightline gateway answers at 127.0.0.1:1"),

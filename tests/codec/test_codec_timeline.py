@@ -106,3 +106,18 @@ def test_there_is_at_most_one_sample_per_tick_and_none_is_missed(fps: float, ste
         assert sampling.due(time) == (tick > last_tick)
         last_tick = max(last_tick, tick)
         time += step
+
+
+def test_another_rate_begins_at_the_tick_that_comes_next() -> None:
+    sampling = Sampling(2.0)
+    taken = []
+    for time in range(0, 8 * MICROSECONDS, 100_000):
+        if time == 1_200_000:
+            sampling.change(1.0)
+        if time == 5_200_000:
+            sampling.change(4.0)
+        if sampling.due(time):
+            taken.append(time / MICROSECONDS)
+    assert taken[:6] == [0, 0.5, 1.0, 1.5, 2.5, 3.5]
+    # 4 Hz does not fit into 10 pictures a second: the first at or after each tick.
+    assert taken[6:] == [4.5, 5.5, 5.8, 6.0, 6.3, 6.5, 6.8, 7.0, 7.3, 7.5, 7.8]

@@ -16,6 +16,7 @@ from cryptography.x509.oid import NameOID
 from actors import gateway
 from cluster.config import load_config
 from cluster.errors import UnavailableError, UnknownCameraError
+from cluster.scheduling.reports import ReplicaStatus
 from cluster.security.roles import Role
 from cluster.security.tokens import make_token, write_tokens
 from cluster.types import CameraStatus
@@ -91,12 +92,18 @@ class Directory:
         await self.where(name)
         return CameraStatus(name)
 
-    async def add(self, name, source, questions, settings):
+    async def add(self, name, source, questions, settings, force=False):
         self.added.append(name)
         return CameraStatus(name)
 
     async def remove(self, name):
         self.added.remove(name)
+
+    async def list_replicas(self):
+        return [ReplicaStatus("replica-0", held=3)]
+
+    async def drain(self, name, undo):
+        return ReplicaStatus(name, draining=not undo)
 
     async def replicas(self, known, timeout_s):
         raise UnavailableError("not asked in this test")

@@ -30,7 +30,7 @@ class Directory:
         self.asked = {}
         self.delay_s = 0.0
 
-    async def add(self, name, source, questions, settings):
+    async def add(self, name, source, questions, settings, force=False):
         if name in self.cameras:
             raise CameraExistsError(f"camera {name!r} exists already; remove it first")
         if "zoom" in settings:

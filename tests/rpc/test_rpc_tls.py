@@ -61,7 +61,7 @@ async def test_questions_over_https_find_their_way_inside(monkeypatch, tmp_path,
     """The gateway reaches itself beside its own certificate, and asks for the same tokens there."""
     ca = authority.write(tmp_path / "ca.crt")
     keys = tls_keys(authority, tmp_path)
-    async with guarded_gateway(monkeypatch, tmp_path, tls=keys) as (running, addresses, _, secrets):
+    async with guarded_gateway(monkeypatch, tmp_path, tls=keys) as (_, addresses, _, secrets):
 
         def describe(secret):
             host, _, port = addresses.metrics.rpartition(":")

@@ -6,7 +6,8 @@ import pytest
 from cluster.errors import ConfigError
 from cluster.scenes import EVENT_KINDS, SPLITS, make_scene, memory_questions, phrasings, standing_question
 from cluster.scenes.camera import _CAMERAS
-from cluster.scenes.layout import _TEST_TEXTURES, _TRAIN_TEXTURES
+from cluster.scenes.layout import ASPECT
+from cluster.scenes.places import _TEST_TEXTURES, _TRAIN_TEXTURES
 
 
 @pytest.mark.parametrize("split", SPLITS)
@@ -40,6 +41,60 @@ def test_the_test_split_shares_no_layout_texture_or_camera_with_training():
     for ours, theirs in zip(_TRAIN_TEXTURES, _TEST_TEXTURES, strict=True):
         assert set(ours).isdisjoint(theirs)
     assert set(_CAMERAS["train"]).isdisjoint(_CAMERAS["test"])
+
+
+def test_training_draws_no_view_that_lies_among_those_of_test():
+    """Names could differ and views be the same: no road of training is where a lot's is, and none as steep as a
+    boulevard's."""
+    seen = [make_scene("train", index).layout for index in range(300)]
+    held_out = [make_scene("test", index).layout for index in range(300)]
+    lots = [layout.road for layout in held_out if layout.name == "lot"]
+    boulevards = [layout.slope for layout in held_out if layout.name == "boulevard"]
+    assert not [layout.road for layout in seen if min(lots) <= layout.road <= max(lots)]
+    assert not [layout.slope for layout in seen if min(boulevards) <= layout.slope <= max(boulevards)]
+
+
+def test_training_has_views_beyond_those_it_is_validated_on():
+    def spread(split, of):
+        values = [of(make_scene(split, index).layout) for index in range(150)]
+        return max(values) - min(values)
+
+    for of in (
+        lambda layout: layout.road,
+        lambda layout: layout.horizon,
+        lambda layout: layout.slope,
+        lambda layout: layout.zone.x0,
+        lambda layout: layout.body,
+    ):
+        assert spread("train", of) > 1.05 * spread("validation", of)
+
+
+def test_every_view_has_room_for_both_lanes_a_walk_and_a_zone_outside_of_the_road():
+    for index in range(300):
+        layout = make_scene("train", index, event=None).layout
+        zone = layout.zone
+        assert layout.walks()
+        assert 0 <= zone.x0 < zone.x1 <= ASPECT
+        assert layout.horizon < zone.y0 < zone.y1 < 1
+        for x in (zone.x0, zone.x1):
+            assert zone.y1 <= layout.road_top(x) or zone.y0 >= layout.road_bottom(x)
+        assert all(layout.lane_y(near, x) < 1 for near in (True, False) for x in (0, ASPECT))
+
+
+def test_training_has_more_of_what_looks_like_an_event():
+    def alike(split):
+        states = ("furniture", "attended", "sitting", "crouching", "parked")
+        scenes = [make_scene(split, index, event=None) for index in range(80)]
+        return sum(any(key.state in states for key in actor.keys) for scene in scenes for actor in scene.actors)
+
+    assert alike("train") > 1.3 * alike("validation")
+
+
+def test_several_events_can_be_asked_for():
+    scene = make_scene("train", 4, event=("fight", "wrong_way", "fall"))
+    assert {event.kind for event in scene.events} == {"fight", "wrong_way", "fall"}
+    with pytest.raises(ConfigError, match="unknown event 'robbery'"):
+        make_scene("train", 4, event=("fall", "robbery"))
 
 
 def test_strata_change_what_they_name():

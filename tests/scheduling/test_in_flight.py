@@ -1,7 +1,10 @@
 """Counting windows under way from frames sent and windows settled."""
 
 import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from cluster.engine.native.windows import WindowClock
 from cluster.scheduling.in_flight import InFlight
 from cluster.types import FrameSample, PatchGrid
 
@@ -57,3 +60,80 @@ def test_settling_more_than_was_begun_never_goes_below_zero() -> None:
     send(counter, 0, 8)
     counter.settled(5)
     assert counter.count() == 0
+
+
+def test_another_stride_goes_on_from_the_last_closed_window() -> None:
+    counter = InFlight(8)
+    send(counter, 0, 20)
+    counter.restride(4)
+    # Ends at 8 and 16 are past; the next is 4 s on, and has come; one more is in the making.
+    assert counter.count() == 2 + 1
+    counter.sent(sample(20))
+    assert counter.count() == 2 + 2
+    counter.settled(3)
+    counter.restride(8)
+    assert counter.count() == 1
+    for second in range(21, 28):
+        counter.sent(sample(second))
+    assert counter.count() == 1
+    counter.sent(sample(28))
+    assert counter.count() == 2
+    assert counter.lose() == 2
+
+
+def test_another_stride_before_the_first_frame_is_the_one_it_begins_with() -> None:
+    counter = InFlight(8)
+    counter.restride(2)
+    send(counter, 0, 3)
+    assert counter.count() == 2
+
+
+def test_a_camera_that_is_handed_over_goes_on_with_its_windows() -> None:
+    counter = InFlight(8)
+    send(counter, 0, 20)
+    counter.settled(2)
+    counter.sent(sample(20, fresh=True), goes_on=True)
+    for second in range(21, 25):
+        counter.sent(sample(second))
+    assert counter.count() == 2
+    counter.settled(3)
+    assert counter.lose() == 1
+
+
+def test_one_that_could_not_be_loses_what_was_begun_before_its_fresh_frame() -> None:
+    counter = InFlight(8)
+    send(counter, 0, 20)
+    counter.sent(sample(20, fresh=True), goes_on=True)
+    for second in range(21, 30):
+        counter.sent(sample(second))
+    assert counter.stay_behind(2) == 1
+    # Its windows end 8 seconds apart from 20 on.
+    assert counter.count() == 2
+    counter.settled(1)
+    assert counter.lose() == 1
+
+
+def test_one_that_sent_nothing_on_its_way_loses_what_was_under_way() -> None:
+    counter = InFlight(8)
+    send(counter, 0, 20)
+    assert counter.stay_behind(2) == 1
+    assert counter.count() == 0
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.tuples(st.integers(1, 12), st.sampled_from([2, 4, 8])), min_size=1, max_size=8))
+def test_counts_as_many_windows_as_the_engines_own_clock(stretches: list[tuple[int, int]]) -> None:
+    stride = stretches[0][1]
+    counter, clock = InFlight(stride), WindowClock(40 * SECOND, stride * SECOND)
+    clock.restart(0)
+    closed = second = 0
+    for count, stride in stretches:
+        counter.restride(stride)
+        clock.reshape(40 * SECOND, stride * SECOND)
+        for _ in range(count):
+            counter.sent(sample(second, fresh=second == 0))
+            closed += len(clock.close((second + 1) * SECOND, second * SECOND))
+            second += 1
+        counter.settled(closed)
+        # What the engine has closed is settled: left is the one in the making, if a frame of it has come.
+        assert counter.count() == (second * SECOND > clock.end - stride * SECOND)

@@ -246,3 +246,29 @@ def test_every_window_is_answered_dropped_or_discarded_exactly_once(operations, 
     assert len(queue) == 0
     assert sorted(left) == sorted(offered)
     assert all(windows == sorted(windows) for windows in answered.values()), "a camera was answered out of order"
+
+
+def test_a_window_put_back_is_the_next_of_its_camera_and_keeps_its_turn() -> None:
+    queue = WindowQueue(per_stream=2)
+    for stream, arrived in (("a", 1.0), ("b", 2.0)):
+        queue.offer(request(stream, 0, arrived), stride_s=8)
+    [taken] = queue.take(1, 3.0).requests
+    queue.offer(request("a", 1, 9.0), stride_s=8)
+    assert queue.put_back(taken, stride_s=8) == []
+    assert len(queue) == 3
+    order = [queue.take(1, 9.0).requests[0] for _ in range(3)]
+    assert [(r.stream, r.window) for r in order] == [("a", 0), ("b", 0), ("a", 1)]
+    assert len(queue) == 0
+
+
+def test_a_window_put_back_gives_way_like_any_other() -> None:
+    queue = WindowQueue()
+    queue.offer(request("a", 0, 0.0))
+    [taken] = queue.take(1, 0.0).requests
+    queue.offer(request("a", 1, 8.0))
+    [dropped] = queue.put_back(taken)
+    assert (dropped.request.window, dropped.reason) == (0, DropReason.REPLACED)
+    assert [r.window for r in queue.take(8, 8.0).requests] == [1]
+    late = request("a", 2, 9.0)
+    queue.put_back(late, late_s=4)
+    assert [d.reason for d in queue.take(8, 20.0).dropped] == [DropReason.LATE]

@@ -320,3 +320,49 @@ def test_a_priority_that_does_not_exist_is_refused(start) -> None:
     with pytest.raises(ConfigError, match="urgent"):
         worker.open(spec("a", priority="urgent")).result(WAIT_S)
     assert worker.open_streams() == []
+
+
+def test_load_is_the_time_on_windows_and_what_waits(start, recorder, held_engine) -> None:
+    worker = start(max_batch=1)
+    assert (worker.load().busy_s, worker.load().backlog_s) == (0, 0)
+    for name in "abc":
+        worker.open(spec(name)).result(WAIT_S)
+        feed(worker, name, 2)
+    recorder.wait(lambda r: len(r.answers) == 3)
+    held_engine.entered.clear()
+    held_engine.gate.clear()
+    worker.offer(sample("a", 2)).result(WAIT_S)
+    pending = [worker.offer(sample(name, index)) for name, index in (("a", 3), ("b", 2), ("b", 3), ("c", 2), ("c", 3))]
+    assert held_engine.entered.wait(WAIT_S)
+    under_way = worker.load()
+    # A step under way counts as far as it has come.
+    until(lambda: worker.load().busy_s > under_way.busy_s)
+    held_engine.entered.clear()
+    held_engine.gate.set()
+    for future in pending:
+        future.result(WAIT_S)
+    recorder.wait(lambda r: len(r.answers) == 6)
+    until(lambda: worker.load().backlog_s == 0)
+    assert worker.load().busy_s > under_way.busy_s
+
+
+def test_a_window_that_waits_is_backlog(start, recorder, held_engine) -> None:
+    worker = start(max_batch=1)
+    for name in "ab":
+        worker.open(spec(name)).result(WAIT_S)
+        feed(worker, name, 2)
+    recorder.wait(lambda r: len(r.answers) == 2)
+
+    def both_at_once(_engine) -> None:
+        held_engine.gate.clear()
+        pending.extend(worker.offer(sample(name, index)) for name in "ab" for index in (2, 3))
+
+    pending: list = []
+    held_engine.entered.clear()
+    worker.run(both_at_once).result(WAIT_S)
+    assert held_engine.entered.wait(WAIT_S)
+    waits = worker.load().backlog_s
+    held_engine.gate.set()
+    recorder.wait(lambda r: len(r.answers) == 4)
+    assert waits > 0
+    assert worker.load().backlog_s == 0

@@ -7,12 +7,13 @@ import pytest
 
 from cluster.scenes import EVENT_KINDS, make_scene, phrasings, standing_question, window_label
 from cluster.training.examples import (
-    Example,
     TowerExamples,
     ValidationExamples,
     WindowExamples,
+    draw_scene,
     label,
     openings,
+    pose,
     watch_stream,
 )
 from cluster.training.labels import LABELS, TokenLabels
@@ -51,17 +52,43 @@ def test_windows_open_at_the_last_complete_frame_before_their_start() -> None:
         assert got[index] == max(c for c in (0, 3, 11, 19, 27) if c <= start)
 
 
-def test_answers_are_those_of_the_window_that_is_seen(examples: list[Example]) -> None:
-    for example in examples:
-        scene_number = int(example.scene.removeprefix("train-"))
-        candidates = [make_scene("train", scene_number, event=e) for e in ("any", None, *EVENT_KINDS)]
-        for posed in example.posed:
-            if posed.kind == "memory":
-                continue
+def test_answers_are_those_of_the_window_that_is_seen() -> None:
+    for number in range(6):
+        example = WindowExamples("tiny", 5)(number)
+        scene = draw_scene(number, np.random.default_rng([5, 2, number]))
+        assert scene.name == example.scene
+        asked = [posed for posed in example.posed if posed.kind != "memory"]
+        assert asked
+        for posed in asked:
             first, last = example.frames[posed.opening].time_s, example.frames[posed.end - 1].time_s + 1.0
-            answers = {window_label(scene.events, posed.kind, first, last) for scene in candidates}
-            assert (posed.answer == "yes") in answers
+            assert (posed.answer == "yes") is window_label(scene.events, posed.kind, first, last)
             assert posed.text in phrasings(posed.kind)
+
+
+def test_scenes_show_every_number_of_kinds_and_each_kind_as_often() -> None:
+    scenes = [draw_scene(number, np.random.default_rng(number)) for number in range(120)]
+    shown = [{event.kind for event in scene.events} for scene in scenes]
+    assert {len(kinds) for kinds in shown} == {0, 1, 2, 3}
+    often = [sum(kind in kinds for kinds in shown) for kind in EVENT_KINDS]
+    assert min(often) > 0.6 * max(often)
+
+
+@pytest.mark.parametrize(
+    ("state", "kind"), [("furniture", "left_object"), ("attended", "left_object"), ("sitting", "fall")]
+)
+def test_what_looks_like_an_event_is_asked_about_in_every_window(state: str, kind: str) -> None:
+    scene = next(
+        scene
+        for scene in (make_scene("train", i, event=None) for i in range(200))
+        if any(key.state == state for actor in scene.actors for key in actor.keys)
+    )
+    frames = frames_at([float(i) for i in range(30)], {0, 8, 16, 24})
+    posed = pose(scene, frames, openings(frames, 20), np.random.default_rng(1))
+    ends = {each.end for each in posed}
+    assert len(ends) > 5
+    assert {each.end for each in posed if each.kind == kind} == ends
+    assert all(sum(each.end == end for each in posed) >= 4 for end in ends)
+    assert {each.answer for each in posed} == {"no"}
 
 
 def test_what_only_the_frames_before_a_windows_start_show_is_not_asked() -> None:
@@ -121,6 +148,11 @@ def test_validation_asks_the_default_wording_of_its_own_split() -> None:
     assert example.scene.startswith("validation-")
     assert {posed.text for posed in example.posed} == {standing_question(kind) for kind in EVENT_KINDS}
     assert {posed.end for posed in example.posed} == set(range(4, len(example.frames) + 1, 4))
+
+
+def test_validation_has_scenes_of_two_events_and_of_none() -> None:
+    asked = [{posed.kind for posed in ValidationExamples("tiny")(n).posed if posed.answer == "yes"} for n in range(4)]
+    assert [len(kinds) for kinds in asked] == [2, 2, 2, 0]
 
 
 def test_tower_examples_show_objects_more_often_than_the_ground() -> None:

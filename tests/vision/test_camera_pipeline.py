@@ -1,3 +1,4 @@
+import itertools
 import subprocess
 import sys
 import threading
@@ -273,3 +274,50 @@ def test_an_unknown_codec_is_an_error(clips):
     status = run_to_end(source, Collector())
     assert status.state is CameraState.ERROR
     assert "cinepack" in status.reason
+
+
+def test_quality_changes_in_mid_stream_and_nothing_begins_anew(clips):
+    """A third of the clip each at full quality, at half the rate and pruned harder, and at full quality again."""
+    told = []
+
+    def sink(sample):
+        told.append(sample)
+        if len(told) == 8:
+            pipeline.set_quality(prune=3.0, fps=0.5)
+        if len(told) == 12:
+            pipeline.set_quality()
+
+    ended = threading.Event()
+    pipeline = CameraPipeline(
+        "cam", FileSource(clips["street"]), QWEN, PipelineSettings(), sink, lambda _status: ended.set()
+    )
+    pipeline.start()
+    assert ended.wait(DEADLINE_S)
+    assert pipeline.stop(DEADLINE_S)
+    status = pipeline.status()
+    assert (status.state, status.frames_decoded, status.reconnects) == (CameraState.ENDED, 300, 0)
+    assert status.samples_dropped == 0
+    assert [sample.fresh for sample in told] == [True] + [False] * (len(told) - 1)
+    assert [sample.index for sample in told] == list(range(len(told)))
+    seconds = [sample.duration / 1e6 for sample in told]
+    assert seconds[:8] == [1.0] * 8
+    assert seconds[9:11] == [2.0, 2.0]
+    assert seconds[14:] == [1.0] * (len(told) - 14)
+    # Frames cover the clip without a hole: each ends where the next begins, give or take a picture.
+    for before, after in itertools.pairwise(told):
+        assert abs(before.pts + before.duration - after.pts) <= 160_000
+    assert told[-1].pts + told[-1].duration > 23_000_000
+
+
+def test_pruning_harder_keeps_less_of_the_same_video(clips):
+    kept = {}
+    for factor in (1.0, 6.0):
+        sink, ended = Collector(), threading.Event()
+        pipeline = CameraPipeline(
+            "cam", FileSource(clips["street"]), QWEN, PipelineSettings(), sink, lambda _s, ended=ended: ended.set()
+        )
+        pipeline.set_quality(prune=factor)
+        pipeline.start()
+        assert ended.wait(DEADLINE_S)
+        kept[factor] = pipeline.status().tokens_kept
+    assert kept[6.0] < kept[1.0]

@@ -195,3 +195,49 @@ def test_one_sample_frames_for_models_without_temporal_patches(make_frame):
 def test_impossible_rates_are_refused():
     with pytest.raises(ValueError, match="samples per second must be positive"):
         PatchSampler("yard", make_pruner("none"), fps=0)
+
+
+class Stepped(Scripted):
+    """With a threshold that the ladder may raise."""
+
+    knob = "level"
+
+    def __init__(self, masks):
+        super().__init__(masks)
+        self.level = 4.0
+
+
+def test_quality_is_a_factor_on_what_was_configured(noise_frame):
+    pruner = Stepped([])
+    sampler = PatchSampler("yard", pruner, fps=2.0)
+    for prune, level in ((1.5, 6.0), (2.0, 8.0), (1.0, 4.0)):
+        sampler.change(prune=prune, fps=2.0)
+        assert pruner.level == level
+    PatchSampler("yard", Scripted([]), fps=2.0).change(prune=1.5, fps=2.0)
+
+
+def test_every_policy_of_the_registry_prunes_harder_or_has_nothing_to_turn(noise_frame):
+    for name in ("replenish", "codecsight", "none"):
+        pruner = make_pruner(name, {})
+        before = getattr(pruner, pruner.knob) if pruner.knob else None
+        PatchSampler("yard", pruner, fps=2.0).change(prune=2.0, fps=2.0)
+        assert (before is None) == (name == "none")
+        assert before is None or getattr(pruner, pruner.knob) == 2 * before
+
+
+def test_a_sample_that_waits_for_its_pair_survives_another_rate(noise_frame, grid):
+    """What the pruner kept of it counts as sent: were it dropped, those cells would stay as they were."""
+    none, change = np.zeros((grid.rows, grid.cols), bool), group_mask(grid, [(1, 2)])
+    sampler = PatchSampler("yard", Scripted([none, none, change, none, none, none]), fps=2.0)
+    sampler.feed(noise_frame(0))
+    assert sampler.feed(noise_frame(1)).duration == 1_000_000
+    sampler.feed(noise_frame(2))
+    sampler.change(prune=1.0, fps=1.0)
+    # The next tick was due already; the one after it is a second later.
+    sample = sampler.feed(noise_frame(3))
+    assert np.array_equal(sample.mask, change)
+    assert (sample.pts, sample.duration, sample.fresh) == (1_000_000, 1_500_000, False)
+    sampler.feed(noise_frame(5))
+    last = sampler.feed(noise_frame(7))
+    assert (last.pts, last.duration, last.index) == (2_500_000, 2_000_000, 2)
+    assert sampler.dropped == 0

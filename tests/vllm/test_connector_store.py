@@ -108,6 +108,33 @@ def test_what_is_larger_than_the_cap_is_refused(tmp_path: Path) -> None:
         store_in(tmp_path, cap=10)
 
 
+def test_open_blocks_keep_no_files_open(tmp_path: Path) -> None:
+    """A worker has as many of them as frames in all windows, and few files it may open."""
+    store = store_in(tmp_path, cap=2**24)
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    store.put([(str(number), block_of(2, number)) for number in range(300)])
+    blocks = [store.get(str(number)) for number in range(300)]
+    assert len(list(Path("/proc/self/fd").iterdir())) < before + 10
+    assert all(torch.equal(block, block_of(2, number)) for number, block in enumerate(blocks) if block is not None)
+
+
+def test_memory_of_blocks_that_are_gone_is_given_back(tmp_path: Path) -> None:
+    """A mapping keeps a deleted file's memory: it ends at once, or when something else is written."""
+
+    def mapped() -> int:
+        return sum(str(tmp_path) in line for line in Path("/proc/self/maps").read_text().splitlines())
+
+    store = store_in(tmp_path)
+    store.put([("a", block_of(5)), ("b", block_of(5))])
+    store.get("a", again=False)
+    assert mapped() == 0
+    store.get("a")
+    assert mapped() == 1
+    store.folder.drop(["a"])
+    store.put([("c", block_of(5))])
+    assert mapped() == 0
+
+
 def test_a_folder_that_takes_nothing_loses_the_block_and_nothing_else(tmp_path: Path) -> None:
     store = store_in(tmp_path / "kv")
     store.put([("a", block_of(5))])

@@ -182,6 +182,14 @@ class NativeEngine:
         taken.clock.reshape(round(spec.window_s * MICROSECONDS), round(spec.stride_s * MICROSECONDS))
         self._streams[spec.stream] = taken
 
+    def hand_over(self, stream: str) -> bool:
+        """See ``Engine.hand_over``: through the tiers of its memories."""
+        if stream in self._streams and self.memories is not None and self.memories.hand_over(stream):
+            del self._streams[stream]
+            return True
+        self.evict(stream)
+        return False
+
     def _saved_window(self, stream: str) -> bytes | None:
         held = self._streams.get(stream)
         return self.export_stream(stream) if held is not None and held.nbytes <= SAVED_WINDOW_BYTES else None

@@ -168,6 +168,11 @@ class VllmEngine:
         """What another engine's model must have to take over a stream of this one."""
         return self._fingerprint
 
+    def hand_over(self, stream: str) -> bool:
+        """See ``Engine.hand_over``: without memory there are no tiers to put a window into."""
+        self.evict(stream)
+        return False
+
     def export_stream(self, stream: str) -> bytes:
         """See ``Engine.export_stream``: frames and their embeddings, in the form that the native engine reads too."""
         return export.dump(self._stream(stream), self._fingerprint)

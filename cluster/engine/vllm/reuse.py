@@ -28,7 +28,7 @@ from cluster.engine.vllm.connector.settings import transfer_config
 from cluster.engine.vllm.connector.shared_folder import SharedFolder
 from cluster.engine.vllm.connector.store import BlockFolder, KVShape
 from cluster.engine.vllm.core import Ask, Reply
-from cluster.engine.vllm.items import WindowItem
+from cluster.engine.vllm.items import WindowItem, content_digest
 from cluster.engine.vllm.layout import Counted, Prompts, Window, frame_tokens
 from cluster.engine.vllm.served import Served
 from cluster.memory.tiers.base import Tier
@@ -38,6 +38,8 @@ from cluster.types import mask_digest
 # Seconds that a stream's first window here may wait for what a tier has of the one before.
 RESUME_S = 5.0
 VERSION = 1
+# Key of the system prompt's block; a store's fingerprint tells models apart.
+SYSTEM = "system"
 
 
 def reuse_layout(
@@ -56,7 +58,7 @@ def reuse_layout(
     if tier is not None:
         layers, heads = len(model.layers), model.text_config.num_key_value_heads
         size = served.kv_bytes // (2 * layers * heads * model.dtype.itemsize)
-        shape = KVShape(layers, heads // shards, size, model.dtype)
+        shape = KVShape(layers, max(1, heads // shards), size, model.dtype)
         courier = Courier(blocks, tier, shape=shape, fingerprint=mark, cap_bytes=folder.cap_bytes)
     arguments = transfer_config(folder.path, cap_bytes=folder.cap_bytes, fingerprint=mark, shards=shards)
     return ReuseLayout(model, served, folder, blocks, courier), {"kv_transfer_config": arguments}
@@ -75,11 +77,16 @@ class _Held:
 
 @dataclass(slots=True, eq=False)
 class _Camera:
-    """``held`` by pts; numbers of tokens as of :class:`~cluster.engine.native.stream.Stream`."""
+    """``held`` and ``contents`` by pts; numbers of tokens as of :class:`~cluster.engine.native.stream.Stream`.
+
+    ``begun``: the tier has been given what all its windows begin with.
+    """
 
     held: dict[int, _Held] = field(default_factory=dict)
+    contents: dict[int, tuple[HeldFrame, str]] = field(default_factory=dict)
     next_token: int = 0
     first_token: int = 0
+    begun: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -107,7 +114,7 @@ class ReuseLayout:
         self.blocks, self.courier = blocks, courier
         self._folder = folder
         # Its block is written by whichever window finds it missing, which then is computed in full.
-        self._system = WindowFrame("system", len(self.prompts.system), "system")
+        self._system = WindowFrame(SYSTEM, len(self.prompts.system), SYSTEM)
         self._cameras: dict[str, _Camera] = {}
         self._plans: dict[str, _Plan] = {}
 
@@ -177,7 +184,7 @@ class ReuseLayout:
         chosen = self._refreshed(window, camera)
         for frame in window.frames:
             held, tokens = camera.held.get(frame.pts), len(frame_tokens(frame))
-            frames.append(WindowFrame(self._content(window, frame), tokens, None if held is None else held.key))
+            frames.append(WindowFrame(_content(camera, frame), tokens, None if held is None else held.key))
             if held is None:
                 masks.append(np.ones(tokens, dtype=bool))
             else:
@@ -215,23 +222,19 @@ class ReuseLayout:
         )
 
     def _items(self, window: Window, plan: _Plan) -> list[WindowItem]:
-        pieces = plan.order.pieces
+        pieces, hidden = plan.order.pieces, self.prompts.served.hidden
         items = []
         for number, piece in enumerate(pieces):
-            embeds = self.prompts.embeds(_rows_of(frame_tokens(window.frames[piece.frame]).embeds, piece))
-            at = torch.from_numpy(plan.order.positions[:, piece.start : piece.start + len(embeds)].copy())
+            count = plan.frames[piece.frame].tokens if piece.rows is None else len(piece.rows)
+            if piece.start < plan.order.transfer.loaded:
+                embeds = torch.zeros(1, hidden, dtype=self.prompts.model.dtype).expand(count, hidden)
+            else:
+                embeds = self.prompts.embeds(_rows_of(frame_tokens(window.frames[piece.frame]).embeds, piece))
+            at = torch.from_numpy(plan.order.positions[:, piece.start : piece.start + count].copy())
             after = window.positions.next if number == len(pieces) - 1 else None
             content = f"{plan.frames[piece.frame].content}:{piece.rows}"
             items.append(WindowItem.of(embeds, at, content, after=after))
         return items
-
-    def _content(self, window: Window, frame: HeldFrame) -> str:
-        """Of a frame's mask and embeddings: the mask's alone is the same for the first frames of two recordings."""
-        embeds = frame_tokens(frame).embeds
-        if not len(embeds):
-            return ""
-        shown = self.prompts.digest(window.stream.spec.stream, frame, embeds.cpu())
-        return f"{mask_digest(frame.mask, frame.index, frame.pts)}.{shown}"
 
     # -- what is held -----------------------------------------------------------------------------
     def _commit(self, window: Window, plan: _Plan) -> None:
@@ -240,7 +243,8 @@ class ReuseLayout:
         camera = self._cameras[stream]
         start = 0
         context: IntArray | None = None
-        replaced, kept = [], []
+        replaced: list[str] = []
+        kept: list[str] = []
         for frame, shown, key in zip(window.frames, plan.frames, plan.order.keys, strict=True):
             through = plan.order.computed[start : start + shown.tokens]
             start += shown.tokens
@@ -265,8 +269,11 @@ class ReuseLayout:
         if self.courier is None:
             self.blocks.drop(replaced)
         else:
+            if not camera.begun:
+                kept.append(SYSTEM)
+            camera.begun = True
             self.courier.drop(stream, replaced)
-            self.courier.keep(stream, [self._system.block or "", *kept])
+            self.courier.keep(stream, kept)
             self.courier.note(stream, _manifest(camera))
 
     def _let_go(self, stream: str, camera: _Camera, window: Window) -> None:
@@ -278,6 +285,8 @@ class ReuseLayout:
             self.blocks.drop(keys)
         else:
             self.courier.drop(stream, keys)
+        for pts in [pts for pts in camera.contents if pts not in alive]:
+            del camera.contents[pts]
         if not camera.held:
             camera.first_token = camera.next_token
 
@@ -290,13 +299,22 @@ class ReuseLayout:
             return _Camera()
         for frame in window.frames:
             held = camera.held.get(frame.pts)
-            if held is not None and len(frame_tokens(frame)) and held.content == self._content(window, frame):
+            if held is not None and len(frame_tokens(frame)) and held.content == _content(camera, frame):
                 held.frame = frame
         camera.held = {pts: held for pts, held in camera.held.items() if held.frame is not None}
         wanted = [(held.key, held.computed.shape[1]) for held in camera.held.values()]
-        there = self.courier.restore(stream, [(self._system.block or "", self._system.tokens), *wanted], RESUME_S)
+        there = self.courier.restore(stream, [(SYSTEM, self._system.tokens), *wanted], RESUME_S)
         camera.held = {pts: held for pts, held in camera.held.items() if held.key in there}
         return camera
+
+
+def _content(camera: _Camera, frame: HeldFrame) -> str:
+    """Of a frame's mask and embeddings: the mask's alone is the same for the first frames of two recordings."""
+    known = camera.contents.get(frame.pts)
+    if known is None or known[0] is not frame:
+        shown = content_digest(frame_tokens(frame).embeds.cpu()) if len(frame_tokens(frame)) else ""
+        known = camera.contents[frame.pts] = (frame, f"{mask_digest(frame.mask, frame.index, frame.pts)}.{shown}")
+    return known[1]
 
 
 def _rows_of(embeds: torch.Tensor, piece: Piece) -> torch.Tensor:
@@ -324,6 +342,6 @@ def _camera_of(manifest: bytes) -> _Camera | None:
             )
             for each in body["held"]
         }
-        return _Camera(held, int(body["next_token"]), int(body["first_token"]))
+        return _Camera(held, next_token=int(body["next_token"]), first_token=int(body["first_token"]))
     except (ValueError, KeyError, TypeError):
         return None

@@ -13,7 +13,8 @@ from cluster.evaluation.memory.stretches import Drive, Stretch, write_stretch
 from cluster.scenes.actors import COLORS
 from cluster.scenes.camera import CameraSettings, draw_camera, draw_conditions
 from cluster.scenes.clips import Clip
-from cluster.scenes.layout import Layout, make_layout
+from cluster.scenes.layout import Layout
+from cluster.scenes.places import make_layout
 from cluster.scenes.scene import Scene
 from cluster.scenes.script import Script
 from cluster.scenes.vocabulary import SPLITS, Split

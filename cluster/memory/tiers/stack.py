@@ -203,6 +203,10 @@ class TierStack:
                     return Outcome.HIT
         return Outcome.RETRY
 
+    def shared(self, stream: str) -> bool:
+        """Whether another process finds the manifest put last: the uppermost tier is this one's own memory."""
+        return self._manifest_at.get(stream, 0) > 0
+
     def manifest(self, stream: str) -> tuple[Outcome, bytes | None]:
         """The manifest from where it was put last, or, when nobody here put any, from the lowest tier that has one;
         ``RETRY`` if none has it and one could not be asked."""

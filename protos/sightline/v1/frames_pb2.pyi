@@ -24,12 +24,14 @@ class StreamOpen(_message.Message):
     def __init__(self, camera: _Optional[str] = ..., spec_json: _Optional[str] = ...) -> None: ...
 
 class StreamClose(_message.Message):
-    __slots__ = ("camera", "flush")
+    __slots__ = ("camera", "flush", "hand_over")
     CAMERA_FIELD_NUMBER: _ClassVar[int]
     FLUSH_FIELD_NUMBER: _ClassVar[int]
+    HAND_OVER_FIELD_NUMBER: _ClassVar[int]
     camera: str
     flush: bool
-    def __init__(self, camera: _Optional[str] = ..., flush: _Optional[bool] = ...) -> None: ...
+    hand_over: bool
+    def __init__(self, camera: _Optional[str] = ..., flush: _Optional[bool] = ..., hand_over: _Optional[bool] = ...) -> None: ...
 
 class Frame(_message.Message):
     __slots__ = ("camera", "index", "pts", "duration", "anchor", "fresh", "grid", "mask", "patches", "activity", "digest")
@@ -72,7 +74,7 @@ class Grid(_message.Message):
     def __init__(self, rows: _Optional[int] = ..., cols: _Optional[int] = ..., patch: _Optional[int] = ..., merge: _Optional[int] = ..., temporal: _Optional[int] = ...) -> None: ...
 
 class FrameAck(_message.Message):
-    __slots__ = ("camera", "index", "credit", "windows_done", "windows_gated", "windows_dropped", "opened", "refused")
+    __slots__ = ("camera", "index", "credit", "windows_done", "windows_gated", "windows_dropped", "opened", "refused", "closed", "saved")
     CAMERA_FIELD_NUMBER: _ClassVar[int]
     INDEX_FIELD_NUMBER: _ClassVar[int]
     CREDIT_FIELD_NUMBER: _ClassVar[int]
@@ -81,6 +83,8 @@ class FrameAck(_message.Message):
     WINDOWS_DROPPED_FIELD_NUMBER: _ClassVar[int]
     OPENED_FIELD_NUMBER: _ClassVar[int]
     REFUSED_FIELD_NUMBER: _ClassVar[int]
+    CLOSED_FIELD_NUMBER: _ClassVar[int]
+    SAVED_FIELD_NUMBER: _ClassVar[int]
     camera: str
     index: int
     credit: int
@@ -89,4 +93,6 @@ class FrameAck(_message.Message):
     windows_dropped: int
     opened: bool
     refused: str
-    def __init__(self, camera: _Optional[str] = ..., index: _Optional[int] = ..., credit: _Optional[int] = ..., windows_done: _Optional[int] = ..., windows_gated: _Optional[int] = ..., windows_dropped: _Optional[int] = ..., opened: _Optional[bool] = ..., refused: _Optional[str] = ...) -> None: ...
+    closed: bool
+    saved: bool
+    def __init__(self, camera: _Optional[str] = ..., index: _Optional[int] = ..., credit: _Optional[int] = ..., windows_done: _Optional[int] = ..., windows_gated: _Optional[int] = ..., windows_dropped: _Optional[int] = ..., opened: _Optional[bool] = ..., refused: _Optional[str] = ..., closed: _Optional[bool] = ..., saved: _Optional[bool] = ...) -> None: ...

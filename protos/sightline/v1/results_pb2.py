@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1asightline/v1/results.proto\x12\x0csightline.v1\"\x1f\n\x0cWatchRequest\x12\x0f\n\x07\x63\x61meras\x18\x01 \x03(\t\"\xf4\x01\n\x06\x41nswer\x12\x0e\n\x06\x63\x61mera\x18\x01 \x01(\t\x12\x0e\n\x06window\x18\x02 \x01(\x04\x12\r\n\x05start\x18\x03 \x01(\x03\x12\x0b\n\x03\x65nd\x18\x04 \x01(\x03\x12\x10\n\x08question\x18\x05 \x01(\t\x12\r\n\x05score\x18\x06 \x01(\x01\x12\x10\n\x08positive\x18\x07 \x01(\x08\x12\x0c\n\x04text\x18\x08 \x01(\t\x12\r\n\x05gated\x18\t \x01(\x08\x12(\n\x06tokens\x18\n \x01(\x0b\x32\x18.sightline.v1.TokenCount\x12$\n\x06timing\x18\x0b \x01(\x0b\x32\x14.sightline.v1.Timing\x12\x0e\n\x06missed\x18\x0c \x01(\x04\"x\n\nTokenCount\x12\x0c\n\x04\x66ull\x18\x01 \x01(\r\x12\x0c\n\x04kept\x18\x02 \x01(\r\x12\x0e\n\x06reused\x18\x03 \x01(\r\x12\x11\n\trefreshed\x18\x04 \x01(\r\x12\x0b\n\x03new\x18\x05 \x01(\r\x12\r\n\x05query\x18\x06 \x01(\r\x12\x0f\n\x07\x65ncoded\x18\x07 \x01(\r\"]\n\x06Timing\x12\x0f\n\x07queue_s\x18\x01 \x01(\x01\x12\x10\n\x08vision_s\x18\x02 \x01(\x01\x12\x0e\n\x06plan_s\x18\x03 \x01(\x01\x12\r\n\x05llm_s\x18\x04 \x01(\x01\x12\x11\n\tlatency_s\x18\x05 \x01(\x01\x32\x46\n\x07Results\x12;\n\x05Watch\x12\x1a.sightline.v1.WatchRequest\x1a\x14.sightline.v1.Answer0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1asightline/v1/results.proto\x12\x0csightline.v1\"/\n\x0cWatchRequest\x12\x0f\n\x07\x63\x61meras\x18\x01 \x03(\t\x12\x0e\n\x06recent\x18\x02 \x01(\x08\"\xf4\x01\n\x06\x41nswer\x12\x0e\n\x06\x63\x61mera\x18\x01 \x01(\t\x12\x0e\n\x06window\x18\x02 \x01(\x04\x12\r\n\x05start\x18\x03 \x01(\x03\x12\x0b\n\x03\x65nd\x18\x04 \x01(\x03\x12\x10\n\x08question\x18\x05 \x01(\t\x12\r\n\x05score\x18\x06 \x01(\x01\x12\x10\n\x08positive\x18\x07 \x01(\x08\x12\x0c\n\x04text\x18\x08 \x01(\t\x12\r\n\x05gated\x18\t \x01(\x08\x12(\n\x06tokens\x18\n \x01(\x0b\x32\x18.sightline.v1.TokenCount\x12$\n\x06timing\x18\x0b \x01(\x0b\x32\x14.sightline.v1.Timing\x12\x0e\n\x06missed\x18\x0c \x01(\x04\"x\n\nTokenCount\x12\x0c\n\x04\x66ull\x18\x01 \x01(\r\x12\x0c\n\x04kept\x18\x02 \x01(\r\x12\x0e\n\x06reused\x18\x03 \x01(\r\x12\x11\n\trefreshed\x18\x04 \x01(\r\x12\x0b\n\x03new\x18\x05 \x01(\r\x12\r\n\x05query\x18\x06 \x01(\r\x12\x0f\n\x07\x65ncoded\x18\x07 \x01(\r\"]\n\x06Timing\x12\x0f\n\x07queue_s\x18\x01 \x01(\x01\x12\x10\n\x08vision_s\x18\x02 \x01(\x01\x12\x0e\n\x06plan_s\x18\x03 \x01(\x01\x12\r\n\x05llm_s\x18\x04 \x01(\x01\x12\x11\n\tlatency_s\x18\x05 \x01(\x01\x32\x46\n\x07Results\x12;\n\x05Watch\x12\x1a.sightline.v1.WatchRequest\x1a\x14.sightline.v1.Answer0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -32,13 +32,13 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'sightline.v1.results_pb2', 
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_WATCHREQUEST']._serialized_start=44
-  _globals['_WATCHREQUEST']._serialized_end=75
-  _globals['_ANSWER']._serialized_start=78
-  _globals['_ANSWER']._serialized_end=322
-  _globals['_TOKENCOUNT']._serialized_start=324
-  _globals['_TOKENCOUNT']._serialized_end=444
-  _globals['_TIMING']._serialized_start=446
-  _globals['_TIMING']._serialized_end=539
-  _globals['_RESULTS']._serialized_start=541
-  _globals['_RESULTS']._serialized_end=611
+  _globals['_WATCHREQUEST']._serialized_end=91
+  _globals['_ANSWER']._serialized_start=94
+  _globals['_ANSWER']._serialized_end=338
+  _globals['_TOKENCOUNT']._serialized_start=340
+  _globals['_TOKENCOUNT']._serialized_end=460
+  _globals['_TIMING']._serialized_start=462
+  _globals['_TIMING']._serialized_end=555
+  _globals['_RESULTS']._serialized_start=557
+  _globals['_RESULTS']._serialized_end=627
 # @@protoc_insertion_point(module_scope)

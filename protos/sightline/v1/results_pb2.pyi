@@ -7,10 +7,12 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class WatchRequest(_message.Message):
-    __slots__ = ("cameras",)
+    __slots__ = ("cameras", "recent")
     CAMERAS_FIELD_NUMBER: _ClassVar[int]
+    RECENT_FIELD_NUMBER: _ClassVar[int]
     cameras: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, cameras: _Optional[_Iterable[str]] = ...) -> None: ...
+    recent: bool
+    def __init__(self, cameras: _Optional[_Iterable[str]] = ..., recent: _Optional[bool] = ...) -> None: ...
 
 class Answer(_message.Message):
     __slots__ = ("camera", "window", "start", "end", "question", "score", "positive", "text", "gated", "tokens", "timing", "missed")

@@ -44,7 +44,8 @@ class SightlineConnector(KVConnectorBase_V1, SupportsHMA):
     :func:`~cluster.engine.vllm.connector.settings.transfer_config`).
 
     Raises:
-        ModelError: a model whose KV is more than one kind of full attention over one set of blocks.
+        ModelError: a model whose KV is more than one kind of full attention over one set of blocks, or whose layers
+            are spread over workers.
     """
 
     def __init__(self, vllm_config: VllmConfig, role: KVConnectorRole, kv_cache_config: KVCacheConfig) -> None:
@@ -54,6 +55,9 @@ class SightlineConnector(KVConnectorBase_V1, SupportsHMA):
             raise ModelError(
                 f"this model keeps KV in {len(groups)} kinds of blocks; reuse needs one kind of full attention"
             )
+        stages = vllm_config.parallel_config.pipeline_parallel_size
+        if stages != 1:
+            raise ModelError(f"reuse needs all layers in every worker, not {stages} stages; set tensor_parallel_size")
         extra = self._kv_transfer_config.kv_connector_extra_config
         folder = BlockFolder(extra["folder"], shards=int(extra["shards"]))
         self._scheduler: SchedulerSide | None = None

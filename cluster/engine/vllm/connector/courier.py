@@ -181,7 +181,7 @@ class Courier:
         items: list[tuple[BlockKey, Block]] = []
         names = self._names(stream, key)
         for store in self._stores:
-            block = store.get(key)
+            block = store.get(key, again=False)
             if isinstance(block, Fault):
                 return Outcome.MISS
             items += zip(names[len(items) :], _parts(block), strict=False)

@@ -21,7 +21,7 @@ def transfer_config(folder: str | Path, *, cap_bytes: int, fingerprint: str, sha
         folder: where blocks lie; one per engine, on a file system in memory (``/dev/shm/...``).
         cap_bytes: most bytes there, of all workers together.
         fingerprint: of the model; blocks of another are never used.
-        shards: workers, ``tensor_parallel_size * pipeline_parallel_size``.
+        shards: workers, vLLM's ``tensor_parallel_size``, each with its part of the heads.
 
     Raises:
         ConfigError: no fingerprint.

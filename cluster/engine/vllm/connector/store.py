@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import mmap
 import os
 import struct
 from collections.abc import Iterable, Sequence
@@ -119,10 +118,11 @@ class BlockStore:
         except OSError as error:
             raise ConfigError(f"the folder for KV {folder.folder} cannot be made: {error}") from None
 
-    def get(self, key: str) -> Tensor | Fault:
+    def get(self, key: str, *, again: bool = True) -> Tensor | Fault:
         """A block's KV ``[2, layers, tokens, heads, size]``, keys before rotary, not to be written to.
 
-        What is damaged or foreign is deleted, so that it is promised to nobody again.
+        What is damaged or foreign is deleted, so that it is promised to nobody again. ``again``: it will be asked for
+        again, and stays mapped until a :meth:`put` finds that its file is gone.
         """
         path = self.folder.path(key, self.shard)
         try:
@@ -132,12 +132,15 @@ class BlockStore:
             return Fault.MISSING
         held = self._open.get(path.name)
         if held is None or held[0] != found.st_ino:
-            block = self._read(path, key)
+            block = self._read(path, found.st_size, key)
             if isinstance(block, Fault):
                 self._open.pop(path.name, None)
-                _unlink(path)
+                if block is not Fault.MISSING:
+                    _unlink(path)
                 return block
-            held = self._open[path.name] = (found.st_ino, block)
+            held = (found.st_ino, block)
+            if again:
+                self._open[path.name] = held
         with contextlib.suppress(OSError):
             os.utime(path)
         return held[1]
@@ -180,27 +183,25 @@ class BlockStore:
         ).encode()  # fmt: skip
         return body.ljust(-(-(_PREFIX.size + len(body)) // _ALIGNED) * _ALIGNED - _PREFIX.size)
 
-    def _read(self, path: Path, key: str) -> Tensor | Fault:
-        try:
-            with path.open("rb") as file:
-                # Private and writable, as torch wants its memory; nothing written to it would reach the file.
-                data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
-        except FileNotFoundError:
-            return Fault.MISSING
-        except (OSError, ValueError):
+    def _read(self, path: Path, size: int, key: str) -> Tensor | Fault:
+        if not size:
             return Fault.DAMAGED
-        opened = _open_header(memoryview(data), key)
+        try:
+            # A private mapping that keeps no file open: there are as many of them as frames in all windows.
+            mapped = torch.from_file(str(path), shared=False, size=size, dtype=torch.uint8)
+        except RuntimeError:
+            # It has just gone, or the process may map no more; neither says anything about the block.
+            return Fault.MISSING
+        data = mapped.numpy().data
+        opened = _open_header(data, key)
         if isinstance(opened, Fault):
             return opened
         header, begin, digest = opened
-        if len(data) - begin != header["bytes"]:
+        if size - begin != header["bytes"] or _digest(data[_PREFIX.size : begin], data[begin:]) != digest:
             return Fault.DAMAGED
-        if _digest(memoryview(data)[_PREFIX.size : begin], memoryview(data)[begin:]) != digest:
-            return Fault.DAMAGED
-        if memoryview(data)[_PREFIX.size : begin] != self._header(key, int(header["tokens"])):
+        if data[_PREFIX.size : begin] != self._header(key, int(header["tokens"])):
             return Fault.FOREIGN
-        flat = torch.frombuffer(data, dtype=torch.uint8, offset=begin).view(self.shape.dtype)
-        return flat.view(self.shape.block(int(header["tokens"])))
+        return mapped[begin:].view(self.shape.dtype).view(self.shape.block(int(header["tokens"])))
 
     def _make_room(self, nbytes: int) -> None:
         """Delete what was unused longest until ``nbytes`` more fit, and let go of mappings of what is gone."""

@@ -107,14 +107,20 @@ class WorkerSide:
 
     def end(self) -> None:
         """Keep what was saved; blocks appear whole, all of a request's or, where the store refuses some, fewer."""
+        blocks: list[tuple[str, Tensor]] = []
+        owners: list[str] = []
         for saving in self._saving:
             # A forward pass that ended before its last layer leaves parts of the KV unset.
-            whole = len(saving.layers) == len(self._number)
-            held = self.store.put(self._blocks(saving)) if whole else []
-            self._report.saved[saving.job.request] = sum(held)
-            lost = len(saving.job.saves) - sum(held)
-            if lost:
-                self._report.lost[saving.job.request] = lost
+            mine = self._blocks(saving) if len(saving.layers) == len(self._number) else []
+            blocks += mine
+            owners += [saving.job.request] * len(mine)
+        held = self.store.put(blocks) if blocks else []
+        for saving in self._saving:
+            request = saving.job.request
+            kept = sum(ok for ok, owner in zip(held, owners, strict=True) if owner == request)
+            self._report.saved[request] = kept
+            if kept < len(saving.job.saves):
+                self._report.lost[request] = len(saving.job.saves) - kept
         self._loading, self._saving = [], []
 
     def take_errors(self) -> set[int]:

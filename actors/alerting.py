@@ -1,0 +1,106 @@
+"""The alerting actor: every replica's answers, and the controller's cameras, into one ``AlertService``."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import shutil
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from sightline.v1 import incidents_pb2_grpc
+
+from actors.logs import configure_logging
+from actors.remote import ask, controller
+from cluster import metrics
+from cluster.alerts.service import AlertService
+from cluster.alerts.watched import Watched
+from cluster.config import SightlineConfig
+from cluster.errors import UnavailableError
+from cluster.rpc.incidents import SERVICE, IncidentsServicer
+from cluster.rpc.merger import ResultsMerger
+from cluster.rpc.results import AnswerHub
+from cluster.rpc.server import RpcServer
+
+log = logging.getLogger(__name__)
+
+POLL_S = 1.0
+ANSWERS = 50_000
+"""Answers that may wait for alerting itself: it takes thousands a second, and one that is lost may be an alert."""
+
+
+@dataclass(frozen=True, slots=True)
+class AlertingAddresses:
+    """Where ``Incidents`` and ``/metrics`` are, ``host:port`` each."""
+
+    rpc: str
+    metrics: str
+
+
+class Alerting:
+    """Ray actor. A restarted one goes on where its file says, with the answers of the last minute from the replicas."""
+
+    def __init__(self, config: SightlineConfig, run_id: str, host: str) -> None:
+        configure_logging("alerting", config.cluster.log_dir)
+        self._host = host
+        self._private = config.alerts.folder is None
+        name = f"sightline-alerts-{run_id}"
+        self._folder = Path(tempfile.gettempdir(), name) if self._private else Path(str(config.alerts.folder))
+        self._service = AlertService(config, self._folder)
+        self._hub = AnswerHub(limit=ANSWERS)
+        self._merger = ResultsMerger(self._hub, recent=True)
+        self._server = RpcServer()
+        self._started = asyncio.create_task(self._start())
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def ready(self) -> AlertingAddresses:
+        """As soon as it works."""
+        return await asyncio.shield(self._started)
+
+    async def process_id(self) -> int:
+        """Of this process, for operators and tests."""
+        return os.getpid()
+
+    async def stop(self) -> None:
+        """Stop; what is still owed to sinks stays in the folder, unless that ends with the cluster."""
+        for task in self._tasks:
+            task.cancel()
+        await self._merger.stop()
+        await self._server.stop(grace_s=0.5)
+        await self._service.stop()
+        if self._private:
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+    async def _start(self) -> AlertingAddresses:
+        await self._service.start()
+        self._server.add(SERVICE, incidents_pb2_grpc.add_IncidentsServicer_to_server, IncidentsServicer(self._service))
+        port = self._server.bind(self._host, 0)
+        await self._server.start()
+        follow = (self._take_answers, self._watch_cameras, self._follow_replicas)
+        self._tasks = [asyncio.create_task(work()) for work in follow]
+        return AlertingAddresses(f"{self._host}:{port}", metrics.serve_metrics(self._host))
+
+    async def _take_answers(self) -> None:
+        with self._hub.subscribe() as answers:
+            async for answer, missed in answers:
+                self._service.take(answer, missed)
+
+    async def _watch_cameras(self) -> None:
+        while True:
+            try:
+                watched: Watched = await ask(controller().watched.remote(self._service.version))
+                self._service.watch(watched)
+            except UnavailableError as error:
+                log.warning("no word of the cameras: %s", error)
+            await asyncio.sleep(POLL_S)
+
+    async def _follow_replicas(self) -> None:
+        known: dict[str, str] = {}
+        while True:
+            try:
+                known = await ask(controller().replicas.remote(known, 10.0), timeout_s=20.0)
+                self._merger.follow(sorted(known.values()))
+            except UnavailableError:
+                await asyncio.sleep(POLL_S)

@@ -1,0 +1,353 @@
+"""``sightline incidents``: what goes on at the cameras, who sees to it, and whether the alerts went out."""
+
+from __future__ import annotations
+
+import getpass
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from actors.cli.options import DEFAULT_GATEWAY, Gateway, Json, client_credentials
+
+if TYPE_CHECKING:
+    from rich.table import Table
+    from rich.text import Text
+
+    from cluster.alerts.incident import AlertEvent, Incident, Mute
+    from cluster.alerts.service import Outbox
+    from cluster.rpc.incidents_client import IncidentsClient
+
+app = typer.Typer(no_args_is_help=True, help="What goes on at the cameras, and who has been told.")
+
+Id = Annotated[str, typer.Argument(metavar="ID", help="Of the incident, as `incidents list` shows it.")]
+Camera = Annotated[str, typer.Option("--camera", metavar="NAME", help="Only this camera.")]
+Subject = Annotated[str, typer.Option("--question", metavar="ID", help="Only this question, or state of a camera.")]
+By = Annotated[str, typer.Option("--by", metavar="NAME", help="Who you are; your login without it.")]
+
+STYLE = {"critical": "bold red", "warning": "yellow", "info": "cyan"}
+
+
+@app.command("list")
+def list_incidents(
+    camera: Camera = "",
+    question: Subject = "",
+    only_open: Annotated[bool, typer.Option("--open", help="Only those that go on.")] = False,
+    since: Annotated[str, typer.Option(metavar="DURATION", help="Only of the last 90s, 10m, 2h, 1d.")] = "",
+    limit: Annotated[int, typer.Option("--limit", "-n", min=1, max=1000, help="Most to show.")] = 50,
+    gateway: Gateway = DEFAULT_GATEWAY,
+    json: Json = None,
+) -> None:
+    """Show incidents, the newest first.
+
+    $ sightline incidents list --open
+
+    $ sightline incidents list --camera gate --since 2h --json - | jq '.[].id'
+    """
+    from dataclasses import asdict
+
+    from actors.cli.durations import parse_duration
+    from actors.cli.output import console, write_json
+
+    since_s = time.time() - parse_duration(since, "--since") if since else 0.0
+    with _client(gateway) as client:
+        found = client.incidents(camera=camera, subject=question, only_open=only_open, since_s=since_s, limit=limit)
+    if json is not None:
+        write_json(json, [asdict(incident) for incident in found])
+    if json != "-":
+        console().print(incidents_table(found) if found else "no incidents", markup=False)
+
+
+@app.command("show")
+def show(incident: Id, gateway: Gateway = DEFAULT_GATEWAY, json: Json = None) -> None:
+    """Show one incident: what happened when, and which sink has been told.
+
+    $ sightline incidents show 3f9c2a51d07be864
+    """
+    from dataclasses import asdict
+
+    from rich import box
+    from rich.table import Table
+
+    from actors.cli.output import console, write_json
+
+    with _client(gateway) as client:
+        detail = client.incident(incident)
+    if json is not None:
+        write_json(json, asdict(detail))
+    if json == "-":
+        return
+    screen = console()
+    for text in summary(detail.incident):
+        screen.print(text, markup=False)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for name in ("event", "at", "told"):
+        table.add_column(name, no_wrap=name != "told")
+    for event in detail.events:
+        told = [_told(each) for each in detail.deliveries if each.event.key == event.key]
+        table.add_row(event.kind, _clock(event.at_s), "muted" if event.quiet else ", ".join(told))
+    screen.print(table)
+
+
+@app.command("ack")
+def acknowledge(incident: Id, by: By = "", gateway: Gateway = DEFAULT_GATEWAY) -> None:
+    """Say that somebody sees to an incident; the sinks are told once.
+
+    $ sightline incidents ack 3f9c2a51d07be864
+    """
+    with _client(gateway) as client:
+        found = client.acknowledge(incident, by or _login())
+    print(f"{found.id}: acknowledged by {found.acknowledged_by}")
+
+
+@app.command("mute")
+def mute(
+    camera: Camera = "",
+    question: Subject = "",
+    length: Annotated[str, typer.Option("--for", metavar="DURATION", help="How long: 30m, 8h, 7d.")] = "",
+    lift: Annotated[bool, typer.Option("--lift", help="Lift the mute of this camera and question.")] = False,
+    by: By = "",
+    gateway: Gateway = DEFAULT_GATEWAY,
+    json: Json = None,
+) -> None:
+    """Silence a camera, a question, or one at the other for a while; incidents are recorded all the same. Without --for
+    and --lift: show what is muted.
+
+    $ sightline incidents mute --camera gate --for 2h
+
+    $ sightline incidents mute --camera gate --lift
+    """
+    from dataclasses import asdict
+
+    from actors.cli.durations import parse_duration
+    from actors.cli.output import write_json
+    from cluster.errors import ConfigError
+
+    if lift and length:
+        raise ConfigError("--for and --lift contradict each other; give one of them")
+    for_s = parse_duration(length, "--for") if length else 0.0
+    with _client(gateway) as client:
+        if lift:
+            mutes = client.unmute(camera, question)
+        elif length:
+            mutes = client.mute(camera, question, for_s, by or _login())
+        else:
+            mutes = client.mutes()
+    if json is not None:
+        write_json(json, [asdict(each) for each in mutes])
+    if json != "-":
+        print("\n".join(mute_line(each) for each in mutes) or "nothing is muted")
+
+
+@app.command("follow")
+def follow(
+    cameras: Annotated[list[str] | None, typer.Argument(metavar="CAMERA", help="Only these; all without.")] = None,
+    count: Annotated[int, typer.Option("--count", "-n", min=0, help="Stop after this many events; 0 never.")] = 0,
+    only_new: Annotated[bool, typer.Option("--only-new", help="Leave out what is open already.")] = False,
+    gateway: Gateway = DEFAULT_GATEWAY,
+    json: Annotated[
+        str | None,
+        typer.Option("--json", metavar="FILE", help="Write one JSON object per line; - for standard output."),
+    ] = None,
+) -> None:
+    """Print what happens as it happens, until Ctrl-C; first what is open already.
+
+    $ sightline incidents follow gate
+
+    $ sightline incidents follow --json - | jq .incident.subject
+    """
+    from actors.cli.output import JsonLines, console
+
+    screen = console()
+    lines = JsonLines(json) if json is not None else None
+    try:
+        with _client(gateway) as client:
+            for shown, (event, missed) in enumerate(client.follow(cameras or (), opened=not only_new), start=1):
+                if missed:
+                    console(stderr=True).print(f"[yellow]{missed} events were missed: this client reads too slowly[/]")
+                if lines is not None:
+                    lines.write({**event.body(), "missed": missed})
+                if json != "-":
+                    screen.print(event_line(event))
+                if shown == count:
+                    return
+    finally:
+        if lines is not None:
+            lines.close()
+
+
+@app.command("outbox")
+def outbox(
+    dead: Annotated[int, typer.Option(min=0, max=1000, help="Most dead letters to show.")] = 20,
+    gateway: Gateway = DEFAULT_GATEWAY,
+    json: Json = None,
+) -> None:
+    """Show how the sinks are doing: what waits for each, what it has taken, and what it never took.
+
+    $ sightline incidents outbox
+    """
+    from dataclasses import asdict
+
+    from actors.cli.output import console, write_json
+
+    with _client(gateway) as client:
+        status = client.outbox(dead)
+    if json is not None:
+        write_json(json, asdict(status))
+    if json != "-":
+        screen = console()
+        screen.print(
+            sinks_table(status) if status.sinks else "no sinks; see alerts.sinks in docs/alerts.md", markup=False
+        )
+        for text in troubles(status):
+            screen.print(text, markup=False)
+
+
+@app.command("resend")
+def resend(
+    sink: Annotated[str, typer.Option(metavar="NAME", help="Only what this sink did not take.")] = "",
+    key: Annotated[str, typer.Option(metavar="KEY", help="Only this alert.")] = "",
+    gateway: Gateway = DEFAULT_GATEWAY,
+) -> None:
+    """Try dead letters again, after what kept the sink from taking them has been mended.
+
+    $ sightline incidents resend --sink ops
+    """
+    from actors.cli.output import plural
+
+    with _client(gateway) as client:
+        count = client.resend(sink, key)
+    print(f"{plural(count, 'alert')} sent again")
+
+
+def incidents_table(incidents: Sequence[Incident]) -> Table:
+    """One row per incident."""
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    from actors.cli.durations import spoken
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for name in ("id", "camera", "what", "severity", "since", "lasted", "score", "state"):
+        table.add_column(
+            name, no_wrap=name in ("id", "since"), justify="right" if name in ("lasted", "score") else "left"
+        )
+    for incident in incidents:
+        lasted = (incident.ended_s or time.time()) - incident.opened_s
+        table.add_row(
+            incident.id,
+            Text(incident.camera),
+            Text(incident.subject),
+            Text(incident.severity, STYLE.get(incident.severity, "")),
+            _clock(incident.opened_s),
+            spoken(max(0.0, lasted)),
+            f"{incident.score:.2f}" if incident.kind == "question" else "",
+            state(incident),
+        )
+    return table
+
+
+def state(incident: Incident) -> Text:
+    """``open``, ``open, ann sees to it``, ``ended``; marked when it is muted."""
+    from rich.text import Text
+
+    parts = ["open" if incident.open else "ended"]
+    if incident.acknowledged_by and incident.open:
+        parts.append(f"{incident.acknowledged_by} sees to it")
+    if incident.muted:
+        parts.append("muted")
+    return Text(", ".join(parts), "bold" if incident.open else "dim")
+
+
+def summary(incident: Incident) -> list[str]:
+    """What it is, in a few lines."""
+    ended = f", ended {_clock(incident.ended_s)}" if incident.ended_s is not None else ", open"
+    lines = [
+        f"{incident.id}: {incident.subject} at {incident.camera}, {incident.severity}",
+        f"opened {_clock(incident.opened_s)}{ended}{f' ({incident.reason})' if incident.reason else ''}",
+        f"video {incident.start / 1e6:.1f}–{incident.end / 1e6:.1f} s of the camera's clock",
+    ]
+    if incident.kind == "question":
+        lines.append(f"score {incident.score:.2f} at most, {incident.windows} windows")
+    if incident.text:
+        lines.append(incident.text)
+    if incident.acknowledged_s is not None:
+        lines.append(f"acknowledged by {incident.acknowledged_by}, {_clock(incident.acknowledged_s)}")
+    return lines
+
+
+def mute_line(mute: Mute) -> str:
+    """``camera gate, question *: until …``."""
+    by = f", by {mute.by}" if mute.by else ""
+    return f"camera {mute.camera}, question {mute.subject}: muted until {_clock(mute.until_s)}{by}"
+
+
+def event_line(event: AlertEvent) -> str:
+    """One event as a line with colours."""
+    from rich.markup import escape
+
+    incident = event.incident
+    style = STYLE.get(incident.severity, "")
+    said = incident.reason if event.kind == "end" else incident.text
+    score = f"  {incident.score:.2f}" if incident.kind == "question" else ""
+    return (
+        f"{_clock(event.at_s)}  [{style}]{event.kind:6}[/] {escape(incident.camera):16} {escape(incident.subject):14}"
+        f"{score}  {incident.id}{'  muted' if event.quiet else ''}{f'  {escape(said)}' if said else ''}"
+    )
+
+
+def sinks_table(status: Outbox) -> Table:
+    """One row per sink."""
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for name in ("sink", "kind", "waiting", "taken", "failed", "dead", "state"):
+        table.add_column(name, justify="right" if name in ("waiting", "taken", "failed", "dead") else "left")
+    for name, (kind, lane) in status.sinks.items():
+        numbers = (lane.waiting, lane.delivered, lane.failures, lane.dead)
+        said = Text(lane.trouble, "bold red") if lane.trouble else Text("works", "green")
+        table.add_row(Text(name), kind, *(str(number) for number in numbers), said)
+    return table
+
+
+def troubles(status: Outbox) -> list[str]:
+    """What is wrong with the outbox itself, and each dead letter."""
+    lines = []
+    if status.trouble:
+        lines.append(f"not on disk: {status.trouble} ({status.unwritten} alerts in memory)")
+    if status.lost:
+        lines.append(f"{status.lost} alerts were lost")
+    if status.answers_missed:
+        lines.append(f"{status.answers_missed} answers came too fast to be looked at")
+    for letter in status.dead:
+        incident = letter.event.incident
+        what = f"{letter.event.kind} of {incident.subject} at {incident.camera}"
+        lines.append(f"dead: {letter.event.key} ({what}) for {letter.sink}: {letter.error}")
+    return lines
+
+
+def _told(delivery: Any) -> str:
+    if delivery.state == "delivered":
+        return str(delivery.sink)
+    return f"{delivery.sink} {delivery.state}{f' ({delivery.error})' if delivery.error else ''}"
+
+
+def _clock(seconds: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))
+
+
+def _login() -> str:
+    try:
+        return getpass.getuser()
+    except (OSError, KeyError):
+        return "somebody"
+
+
+def _client(gateway: str) -> IncidentsClient:
+    from cluster.rpc.incidents_client import IncidentsClient
+
+    return IncidentsClient(gateway, credentials=client_credentials())

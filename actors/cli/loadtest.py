@@ -1,0 +1,400 @@
+"""``sightline loadtest``: a fleet of simulated cameras against a real cluster, and the most that it keeps up with."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from actors.cli.options import Json, Settings, client_credentials, parse_settings
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from cluster.config import SightlineConfig
+    from loadtest.footage import Footage
+    from loadtest.profile import Profile
+    from loadtest.report import Facts
+    from loadtest.report.tables import Table
+    from loadtest.result import Measurement, Tick
+    from loadtest.search import Search, Try
+    from loadtest.target import Target
+
+HELP = "Put a fleet of simulated cameras on a real cluster: what it keeps up with, and what happens when things break."
+app = typer.Typer(no_args_is_help=True, help=HELP)
+
+Config = Annotated[
+    Path | None,
+    typer.Option(
+        "--config", "-c", metavar="FILE", help="Start a cluster from this configuration; its cameras are left out."
+    ),
+]
+Running = Annotated[
+    str | None,
+    typer.Option("--gateway", "-g", metavar="HOST:PORT", help="Test a cluster that runs, instead of starting one."),
+]
+Metrics = Annotated[
+    str | None,
+    typer.Option("--metrics", metavar="HOST:PORT", help="With --gateway: its /metrics, for losses by reason."),
+]
+ProfileName = Annotated[
+    str, typer.Option("--profile", "-p", metavar="NAME", help="What the cameras do; see `sightline loadtest profiles`.")
+]
+Seconds = Annotated[
+    float | None, typer.Option("--seconds", min=1.0, help="Measure for so long. Default: the profile's.")
+]
+Out = Annotated[Path | None, typer.Option("--out", "-o", metavar="FILE", help="Write the report as one HTML page.")]
+
+
+@app.command("run")
+def run(
+    config: Config = None,
+    gateway: Running = None,
+    metrics: Metrics = None,
+    profile: ProfileName = "steady",
+    streams: Annotated[
+        int | None, typer.Option("--streams", "-n", min=1, help="Cameras. Default: the profile's.")
+    ] = None,
+    seconds: Seconds = None,
+    fault: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--fault", "-f", metavar="NAME", help="Then do this to the cluster; repeatable. See `loadtest faults`."
+        ),
+    ] = None,
+    settings: Settings = None,
+    json: Json = None,
+    out: Out = None,
+) -> None:
+    """Run a fixed number of cameras, open loop: they send when it is time, whether the cluster keeps up or not.
+
+    Exits with 1 when the cluster did not keep up, or when a window is neither answered nor counted.
+
+    $ sightline loadtest run -c configs/loadtest.yaml --streams 100 --out out/load.html
+
+    $ sightline loadtest run -c configs/loadtest.yaml --set cluster.replicas=2 --fault kill-replica --json out/kill.json
+
+    $ sightline loadtest run --gateway 10.0.0.5:50051 --profile aligned --streams 200
+    """
+    import asyncio
+
+    from actors.cli.output import console, write_json
+    from cluster.errors import SightlineError
+    from loadtest.faults import named
+    from loadtest.report import run_json, write
+    from loadtest.report.render import others_text, run_tables, verdict_text
+    from loadtest.run import run_test
+
+    chosen = _profile(profile, streams=streams, measure_s=seconds)
+    for name in fault or []:
+        named(name)
+    loaded = _config(config, gateway, settings)
+    _writable(json, out)
+    screen = console(stderr=json == "-")
+    with _Progress(screen) as progress:
+        footage = _footage(chosen, progress)
+        with _target(loaded, gateway, metrics, progress, redis="kill-redis" in (fault or [])) as target:
+            found = asyncio.run(
+                run_test(target, chosen, footage, faults=fault or (), on_tick=progress.tick, on_phase=progress.phase)
+            )
+    facts = _facts("Load test", profile, chosen, target.config, own=target.own)
+    head, good = verdict_text(found)
+    screen.print(f"[bold {'green' if good else 'red'}]{head}[/]")
+    if others := others_text(found.ticks):
+        screen.print(f"[yellow]{others}[/]")
+    for table in run_tables(found):
+        _print(screen, table)
+    if json is not None:
+        write_json(json, run_json(facts, found))
+    if out is not None:
+        write(out, facts, found)
+        screen.print(f"written: {out}", markup=False)
+    if not good:
+        raise SightlineError("the load test failed: " + head.rstrip("."))
+
+
+@app.command("search")
+def search(
+    config: Config = None,
+    gateway: Running = None,
+    metrics: Metrics = None,
+    profile: ProfileName = "busy",
+    seconds: Seconds = None,
+    replicas: Annotated[
+        list[int] | None,
+        typer.Option("--replicas", min=1, help="Search with so many replicas; repeatable, to see how they scale."),
+    ] = None,
+    first: Annotated[int, typer.Option("--first", min=1, help="Streams to begin with.")] = 8,
+    most: Annotated[int, typer.Option("--most", min=1, help="Streams to look no further than.")] = 2048,
+    state: Annotated[
+        Path | None,
+        typer.Option("--state", metavar="FILE", help="Write the search down there, and go on with one that is there."),
+    ] = None,
+    settings: Settings = None,
+    json: Json = None,
+    out: Out = None,
+) -> None:
+    """Find the most cameras that a cluster keeps up with.
+
+    A count is stable when, twice in a row, the p99 lag is within a stride, at least 99 % of windows are answered, and
+    none is silently missing. Counts are doubled, then the gap is halved; then, from a fresh start at the last stable
+    count with starts evenly spaced, one stream is added at a time.
+
+    $ sightline loadtest search -c configs/loadtest.yaml --state out/search.json --json out/streams.json
+
+    $ sightline loadtest search -c configs/loadtest.yaml --replicas 1 --replicas 2
+    """
+    import asyncio
+
+    from actors.cli.output import console, write_json
+    from cluster.errors import ConfigError
+    from loadtest.report import search_json, write
+    from loadtest.report.render import search_tables, search_text
+    from loadtest.run import SearchResult, run_search
+
+    chosen = _profile(profile, measure_s=seconds)
+    loaded = _config(config, gateway, settings)
+    if gateway is not None and replicas:
+        raise ConfigError("--replicas is for a cluster that the search starts itself; leave --gateway out")
+    _writable(json, out, state)
+    screen = console(stderr=json == "-")
+    results: list[SearchResult] = []
+    with _Progress(screen) as progress:
+        footage = _footage(chosen, progress)
+        for count in replicas or [loaded.cluster.replicas]:
+            sized = loaded.model_copy(update={"cluster": loaded.cluster.model_copy(update={"replicas": count})})
+            plan, save = _search(sized, profile, chosen, first, most, state, progress)
+            with _target(sized, gateway, metrics, progress) as target:
+                results.append(
+                    asyncio.run(
+                        run_search(
+                            target,
+                            chosen,
+                            footage,
+                            plan,
+                            save=save,
+                            on_tick=progress.tick,
+                            on_try=progress.trying,
+                            on_result=progress.tried,
+                        )
+                    )
+                )
+    facts = _facts("Most streams", profile, chosen, target.config, own=target.own)
+    screen.print(f"[bold]{search_text(results)}[/]")
+    for table in search_tables(results):
+        _print(screen, table)
+    if json is not None:
+        write_json(json, search_json(facts, results, two_cores=_two_cores(chosen, loaded, footage)))
+    if out is not None:
+        write(out, facts, results)
+        screen.print(f"written: {out}", markup=False)
+
+
+@app.command("profiles")
+def profiles() -> None:
+    """List the load profiles that come with Sightline."""
+    from actors.cli.output import console
+    from loadtest.profile import load_profile, profile_names
+
+    _list(console(), [(name, load_profile(name).about) for name in profile_names()])
+
+
+@app.command("faults")
+def list_faults() -> None:
+    """List what `loadtest run --fault` can do to a cluster."""
+    from actors.cli.output import console
+    from loadtest.faults import NOT_BUILT, faults
+
+    screen = console()
+    _list(screen, [(name, faults.get(name).about) for name in faults.names()])
+    for name, why in NOT_BUILT.items():
+        screen.print(f"There is no {name}: {why}.", markup=False)
+
+
+# -- what both commands need ----------------------------------------------------------------------
+def _profile(name: str, **changes: Any) -> Profile:
+    from loadtest.profile import load_profile
+
+    return load_profile(name).model_copy(update={key: value for key, value in changes.items() if value is not None})
+
+
+def _config(path: Path | None, gateway: str | None, settings: list[str] | None) -> SightlineConfig:
+    from cluster.config import load_config
+    from cluster.errors import ConfigError
+    from cluster.rpc.channel import split_address
+
+    if path is None and gateway is None:
+        raise ConfigError(
+            "name what to test: --config FILE of a cluster to start, or --gateway HOST:PORT of one that runs"
+        )
+    if gateway is not None:
+        split_address(gateway)
+    loaded = load_config(path, parse_settings(settings))
+    # The fleet's cameras are the load; the file's own would come on top of it.
+    return loaded.model_copy(update={"cameras": []})
+
+
+def _writable(json: str | None, *paths: Path | None) -> None:
+    from actors.cli.output import check_writable
+
+    for path in (None if json in (None, "-") else Path(str(json)), *paths):
+        if path is not None:
+            check_writable(path.parent)
+
+
+def _footage(profile: Profile, progress: _Progress) -> dict[str, Footage]:
+    from loadtest.footage import gather
+
+    progress.phase("making footage")
+    return gather(profile.kinds, fps=profile.fps, size=(profile.width, profile.height))
+
+
+@contextlib.contextmanager
+def _target(
+    config: SightlineConfig, gateway: str | None, metrics: str | None, progress: _Progress, *, redis: bool = False
+) -> Iterator[Target]:
+    from loadtest.redis_server import with_redis
+    from loadtest.target import own_cluster, running_cluster
+
+    credentials = client_credentials()
+    if gateway is not None:
+        yield running_cluster(gateway, metrics, config, credentials)
+        return
+    with contextlib.ExitStack() as stack:
+        if redis:
+            config, server = stack.enter_context(with_redis(config))
+            yield stack.enter_context(own_cluster(config, progress.phase, credentials, beside={"redis": server}))
+        else:
+            yield stack.enter_context(own_cluster(config, progress.phase, credentials))
+
+
+def _search(
+    config: SightlineConfig,
+    name: str,
+    profile: Profile,
+    first: int,
+    most: int,
+    state: Path | None,
+    progress: _Progress,
+) -> tuple[Search, Any]:
+    from loadtest.search import Search
+
+    settings = {
+        "profile": name,
+        "settings": profile.model_dump(mode="json"),
+        "cluster": config.model_dump(mode="json", exclude={"gateway": True}),
+    }
+    plan = Search(first=first, most=most, settings=settings)
+    if state is None:
+        return plan, lambda: None
+    replicas = config.cluster.replicas
+    path = state.with_name(f"{state.stem}-{replicas}{state.suffix}") if replicas > 1 else state
+    known = plan.load(path)
+    if known:
+        progress.say(f"going on with the search in {path}, which has {known} measurements")
+    return plan, lambda: plan.save(path)
+
+
+def _facts(title: str, name: str, profile: Profile, config: SightlineConfig, *, own: bool) -> Facts:
+    from loadtest.report import Facts
+
+    window, sampling = config.window, config.sampling
+    cluster = {
+        "window": f"{window.length_s:g} s every {window.stride_s:g} s, {sampling.fps:g} samples a second",
+        "footage": f"{profile.fps:g} frames a second, {profile.width}x{profile.height}, by {profile.transport}",
+    }
+    if own:
+        members = config.cluster
+        cluster |= {
+            "engine": config.engine + (f", costs {config.calibrated.costs}" if config.engine == "calibrated" else ""),
+            "model": config.model.name,
+            "processes": f"{members.replicas} replicas, {members.decoders} decoders, 1 gateway on this machine",
+        }
+    return Facts(title, name, profile, cluster, calibrated=own and config.engine == "calibrated")
+
+
+def _two_cores(profile: Profile, config: SightlineConfig, footage: dict[str, Footage]) -> bool:
+    """Whether this search measures the figure ``streams_two_cores``: pushed streams of 5 frames a second and 640x360 on
+    the calibrated engine, on a machine of two cores."""
+    import os
+
+    sizes = {(each.header.width, each.header.height) for each in footage.values()}
+    pushed = profile.transport == "push" and profile.fps == 5 and sizes == {(640, 360)}
+    return pushed and config.engine == "calibrated" and len(os.sched_getaffinity(0)) == 2
+
+
+def _list(screen: Console, rows: Sequence[tuple[str, str]]) -> None:
+    width = max(len(name) for name, _ in rows)
+    for name, about in rows:
+        screen.print(f"[bold]{name:{width}}[/]  {about}")
+
+
+def _print(screen: Console, table: Table) -> None:
+    from rich import box
+    from rich.markup import escape
+    from rich.table import Table as RichTable
+
+    shown = RichTable(title=table.title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    for head in table.heads:
+        shown.add_column(head)
+    for number, row in enumerate(table.rows):
+        shown.add_row(*map(escape, row), style="red" if number in table.bad else None)
+    screen.print(shown)
+
+
+class _Progress:
+    """A live line on a terminal; otherwise a line for every phase and one every few seconds."""
+
+    EVERY_S = 5.0
+
+    def __init__(self, screen: Console) -> None:
+        self._screen = screen
+        self._status = screen.status("loading the libraries") if screen.is_terminal else None
+        self._phase = ""
+        self._said_s = 0.0
+
+    def __enter__(self) -> _Progress:
+        if self._status is not None:
+            self._status.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._status is not None:
+            self._status.stop()
+
+    def say(self, text: str) -> None:
+        from rich.markup import escape
+
+        self._screen.print(escape(text))
+
+    def phase(self, text: str) -> None:
+        self._phase = text
+        if self._status is not None:
+            self._status.update(text)
+        else:
+            self.say(text)
+
+    def trying(self, streams: int, phase: str) -> None:
+        self.phase(f"trying {streams} streams ({phase})")
+
+    def tried(self, result: Try, measurement: Measurement) -> None:
+        from loadtest.result import seconds_text
+
+        word = "kept up" if result.stable else f"did not keep up: {result.note}"
+        self.say(f"{result.streams} streams: p99 lag {seconds_text(measurement.lag.p99)}, {word}")
+
+    def tick(self, tick: Tick) -> None:
+        from loadtest.result import seconds_text
+
+        text = (
+            f"{self._phase}: {tick.at_s:.0f} s, {tick.streams} streams, {tick.answers} answers a second, "
+            f"lag {seconds_text(tick.lag_p50_s)} (p99 {seconds_text(tick.lag_p99_s)}), machine {tick.use.busy:.0%} busy"
+        )
+        if self._status is not None:
+            self._status.update(text)
+        elif tick.at_s - self._said_s >= self.EVERY_S:
+            self._said_s = tick.at_s
+            self.say(text)

@@ -1,0 +1,92 @@
+"""``sightline replicas``: how full each replica is, and taking the cameras off one that is to be stopped."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from actors.cli.options import DEFAULT_GATEWAY, Gateway, Json, client_credentials
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from cluster.scheduling.reports import ReplicaStatus
+
+app = typer.Typer(no_args_is_help=True, help="How full the replicas are, and draining one.")
+
+Name = Annotated[str, typer.Argument(metavar="NAME", help="Of the replica, as `replicas list` shows it.")]
+
+
+@app.command("list")
+def list_replicas(gateway: Gateway = DEFAULT_GATEWAY, json: Json = None) -> None:
+    """Show every replica: its cameras, how full it is, and how soon it answers.
+
+    $ sightline replicas list
+
+    $ sightline replicas list --json - | jq '.[] | select(.draining and .held == 0) | .name'
+    """
+    from dataclasses import asdict
+
+    from actors.cli.output import console, write_json
+    from cluster.rpc.client import GatewayClient
+
+    with GatewayClient(gateway, credentials=client_credentials()) as client:
+        replicas = client.replicas_list()
+    if json is not None:
+        write_json(json, [asdict(replica) for replica in replicas])
+    if json != "-":
+        console().print(replicas_table(replicas) if replicas else "no replica is ready", markup=False)
+
+
+@app.command("drain")
+def drain(
+    name: Name,
+    undo: Annotated[bool, typer.Option("--undo", help="Let it have cameras again.")] = False,
+    gateway: Gateway = DEFAULT_GATEWAY,
+    json: Json = None,
+) -> None:
+    """Move the cameras of a replica to the others; it gets none until it is started anew.
+
+    It may be stopped once it holds no camera, which `replicas list` shows.
+
+    $ sightline replicas drain replica-1
+
+    $ sightline replicas drain replica-1 --undo
+    """
+    from dataclasses import asdict
+
+    from actors.cli.output import write_json
+    from cluster.rpc.client import GatewayClient
+
+    with GatewayClient(gateway, credentials=client_credentials()) as client:
+        status = client.replica_drain(name, undo=undo)
+    if json is not None:
+        write_json(json, asdict(status))
+    if json != "-":
+        print(f"{name}: takes cameras again" if undo else f"{name}: drained; it still holds {status.held} cameras")
+
+
+def replicas_table(replicas: Sequence[ReplicaStatus]) -> Table:
+    """One row per replica."""
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for column in ("replica", "state"):
+        table.add_column(column, no_wrap=True)
+    for column in ("cameras", "held", "below full quality", "full by", "backlog", "expected lag"):
+        table.add_column(column, justify="right")
+    for each in replicas:
+        table.add_row(
+            each.name,
+            "draining" if each.draining and each.held else "drained" if each.draining else "ready",
+            str(each.cameras),
+            str(each.held),
+            str(each.lowered),
+            f"{each.utilisation:.0%}" if each.utilisation else "",
+            f"{each.backlog_s:.1f} s",
+            f"{each.expected_lag_s:.2f} s" if each.expected_lag_s else "",
+        )
+    return table

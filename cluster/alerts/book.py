@@ -1,0 +1,178 @@
+"""``IncidentBook``: the open incidents, who has muted what, and every event there is to tell. Pure: time comes in."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+
+from cluster.alerts.changes import Changes, Subject
+from cluster.alerts.incident import (
+    AlertEvent,
+    EventKind,
+    Incident,
+    Kind,
+    Mute,
+    Severity,
+    event_key,
+    incident_id,
+)
+from cluster.errors import CapacityError, ConfigError, NotReadyError
+
+MOST_MUTES = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """What a new incident begins with; the fields are those of :class:`Incident`."""
+
+    camera: str
+    kind: Kind
+    subject: str
+    severity: Severity
+    start: int
+    end: int
+    score: float = 0.0
+    windows: int = 0
+    text: str = ""
+
+
+class IncidentBook:
+    """At most one open incident per camera and subject. What changes is gathered in ``changes`` until taken.
+
+    Args:
+        salt: part of every id, so that two sites never give the same one.
+    """
+
+    def __init__(self, salt: str) -> None:
+        self._salt = salt
+        self._open: dict[Subject, Incident] = {}
+        self._serials: dict[Subject, int] = {}
+        self._mutes: dict[Subject, Mute] = {}
+        self._changes = Changes()
+
+    def load(self, incidents: Iterable[Incident], serials: Mapping[Subject, int], mutes: Iterable[Mute]) -> None:
+        """What a store has kept: open incidents, the number of the last incident of each subject, mutes."""
+        self._open = {(incident.camera, incident.subject): incident for incident in incidents}
+        self._serials = dict(serials)
+        self._mutes = {(mute.camera, mute.subject): mute for mute in mutes}
+
+    def take(self) -> Changes:
+        """What has changed since the last call."""
+        changes, self._changes = self._changes, Changes()
+        return changes
+
+    def keep(self, where: Subject, track: Mapping[str, object] | None) -> None:
+        """Write with the rest: what a detector must know again after a restart; None when that is nothing."""
+        self._changes.tracks[where] = track
+
+    # -- incidents ------------------------------------------------------------------------------
+    def current(self, camera: str, subject: str) -> Incident | None:
+        """The open incident, if there is one."""
+        return self._open.get((camera, subject))
+
+    @property
+    def open(self) -> list[Incident]:
+        """All that go on, oldest first."""
+        return sorted(self._open.values(), key=lambda incident: incident.opened_s)
+
+    def begin(self, opening: Opening, now_s: float) -> Incident:
+        """Open an incident and tell of it."""
+        where = (opening.camera, opening.subject)
+        serial = self._serials.get(where, 0) + 1
+        self._serials[where] = self._changes.serials[where] = serial
+        incident = Incident(
+            id=incident_id(self._salt, opening.camera, opening.subject, serial),
+            camera=opening.camera,
+            kind=opening.kind,
+            subject=opening.subject,
+            severity=opening.severity,
+            start=opening.start,
+            end=opening.end,
+            score=opening.score,
+            windows=opening.windows,
+            opened_s=now_s,
+            updated_s=now_s,
+            text=opening.text,
+        )
+        return self._tell(incident, "new", now_s)
+
+    def extend(self, incident: Incident, now_s: float, *, tell: bool) -> Incident:
+        """Note what an open incident has grown to; ``tell``: as an event as well."""
+        incident = replace(incident, updated_s=now_s)
+        if tell:
+            return self._tell(incident, "update", now_s)
+        return self._note(incident)
+
+    def finish(self, camera: str, subject: str, now_s: float, reason: str) -> None:
+        """End the open incident, if there is one, and tell of it."""
+        incident = self.current(camera, subject)
+        if incident is not None:
+            self._tell(replace(incident, ended_s=now_s, updated_s=now_s, reason=reason), "end", now_s)
+
+    def acknowledge(self, incident_id: str, by: str, now_s: float) -> Incident:
+        """Someone has seen to it; told once, as an update.
+
+        Raises:
+            NotReadyError: it has ended, or there is none of that id.
+        """
+        for incident in self._open.values():
+            if incident.id == incident_id:
+                if incident.acknowledged_s is not None:
+                    return incident
+                return self._tell(replace(incident, acknowledged_by=by, acknowledged_s=now_s), "update", now_s)
+        raise NotReadyError(f"no incident {incident_id!r} is open; `sightline incidents list` shows those that are")
+
+    # -- mutes ----------------------------------------------------------------------------------
+    def mute(self, mute: Mute, now_s: float) -> None:
+        """Silence a camera, a subject, or one at the other; replaces an earlier mute of the same.
+
+        Raises:
+            ConfigError: ``until_s`` lies in the past.
+            CapacityError: there are too many.
+        """
+        if mute.until_s <= now_s:
+            raise ConfigError("a mute must end in the future")
+        self._expire(now_s)
+        where = (mute.camera, mute.subject)
+        if where not in self._mutes and len(self._mutes) >= MOST_MUTES:
+            raise CapacityError(f"there are {MOST_MUTES} mutes already; lift one, or mute with * instead of one by one")
+        self._mutes[where] = self._changes.mutes[where] = mute
+
+    def unmute(self, camera: str, subject: str) -> bool:
+        """Lift a mute, named as it was set; false when there was none."""
+        where = (camera, subject)
+        if self._mutes.pop(where, None) is None:
+            return False
+        self._changes.mutes[where] = None
+        return True
+
+    def mutes(self, now_s: float) -> list[Mute]:
+        """Those that hold, ending soonest first."""
+        self._expire(now_s)
+        return sorted(self._mutes.values(), key=lambda mute: mute.until_s)
+
+    def _expire(self, now_s: float) -> None:
+        for where in [where for where, mute in self._mutes.items() if mute.until_s <= now_s]:
+            del self._mutes[where]
+            self._changes.mutes[where] = None
+
+    # -- inside ---------------------------------------------------------------------------------
+    def _note(self, incident: Incident) -> Incident:
+        where = (incident.camera, incident.subject)
+        if incident.open:
+            self._open[where] = incident
+        else:
+            self._open.pop(where, None)
+        self._changes.incidents[incident.id] = incident
+        return incident
+
+    def _tell(self, incident: Incident, kind: EventKind, now_s: float) -> Incident:
+        muted = any(mute.covers(incident.camera, incident.subject, now_s) for mute in self._mutes.values())
+        # What was announced is also called off, muted or not; what nobody heard of ends without a word.
+        quiet = not incident.announced if kind == "end" else muted
+        if kind == "update" and not incident.announced:
+            kind = "new"
+        incident = replace(incident, events=incident.events + 1, muted=muted, announced=incident.announced or not quiet)
+        key = event_key(incident.id, incident.events)
+        self._changes.events[key] = AlertEvent(key, kind, now_s, incident, quiet)
+        return self._note(incident)

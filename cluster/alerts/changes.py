@@ -1,0 +1,67 @@
+"""``Changes``: what must be written, gathered since the last write; two of them merge into one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from cluster.alerts.incident import AlertEvent, Incident, Mute
+
+Subject = tuple[str, str]
+"""(camera, question id or health subject)."""
+
+DeliveryState = Literal["pending", "delivered", "dead"]
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """One event for one sink. ``attempts`` made so far; ``error``: why the last one failed."""
+
+    event: AlertEvent
+    sink: str
+    state: DeliveryState = "pending"
+    attempts: int = 0
+    error: str = ""
+
+
+@dataclass(slots=True)
+class Changes:
+    """New values by what they belong to; None removes. ``deliveries`` by (event key, sink)."""
+
+    tracks: dict[Subject, Mapping[str, Any] | None] = field(default_factory=dict)
+    serials: dict[Subject, int] = field(default_factory=dict)
+    incidents: dict[str, Incident] = field(default_factory=dict)
+    mutes: dict[Subject, Mute | None] = field(default_factory=dict)
+    events: dict[str, AlertEvent] = field(default_factory=dict)
+    deliveries: dict[tuple[str, str], Delivery] = field(default_factory=dict)
+
+    def __bool__(self) -> bool:
+        return any((self.tracks, self.serials, self.incidents, self.mutes, self.events, self.deliveries))
+
+    def add(self, newer: Changes) -> None:
+        """Lay ``newer`` over this."""
+        self.tracks.update(newer.tracks)
+        self.serials.update(newer.serials)
+        self.incidents.update(newer.incidents)
+        self.mutes.update(newer.mutes)
+        self.events.update(newer.events)
+        self.deliveries.update(newer.deliveries)
+
+    def shed(self, most: int) -> tuple[int, int]:
+        """Keep at most ``most`` events: the oldest delivered ones go first, then the oldest. How many of each went."""
+        excess = len(self.events) - most
+        if excess <= 0:
+            return 0, 0
+        waiting = {key for (key, _), delivery in self.deliveries.items() if delivery.state != "delivered"}
+        done = [key for key in self.events if key not in waiting][:excess]
+        for key in done:
+            self._drop(key)
+        undone = list(self.events)[: excess - len(done)]
+        for key in undone:
+            self._drop(key)
+        return len(done), len(undone)
+
+    def _drop(self, key: str) -> None:
+        del self.events[key]
+        self.deliveries = {where: delivery for where, delivery in self.deliveries.items() if where[0] != key}

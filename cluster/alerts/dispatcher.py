@@ -1,0 +1,262 @@
+"""``Dispatcher``: hands alerts to sinks until they have taken them, in order per incident, each sink for itself."""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import logging
+import random
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+
+from cluster.alerts.changes import Delivery
+from cluster.alerts.sinks.base import DeliveryError, Sink
+
+log = logging.getLogger(__name__)
+
+CONCURRENCY = 8
+"""Alerts on their way to one sink at once, each of another incident."""
+
+DOWN_AFTER = 3
+PAUSE_S = 5.0
+"""A sink that failed so often in a row is down: it is tried with one alert at a time, at most this many seconds apart.
+An alert that alone is refused waits by itself and holds nobody up."""
+
+SEND_S = 60.0
+"""Longest that a sink may take whatever its own timeout says."""
+
+
+@dataclass(frozen=True, slots=True)
+class Retry:
+    """Attempt n waits ``first_s * 2**n``, at most ``longest_s``, less up to half of it at random.
+
+    ``give_up_s``: an alert older than that which fails once more is a dead letter.
+    """
+
+    first_s: float = 0.5
+    longest_s: float = 60.0
+    give_up_s: float = 86_400.0
+
+    def delay_s(self, attempt: int, draw: float) -> float:
+        """Seconds after the ``attempt``-th failure, from 1; ``draw`` is uniform in 0..1."""
+        return float(min(self.longest_s, self.first_s * 2.0 ** min(attempt - 1, 32)) * (1.0 - 0.5 * draw))
+
+
+@dataclass(frozen=True, slots=True)
+class LaneStatus:
+    """One sink: alerts that wait, and since the process began how many it took, how often it failed, how many died.
+
+    ``dropped``: there was no room for them to wait.
+    """
+
+    waiting: int
+    delivered: int
+    failures: int
+    dead: int
+    trouble: str
+    dropped: int = 0
+
+
+class Dispatcher:
+    """``put`` never waits; ``settle`` is told of every change of a delivery, to be written. Runs on one event loop.
+
+    Args:
+        most: alerts waiting for one sink; above it the oldest is dropped and counted, which only happens when the
+        outbox
+            itself is full.
+    """
+
+    def __init__(
+        self,
+        sinks: Mapping[str, Sink],
+        settle: Callable[[Delivery], None],
+        *,
+        retry: Retry | None = None,
+        most: int = 20_000,
+        seed: int | None = None,
+    ) -> None:
+        chance = random.Random(seed)
+        self._settle = settle
+        self._lanes = {name: _Lane(name, sink, settle, retry or Retry(), most, chance) for name, sink in sinks.items()}
+
+    def start(self) -> None:
+        """Begin to send."""
+        for lane in self._lanes.values():
+            lane.start()
+
+    def put(self, deliveries: Iterable[Delivery]) -> None:
+        """Send these; those of a sink that is not configured any more are dead letters at once."""
+        for delivery in deliveries:
+            lane = self._lanes.get(delivery.sink)
+            if lane is None:
+                error = f"no sink {delivery.sink!r} is configured any more"
+                self._settle(replace(delivery, state="dead", error=error))
+            else:
+                lane.put(delivery)
+
+    def status(self) -> dict[str, LaneStatus]:
+        """By sink."""
+        return {name: lane.status() for name, lane in self._lanes.items()}
+
+    async def stop(self) -> None:
+        """Stop sending; what is under way is cut off and will be sent again by whoever goes on."""
+        await asyncio.gather(*(lane.stop() for lane in self._lanes.values()))
+
+
+class _Lane:
+    """One sink's queue: incidents whose oldest alert is due, and behind each its later ones."""
+
+    def __init__(
+        self,
+        name: str,
+        sink: Sink,
+        settle: Callable[[Delivery], None],
+        retry: Retry,
+        most: int,
+        chance: random.Random,
+    ) -> None:
+        self._name, self._sink, self._settle, self._retry, self._most = name, sink, settle, retry, most
+        self._chance = chance
+        self._queues: dict[str, deque[Delivery]] = {}
+        self._due: list[tuple[float, int, str]] = []
+        self._numbers = 0
+        self._held = 0
+        self._busy: set[str] = set()
+        self._changed = asyncio.Event()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._main: asyncio.Task[None] | None = None
+        self._delivered = self._failures = self._dead = self._dropped = 0
+        self._in_a_row = 0
+        self._resume_s = 0.0
+        self._trouble = ""
+
+    def start(self) -> None:
+        self._main = asyncio.create_task(self._run(), name=f"alerts to {self._name}")
+
+    def status(self) -> LaneStatus:
+        return LaneStatus(self._held, self._delivered, self._failures, self._dead, self._trouble, self._dropped)
+
+    def put(self, delivery: Delivery) -> None:
+        incident = delivery.event.incident.id
+        queue = self._queues.get(incident)
+        if queue is None:
+            queue = self._queues[incident] = deque()
+            self._schedule(incident, 0.0)
+        queue.append(delivery)
+        self._held += 1
+        if self._held > self._most:
+            self._drop_oldest()
+
+    async def stop(self) -> None:
+        tasks = [task for task in (self._main, *self._tasks) if task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._sink.close()
+
+    # -- inside ---------------------------------------------------------------------------------
+    def _schedule(self, incident: str, due_s: float) -> None:
+        self._numbers += 1
+        heapq.heappush(self._due, (due_s, self._numbers, incident))
+        self._changed.set()
+
+    def _drop_oldest(self) -> None:
+        incident = next((name for name in self._queues if name not in self._busy), None)
+        if incident is None:
+            return
+        queue = self._queues[incident]
+        queue.popleft()
+        self._held -= 1
+        self._dropped += 1
+        if not queue:
+            del self._queues[incident]
+
+    async def _run(self) -> None:
+        while True:
+            self._changed.clear()
+            wait_s = self._launch()
+            try:
+                async with asyncio.timeout(wait_s):
+                    await self._changed.wait()
+            except TimeoutError:
+                continue
+
+    def _launch(self) -> float | None:
+        """Start what is due and may go; returns seconds until the next is due, None when only a change helps."""
+        now_s = time.monotonic()
+        down = self._in_a_row >= DOWN_AFTER
+        if down and now_s < self._resume_s:
+            return self._resume_s - now_s if self._due else None
+        while self._due and len(self._busy) < (1 if down else CONCURRENCY):
+            due_s, _, incident = self._due[0]
+            if due_s > now_s:
+                return due_s - now_s
+            heapq.heappop(self._due)
+            if incident not in self._queues or incident in self._busy:
+                continue
+            self._busy.add(incident)
+            task = asyncio.create_task(self._send(incident))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+        return None
+
+    async def _send(self, incident: str) -> None:
+        queue = self._queues[incident]
+        delivery = queue[0]
+        error: DeliveryError | None = None
+        try:
+            async with asyncio.timeout(SEND_S):
+                await self._sink.send(delivery.event)
+        except DeliveryError as refusal:
+            error = refusal
+        except TimeoutError:
+            error = DeliveryError(f"sink {self._name!r} did not finish within {SEND_S:g} s", retryable=True)
+        except Exception as failure:
+            log.exception("sink %s", self._name)
+            error = DeliveryError(f"{type(failure).__name__}: {failure}", retryable=True)
+        self._busy.discard(incident)
+        delivery = replace(delivery, attempts=delivery.attempts + 1, error=str(error) if error else "")
+        delay_s = 0.0 if error is None else self._fail(delivery, error)
+        if error is None:
+            self._succeed(delivery)
+        if delay_s:
+            queue[0] = delivery
+        else:
+            queue.popleft()
+            self._held -= 1
+        if queue:
+            self._schedule(incident, time.monotonic() + delay_s if delay_s else 0.0)
+        else:
+            del self._queues[incident]
+            self._changed.set()
+
+    def _succeed(self, delivery: Delivery) -> None:
+        self._delivered += 1
+        if self._in_a_row >= DOWN_AFTER:
+            log.info("sink %s takes alerts again", self._name)
+            # What failed while it was away is due now, in the order it came.
+            self._due = [(0.0, number, name) for _, number, name in self._due]
+            heapq.heapify(self._due)
+        self._in_a_row, self._trouble = 0, ""
+        self._settle(replace(delivery, state="delivered"))
+
+    def _fail(self, delivery: Delivery, error: DeliveryError) -> float:
+        """Seconds until it is tried again; 0 when it is a dead letter."""
+        self._failures += 1
+        old = time.time() - delivery.event.at_s > self._retry.give_up_s
+        if error.retryable:
+            self._in_a_row += 1
+            self._trouble = str(error)
+            if self._in_a_row == DOWN_AFTER:
+                log.warning("sink %s is down: %s", self._name, error)
+            pause_s = min(PAUSE_S, self._retry.delay_s(self._in_a_row, self._chance.random()))
+            self._resume_s = time.monotonic() + pause_s
+        if error.retryable and not old:
+            self._settle(delivery)
+            return self._retry.delay_s(delivery.attempts, self._chance.random())
+        log.error("sink %s does not take %s: %s", self._name, delivery.event.key, error)
+        self._dead += 1
+        self._settle(replace(delivery, state="dead"))
+        return 0.0

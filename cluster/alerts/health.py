@@ -1,0 +1,199 @@
+"""``HealthMonitor``: cameras that are offline, frozen, covered or turned away, from what their decoders report."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from cluster.alerts.book import IncidentBook, Opening
+from cluster.alerts.changes import Subject
+from cluster.alerts.incident import HEALTH_SUBJECTS, Severity
+from cluster.types import CameraStatus, PictureHealth
+
+OFFLINE, FROZEN, COVERED, SCENE = HEALTH_SUBJECTS
+
+STALL_S = 5.0
+"""A camera without a picture for longer is not delivering, whatever its connection says."""
+
+COVERED_SHARE = 0.35
+"""A picture with less than this share of its usual spread of luma has lost its texture."""
+
+LEAST_SPREAD = 10.0
+"""Scenes with less spread of luma, grey levels, are too flat to lose any: fog, a bare wall."""
+
+USUAL_S, LEARN_S = 120.0, 10.0
+"""Time constant of the usual spread, which dusk moves along, and how long it is learnt before it counts."""
+
+STRANGE_SHARE = 0.5
+"""More cells than this show another scene: most of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """``after_s``: how long it must hold before it is an incident."""
+
+    after_s: float
+    severity: Severity = "warning"
+    enabled: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class HealthRules:
+    """``clear_s``: how long a condition must be gone before its incident ends; ``update_s``: told again as often."""
+
+    offline: Condition = Condition(30.0, "critical")
+    frozen: Condition = Condition(60.0)
+    covered: Condition = Condition(5.0, "critical")
+    scene_change: Condition = Condition(30.0)
+    clear_s: float = 10.0
+    update_s: float = 60.0
+
+    def of(self, subject: str) -> Condition:
+        """By the subject of its incidents."""
+        by_name = dict(zip(HEALTH_SUBJECTS, (self.offline, self.frozen, self.covered, self.scene_change), strict=True))
+        return by_name[subject]
+
+
+@dataclass(slots=True)
+class _Watch:
+    """One condition at one camera: since when it holds, or since when it is gone."""
+
+    since_s: float | None = None
+    gone_s: float | None = None
+
+
+@dataclass(slots=True)
+class _Camera:
+    watches: dict[str, _Watch] = field(default_factory=lambda: {subject: _Watch() for subject in HEALTH_SUBJECTS})
+    delivered: bool = False
+    pts: int | None = None
+    usual: float = 0.0
+    learnt_s: float = 0.0
+    looked_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Finding:
+    """``since_s``: when the condition began, where that is known better than by looking."""
+
+    holds: bool
+    text: str = ""
+    since_s: float | None = None
+
+
+class HealthMonitor:
+    """Show it every camera about once a second through :meth:`look`; time comes in, seconds since 1970."""
+
+    def __init__(self, book: IncidentBook, rules: HealthRules) -> None:
+        self._book = book
+        self._rules = rules
+        self._cameras: dict[str, _Camera] = {}
+
+    def load(self, tracks: Mapping[Subject, Mapping[str, Any]]) -> None:
+        """What the book has kept: the usual spread of pictures that were covered."""
+        for (name, subject), body in tracks.items():
+            if subject == COVERED:
+                self._cameras[name] = _Camera(delivered=True, usual=float(body["usual"]), learnt_s=LEARN_S)
+
+    def look(self, status: CameraStatus, picture: PictureHealth | None, now_s: float, *, patient: bool = False) -> None:
+        """``status`` and ``picture`` are as of now; a picture is judged once. ``patient``: a file that waits for
+        whoever reads it, which may take its time."""
+        camera = self._cameras.setdefault(status.name, _Camera())
+        offline = _Finding(False) if patient and status.state == "running" else self._offline(camera, status, now_s)
+        self._settle(camera, status, picture, OFFLINE, offline, now_s)
+        fresh = status.state == "running" and status.last_frame_age_s <= STALL_S
+        if picture is not None and fresh and picture.pts != camera.pts:
+            elapsed_s = 0.0 if camera.looked_s is None else min(now_s - camera.looked_s, STALL_S)
+            camera.pts, camera.looked_s = picture.pts, now_s
+            covered = self._covered(camera, picture, elapsed_s)
+            findings = {FROZEN: self._frozen(picture, now_s), COVERED: covered}
+            if not covered.holds:
+                findings[SCENE] = self._turned(picture)
+            for subject, finding in findings.items():
+                self._settle(camera, status, picture, subject, finding, now_s)
+
+    def retain(self, cameras: Mapping[str, object], now_s: float) -> None:
+        """Forget the cameras that are not among these: they were removed."""
+        known = set(self._cameras) | {incident.camera for incident in self._book.open if incident.kind == "health"}
+        for name in known - set(cameras):
+            self._cameras.pop(name, None)
+            for subject in HEALTH_SUBJECTS:
+                self._book.finish(name, subject, now_s, "the camera was removed")
+            self._book.keep((name, COVERED), None)
+
+    # -- findings -------------------------------------------------------------------------------
+    def _offline(self, camera: _Camera, status: CameraStatus, now_s: float) -> _Finding:
+        age_s = status.last_frame_age_s
+        camera.delivered |= status.frames_decoded > 0
+        if status.state == "ended":
+            return _Finding(False)
+        if status.state == "running":
+            if status.frames_decoded and age_s <= STALL_S:
+                return _Finding(False)
+            since_s = now_s - age_s if status.frames_decoded else None
+            return _Finding(True, status.reason or "it is connected, but no picture comes", since_s)
+        if status.state == "waiting" and status.reason and not camera.delivered:
+            # The cluster is starting and has not asked the camera for anything yet.
+            return _Finding(False)
+        return _Finding(True, status.reason or {"waiting": "no agent pushes for it"}.get(status.state, status.state))
+
+    def _frozen(self, picture: PictureHealth, now_s: float) -> _Finding:
+        still = picture.still_s >= self._rules.frozen.after_s
+        return _Finding(
+            still, f"the picture has not changed at all for {picture.still_s:.0f} s", now_s - picture.still_s
+        )
+
+    @staticmethod
+    def _covered(camera: _Camera, picture: PictureHealth, elapsed_s: float) -> _Finding:
+        known = camera.learnt_s >= LEARN_S and camera.usual >= LEAST_SPREAD
+        if known and picture.spread < COVERED_SHARE * camera.usual:
+            share = 100 * picture.spread / camera.usual
+            return _Finding(True, f"the picture has {share:.0f} % of its usual contrast, mean luma {picture.luma:.0f}")
+        if camera.learnt_s == 0.0 and camera.usual == 0.0:
+            camera.usual = picture.spread
+        # A plain mean while it is learnt, then an exponential one.
+        camera.learnt_s += elapsed_s
+        weight = elapsed_s / min(max(camera.learnt_s, elapsed_s, 1e-9), USUAL_S)
+        camera.usual += weight * (picture.spread - camera.usual)
+        return _Finding(False)
+
+    @staticmethod
+    def _turned(picture: PictureHealth) -> _Finding:
+        text = f"{100 * picture.strangeness:.0f} % of the picture show another scene"
+        return _Finding(picture.strangeness > STRANGE_SHARE, text)
+
+    # -- debounce -------------------------------------------------------------------------------
+    def _settle(
+        self,
+        camera: _Camera,
+        status: CameraStatus,
+        picture: PictureHealth | None,
+        subject: str,
+        finding: _Finding,
+        now_s: float,
+    ) -> None:
+        condition, watch = self._rules.of(subject), camera.watches[subject]
+        if not condition.enabled:
+            return
+        incident = self._book.current(status.name, subject)
+        if not finding.holds:
+            watch.since_s = None
+            watch.gone_s = now_s if watch.gone_s is None else watch.gone_s
+            if incident is not None and now_s - watch.gone_s >= self._rules.clear_s:
+                self._book.finish(status.name, subject, now_s, "")
+                if subject == COVERED:
+                    self._book.keep((status.name, COVERED), None)
+            return
+        watch.gone_s = None
+        if watch.since_s is None:
+            watch.since_s = now_s if finding.since_s is None else finding.since_s
+        pts = picture.pts if picture is not None else 0
+        if incident is not None:
+            if now_s - incident.updated_s >= self._rules.update_s:
+                self._book.extend(replace(incident, end=max(incident.end, pts), text=finding.text), now_s, tell=True)
+        elif now_s - watch.since_s >= condition.after_s:
+            opening = Opening(status.name, "health", subject, condition.severity, pts, pts, text=finding.text)
+            self._book.begin(opening, now_s)
+            if subject == COVERED:
+                self._book.keep((status.name, COVERED), {"usual": camera.usual})

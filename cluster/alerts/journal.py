@@ -1,0 +1,166 @@
+"""``Journal``: writes changes to the store off the event loop, and keeps them in memory while that cannot be done."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sqlite3
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+from cluster.alerts.changes import Changes, Delivery
+from cluster.alerts.store import AlertStore, Kept
+from cluster.errors import CapacityError, UnavailableError
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+
+class Journal:
+    """One writer at a time, on a thread of its own; all methods but :meth:`start` are called on the event loop.
+
+    Whatever keeps it from writing (a full disk, a hung one, an outbox full of what no sink takes) is told in
+    ``trouble``, one sentence; what could not be written waits in memory, at most ``memory_events`` events, and is
+    tried again with every later write. ``lost`` counts events that had to go from there before they were ever written
+    or delivered.
+
+    Args:
+        open_store: makes the store; tried again later when it fails.
+        deadline_s: how long :meth:`write` waits for the disk before its caller goes on without.
+        on_late: told of deliveries a store still owed, when it could only be opened after :meth:`start`.
+    """
+
+    def __init__(
+        self,
+        open_store: Callable[[], AlertStore],
+        *,
+        deadline_s: float = 2.0,
+        memory_events: int = 1000,
+        on_late: Callable[[list[Delivery]], None] = lambda _: None,
+    ) -> None:
+        self._open_store = open_store
+        self._deadline_s = deadline_s
+        self._memory_events = memory_events
+        self._on_late = on_late
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="alert-store")
+        self._store: AlertStore | None = None
+        self._waiting, self._batch = Changes(), Changes()
+        self._writing: asyncio.Future[list[Delivery]] | None = None
+        self.trouble = ""
+        self.lost = 0
+
+    async def start(self) -> Kept | None:
+        """Open the store; None when that fails, and then everything goes on from memory."""
+        try:
+            return await self._on_thread(self._open)
+        except (sqlite3.Error, OSError) as error:
+            self._trouble(f"the alerts' file cannot be opened: {error}")
+            return None
+
+    @property
+    def salt(self) -> str | None:
+        """The store's, for ids."""
+        return self._store.salt if self._store is not None else None
+
+    @property
+    def waiting(self) -> int:
+        """Events that are only in memory."""
+        return len(self._waiting.events) + len(self._batch.events)
+
+    @property
+    def trimmed(self) -> int:
+        """Events that were delivered and had to make room."""
+        return self._store.trimmed if self._store is not None else 0
+
+    async def write(self, changes: Changes) -> bool:
+        """True once they are on the disk; False when that is not so after the deadline: they wait in memory then."""
+        self._waiting.add(changes)
+        _, lost = self._waiting.shed(self._memory_events)
+        self.lost += lost
+        deadline = time.monotonic() + self._deadline_s
+        while self._waiting or self._writing is not None:
+            if self._writing is None:
+                self._batch, self._waiting = self._waiting, Changes()
+                self._writing = asyncio.ensure_future(self._on_thread(self._write, self._batch))
+                self._writing.add_done_callback(self._written)
+            elif self.trouble:
+                # A hung disk: whoever came first has waited for it already.
+                return False
+            await asyncio.wait({self._writing}, timeout=max(0.0, deadline - time.monotonic()))
+            if self._writing is not None and time.monotonic() >= deadline:
+                self._trouble(f"the disk has not answered for {self._deadline_s:g} s")
+            if self.trouble:
+                return False
+        return True
+
+    async def read(self, query: Callable[[AlertStore], T]) -> T:
+        """Ask the store on its thread.
+
+        Raises:
+            UnavailableError: it is not there, or does not answer in time.
+        """
+        if self._store is None:
+            raise UnavailableError(f"the records of incidents cannot be read now: {self.trouble or 'still opening'}")
+        store = self._store
+        try:
+            return await asyncio.wait_for(self._on_thread(query, store), self._deadline_s)
+        except TimeoutError:
+            raise UnavailableError("the records of incidents cannot be read now: the disk does not answer") from None
+        except sqlite3.Error as error:
+            raise UnavailableError(f"the records of incidents cannot be read now: {error}") from None
+
+    async def stop(self) -> None:
+        """Write what waits, and close the file."""
+        if self._waiting:
+            await self.write(Changes())
+        if self._store is not None and self._writing is None:
+            await self._on_thread(self._store.close)
+        self._thread.shutdown(wait=False)
+
+    # -- inside ---------------------------------------------------------------------------------
+    async def _on_thread(self, call: Callable[..., T], *arguments: object) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, call, *arguments)
+
+    def _open(self) -> Kept:
+        store = self._open_store()
+        kept = store.load()
+        self._store = store
+        if store.damaged is not None:
+            log.error("the alerts' file was damaged and has been put aside as %s", store.damaged)
+        return kept
+
+    def _write(self, batch: Changes) -> list[Delivery]:
+        late = self._open().undone if self._store is None else []
+        assert self._store is not None
+        self._store.write(batch, time.time())
+        return late
+
+    def _written(self, done: asyncio.Future[list[Delivery]]) -> None:
+        batch, self._batch = self._batch, Changes()
+        self._writing = None
+        error = None if done.cancelled() else done.exception()
+        if error is None and not done.cancelled():
+            if self.trouble:
+                log.info("alerts are written to disk again")
+            self.trouble = ""
+            if late := done.result():
+                self._on_late(late)
+            return
+        # Older ones first: they were gathered before what waits now.
+        batch.add(self._waiting)
+        self._waiting = batch
+        _, lost = self._waiting.shed(self._memory_events)
+        self.lost += lost
+        if isinstance(error, CapacityError):
+            self._trouble(str(error))
+        elif error is not None:
+            self._trouble(f"the disk does not take alerts ({error}); they go out from memory")
+            if not isinstance(error, sqlite3.Error | OSError):
+                log.error("writing alerts failed", exc_info=error)
+
+    def _trouble(self, sentence: str) -> None:
+        if sentence != self.trouble:
+            log.error("%s", sentence)
+        self.trouble = sentence

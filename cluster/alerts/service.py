@@ -1,0 +1,307 @@
+"""``AlertService``: the whole of alerting in one object: answers and camera states in, alerts at the sinks out."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+from cluster import metrics
+from cluster.alerts.book import IncidentBook
+from cluster.alerts.changes import Changes, Delivery, Subject
+from cluster.alerts.dispatcher import Dispatcher, LaneStatus, Retry
+from cluster.alerts.feed import EventFeed, Follower
+from cluster.alerts.health import HealthMonitor
+from cluster.alerts.incident import HEALTH_SUBJECTS, SEVERITIES, AlertEvent, Incident, Mute
+from cluster.alerts.journal import Journal
+from cluster.alerts.sinks import sinks
+from cluster.alerts.store import AlertStore, Kept
+from cluster.alerts.tracker import IncidentTracker, Rule
+from cluster.alerts.watched import Watched, default_rule, health_rules, question_rules
+from cluster.config import SightlineConfig, camera_settings
+from cluster.config.alerts import AlertsConfig, SinkConfig
+from cluster.errors import NotReadyError, UnavailableError, UnknownIncidentError
+from cluster.types import Answer
+
+log = logging.getLogger(__name__)
+
+FILE = "alerts.sqlite"
+TICK_S = 1.0
+SETTLE_S = 0.05
+"""What sinks have taken is written so much later, together: were it lost, they would only get it again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Detail:
+    """One incident, its events, and what became of them; oldest first."""
+
+    incident: Incident
+    events: list[AlertEvent]
+    deliveries: list[Delivery]
+
+
+@dataclass(frozen=True, slots=True)
+class Outbox:
+    """How the sinks are doing (by name), and the disk; see ``OutboxStatus`` in protos/sightline/v1/incidents.proto."""
+
+    sinks: Mapping[str, tuple[str, LaneStatus]]
+    trouble: str
+    unwritten: int
+    trimmed: int
+    lost: int
+    answers_missed: int
+    dead: list[Delivery]
+
+
+class AlertService:
+    """Runs on one event loop, between :meth:`start` and :meth:`stop`.
+
+    :meth:`take` and :meth:`watch` never wait. An event is on the disk before any sink gets it, unless the disk fails:
+    then it goes out from memory (:class:`~cluster.alerts.journal.Journal`).
+
+    Args:
+        config: rules, sinks and limits.
+        folder: of the file.
+    """
+
+    def __init__(self, config: SightlineConfig, folder: Path) -> None:
+        self._config: AlertsConfig = config.alerts
+        self._rules: dict[str, dict[str, Rule]] = {}
+        for entry in config.cameras:
+            self._rules[entry.name] = question_rules(camera_settings(config, entry), config.alerts)
+        self._default = default_rule(config.alerts)
+        self._informed = False
+        self._patient: set[str] = set()
+        self.version = -1
+        self.answers_missed = 0
+        alerts = config.alerts
+        self._journal = Journal(
+            lambda: AlertStore(
+                folder / FILE,
+                max_events=alerts.max_events,
+                max_bytes=alerts.max_bytes,
+                retention_s=alerts.retention,
+            ),
+            on_late=self._owed,
+        )
+        self._routes = list(alerts.sinks)
+        retry = Retry(alerts.retry.first_s, alerts.retry.longest_s, alerts.retry.give_up_s)
+        self._dispatcher = Dispatcher(
+            {sink.name: sinks.get(sink.kind)(**sink.options) for sink in alerts.sinks},
+            self._settle,
+            retry=retry,
+            most=2 * alerts.max_events,
+        )
+        self._feed = EventFeed()
+        self._settled: dict[tuple[str, str], Delivery] = {}
+        self._changed = asyncio.Event()
+        self._flushing = asyncio.Lock()
+        self._tasks: list[asyncio.Task[None]] = []
+        self._counted = {"lost": 0, "trimmed": 0}
+
+    async def start(self) -> None:
+        """Take up what was kept, and begin to send what is still owed."""
+        kept = await self._journal.start() or Kept({}, {}, [], [], [])
+        self._book = IncidentBook(self._journal.salt or uuid.uuid4().hex)
+        self._book.load(kept.incidents, kept.serials, kept.mutes)
+        self._tracker = IncidentTracker(self._book, self._rule, stale_s=self._config.stale_s)
+        self._tracker.load(_of_questions(kept.tracks, health=False), time.time())
+        self._health = HealthMonitor(self._book, health_rules(self._config))
+        self._health.load(_of_questions(kept.tracks, health=True))
+        self._owed(kept.undone)
+        self._dispatcher.start()
+        self._tasks = [asyncio.create_task(self._write_changes()), asyncio.create_task(self._tick())]
+
+    async def stop(self) -> None:
+        """Stop sending, and write what is known."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._feed.close()
+        await self._dispatcher.stop()
+        await self._flush()
+        await self._journal.stop()
+
+    # -- what comes in --------------------------------------------------------------------------
+    def take(self, answer: Answer, missed: int = 0) -> None:
+        """One answer; ``missed``: answers that were lost on the way here, before it."""
+        self.answers_missed += missed
+        self._tracker.take(answer, time.time())
+        self._changed.set()
+
+    def watch(self, watched: Watched) -> None:
+        """All cameras, about once a second."""
+        now_s = time.time()
+        self.version = watched.version
+        if watched.settings is not None:
+            self._informed = True
+            self._rules = {camera.name: question_rules(camera, self._config) for camera in watched.settings}
+            self._patient = {each.name for each in watched.settings if each.stream_spec().patient}
+        for status in watched.statuses:
+            picture = watched.pictures.get(status.name)
+            self._health.look(status, picture, now_s, patient=status.name in self._patient)
+        self._health.retain({status.name: None for status in watched.statuses}, now_s)
+        self._changed.set()
+
+    # -- what people do -------------------------------------------------------------------------
+    async def incidents(
+        self, *, camera: str = "", subject: str = "", only_open: bool = False, since_s: float = 0.0, limit: int = 100
+    ) -> list[Incident]:
+        """Newest first; while the records cannot be read, only those that are open."""
+
+        def wanted(incident: Incident) -> bool:
+            named = camera in ("", incident.camera) and subject in ("", incident.subject)
+            return named and incident.opened_s >= since_s
+
+        found = {incident.id: incident for incident in self._book.open if wanted(incident)}
+        if not only_open:
+            try:
+                kept = await self._journal.read(
+                    lambda store: store.incidents(camera=camera, subject=subject, since_s=since_s, limit=limit)
+                )
+            except UnavailableError as error:
+                log.warning("%s", error)
+                kept = []
+            # The book knows better than the disk what goes on.
+            found = {incident.id: incident for incident in kept if not incident.open} | found
+        return sorted(found.values(), key=lambda incident: -incident.opened_s)[:limit]
+
+    async def incident(self, incident_id: str) -> Detail:
+        """Raises ``UnknownIncidentError``; ``UnavailableError`` while the records cannot be read."""
+        found = await self._journal.read(lambda store: store.incident(incident_id))
+        if found is None:
+            raise UnknownIncidentError(f"there is no incident {incident_id!r}, or it is forgotten already")
+        return Detail(*found)
+
+    async def acknowledge(self, incident_id: str, by: str) -> Incident:
+        """Raises ``NotReadyError``: it is not open."""
+        incident = self._book.acknowledge(incident_id, by, time.time())
+        await self._flush()
+        return incident
+
+    async def mute(self, camera: str, subject: str, for_s: float, by: str) -> list[Mute]:
+        """Silence for ``for_s`` seconds; returns the mutes that hold. Raises ``ConfigError``: not in the future."""
+        now_s = time.time()
+        self._book.mute(Mute(camera or "*", subject or "*", now_s + for_s, by), now_s)
+        await self._flush()
+        return self._book.mutes(now_s)
+
+    async def unmute(self, camera: str, subject: str) -> list[Mute]:
+        """Raises ``NotReadyError``: there is no such mute."""
+        if not self._book.unmute(camera or "*", subject or "*"):
+            raise NotReadyError(f"nothing mutes camera {camera or '*'!r}, question {subject or '*'!r}")
+        await self._flush()
+        return self.mutes()
+
+    def mutes(self) -> list[Mute]:
+        """Those that hold."""
+        return self._book.mutes(time.time())
+
+    def follow(self) -> Follower:
+        """Events from now on."""
+        return self._feed.follow()
+
+    def opened(self) -> list[Incident]:
+        """What goes on now, oldest first."""
+        return self._book.open
+
+    async def outbox(self, dead: int = 0) -> Outbox:
+        """``dead``: most dead letters to look up."""
+        letters: list[Delivery] = []
+        if dead:
+            letters = await self._journal.read(lambda store: store.dead(limit=dead))
+        kinds = {sink.name: sink.kind for sink in self._routes}
+        lanes = {name: (kinds[name], status) for name, status in self._dispatcher.status().items()}
+        journal = self._journal
+        return Outbox(
+            lanes, journal.trouble, journal.waiting, journal.trimmed, journal.lost, self.answers_missed, letters
+        )
+
+    async def resend(self, sink: str = "", key: str = "") -> int:
+        """Try dead letters again; how many there were."""
+        letters = await self._journal.read(lambda store: store.dead(sink=sink, limit=self._config.max_events))
+        chosen = [Delivery(letter.event, letter.sink) for letter in letters if key in ("", letter.event.key)]
+        await self._journal.write(Changes(deliveries={(each.event.key, each.sink): each for each in chosen}))
+        self._dispatcher.put(chosen)
+        return len(chosen)
+
+    # -- inside ---------------------------------------------------------------------------------
+    def _rule(self, camera: str, question: str) -> Rule | None:
+        rules = self._rules.get(camera)
+        if rules is not None:
+            return rules.get(question)
+        # Before the cameras are known, an answer of one that was added at run time must not be lost.
+        return None if self._informed else self._default
+
+    def _owed(self, deliveries: list[Delivery]) -> None:
+        if deliveries:
+            log.info("%d alerts are still owed to sinks", len(deliveries))
+        self._dispatcher.put(deliveries)
+
+    def _settle(self, delivery: Delivery) -> None:
+        result = {"delivered": "delivered", "dead": "dead"}.get(delivery.state, "failed")
+        metrics.alert_deliveries.labels(delivery.sink, result).inc()
+        if not self._settled:
+            asyncio.get_running_loop().call_later(SETTLE_S, self._changed.set)
+        self._settled[(delivery.event.key, delivery.sink)] = delivery
+
+    async def _write_changes(self) -> None:
+        while True:
+            await self._changed.wait()
+            self._changed.clear()
+            await self._flush()
+
+    async def _flush(self) -> None:
+        async with self._flushing:
+            changes = self._book.take()
+            settled, self._settled = self._settled, {}
+            routed = [Delivery(e, name) for e in changes.events.values() for name in self._sinks_of(e)]
+            changes.deliveries = settled | {(each.event.key, each.sink): each for each in routed}
+            if not changes:
+                return
+            await self._journal.write(changes)
+            self._dispatcher.put(routed)
+            self._feed.publish(changes.events.values())
+            for event in changes.events.values():
+                metrics.incident_events.labels(event.incident.kind, event.kind).inc()
+
+    def _sinks_of(self, event: AlertEvent) -> list[str]:
+        return [] if event.quiet else [sink.name for sink in self._routes if _wants(sink, event)]
+
+    async def _tick(self) -> None:
+        while True:
+            await asyncio.sleep(TICK_S)
+            self._tracker.tick(time.time())
+            self._changed.set()
+            if self._journal.waiting:
+                await self._journal.write(Changes())
+            self._measure()
+
+    def _measure(self) -> None:
+        for name, status in self._dispatcher.status().items():
+            metrics.alerts_waiting.labels(name).set(status.waiting)
+        metrics.alerts_unwritten.set(self._journal.waiting)
+        for kind in ("question", "health"):
+            metrics.incidents_open.labels(kind).set(sum(incident.kind == kind for incident in self._book.open))
+        for name, counter, value in (
+            ("lost", metrics.alerts_lost, self._journal.lost),
+            ("trimmed", metrics.alerts_trimmed, self._journal.trimmed),
+        ):
+            counter.inc(max(0, value - self._counted[name]))
+            self._counted[name] = value
+
+
+def _of_questions(tracks: Mapping[Subject, dict[str, object]], *, health: bool) -> dict[Subject, dict[str, object]]:
+    return {where: body for where, body in tracks.items() if (where[1] in HEALTH_SUBJECTS) == health}
+
+
+def _wants(sink: SinkConfig, event: AlertEvent) -> bool:
+    incident = event.incident
+    grave = SEVERITIES.index(incident.severity) >= SEVERITIES.index(sink.min_severity)
+    here = not sink.cameras or any(fnmatchcase(incident.camera, pattern) for pattern in sink.cameras)
+    return grave and here and event.kind in sink.events

@@ -1,0 +1,26 @@
+"""``log``: alerts in the process's own log, one line of JSON each; for trials and for who collects logs."""
+
+from __future__ import annotations
+
+import json
+import logging
+from dataclasses import dataclass
+
+from cluster.alerts.incident import AlertEvent
+from cluster.alerts.sinks.base import sinks
+
+logger = logging.getLogger("sightline.alerts")
+
+_LEVELS = {"info": logging.INFO, "warning": logging.WARNING, "critical": logging.ERROR}
+
+
+@sinks.register("log")
+@dataclass
+class LogSink:
+    """Lines of the logger ``sightline.alerts``, at a level that follows the severity."""
+
+    async def send(self, event: AlertEvent) -> None:
+        logger.log(_LEVELS[event.incident.severity], "alert %s", json.dumps(event.body(), ensure_ascii=False))
+
+    async def close(self) -> None:
+        """Nothing is held."""

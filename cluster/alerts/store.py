@@ -1,0 +1,288 @@
+"""``AlertStore``: incidents, events and what became of them in one SQLite file, written before anything is sent."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import time
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+from cluster.alerts.changes import Changes, Delivery, DeliveryState, Subject
+from cluster.alerts.incident import AlertEvent, EventKind, Incident, Mute, incident_from_dict, incident_to_dict
+from cluster.errors import CapacityError
+
+VERSION = 1
+PAGE_BYTES = 4096
+RETENTION_EVERY_S = 60.0
+
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS meta (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS tracks (camera TEXT, subject TEXT, body TEXT NOT NULL, PRIMARY KEY (camera, subject))
+WITHOUT ROWID; CREATE TABLE IF NOT EXISTS serials (camera TEXT, subject TEXT, serial INTEGER NOT NULL, PRIMARY KEY
+(camera, subject))
+    WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS mutes (camera TEXT, subject TEXT, until_s REAL NOT NULL, owner TEXT NOT NULL,
+    PRIMARY KEY (camera, subject)) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS incidents (id TEXT PRIMARY KEY, camera TEXT NOT NULL, subject TEXT NOT NULL, is_open INTEGER
+NOT NULL,
+    opened_s REAL NOT NULL, body TEXT NOT NULL) WITHOUT ROWID;
+CREATE INDEX IF NOT EXISTS incidents_by_time ON incidents (opened_s);
+CREATE INDEX IF NOT EXISTS incidents_open ON incidents (is_open) WHERE is_open;
+CREATE TABLE IF NOT EXISTS events (number INTEGER PRIMARY KEY AUTOINCREMENT, key TEXT NOT NULL UNIQUE, incident TEXT
+NOT NULL,
+    kind TEXT NOT NULL, at_s REAL NOT NULL, quiet INTEGER NOT NULL, body TEXT NOT NULL);
+CREATE INDEX IF NOT EXISTS events_of ON events (incident);
+CREATE TABLE IF NOT EXISTS deliveries (key TEXT, sink TEXT, state TEXT NOT NULL, attempts INTEGER NOT NULL, error TEXT
+NOT NULL,
+    PRIMARY KEY (key, sink)) WITHOUT ROWID;
+CREATE INDEX IF NOT EXISTS deliveries_undone ON deliveries (state) WHERE state != 'delivered';
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """What a store knows when it is opened. ``undone``: deliveries that are still pending, oldest first."""
+
+    tracks: dict[Subject, dict[str, Any]]
+    serials: dict[Subject, int]
+    incidents: list[Incident]
+    mutes: list[Mute]
+    undone: list[Delivery]
+
+
+class AlertStore:
+    """Not thread-safe: one thread owns it. Every method raises ``sqlite3.Error`` when the disk is full or gone.
+
+    Args:
+        path: the file; its folder is made. One that is damaged is put aside under another name and begun anew.
+        max_events: most events kept. Beyond it the oldest go that every sink has taken; never one that is still owed.
+        max_bytes: most bytes of the file, the same.
+        retention_s: ended incidents and their events are forgotten after so long.
+    """
+
+    def __init__(
+        self, path: Path, *, max_events: int = 10_000, max_bytes: int = 64 * 2**20, retention_s: float = 30 * 86_400.0
+    ) -> None:
+        self._path = path
+        self._max_events = max_events
+        self._max_bytes = max_bytes
+        self._retention_s = retention_s
+        self._next_retention_s = 0.0
+        self.trimmed = 0
+        self.damaged: Path | None = None
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            self._db = self._open()
+        except sqlite3.DatabaseError as error:
+            if isinstance(error, sqlite3.OperationalError):
+                raise
+            self.damaged = path.with_name(f"{path.name}.damaged-{int(time.time())}")
+            path.rename(self.damaged)
+            for side in ("-wal", "-shm"):
+                path.with_name(path.name + side).unlink(missing_ok=True)
+            self._db = self._open()
+        self.salt = self._meta("salt", uuid.uuid4().hex)
+
+    def close(self) -> None:
+        self._db.close()
+
+    def _open(self) -> sqlite3.Connection:
+        db = sqlite3.connect(self._path, isolation_level=None, check_same_thread=False, timeout=2.0)
+        try:
+            db.execute(f"PRAGMA page_size = {PAGE_BYTES}")
+            db.execute("PRAGMA journal_mode = WAL")
+            # FULL: a committed event survives the machine's power as well, before it is sent.
+            db.execute("PRAGMA synchronous = FULL")
+            db.execute(f"PRAGMA max_page_count = {max(64, self._max_bytes // PAGE_BYTES)}")
+            version = db.execute("PRAGMA user_version").fetchone()[0]
+            if version not in (0, VERSION):
+                raise sqlite3.DatabaseError(f"version {version}")
+            db.executescript(_SCHEMA)
+            db.execute(f"PRAGMA user_version = {VERSION}")
+        except BaseException:
+            db.close()
+            raise
+        return db
+
+    def _meta(self, name: str, default: str) -> str:
+        self._db.execute("INSERT OR IGNORE INTO meta VALUES (?, ?)", (name, default))
+        return str(self._db.execute("SELECT value FROM meta WHERE name = ?", (name,)).fetchone()[0])
+
+    # -- at the start ---------------------------------------------------------------------------
+    def load(self) -> Kept:
+        """Everything that goes on."""
+        rows = self._db.execute
+        undone = rows(
+            "SELECT e.body, d.sink, d.attempts, d.error FROM deliveries d JOIN events e ON e.key = d.key "
+            "WHERE d.state = 'pending' ORDER BY e.number"
+        )
+        return Kept(
+            tracks={(camera, subject): json.loads(body) for camera, subject, body in rows("SELECT * FROM tracks")},
+            serials={(camera, subject): serial for camera, subject, serial in rows("SELECT * FROM serials")},
+            incidents=[_incident(body) for (body,) in rows("SELECT body FROM incidents WHERE is_open")],
+            mutes=[Mute(*row) for row in rows("SELECT camera, subject, until_s, owner FROM mutes")],
+            undone=[Delivery(_event(body), sink, "pending", tries, error) for body, sink, tries, error in undone],
+        )
+
+    # -- writing --------------------------------------------------------------------------------
+    def write(self, changes: Changes, now_s: float) -> None:
+        """All of it or nothing.
+
+        Raises:
+            CapacityError: the file holds as many events as it may, and none that every sink has taken.
+            sqlite3.Error: the disk.
+        """
+        try:
+            self._transaction(changes, now_s)
+        except sqlite3.OperationalError as error:
+            if "full" not in str(error) or not self._make_room():
+                raise
+            self._transaction(changes, now_s)
+
+    def _transaction(self, changes: Changes, now_s: float) -> None:
+        db = self._db
+        db.execute("BEGIN IMMEDIATE")
+        try:
+            self._state(changes)
+            db.executemany(
+                "INSERT OR IGNORE INTO events (key, incident, kind, at_s, quiet, body) VALUES (?, ?, ?, ?, ?, ?)",
+                [(e.key, e.incident.id, e.kind, e.at_s, e.quiet, _event_text(e)) for e in changes.events.values()],
+            )
+            db.executemany(
+                # Not of an event that had to make room in the meantime.
+                "INSERT OR REPLACE INTO deliveries SELECT key, ?, ?, ?, ? FROM events WHERE key = ?",
+                [(sink, d.state, d.attempts, d.error, key) for (key, sink), d in changes.deliveries.items()],
+            )
+            if changes.events:
+                self._trim(now_s)
+            db.execute("COMMIT")
+        except BaseException:
+            if db.in_transaction:
+                db.execute("ROLLBACK")
+            raise
+
+    def _state(self, changes: Changes) -> None:
+        db = self._db
+        for (camera, subject), track in changes.tracks.items():
+            if track is None:
+                db.execute("DELETE FROM tracks WHERE camera = ? AND subject = ?", (camera, subject))
+            else:
+                db.execute("INSERT OR REPLACE INTO tracks VALUES (?, ?, ?)", (camera, subject, json.dumps(track)))
+        for (camera, subject), mute in changes.mutes.items():
+            if mute is None:
+                db.execute("DELETE FROM mutes WHERE camera = ? AND subject = ?", (camera, subject))
+            else:
+                db.execute("INSERT OR REPLACE INTO mutes VALUES (?, ?, ?, ?)", (camera, subject, mute.until_s, mute.by))
+        db.executemany("INSERT OR REPLACE INTO serials VALUES (?, ?, ?)", [(*k, n) for k, n in changes.serials.items()])
+        db.executemany(
+            "INSERT OR REPLACE INTO incidents VALUES (?, ?, ?, ?, ?, ?)",
+            [
+                (i.id, i.camera, i.subject, i.open, i.opened_s, json.dumps(incident_to_dict(i)))
+                for i in changes.incidents.values()
+            ],
+        )
+
+    def _trim(self, now_s: float) -> None:
+        """Forget what is past its retention, and the oldest delivered events beyond the bound."""
+        if now_s >= self._next_retention_s:
+            self._next_retention_s = now_s + RETENTION_EVERY_S
+            self._forget("e.at_s < ?", now_s - self._retention_s, -1)
+        excess = self.events_held() - self._max_events
+        if excess > 0:
+            # More than it takes, so that not every write has to look.
+            self.trimmed += self._forget("?", True, excess + self._max_events // 20)
+            if self.events_held() > self._max_events:
+                raise CapacityError(
+                    f"the outbox holds {self._max_events} alerts that no sink has taken yet; mend the sink, or raise "
+                    "alerts.max_events"
+                )
+
+    def _make_room(self) -> bool:
+        """A tenth of what every sink has taken, the oldest first; false when there is nothing."""
+        db = self._db
+        done = db.execute(f"SELECT COUNT(*) FROM events e WHERE {_DONE}").fetchone()[0]
+        if not done:
+            return False
+        db.execute("BEGIN IMMEDIATE")
+        try:
+            self.trimmed += self._forget("?", True, max(1, int(done) // 10))
+            db.execute("COMMIT")
+        except sqlite3.Error:
+            db.execute("ROLLBACK")
+            return False
+        return True
+
+    def _forget(self, condition: str, value: object, most: int) -> int:
+        """Delete the oldest ``most`` (-1: all) events that every sink has taken and that fulfil ``condition``."""
+        db = self._db
+        chosen = f"SELECT e.key FROM events e WHERE {condition} AND {_DONE} ORDER BY e.number LIMIT ?"
+        keys = db.execute(chosen, (value, most)).fetchall()
+        db.executemany("DELETE FROM deliveries WHERE key = ?", keys)
+        db.executemany("DELETE FROM events WHERE key = ?", keys)
+        if keys:
+            # An ended incident goes with the last of its events.
+            db.execute("DELETE FROM incidents WHERE NOT is_open AND id NOT IN (SELECT incident FROM events)")
+        return len(keys)
+
+    # -- reading --------------------------------------------------------------------------------
+    def incidents(
+        self, *, camera: str = "", subject: str = "", only_open: bool = False, since_s: float = 0.0, limit: int = 100
+    ) -> list[Incident]:
+        """Newest first; empty strings stand for all."""
+        rows = self._db.execute(
+            "SELECT body FROM incidents WHERE (? = '' OR camera = ?) AND (? = '' OR subject = ?) "
+            "AND (NOT ? OR is_open) AND opened_s >= ? ORDER BY opened_s DESC, id LIMIT ?",
+            (camera, camera, subject, subject, only_open, since_s, limit),
+        )
+        return [_incident(body) for (body,) in rows]
+
+    def incident(self, incident_id: str) -> tuple[Incident, list[AlertEvent], list[Delivery]] | None:
+        """One incident with its events and what became of them, oldest first; None for an unknown id."""
+        found = self._db.execute("SELECT body FROM incidents WHERE id = ?", (incident_id,)).fetchone()
+        if found is None:
+            return None
+        bodies = self._db.execute("SELECT body FROM events WHERE incident = ? ORDER BY number", (incident_id,))
+        events = [_event(body) for (body,) in bodies]
+        return _incident(found[0]), events, self._deliveries("e.incident = ?", incident_id, -1)
+
+    def dead(self, *, sink: str = "", limit: int = 100) -> list[Delivery]:
+        """What no longer is tried, oldest first; an empty sink stands for all."""
+        return self._deliveries("d.state = 'dead' AND (?1 = '' OR d.sink = ?1)", sink, limit)
+
+    def counts(self) -> dict[tuple[str, DeliveryState], int]:
+        """Deliveries by sink and state."""
+        rows = self._db.execute("SELECT sink, state, COUNT(*) FROM deliveries GROUP BY sink, state")
+        return {(sink, cast(DeliveryState, state)): count for sink, state, count in rows}
+
+    def events_held(self) -> int:
+        return int(self._db.execute("SELECT COUNT(*) FROM events").fetchone()[0])
+
+    def _deliveries(self, condition: str, value: str, limit: int) -> list[Delivery]:
+        rows: Sequence[tuple[Any, ...]] = self._db.execute(
+            "SELECT e.body, d.sink, d.state, d.attempts, d.error FROM deliveries d JOIN events e ON e.key = d.key "
+            f"WHERE {condition} ORDER BY e.number, d.sink LIMIT ?2",
+            (value, limit),
+        ).fetchall()
+        return [Delivery(_event(body), sink, state, attempts, error) for body, sink, state, attempts, error in rows]
+
+
+_DONE = "NOT EXISTS (SELECT 1 FROM deliveries d WHERE d.key = e.key AND d.state != 'delivered')"
+
+
+def _incident(body: str) -> Incident:
+    return incident_from_dict(json.loads(body))
+
+
+def _event_text(event: AlertEvent) -> str:
+    body = {"key": event.key, "kind": event.kind, "at_s": event.at_s, "quiet": event.quiet}
+    return json.dumps(body | {"incident": incident_to_dict(event.incident)})
+
+
+def _event(text: str) -> AlertEvent:
+    body = json.loads(text)
+    kind = cast(EventKind, body["kind"])
+    return AlertEvent(body["key"], kind, body["at_s"], incident_from_dict(body["incident"]), body["quiet"])

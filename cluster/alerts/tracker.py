@@ -1,0 +1,196 @@
+"""``IncidentTracker``: from answers to incidents, by threshold, consecutive windows, hysteresis and cooldown."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+from cluster.alerts.book import IncidentBook, Opening
+from cluster.alerts.changes import Subject
+from cluster.alerts.incident import Incident, Severity
+from cluster.types import MICROSECONDS, Answer
+
+REMEMBER = 128
+"""Answers per camera and question by which one that comes again is known: more than replicas send again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """When answers to one question are an incident.
+
+    * ``consecutive``: so many positive windows in a row open one (CodecSight evaluates with two, section 5.1)
+    * ``hysteresis``: an open one goes on while the score is at least :attr:`lower`
+    * ``release``: so many windows in a row below that end it
+    * ``cooldown_s``: for so long after its end, on the camera's clock, none opens
+    * ``update_s``: an open one is told again as often, on the camera's clock
+    """
+
+    threshold: float = 0.5
+    consecutive: int = 2
+    release: int = 2
+    hysteresis: float = 0.1
+    cooldown_s: float = 60.0
+    update_s: float = 60.0
+    severity: Severity = "warning"
+
+    @property
+    def lower(self) -> float:
+        """Threshold less hysteresis, but never below half the threshold: a low one would never be left again."""
+        return max(self.threshold - self.hysteresis, self.threshold / 2)
+
+
+Rules = Callable[[str, str], Rule | None]
+"""(camera, question) -> its rule; None for a question that is not asked any more."""
+
+
+@dataclass(slots=True)
+class Track:
+    """One question at one camera. ``run``: positive windows in a row; ``off``: negative ones of an open incident."""
+
+    run: int = 0
+    run_start: int = 0
+    run_score: float = 0.0
+    off: int = 0
+    last_start: int = 0
+    last_end: int | None = None
+    told_end: int = 0
+    ended_end: int | None = None
+    suppressed: int = 0
+    seen_s: float = 0.0
+    keys: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=REMEMBER))
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self) | {"keys": [list(key) for key in self.keys]}
+
+    @classmethod
+    def from_dict(cls, body: Mapping[str, Any]) -> Track:
+        """The inverse of :meth:`to_dict`; raises ``TypeError`` for another set of fields."""
+        keys = deque(((int(window), int(end)) for window, end in body["keys"]), maxlen=REMEMBER)
+        return cls(**{**body, "keys": keys})
+
+
+class IncidentTracker:
+    """Every answer once through :meth:`take`, in any order of cameras; what follows is in the book's changes.
+
+    An answer that was taken already (same window, same end) is ignored: replicas send their newest answers again to
+    whoever connects. One that ends before the last one without having been taken means that the camera's clock began
+    anew. A window that does not touch the last one breaks a run, and ends an incident: nobody saw what was in between.
+    """
+
+    def __init__(self, book: IncidentBook, rules: Rules, *, stale_s: float = 300.0) -> None:
+        self._book = book
+        self._rules = rules
+        self._stale_s = stale_s
+        self._tracks: dict[Subject, Track] = {}
+        self.repeated = 0
+
+    def load(self, tracks: Mapping[Subject, Mapping[str, Any]], now_s: float) -> None:
+        """What the book has kept."""
+        self._tracks = {where: Track.from_dict(body) for where, body in tracks.items()}
+        for track in self._tracks.values():
+            # The time this process was away is not the camera's silence.
+            track.seen_s = now_s
+
+    def take(self, answer: Answer, now_s: float) -> None:
+        """``now_s``: seconds since 1970."""
+        where = (answer.stream, answer.question)
+        rule = self._rules(*where)
+        if rule is None:
+            return
+        track = self._tracks.setdefault(where, Track())
+        key = (answer.window, answer.end)
+        if key in track.keys:
+            self.repeated += 1
+            return
+        idle = not track.run and self._book.current(*where) is None
+        self._connect(track, answer, now_s)
+        track.keys.append(key)
+        incident = self._book.current(*where)
+        if incident is None:
+            self._wait(track, rule, answer, now_s)
+        else:
+            self._follow(track, rule, incident, answer, now_s)
+        track.last_start, track.last_end, track.seen_s = answer.start, answer.end, now_s
+        if not idle or track.run or self._book.current(*where) is not None:
+            self._book.keep(where, track.to_dict())
+
+    def tick(self, now_s: float) -> None:
+        """Ends incidents of cameras that have been silent for ``stale_s``, and drops questions no longer asked."""
+        for where, track in list(self._tracks.items()):
+            if self._rules(*where) is None:
+                self._book.finish(*where, now_s, "the question is not asked any more")
+                del self._tracks[where]
+                self._book.keep(where, None)
+            elif now_s - track.seen_s > self._stale_s:
+                self._end(where, now_s, f"no answer for {self._stale_s:.0f} s")
+
+    # -- inside ---------------------------------------------------------------------------------
+    def _connect(self, track: Track, answer: Answer, now_s: float) -> None:
+        """Whether this window follows on the last one."""
+        if track.last_end is None:
+            return
+        where = (answer.stream, answer.question)
+        if answer.end <= track.last_end:
+            self._end(where, now_s, "the camera's clock began anew")
+            track.run, track.ended_end = 0, None
+        elif answer.start > track.last_end:
+            self._end(where, now_s, "no answer in between")
+            track.run = 0
+
+    def _wait(self, track: Track, rule: Rule, answer: Answer, now_s: float) -> None:
+        if not answer.positive:
+            track.run = 0
+            return
+        if not track.run:
+            track.run_start, track.run_score = answer.start, 0.0
+        track.run += 1
+        track.run_score = max(track.run_score, answer.score)
+        if track.run < rule.consecutive:
+            return
+        if track.ended_end is not None and answer.end - track.ended_end < rule.cooldown_s * MICROSECONDS:
+            track.suppressed += 1
+            return
+        track.off, track.told_end = 0, answer.end
+        opening = Opening(
+            camera=answer.stream,
+            kind="question",
+            subject=answer.question,
+            severity=rule.severity,
+            start=track.run_start,
+            end=answer.end,
+            score=track.run_score,
+            windows=track.run,
+            text=answer.text,
+        )
+        self._book.begin(opening, now_s)
+
+    def _follow(self, track: Track, rule: Rule, incident: Incident, answer: Answer, now_s: float) -> None:
+        if answer.positive or answer.score >= rule.lower:
+            track.off = 0
+            incident = replace(
+                incident,
+                end=answer.end,
+                score=max(incident.score, answer.score),
+                windows=incident.windows + 1,
+                text=answer.text or incident.text,
+            )
+            tell = answer.end - track.told_end >= rule.update_s * MICROSECONDS
+            if tell:
+                track.told_end = answer.end
+            self._book.extend(incident, now_s, tell=tell)
+            return
+        track.off += 1
+        if track.off >= rule.release:
+            self._end((answer.stream, answer.question), now_s, "")
+
+    def _end(self, where: Subject, now_s: float, reason: str) -> None:
+        incident = self._book.current(*where)
+        if incident is None:
+            return
+        self._book.finish(*where, now_s, reason)
+        track = self._tracks.get(where)
+        if track is not None:
+            track.run, track.off, track.ended_end = 0, 0, incident.end
+            self._book.keep(where, track.to_dict())

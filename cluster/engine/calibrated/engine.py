@@ -1,0 +1,259 @@
+"""``CalibratedEngine``: the engine protocol without a model, for load tests."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import lru_cache
+from typing import NoReturn, Protocol
+
+import numpy as np
+
+from cluster.engine.base import AskRun, WindowRequest
+from cluster.engine.calibrated import books
+from cluster.engine.calibrated.scores import DEMO_SCORES, ScoreStatistics
+from cluster.engine.native import export
+from cluster.engine.native.admission import check_sample, check_spec
+from cluster.engine.native.gate import standing
+from cluster.engine.native.stream import HeldFrame, LastWindow, Stream
+from cluster.engine.native.windows import WindowClock
+from cluster.errors import NotReadyError
+from cluster.models.base import VisionLanguageModel
+from cluster.types import (
+    MICROSECONDS,
+    Answer,
+    AskSpec,
+    Forgotten,
+    FrameSample,
+    MemoryStatus,
+    PatchGeometry,
+    Question,
+    StreamSpec,
+    Timing,
+    TokenCount,
+)
+
+MARK = "calibrated"
+"""What the text of every answer begins with."""
+
+
+class StepCosts(Protocol):
+    """What a step takes. ``spread``: standard deviation of the log of a step's seconds over what is said here."""
+
+    @property
+    def spread(self) -> float: ...
+
+    def seconds(self, windows: Sequence[TokenCount]) -> float:
+        """Seconds of one step of these windows."""
+        ...
+
+
+class CalibratedEngine:
+    """The :class:`~cluster.engine.base.Engine` that stands in for a model. One thread makes all calls.
+
+    A step takes the seconds that ``costs`` say times ``exp(spread z - spread**2 / 2)`` with ``z`` normal, whose mean is
+    1, and sleeps them. Windows that the static gate answers cost nothing. There is no memory.
+
+    Args:
+        shape: the model that it stands in for, without weights (see :func:`~cluster.engine.calibrated.shape_of`).
+        costs: what a step takes.
+        scores: what is answered.
+        seed: of scores and spread; every engine of a cluster should have its own.
+        sleep: for tests.
+    """
+
+    def __init__(
+        self,
+        shape: VisionLanguageModel,
+        costs: StepCosts,
+        *,
+        scores: ScoreStatistics = DEMO_SCORES,
+        seed: int = 0,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self.shape = shape
+        self._costs = costs
+        self._scores = scores
+        self._random = np.random.default_rng(seed)
+        self._sleep = sleep
+        self._streams: dict[str, Stream] = {}
+        self._system = len(shape.system_ids())
+        self._query = lru_cache(maxsize=1024)(lambda text: len(shape.question_ids(text)))
+        self._fingerprint = f"{MARK}:{shape.family}:{shape.geometry}"
+
+    # -- streams --------------------------------------------------------------------------------------
+    @property
+    def geometry(self) -> PatchGeometry:
+        """See ``Engine.geometry``."""
+        return self.shape.geometry
+
+    def admit(self, spec: StreamSpec) -> None:
+        """See ``Engine.admit``."""
+        check_spec(spec, self.shape)
+        window, stride = round(spec.window_s * MICROSECONDS), round(spec.stride_s * MICROSECONDS)
+        held = self._streams.get(spec.stream)
+        if held is None:
+            self._streams[spec.stream] = Stream(spec, books.empty_slab(), WindowClock(window, stride))
+        else:
+            held.spec = spec
+            held.clock.reshape(window, stride)
+
+    def evict(self, stream: str) -> None:
+        """See ``Engine.evict``."""
+        self._streams.pop(stream, None)
+
+    def push(self, sample: FrameSample) -> list[WindowRequest]:
+        """See ``Engine.push``; what the frame shows is not kept."""
+        stream = self._stream(sample.stream)
+        check_sample(sample, self.geometry)
+        closed = stream.push(sample, time.monotonic())
+        stream.frames[-1].patches = None
+        return closed
+
+    def flush(self, stream: str) -> list[WindowRequest]:
+        """See ``Engine.flush``."""
+        return self._stream(stream).flush(time.monotonic())
+
+    def memory_bytes(self, stream: str | None = None) -> int:
+        """See ``Engine.memory_bytes``: of the books alone."""
+        if stream is not None:
+            held = self._streams.get(stream)
+            return held.nbytes if held else 0
+        return sum(held.nbytes for held in self._streams.values())
+
+    def hand_over(self, stream: str) -> bool:
+        """See ``Engine.hand_over``: without memory there are no tiers to put a window into."""
+        self.evict(stream)
+        return False
+
+    def export_stream(self, stream: str) -> bytes:
+        """See ``Engine.export_stream``."""
+        return export.dump(self._stream(stream), self._fingerprint)
+
+    def import_stream(self, spec: StreamSpec, state: bytes) -> None:
+        """See ``Engine.import_stream``; a stream of that name is replaced."""
+        check_spec(spec, self.shape)
+        taken = export.load(state, spec, books.empty_slab(), self._fingerprint)
+        taken.clock.reshape(round(spec.window_s * MICROSECONDS), round(spec.stride_s * MICROSECONDS))
+        self._streams[spec.stream] = taken
+
+    # -- windows --------------------------------------------------------------------------------------
+    def step(self, requests: Sequence[WindowRequest]) -> list[Answer]:
+        """See ``Engine.step``."""
+        started = time.monotonic()
+        names = [request.stream for request in requests]
+        if len(set(names)) < len(names):
+            raise ValueError("a step takes at most one window per stream")
+        gated: dict[str, list[Answer]] = {}
+        work: list[tuple[Stream, WindowRequest, TokenCount]] = []
+        for request in requests:
+            stream = self._streams.get(request.stream)
+            if stream is None or not stream.take(request):
+                continue
+            frames = stream.window_frames(request.start, request.end)
+            last = standing(stream, request)
+            if last is not None:
+                stream.counters.gated += 1
+                gated[request.stream] = _repeat(last, request, frames, started)
+            elif frames:
+                query = sum(self._query(question.text) for question in stream.spec.questions)
+                layers = len(self.shape.layers)
+                tokens = books.compute(stream, request, frames, system=self._system, query=query, layers=layers)
+                work.append((stream, request, tokens))
+        seconds = self._take_time([tokens for _, _, tokens in work], started)
+        computed = {request.stream: self._answer(*each, started, seconds) for each in work for request in [each[1]]}
+        for name in names:
+            if name in self._streams:
+                self._streams[name].trim()
+        return [answer for name in names for answer in (gated.get(name) or computed.get(name, []))]
+
+    def _take_time(self, windows: Sequence[TokenCount], started: float) -> float:
+        if not windows:
+            return 0.0
+        spread = self._costs.spread
+        seconds = self._costs.seconds(windows) * math.exp(spread * self._random.standard_normal() - spread**2 / 2)
+        # Keeping the books is part of the step that they stand for.
+        self._sleep(max(0.0, started + seconds - time.monotonic()))
+        return seconds
+
+    def _answer(
+        self, stream: Stream, request: WindowRequest, tokens: TokenCount, started: float, seconds: float
+    ) -> list[Answer]:
+        timing = Timing(
+            queue_s=max(0.0, started - request.arrived_s),
+            llm_s=seconds,
+            latency_s=max(0.0, time.monotonic() - request.arrived_s),
+        )
+        answers = [self._draw(request, question, tokens, timing) for question in stream.spec.questions]
+        stream.last = LastWindow(request.window, request.end, stream.spec.questions, tuple(answers))
+        stream.windows_since_fresh += 1
+        stream.counters.computed += 1
+        return answers
+
+    def _draw(self, request: WindowRequest, question: Question, tokens: TokenCount, timing: Timing) -> Answer:
+        score = self._scores.draw(self._random)
+        positive = score >= question.threshold
+        return Answer(
+            stream=request.stream,
+            window=request.window,
+            start=request.start,
+            end=request.end,
+            question=question.id,
+            score=score,
+            positive=positive,
+            text=f"{MARK}: {'yes' if positive else 'no'}, no model has looked",
+            gated=False,
+            tokens=tokens,
+            timing=timing,
+        )
+
+    # -- memory ---------------------------------------------------------------------------------------
+    def ask(self, ask: AskSpec) -> AskRun:
+        """Raises ``NotReadyError``: nothing was seen."""
+        _nothing(ask.stream)
+
+    def forget(self, stream: str, ago_s: float | None = None) -> Forgotten:
+        """Forgets the window as asked, then raises ``NotReadyError`` like every engine without memory."""
+        held = self._streams.get(stream)
+        if held is not None:
+            newest = held.newest
+            held.forget_before(None if ago_s is None or newest is None else newest - round(ago_s * MICROSECONDS))
+        _nothing(stream)
+
+    def describe(self, stream: str) -> MemoryStatus:
+        """Raises ``NotReadyError``: nothing is remembered."""
+        _nothing(stream)
+
+    def _stream(self, name: str) -> Stream:
+        if name not in self._streams:
+            raise ValueError(f"stream {name!r} is not admitted; admit it before anything else")
+        return self._streams[name]
+
+
+def _nothing(stream: str) -> NoReturn:
+    raise NotReadyError(
+        f"the calibrated engine stands in for a model in load tests and saw nothing of camera {stream!r}; "
+        "questions need engine: native"
+    )
+
+
+def _repeat(last: LastWindow, request: WindowRequest, frames: Sequence[HeldFrame], started: float) -> list[Answer]:
+    kept = sum(frame.size for frame in frames)
+    tokens = TokenCount(full=books.full(frames), kept=kept, reused=kept, refreshed=0, new=0, query=0, encoded=0)
+    timing = Timing(
+        queue_s=max(0.0, started - request.arrived_s), latency_s=max(0.0, time.monotonic() - request.arrived_s)
+    )
+    return [
+        replace(
+            answer,
+            window=request.window,
+            start=request.start,
+            end=request.end,
+            gated=True,
+            tokens=tokens,
+            timing=timing,
+        )
+        for answer in last.answers
+    ]

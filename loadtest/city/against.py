@@ -1,0 +1,233 @@
+"""Simulated against measured: the configurations of a load test simulated, and how far lags and throughput are off."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+from pydantic import Field, ValidationError
+
+from cluster.config.base import Section
+from cluster.config.problems import from_validation
+from cluster.errors import ConfigError
+from cluster.scheduling.costs import CostModel
+from cluster.scheduling.ladder import Ladder
+from cluster.scheduling.priority import Priority
+from loadtest.city.city import CityPlan, PoolPlan, simulate
+from loadtest.city.district import Timing
+from loadtest.city.mix import ActivitySection, CameraClass, Mix
+from loadtest.city.replica import EngineSettings
+from loadtest.city.result import Figures
+from loadtest.city.tally import Tally
+
+REPEATS = 5
+"""Runs of the simulation with other random numbers, counted together."""
+
+FOREVER_S = 1e9
+
+
+class Group(Section):
+    """Cameras of a load test that are alike: the keys of a demand (``cluster.scheduling.demand``), and more.
+
+    ``count``: how many; ``kind``: what the test calls them; ``spread``: sigma of the logarithm of a window's work.
+    """
+
+    count: int = Field(ge=1)
+    priority: Priority = Priority.NORMAL
+    window_s: float = Field(gt=0)
+    stride_s: float = Field(gt=0)
+    fps: float = Field(gt=0)
+    frame_tokens: int = Field(ge=1)
+    temporal: int = Field(ge=1)
+    questions: int = Field(ge=1)
+    query_tokens: int = Field(ge=0)
+    kept: float = Field(ge=0, le=1)
+    busy: float = Field(ge=0, le=1)
+    anchor_interval_s: float = Field(gt=0)
+    refresh_budget: float | None = Field(default=None, ge=0, le=1)
+    rate: float = Field(default=1.0, gt=0)
+    cost: float = Field(default=1.0, gt=0)
+    kind: str = ""
+    spread: float = Field(default=0.0, ge=0, le=3)
+
+
+class MeasuredRun(Section):
+    """What a load test measured. Lags in seconds of computed windows, from their last frame to their answer."""
+
+    lag_p50_s: float = Field(gt=0)
+    lag_p99_s: float = Field(gt=0)
+    answered_per_s: float = Field(gt=0)
+    gated_per_s: float = 0.0
+    dropped_per_s: float = 0.0
+
+
+class Run(Section):
+    """One configuration that ran on a real cluster. ``phases``: how windows lay over the stride, or each camera's."""
+
+    cameras: list[Group] = Field(min_length=1)
+    replicas: int = Field(ge=1)
+    seconds: float = Field(gt=0)
+    warmup_s: float = Field(default=0.0, ge=0)
+    phases: str | tuple[float, ...] = "random"
+    max_batch: int = Field(default=8, ge=1)
+    per_stream: int = Field(default=2, ge=1)
+    budget_s: float = Field(default=EngineSettings().budget_s, gt=0)
+    ladder: bool = False
+    cost: dict[str, Any]
+    measured: MeasuredRun
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """A run as measured and as simulated."""
+
+    run: Run
+    simulated: Figures
+
+    @property
+    def errors(self) -> dict[str, float]:
+        """Relative errors of the median lag, the 99th percentile and the computed windows a second."""
+        measured, found = self.run.measured, self.simulated
+        pairs = {
+            "lag_p50_s": (found.lag_p50_s, measured.lag_p50_s),
+            "lag_p99_s": (found.lag_p99_s, measured.lag_p99_s),
+            "answered_per_s": (found.computed_per_s, measured.answered_per_s),
+        }
+        return {name: abs(ours / theirs - 1) for name, (ours, theirs) in pairs.items()}
+
+    @property
+    def error(self) -> float:
+        """The worst of them."""
+        return max(self.errors.values())
+
+    def as_json(self) -> dict[str, Any]:
+        """Both sides and the errors."""
+        found = self.simulated
+        return {
+            "cameras": sum(group.count for group in self.run.cameras),
+            "replicas": self.run.replicas,
+            "measured": self.run.measured.model_dump(),
+            "simulated": {
+                "lag_p50_s": found.lag_p50_s,
+                "lag_p99_s": found.lag_p99_s,
+                "answered_per_s": found.computed_per_s,
+                "busy": found.busy,
+            },
+            "errors": self.errors,
+        }
+
+
+def sim_error(compared: Sequence[Compared]) -> float:
+    """The median over runs of each run's worst relative error."""
+    return median(each.error for each in compared)
+
+
+def read_runs(path: Path) -> list[Run]:
+    """The runs in the JSON of a load test: one object under ``city``, or several under ``runs``.
+
+    Raises:
+        ConfigError: it cannot be read, or has no such runs.
+    """
+    try:
+        body = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path} cannot be read as the JSON of a load test: {error}") from None
+    if not isinstance(body, Mapping) or not ("runs" in body or "city" in body):
+        raise ConfigError(f"{path} has neither `city` nor `runs`; write it with: sightline loadtest run --json {path}")
+    listed = body.get("runs", [body])
+    found = []
+    for index, each in enumerate(listed):
+        run = each.get("city", each) if isinstance(each, Mapping) else each
+        if isinstance(run, Mapping) and (run.get("measured") or {}).get("lag_p50_s") is None:
+            raise ConfigError(f"{path}: run {index} has no computed windows to compare with; let it run for longer")
+        try:
+            found.append(Run.model_validate(run))
+        except ValidationError as error:
+            problem = from_validation(error, Run)[0]
+            raise ConfigError(problem.sentence(f"{path}: run {index}")) from None
+    if not found:
+        raise ConfigError(f"{path} has no runs; write it with: sightline loadtest run --json {path}")
+    return found
+
+
+def compare(run: Run, ladder: Ladder | None, *, seed: int = 0, repeats: int = REPEATS) -> Compared:
+    """Simulate a run ``repeats`` times and put the counts together.
+
+    Raises:
+        ConfigError: the run has no cost model, or times or phases that cannot be.
+    """
+    plan = _plan(run, ladder)
+    total: Tally | None = None
+    first = 0
+    for repeat in range(repeats):
+        again = replace(plan, seed=seed + repeat, phases=_phases(run, np.random.default_rng([seed, repeat])))
+        found = simulate(again)
+        first = found.first
+        if total is None:
+            total = found.tally
+        else:
+            total.add(found.tally)
+    if total is None:
+        raise ValueError("a comparison needs at least one simulation")
+    figures = Figures.of(total, first=first, end=first + round(run.seconds / total.bin_s))
+    return Compared(run, replace(figures, computed_per_s=figures.computed_per_s / repeats))
+
+
+def _plan(run: Run, ladder: Ladder | None) -> CityPlan:
+    # Until what came at the end of the measurement is answered or given up.
+    tail_s = max(group.window_s for group in run.cameras)
+    wanted = {each.name for each in fields(CostModel)}
+    if set(run.cost) != wanted:
+        raise ConfigError(f"a run's cost must be a cost model with the keys {', '.join(sorted(wanted))}")
+    return CityPlan(
+        cameras=sum(group.count for group in run.cameras),
+        pools=(PoolPlan("measured", run.replicas, CostModel(**run.cost)),),
+        mix=Mix(classes=[_camera_class(group, index) for index, group in enumerate(run.cameras)]),
+        mix_name="measured",
+        ladder=ladder if run.ladder else None,
+        ladder_name="the model's" if run.ladder else "none",
+        timing=Timing(run.warmup_s + run.seconds + tail_s, tick_s=1.0, bin_s=1.0),
+        warmup_s=run.warmup_s,
+        engine=EngineSettings(run.max_batch, run.per_stream, run.budget_s),
+        force=True,
+        # A group's cost is the mean over windows as they came, those after gated and lost ones among them.
+        alike=True,
+    )
+
+
+def _camera_class(group: Group, index: int) -> CameraClass:
+    shared = {name: getattr(group, name) for name in Group.model_fields if name in CameraClass.model_fields}
+    shared["stride_s"] = group.stride_s / group.rate
+    # Whether a window was gated is drawn anew for each: a load test says how many were, not in which order.
+    activity = ActivitySection(busy=group.busy, dwell_s=group.stride_s / 100, kept=group.kept, spread=group.spread)
+    return CameraClass(
+        name=f"group-{index}",
+        share=group.count,
+        static_gate=group.busy < 1,
+        max_idle_s=FOREVER_S,
+        activity=activity,
+        **shared,
+    )
+
+
+def _phases(run: Run, rng: np.random.Generator) -> tuple[float, ...]:
+    count = sum(group.count for group in run.cameras)
+    if not isinstance(run.phases, str):
+        if len(run.phases) != count or not all(0 <= phase < 1 for phase in run.phases):
+            raise ConfigError(f"a run's phases must be {count} numbers from 0 to below 1, one per camera")
+        return run.phases
+    match run.phases:
+        case "random":
+            return tuple(rng.random(count).tolist())
+        case "even":
+            return tuple(rng.permutation(np.arange(count) / count).tolist())
+        case "aligned":
+            return (0.0,) * count
+    raise ConfigError(
+        f"phases {run.phases!r} are not known; there are: random, even, aligned, or one number per camera"
+    )

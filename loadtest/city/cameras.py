@@ -1,0 +1,143 @@
+"""All cameras of one controller as arrays: when their windows end, which of them the static gate lets through.
+
+A tick of simulated time is a few numpy operations over all cameras; windows that the gate holds are only counted.
+Times are simulated seconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from loadtest.city.bursts import Wake
+from loadtest.city.mix import CameraClass
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
+
+SAME_S = 1e-6
+"""Times that are no further apart are the same: windows' ends are sums of strides, which do not add up exactly."""
+
+FIRST_WINDOWS = 2
+"""Windows that are computed after a fresh start whatever moves (``cluster/engine/native/gate.py``)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Due:
+    """Windows that ended in a tick, one entry each, ordered by time.
+
+    * ``camera``: index; ``end_s``: when it ended; ``stride_s``: the stride it stands for
+    * ``gated``: the last answer stands; ``strides``: strides of frames that a computed one has to take in; ``held``:
+      strides that it is long
+    """
+
+    camera: Ints
+    end_s: Floats
+    stride_s: Floats
+    gated: Bools
+    strides: Floats
+    held: Floats
+
+
+class Cameras:
+    """State of ``len(kinds)`` cameras. ``kinds``: the class of each, an index into ``classes``.
+
+    ``hour``: time of day when the simulated time is 0.
+    """
+
+    def __init__(self, classes: Sequence[CameraClass], kinds: Ints, *, hour: float, rng: np.random.Generator) -> None:
+        self.classes = tuple(classes)
+        self.kinds = kinds
+        self.stride_s = np.array([each.stride_s for each in classes])[kinds]
+        self.window_s = np.array([each.window_s for each in classes])[kinds]
+        self._gate = np.array([each.static_gate for each in classes])[kinds]
+        self._max_idle_s = np.array([each.max_idle_s for each in classes])[kinds]
+        self._dwell_s = np.array([each.activity.dwell_s for each in classes])[kinds]
+        self._hour = hour
+        self._rng = rng
+        count = len(kinds)
+        self.factor = np.ones(count)
+        self._next_s = np.full(count, np.inf)
+        self._origin_s = np.zeros(count)
+        self._covered_s = np.zeros(count)
+        self._since_fresh = np.zeros(count, dtype=np.int64)
+        self._owed = np.zeros(count, dtype=bool)
+        self._moving = rng.random(count) < self._share(0.0)
+
+    def __len__(self) -> int:
+        return len(self.kinds)
+
+    def start(self, camera: int, now_s: float, phase: float) -> None:
+        """Begin, or begin anew, with windows that end ``phase`` strides after whole strides of the simulated time; the
+        first of them when it is a stride long."""
+        stride = float(self.stride_s[camera] * self.factor[camera])
+        origin = (np.ceil(now_s / stride - phase - SAME_S) + phase) * stride
+        self._next_s[camera] = origin + stride
+        self._origin_s[camera] = self._covered_s[camera] = origin
+        self._since_fresh[camera] = 0
+        self._owed[camera] = False
+
+    def stretch(self, camera: int, factor: float) -> None:
+        """Set its stride to ``factor`` of its own; the next window ends one new stride after the last closed one."""
+        change = (factor - self.factor[camera]) * self.stride_s[camera]
+        self.factor[camera] = factor
+        self._next_s[camera] += change
+
+    def dropped(self, camera: Ints, end_s: Floats, strides: Floats) -> None:
+        """Computed windows were given up: the next one of the camera has to take in their frames, moving or not."""
+        since = end_s - strides * self.stride_s[camera] * self.factor[camera]
+        np.minimum.at(self._covered_s, camera, since)
+        self._owed[camera] = True
+
+    def due(self, until_s: float, wakes: Sequence[Wake]) -> Due:
+        """Windows that end before ``until_s`` and were not returned yet; cameras move on."""
+        parts: list[tuple[Ints, Floats, Floats, Bools, Floats, Floats]] = []
+        while len(now := np.flatnonzero(self._next_s < until_s - SAME_S)):
+            parts.append(self._close(now, wakes))
+        if not parts:
+            none = np.zeros(0)
+            return Due(none.astype(np.int64), none, none, none.astype(bool), none, none)
+        joined = [np.concatenate(columns) for columns in zip(*parts, strict=True)]
+        order = np.argsort(joined[1], kind="stable")
+        camera, end_s, stride_s, gated, strides, held = (column[order] for column in joined)
+        return Due(camera, end_s, stride_s, gated, strides, held)
+
+    def _close(self, now: Ints, wakes: Sequence[Wake]) -> tuple[Ints, Floats, Floats, Bools, Floats, Floats]:
+        end = self._next_s[now]
+        stride = self.stride_s[now] * self.factor[now]
+        moving = self._move(now, end, stride)
+        for wake in wakes:
+            moving |= wake.reaches(now, end)
+        computed = (
+            moving
+            | self._owed[now]
+            | ~self._gate[now]
+            | (self._since_fresh[now] < FIRST_WINDOWS)
+            | (end - self._covered_s[now] > self._max_idle_s[now] + SAME_S)
+        )
+        taken = np.minimum(end - self._covered_s[now], self.window_s[now]) / stride
+        strides = np.where(computed, np.maximum(1.0, np.round(taken)), 0.0)
+        held = np.ceil(np.minimum(end - self._origin_s[now], self.window_s[now]) / stride - SAME_S)
+        self._covered_s[now] = np.where(computed, end, self._covered_s[now])
+        self._owed[now] &= ~computed
+        self._since_fresh[now] += 1
+        self._next_s[now] = end + stride
+        return now, end, stride, ~computed, strides, held
+
+    def _move(self, now: Ints, end: Floats, stride: Floats) -> Bools:
+        """One step of each camera's Markov chain over its stride; exact for any length (ActivitySection)."""
+        share = self._share(float(end.mean()))[now]
+        kept = np.exp(-stride / np.maximum((1 - share) * self._dwell_s[now], 1e-12))
+        chance = share + (self._moving[now] - share) * kept
+        moving: Bools = self._rng.random(len(now)) < chance
+        self._moving[now] = moving
+        return moving.copy()
+
+    def _share(self, now_s: float) -> Floats:
+        hour = self._hour + now_s / 3600
+        shares: Floats = np.array([each.activity.share(hour) for each in self.classes])[self.kinds]
+        return shares

@@ -1,0 +1,211 @@
+"""What a city's cameras are and do, as data: classes of cameras, how busy they are by the hour, and what wakes many."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field, ValidationError, model_validator
+
+from cluster.config.base import Section
+from cluster.config.problems import from_validation
+from cluster.config.quantity import Duration
+from cluster.config.yaml import read_yaml
+from cluster.errors import ConfigError
+from cluster.scheduling.demand import Demand
+from cluster.scheduling.priority import Priority
+from cluster.types import PatchGeometry
+
+HOURS = 24
+
+
+class GeometrySection(Section):
+    """How the model cuts pictures; the default is Qwen2.5-VL's with frames of at most 448 x 448 pixels."""
+
+    patch: int = Field(default=14, ge=1, description="Side of a patch in pixels.")
+    merge: int = Field(default=2, ge=1, description="Patches per side that become one token.")
+    temporal: int = Field(default=2, ge=1, description="Samples that become one frame.")
+    max_pixels: int = Field(default=448 * 448, ge=1, description="Most pixels of a frame; larger ones are shrunk.")
+
+    def tokens(self, width: int, height: int) -> int:
+        """Visual tokens of one frame with nothing pruned."""
+        geometry = PatchGeometry(
+            self.patch, self.merge, self.temporal, min_pixels=(self.patch * self.merge) ** 2, max_pixels=self.max_pixels
+        )
+        grid = geometry.grid(width, height)
+        return grid.group_rows * grid.group_cols
+
+
+class ActivitySection(Section):
+    """Whether a window shows motion: a two-state Markov chain per camera, whose busy share follows the hour.
+
+    With busy share ``b`` of the hour and mean length ``d`` of a busy stretch, a busy camera falls quiet at rate ``1/d``
+    and a quiet one wakes at rate ``b / ((1 - b) d)``, so that ``b`` is the stationary share.
+    """
+
+    busy: float = Field(
+        ge=0, le=1, description="Share of a day's windows in which something moves, where profile is 1."
+    )
+    dwell_s: Duration = Field(default=60.0, gt=0, description="Mean length of a stretch with motion.")
+    profile: tuple[float, ...] = Field(
+        default=(1.0,) * HOURS, description="24 factors on busy, one per hour from midnight on."
+    )
+    kept: float = Field(default=0.2, ge=0, le=1, description="Share of its tokens that a frame between anchors keeps.")
+    spread: float = Field(
+        default=0.3, ge=0, le=3, description="Sigma of the logarithm of one window's work; its mean is 1."
+    )
+
+    @model_validator(mode="after")
+    def _day(self) -> ActivitySection:
+        if len(self.profile) != HOURS or min(self.profile) < 0:
+            raise ValueError(
+                f"profile must be {HOURS} factors of at least 0, one per hour, not {len(self.profile)} values"
+            )
+        return self
+
+    def share(self, hour: float) -> float:
+        """The busy share at a time of day in hours, between the hours' middles on a straight line; at most 0.98."""
+        place = (hour - 0.5) % HOURS
+        first = int(place)
+        between = place - first
+        factor = (1 - between) * self.profile[first] + between * self.profile[(first + 1) % HOURS]
+        return min(0.98, self.busy * factor) if self.busy < 1 else 1.0
+
+
+class CameraClass(Section):
+    """Cameras that are alike."""
+
+    name: str = Field(min_length=1, description="Name of the class, as in street.")
+    share: float = Field(gt=0, description="Its part of the cameras, in proportion to the other classes' shares.")
+    priority: Priority = Field(default=Priority.NORMAL, description="critical, normal or background.")
+    width: int = Field(default=1920, ge=1, description="Pixels across.")
+    height: int = Field(default=1080, ge=1, description="Pixels down.")
+    frame_tokens: int | None = Field(
+        default=None, ge=1, description="Tokens of a whole frame; null computes them from the size and the geometry."
+    )
+    fps: float = Field(default=2.0, gt=0, le=60, description="Samples per second.")
+    window_s: Duration = Field(default=40.0, gt=0, description="Seconds of video an answer is based on.")
+    stride_s: Duration = Field(default=8.0, gt=0, description="Seconds between two answers.")
+    refresh_budget: float | None = Field(
+        default=None, ge=0, le=1, description="Share of the overlap that is computed again; null: its anchors."
+    )
+    anchor_interval_s: Duration = Field(default=8.0, gt=0, description="Seconds between frames that keep everything.")
+    questions: int = Field(default=2, ge=1, description="Standing questions.")
+    query_tokens: int = Field(default=24, ge=1, description="Tokens of one question.")
+    cost: float = Field(default=1.0, gt=0, description="A window's seconds over those that the cost model says.")
+    static_gate: bool = Field(default=True, description="Let the last answer stand while nothing moves.")
+    max_idle_s: Duration = Field(default=60.0, ge=0, description="Longest time that an answer may stand.")
+    activity: ActivitySection
+
+    @model_validator(mode="after")
+    def _lengths(self) -> CameraClass:
+        if self.stride_s > self.window_s:
+            raise ValueError(f"stride_s must be at most window_s ({self.window_s:g}), not {self.stride_s:g}")
+        return self
+
+    def computed_share(self, hour: float) -> float:
+        """Share of its windows that the gate lets through: those with motion, and of the others one per max_idle_s."""
+        if not self.static_gate:
+            return 1.0
+        busy = self.activity.share(hour)
+        # An answer stands while at most max_idle_s have passed: the first window after that is computed.
+        return busy + (1 - busy) / (self.max_idle_s // self.stride_s + 1)
+
+    def demand(self, camera: str, geometry: GeometrySection, hour: float) -> Demand:
+        """What a controller would be told of one camera of the class."""
+        return Demand(
+            camera=camera,
+            priority=self.priority,
+            window_s=self.window_s,
+            stride_s=self.stride_s,
+            fps=self.fps,
+            frame_tokens=self.frame_tokens or geometry.tokens(self.width, self.height),
+            temporal=geometry.temporal,
+            questions=self.questions,
+            query_tokens=self.query_tokens,
+            kept=self.activity.kept,
+            busy=self.computed_share(hour),
+            anchor_interval_s=self.anchor_interval_s,
+            refresh_budget=self.refresh_budget,
+            cost=self.cost,
+        )
+
+
+class Burst(Section):
+    """Something that makes many cameras busy at once, like rain or a flash of lightning."""
+
+    name: str = Field(min_length=1, description="What it is.")
+    every_s: Duration = Field(gt=0, description="Mean time between two; they come at random (Poisson).")
+    duration_s: Duration = Field(gt=0, description="How long it lasts.")
+    share: float = Field(gt=0, le=1, description="Share of the cameras of its classes that it makes busy.")
+    classes: tuple[str, ...] = Field(default=(), description="Classes that it reaches; empty for all.")
+
+
+class Mix(Section):
+    """A city's cameras."""
+
+    title: str = Field(default="", description="One line about it.")
+    geometry: GeometrySection = GeometrySection()
+    classes: list[CameraClass] = Field(min_length=1, description="Kinds of cameras.")
+    bursts: list[Burst] = Field(default_factory=list, description="What makes many cameras busy at once.")
+
+    @model_validator(mode="after")
+    def _names(self) -> Mix:
+        names = [each.name for each in self.classes]
+        if len(set(names)) < len(names):
+            raise ValueError(f"classes must have names of their own, not {', '.join(names)}")
+        for burst in self.bursts:
+            if unknown := [name for name in burst.classes if name not in names]:
+                raise ValueError(f"burst {burst.name!r} names the class {unknown[0]!r}; there are: {', '.join(names)}")
+        return self
+
+    def counts(self, cameras: int) -> list[int]:
+        """Cameras of each class, by largest remainder; they add up to ``cameras``."""
+        total = sum(each.share for each in self.classes)
+        exact = [cameras * each.share / total for each in self.classes]
+        counts = [int(value) for value in exact]
+        rest = sorted(range(len(exact)), key=lambda i: (counts[i] - exact[i], i))
+        for index in rest[: cameras - sum(counts)]:
+            counts[index] += 1
+        return counts
+
+
+def mixes() -> dict[str, str]:
+    """Shipped mixes: name -> title."""
+    return {path.name.removesuffix(".yaml"): load_mix(path.name.removesuffix(".yaml")).title for path in _shipped()}
+
+
+def load_mix(name: str) -> Mix:
+    """A shipped mix by name, or one from a YAML file.
+
+    Raises:
+        ConfigError: there is no such mix or file, or something in it is wrong; the message says where.
+    """
+    path = Path(name)
+    shipped = {each.name.removesuffix(".yaml"): each for each in _shipped()}
+    if path.suffix not in (".yaml", ".yml"):
+        if name not in shipped:
+            raise ConfigError(f"there is no mix {name!r}; name a YAML file or one of: {', '.join(sorted(shipped))}")
+        return parse_mix(shipped[name].read_text(encoding="utf-8"), name)
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: cannot be read as a mix: {getattr(error, 'strerror', None) or error}") from None
+    return parse_mix(text, name)
+
+
+def parse_mix(text: str, where: str) -> Mix:
+    """Raises ``ConfigError``, with the line, when ``text`` is no mix."""
+    document = read_yaml(text, where)
+    try:
+        return Mix.model_validate(document.data)
+    except ValidationError as error:
+        problems = [replace(each, line=document.line(each.path)) for each in from_validation(error, Mix)]
+        raise ConfigError("; ".join(each.sentence(where) for each in problems)) from None
+
+
+def _shipped() -> list[Any]:
+    folder = resources.files("loadtest.city") / "mixes"
+    return sorted((each for each in folder.iterdir() if each.name.endswith(".yaml")), key=lambda each: each.name)

@@ -1,0 +1,213 @@
+"""One simulated replica: the production window queue before an engine that takes the time the cost model says."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple, cast
+
+import numpy as np
+
+from cluster.scheduling.costs import CostModel
+from cluster.scheduling.priority import Priority
+from cluster.scheduling.windows import DroppedWindow, WindowQueue
+from cluster.types import WindowRequest
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSettings:
+    """How every replica forms its steps, named as the configuration names them.
+
+    ``budget_s``: predicted seconds of a step at most; ``capacity``: windows of all cameras that may wait.
+    """
+
+    max_batch: int = 8
+    per_stream: int = 2
+    budget_s: float = 1.0
+    capacity: int = 4096
+
+
+class Arrival(NamedTuple):
+    """One computed window on its way to a replica. The first five fields are those of a :class:`WindowRequest`, so that
+    the queue takes it as it is: a city's hour has tens of millions, and each would be made twice.
+
+    * ``window``: the number of its row; ``camera``: its camera's; ``arrived_s``: when its last frame came
+    * ``expected_s`` is predicted, ``work_s`` what it will take, both without its part of the step
+    * ``strides`` of frames are in it that no window before it takes in; each more takes ``more_s``
+    """
+
+    stream: str
+    window: int
+    start: int
+    end: int
+    arrived_s: float
+    camera: int
+    stride_s: float
+    expected_s: float
+    work_s: float
+    strides: float = 1.0
+    more_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What the queue is told of each camera, by number. ``late_s``: after that an answer helps nobody."""
+
+    priorities: Sequence[Priority]
+    late_s: Sequence[float]
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What a stretch of time brought: rows answered, when, and their part of the step's own seconds; rows dropped.
+
+    ``owed``: dropped rows whose frames no window that waits will take in.
+    """
+
+    answered: list[int] = field(default_factory=list)
+    finish_s: list[float] = field(default_factory=list)
+    part_s: list[float] = field(default_factory=list)
+    dropped: dict[str, list[int]] = field(default_factory=dict)
+    owed: list[int] = field(default_factory=list)
+
+
+class Replica:
+    """An engine that runs one step after the other. ``spread``: see :class:`CostModel`."""
+
+    def __init__(
+        self,
+        costs: CostModel,
+        settings: EngineSettings,
+        facts: Facts,
+        rng: np.random.Generator,
+        now_s: float = 0.0,
+    ) -> None:
+        self.free_s = now_s
+        self.busy_share = 0.0
+        self.lag_p99_s = 0.0
+        self._costs = costs
+        self._settings = settings
+        self._facts = facts
+        self._rng = rng
+        self._queue = WindowQueue(per_stream=settings.per_stream, capacity=settings.capacity)
+        self._waiting_s = self._busy_s = self._told_s = 0.0
+        self._lags: list[float] = []
+        self._noise: list[float] = []
+        self._under_way: list[int] = []
+        # Strides of frames by camera that dropped windows have left to the next one that waits.
+        self._left: dict[int, float] = {}
+
+    @property
+    def idle(self) -> bool:
+        """Nothing waits and no step is under way."""
+        return not self._under_way and not len(self._queue)
+
+    def backlog_s(self, now_s: float) -> float:
+        """Predicted seconds until everything that waits is answered."""
+        return max(0.0, self.free_s - now_s) + self._waiting_s
+
+    def spend(self, until_s: float, over_s: float) -> float:
+        """Seconds of work since the last call, of ``over_s``: what it then reports with the lags of its answers."""
+        busy_s = self._busy_s - max(0.0, self.free_s - until_s)
+        spent, self._told_s = busy_s - self._told_s, busy_s
+        self.busy_share = spent / over_s
+        lags = sorted(self._lags)
+        self.lag_p99_s = lags[int(0.99 * len(lags))] if lags else 0.0
+        self._lags.clear()
+        return spent
+
+    def run(self, arrivals: Sequence[Arrival], from_s: float, until_s: float, out: Outcome) -> None:
+        """Take these windows, ordered by arrival and none later than ``until_s``, and begin every step from ``from_s``
+        to before it.
+
+        ``out`` gets what came of it; what is answered after ``until_s`` is told by a later call.
+        """
+        queue, max_batch, budget_s = self._queue, self._settings.max_batch, self._settings.budget_s
+        if self._under_way and self.free_s <= until_s:
+            self._finish(out, self.free_s)
+        now, at, count = max(self.free_s, from_s), 0, len(arrivals)
+        while True:
+            if not len(queue):
+                # Sums of floats that were added and taken away drift.
+                self._waiting_s = 0.0
+                if at == count:
+                    break
+                now = max(now, arrivals[at].arrived_s)
+            if now >= until_s:
+                break
+            while at < count and arrivals[at].arrived_s <= now:
+                self._offer(arrivals[at], out)
+                at += 1
+            requests, dropped = queue.take(max_batch, now, budget_s)
+            if dropped:
+                self._drop(dropped, out)
+            if not requests:
+                continue
+            taken = cast(list[Arrival], requests)
+            seconds = self._costs.step_s
+            for arrival in taken:
+                seconds += arrival.work_s
+                self._waiting_s -= arrival.expected_s
+            if self._left:
+                seconds += sum(self._left.pop(arrival.camera, 0.0) * arrival.more_s for arrival in taken)
+            seconds *= self._scatter()
+            now += seconds
+            self._busy_s += seconds
+            self._lags += [now - arrival.arrived_s for arrival in taken]
+            self._under_way = [arrival.window for arrival in taken]
+            if now <= until_s:
+                self._finish(out, now)
+        for arrival in arrivals[at:]:
+            self._offer(arrival, out)
+        self.free_s = now
+
+    def release(self, stream: str) -> list[Arrival]:
+        """The waiting windows of a camera that goes elsewhere."""
+        gone = cast(list[Arrival], self._queue.discard(stream))
+        for arrival in gone:
+            self._waiting_s -= arrival.expected_s
+            self._left.pop(arrival.camera, None)
+        return gone
+
+    def die(self, streams: Iterable[str]) -> list[int]:
+        """Rows of all that waits, of these cameras, and of the step under way."""
+        return [*self._under_way, *(arrival.window for stream in streams for arrival in self.release(stream))]
+
+    def _finish(self, out: Outcome, at_s: float) -> None:
+        count = len(self._under_way)
+        out.answered += self._under_way
+        out.finish_s += [at_s] * count
+        out.part_s += [self._costs.step_s / count] * count
+        self._under_way = []
+
+    def _offer(self, arrival: Arrival, out: Outcome) -> None:
+        camera = arrival.camera
+        self._waiting_s += arrival.expected_s
+        dropped = self._queue.offer(
+            cast(WindowRequest, arrival),
+            stride_s=arrival.stride_s,
+            late_s=self._facts.late_s[camera],
+            priority=self._facts.priorities[camera],
+            seconds=arrival.expected_s,
+        )
+        if dropped:
+            self._drop(dropped, out)
+
+    def _drop(self, gone: Sequence[DroppedWindow], out: Outcome) -> None:
+        for each in gone:
+            arrival = cast(Arrival, each.request)
+            self._waiting_s -= arrival.expected_s
+            out.dropped.setdefault(each.reason, []).append(arrival.window)
+            if self._queue.waiting(arrival.stream):
+                self._left[arrival.camera] = self._left.get(arrival.camera, 0.0) + arrival.strides
+            else:
+                out.owed.append(arrival.window)
+
+    def _scatter(self) -> float:
+        """Factor on a step's seconds; its mean is 1."""
+        spread = self._costs.spread
+        if spread == 0:
+            return 1.0
+        if not self._noise:
+            self._noise = self._rng.lognormal(-spread * spread / 2, spread, 1024).tolist()
+        return self._noise.pop()

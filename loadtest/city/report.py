@@ -1,0 +1,193 @@
+"""A simulated city for people: one screen, and one self-contained page."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import jinja2
+from markupsafe import Markup
+
+from cluster.errors import SightlineError
+from loadtest.city.against import Compared
+from loadtest.city.charts import city_charts, search_charts
+from loadtest.city.result import CityResult, Figures, Objective
+from loadtest.city.search import Trial
+
+NOTES = (
+    "Placement, admission, window queues and the quality ladder are production's code on simulated time; engines take "
+    "the time that the cost model says, scattered as it scatters.",
+    "Whether a window shows motion follows a two-state Markov chain per camera; the mix's shares are what it says they "
+    "are, assumptions until your own cameras were counted.",
+    "Networks and decoders take no time and lose nothing here. Replicas' reports reach their controller at once.",
+    "Useful work counts what the answers that came within their stride take at least, in full steps.",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A titled table of texts."""
+
+    title: str
+    heads: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+
+
+def verdict(result: CityResult, objective: Objective) -> str:
+    """The answer in a sentence."""
+    figures = result.figures
+    word = "hold" if objective.met(figures) else "do not hold"
+    return (
+        f"{_pool(result)} {word} the objective for {result.cameras:,} cameras: {_percent(figures.on_time)} of computed "
+        f"windows within their stride, {_percent(figures.answered)} of all windows answered, quality "
+        f"{figures.quality:.3f} of full."
+    )
+
+
+def facts(result: CityResult) -> list[tuple[str, str]]:
+    """What was simulated."""
+    found = [
+        ("cameras", f"{result.cameras:,}, mix {result.mix}" + (f": {result.mix_title}" if result.mix_title else "")),
+        ("replicas", _pool(result)),
+        ("ladder", f"{result.ladder}: {result.ladder_source}"),
+        ("time", f"{result.seconds:g} s, of which the first {result.warmup_s:g} s do not count; seed {result.seed}"),
+        ("controllers", f"{result.districts}"),
+    ]
+    found += [("costs", f"{pool.costs}: {pool.source}") for pool in result.pools]
+    if result.events:
+        found.append(("events", ", ".join(result.events)))
+    accepted = result.cameras - result.reduced - result.refused
+    admission = f"{accepted:,} accepted, {result.reduced:,} at reduced quality, {result.refused:,} refused"
+    if result.refused:
+        admission += f", for whom {result.missing_replicas:.1f} replicas are missing"
+    found.append(("admission", admission))
+    if result.cost_per_hour is not None and result.cost_per_camera_month is not None:
+        money = f"{result.cost_per_hour:,.2f} an hour, {result.cost_per_camera_month:,.2f} per camera and month"
+        found.append(("cost", f"{money}, at {result.price_per_hour:g} per accelerator and hour"))
+    balance = result.balance
+    found.append(
+        (
+            "windows",
+            f"{balance.expected:,} = {balance.answered:,} computed + {balance.gated:,} held by the gate + "
+            f"{balance.dropped:,} dropped + {balance.waiting:,} waiting",
+        )
+    )
+    return found
+
+
+HEADS = ("cameras", "windows", "on time", "answered", "quality", "lag p50", "p95", "p99", "dropped")
+
+
+def tables(result: CityResult) -> list[Table]:
+    """Figures by priority, the ladder, and the load."""
+    groups = [(str(priority), figures) for priority, figures in result.by_priority().items()]
+    rows = [_figures_row(name, figures) for name, figures in [*groups, ("all", result.figures)]]
+    figures = result.figures
+    load = ((_percent(figures.utilisation), _percent(figures.busy), f"{figures.computed_per_s:,.0f}"),)
+    shares = result.rung_shares()
+    return [
+        Table("Windows", HEADS, tuple(rows)),
+        Table("Load", ("useful work over capacity", "replicas busy", "computed windows/s"), load),
+        Table("Video by rung of the ladder", tuple(shares), (tuple(_percent(share) for share in shares.values()),)),
+    ]
+
+
+def trial_table(trials: Sequence[Trial]) -> Table:
+    """What a search tried, in its order."""
+    heads = ("cameras", "replicas", "held", "on time", "answered", "quality", "useful work", "lag p99")
+    rows = tuple(
+        (
+            f"{each.cameras:,}",
+            f"{each.replicas:,}",
+            "yes" if each.met else "no",
+            _percent(each.on_time),
+            _percent(each.answered),
+            f"{each.quality:.3f}",
+            _percent(each.utilisation),
+            _seconds(each.lag_p99_s),
+        )
+        for each in trials
+    )
+    return Table("Search", heads, rows)
+
+
+def comparison_table(compared: Sequence[Compared]) -> Table:
+    """Load tests against their simulation, simulated first."""
+    pairs = [(name, "measured") for name in ("lag p50", "lag p99", "answered/s")]
+    heads = ("cameras", "replicas", "busy", *(head for pair in pairs for head in pair), "worst")
+    rows = []
+    for each in compared:
+        measured, found = each.run.measured, each.simulated
+        rows.append(
+            (
+                f"{sum(group.count for group in each.run.cameras):,}",
+                f"{each.run.replicas:,}",
+                _percent(found.busy),
+                _seconds(found.lag_p50_s),
+                _seconds(measured.lag_p50_s),
+                _seconds(found.lag_p99_s),
+                _seconds(measured.lag_p99_s),
+                f"{found.computed_per_s:.2f}",
+                f"{measured.answered_per_s:.2f}",
+                f"{100 * each.error:.1f} %",
+            )
+        )
+    return Table("Simulated against measured", heads, tuple(rows))
+
+
+def page(result: CityResult, objective: Objective, trials: Sequence[Trial] = (), *, fewer: bool = False) -> str:
+    """One HTML document without requests to anywhere. ``trials``: of a search; ``fewer``: it was for replicas."""
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("loadtest.city", ""),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    drawn = city_charts(result) + search_charts(trials, objective, fewer=fewer)
+    return environment.get_template("page.html").render(
+        title=f"{result.cameras:,} cameras on {_pool(result)}",
+        verdict=verdict(result, objective),
+        facts=facts(result),
+        tables=tables(result) + ([trial_table(trials)] if trials else []),
+        charts=[Markup(svg) for svg in drawn],
+        notes=NOTES,
+    )
+
+
+def write_page(path: Path, html: str) -> None:
+    """Raises ``SightlineError`` when the file cannot be written."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(html, encoding="utf-8")
+    except OSError as error:
+        raise SightlineError(f"cannot write {path}: {error.strerror or error}; choose another place") from None
+
+
+def _figures_row(name: str, figures: Figures) -> tuple[str, ...]:
+    return (
+        name,
+        f"{figures.windows:,}",
+        _percent(figures.on_time),
+        _percent(figures.answered),
+        f"{figures.quality:.3f}",
+        _seconds(figures.lag_p50_s),
+        _seconds(figures.lag_p95_s),
+        _seconds(figures.lag_p99_s),
+        ", ".join(f"{reason} {count:,}" for reason, count in figures.dropped.items()) or "none",
+    )
+
+
+def _pool(result: CityResult) -> str:
+    return " + ".join(f"{pool.replicas:,} {pool.kind}" for pool in result.pools)
+
+
+def _percent(share: float) -> str:
+    text = f"{100 * share:.2f}"
+    # What is not everything must not be rounded to it.
+    return "99.99 %" if text == "100.00" and share < 1 else f"{text} %"
+
+
+def _seconds(value: float) -> str:
+    return f"{1000 * value:.0f} ms" if value < 1 else f"{value:.1f} s"

@@ -1,0 +1,250 @@
+"""What a simulation found, in the terms of an operator: on time or not, at what quality, how full, at what cost."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from cluster.scheduling.priority import Priority
+from loadtest.city.tally import Tally, by_reason, lag_quantile
+
+HOURS_A_MONTH = 730.0
+
+
+@dataclass(frozen=True, slots=True)
+class Objective:
+    """What a pool has to hold.
+
+    * ``on_time``: share of computed windows answered within their stride (0.99: p99 lag at most the stride)
+    * ``answered``: share of all windows answered, those included for which the static gate lets the last answer stand
+    * ``quality``: share of the video that was answered, each second times what an answer is worth at its camera's rung
+      (F1 over full quality's, and half of it where half as many answers come)
+    """
+
+    on_time: float = 0.99
+    answered: float = 0.99
+    quality: float = 0.98
+
+    def met(self, figures: Figures) -> bool:
+        """Whether this run held it."""
+        return (
+            figures.on_time >= self.on_time
+            and figures.answered >= self.answered
+            and figures.quality >= self.quality
+            and figures.refused == 0
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """Shares and lags over a stretch of time, of one priority or of all. Lags in seconds, of computed windows."""
+
+    windows: int
+    answered: float
+    on_time: float
+    quality: float
+    lag_p50_s: float
+    lag_p95_s: float
+    lag_p99_s: float
+    computed_per_s: float
+    utilisation: float
+    busy: float
+    refused: int = 0
+    dropped: Mapping[str, int] = field(default_factory=dict)
+
+    @classmethod
+    def of(
+        cls, tally: Tally, *, first: int = 0, end: int | None = None, rank: int | None = None, refused: int = 0
+    ) -> Figures:
+        """Over the stretches from ``first`` on, to before ``end``."""
+        ranks = slice(None) if rank is None else slice(rank, rank + 1)
+        part = (slice(first, end), ranks)
+        due, gated, answered = (int(each[part].sum()) for each in (tally.due, tally.gated, tally.answered))
+        lags = tally.lags[part].sum(axis=(0, 1))
+        capacity_s = float(tally.capacity_s[first:end].sum())
+        return cls(
+            windows=due,
+            answered=_share(gated + answered, due),
+            on_time=_share(float(tally.on_time[part].sum()), answered),
+            quality=_share(float(tally.value_s[part].sum()), float(tally.due_s[part].sum())),
+            lag_p50_s=lag_quantile(lags, 0.50),
+            lag_p95_s=lag_quantile(lags, 0.95),
+            lag_p99_s=lag_quantile(lags, 0.99),
+            computed_per_s=float(tally.done[part].sum()) / (len(tally.done[part]) * tally.bin_s),
+            utilisation=_share(float(tally.useful_s[first:end].sum()), capacity_s, empty=0.0),
+            busy=_share(float(tally.busy_s[first:end].sum()), capacity_s, empty=0.0),
+            refused=refused,
+            dropped=by_reason(tally.dropped[part]),
+        )
+
+
+def _share(part: float, whole: float, *, empty: float = 1.0) -> float:
+    return part / whole if whole else empty
+
+
+@dataclass(frozen=True, slots=True)
+class Balance:
+    """Every window of a run: ``expected`` is the sum of the others, or windows went missing silently."""
+
+    expected: int
+    answered: int
+    gated: int
+    dropped: int
+    waiting: int
+
+    @classmethod
+    def of(cls, tally: Tally, waiting: int) -> Balance:
+        """Of a whole run, its beginning included."""
+        return cls(
+            int(tally.due.sum()), int(tally.answered.sum()), int(tally.gated.sum()), int(tally.dropped.sum()), waiting
+        )
+
+    @property
+    def missing(self) -> int:
+        return self.expected - self.answered - self.gated - self.dropped - self.waiting
+
+    def check(self) -> None:
+        """Raises ``RuntimeError`` when windows are missing, or counted twice."""
+        if self.missing:
+            raise RuntimeError(f"the simulation lost count of {self.missing} windows: {self}")
+
+
+@dataclass(frozen=True, slots=True)
+class Pool:
+    """Replicas of one kind; ``costs`` names their cost model, ``source`` says where its numbers come from."""
+
+    kind: str
+    replicas: int
+    costs: str
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class CityResult:
+    """One simulated city. ``warmup_s`` at the beginning is left out of ``figures``, not of ``balance``."""
+
+    cameras: int
+    pools: tuple[Pool, ...]
+    mix: str
+    mix_title: str
+    ladder: str
+    ladder_source: str
+    rungs: tuple[str, ...]
+    seconds: float
+    warmup_s: float
+    seed: int
+    districts: int
+    tally: Tally
+    balance: Balance
+    simulate_s: float
+    reduced: int
+    refused: int
+    missing_replicas: float
+    events: tuple[str, ...] = ()
+    price_per_hour: float | None = None
+
+    @property
+    def replicas(self) -> int:
+        return sum(pool.replicas for pool in self.pools)
+
+    @property
+    def first(self) -> int:
+        """The first stretch of time that counts."""
+        return min(self.tally.bins - 1, int(np.ceil(self.warmup_s / self.tally.bin_s)))
+
+    @property
+    def figures(self) -> Figures:
+        """Over all priorities."""
+        return Figures.of(self.tally, first=self.first, refused=self.refused)
+
+    def by_priority(self) -> dict[Priority, Figures]:
+        """Over each priority that the mix has."""
+        return {
+            priority: Figures.of(self.tally, first=self.first, rank=priority.rank)
+            for priority in Priority
+            if self.tally.due[:, priority.rank].any()
+        }
+
+    def rung_shares(self) -> dict[str, float]:
+        """Share of the video at each rung of the ladder."""
+        spent = self.tally.rung_s[self.first :].sum(axis=0)
+        return {
+            name: _share(float(value), float(spent.sum()), empty=0.0)
+            for name, value in zip(self.rungs, spent, strict=True)
+        }
+
+    @property
+    def cost_per_hour(self) -> float | None:
+        """Money for the pool, in the unit of the price per accelerator-hour that was given."""
+        return None if self.price_per_hour is None else self.replicas * self.price_per_hour
+
+    @property
+    def cost_per_camera_month(self) -> float | None:
+        return None if self.cost_per_hour is None else self.cost_per_hour * HOURS_A_MONTH / self.cameras
+
+    def as_json(self) -> dict[str, Any]:
+        """All of it but the histograms; ``series`` has one entry per stretch of time."""
+        figures = self.figures
+        return {
+            "cameras": self.cameras,
+            "pools": [
+                {"kind": p.kind, "replicas": p.replicas, "costs": p.costs, "source": p.source} for p in self.pools
+            ],
+            "mix": self.mix,
+            "ladder": {"name": self.ladder, "source": self.ladder_source, "shares": self.rung_shares()},
+            "seconds": self.seconds,
+            "warmup_s": self.warmup_s,
+            "seed": self.seed,
+            "districts": self.districts,
+            "events": list(self.events),
+            "admission": {
+                "accepted": self.cameras - self.reduced - self.refused,
+                "reduced": self.reduced,
+                "refused": self.refused,
+                "missing_replicas": self.missing_replicas,
+            },
+            "all": figures_json(figures),
+            "by_priority": {str(name): figures_json(each) for name, each in self.by_priority().items()},
+            "balance": {
+                name: getattr(self.balance, name)
+                for name in ("expected", "answered", "gated", "dropped", "waiting", "missing")
+            },
+            "moves": int(self.tally.moves.sum()),
+            "rung_steps": int(self.tally.steps.sum()),
+            "price_per_hour": self.price_per_hour,
+            "cost_per_hour": self.cost_per_hour,
+            "cost_per_camera_month": self.cost_per_camera_month,
+            "simulate_s": self.simulate_s,
+            "series": self._series(),
+        }
+
+    def _series(self) -> list[dict[str, Any]]:
+        tally = self.tally
+        found = []
+        for at in range(tally.bins):
+            lags, due_s = tally.lags[at].sum(axis=0), float(tally.due_s[at].sum())
+            found.append(
+                {
+                    "from_s": at * tally.bin_s,
+                    "windows": int(tally.due[at].sum()),
+                    "gated": int(tally.gated[at].sum()),
+                    "answered": int(tally.answered[at].sum()),
+                    "dropped": by_reason(tally.dropped[at]),
+                    "lag_p50_s": lag_quantile(lags, 0.5),
+                    "lag_p99_s": lag_quantile(lags, 0.99),
+                    "quality": _share(float(tally.value_s[at].sum()), due_s),
+                    "busy": _share(float(tally.busy_s[at]), float(tally.capacity_s[at]), empty=0.0),
+                    "rungs_s": tally.rung_s[at].tolist(),
+                }
+            )
+        return found
+
+
+def figures_json(figures: Figures) -> dict[str, Any]:
+    """One group's figures."""
+    return {name: getattr(figures, name) for name in Figures.__slots__ if name != "dropped"} | {
+        "dropped": dict(figures.dropped)
+    }

@@ -1,0 +1,137 @@
+"""What happened to every window of a simulated city, by time and priority, and lags as histograms.
+
+A window counts in the stretch of time in which it ended at its camera, wherever it was answered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import StrEnum
+
+import numpy as np
+import numpy.typing as npt
+
+from cluster.scheduling.priority import Priority
+from cluster.scheduling.windows import DropReason
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+
+LEAST_S, MOST_S, PER_DECADE = 1e-4, 1e5, 200
+LAG_BINS = 9 * PER_DECADE + 2
+"""Logarithmic bins 1.2 % wide from 0.1 ms to a day, one below and one above."""
+
+
+class Lost(StrEnum):
+    """Why a window was not answered, beyond the queue's own reasons."""
+
+    SHED = "shed"
+    REFUSED = "refused"
+    NO_REPLICA = "no_replica"
+    REPLICA_LOST = "replica_lost"
+
+
+REASONS: tuple[str, ...] = (*DropReason, *Lost)
+PLACES = {reason: place for place, reason in enumerate(REASONS)}
+RANKS = len(Priority)
+
+
+class Tally:
+    """Counts over ``bins`` stretches of ``bin_s`` seconds, by priority rank.
+
+    ``due`` counts windows and ``due_s`` the seconds of video they stand for; likewise for the others. ``value_s`` is
+    the seconds of video that were answered, times what an answer is worth at the camera's rung (``Rung.value``).
+    ``done`` counts computed windows when they were answered; ``busy_s``, ``useful_s`` and ``capacity_s`` are seconds of
+    replicas.
+    """
+
+    def __init__(self, *, bins: int, bin_s: float, rungs: int) -> None:
+        self.bin_s = bin_s
+        self.due = np.zeros((bins, RANKS), dtype=np.int64)
+        self.due_s = np.zeros((bins, RANKS))
+        self.gated = np.zeros((bins, RANKS), dtype=np.int64)
+        self.answered = np.zeros((bins, RANKS), dtype=np.int64)
+        self.on_time = np.zeros((bins, RANKS), dtype=np.int64)
+        self.value_s = np.zeros((bins, RANKS))
+        self.dropped = np.zeros((bins, RANKS, len(REASONS)), dtype=np.int64)
+        self.rung_s = np.zeros((bins, rungs))
+        self.lags = np.zeros((bins, RANKS, LAG_BINS), dtype=np.int64)
+        self.done = np.zeros((bins, RANKS), dtype=np.int64)
+        self.busy_s = np.zeros(bins)
+        self.useful_s = np.zeros(bins)
+        self.capacity_s = np.zeros(bins)
+        self.moves = np.zeros(bins, dtype=np.int64)
+        self.steps = np.zeros(bins, dtype=np.int64)
+
+    @property
+    def bins(self) -> int:
+        return len(self.due)
+
+    def bin(self, at_s: Floats) -> Ints:
+        """Which stretch each time is in; what is later than the last counts there."""
+        return np.minimum(at_s / self.bin_s, self.bins - 1).astype(np.int64)
+
+    def close(self, end_s: Floats, rank: Ints, stride_s: Floats, rung: Ints) -> None:
+        """These windows ended at their cameras."""
+        at = self.bin(end_s)
+        np.add.at(self.due, (at, rank), 1)
+        np.add.at(self.due_s, (at, rank), stride_s)
+        np.add.at(self.rung_s, (at, rung), stride_s)
+
+    def gate(self, end_s: Floats, rank: Ints, value_s: Floats) -> None:
+        """For these the last answer stands."""
+        at = self.bin(end_s)
+        np.add.at(self.gated, (at, rank), 1)
+        np.add.at(self.value_s, (at, rank), value_s)
+
+    def answer(
+        self, end_s: Floats, rank: Ints, lag_s: Floats, stride_s: Floats, value_s: Floats, useful_s: Floats
+    ) -> None:
+        """These were computed, ``lag_s`` after their last frame arrived; ``useful_s``: of a replica, in full steps."""
+        at = self.bin(end_s)
+        on_time = lag_s <= stride_s
+        np.add.at(self.answered, (at, rank), 1)
+        np.add.at(self.on_time, (at, rank), on_time)
+        np.add.at(self.value_s, (at, rank), value_s)
+        # Throughput counts when it is done, which is what a replica's time is held against.
+        done = self.bin(end_s + lag_s)
+        np.add.at(self.done, (done, rank), 1)
+        np.add.at(self.useful_s, done, useful_s * on_time)
+        np.add.at(self.lags, (at, rank, lag_bin(lag_s)), 1)
+
+    def drop(self, end_s: Floats, rank: Ints, reason: str) -> None:
+        """These are given up."""
+        np.add.at(self.dropped[:, :, PLACES[reason]], (self.bin(end_s), rank), 1)
+
+    def add(self, other: Tally) -> None:
+        """Take in another district's counts."""
+        for name, mine in vars(self).items():
+            if isinstance(mine, np.ndarray):
+                mine += getattr(other, name)
+
+
+def lag_bin(lag_s: Floats) -> Ints:
+    """Which bin of the histogram each lag falls into."""
+    place = np.floor(PER_DECADE * np.log10(np.maximum(lag_s, 1e-12) / LEAST_S)) + 1
+    found: Ints = np.clip(place, 0, LAG_BINS - 1).astype(np.int64)
+    return found
+
+
+def lag_quantile(histogram: Ints, share: float) -> float:
+    """The lag in seconds that a share of the windows does not exceed, to half a bin's width; 0 without windows."""
+    total = int(histogram.sum())
+    if total == 0:
+        return 0.0
+    wanted = share * total
+    upto = np.cumsum(histogram)
+    place = int(np.searchsorted(upto, wanted))
+    before = float(upto[place] - histogram[place])
+    within = (wanted - before) / float(histogram[place])
+    # The lowest bin reaches from 0, the others are equally wide in the logarithm.
+    return within * LEAST_S if place == 0 else float(LEAST_S * 10 ** ((place - 1 + within) / PER_DECADE))
+
+
+def by_reason(dropped: Ints) -> dict[str, int]:
+    """Counts of ``[..., reasons]`` by name, those that happened."""
+    sums: Sequence[int] = dropped.reshape(-1, len(REASONS)).sum(axis=0).tolist()
+    return {reason: count for reason, count in zip(REASONS, sums, strict=True) if count}

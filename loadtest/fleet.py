@@ -1,0 +1,353 @@
+"""A fleet of simulated cameras on one event loop: they come, send, lose their connection, and leave."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import math
+import random
+import time
+from array import array
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+from cluster.errors import SightlineError
+from cluster.rpc.client import GatewayClient
+from cluster.rpc.credentials import ClientCredentials
+from cluster.rpc.push import PushStatus
+from cluster.types import Answer, CameraStatus, EncodedPacket, Question
+from loadtest.agent import FedAgent
+from loadtest.books import Account, CameraBooks, Counted, Slot, account
+from loadtest.footage import Footage
+from loadtest.pacer import Pacer
+from loadtest.profile import Profile
+from loadtest.rtsp import RtspCameras
+from loadtest.script import CameraScript, Due, packets, script
+
+T = TypeVar("T")
+
+ADDING = 8
+"""Cameras that are added or removed at once."""
+
+CALLS = 16
+"""Calls to the gateway that are under way at once."""
+
+CLOSE_S = 2.0
+"""Seconds of video that close a window which ended before them: a frame's samples, and what the decoder holds back."""
+
+LEAVE_S, LEAVE_STRIDES = 3.0, 3.0
+"""How long a camera that leaves waits for the answers to what it sent."""
+
+PULL_S = 10.0
+"""Seconds after which windows of a camera are due that nobody has connected to."""
+
+CONNECT_S = 0.5
+"""Seconds for the last camera's connection before the first packet is due."""
+
+
+@dataclass(frozen=True, slots=True)
+class CameraSetup:
+    """What every camera is added with: ``settings`` as in the configuration's ``cameras`` entries."""
+
+    questions: tuple[Question, ...]
+    settings: Mapping[str, Any]
+    stride_s: float
+
+
+class Line(Protocol):
+    """A camera's way to the cluster: :class:`FedAgent` pushes, :class:`RtspLine` is pulled from."""
+
+    @property
+    def status(self) -> PushStatus: ...
+
+    async def run(self) -> object:
+        """Until cancelled; raises ``SightlineError`` when the cluster refuses the camera for good."""
+        ...
+
+    def deliver(self, packet: EncodedPacket) -> None: ...
+
+    def lose(self) -> None: ...
+
+    def cut(self) -> None: ...
+
+
+@dataclass(slots=True, eq=False)
+class Camera:
+    """One simulated camera that is there or was."""
+
+    script: CameraScript
+    books: CameraBooks
+    agent: Line
+    task: asyncio.Task[object] | None = None
+    ticket: int | None = None
+    status: CameraStatus | None = None
+
+    @property
+    def name(self) -> str:
+        return self.script.name
+
+    def account(self, slots: Sequence[Slot], *, listened: bool, since_s: float = math.inf) -> Account:
+        """What became of these windows, against what the cluster last said of the camera (:func:`account`)."""
+        counted = Counted()
+        if self.status is not None:
+            said = self.status
+            counted = Counted(said.windows_done, said.windows_gated, said.windows_dropped, said.windows_lost)
+        return account(slots, self.books.seen, counted, listened=listened, since_s=since_s)
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """What the fleet has done so far. ``dropped``: packets that agents dropped because their buffers were full,
+    ``refused``: packets the cluster dropped, ``lost``: packets that a profile or a fault kept from arriving."""
+
+    packets: int
+    bytes: int
+    dropped: int
+    refused: int
+    lost: int
+    reconnects: int
+
+
+@dataclass(slots=True)
+class _Gone:
+    """Of cameras that left."""
+
+    packets: int = 0
+    bytes: int = 0
+    dropped: int = 0
+    refused: int = 0
+    reconnects: int = 0
+
+
+class Fleet:
+    """Call everything from the loop that :meth:`run` runs on.
+
+    Args:
+        gateway: ``host:port`` of the cluster.
+        profile: what the cameras do.
+        footage: what they send, by the names of the profile's mix.
+        setup: what they are added with.
+        prefix: of their names.
+        credentials: what every call to the gateway shows.
+        rtsp: serves the cameras of a profile whose transport that is.
+    """
+
+    def __init__(
+        self,
+        gateway: str,
+        profile: Profile,
+        footage: Mapping[str, Footage],
+        setup: CameraSetup,
+        *,
+        prefix: str = "load",
+        credentials: ClientCredentials | None = None,
+        rtsp: RtspCameras | None = None,
+    ) -> None:
+        self._rtsp = rtsp
+        self.gateway = gateway
+        self.profile = profile
+        self.setup = setup
+        self.cameras: dict[str, Camera] = {}
+        self._ever: dict[str, Camera] = {}
+        self.failures: list[str] = []
+        self.loss = 0.0
+        self._footage = dict(footage)
+        self._header = next(iter(footage.values())).header
+        self._prefix = prefix
+        self._credentials = credentials
+        self._pacer = Pacer()
+        self._client = GatewayClient(gateway, deadline_s=30.0, credentials=credentials)
+        self._threads = ThreadPoolExecutor(CALLS, thread_name_prefix="gateway")
+        self._numbers = itertools.count()
+        self._random = random.Random(profile.seed)
+        self._grid_s: float | None = None
+        self._lost = 0
+        self._gone = _Gone()
+
+    async def run(self) -> None:
+        """Send what is due, until cancelled."""
+        await self._pacer.run()
+
+    # -- who is there ---------------------------------------------------------------------------
+    async def grow(self, count: int, *, ramp_s: float | None = None) -> float:
+        """Add cameras until there are ``count``; returns when the last of them begins, monotonic seconds.
+
+        They connect one after the other over ``ramp_s``, then begin at their phases of a stride that is the same for
+        all cameras ever added.
+
+        Raises:
+            SightlineError: the cluster does not take one.
+        """
+        return await self._add(count - len(self.cameras), ramp_s=ramp_s)
+
+    async def _add(self, count: int, *, ramp_s: float | None) -> float:
+        scripts = [script(self.profile, next(self._numbers), self._prefix) for _ in range(count)]
+        if not scripts:
+            return time.monotonic()
+        gate = asyncio.Semaphore(ADDING)
+        await asyncio.gather(*(self._register(each, gate) for each in scripts))
+        ramp_s = self.profile.ramp_s if ramp_s is None else ramp_s
+        begin_s = self._next_stride(time.monotonic() + ramp_s + CONNECT_S)
+        for number, each in enumerate(scripts):
+            self._start(each, begin_s + each.phase * self.setup.stride_s)
+            if ramp_s:
+                await asyncio.sleep(ramp_s / len(scripts) if number + 1 < len(scripts) else 0)
+        return begin_s + max(each.phase for each in scripts) * self.setup.stride_s
+
+    async def shrink(self, count: int) -> None:
+        """The newest cameras leave until there are ``count``."""
+        names = list(self.cameras)[count:]
+        await asyncio.gather(*(self.remove(name) for name in names))
+
+    async def remove(self, name: str) -> None:
+        """A camera leaves; the cluster's last word on it is kept in its ``status``."""
+        camera = self.cameras.pop(name)
+        camera.books.until_s = time.monotonic()
+        # Windows due by now close with what comes after them.
+        await asyncio.sleep(min(CLOSE_S, self.setup.stride_s))
+        await self._stop(camera)
+        sent = camera.agent.status
+        self._gone.packets += sent.packets
+        self._gone.bytes += sent.bytes
+        self._gone.dropped += sent.dropped
+        self._gone.refused += sent.cluster_dropped
+        self._gone.reconnects += sent.reconnects
+        await self._last_word(camera)
+        await self._call(self._client.camera_remove, name)
+
+    async def _last_word(self, camera: Camera) -> None:
+        """Wait until the cluster has answered or counted what the camera sent, for so long as it may take."""
+        deadline_s = time.monotonic() + max(LEAVE_S, LEAVE_STRIDES * self.setup.stride_s)
+        while True:
+            camera.status = await self._call(self._client.camera_get, camera.name)
+            slots = camera.books.slots(camera.books.until_s)
+            if not camera.account(slots, listened=False).silent or time.monotonic() >= deadline_s:
+                return
+            await asyncio.sleep(self.setup.stride_s / 4)
+
+    async def replace_one(self) -> None:
+        """One camera, drawn at random, leaves, and another comes."""
+        if self.cameras:
+            leaving = self.remove(self._random.choice(sorted(self.cameras)))
+            await asyncio.gather(leaving, self._add(1, ramp_s=0.0))
+
+    def storm(self, share: float) -> list[str]:
+        """Connections break at once; returns whose."""
+        names = sorted(self.cameras)
+        struck = sorted(self._random.sample(names, max(1, math.ceil(share * len(names))))) if names else []
+        for name in struck:
+            self.cameras[name].agent.cut()
+        return struck
+
+    async def close(self, *, remove: bool) -> None:
+        """All cameras stop sending; ``remove``: and the cluster is told to forget them."""
+        await asyncio.gather(*(self._stop(camera) for camera in self.cameras.values()))
+        if remove:
+            gate = asyncio.Semaphore(ADDING)
+            await asyncio.gather(*(self._forget(name, gate) for name in self.cameras))
+        self._client.close()
+        self._threads.shutdown(wait=False)
+
+    # -- what is seen of them -------------------------------------------------------------------
+    def saw(self, answer: Answer, seen_s: float) -> Camera | None:
+        """An answer of any camera came; returns the camera if it is, or was, of this fleet."""
+        camera = self._ever.get(answer.stream)
+        if camera is not None:
+            camera.books.saw(answer, seen_s)
+        return camera
+
+    def everyone(self) -> list[Camera]:
+        """All cameras there ever were."""
+        return list(self._ever.values())
+
+    async def statuses(self) -> Sequence[CameraStatus]:
+        """What the cluster says of its cameras now, and of this fleet's it is remembered.
+
+        Raises:
+            UnavailableError: no answer.
+        """
+        statuses = await self._call(self._client.cameras_list)
+        for status in statuses:
+            if status.name in self.cameras:
+                self.cameras[status.name].status = status
+        return [status for status in statuses if status.name in self.cameras]
+
+    def sent(self) -> Sent:
+        """Totals over all cameras there ever were."""
+        now = [camera.agent.status for camera in self.cameras.values()]
+        return Sent(
+            packets=self._gone.packets + sum(each.packets for each in now),
+            bytes=self._gone.bytes + sum(each.bytes for each in now),
+            dropped=self._gone.dropped + sum(each.dropped for each in now),
+            refused=self._gone.refused + sum(each.cluster_dropped for each in now),
+            lost=self._lost,
+            reconnects=self._gone.reconnects + sum(each.reconnects for each in now),
+        )
+
+    def take_lateness(self) -> array[float]:
+        """See :meth:`Pacer.take_lateness`."""
+        return self._pacer.take_lateness()
+
+    # -- inside ---------------------------------------------------------------------------------
+    async def _call(self, method: Callable[..., T], *arguments: object) -> T:
+        """A blocking call beside the loop."""
+        return await asyncio.get_running_loop().run_in_executor(self._threads, method, *arguments)
+
+    def _next_stride(self, after_s: float) -> float:
+        if self._grid_s is None:
+            self._grid_s = after_s
+        return self._grid_s + math.ceil((after_s - self._grid_s) / self.setup.stride_s) * self.setup.stride_s
+
+    async def _register(self, camera: CameraScript, gate: asyncio.Semaphore) -> None:
+        async with gate:
+            settings = dict(self.setup.settings)
+            # By force: to find out what a cluster keeps up with, it has to be given more than it thinks it can take.
+            questions, source = self.setup.questions, "" if self._rtsp is None else self._rtsp.url(camera.name)
+            await self._call(lambda: self._client.camera_add(camera.name, source, questions, settings, force=True))
+
+    async def _forget(self, name: str, gate: asyncio.Semaphore) -> None:
+        async with gate:
+            await self._call(self._client.camera_remove, name)
+
+    def _start(self, camera: CameraScript, begin_s: float) -> None:
+        books = CameraBooks(camera.name, begin_s, self.setup.stride_s)
+        added = Camera(camera, books, self._line(books))
+        self.cameras[camera.name] = self._ever[camera.name] = added
+        added.task = asyncio.create_task(self._keep(added), name=camera.name)
+        assert self._grid_s is not None
+        sent = packets(self.profile, camera, self._footage, began_s=begin_s - self._grid_s)
+        added.ticket = self._pacer.add(begin_s, sent, lambda due: self._send(added.agent, due))
+
+    def _line(self, books: CameraBooks) -> Line:
+        if self._rtsp is None:
+            gather_s = self.profile.gather_s
+            return FedAgent(self._header, self.gateway, books.name, gather_s=gather_s, credentials=self._credentials)
+        # Who pulls connects in its own time, but not for ever.
+        books.from_s = books.began_s + PULL_S
+
+        def first(moment_s: float) -> None:
+            books.from_s = moment_s
+
+        return self._rtsp.add(books.name, self._header, first)
+
+    def _send(self, agent: Line, due: Due) -> None:
+        if due.lost or (self.loss and self._random.random() < self.loss):
+            self._lost += 1
+            agent.lose()
+        else:
+            agent.deliver(due.packet)
+
+    async def _keep(self, camera: Camera) -> None:
+        try:
+            await camera.agent.run()
+        except SightlineError as error:
+            self.failures.append(f"{camera.name}: {error}")
+
+    async def _stop(self, camera: Camera) -> None:
+        if camera.ticket is not None:
+            self._pacer.remove(camera.ticket)
+        if camera.task is not None:
+            camera.task.cancel()
+            await asyncio.wait({camera.task})

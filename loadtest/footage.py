@@ -1,0 +1,143 @@
+"""Encoded video that a fleet of simulated cameras shares: made or read once, cut into GOPs, stamped anew on sending."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from cluster.clips.make import CLIP_KINDS, make_clip
+from cluster.codec import FileSource
+from cluster.codec.source import StreamHeader
+from cluster.errors import ConfigError, SourceError
+from cluster.types import MICROSECONDS, EncodedPacket
+
+MADE = {"busy": "street", "quiet": "night", "noisy": "noisy"}
+"""What kinds of footage are made, and as which kind of clip (:data:`cluster.clips.make.CLIP_KINDS`)."""
+
+MADE_SECONDS = 24.0
+
+
+@dataclass(frozen=True, slots=True)
+class StoredPacket:
+    """An encoded packet without a place in time: ``pts`` and ``dts`` count from its GOP's beginning, microseconds."""
+
+    data: bytes
+    pts: int
+    dts: int
+    keyframe: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Gop:
+    """Packets from one keyframe to the next; ``duration``: microseconds until the next GOP begins."""
+
+    packets: tuple[StoredPacket, ...]
+    duration: int
+
+
+@dataclass(frozen=True, slots=True)
+class Footage:
+    """One kind of video. Every GOP can be decoded by itself, so that a camera may go on with any of them."""
+
+    name: str
+    header: StreamHeader
+    gops: tuple[Gop, ...]
+
+    @property
+    def seconds(self) -> float:
+        return sum(gop.duration for gop in self.gops) / MICROSECONDS
+
+    @property
+    def frames(self) -> int:
+        return sum(len(gop.packets) for gop in self.gops)
+
+    @property
+    def bytes_per_s(self) -> float:
+        """Bytes of one camera a second."""
+        return sum(len(packet.data) for gop in self.gops for packet in gop.packets) / self.seconds
+
+
+def read_footage(path: str | Path, name: str | None = None) -> Footage:
+    """A video file as footage.
+
+    Raises:
+        SourceError: it cannot be read, or no decoding could begin in it.
+    """
+    source = FileSource(path)
+    header = source.open()
+    packets = [packet for packet in source.packets() if packet.pts is not None]
+    begin = next((index for index, packet in enumerate(packets) if packet.keyframe), len(packets))
+    packets = packets[begin:]
+    if len(packets) < 2:
+        raise SourceError(f"{path} holds no two frames from a keyframe on; take a longer video", retryable=False)
+    return Footage(name or Path(path).stem, header, _gops(packets))
+
+
+def _gops(packets: Sequence[EncodedPacket]) -> tuple[Gop, ...]:
+    starts = [index for index, packet in enumerate(packets) if packet.keyframe]
+    times = sorted(_pts(packet) for packet in packets)
+    # The last picture lasts as long as the one before it.
+    end = times[-1] + times[-1] - times[-2]
+    begins = [_pts(packets[index]) for index in starts]
+    gops = []
+    for number, start in enumerate(starts):
+        stop = starts[number + 1] if number + 1 < len(starts) else len(packets)
+        until = begins[number + 1] if number + 1 < len(starts) else end
+        first = begins[number]
+        stored = tuple(
+            StoredPacket(
+                packet.data,
+                _pts(packet) - first,
+                (packet.dts if packet.dts is not None else _pts(packet)) - first,
+                packet.keyframe,
+            )
+            for packet in packets[start:stop]
+        )
+        gops.append(Gop(stored, until - first))
+    return tuple(gops)
+
+
+def _pts(packet: EncodedPacket) -> int:
+    assert packet.pts is not None
+    return packet.pts
+
+
+def make_footage(
+    kind: str, *, fps: float, size: tuple[int, int], seconds: float = MADE_SECONDS, seed: int = 0
+) -> Footage:
+    """Draw and encode one of the ``MADE`` kinds; the same arguments give the same footage.
+
+    Raises:
+        ConfigError: unknown kind, or a rate or size that makes no video.
+    """
+    if kind not in MADE:
+        raise ConfigError(f"unknown footage {kind!r}; there are: {', '.join(MADE)}, or the path of a video file")
+    assert MADE[kind] in CLIP_KINDS
+    with tempfile.TemporaryDirectory(prefix="sightline-footage-") as folder:
+        path = Path(folder) / f"{kind}.mp4"
+        make_clip(MADE[kind], path, seconds=seconds, fps=fps, size=size, seed=seed)
+        return read_footage(path, kind)
+
+
+def gather(kinds: Sequence[str], *, fps: float, size: tuple[int, int]) -> dict[str, Footage]:
+    """Footage by the names that a profile uses: kinds that are made, or paths of video files.
+
+    Raises:
+        ConfigError: neither, or files that no one camera could send one after the other.
+        SourceError: a file cannot be read.
+    """
+    found: dict[str, Footage] = {}
+    for kind in kinds:
+        if kind in MADE:
+            found[kind] = make_footage(kind, fps=fps, size=size)
+        elif Path(kind).is_file():
+            found[kind] = read_footage(kind)
+        else:
+            raise ConfigError(f"there is no footage {kind!r}; name one of {', '.join(MADE)}, or a video file")
+    shapes = {(each.header.codec, each.header.width, each.header.height) for each in found.values()}
+    if len(shapes) > 1:
+        seen = ", ".join(f"{codec} {width}x{height}" for codec, width, height in sorted(shapes))
+        raise ConfigError(f"footage that cameras switch between must be of one codec and size, not {seen}")
+    return found

@@ -1,0 +1,10 @@
+"""The report of a load test: one self-contained page, JSON, and a summary of one screen."""
+
+from __future__ import annotations
+
+from loadtest.report.body import Facts as Facts
+from loadtest.report.body import run_json as run_json
+from loadtest.report.body import search_json as search_json
+from loadtest.report.render import write as write
+
+__all__ = ["Facts", "run_json", "search_json", "write"]

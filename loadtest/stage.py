@@ -1,0 +1,282 @@
+"""One load test as it runs: the fleet, who listens to the cluster, and a look at everything once a second."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from array import array
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import dataclass
+
+from cluster.errors import SightlineError, UnavailableError
+from cluster.types import Answer
+from loadtest.books import percentile
+from loadtest.fleet import CameraSetup, Fleet, Sent
+from loadtest.footage import Footage
+from loadtest.listener import Listener
+from loadtest.machine import Machine
+from loadtest.profile import Profile
+from loadtest.result import Measurement, Tick
+from loadtest.rtsp import RtspCameras, reachable_from
+from loadtest.scrape import Page, fetch, grown, level
+from loadtest.summary import Span, occupancy, summarise
+from loadtest.target import Target
+
+READY_S = 15.0
+PROCESSES_EVERY, RUNGS_EVERY = 5, 10
+SETTLE_STRIDES = 2.0
+CHURN_S = 0.25
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """Where a measurement begins: a moment, and what had been counted by then."""
+
+    at_s: float
+    sent: Sent
+    page: Page
+
+
+class Stage:
+    """Made by :func:`on_stage`; every method is called on its event loop. ``ticks``: the seconds so far."""
+
+    def __init__(
+        self,
+        target: Target,
+        profile: Profile,
+        footage: Mapping[str, Footage],
+        setup: CameraSetup,
+        on_tick: Callable[[Tick], None],
+        prefix: str,
+        rtsp: RtspCameras | None = None,
+    ) -> None:
+        self.target = target
+        self.profile = profile
+        self.setup = setup
+        self.fleet = Fleet(
+            target.gateway, profile, footage, setup, prefix=prefix, credentials=target.credentials, rtsp=rtsp
+        )
+        self.listener = Listener(target.gateway, self._saw, credentials=target.credentials)
+        self.ticks: list[Tick] = []
+        self.began_s = time.monotonic()
+        self.processes: dict[str, int] = {}
+        self._on_tick = on_tick
+        self._recent: list[float] = []
+        self._slowest_s = 0.0
+        self._late: array[float] = array("d")
+        self._machine = Machine()
+
+    # -- a measurement --------------------------------------------------------------------------
+    async def warm_up(self, streams: int, *, ramp_s: float | None = None) -> None:
+        """Bring the fleet to ``streams`` cameras and wait until their windows have their full length."""
+        if streams < len(self.fleet.cameras):
+            await self.fleet.shrink(streams)
+        begun_s = await self.fleet.grow(streams, ramp_s=ramp_s)
+        warmup_s = self.profile.warmup_s
+        if warmup_s is None:
+            warmup_s = self.target.config.window.length_s + self.setup.stride_s
+        await asyncio.sleep(max(0.0, begun_s - time.monotonic()) + warmup_s)
+
+    async def measure(self, seconds: float) -> Measurement:
+        """Measure for so long, then wait until what was due is accounted for."""
+        mark = await self.mark()
+        await asyncio.sleep(seconds)
+        return await self.conclude(mark)
+
+    async def mark(self) -> Mark:
+        """A measurement begins now."""
+        page = await self._page()
+        self._late = array("d")
+        return Mark(time.monotonic(), self.fleet.sent(), page)
+
+    async def conclude(self, mark: Mark) -> Measurement:
+        """The measurement from ``mark`` until now, once everything due is accounted for (see :meth:`settle`)."""
+        until_s, sent, late = time.monotonic(), self.fleet.sent(), sorted(self._late)
+        await self.settle(until_s)
+        page = await self._page()
+        span = Span(
+            from_s=mark.at_s,
+            until_s=until_s,
+            before=mark.sent,
+            after=sent,
+            late=late,
+            lost=_lost(mark.page, page),
+            missed_answers=self.listener.missed,
+            breaks=self.listener.breaks,
+            failures=self.fleet.failures,
+            patience_s=self._patience_s(),
+            rungs=occupancy([tick for tick in self.ticks if tick.at_s + self.began_s >= mark.at_s]),
+        )
+        return summarise(
+            self.fleet.everyone(),
+            span,
+            began_s=self.began_s,
+            stride_s=self.setup.stride_s,
+            listened=self.listener.heard_everything,
+        )
+
+    async def settle(self, until_s: float) -> int:
+        """Wait until every window due by ``until_s`` is answered, counted, or on its way for no longer than the slowest
+        answer took, at most two strides and two heartbeats; returns how many are none of these."""
+        heartbeat_s = self.target.config.cluster.heartbeat_s
+        deadline_s = until_s + SETTLE_STRIDES * self.setup.stride_s + 2 * heartbeat_s
+        while True:
+            # A gateway that restarts is asked again.
+            with contextlib.suppress(UnavailableError):
+                await self.fleet.statuses()
+            listened = self.listener.heard_everything
+            since_s = until_s - self._patience_s()
+            accounts = [
+                camera.account(camera.books.slots(until_s), listened=listened, since_s=since_s)
+                for camera in self.fleet.everyone()
+            ]
+            silent = sum(each.silent for each in accounts)
+            if not silent or time.monotonic() >= deadline_s:
+                return silent
+            await asyncio.sleep(min(0.5, self.setup.stride_s / 4))
+
+    def _patience_s(self) -> float:
+        """How long a window may be on its way when a measurement ends: two strides more than the slowest answer took,
+        since lags may grow; nothing for a cluster that keeps up, whose last answers are waited for."""
+        stride_s = self.setup.stride_s
+        return self._slowest_s + SETTLE_STRIDES * stride_s if self._slowest_s > stride_s else 0.0
+
+    async def look_at_processes(self) -> dict[str, int]:
+        """Process ids by name, now."""
+        self.processes = await asyncio.to_thread(self.target.processes)
+        return self.processes
+
+    # -- beside it ------------------------------------------------------------------------------
+    def _saw(self, answer: Answer, seen_s: float) -> None:
+        camera = self.fleet.saw(answer, seen_s)
+        if camera is not None:
+            lag_s = seen_s - camera.books.began_s - answer.end / 1e6
+            self._recent.append(lag_s)
+            self._slowest_s = max(self._slowest_s, lag_s)
+
+    async def watch(self) -> None:
+        """A tick every second, until cancelled."""
+        sent, at_s, number = self.fleet.sent(), time.monotonic(), 0
+        rungs: dict[str, float] = {}
+        while True:
+            await asyncio.sleep(1.0)
+            if number % PROCESSES_EVERY == 0:
+                await self.look_at_processes()
+            if number % RUNGS_EVERY == 0:
+                rungs = level(await self._page(), "sightline_ladder_cameras", "rung")
+            number += 1
+            late = self.fleet.take_lateness()
+            self._late.extend(late)
+            lags, self._recent = self._recent, []
+            now, now_s = self.fleet.sent(), time.monotonic()
+            use = await asyncio.to_thread(self._machine.look, self.processes)
+            tick = Tick(
+                at_s=now_s - self.began_s,
+                streams=len(self.fleet.cameras),
+                answers=len(lags),
+                lag_p50_s=percentile(lags, 0.5),
+                lag_p99_s=percentile(lags, 0.99),
+                late_p99_s=percentile(list(late), 0.99),
+                sent_bytes_s=(now.bytes - sent.bytes) / (now_s - at_s),
+                use=use,
+                rungs=rungs,
+            )
+            sent, at_s = now, now_s
+            self.ticks.append(tick)
+            self._on_tick(tick)
+
+    async def weather(self) -> None:
+        """The profile's storms and churn, until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._storms())
+            group.create_task(self._churn())
+
+    async def _storms(self) -> None:
+        storm = self.profile.storm
+        while storm is not None:
+            await asyncio.sleep(storm.every_s)
+            self.fleet.storm(storm.share)
+
+    async def _churn(self) -> None:
+        owed = 0.0
+        async with asyncio.TaskGroup() as group:
+            while self.profile.churn_per_min:
+                await asyncio.sleep(CHURN_S)
+                owed += self.profile.churn_per_min * len(self.fleet.cameras) * CHURN_S / 60
+                for _ in range(int(owed)):
+                    group.create_task(self.fleet.replace_one())
+                owed %= 1
+
+    async def _page(self) -> Page:
+        return {} if self.target.metrics is None else await asyncio.to_thread(fetch, self.target.metrics)
+
+
+def _lost(before: Page, after: Page) -> dict[str, int]:
+    lost: Counter[str] = grown(before, after, "sightline_windows_total", "reason", {"result": "dropped"})
+    lost += grown(before, after, "sightline_windows_total", "result", {"result": "lost"})
+    return dict(lost)
+
+
+@contextlib.asynccontextmanager
+async def on_stage(
+    target: Target,
+    profile: Profile,
+    footage: Mapping[str, Footage],
+    setup: CameraSetup,
+    *,
+    on_tick: Callable[[Tick], None] = lambda _: None,
+    prefix: str = "load",
+) -> AsyncIterator[Stage]:
+    """A load test for as long as the block lasts; its cameras are gone afterwards.
+
+    Raises:
+        SightlineError: nobody answers at the gateway, or a part of the generator failed.
+    """
+    rtsp = None
+    if profile.transport == "rtsp":
+        rtsp = RtspCameras() if target.own else RtspCameras("0.0.0.0", reachable_from(target.gateway))
+        await rtsp.start()
+    stage = Stage(target, profile, footage, setup, on_tick, prefix, rtsp)
+    parts = [
+        asyncio.create_task(part, name=name)
+        for name, part in (
+            ("listener", stage.listener.run()),
+            ("pacer", stage.fleet.run()),
+            ("watch", stage.watch()),
+            ("weather", stage.weather()),
+        )
+    ]
+    body = asyncio.current_task()
+    assert body is not None
+    broken: list[BaseException] = []
+
+    def gave_up(part: asyncio.Task[None]) -> None:
+        if not part.cancelled() and part.exception() is not None:
+            broken.append(part.exception() or RuntimeError(part.get_name()))
+            body.cancel()
+
+    for part in parts:
+        part.add_done_callback(gave_up)
+    try:
+        await stage.listener.ready(READY_S)
+        yield stage
+    except TimeoutError:
+        raise UnavailableError(
+            f"no Sightline gateway answers at {target.gateway}; start one with `sightline serve`"
+        ) from None
+    except asyncio.CancelledError:
+        if not broken:
+            raise
+        body.uncancel()
+        if isinstance(broken[0], SightlineError):
+            raise broken[0] from None
+        raise SightlineError(f"the load generator failed: {broken[0]!r}") from broken[0]
+    finally:
+        for part in parts:
+            part.cancel()
+        await asyncio.wait(parts)
+        await stage.fleet.close(remove=not target.own)
+        if rtsp is not None:
+            await rtsp.close()

@@ -1,0 +1,227 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class Incident(_message.Message):
+    __slots__ = ("id", "camera", "kind", "subject", "severity", "start", "end", "score", "windows", "opened_s", "updated_s", "ended_s", "text", "reason", "acknowledged_by", "acknowledged_s", "muted")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    CAMERA_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    SUBJECT_FIELD_NUMBER: _ClassVar[int]
+    SEVERITY_FIELD_NUMBER: _ClassVar[int]
+    START_FIELD_NUMBER: _ClassVar[int]
+    END_FIELD_NUMBER: _ClassVar[int]
+    SCORE_FIELD_NUMBER: _ClassVar[int]
+    WINDOWS_FIELD_NUMBER: _ClassVar[int]
+    OPENED_S_FIELD_NUMBER: _ClassVar[int]
+    UPDATED_S_FIELD_NUMBER: _ClassVar[int]
+    ENDED_S_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    ACKNOWLEDGED_BY_FIELD_NUMBER: _ClassVar[int]
+    ACKNOWLEDGED_S_FIELD_NUMBER: _ClassVar[int]
+    MUTED_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    camera: str
+    kind: str
+    subject: str
+    severity: str
+    start: int
+    end: int
+    score: float
+    windows: int
+    opened_s: float
+    updated_s: float
+    ended_s: float
+    text: str
+    reason: str
+    acknowledged_by: str
+    acknowledged_s: float
+    muted: bool
+    def __init__(self, id: _Optional[str] = ..., camera: _Optional[str] = ..., kind: _Optional[str] = ..., subject: _Optional[str] = ..., severity: _Optional[str] = ..., start: _Optional[int] = ..., end: _Optional[int] = ..., score: _Optional[float] = ..., windows: _Optional[int] = ..., opened_s: _Optional[float] = ..., updated_s: _Optional[float] = ..., ended_s: _Optional[float] = ..., text: _Optional[str] = ..., reason: _Optional[str] = ..., acknowledged_by: _Optional[str] = ..., acknowledged_s: _Optional[float] = ..., muted: _Optional[bool] = ...) -> None: ...
+
+class IncidentEvent(_message.Message):
+    __slots__ = ("key", "event", "at_s", "incident", "missed", "quiet")
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    EVENT_FIELD_NUMBER: _ClassVar[int]
+    AT_S_FIELD_NUMBER: _ClassVar[int]
+    INCIDENT_FIELD_NUMBER: _ClassVar[int]
+    MISSED_FIELD_NUMBER: _ClassVar[int]
+    QUIET_FIELD_NUMBER: _ClassVar[int]
+    key: str
+    event: str
+    at_s: float
+    incident: Incident
+    missed: int
+    quiet: bool
+    def __init__(self, key: _Optional[str] = ..., event: _Optional[str] = ..., at_s: _Optional[float] = ..., incident: _Optional[_Union[Incident, _Mapping]] = ..., missed: _Optional[int] = ..., quiet: _Optional[bool] = ...) -> None: ...
+
+class Delivery(_message.Message):
+    __slots__ = ("event", "sink", "state", "attempts", "error")
+    EVENT_FIELD_NUMBER: _ClassVar[int]
+    SINK_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPTS_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    event: IncidentEvent
+    sink: str
+    state: str
+    attempts: int
+    error: str
+    def __init__(self, event: _Optional[_Union[IncidentEvent, _Mapping]] = ..., sink: _Optional[str] = ..., state: _Optional[str] = ..., attempts: _Optional[int] = ..., error: _Optional[str] = ...) -> None: ...
+
+class ListIncidentsRequest(_message.Message):
+    __slots__ = ("camera", "subject", "only_open", "since_s", "limit")
+    CAMERA_FIELD_NUMBER: _ClassVar[int]
+    SUBJECT_FIELD_NUMBER: _ClassVar[int]
+    ONLY_OPEN_FIELD_NUMBER: _ClassVar[int]
+    SINCE_S_FIELD_NUMBER: _ClassVar[int]
+    LIMIT_FIELD_NUMBER: _ClassVar[int]
+    camera: str
+    subject: str
+    only_open: bool
+    since_s: float
+    limit: int
+    def __init__(self, camera: _Optional[str] = ..., subject: _Optional[str] = ..., only_open: _Optional[bool] = ..., since_s: _Optional[float] = ..., limit: _Optional[int] = ...) -> None: ...
+
+class ListIncidentsResponse(_message.Message):
+    __slots__ = ("incidents",)
+    INCIDENTS_FIELD_NUMBER: _ClassVar[int]
+    incidents: _containers.RepeatedCompositeFieldContainer[Incident]
+    def __init__(self, incidents: _Optional[_Iterable[_Union[Incident, _Mapping]]] = ...) -> None: ...
+
+class GetIncidentRequest(_message.Message):
+    __slots__ = ("id",)
+    ID_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    def __init__(self, id: _Optional[str] = ...) -> None: ...
+
+class IncidentDetail(_message.Message):
+    __slots__ = ("incident", "events", "deliveries")
+    INCIDENT_FIELD_NUMBER: _ClassVar[int]
+    EVENTS_FIELD_NUMBER: _ClassVar[int]
+    DELIVERIES_FIELD_NUMBER: _ClassVar[int]
+    incident: Incident
+    events: _containers.RepeatedCompositeFieldContainer[IncidentEvent]
+    deliveries: _containers.RepeatedCompositeFieldContainer[Delivery]
+    def __init__(self, incident: _Optional[_Union[Incident, _Mapping]] = ..., events: _Optional[_Iterable[_Union[IncidentEvent, _Mapping]]] = ..., deliveries: _Optional[_Iterable[_Union[Delivery, _Mapping]]] = ...) -> None: ...
+
+class AcknowledgeRequest(_message.Message):
+    __slots__ = ("id", "by")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    BY_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    by: str
+    def __init__(self, id: _Optional[str] = ..., by: _Optional[str] = ...) -> None: ...
+
+class Mute(_message.Message):
+    __slots__ = ("camera", "subject", "until_s", "by")
+    CAMERA_FIELD_NUMBER: _ClassVar[int]
+    SUBJECT_FIELD_NUMBER: _ClassVar[int]
+    UNTIL_S_FIELD_NUMBER: _ClassVar[int]
+    BY_FIELD_NUMBER: _ClassVar[int]
+    camera: str
+    subject: str
+    until_s: float
+    by: str
+    def __init__(self, camera: _Optional[str] = ..., subject: _Optional[str] = ..., until_s: _Optional[float] = ..., by: _Optional[str] = ...) -> None: ...
+
+class MuteRequest(_message.Message):
+    __slots__ = ("camera", "subject", "for_s", "by")
+    CAMERA_FIELD_NUMBER: _ClassVar[int]
+    SUBJECT_FIELD_NUMBER: _ClassVar[int]
+    FOR_S_FIELD_NUMBER: _ClassVar[int]
+    BY_FIELD_NUMBER: _ClassVar[int]
+    camera: str
+    subject: str
+    for_s: float
+    by: str
+    def __init__(self, camera: _Optional[str] = ..., subject: _Optional[str] = ..., for_s: _Optional[float] = ..., by: _Optional[str] = ...) -> None: ...
+
+class UnmuteRequest(_message.Message):
+    __slots__ = ("camera", "subject")
+    CAMERA_FIELD_NUMBER: _ClassVar[int]
+    SUBJECT_FIELD_NUMBER: _ClassVar[int]
+    camera: str
+    subject: str
+    def __init__(self, camera: _Optional[str] = ..., subject: _Optional[str] = ...) -> None: ...
+
+class ListMutesRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ListMutesResponse(_message.Message):
+    __slots__ = ("mutes",)
+    MUTES_FIELD_NUMBER: _ClassVar[int]
+    mutes: _containers.RepeatedCompositeFieldContainer[Mute]
+    def __init__(self, mutes: _Optional[_Iterable[_Union[Mute, _Mapping]]] = ...) -> None: ...
+
+class FollowRequest(_message.Message):
+    __slots__ = ("cameras", "open")
+    CAMERAS_FIELD_NUMBER: _ClassVar[int]
+    OPEN_FIELD_NUMBER: _ClassVar[int]
+    cameras: _containers.RepeatedScalarFieldContainer[str]
+    open: bool
+    def __init__(self, cameras: _Optional[_Iterable[str]] = ..., open: _Optional[bool] = ...) -> None: ...
+
+class OutboxRequest(_message.Message):
+    __slots__ = ("dead",)
+    DEAD_FIELD_NUMBER: _ClassVar[int]
+    dead: int
+    def __init__(self, dead: _Optional[int] = ...) -> None: ...
+
+class SinkStatus(_message.Message):
+    __slots__ = ("name", "kind", "waiting", "delivered", "failures", "dead", "trouble", "dropped")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    WAITING_FIELD_NUMBER: _ClassVar[int]
+    DELIVERED_FIELD_NUMBER: _ClassVar[int]
+    FAILURES_FIELD_NUMBER: _ClassVar[int]
+    DEAD_FIELD_NUMBER: _ClassVar[int]
+    TROUBLE_FIELD_NUMBER: _ClassVar[int]
+    DROPPED_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    kind: str
+    waiting: int
+    delivered: int
+    failures: int
+    dead: int
+    trouble: str
+    dropped: int
+    def __init__(self, name: _Optional[str] = ..., kind: _Optional[str] = ..., waiting: _Optional[int] = ..., delivered: _Optional[int] = ..., failures: _Optional[int] = ..., dead: _Optional[int] = ..., trouble: _Optional[str] = ..., dropped: _Optional[int] = ...) -> None: ...
+
+class OutboxStatus(_message.Message):
+    __slots__ = ("sinks", "trouble", "unwritten", "trimmed", "lost", "answers_missed", "dead")
+    SINKS_FIELD_NUMBER: _ClassVar[int]
+    TROUBLE_FIELD_NUMBER: _ClassVar[int]
+    UNWRITTEN_FIELD_NUMBER: _ClassVar[int]
+    TRIMMED_FIELD_NUMBER: _ClassVar[int]
+    LOST_FIELD_NUMBER: _ClassVar[int]
+    ANSWERS_MISSED_FIELD_NUMBER: _ClassVar[int]
+    DEAD_FIELD_NUMBER: _ClassVar[int]
+    sinks: _containers.RepeatedCompositeFieldContainer[SinkStatus]
+    trouble: str
+    unwritten: int
+    trimmed: int
+    lost: int
+    answers_missed: int
+    dead: _containers.RepeatedCompositeFieldContainer[Delivery]
+    def __init__(self, sinks: _Optional[_Iterable[_Union[SinkStatus, _Mapping]]] = ..., trouble: _Optional[str] = ..., unwritten: _Optional[int] = ..., trimmed: _Optional[int] = ..., lost: _Optional[int] = ..., answers_missed: _Optional[int] = ..., dead: _Optional[_Iterable[_Union[Delivery, _Mapping]]] = ...) -> None: ...
+
+class ResendRequest(_message.Message):
+    __slots__ = ("sink", "key")
+    SINK_FIELD_NUMBER: _ClassVar[int]
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    sink: str
+    key: str
+    def __init__(self, sink: _Optional[str] = ..., key: _Optional[str] = ...) -> None: ...
+
+class ResendResponse(_message.Message):
+    __slots__ = ("count",)
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    count: int
+    def __init__(self, count: _Optional[int] = ...) -> None: ...

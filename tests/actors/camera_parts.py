@@ -1,0 +1,137 @@
+"""One camera as a decoder process runs it, fed packet by packet, and a replica that keeps what it is told."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from sightline.v1 import frames_pb2_grpc, ingest_pb2
+
+from actors.running_camera import RunningCamera
+from cluster.codec import FileSource
+from cluster.codec.supervisor import Backoff
+from cluster.config import CameraEntry, SightlineConfig, camera_settings, load_config
+from cluster.rpc.convert import packet_to_proto
+from cluster.rpc.frame_sender import FrameSender, LostStream
+from cluster.rpc.frames import SERVICE, FrameHandler, FramesServicer, WindowCounters
+from cluster.rpc.loop import EventLoopThread
+from cluster.rpc.server import RpcServer
+from cluster.types import FrameSample, PatchGeometry, StreamSpec
+
+WAIT_S = 20.0
+GEOMETRY = PatchGeometry(patch=14, merge=2, temporal=2)
+SETTINGS = {
+    "window": {"length_s": 4, "stride_s": 2, "refresh_budget": 0.5},
+    "sampling": {"anchor_interval_s": 4},
+    "questions": [{"id": "person", "text": "Is there a person?"}],
+}
+
+
+def until(what: str, condition: Callable[[], object], instead: Callable[[], object] = str) -> None:
+    """Wait until ``condition()`` holds; ``instead()`` tells what there is if it never does."""
+    deadline = time.monotonic() + WAIT_S
+    while not condition():
+        assert time.monotonic() < deadline, f"{what} never came; {instead()}"
+        time.sleep(0.005)
+
+
+class Keeper:
+    """A replica's end that keeps specifications and frames, and settles a window for every two frames."""
+
+    def __init__(self) -> None:
+        self.specs: list[StreamSpec] = []
+        self.frames: list[FrameSample] = []
+        self.told: list[StreamSpec | FrameSample] = []
+        self.closed: list[bool] = []
+
+    async def on_open(self, spec: StreamSpec) -> None:
+        self.specs.append(spec)
+        self.told.append(spec)
+
+    async def on_frame(self, sample: FrameSample, arrived_s: float) -> None:
+        self.frames.append(sample)
+        self.told.append(sample)
+
+    async def on_close(self, camera: str, flush: bool) -> None:
+        self.closed.append(flush)
+
+    async def on_lost(self, cameras: list[str]) -> None:
+        pass
+
+    def counters(self, camera: str) -> WindowCounters:
+        return WindowCounters(done=len(self.frames) // 2)
+
+
+class Bench:
+    """A camera ``gate``, its sender and replicas, all in this process."""
+
+    def __init__(self, loop: EventLoopThread, clip: Path, settings: dict[str, object]) -> None:
+        self.loop = loop
+        self._lost: list[LostStream] = []
+        self._servers: list[RpcServer] = []
+        self.config: SightlineConfig = load_config(None, SETTINGS)
+        self.sender = loop.run(self._sender(), WAIT_S)
+        entry = CameraEntry.model_validate({"name": "gate", **settings})
+        self.camera = RunningCamera(camera_settings(self.config, entry), GEOMETRY, self.sender, self.config)
+        source = FileSource(clip)
+        self._header = source.open()
+        self._packets = list(source.packets())
+        self._sequence = 0
+        if self.camera.sink is not None:
+            loop.run(self.camera.sink.open(self._header, "session"), WAIT_S)
+
+    async def _sender(self) -> FrameSender:
+        return FrameSender(self._on_lost, backoff=Backoff(first_s=0.02, longest_s=0.05))
+
+    def _on_lost(self, events: list[LostStream]) -> None:
+        self._lost += events
+        for event in events:
+            self.camera.on_lost(event)
+
+    def replica(self, handler: FrameHandler) -> str:
+        """Its address."""
+        return self.loop.run(self._serve(handler), WAIT_S)
+
+    async def _serve(self, handler: FrameHandler) -> str:
+        server = RpcServer()
+        server.add(SERVICE, frames_pb2_grpc.add_FramesServicer_to_server, FramesServicer(handler, credit=16))
+        port = server.bind("127.0.0.1", 0)
+        await server.start()
+        self._servers.append(server)
+        return f"127.0.0.1:{port}"
+
+    def push(self, seconds: float) -> None:
+        """The next seconds of the clip, as fast as they go; over and over, the clock running on."""
+        rate = 300 / 24
+        for _ in range(round(seconds * rate)):
+            number, lap = self._sequence % len(self._packets), self._sequence // len(self._packets)
+            packet = packet_to_proto(self._packets[number])
+            packet.sequence = self._sequence
+            packet.pts += lap * 24_000_000
+            packet.dts += lap * 24_000_000
+            self._sequence += 1
+            assert self.camera.sink is not None
+            self.loop.run(self.camera.sink.offer(ingest_pb2.PacketBatch(packets=[packet])), WAIT_S)
+            until("room", lambda: self.camera._source.queued < 100)
+        until("everything decoded", lambda: self.camera._source.queued == 0)
+
+    def end(self) -> None:
+        assert self.camera.stop(WAIT_S)
+        self.loop.run(self._end(), WAIT_S)
+
+    async def _end(self) -> None:
+        await self.sender.stop(0.1)
+        await asyncio.gather(*(server.stop(0.0) for server in self._servers))
+
+
+@contextmanager
+def camera_bench(clip: Path, **settings: object) -> Iterator[Bench]:
+    with EventLoopThread() as loop:
+        bench = Bench(loop, clip, settings)
+        try:
+            yield bench
+        finally:
+            bench.end()

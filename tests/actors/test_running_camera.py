@@ -1,0 +1,147 @@
+"""A camera in its decoder process: other qualities in mid-stream, shedding, and the books on windows."""
+
+from __future__ import annotations
+
+import pytest
+from camera_parts import Keeper, camera_bench, until
+
+from actors.running_camera import spec_at
+from cluster import metrics
+from cluster.scheduling.ladder import FULL, Rung
+from cluster.types import MICROSECONDS, FrameSample, Question, StreamSpec
+
+LOW = Rung("stride", prune=1.5, refresh_budget=0.0, stride=2.0, fps=0.5, f1=0.9)
+SHED = Rung("shed", shed=True, f1=0.0)
+
+
+def dropped(reason: str) -> float:
+    return metrics.windows.labels("dropped", reason)._value.get()
+
+
+@pytest.fixture
+def bench(clip):
+    with camera_bench(clip) as bench:
+        yield bench
+
+
+def test_a_rung_is_told_to_the_replica_and_the_video_goes_on(bench) -> None:
+    keeper = Keeper()
+    bench.camera.route(bench.replica(keeper))
+    bench.push(8)
+    until("frames at full quality", lambda: len(keeper.frames) >= 6)
+    bench.camera.run_at(LOW)
+    until("the new specification", lambda: len(keeper.specs) == 2)
+    bench.push(12)
+    until("frames at the lower rate", lambda: keeper.frames[-1].duration == 2 * MICROSECONDS)
+    bench.camera.run_at(FULL)
+    bench.push(12)
+    until("frames at the full rate", lambda: keeper.frames[-1].pts > 28 * MICROSECONDS)
+    assert [(spec.stride_s, spec.refresh_budget) for spec in keeper.specs] == [(2, 0.5), (4, 0.0), (2, 0.5)]
+    assert [frame.fresh for frame in keeper.frames] == [True] + [False] * (len(keeper.frames) - 1)
+    assert [frame.index for frame in keeper.frames] == list(range(len(keeper.frames)))
+    durations = [round(frame.duration / 500_000) / 2 for frame in keeper.frames]
+    assert durations == sorted(durations[:7]) + durations[7:]
+    assert set(durations) <= {1.0, 1.5, 2.0}
+    assert durations.count(2.0) >= 4
+    assert durations[-1] == 1.0
+    report = bench.camera.report()
+    assert (report.state, report.reason, report.counts["windows_dropped"]) == ("running", "", 0)
+    assert report.counts["gaps"] == 0
+
+
+def test_the_same_rung_again_tells_nobody(bench) -> None:
+    keeper = Keeper()
+    bench.camera.run_at(LOW)
+    bench.camera.route(bench.replica(keeper))
+    bench.camera.run_at(LOW)
+    bench.push(4)
+    until("a frame", lambda: keeper.frames)
+    assert [spec.stride_s for spec in keeper.specs] == [4]
+
+
+def test_a_shed_camera_sends_nothing_counts_every_window_and_comes_back_afresh(bench) -> None:
+    keeper = Keeper()
+    bench.camera.route(bench.replica(keeper))
+    bench.push(6)
+    until("frames", lambda: len(keeper.frames) >= 4)
+    before, counted = len(keeper.frames), dropped("shed")
+    bench.camera.run_at(SHED)
+    bench.push(20)
+    until("windows counted while it is shed", lambda: bench.camera.report().counts["windows_dropped"] >= 8)
+    report = bench.camera.report()
+    assert report.state == "running"
+    assert "shed" in report.reason
+    until("nothing under way", lambda: bench.sender.status("gate").in_flight == 0)
+    sent = len(keeper.frames)
+    assert sent <= before + 2, "what was decoded before it was shed may still go"
+    bench.camera.run_at(FULL)
+    bench.push(6)
+    until("frames again", lambda: len(keeper.frames) > sent + 2)
+    again = keeper.frames[sent]
+    assert (again.fresh, again.complete) == (True, True)
+    assert not keeper.frames[sent + 1].fresh
+    # Every whole stride between the last frame sent and the first one afterwards, give or take the edges.
+    gap = (again.pts - keeper.frames[sent - 1].end) / (2 * MICROSECONDS)
+    windows = bench.camera.report().counts["windows_dropped"]
+    assert abs(windows - gap) <= 1
+    assert dropped("shed") - counted == windows
+    assert bench.camera.report().reason == ""
+    assert [spec.stride_s for spec in keeper.specs] == [2], "it was never told of a rung at which it does nothing"
+
+
+def test_from_shed_to_a_lower_rung_the_replica_learns_of_it_before_the_first_frame(bench) -> None:
+    keeper = Keeper()
+    bench.camera.route(bench.replica(keeper))
+    bench.push(4)
+    until("frames", lambda: keeper.frames)
+    bench.camera.run_at(SHED)
+    bench.push(4)
+    bench.camera.run_at(LOW)
+    bench.push(10)
+    until("frames again", lambda: keeper.frames[-1].duration == 2 * MICROSECONDS)
+    told = [each for each in keeper.told if isinstance(each, StreamSpec) or each.fresh]
+    assert [type(each) for each in told] == [StreamSpec, FrameSample, StreamSpec, FrameSample]
+    assert told[2].stride_s == 4
+
+
+def test_without_a_replica_windows_are_counted_by_another_reason(bench) -> None:
+    before = dropped("no_replica"), dropped("shed")
+    bench.push(10)
+    until("windows", lambda: bench.camera.report().counts["windows_dropped"] >= 3)
+    bench.camera.run_at(SHED)
+    bench.push(10)
+    until("more windows", lambda: bench.camera.report().counts["windows_dropped"] >= 8)
+    none, shed = dropped("no_replica") - before[0], dropped("shed") - before[1]
+    assert min(none, shed) >= 3
+    assert none + shed == bench.camera.report().counts["windows_dropped"]
+
+
+def test_a_file_that_may_wait_is_not_thrown_away_while_it_is_shed(clip) -> None:
+    keeper = Keeper()
+    with camera_bench(clip, source=str(clip)) as bench:
+        bench.camera.run_at(SHED)
+        bench.camera.route(bench.replica(keeper))
+        until("its first frame to wait", lambda: bench.camera.report().counts["frames_sampled"] >= 2)
+        assert "shed" in bench.camera.report().reason
+        bench.camera.run_at(FULL)
+        until("its end", lambda: bench.camera.ended)
+        until("all of it", lambda: len(keeper.frames) == 24)
+    assert keeper.frames[0].pts == 0
+    assert bench.camera.report().counts["windows_dropped"] == 0
+
+
+@pytest.mark.parametrize(
+    ("window_s", "stride_s", "budget", "rung", "expected"),
+    [
+        (40, 8, None, FULL, (8, None)),
+        (40, 8, None, LOW, (16, 0.0)),
+        (40, 8, 0.3, Rung("refresh", refresh_budget=0.5), (8, 0.3)),
+        (10, 8, 0.3, LOW, (10, 0.0)),
+        (8, 8, None, LOW, (8, 0.0)),
+        (4, 8, None, LOW, (8, 0.0)),
+    ],
+)
+def test_what_a_replica_is_told_of_a_rung(window_s, stride_s, budget, rung, expected) -> None:
+    spec = StreamSpec("gate", (Question("q", "Who?"),), window_s=window_s, stride_s=stride_s, refresh_budget=budget)
+    at = spec_at(spec, rung)
+    assert (at.stride_s, at.refresh_budget) == expected

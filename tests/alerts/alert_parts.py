@@ -1,0 +1,56 @@
+"""Makers of answers, incidents and camera states."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from cluster.alerts.incident import AlertEvent, Incident
+from cluster.types import Answer, CameraStatus, PictureHealth, TokenCount
+
+STRIDE, LENGTH = 8_000_000, 40_000_000
+
+
+class Make:
+    """Windows of 40 s every 8 s; scores against a threshold of 0.5."""
+
+    def answer(
+        self, window: int, score: float = 0.9, *, camera: str = "gate", question: str = "person", end: int | None = None
+    ) -> Answer:
+        end = (window + 1) * STRIDE if end is None else end
+        tokens = TokenCount(full=100, kept=40, reused=20, refreshed=5, new=15, query=12, encoded=15)
+        start = max(0, end - LENGTH)
+        return Answer(camera, window, start, end, question, score, score >= 0.5, "", False, tokens)
+
+    def incident(self, number: int = 0, **fields: Any) -> Incident:
+        return replace(
+            Incident(
+                id=f"{number:016x}",
+                camera="gate",
+                kind="question",
+                subject="person",
+                severity="warning",
+                start=0,
+                end=STRIDE,
+                score=0.75,
+                windows=2,
+                opened_s=1_000.0 + number,
+                updated_s=1_000.0 + number,
+                events=1,
+                announced=True,
+            ),
+            **fields,
+        )
+
+    def event(
+        self, number: int = 0, *, at_s: float | None = None, event_kind: Any = "new", **fields: Any
+    ) -> AlertEvent:
+        incident = self.incident(number, **fields)
+        return AlertEvent(f"{incident.id}-{incident.events}", event_kind, at_s or incident.opened_s, incident)
+
+    def status(self, name: str = "gate", **fields: Any) -> CameraStatus:
+        return replace(CameraStatus(name, source="rtsp://gate", state="running", frames_decoded=100), **fields)
+
+    def picture(self, pts: int, **fields: Any) -> PictureHealth:
+        healthy = PictureHealth(pts=pts, changed=0.02, still_s=0.0, luma=110.0, spread=45.0, strangeness=0.1)
+        return replace(healthy, **fields)

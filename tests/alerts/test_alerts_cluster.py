@@ -1,0 +1,148 @@
+"""Incidents of a whole cluster, end to end: to a webhook and the command line, with alerting killed in the middle."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import threading
+import time
+from urllib.request import urlopen
+
+import pytest
+import ray
+from sink_parts import Receiver
+
+from actors.cli import main
+from actors.remote import ALERTING, NAMESPACE
+from actors.runtime import Cluster
+from cluster.clips import make_clip
+from cluster.config import load_config
+from cluster.errors import UnavailableError
+from cluster.rpc.incidents_client import IncidentsClient
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
+
+
+@pytest.fixture(scope="module")
+def receiver():
+    """On a loop of its own; the tests here have none."""
+    receiver, loop = Receiver(), asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever, daemon=True)
+    thread.start()
+    asyncio.run_coroutine_threadsafe(receiver.start(), loop).result(10)
+    yield receiver
+    asyncio.run_coroutine_threadsafe(receiver.stop(), loop).result(10)
+    loop.call_soon_threadsafe(loop.stop)
+    thread.join(10)
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory, receiver):
+    folder = tmp_path_factory.mktemp("alerts")
+    clip = folder / "street.mp4"
+    make_clip("street", clip, seconds=24, size=(160, 96))
+    playing = {"loop": True, "realtime": True, "speed": 4}
+    config = load_config(
+        None,
+        {
+            "model": {"name": "tiny-qwen2_5_vl", "threads": 1},
+            "gateway": {"port": 0, "metrics_port": 0},
+            "sampling": {"anchor_interval_s": 4},
+            "window": {"length_s": 4, "stride_s": 2, "static_gate": False},
+            # The model is a random one: a threshold that every score passes stands for "it happens".
+            "questions": [{"id": "always", "text": "Is there a person?", "threshold": 1e-9}],
+            "cameras": [
+                {"name": "gate", "source": str(clip), "source_options": playing},
+                {"name": "gone", "source": str(folder / "nothing.mp4")},
+            ],
+            "alerts": {
+                "folder": str(folder / "box"),
+                "health": {"offline": {"after_s": 2}},
+                "sinks": [{"name": "ops", "kind": "webhook", "options": {"url": receiver.url, "secret": "s"}}],
+            },
+            "cluster": {"heartbeat_s": 0.25, "heartbeat_timeout_s": 8},
+        },
+    )
+    with Cluster(config) as cluster:
+        yield cluster
+
+
+def arrived(receiver: Receiver) -> list[tuple[str, str, str]]:
+    incidents = [json.loads(body) for _, body in receiver.got]
+    return [(each["event"], each["incident"]["camera"], each["incident"]["subject"]) for each in incidents]
+
+
+def wait_for(condition, what: str) -> None:
+    deadline = time.monotonic() + 90
+    while not condition():
+        assert time.monotonic() < deadline, f"{what} never came"
+        time.sleep(0.1)
+
+
+def test_incidents_reach_the_webhook_and_the_gateway(running, receiver):
+    wait_for(lambda: ("new", "gate", "always") in arrived(receiver), "the question's alert")
+    wait_for(lambda: ("new", "gone", "camera-offline") in arrived(receiver), "the offline alert")
+    with IncidentsClient(running.gateway_address) as client:
+        found = {incident.camera: incident for incident in client.incidents(only_open=True)}
+        assert found["gone"].severity == "critical"
+        assert "nothing.mp4" in found["gone"].text
+        assert client.acknowledge(found["gate"].id, "ann").acknowledged_by == "ann"
+        assert client.outbox().trouble == ""
+
+
+def test_its_metrics_are_the_gateways(running):
+    def page():
+        with urlopen(f"http://{running.metrics_address}/metrics", timeout=20) as reply:
+            return reply.read().decode()
+
+    for line in (
+        'sightline_incidents_open{kind="health",process="alerting"} 1.0',
+        'sightline_alert_deliveries_total{process="alerting",result="delivered",sink="ops"}',
+    ):
+        wait_for(lambda line=line: line in page(), line)
+
+
+def test_alerting_that_was_killed_goes_on_with_the_same_incident(running, receiver):
+    with IncidentsClient(running.gateway_address, deadline_s=30) as client:
+        [before] = client.incidents(camera="gate", only_open=True)
+        pid = ray.get(ray.get_actor(ALERTING, namespace=NAMESPACE).process_id.remote())
+        os.kill(pid, signal.SIGKILL)
+
+        def grown():
+            try:
+                return [
+                    each for each in client.incidents(camera="gate", only_open=True) if each.windows > before.windows
+                ]
+            except UnavailableError:
+                return []
+
+        wait_for(grown, "the incident after the restart")
+        [after] = grown()
+        assert (after.id, after.start, after.acknowledged_by) == (before.id, before.start, "ann")
+    assert arrived(receiver).count(("new", "gate", "always")) == 1
+
+
+def test_the_command_line(running, capsys):
+    gateway = ["--gateway", running.gateway_address]
+    for command in (
+        ["list", "--open"],
+        ["outbox"],
+        ["mute", "--camera", "gate", "--for", "1h", "--by", "ann"],
+        ["mute"],
+    ):
+        assert main(["incidents", *command, *gateway]) == 0
+    text = capsys.readouterr().out
+    assert "camera-offline" in text
+    assert "webhook" in text
+    assert text.count("camera gate, question *: muted until") == 2
+    assert main(["incidents", "list", "--camera", "gate", "--json", "-", *gateway]) == 0
+    [gate] = json.loads(capsys.readouterr().out)
+    assert main(["incidents", "show", gate["id"], *gateway]) == 0
+    assert "always at gate, warning" in capsys.readouterr().out
+    assert main(["incidents", "follow", "--count", "2", "--json", "-", *gateway]) == 0
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert {line["incident"]["camera"] for line in lines} == {"gate", "gone"}
+    assert main(["incidents", "show", "nothing", *gateway]) == 1
+    assert "there is no incident 'nothing'" in capsys.readouterr().err

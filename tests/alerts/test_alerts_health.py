@@ -1,0 +1,280 @@
+"""Cameras that are offline, frozen, covered or turned away: the rules, and real pictures through the real decoder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import av
+import numpy as np
+import pytest
+
+from cluster.alerts.book import IncidentBook
+from cluster.alerts.health import Condition, HealthMonitor, HealthRules
+from cluster.codec import FileSource
+from cluster.codec.processor import CodecProcessor
+from cluster.types import CameraStatus, PatchGeometry, PictureHealth
+from cluster.vision.picture_watch import SETTLE_S, PictureWatch
+
+NOW = 1_700_000_000.0
+RULES = HealthRules(
+    offline=Condition(30.0, "critical"), frozen=Condition(60.0), covered=Condition(5.0), scene_change=Condition(30.0)
+)
+REAL = sorted(Path(__file__).parents[2].parent.joinpath("shared", "clips").glob("*.mp4"))
+FPS, WIDTH, HEIGHT = 10, 320, 192
+
+
+class Desk:
+    def __init__(self, rules: HealthRules = RULES) -> None:
+        self.book = IncidentBook("here")
+        self.monitor = HealthMonitor(self.book, rules)
+        self.tracks: dict = {}
+
+    def look(self, status, picture, at_s: float, **options) -> list[tuple[str, str]]:
+        """(event, subject) of what this look told."""
+        self.monitor.look(status, picture, NOW + at_s, **options)
+        changes = self.book.take()
+        self.tracks |= changes.tracks
+        return [(event.kind, event.incident.subject) for event in changes.events.values()]
+
+    def each_second(self, make, begin: int, end: int, **fields) -> list[tuple[int, str, str]]:
+        """A running camera whose picture is as ``fields`` say: (second, event, subject)."""
+        told = []
+        for second in range(begin, end):
+            picture = make.picture(second * 1_000_000, **fields)
+            told += [(second, *each) for each in self.look(make.status(), picture, second)]
+        return told
+
+
+def test_offline_and_back(make):
+    desk = Desk()
+    assert desk.each_second(make, 0, 20) == []
+    away = [
+        (t, e) for t in range(20, 80) for e, _ in desk.look(make.status(state="backoff", reason="no route"), None, t)
+    ]
+    assert away == [(50, "new")]
+    assert desk.book.open[0].text == "no route"
+    back = [(t, e) for t in range(80, 100) for e, _ in desk.look(make.status(), make.picture(t), t)]
+    assert back == [(90, "end")]
+
+
+def test_a_short_break_is_no_incident(make):
+    desk = Desk()
+    for begin in range(0, 600, 30):
+        for t in range(begin, begin + 29):
+            assert desk.look(make.status(state="backoff"), None, t) == []
+        assert desk.look(make.status(), make.picture(begin), begin + 29) == []
+
+
+def test_connected_without_pictures_counts_from_the_last_one(make):
+    desk = Desk()
+    desk.look(make.status(), make.picture(0), 0)
+    assert desk.look(make.status(last_frame_age_s=29.0), None, 29) == []
+    assert desk.look(make.status(last_frame_age_s=31.0), None, 31) == [("new", "camera-offline")]
+
+
+def test_who_is_not_offline(make):
+    """A camera the cluster has not asked yet, a file that has ended, and a file whose reader takes its time."""
+    desk = Desk()
+    starting = CameraStatus("gate", state="waiting", reason="no replica is ready yet")
+    ended = make.status(state="ended", last_frame_age_s=100.0)
+    slow = make.status(last_frame_age_s=100.0)
+    for t in range(0, 300, 10):
+        assert desk.look(starting, None, t) == []
+        assert desk.look(ended, None, t) == []
+        assert desk.look(slow, None, t, patient=True) == []
+
+
+def test_a_pushing_camera_nobody_pushes_for_is_offline(make):
+    desk = Desk()
+    silent = CameraStatus("dock", state="waiting")
+    assert [t for t in range(60) if desk.look(silent, None, t)] == [30]
+    assert desk.book.open[0].text == "no agent pushes for it"
+
+
+def test_frozen(make):
+    desk = Desk()
+    told = [
+        (t, e)
+        for t in range(100)
+        for e, _ in desk.look(make.status(), make.picture(t * 1_000_000, still_s=float(t), changed=0.0), t)
+    ]
+    assert told == [(60, "new")]
+    assert desk.each_second(make, 100, 115) == [(110, "end", "frozen-image")]
+
+
+def test_covered_is_sudden(make):
+    desk = Desk()
+    assert desk.each_second(make, 0, 60) == []
+    assert desk.each_second(make, 60, 80, luma=9.0, spread=4.0) == [(65, "new", "covered-lens")]
+    assert desk.each_second(make, 80, 95) == [(90, "end", "covered-lens")]
+
+
+def test_dusk_is_not(make):
+    """Contrast falls to a tenth within half an hour."""
+    desk = Desk()
+    for t in range(1800):
+        faded = make.picture(t * 1_000_000, spread=45.0 * 0.1 ** (t / 1800), luma=110.0 * 0.2 ** (t / 1800))
+        assert desk.look(make.status(), faded, t) == []
+
+
+def test_a_covered_lens_is_still_covered_after_a_restart(make):
+    desk = Desk()
+    desk.each_second(make, 0, 60)
+    desk.each_second(make, 60, 70, spread=4.0)
+    other = Desk()
+    other.book.load(desk.book.open, {("gate", "covered-lens"): 1}, [])
+    other.monitor.load(desk.tracks)
+    assert other.each_second(make, 70, 100, spread=4.0) == []
+    assert other.each_second(make, 100, 115) == [(110, "end", "covered-lens")]
+
+
+def test_turned_away(make):
+    desk = Desk()
+    desk.each_second(make, 0, 10)
+    assert desk.each_second(make, 10, 60, strangeness=0.8) == [(40, "new", "scene-change")]
+    assert desk.each_second(make, 60, 75) == [(70, "end", "scene-change")]
+
+
+def test_what_is_switched_off_is_not_looked_for(make):
+    desk = Desk(HealthRules(frozen=Condition(60.0, enabled=False)))
+    assert desk.each_second(make, 0, 100, still_s=1000.0) == []
+
+
+def test_a_removed_camera_ends_its_incidents(make):
+    desk = Desk()
+    desk.each_second(make, 0, 2, still_s=100.0)
+    assert [incident.subject for incident in desk.book.open] == ["frozen-image"]
+    desk.monitor.retain({}, NOW + 5)
+    assert desk.book.open == []
+
+
+# -- real pictures ------------------------------------------------------------------------------
+def scene(seed: int) -> np.ndarray:
+    """Blocks of grey as a street has them: a few large surfaces, some detail."""
+    random = np.random.default_rng(seed)
+    large = np.kron(random.uniform(30, 220, (6, 10)), np.ones((32, 32)))
+    return (large + np.kron(random.uniform(-15, 15, (48, 80)), np.ones((4, 4)))).clip(0, 255)
+
+
+def filmed(picture: np.ndarray, seconds: int, seed: int = 0) -> list[np.ndarray]:
+    """A sensor's view of a still scene: noise, and a small thing that moves."""
+    random = np.random.default_rng(seed)
+    frames = []
+    for index in range(seconds * FPS):
+        frame = picture + random.normal(0, 2.0, picture.shape)
+        x = 4 * index % (WIDTH - 24)
+        frame[100:124, x : x + 24] = 250
+        frames.append(frame.clip(0, 255).astype(np.uint8))
+    return frames
+
+
+def watched(path: Path) -> list[PictureHealth]:
+    """What the decoder reports, sample by sample."""
+    source = FileSource(path)
+    processor, watch = CodecProcessor(PatchGeometry(patch=8, merge=2, temporal=2)), PictureWatch()
+    processor.open(source.open())
+    seen = []
+    frames = [frame for packet in source.packets() for frame in processor.feed(packet)]
+    for frame in [*frames, *processor.drain()]:
+        watch.feed(frame)
+        seen.append(watch.health)
+    return seen
+
+
+def recorded(path: Path, frames: list[np.ndarray], codec: str = "libx264", gop: int = 20) -> list[PictureHealth]:
+    with av.open(str(path), "w") as container:
+        stream = container.add_stream(
+            codec, rate=FPS, options={"preset": "ultrafast" if codec == "libx265" else "veryfast"}
+        )
+        stream.width, stream.height, stream.pix_fmt = WIDTH, HEIGHT, "yuv420p"
+        stream.codec_context.gop_size = gop
+        for frame in frames:
+            picture = av.VideoFrame.from_ndarray(np.repeat(frame[..., None], 3, axis=2), format="rgb24")
+            container.mux(stream.encode(picture))
+        container.mux(stream.encode())
+    return watched(path)
+
+
+def judged(pictures: list[PictureHealth], rules: HealthRules) -> list[tuple[float, str, str]]:
+    """(seconds of the camera's clock, event, subject) of a camera that shows these."""
+    desk, status = Desk(rules), CameraStatus("gate", state="running", frames_decoded=1)
+    told = []
+    for picture in pictures:
+        second = picture.pts / 1e6
+        told += [(second, *each) for each in desk.look(status, picture, second)]
+    return told
+
+
+QUICK = HealthRules(
+    frozen=Condition(10.0), covered=Condition(2.0), scene_change=Condition(10.0), clear_s=2.0, update_s=1e9
+)
+
+
+@pytest.mark.parametrize("gop", [10, 50])
+def test_a_frozen_recording(tmp_path, gop):
+    frames = filmed(scene(1), 20)
+    pictures = recorded(tmp_path / "a.mp4", [*frames, *[frames[-1]] * (15 * FPS), *filmed(scene(1), 6)], gop=gop)
+    [begin, end] = judged(pictures, QUICK)
+    assert begin[1:] == ("new", "frozen-image")
+    assert 29 <= begin[0] <= 32
+    assert end[1:] == ("end", "frozen-image")
+
+
+def test_a_covered_recording(tmp_path):
+    dark = np.full((HEIGHT, WIDTH), 12.0)
+    covered = [
+        (dark + np.random.default_rng(n).normal(0, 2, dark.shape)).clip(0, 255).astype(np.uint8) for n in range(80)
+    ]
+    pictures = recorded(tmp_path / "a.mp4", [*filmed(scene(1), 20), *covered, *filmed(scene(1), 6)])
+    told = judged(pictures, QUICK)
+    assert [each[1:] for each in told] == [("new", "covered-lens"), ("end", "covered-lens")]
+    assert 21.5 <= told[0][0] <= 23.5
+
+
+@pytest.mark.parametrize("codec", ["libx264", "libx265"])
+def test_a_camera_that_was_turned(tmp_path, codec):
+    pictures = recorded(tmp_path / "a.mp4", filmed(scene(1), 20) + filmed(scene(2), 15), codec)
+    told = judged(pictures, QUICK)
+    assert [each[1:] for each in told] == [("new", "scene-change")]
+    assert 29.5 <= told[0][0] <= 32
+
+
+def test_exposure_noise_and_what_moves_are_no_other_scene(tmp_path):
+    """Brighter, then with half the contrast, then a third of the picture hidden by something that stops there."""
+    street = scene(1)
+    bright, flat = (street * 1.6).clip(0, 255), 90 + 0.5 * (street - 110)
+    parked = street.copy()
+    parked[:, : WIDTH // 3] = 30
+    frames = [frame for each in (street, bright, flat, street, parked) for frame in filmed(each, 15)]
+    assert judged(recorded(tmp_path / "a.mp4", frames), QUICK) == []
+
+
+def test_the_new_scene_becomes_the_usual_one(make):
+    """Not from a file, which would be long: the same pictures again and again."""
+    from cluster.types import ChangeGrid, PatchGrid, SampledFrame
+
+    grid = PatchGrid(24, 40, 8, 2, 2)
+    planes = [np.zeros((24, 40), np.float32)] * 3
+    change = ChangeGrid(*planes, luma=np.full((24, 40), 1.0, np.float32), cue="luma", frames=5)
+    watch, strange = PictureWatch(), []
+    for index in range(2 * round(SETTLE_S + 60)):
+        luma = scene(1 if index < 60 else 2).astype(np.uint8)
+        frame = SampledFrame(index, index * 500_000, False, index == 0, grid, luma, luma, change)
+        watch.feed(frame)
+        strange.append(watch.health.strangeness)
+    assert max(strange[:60]) < 0.1
+    settled = 60 + round(2 * SETTLE_S)
+    assert min(strange[61 : settled - 2]) > 0.5
+    assert max(strange[settled + 4 :]) < 0.1
+
+
+@pytest.mark.skipif(not REAL, reason="no real clips here")
+@pytest.mark.parametrize("path", REAL, ids=lambda path: path.stem)
+def test_no_false_alarm_on_real_clips(path):
+    """With conditions ten times as impatient as the default ones."""
+    rules = HealthRules(
+        frozen=Condition(6.0), covered=Condition(0.5), scene_change=Condition(3.0), clear_s=1.0, update_s=1e9
+    )
+    pictures = watched(path)
+    assert len(pictures) > 50
+    assert judged(pictures, rules) == []

@@ -1,0 +1,216 @@
+"""Alerting as a whole, with a real receiver: from answers to posts, over restarts, full disks and dead receivers."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from contextlib import asynccontextmanager
+
+import pytest
+from sink_parts import Receiver
+
+from cluster.alerts.service import AlertService
+from cluster.alerts.watched import Watched
+from cluster.config import camera_settings, load_config
+from cluster.errors import NotReadyError, UnknownIncidentError
+
+
+def configuration(receiver: Receiver | None = None, questions=({"id": "person", "text": "?"},), **alerts):
+    sinks = [{"name": "ops", "kind": "webhook", "options": {"url": receiver.url}}] if receiver else []
+    body = {"sinks": sinks, "retry": {"first_s": 0.02, "longest_s": 0.1}, "cooldown_s": 0, **alerts}
+    cameras = [{"name": "gate"}, {"name": "yard"}]
+    return load_config(None, {"alerts": body, "cameras": cameras, "questions": list(questions)})
+
+
+@asynccontextmanager
+async def running(config, folder):
+    service = AlertService(config, folder)
+    await service.start()
+    try:
+        yield service
+    finally:
+        await service.stop()
+
+
+def bodies(receiver: Receiver) -> list[dict]:
+    return [json.loads(body) for _, body in receiver.got]
+
+
+def told(receiver: Receiver) -> list[tuple[str, str]]:
+    return [(body["event"], body["incident"]["camera"]) for body in bodies(receiver)]
+
+
+async def test_from_answers_to_posts(tmp_path, make, until):
+    async with Receiver() as receiver, running(configuration(receiver), tmp_path) as service:
+        with service.follow() as follower:
+            for window, score in enumerate([0.1, 0.9, 0.9, 0.2, 0.2]):
+                service.take(make.answer(window, score))
+            await until(lambda: len(receiver.got) == 2)
+            assert told(receiver) == [("new", "gate"), ("end", "gate")]
+            followed = [await anext(follower), await anext(follower)]
+            assert [(event.kind, missed) for event, missed in followed] == [("new", 0), ("end", 0)]
+        [incident] = await service.incidents()
+        detail = await service.incident(incident.id)
+        assert [event.key for event in detail.events] == [body["key"] for body in bodies(receiver)]
+        outbox = await service.outbox()
+        assert outbox.sinks["ops"][1].delivered == 2
+        assert (outbox.trouble, outbox.lost) == ("", 0)
+    with pytest.raises(StopAsyncIteration):
+        await anext(follower)
+
+
+async def test_a_receiver_that_is_away_gets_everything_after_a_restart(tmp_path, make, until):
+    """The process that made the alerts is not the one that delivers them."""
+    receiver = Receiver()
+    async with running(configuration(receiver), tmp_path) as service:
+        for window in (0, 1):
+            service.take(make.answer(window))
+        await until(lambda: service._dispatcher.status()["ops"].failures > 0)
+        assert (await service.outbox()).sinks["ops"][1].waiting == 1
+    async with receiver, running(configuration(receiver), tmp_path) as service:
+        await until(lambda: receiver.got)
+        # It goes on where it was: one more positive window extends the incident, two negative ones end it.
+        for window, score in ((2, 0.9), (3, 0.0), (4, 0.0)):
+            service.take(make.answer(window, score))
+        await until(lambda: len(receiver.got) == 2)
+    assert told(receiver) == [("new", "gate"), ("end", "gate")]
+    assert bodies(receiver)[1]["incident"]["windows"] == 3
+
+
+async def test_which_sink_gets_what(tmp_path, make, until):
+    grave, here, ends = Receiver(), Receiver(), Receiver()
+    sinks = [
+        {"name": name, "kind": "webhook", "options": {"url": each.url}, **rule}
+        for name, each, rule in (
+            ("grave", grave, {"min_severity": "critical"}),
+            ("here", here, {"cameras": ["y*"]}),
+            ("ends", ends, {"events": ["end"]}),
+        )
+    ]
+    questions = [
+        {"id": "person", "text": "?", "severity": "info"},
+        {"id": "fire", "text": "?", "severity": "critical", "consecutive": 1},
+    ]
+    config = configuration(None, questions, sinks=sinks, release=1)
+    async with grave, here, ends, running(config, tmp_path) as service:
+        for camera in ("gate", "yard"):
+            for window, score in enumerate([0.9, 0.9, 0.0]):
+                for question in ("person", "fire"):
+                    service.take(make.answer(window, score, camera=camera, question=question))
+        await until(lambda: (len(grave.got), len(here.got), len(ends.got)) == (4, 4, 4))
+    assert {body["incident"]["subject"] for body in bodies(grave)} == {"fire"}
+    assert {body["incident"]["camera"] for body in bodies(here)} == {"yard"}
+    assert {body["event"] for body in bodies(ends)} == {"end"}
+
+
+async def test_a_full_outbox_still_alerts(tmp_path, make, until):
+    """No room on disk for what is owed: alerts go out from memory, and it is said."""
+    away, here = Receiver(), Receiver()
+    sinks = [{"name": each.url[-9:-5], "kind": "webhook", "options": {"url": each.url}} for each in (away, here)]
+    config = configuration(None, sinks=sinks, max_events=100, consecutive=1, release=1)
+    async with here, running(config, tmp_path) as service:
+        for window in range(140):
+            service.take(make.answer(window, 0.9 if window % 2 == 0 else 0.0))
+            if window % 10 == 0:
+                await asyncio.sleep(0.005)
+        await until(lambda: len(here.got) == 140)
+        outbox = await service.outbox()
+        assert "no sink has taken" in outbox.trouble
+        assert outbox.unwritten > 0
+        assert outbox.lost == 0
+        # The other receiver comes: everything goes out, and onto the disk.
+        async with away:
+            await until(lambda: len(away.got) == 140)
+            await until(lambda: service._journal.waiting == 0)
+            assert (await service.outbox()).trouble == ""
+    keys = [body["key"] for body in bodies(here)]
+    assert len(set(keys)) == 140
+
+
+async def test_dead_letters_are_shown_and_sent_again(tmp_path, make, until):
+    async with Receiver() as receiver, running(configuration(receiver), tmp_path) as service:
+        receiver.reply = lambda request: 401
+        service.take(make.answer(0))
+        service.take(make.answer(1))
+        await until(lambda: service._dispatcher.status()["ops"].dead == 1)
+        await until(lambda: not service._settled)
+        [letter] = (await service.outbox(10)).dead
+        assert (letter.sink, letter.state) == ("ops", "dead")
+        assert "answered 401" in letter.error
+        receiver.reply = lambda request: 204
+        assert await service.resend("another") == 0
+        assert await service.resend("ops", letter.event.key) == 1
+        await until(lambda: told(receiver) == [("new", "gate")])
+        await until(lambda: not service._settled)
+        assert (await service.outbox(10)).dead == []
+
+
+async def test_what_people_do(tmp_path, make, until):
+    async with Receiver() as receiver, running(configuration(receiver), tmp_path) as service:
+        await service.mute("yard", "", 3600, "ann")
+        for camera in ("gate", "yard"):
+            for window in (0, 1):
+                service.take(make.answer(window, camera=camera))
+        await until(lambda: len(receiver.got) == 1)
+        gate = next(each for each in await service.incidents(only_open=True) if each.camera == "gate")
+        await service.acknowledge(gate.id, "bob")
+        await until(lambda: len(receiver.got) == 2)
+        assert bodies(receiver)[1]["incident"]["acknowledged_by"] == "bob"
+        with pytest.raises(NotReadyError):
+            await service.acknowledge("nothing", "bob")
+        with pytest.raises(UnknownIncidentError, match="there is no incident 'nothing'"):
+            await service.incident("nothing")
+    # All of it is known after a restart.
+    async with running(configuration(), tmp_path) as service:
+        assert [(mute.camera, mute.subject, mute.by) for mute in service.mutes()] == [("yard", "*", "ann")]
+        states = {each.camera: (each.acknowledged_by, each.muted) for each in await service.incidents()}
+        assert states == {"gate": ("bob", False), "yard": ("", True)}
+        await service.unmute("yard", "")
+        with pytest.raises(NotReadyError, match="nothing mutes camera 'yard'"):
+            await service.unmute("yard", "")
+
+
+async def test_cameras_states_and_settings(tmp_path, make, until):
+    """A camera that was removed, one that was added, one that is offline."""
+    config = configuration(health={"offline": {"after_s": 0.05}})
+    gate, yard = (camera_settings(config, name) for name in ("gate", "yard"))
+    async with running(config, tmp_path) as service:
+        for window in (0, 1):
+            service.take(make.answer(window, camera="yard"))
+        away = make.status(state="backoff", reason="no route to host")
+        service.watch(Watched(7, (gate,), (away,), {}))
+        assert service.version == 7
+        await asyncio.sleep(0.1)
+        service.watch(Watched(7, None, (away,), {}))
+        await until(lambda: service.opened()[0].camera == "gate")
+        [incident] = service.opened()
+        assert (incident.subject, incident.severity) == ("camera-offline", "critical")
+        found = {each.camera: each.reason for each in await service.incidents()}
+        assert found["yard"] == "the question is not asked any more"
+        # Answers of a camera that was removed are none of ours.
+        for window in (2, 3):
+            service.take(make.answer(window, camera="yard"))
+        assert len(service.opened()) == 1
+        service.watch(Watched(8, (gate, yard), (away, make.status("yard")), {}))
+        for window in (4, 5):
+            service.take(make.answer(window, camera="yard"))
+        assert len(service.opened()) == 2
+
+
+async def test_answers_of_a_camera_nobody_has_told_of_yet_are_not_lost(tmp_path, make):
+    async with running(configuration(), tmp_path) as service:
+        for window in (0, 1):
+            service.take(make.answer(window, camera="added-while-it-ran"))
+        assert [incident.camera for incident in service.opened()] == ["added-while-it-ran"]
+
+
+async def test_lists_go_on_without_the_disk(tmp_path, make):
+    """What is open is known by heart."""
+    blocked = tmp_path / "box"
+    blocked.write_text("")
+    async with running(configuration(), blocked) as service:
+        for window in (0, 1):
+            service.take(make.answer(window))
+        [incident] = await service.incidents()
+        assert incident.camera == "gate"
+        assert "cannot be opened" in (await service.outbox()).trouble

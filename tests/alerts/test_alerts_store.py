@@ -1,0 +1,276 @@
+"""The outbox on disk: what survives, what is trimmed, full and hung and damaged disks, kill -9."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sqlite3
+import subprocess
+import sys
+import threading
+from dataclasses import replace
+
+import pytest
+
+from cluster.alerts.changes import Changes, Delivery
+from cluster.alerts.incident import Mute
+from cluster.alerts.journal import Journal
+from cluster.alerts.store import AlertStore
+from cluster.errors import CapacityError, UnavailableError
+
+NOW = 1_700_000_000.0
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "box" / "alerts.sqlite"
+
+
+def told(event, *sinks, state="pending") -> Changes:
+    deliveries = {(event.key, sink): Delivery(event, sink, state) for sink in sinks}
+    return Changes(incidents={event.incident.id: event.incident}, events={event.key: event}, deliveries=deliveries)
+
+
+def recent(make, number, **fields):
+    return make.event(number, at_s=NOW + number, opened_s=NOW + number, **fields)
+
+
+def test_everything_is_there_again(path, make):
+    store = AlertStore(path)
+    ended = recent(make, 1, ended_s=NOW + 5)
+    changes = told(recent(make, 0), "ops", "desk")
+    changes.add(told(ended, "ops"))
+    changes.tracks[("gate", "person")] = {"run": 2}
+    changes.serials[("gate", "person")] = 7
+    changes.mutes[("yard", "*")] = Mute("yard", "*", NOW + 99, "ann")
+    store.write(changes, NOW)
+    store.write(Changes(deliveries={(ended.key, "ops"): Delivery(ended, "ops", "delivered", 1)}), NOW)
+    salt = store.salt
+    store.close()
+    again = AlertStore(path)
+    kept = again.load()
+    assert again.salt == salt
+    assert kept.tracks == {("gate", "person"): {"run": 2}}
+    assert kept.serials == {("gate", "person"): 7}
+    assert kept.mutes == [Mute("yard", "*", NOW + 99, "ann")]
+    assert kept.incidents == [recent(make, 0).incident]
+    assert [(each.event, each.sink) for each in kept.undone] == [(recent(make, 0), "desk"), (recent(make, 0), "ops")]
+
+
+def test_removed_is_removed(path):
+    store = AlertStore(path)
+    here = ("gate", "person")
+    store.write(Changes(tracks={here: {"run": 1}}, mutes={here: Mute(*here, NOW)}), NOW)
+    store.write(Changes(tracks={here: None}, mutes={here: None}), NOW)
+    kept = store.load()
+    assert (kept.tracks, kept.mutes) == ({}, [])
+
+
+def test_incidents_are_found(path, make):
+    store = AlertStore(path)
+    for number in range(4):
+        store.write(told(recent(make, number, camera="gate" if number % 2 else "yard"), "ops"), NOW)
+    store.write(told(recent(make, 9, camera="gate", ended_s=NOW + 20), "ops", state="dead"), NOW)
+    find = store.incidents
+    assert [i.opened_s - NOW for i in find()] == [9, 3, 2, 1, 0]
+    assert [i.opened_s - NOW for i in find(camera="gate", only_open=True)] == [3, 1]
+    assert [i.opened_s - NOW for i in find(since_s=NOW + 2, limit=2)] == [9, 3]
+    assert find(subject="vehicle") == []
+    incident, [event], [delivery] = store.incident(f"{9:016x}")
+    assert (incident.camera, event.kind, delivery.sink, delivery.state) == ("gate", "new", "ops", "dead")
+    assert store.incident("nothing") is None
+    assert [letter.event.key for letter in store.dead()] == [event.key]
+    assert store.dead(sink="desk") == []
+    assert store.counts() == {("ops", "pending"): 4, ("ops", "dead"): 1}
+
+
+def test_the_oldest_delivered_make_room_and_nothing_else(path, make):
+    store = AlertStore(path, max_events=100)
+    owed = recent(make, 0)
+    store.write(told(owed, "ops"), NOW)
+    for number in range(1, 300):
+        store.write(told(recent(make, number, ended_s=NOW), "ops", state="delivered"), NOW)
+    assert store.events_held() <= 100
+    assert store.trimmed == 300 - store.events_held()
+    assert [each.event.key for each in store.load().undone] == [owed.key]
+    assert store.incident(owed.incident.id) is not None
+    assert store.incident(f"{1:016x}") is None
+    assert store.incident(f"{299:016x}") is not None
+
+
+def test_an_outbox_full_of_what_is_owed_refuses_with_a_sentence(path, make):
+    store = AlertStore(path, max_events=100)
+    for number in range(100):
+        store.write(told(recent(make, number), "ops"), NOW)
+    with pytest.raises(CapacityError, match="holds 100 alerts that no sink has taken"):
+        store.write(told(recent(make, 100), "ops"), NOW)
+    assert len(store.load().undone) == 100
+    store.write(Changes(deliveries={(recent(make, 3).key, "ops"): Delivery(recent(make, 3), "ops", "delivered")}), NOW)
+    store.write(told(recent(make, 100), "ops"), NOW)
+    assert len(store.load().undone) == 100
+
+
+def test_a_full_disk_takes_delivered_ones_first_and_then_says_so(path, make):
+    """SQLite's own limit of pages stands for the disk's."""
+    store = AlertStore(path, max_bytes=2**19)
+    long = "x" * 2000
+    for number in range(300):
+        store.write(told(recent(make, number, text=long, ended_s=NOW), "ops", state="delivered"), NOW)
+    assert store.trimmed > 0
+
+    def fill():
+        for number in range(1000, 1300):
+            store.write(told(recent(make, number, text=long), "ops"), NOW)
+
+    with pytest.raises(sqlite3.OperationalError, match="full"):
+        fill()
+    assert store.events_held() == len(store.load().undone) > 20
+
+
+def test_what_is_past_its_retention_is_forgotten(path, make):
+    store = AlertStore(path, retention_s=100.0)
+    store.write(told(recent(make, 0, ended_s=NOW), "ops", state="delivered"), NOW)
+    store.write(told(recent(make, 1), "ops"), NOW)
+    store.write(told(recent(make, 500), "ops"), NOW + 500)
+    assert [incident.opened_s - NOW for incident in store.incidents()] == [500, 1]
+
+
+def test_a_damaged_file_is_put_aside(path, make):
+    path.parent.mkdir()
+    path.write_bytes(b"this is no database" * 1000)
+    store = AlertStore(path)
+    store.write(told(make.event(), "ops"), NOW)
+    assert store.damaged is not None
+    assert store.damaged.read_bytes().startswith(b"this is no database")
+
+
+def test_what_waits_in_memory_is_bounded(make):
+    """The oldest delivered ones go first, then the oldest."""
+    waiting = Changes()
+    for number in range(10):
+        waiting.add(told(recent(make, number), "ops", state="delivered" if number in (3, 5) else "pending"))
+    assert waiting.shed(9) == (1, 0)
+    assert waiting.shed(6) == (1, 2)
+    assert [int(event.at_s - NOW) for event in waiting.events.values()] == [2, 4, 6, 7, 8, 9]
+    assert len(waiting.deliveries) == 6
+
+
+# -- the journal --------------------------------------------------------------------------------
+async def test_a_journal_writes_and_reads(path, make):
+    journal = Journal(lambda: AlertStore(path))
+    kept = await journal.start()
+    assert kept.undone == []
+    assert await journal.write(told(recent(make, 0), "ops"))
+    assert await journal.read(lambda store: store.events_held()) == 1
+    await journal.stop()
+    assert AlertStore(path).events_held() == 1
+
+
+async def test_a_full_disk_is_told_and_healed(path, make):
+    journal = Journal(lambda: AlertStore(path, max_events=100), memory_events=5)
+    await journal.start()
+    for number in range(100):
+        assert await journal.write(told(recent(make, number), "ops"))
+    for number in range(100, 103):
+        assert not await journal.write(told(recent(make, number), "ops"))
+    assert "no sink has taken" in journal.trouble
+    assert (journal.waiting, journal.lost) == (3, 0)
+    for number in range(103, 110):
+        await journal.write(told(recent(make, number), "ops"))
+    assert (journal.waiting, journal.lost) == (5, 5)
+    done = {(event.key, "ops"): Delivery(event, "ops", "delivered") for n in range(50) for event in [recent(make, n)]}
+    assert await journal.write(Changes(deliveries=done)) or await journal.write(Changes())
+    assert (journal.waiting, journal.trouble) == (0, "")
+    kept = await journal.read(lambda store: store.load())
+    assert [int(each.event.at_s - NOW) for each in kept.undone][-5:] == [105, 106, 107, 108, 109]
+    await journal.stop()
+
+
+async def test_a_hung_disk_holds_nobody_up(path, make, until):
+    hung, told_of = threading.Event(), []
+
+    class Hanging(AlertStore):
+        def write(self, changes, now_s):
+            told_of.append(len(changes.events))
+            assert hung.wait(20)
+            super().write(changes, now_s)
+
+    journal = Journal(lambda: Hanging(path), deadline_s=0.2)
+    await journal.start()
+    assert not await journal.write(told(recent(make, 0), "ops"))
+    assert "has not answered" in journal.trouble
+    # The next one does not wait at all: it would wait for the same disk.
+    async with asyncio.timeout(0.1):
+        assert not await journal.write(told(recent(make, 1), "ops"))
+    with pytest.raises(UnavailableError, match="disk does not answer"):
+        await journal.read(lambda store: store.events_held())
+    hung.set()
+    await until(lambda: journal.trouble == "")
+    assert await journal.write(Changes())
+    assert journal.trouble == ""
+    assert await journal.read(lambda store: store.events_held()) == 2
+    assert told_of == [1, 1]
+    await journal.stop()
+
+
+async def test_a_folder_that_cannot_be_made_yet(tmp_path, make):
+    """Alerts go on from memory; once the folder can be made, they are written, and what was owed in it is sent."""
+    blocked = tmp_path / "box"
+    before = AlertStore(tmp_path / "other" / "a.sqlite")
+    before.write(told(recent(make, 7), "ops"), NOW)
+    before.close()
+    blocked.write_text("a file where the folder should be")
+    late = []
+    journal = Journal(lambda: AlertStore(blocked / "a.sqlite"), on_late=late.extend)
+    assert await journal.start() is None
+    assert "cannot be opened" in journal.trouble
+    assert not await journal.write(told(recent(make, 0), "ops"))
+    with pytest.raises(UnavailableError, match="cannot be read now"):
+        await journal.read(lambda store: store.events_held())
+    blocked.unlink()
+    (tmp_path / "other").rename(blocked)
+    assert await journal.write(told(recent(make, 1), "ops"))
+    assert [each.event.key for each in late] == [recent(make, 7).key]
+    assert await journal.read(lambda store: store.events_held()) == 3
+    await journal.stop()
+
+
+WRITER = """
+import sys
+sys.path.insert(0, {tests!r})
+from alert_parts import Make
+from cluster.alerts.changes import Changes, Delivery
+from cluster.alerts.store import AlertStore
+from pathlib import Path
+store = AlertStore(Path({path!r}))
+for number in range(100_000):
+    event = Make().event(number, at_s={now!r})
+    deliveries = {{(event.key, "ops"): Delivery(event, "ops")}}
+    store.write(Changes(events={{event.key: event}}, deliveries=deliveries), {now!r})
+    print(number, flush=True)
+"""
+
+
+def test_what_was_written_survives_kill_9(path):
+    """Nothing that the process had said it wrote is missing, and nothing is half there."""
+    from pathlib import Path
+
+    code = WRITER.format(tests=str(Path(__file__).parent), path=str(path), now=NOW)
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as process:
+        last = -1
+        for line in process.stdout:
+            last = int(line)
+            if last == 40:
+                process.send_signal(signal.SIGKILL)
+    undone = AlertStore(path).load().undone
+    assert [int(each.event.incident.id, 16) for each in undone] == list(range(len(undone)))
+    assert last + 1 <= len(undone) <= last + 2
+
+
+def test_the_store_knows_its_events_again(path, make):
+    store = AlertStore(path)
+    event = replace(recent(make, 0), quiet=True)
+    store.write(told(event), NOW)
+    store.write(told(replace(event, kind="end")), NOW)
+    _, events, deliveries = store.incident(event.incident.id)
+    assert (events, deliveries) == ([event], [])

@@ -1,0 +1,277 @@
+"""From answers to incidents: windows in a row, hysteresis, cooldown, repeats, gaps, restarts, mutes."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+from alert_parts import Make
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cluster.alerts.book import IncidentBook
+from cluster.alerts.incident import Mute
+from cluster.alerts.tracker import IncidentTracker, Rule
+from cluster.errors import ConfigError, NotReadyError
+
+RULE = Rule(cooldown_s=0.0, update_s=16.0)
+NOW = 1_700_000_000.0
+
+
+class Desk:
+    """A tracker over a book, and everything it has told."""
+
+    def __init__(self, rule: Rule | None = RULE, salt: str = "here") -> None:
+        self.book = IncidentBook(salt)
+        self.rule = rule
+        self.tracker = IncidentTracker(self.book, lambda _camera, _question: self.rule, stale_s=300)
+        self.tracks: dict = {}
+        self.serials: dict = {}
+        self.told = []
+
+    def take(self, *answers, now_s=NOW):
+        for answer in answers:
+            self.tracker.take(answer, now_s)
+        return self.collect()
+
+    def tick(self, now_s):
+        self.tracker.tick(now_s)
+        return self.collect()
+
+    def collect(self):
+        changes = self.book.take()
+        self.tracks |= changes.tracks
+        self.serials |= changes.serials
+        self.told += changes.events.values()
+        return [(event.kind, event.incident.start, event.incident.end) for event in changes.events.values()]
+
+    def restarted(self) -> Desk:
+        """Another process that knows what this one wrote, as JSON."""
+        other = Desk(self.rule)
+        other.book.load(self.book.open, self.serials, self.book.mutes(NOW))
+        kept = {where: json.loads(json.dumps(track)) for where, track in self.tracks.items() if track is not None}
+        other.tracker.load(kept, NOW)
+        other.tracks, other.serials = dict(self.tracks), dict(self.serials)
+        return other
+
+
+def s(seconds: float) -> int:
+    return round(seconds * 1_000_000)
+
+
+def test_an_incident_opens_grows_and_ends(make):
+    """Two in a row open it; it is told again after 16 s of the camera's clock; two below the lower bar end it."""
+    desk = Desk()
+    assert desk.take(make.answer(0, 0.2), make.answer(1, 0.9)) == []
+    assert desk.take(make.answer(2, 0.8)) == [("new", 0, s(24))]
+    assert desk.take(make.answer(3, 0.95)) == []
+    assert desk.take(make.answer(4, 0.45)) == [("update", 0, s(40))]
+    assert desk.take(make.answer(5, 0.1)) == []
+    assert desk.take(make.answer(6, 0.2)) == [("end", 0, s(40))]
+    new, _, end = desk.told
+    assert new.incident.score == 0.9
+    assert (end.incident.score, end.incident.windows, end.incident.open) == (0.95, 4, False)
+    assert [event.key for event in desk.told] == [f"{new.incident.id}-{number}" for number in (1, 2, 3)]
+
+
+def test_one_positive_window_is_none(make):
+    desk = Desk()
+    assert desk.take(*(make.answer(n, 0.9 if n % 2 else 0.1) for n in range(20))) == []
+
+
+@pytest.mark.parametrize("consecutive", [1, 2, 5])
+def test_consecutive(make, consecutive):
+    desk = Desk(replace(RULE, consecutive=consecutive))
+    assert desk.take(*(make.answer(n) for n in range(consecutive - 1))) == []
+    assert [kind for kind, *_ in desk.take(make.answer(consecutive - 1))] == ["new"]
+
+
+def test_hysteresis_holds_an_open_incident_and_opens_none(make):
+    desk = Desk(replace(RULE, hysteresis=0.2, update_s=1e9))
+    assert desk.take(*(make.answer(n, 0.4) for n in range(5))) == []
+    desk.take(make.answer(5), make.answer(6))
+    assert desk.take(*(make.answer(n, 0.31) for n in range(7, 20))) == []
+    assert [kind for kind, *_ in desk.take(make.answer(20, 0.29), make.answer(21, 0.29))] == ["end"]
+
+
+def test_an_incident_of_a_low_threshold_ends_too(make):
+    """Threshold 0.05, hysteresis 0.1: scores below 0.025 end it."""
+    desk = Desk(replace(RULE, threshold=0.05, update_s=1e9))
+    answers = [replace(make.answer(n, score), positive=score >= 0.05) for n, score in enumerate([0.3, 0.3, 0.03, 0.02])]
+    assert [kind for kind, *_ in desk.take(*answers)] == ["new"]
+    assert [kind for kind, *_ in desk.take(replace(make.answer(4, 0.01), positive=False))] == ["end"]
+
+
+def test_cooldown_counts_on_the_cameras_clock(make):
+    """Ended at 16 s; windows end at 48, 56 s …: with 60 s of cooldown the first that may open one ends at 80 s."""
+    desk = Desk(replace(RULE, cooldown_s=60.0, release=1))
+    assert desk.take(make.answer(0), make.answer(1), make.answer(2, 0.0)) == [("new", 0, s(16)), ("end", 0, s(16))]
+    opened = [n for n in range(5, 12) if desk.take(make.answer(n))]
+    assert [(n + 1) * 8 for n in opened][:1] == [80]
+
+
+def test_an_answer_that_comes_again_counts_once(make):
+    desk = Desk()
+    assert desk.take(make.answer(3), make.answer(3), make.answer(3)) == []
+    assert desk.tracker.repeated == 2
+    assert [kind for kind, *_ in desk.take(make.answer(4))] == ["new"]
+    assert desk.take(make.answer(3), make.answer(4)) == []
+
+
+def test_windows_that_do_not_touch_are_not_in_a_row(make):
+    desk = Desk()
+    assert desk.take(make.answer(0), make.answer(50, end=s(400))) == []
+    assert [kind for kind, *_ in desk.take(make.answer(51, end=s(408)))] == ["new"]
+    assert [kind for kind, *_ in desk.take(make.answer(90, end=s(800)))] == ["end"]
+    assert desk.told[-1].incident.reason == "no answer in between"
+
+
+def test_a_camera_whose_clock_begins_anew(make):
+    """A decoder was restarted: window numbers go on, times begin again. The old incident ends, a new one may open."""
+    desk = Desk(replace(RULE, cooldown_s=3600.0))
+    desk.take(make.answer(100), make.answer(101))
+    told = desk.take(make.answer(102, end=s(8)), make.answer(103, end=s(16)))
+    assert [kind for kind, *_ in told] == ["end", "new"]
+    assert desk.told[1].incident.reason == "the camera's clock began anew"
+    assert desk.told[1].incident.id != desk.told[2].incident.id
+
+
+def test_a_silent_camera_ends_its_incident(make):
+    desk = Desk()
+    desk.take(make.answer(0), make.answer(1))
+    assert desk.tick(NOW + 299) == []
+    assert [kind for kind, *_ in desk.tick(NOW + 301)] == ["end"]
+    assert desk.tick(NOW + 9999) == []
+
+
+def test_a_question_that_is_not_asked_any_more_ends_its_incident(make):
+    desk = Desk()
+    desk.take(make.answer(0), make.answer(1))
+    desk.rule = None
+    assert [kind for kind, *_ in desk.tick(NOW + 1)] == ["end"]
+    assert desk.tracks[("gate", "person")] is None
+    assert desk.take(make.answer(2), make.answer(3)) == []
+
+
+def test_cameras_and_questions_are_apart(make):
+    desk = Desk()
+    told = desk.take(*(make.answer(n, camera=c, question=q) for n in (0, 1) for c in "ab" for q in ("x", "y")))
+    assert [kind for kind, *_ in told] == ["new"] * 4
+    assert len({event.incident.id for event in desk.told}) == 4
+
+
+@given(
+    scores=st.lists(st.sampled_from([0.0, 0.3, 0.45, 0.6, 0.9]), max_size=40),
+    cut=st.integers(0, 40),
+    again=st.integers(0, 12),
+)
+def test_a_restart_in_the_middle_changes_nothing(scores, cut, again):
+    """Whatever is answered, and wherever the process is replaced by one that gets the last answers again: the same
+    events with the same keys."""
+    answers = [Make().answer(n, score) for n, score in enumerate(scores)]
+    whole = Desk(replace(RULE, cooldown_s=20.0))
+    whole.take(*answers)
+    first = Desk(whole.rule)
+    first.take(*answers[:cut])
+    second = first.restarted()
+    second.take(*answers[max(0, cut - again) :])
+    assert first.told + second.told == whole.told
+
+
+@given(scores=st.lists(st.floats(0, 1), max_size=60))
+def test_events_make_sense_for_any_scores(scores):
+    desk = Desk(replace(RULE, cooldown_s=30.0))
+    desk.take(*(Make().answer(n, score) for n, score in enumerate(scores)))
+    by_incident: dict[str, list] = {}
+    for event in desk.told:
+        by_incident.setdefault(event.incident.id, []).append(event)
+    for events in by_incident.values():
+        kinds = [event.kind for event in events]
+        assert kinds[0] == "new"
+        assert set(kinds[1:-1]) <= {"update"}
+        assert "end" not in kinds[:-1]
+        ends = [event.incident.end for event in events]
+        assert ends == sorted(ends)
+    assert len({event.key for event in desk.told}) == len(desk.told)
+    still = [events for events in by_incident.values() if events[-1].kind != "end"]
+    assert len(still) == len(desk.book.open) <= 1
+
+
+def test_what_is_muted_is_recorded_and_not_told(make):
+    desk = Desk()
+    desk.book.mute(Mute("gate", "*", NOW + 100), NOW)
+    desk.take(make.answer(0), make.answer(1))
+    assert [event.quiet for event in desk.told] == [True]
+    # The mute is over while it goes on: now it is news.
+    desk.take(make.answer(2), make.answer(3), now_s=NOW + 101)
+    assert [(event.kind, event.quiet) for event in desk.told[1:]] == [("new", False)]
+    # Muted again: what was announced is still called off.
+    desk.book.mute(Mute("*", "person", NOW + 300), NOW + 102)
+    desk.take(make.answer(4, 0.0), make.answer(5, 0.0), now_s=NOW + 103)
+    assert [(event.kind, event.quiet) for event in desk.told[2:]] == [("end", False)]
+
+
+def test_an_incident_nobody_heard_of_ends_without_a_word(make):
+    desk = Desk()
+    desk.book.mute(Mute("*", "*", NOW + 100), NOW)
+    desk.take(make.answer(0), make.answer(1), make.answer(2, 0.0), make.answer(3, 0.0))
+    assert [(event.kind, event.quiet) for event in desk.told] == [("new", True), ("end", True)]
+
+
+def test_mutes_are_named_lifted_and_forgotten(make):
+    book = Desk().book
+    book.mute(Mute("gate", "person", NOW + 10, "ann"), NOW)
+    book.mute(Mute("yard", "*", NOW + 5, "bob"), NOW)
+    assert [mute.by for mute in book.mutes(NOW)] == ["bob", "ann"]
+    assert [mute.by for mute in book.mutes(NOW + 6)] == ["ann"]
+    assert book.unmute("gate", "person")
+    assert not book.unmute("gate", "person")
+    with pytest.raises(ConfigError, match="must end in the future"):
+        book.mute(Mute("gate", "*", NOW - 1), NOW)
+
+
+def test_acknowledging_is_told_once(make):
+    desk = Desk()
+    desk.take(make.answer(0), make.answer(1))
+    [incident] = desk.book.open
+    desk.book.acknowledge(incident.id, "ann", NOW)
+    desk.book.acknowledge(incident.id, "bob", NOW + 5)
+    assert [kind for kind, *_ in desk.collect()] == ["update"]
+    assert desk.book.open[0].acknowledged_by == "ann"
+    with pytest.raises(NotReadyError, match="no incident 'nothing' is open"):
+        desk.book.acknowledge("nothing", "ann", NOW)
+
+
+def test_two_sites_never_give_the_same_id(make):
+    here, there = Desk(salt="a"), Desk(salt="b")
+    here.take(make.answer(0), make.answer(1))
+    there.take(make.answer(0), make.answer(1))
+    assert here.told[0].incident.id != there.told[0].incident.id
+
+
+def test_the_json_form(make):
+    """What receivers rely on; a key may be added, none may change."""
+    desk = Desk()
+    desk.take(make.answer(0, 0.75), make.answer(1, 0.5))
+    body = json.loads(json.dumps(desk.told[0].body()))
+    incident = body.pop("incident")
+    assert body == {"format": 1, "key": f"{incident['id']}-1", "event": "new", "at": "2023-11-14T22:13:20.000Z"}
+    assert incident == {
+        "id": incident["id"],
+        "camera": "gate",
+        "kind": "question",
+        "subject": "person",
+        "severity": "warning",
+        "state": "open",
+        "start_us": 0,
+        "end_us": 16_000_000,
+        "score": 0.75,
+        "windows": 2,
+        "opened_at": "2023-11-14T22:13:20.000Z",
+        "updated_at": "2023-11-14T22:13:20.000Z",
+        "ended_at": None,
+        "text": "",
+        "reason": "",
+        "acknowledged_by": "",
+    }

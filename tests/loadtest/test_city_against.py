@@ -1,0 +1,111 @@
+"""Simulated against measured: reading a load test's JSON, and a comparison whose truth is known."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+
+import pytest
+
+from cluster.errors import ConfigError
+from cluster.scheduling.costs import CostModel
+from loadtest.city.against import Compared, Run, compare, read_runs, sim_error
+
+COSTS = CostModel("m", "d", "made", 0.05, 0.3, 0.0, 0.0, 0.0, 0.1, 0.1)
+
+
+def run_of(**changes):
+    group = {
+        "count": 10,
+        "window_s": 40.0,
+        "stride_s": 8.0,
+        "fps": 2.0,
+        "frame_tokens": 100,
+        "temporal": 2,
+        "questions": 1,
+        "query_tokens": 10,
+        "kept": 0.2,
+        "busy": 1.0,
+        "anchor_interval_s": 8.0,
+    } | changes.pop("group", {})
+    return {
+        "cameras": [group],
+        "replicas": 1,
+        "seconds": 160.0,
+        "warmup_s": 16.0,
+        "phases": "even",
+        "cost": asdict(COSTS),
+        "measured": {"lag_p50_s": 0.35, "lag_p99_s": 0.5, "answered_per_s": 1.25},
+    } | changes
+
+
+def test_runs_are_read_from_either_form(tmp_path):
+    path = tmp_path / "load.json"
+    path.write_text(json.dumps({"city": run_of(), "figures": {}}))
+    (one,) = read_runs(path)
+    path.write_text(json.dumps({"runs": [run_of(), {"city": run_of(replicas=2), "more": 1}]}))
+    assert [run.replicas for run in read_runs(path)] == [1, 2]
+    assert one.cameras[0].count == 10
+
+
+def test_evenly_spread_windows_do_not_wait():
+    found = compare(Run.model_validate(run_of()), None)
+    assert found.simulated.lag_p50_s == pytest.approx(0.35, rel=0.03)
+    assert found.simulated.computed_per_s == pytest.approx(10 / 8, rel=0.02)
+    assert found.errors["lag_p50_s"] <= 0.03
+    assert found.error == max(found.errors.values())
+
+
+def test_phases_decide_the_lag():
+    # Ten windows at once in steps of at most eight: the second step waits for the first.
+    found = compare(Run.model_validate(run_of(phases="aligned", budget_s=100.0)), None, repeats=3)
+    assert found.simulated.lag_p50_s == pytest.approx(0.05 + 8 * 0.3, rel=0.1)
+    given = compare(Run.model_validate(run_of(phases=[index / 10 for index in range(10)])), None)
+    assert given.simulated.lag_p50_s == pytest.approx(0.35, rel=0.03)
+
+
+def test_the_gate_lets_through_the_measured_share():
+    run = Run.model_validate(run_of(group={"busy": 0.5, "count": 40}, seconds=400.0))
+    assert compare(run, None).simulated.computed_per_s == pytest.approx(40 / 8 * 0.5, rel=0.05)
+
+
+def test_the_error_is_the_median_of_the_worst():
+    def with_p99(value):
+        body = run_of(measured={"lag_p50_s": 1.0, "lag_p99_s": value, "answered_per_s": 1.0})
+        return Compared(Run.model_validate(body), figures)
+
+    figures = compare(Run.model_validate(run_of()), None, repeats=1).simulated
+    errors = sorted(with_p99(value).error for value in (0.1, 0.2, 40.0))
+    assert sim_error([with_p99(value) for value in (40.0, 0.1, 0.2)]) == errors[1]
+
+
+@pytest.mark.parametrize(
+    ("body", "complaint"),
+    [
+        ("nonsense", "cannot be read"),
+        ("[]", "neither `city` nor `runs`"),
+        ('{"runs": []}', "no runs"),
+        ('{"runs": [7]}', "run 0"),
+        (json.dumps({"city": run_of(measured={"lag_p50_s": None})}), "no computed windows"),
+        (json.dumps({"city": run_of(replicas=0)}), "run 0: replicas"),
+        (json.dumps({"city": run_of(group={"busy": 2.0})}), "run 0: cameras\\[0\\].busy"),
+    ],
+)
+def test_what_is_no_load_test_is_refused(tmp_path, body, complaint):
+    path = tmp_path / "load.json"
+    path.write_text(body)
+    with pytest.raises(ConfigError, match=complaint):
+        read_runs(path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "complaint"),
+    [
+        ({"cost": {"step_s": 1}}, "must be a cost model"),
+        ({"phases": "odd"}, "random, even, aligned"),
+        ({"phases": [0.5]}, "10 numbers"),
+    ],
+)
+def test_a_run_that_cannot_be_simulated_is_refused(changes, complaint):
+    with pytest.raises(ConfigError, match=complaint):
+        compare(Run.model_validate(run_of(**changes)), None)

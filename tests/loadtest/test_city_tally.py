@@ -1,0 +1,75 @@
+"""Counting a simulated city's windows: histograms, rows, and that nothing is settled twice."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from loadtest.city.tally import Lost, Tally, by_reason, lag_bin, lag_quantile
+from loadtest.city.windows import Rows
+
+
+@given(st.lists(st.floats(1e-3, 1e4), min_size=1, max_size=60), st.floats(0.01, 1.0))
+def test_quantiles_are_right_to_a_bin(lags, share):
+    histogram = np.bincount(lag_bin(np.array(lags)), minlength=2000)
+    exact = float(np.quantile(lags, share, method="inverted_cdf"))
+    assert lag_quantile(histogram, share) == pytest.approx(exact, rel=0.012)
+
+
+def test_no_windows_have_no_lag_and_tiny_ones_are_counted():
+    assert lag_quantile(np.zeros(10, dtype=np.int64), 0.99) == 0.0
+    assert 0 < lag_quantile(np.bincount(lag_bin(np.array([1e-9])), minlength=10), 0.5) <= 1e-4
+
+
+def append(rows, ends):
+    count = len(ends)
+    columns = {name: np.zeros(count) for name in ("camera", "rank", "strides", "value_s", "work_s", "useful_s")}
+    columns["strides"] += 1
+    columns["useful_s"] += 0.5
+    return rows.append(end_s=np.array(ends, dtype=float), stride_s=np.full(count, 8.0), **columns)
+
+
+def test_rows_are_tallied_once_each_whatever_the_order():
+    rows, tally = Rows(), Tally(bins=2, bin_s=100.0, rungs=1)
+    assert append(rows, [10.0, 20.0, 30.0, 110.0]) == 0
+    rows.answered([1], [21.0])
+    rows.flush(tally)
+    assert tally.answered.sum() == 0, "the first row is open: nothing in front of it is settled"
+    rows.dropped([0], Lost.REPLICA_LOST)
+    rows.flush(tally)
+    assert (tally.answered.sum(), tally.dropped.sum(), len(rows)) == (1, 1, 2)
+    assert append(rows, [120.0]) == 4
+    rows.answered([3], [119.0])
+    rows.close(tally)
+    assert (tally.answered.sum(), rows.open) == (2, 2)
+    assert tally.on_time[:, 0].tolist() == [1, 0]
+    assert tally.useful_s.tolist() == [0.5, 0.0]
+    assert by_reason(tally.dropped) == {"replica_lost": 1}
+
+
+def test_rows_grow():
+    rows, tally = Rows(), Tally(bins=1, bin_s=1e6, rungs=1)
+    for _ in range(30):
+        append(rows, range(100))
+    rows.answered(list(range(3000)), [200.0] * 3000)
+    rows.flush(tally)
+    assert (tally.answered.sum(), len(rows), rows.base) == (3000, 0, 3000)
+
+
+def test_a_window_is_not_settled_twice():
+    rows = Rows()
+    append(rows, [1.0])
+    rows.answered([0], [2.0])
+    with pytest.raises(RuntimeError, match="twice"):
+        rows.dropped([0], Lost.REPLICA_LOST)
+
+
+def test_tallies_add_up():
+    one, two = Tally(bins=1, bin_s=10.0, rungs=2), Tally(bins=1, bin_s=10.0, rungs=2)
+    for tally in (one, two):
+        tally.close(np.array([1.0, 2.0]), np.array([0, 1]), np.array([8.0, 16.0]), np.array([0, 1]))
+    one.add(two)
+    assert one.due.tolist() == [[2, 2, 0]]
+    assert one.rung_s.tolist() == [[16.0, 32.0]]

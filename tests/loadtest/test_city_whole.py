@@ -1,0 +1,189 @@
+"""Whole simulated cities: nothing goes missing, the same seed gives the same city, and cases worked out by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from cluster.errors import ConfigError
+from cluster.scheduling.costs import CostModel
+from cluster.scheduling.ladder import default
+from loadtest.city.city import CityPlan, PoolPlan, deal, mean_load, simulate
+from loadtest.city.district import Timing
+from loadtest.city.mix import ActivitySection, CameraClass, Mix, load_mix
+from loadtest.city.replica import EngineSettings
+from loadtest.city.timeline import parse_event
+
+ALWAYS = ActivitySection(busy=1.0, kept=0.2, spread=0.0)
+ALIKE = Mix(classes=[CameraClass(name="c", share=1, static_gate=False, activity=ALWAYS)])
+COSTS = CostModel("m", "d", "made", 0.02, 0.6, 0.0, 0.0, 0.0, 0.2, 0.1)
+
+
+def city(cameras=24, replicas=3, seconds=120.0, mix="city", costs=COSTS, **changes):
+    values = {
+        "ladder": default(),
+        "ladder_name": "default",
+        "timing": Timing(seconds, bin_s=30.0),
+        "warmup_s": 30.0,
+        "mix": load_mix(mix) if isinstance(mix, str) else mix,
+        "mix_name": str(mix),
+    }
+    return CityPlan(cameras=cameras, pools=(PoolPlan("made", replicas, costs),), **(values | changes))
+
+
+def events(*texts):
+    return tuple(parse_event(text) for text in texts)
+
+
+EVENTS = st.lists(
+    st.builds(
+        lambda at, what: f"{at}:{what}",
+        st.integers(0, 110),
+        st.sampled_from(["kill:1", "join:1", "join:2", "drain:1", "controller:7", "wake:0.7"]),
+    ),
+    max_size=4,
+)
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    cameras=st.integers(1, 60),
+    replicas=st.integers(2, 4),
+    happening=EVENTS,
+    seed=st.integers(0, 9),
+    ladder=st.booleans(),
+    force=st.booleans(),
+    per_controller=st.sampled_from([10, 10_000]),
+)
+def test_every_window_is_accounted_for(cameras, replicas, happening, seed, ladder, force, per_controller):
+    plan = city(
+        cameras,
+        replicas,
+        seed=seed,
+        events=events(*happening),
+        force=force,
+        per_controller=per_controller,
+        ladder=default() if ladder else None,
+    )
+    try:
+        found = simulate(plan)
+    except ConfigError as error:
+        assert "replicas are to go" in str(error)  # noqa: PT017
+        return
+    assert found.balance.missing == 0
+    assert found.balance.expected > 0
+    tally = found.tally
+    assert (tally.due == tally.gated + tally.answered + tally.dropped.sum(axis=2)).all() == (found.balance.waiting == 0)
+    # Nobody is busier than the clock allows.
+    assert (tally.busy_s <= tally.capacity_s + 1e-6).all()
+
+
+def test_the_same_seed_gives_the_same_city():
+    plan = city(40, events=events("40:kill:1", "60:join:1"))
+    first, again, other = simulate(plan), simulate(plan), simulate(replace(plan, seed=1))
+    assert first.figures == again.figures
+    assert first.balance == again.balance
+    assert other.balance != first.balance
+
+
+def test_an_idle_city_answers_after_one_step():
+    costs = replace(COSTS, spread=0.0)
+    found = simulate(city(4, 1, costs=costs, mix=ALIKE))
+    # Four windows in eight seconds, spread out: nobody waits.
+    assert found.figures.lag_p50_s == pytest.approx(0.62, rel=0.012)
+    assert found.figures.lag_p99_s == pytest.approx(0.62, rel=0.012)
+    assert found.figures.busy == pytest.approx(4 * 0.62 / 8, rel=0.05)
+    assert found.figures.on_time == found.figures.answered == found.figures.quality == 1.0
+    assert found.figures.utilisation == pytest.approx(4 * (0.6 + 0.02 / 8) / 8, rel=0.05)
+
+
+def test_aligned_cameras_wait_for_each_other():
+    costs = replace(COSTS, spread=0.0, step_s=0.0)
+    engine = EngineSettings(max_batch=1)
+    found = simulate(city(10, 1, costs=costs, mix=ALIKE, engine=engine, phases=(0.0,) * 10, ladder=None))
+    # Ten windows at once, one by one: 0.6, 1.2, ... 6 s.
+    assert found.figures.lag_p50_s == pytest.approx(3.0, rel=0.012)
+    assert found.figures.lag_p95_s == pytest.approx(6.0, rel=0.012)
+
+
+def test_a_dead_replicas_windows_are_counted_and_its_cameras_go_on():
+    found = simulate(city(24, 3, seconds=240.0, events=events("100:kill:1")))
+    lost = found.figures.dropped
+    assert lost["replica_lost"] > 0
+    last = found.tally.bins - 1
+    served = found.tally.answered[last].sum() + found.tally.gated[last].sum() + found.tally.dropped[last].sum()
+    assert found.tally.dropped[last, :, -1].sum() == 0, "nobody is sent to a replica that is gone"
+    assert served >= 0.9 * found.tally.due[last].sum()
+
+
+def test_a_drain_loses_nothing():
+    found = simulate(city(24, 3, seconds=240.0, events=events("100:drain:1")))
+    assert "replica_lost" not in found.figures.dropped
+    assert found.tally.moves.sum() > 0
+
+
+def test_a_controller_that_was_away_leaves_cameras_where_they_are():
+    plan = city(30, 3, seconds=240.0)
+    calm, away = simulate(plan), simulate(replace(plan, events=events("100:controller:30")))
+    assert away.tally.moves.sum() <= calm.tally.moves.sum() + 2
+    assert "replica_lost" not in away.figures.dropped
+    assert "no_replica" not in away.figures.dropped
+
+
+def test_without_replicas_windows_are_dropped_for_that_reason():
+    found = simulate(city(6, 1, seconds=240.0, events=events("100:kill:1")))
+    assert found.figures.dropped["no_replica"] > 0
+    assert found.tally.answered[-1].sum() == 0
+    back = simulate(city(6, 1, seconds=240.0, events=events("100:kill:1", "140:join:1")))
+    assert back.tally.answered[-1].sum() > 0
+
+
+def test_overload_is_refused_or_reduced_and_said():
+    found = simulate(city(400, 2))
+    assert found.refused > 0
+    assert found.missing_replicas > 0
+    assert found.figures.dropped["refused"] > 0
+    forced = simulate(city(60, 2, force=True))
+    assert forced.refused == 0
+
+
+def test_districts_share_cameras_and_replicas_evenly():
+    dealt = deal(city(25, 7, per_controller=10))
+    assert [(each.cameras, each.replicas) for each in dealt] == [(8, 2), (8, 2), (9, 3)]
+    assert len(deal(city(25, 2, per_controller=10))) == 2
+
+
+def test_cameras_go_where_they_can_be_carried():
+    fast = replace(COSTS, window_s=0.3, step_s=0.01)
+    plan = replace(city(90), pools=(PoolPlan("slow", 2, COSTS), PoolPlan("fast", 2, fast)))
+    assert [each.cameras for each in deal(plan)] == [30, 60]
+
+
+def test_mean_load_is_what_a_pool_has_to_carry():
+    mix = load_mix("steady")
+    assert mean_load(mix, COSTS, 8.0) == pytest.approx((0.6 + 0.02 / 8) / 8)
+
+
+@pytest.mark.parametrize(
+    ("changes", "complaint"),
+    [
+        ({"warmup_s": 500.0}, "warm-up"),
+        ({"events": events("500:kill:1")}, "after the end"),
+        ({"events": events("5:kill:9")}, "only 3 are left"),
+    ],
+)
+def test_what_cannot_be_simulated_is_refused(changes, complaint):
+    with pytest.raises(ConfigError, match=complaint):
+        simulate(city(**changes))
+
+
+def test_a_burst_wakes_quiet_cameras():
+    plan = city(60, 6, mix="night", seconds=300.0)
+    calm, woken = simulate(plan), simulate(replace(plan, events=events("150:wake:1")))
+    before = np.s_[:4]
+    assert (calm.tally.due[before] == woken.tally.due[before]).all()
+    assert woken.tally.answered[5:8].sum() > 2 * calm.tally.answered[5:8].sum()

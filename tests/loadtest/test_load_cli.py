@@ -1,0 +1,63 @@
+"""What ``sightline loadtest`` says without a cluster."""
+
+from __future__ import annotations
+
+import pytest
+
+from actors.cli import main
+
+
+def said(capsys) -> str:
+    captured = capsys.readouterr()
+    return " ".join((captured.out + captured.err).split())
+
+
+@pytest.mark.parametrize("command", ["run", "search"])
+def test_commands_explain_themselves_with_an_example(capsys, command) -> None:
+    assert main(["loadtest", command, "--help"]) == 0
+    assert f"$ sightline loadtest {command} -c" in said(capsys)
+
+
+def test_profiles_and_faults_are_listed_with_what_they_do(capsys) -> None:
+    assert main(["loadtest", "profiles"]) == 0
+    assert "aligned The worst case of arrivals" in said(capsys)
+    assert main(["loadtest", "faults"]) == 0
+    text = said(capsys)
+    assert "kill-replica kills the replica that has most cameras" in text
+    assert "There is no slow-disk: a running cluster writes nothing to a disk but its logs" in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["run"], "name what to test"),
+        (["run", "-g", "somewhere"], "'somewhere' is not an address"),
+        (["run", "-g", "127.0.0.1:1", "-p", "nothing"], "there is no load profile 'nothing'"),
+        (["run", "-g", "127.0.0.1:1", "-f", "slow-disk"], "there is no fault 'slow-disk'"),
+        (["run", "-g", "127.0.0.1:1", "-f", "kill-replicas"], "did you mean 'kill-replica'"),
+        (["run", "-c", "missing.yaml"], "missing.yaml: there is no such configuration file"),
+        (["run", "-g", "127.0.0.1:1", "--set", "window.stride_s=99"], "window.stride_s"),
+        (["search", "-g", "127.0.0.1:1", "--replicas", "2"], "leave --gateway out"),
+    ],
+)
+def test_wrong_command_lines_end_with_one_sentence(capsys, arguments, message) -> None:
+    assert main(["loadtest", *arguments]) == 2
+    text = said(capsys)
+    assert message in text
+    assert text.startswith("error: ")
+
+
+def test_a_wrong_cost_model_is_refused_by_name_with_how_to_make_one(capsys, tmp_path) -> None:
+    config = tmp_path / "cluster.yaml"
+    config.write_text("{engine: calibrated, model: {name: demo}, questions: [{id: q, text: 'Is it?'}]}")
+    profile = tmp_path / "profile.yaml"
+    profile.write_text("{width: 64, height: 64, mix: {quiet: 1}}")
+    for setting, message in (
+        ("calibrated.costs=null", "needs calibrated.costs"),
+        ("calibrated.costs=h1000", "there is no cost model 'h1000'"),
+        ("calibrated.costs=qwen2.5-vl-7b-h100", "not of 'demo'"),
+    ):
+        assert main(["loadtest", "run", "-c", str(config), "-p", str(profile), "--set", setting]) == 2
+        text = said(capsys)
+        assert message in text
+        assert "sightline bench cost" in text

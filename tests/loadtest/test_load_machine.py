@@ -1,0 +1,116 @@
+"""What the generator sees of its machine and of a metrics page; it is never early, and knows when it is late."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+import time
+from collections import Counter
+from itertools import count
+
+import pytest
+
+from cluster.types import EncodedPacket
+from loadtest.machine import Machine, read_gpus
+from loadtest.pacer import Pacer
+from loadtest.scrape import fetch, grown, level, parse
+from loadtest.script import Due
+
+
+def test_cores_are_those_of_the_processes_and_roles_are_added_up() -> None:
+    spinning = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(2)]
+    try:
+        processes = {"decoder-0": spinning[0].pid, "decoder-1": spinning[1].pid, "gone-0": 2**22 - 1}
+        machine = Machine()
+        machine.look(processes)
+        before, begun = [sum(os.times()[:4]), *(_seconds(p.pid) for p in spinning)], time.monotonic()
+        time.sleep(0.6)
+        use = machine.look(processes)
+        passed = time.monotonic() - begun
+        used = sum(_seconds(p.pid) for p in spinning) - sum(before[1:])
+    finally:
+        for process in spinning:
+            process.kill()
+            process.wait()
+    assert use.cores["decoder"] == pytest.approx(used / passed, abs=0.1)
+    assert set(use.cores) == {"decoder", "generator"}
+    assert use.memory_bytes["decoder"] > 2 * 2**20
+    assert 0 < use.busy <= 1.01
+    assert use.others >= 0
+
+
+def _seconds(pid: int) -> float:
+    import psutil
+
+    times = psutil.Process(pid).cpu_times()
+    return times.user + times.system
+
+
+def test_gpus_are_read_from_what_the_tool_prints() -> None:
+    one, two = read_gpus("0, 87, 12, 40536\n1, 3, [N/A], 11\nNo devices were found\n\n")
+    assert (one.number, one.compute, one.decode, one.memory_bytes) == (0, 0.87, 0.12, 40536 * 2**20)
+    assert (two.number, two.decode) == (1, None)
+    assert read_gpus("") == ()
+
+
+PAGE = """# TYPE sightline_windows_total counter
+sightline_windows_total{result="done",reason="",process="replica-0"} %d
+sightline_windows_total{result="dropped",reason="late",process="replica-0"} %d
+sightline_windows_total{result="dropped",reason="late",process="replica-1"} %d
+# TYPE sightline_queue_depth gauge
+sightline_queue_depth{queue="windows",process="replica-0"} 3
+sightline_queue_depth{queue="windows",process="replica-1"} 4
+"""
+
+
+def test_counters_grow_over_restarts() -> None:
+    before, after = parse(PAGE % (100, 7, 2)), parse(PAGE % (150, 4, 2))
+    # replica-0 began anew: the four it shows are all since then.
+    assert grown(before, after, "sightline_windows_total", "reason", {"result": "dropped"}) == Counter(late=4)
+    assert grown(before, after, "sightline_windows_total", "result", {"result": "done"}) == Counter(done=50)
+    assert grown({}, after, "sightline_nothing_total", "result") == Counter()
+    assert level(after, "sightline_queue_depth", "queue") == {"windows": 7}
+
+
+def test_a_page_that_nobody_serves_is_empty() -> None:
+    assert fetch("127.0.0.1:1", timeout_s=0.5) == {}
+
+
+def stream(every_s: float):
+    return (Due(number * every_s, EncodedPacket("h264", b"x", 0, 0, True, number), False) for number in count())
+
+
+async def test_packets_leave_when_they_are_due_and_not_before() -> None:
+    pacer, sent, now = Pacer(), [], time.monotonic()
+    for began_s in (now + 0.1, now + 0.125):
+        pacer.add(began_s, stream(0.05), lambda due, b=began_s: sent.append((b + due.at_s, time.monotonic())))
+    ticket = pacer.add(now + 0.1, stream(0.01), lambda _: sent.append((0.0, 0.0)))
+    pacer.remove(ticket)
+    running = asyncio.create_task(pacer.run())
+    await asyncio.sleep(0.55)
+    running.cancel()
+    assert len(sent) >= 10
+    assert all(at >= due > 0 for due, at in sent), "nothing of the removed camera, and nothing early"
+    assert [due for due, _ in sent] == sorted(due for due, _ in sent)
+    late = pacer.take_lateness()
+    assert len(late) == len(sent)
+    assert len(pacer.take_lateness()) == 0
+
+
+def test_a_pacer_that_was_held_up_says_by_how_much() -> None:
+    clock = [100.0]
+
+    async def held_up() -> tuple[list[float], int]:
+        pacer, sent = Pacer(clock=lambda: clock[0]), []
+        pacer.add(100.0, stream(0.1), sent.append)
+        clock[0] = 100.95
+        pacer.send_due(clock[0], most=4)
+        first = len(sent)
+        pacer.send_due(clock[0])
+        return list(pacer.take_lateness()), first
+
+    late, first = asyncio.run(held_up())
+    assert first == 4, "a batch is bounded"
+    assert late == pytest.approx([0.95, 0.85, 0.75, 0.65, 0.55, 0.45, 0.35, 0.25, 0.15, 0.05])

@@ -1,0 +1,239 @@
+"""The whole generator against a toy cluster: real sockets, and every fate that a window can have."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import signal
+import subprocess
+import time
+from itertools import pairwise
+
+import psutil
+import pytest
+from toy_cluster import STRIDE_S, ToyCluster, footage, profile
+
+from cluster.errors import ConfigError, SightlineError, UnavailableError
+from loadtest.faults import inflict
+from loadtest.profile import Storm
+from loadtest.run import camera_setup, run_search, run_test
+from loadtest.search import Search
+from loadtest.stage import on_stage
+from loadtest.target import Target
+
+CLIPS = {"busy": footage()}
+
+
+async def test_a_cluster_that_answers_everything_is_stable() -> None:
+    toy, ticks = ToyCluster(), []
+    async with toy.target() as target:
+        found = await run_test(target, profile(), CLIPS, on_tick=ticks.append)
+    measured = found.measurement
+    assert measured.verdict.stable, measured.verdict
+    assert measured.streams == 4
+    assert measured.due == measured.answered >= 4 * 4
+    assert (measured.silent, measured.given_up, measured.missing, measured.failures) == (0, 0, 0, ())
+    assert -0.1 < measured.lag.p50 < STRIDE_S
+    # A moment of a stride waits for half of it on average, and for the answer.
+    assert STRIDE_S / 4 < measured.alert.p50 - measured.lag.p50 < STRIDE_S
+    assert measured.tokens["full"] == 100 * measured.measured
+    assert [tick.streams for tick in ticks][-1] == 4
+    assert measured.packets > 0 == measured.packets_dropped
+    source, questions, settings = toy.settings["load-00000"]
+    assert (source, questions[0].id, settings["window"]["stride_s"]) == ("", "person", STRIDE_S)
+
+
+async def test_windows_that_vanish_are_found_and_windows_that_are_counted_are_not_silent() -> None:
+    toy = ToyCluster(lambda camera, window: {2: "lose", 3: "drop"}.get(window, 0.0) if camera == "load-00001" else 0.0)
+    async with toy.target() as target:
+        found = (await run_test(target, profile(measure_s=2.0), CLIPS)).measurement
+    assert (found.silent, found.given_up) == (1, 1)
+    assert found.due == found.answered + 2
+    assert not found.verdict.stable
+    assert any("neither answered nor counted" in reason for reason in found.verdict.reasons)
+
+
+async def test_late_answers_are_the_clusters_limit() -> None:
+    toy = ToyCluster(lambda *_: 2 * STRIDE_S)
+    async with toy.target() as target:
+        found = (await run_test(target, profile(warmup_s=1.5), CLIPS)).measurement
+    assert found.lag.p50 > STRIDE_S
+    assert found.silent == 0, "late is not lost"
+    assert (found.verdict.stable, found.verdict.limit) == (False, "cluster")
+    assert found.on_time == 0
+
+
+async def test_a_generator_that_stalls_says_that_it_was_the_limit() -> None:
+    toy = ToyCluster()
+    async with toy.target() as target, stage_on(target) as stage:
+        await stage.warm_up(4)
+        mark = await stage.mark()
+        for _ in range(3):
+            await asyncio.sleep(0.2)
+            # What a machine without time for the generator does to it.
+            time.sleep(0.4)  # noqa: ASYNC251
+        await asyncio.sleep(1.1)
+        verdict = (await stage.conclude(mark)).verdict
+    assert (verdict.stable, verdict.limit) == (False, "generator")
+    assert any("outpaced by its own machine" in reason for reason in verdict.reasons)
+
+
+def stage_on(target: Target, **changes):
+    return on_stage(target, profile(**changes), CLIPS, camera_setup(target.config))
+
+
+async def test_phases_are_kept_and_packets_go_on_without_holes() -> None:
+    toy = ToyCluster()
+    async with toy.target() as target, stage_on(target, phases="even") as stage:
+        await stage.warm_up(4)
+        begins = sorted(camera.books.began_s % STRIDE_S for camera in stage.fleet.cameras.values())
+        gaps = [b - a for a, b in pairwise(begins)]
+        assert gaps == pytest.approx([STRIDE_S / 4] * 3)
+        for camera in toy.cameras.values():
+            assert camera.packets == list(range(len(camera.packets)))
+            assert len(camera.packets) > 10
+
+
+async def test_connections_that_break_come_back_and_lose_nothing() -> None:
+    toy = ToyCluster()
+    async with toy.target() as target, stage_on(target) as stage:
+        await stage.warm_up(3)
+        mark = await stage.mark()
+        assert len(stage.fleet.storm(1.0)) == 3
+        await asyncio.sleep(1.5)
+        found = await stage.conclude(mark)
+        assert found.reconnects == 3
+        assert (found.silent, found.missing) == (0, 0)
+        for camera in toy.cameras.values():
+            assert camera.packets == list(range(len(camera.packets)))
+            assert len(camera.sessions) == 2
+            assert len(set(camera.sessions)) == 1
+
+
+async def test_a_profile_brings_storms_churn_and_losses() -> None:
+    toy = ToyCluster()
+    weather = {"storm": Storm(every_s=0.6, share=0.5), "churn_per_min": 1.0, "loss": 0.2, "streams": 30}
+    async with toy.target() as target:
+        found = (await run_test(target, profile(**weather), CLIPS)).measurement
+    assert found.reconnects >= 15
+    assert found.packets_lost > 0.1 * found.packets
+    assert len(toy.added) > 30, "somebody left and another came"
+    assert found.streams >= 30
+    assert (found.silent, found.failures) == (0, ())
+
+
+async def test_cameras_of_a_cluster_of_somebody_elses_are_gone_afterwards() -> None:
+    toy = ToyCluster()
+    async with toy.target(own=False) as target, stage_on(target) as stage:
+        await stage.warm_up(3)
+        await stage.warm_up(1)
+        assert list(toy.cameras) == ["load-00000"]
+        assert len(stage.fleet.everyone()) == 3
+    assert toy.cameras == {}
+
+
+async def test_nobody_there_and_a_refused_camera_end_it_with_a_sentence(monkeypatch) -> None:
+    monkeypatch.setattr("loadtest.stage.READY_S", 1.0)
+    toy = ToyCluster()
+    async with toy.target() as target:
+        nobody = Target("127.0.0.1:1", None, target.config, dict, own=False)
+        with pytest.raises(UnavailableError, match="no Sightline gateway answers at 127"):
+            async with asyncio.timeout(40):
+                await run_test(nobody, profile(), CLIPS)
+        await toy.add("taken", "", (), {})
+        async with stage_on(target) as stage:
+            await stage.fleet.grow(1)
+            del toy.cameras["load-00000"]
+            stage.fleet.storm(1.0)
+            async with asyncio.timeout(10):
+                while not stage.fleet.failures:  # noqa: ASYNC110
+                    await asyncio.sleep(0.05)
+            assert "load-00000" in stage.fleet.failures[0]
+
+
+async def test_the_search_finds_where_answers_begin_to_be_late() -> None:
+    """Up to three cameras are answered in time, more are not."""
+    toy = ToyCluster()
+    toy.fate = lambda *_: 0.0 if len(toy.cameras) <= 3 else 2 * STRIDE_S
+    search = Search(first=2, most=64)
+    tried, saved = [], []
+    async with toy.target() as target:
+        quick = profile(warmup_s=1.1, measure_s=0.6)
+        found = await run_search(
+            target,
+            quick,
+            CLIPS,
+            search,
+            save=lambda: saved.append(len(search.tries)),
+            on_result=lambda one, _: tried.append(one),
+        )
+    assert (found.streams, found.limit, found.silent) == (3, "cluster", 0)
+    assert [each.streams for each in tried][:3] == [2, 2, 4]
+    assert saved == list(range(1, len(tried) + 1))
+    assert found.best is not None
+    assert found.best.streams == 3
+
+
+def bystander() -> subprocess.Popen[bytes]:
+    """A process to do things to."""
+    return subprocess.Popen(["sleep", "600"])
+
+
+# -- faults -------------------------------------------------------------------------------------
+async def test_recovery_is_when_the_last_camera_is_on_time_again() -> None:
+    """A process that stops for three seconds; while it does, the cluster answers nothing."""
+    victim = bystander()
+    toy = ToyCluster()
+
+    def stopped() -> bool:
+        return psutil.Process(victim.pid).status() == psutil.STATUS_STOPPED
+
+    toy.fate = lambda *_: "drop" if stopped() else 0.0
+    try:
+        async with toy.target(processes=lambda: {"replica-0": victim.pid}) as target, stage_on(target) as stage:
+            await stage.warm_up(4)
+            found = await inflict(stage, "freeze-replica")
+            assert not stopped()
+    finally:
+        victim.kill()
+        victim.wait()
+    assert (found.victim, found.struck) == ("replica-0", 4)
+    # Frozen for three seconds, then one more stride until the next window ends.
+    assert 3.0 < found.recovery_s < 3.0 + 2 * STRIDE_S + 0.5
+
+
+async def test_a_fault_that_nobody_notices_is_over_with_the_next_window() -> None:
+    victim = bystander()
+    toy = ToyCluster()
+    async with toy.target(processes=lambda: {"controller": victim.pid}) as target, stage_on(target) as stage:
+        await stage.warm_up(4)
+        found = await inflict(stage, "kill-controller")
+    assert victim.wait(5) == -signal.SIGKILL
+    assert found.recovery_s < 2 * STRIDE_S
+    assert found.struck == 4
+
+
+async def test_what_never_recovers_is_said_to_after_a_while(monkeypatch) -> None:
+    monkeypatch.setattr("loadtest.faults.PATIENCE_S", 1.0)
+    monkeypatch.setattr("loadtest.faults.PATIENCE_STRIDES", 0.0)
+    toy = ToyCluster()
+    async with toy.target() as target, stage_on(target) as stage:
+        await stage.warm_up(2)
+        toy.fate = lambda *_: "drop"
+        found = await inflict(stage, "cut-connections")
+    assert math.isinf(found.recovery_s)
+
+
+async def test_faults_that_cannot_be_done_are_refused(tmp_path) -> None:
+    toy = ToyCluster()
+    async with toy.target(own=False) as target, stage_on(target) as stage:
+        await stage.warm_up(1)
+        with pytest.raises(ConfigError, match="starts itself"):
+            await inflict(stage, "kill-replica")
+        assert (await inflict(stage, "cut-connections")).victim == "every connection"
+    async with toy.target() as target, stage_on(target) as stage:
+        await stage.warm_up(1)
+        with pytest.raises(SightlineError, match="no replica has a camera"):
+            await inflict(stage, "kill-replica")
+        with pytest.raises(SightlineError, match="no process 'redis'"):
+            await inflict(stage, "kill-redis")

@@ -1,0 +1,190 @@
+"""A gateway with nothing behind it, which answers a window for every stride of packets: real sockets, no Ray."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import Counter
+from dataclasses import dataclass, field
+
+from sightline.v1 import cameras_pb2_grpc, ingest_pb2_grpc, results_pb2_grpc
+
+from cluster.config import load_config
+from cluster.errors import UnknownCameraError
+from cluster.rpc import cameras, ingest, results
+from cluster.rpc.server import RpcServer
+from cluster.rpc.sinks import PushProgress
+from cluster.types import Answer, CameraStatus, Timing, TokenCount
+from loadtest.footage import Footage, Gop, StoredPacket, StreamHeader
+from loadtest.profile import Profile
+from loadtest.target import Target
+
+STRIDE_S = 0.5
+TOKENS = TokenCount(full=100, kept=40, reused=20, refreshed=5, new=15, query=10, encoded=15)
+
+
+def profile(**changes) -> Profile:
+    quick = {"streams": 4, "fps": 20, "ramp_s": 0.0, "warmup_s": 0.6, "measure_s": 1.5, "mix": {"busy": 1.0}}
+    return Profile(**quick | changes)
+
+
+def footage(fps: float = 20.0, name: str = "busy", gop: int = 10) -> Footage:
+    """Two GOPs of packets that nobody decodes."""
+    step = round(1e6 / fps)
+    gops = tuple(
+        Gop(
+            tuple(
+                StoredPacket(bytes([number, index]) * 20, index * step, index * step, index == 0)
+                for index in range(gop)
+            ),
+            gop * step,
+        )
+        for number in range(2)
+    )
+    return Footage(name, StreamHeader("h264", 64, 64, b""), gops)
+
+
+def config(**cluster):
+    return load_config(
+        None,
+        {
+            "window": {"length_s": 1.0, "stride_s": STRIDE_S},
+            "sampling": {"anchor_interval_s": 0.5},
+            "questions": [{"id": "person", "text": "Is there a person?"}],
+            "cluster": {"heartbeat_s": 0.1, **cluster},
+        },
+    )
+
+
+@dataclass
+class ToyCamera:
+    """``packets``: sequence numbers as they came; ``pts`` of the newest."""
+
+    name: str
+    cluster: ToyCluster
+    packets: list[int] = field(default_factory=list)
+    sessions: list[str] = field(default_factory=list)
+    counts: Counter = field(default_factory=Counter)
+    next: int = 0
+    end: int | None = None
+    window: int = 0
+    news: asyncio.Event = field(default_factory=asyncio.Event)
+
+    # -- a PacketSink
+    async def open(self, header, session):
+        if session not in self.sessions:
+            self.next = 0
+        self.sessions.append(session)
+        return PushProgress(self.next, 64)
+
+    async def offer(self, batch):
+        stride = round(STRIDE_S * 1e6)
+        for packet in batch.packets:
+            if packet.sequence < self.next:
+                continue
+            self.next = packet.sequence + 1
+            self.packets.append(packet.sequence)
+            if self.end is None:
+                self.end = packet.pts + stride
+            while packet.pts >= self.end:
+                self.cluster.close(self, self.end)
+                self.end += stride
+                self.window += 1
+        self.news.set()
+
+    async def progress(self):
+        await self.news.wait()
+        self.news.clear()
+        return PushProgress(self.next, 64)
+
+    async def end_(self):
+        return PushProgress(self.next, 64)
+
+    async def close(self):
+        pass
+
+
+class ToyCluster:
+    """``fate(camera, window)``: answer it (a delay in seconds), ``"drop"`` and count it, or ``"lose"`` it silently."""
+
+    def __init__(self, fate=lambda camera, window: 0.0):
+        self.fate = fate
+        self.cameras: dict[str, ToyCamera] = {}
+        self.added: list[str] = []
+        self.settings = {}
+        self.hub = results.AnswerHub(limit=1000)
+        self.gated = False
+        self._tasks = set()
+
+    def close(self, camera: ToyCamera, end: int) -> None:
+        fate = self.fate(camera.name, camera.window)
+        if fate == "drop":
+            camera.counts["windows_dropped"] += 1
+        elif fate != "lose":
+            task = asyncio.ensure_future(self._answer(camera, camera.window, end, fate))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def _answer(self, camera, window, end, delay_s):
+        await asyncio.sleep(delay_s)
+        camera.counts["windows_gated" if self.gated else "windows_done"] += 1
+        start = max(0, end - 1_000_000)
+        answer = Answer(
+            camera.name, window, start, end, "person", 0.7, True, "toy", self.gated, TOKENS, Timing(latency_s=0.01)
+        )
+        self.hub.publish([answer])
+
+    # -- a CameraDirectory
+    async def add(self, name, source, questions, settings, force=False):
+        self.cameras[name] = ToyCamera(name, self)
+        self.added.append(name)
+        self.settings[name] = (source, questions, settings)
+        return await self.get(name)
+
+    async def remove(self, name):
+        self._known(name)
+        del self.cameras[name]
+
+    async def list(self):
+        return [await self.get(name) for name in sorted(self.cameras)]
+
+    async def get(self, name):
+        return CameraStatus(name, decoder="decoder-0", replica="replica-0", **self._known(name).counts)
+
+    async def sink(self, name):
+        return _Sink(self._known(name))
+
+    def _known(self, name):
+        if name not in self.cameras:
+            raise UnknownCameraError(f"no camera is called {name!r}")
+        return self.cameras[name]
+
+    @contextlib.asynccontextmanager
+    async def serving(self, port=0):
+        """Yields the gateway's address."""
+        server = RpcServer()
+        server.add(ingest.SERVICE, ingest_pb2_grpc.add_IngestServicer_to_server, ingest.IngestServicer(self.sink))
+        server.add(cameras.SERVICE, cameras_pb2_grpc.add_CamerasServicer_to_server, cameras.CamerasServicer(self))
+        server.add(results.SERVICE, results_pb2_grpc.add_ResultsServicer_to_server, results.ResultsServicer(self.hub))
+        bound = server.bind("127.0.0.1", port)
+        await server.start()
+        try:
+            yield f"127.0.0.1:{bound}"
+        finally:
+            self.hub.close()
+            await server.stop(0.0)
+
+    @contextlib.asynccontextmanager
+    async def target(self, *, own=True, processes=dict, **cluster):
+        async with self.serving() as address:
+            yield Target(gateway=address, metrics=None, config=config(**cluster), processes=processes, own=own)
+
+
+class _Sink:
+    """A camera's sink; the camera outlives its connections."""
+
+    def __init__(self, camera):
+        self._camera = camera
+
+    def __getattr__(self, name):
+        return getattr(self._camera, {"end": "end_"}.get(name, name))
