@@ -212,6 +212,8 @@ class Fleet:
             return []
         moves = self._moved(self._placement.leave(replica), f"{replica} is gone", warm=False)
         del self._replicas[replica]
+        for name, other in self._replicas.items():
+            other.draining = self._placement.is_draining(name)
         self._count_capacity()
         self._dirty.discard(replica)
         self._short.discard(replica)

@@ -133,7 +133,7 @@ class Placement:
         return moved | self._relieve(tight=True)
 
     def leave(self, member: str) -> dict[str, str | None]:
-        """Take a member out; only its own keys move."""
+        """Take a member out; only its own keys move. When all that are left were drained, they take keys again."""
         if member not in self._members:
             return {}
         orphans = self._members.pop(member)
@@ -142,9 +142,16 @@ class Placement:
         self._rows = {name: place for place, name in enumerate(self._names)}
         self._loads, self._capacity = np.delete(self._loads, row), np.delete(self._capacity, row)
         self._draining, self._member_hashes = np.delete(self._draining, row), np.delete(self._member_hashes, row)
+        if self._draining.all():
+            self._draining[:] = False
         for key in orphans:
             self._owners[key] = None
         return self._place_all(orphans)
+
+    def is_draining(self, member: str) -> bool:
+        """Whether a member takes no keys."""
+        row = self._rows.get(member)
+        return row is not None and bool(self._draining[row])
 
     def drain(self, member: str) -> dict[str, str | None]:
         """Move everything off a member that stays alive, and give it nothing more until it leaves or joins again. The

@@ -68,6 +68,8 @@ class WeightedMachine(RuleBasedStateMachine):
         moved = self.table.leave(member)
         self.members.discard(member)
         self.drained.discard(member)
+        if self.drained == self.members:
+            self.drained.clear()
         self.check(before, moved)
         assert set(moved) == {key for key, owner in before.items() if owner == member}
 

@@ -202,7 +202,7 @@ class Courier:
             for number, part in enumerate(fits[shard * each : (shard + 1) * each]):
                 layer, head = divmod(number, self.shape.heads)
                 block[0, layer, :, head], block[1, layer, :, head] = part.key, part.value
-            if not store.put([(key, block)])[0]:
+            if not store.put([(key, block)], again=False)[0]:
                 return False
         return True
 

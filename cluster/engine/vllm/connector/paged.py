@@ -7,12 +7,16 @@ or in tiles; that is written with the backend's own operator, and read by an ord
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from cluster.errors import ModelError
+
+_Reader = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""``half [blocks, heads, block size, size]``, blocks ``[n]`` and places in them ``[n]`` -> ``[n, heads, size]``."""
 
 
 class PagedKV(Protocol):
@@ -51,7 +55,7 @@ class PackedPaged:
 
     def __init__(self, isa: str, block: int, heads: int, size: int, dtype: torch.dtype) -> None:
         self._isa = isa
-        self._keys, self._values = self._orders(block, heads, size, dtype)
+        self._keys, self._values = self._readers(block, heads, size, dtype)
 
     def write(self, cache: Tensor, slots: Tensor, keys: Tensor, values: Tensor) -> None:
         """See ``PagedKV.write``."""
@@ -64,17 +68,12 @@ class PackedPaged:
 
     def read(self, cache: Tensor, slots: Tensor) -> tuple[Tensor, Tensor]:
         """See ``PagedKV.read``."""
-        count, block = len(slots), cache.shape[2]
-        blocks, of_block = torch.unique(slots // block, return_inverse=True)
-        found = []
-        for half, order in zip(_halves(cache), (self._keys, self._values), strict=True):
-            flat = half[blocks].flatten(2)  # [touched blocks, heads, block * size]
-            rows = flat[:, :, order].view(len(blocks), cache.shape[1], block, -1)
-            found.append(rows[of_block, :, slots % block].reshape(count, cache.shape[1], -1))
-        return found[0], found[1]
+        keys, values = _halves(cache)
+        blocks, places = slots // cache.shape[2], slots % cache.shape[2]
+        return self._keys(keys, blocks, places), self._values(values, blocks, places)
 
-    def _orders(self, block: int, heads: int, size: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Where in a block's half each element of ``[block, size]`` lies, for keys and for values."""
+    def _readers(self, block: int, heads: int, size: int, dtype: torch.dtype) -> tuple[_Reader, _Reader]:
+        """For keys and for values, by where in a block's half each element of ``[block, size]`` is found to lie."""
         numbers = torch.arange(block * size).view(block, 1, size).expand(block, heads, size)
         digits: list[tuple[Tensor, Tensor]] = []
         # Every type of KV holds the integers below 128 exactly.
@@ -84,7 +83,7 @@ class PackedPaged:
             self.write(scratch, torch.arange(block), digit, digit)
             key_half, value_half = _halves(scratch)
             digits.append((key_half[0, 0].flatten().long(), value_half[0, 0].flatten().long()))
-        orders = []
+        readers = []
         for half in range(2):
             lies = sum(128**power * digits[power][half] for power in range(3))
             assert isinstance(lies, Tensor)
@@ -93,8 +92,8 @@ class PackedPaged:
                     f"vLLM packs its KV cache as {self._isa!r} here, which cannot be read token by token; "
                     "reuse needs another processor or dtype, mode: pruned works"
                 )
-            orders.append(lies.argsort())
-        return orders[0], orders[1]
+            readers.append(_reader(lies.argsort().view(block, size)))
+        return readers[0], readers[1]
 
 
 def paged_kv(layer: Any, cache: Tensor) -> PagedKV:
@@ -117,6 +116,22 @@ def slots_of(blocks: Tensor, start: int, stop: int, size: int) -> Tensor:
     """Slots of a request's tokens ``[start, stop)`` whose blocks, of ``size`` tokens, are ``blocks``."""
     tokens = torch.arange(start, stop, device=blocks.device)
     return blocks[tokens // size] * size + tokens % size
+
+
+def _reader(order: Tensor) -> _Reader:
+    """Reads elements that lie at ``order [block, size]`` in their block's half; the usual orders without a detour."""
+    block, size = order.shape
+    numbers = torch.arange(block * size)
+    if torch.equal(order, numbers.view(block, size)):
+        return lambda half, blocks, places: half[blocks, :, places]
+    if torch.equal(order, numbers.view(size, block).T):
+        return lambda half, blocks, places: half.view(*half.shape[:2], size, block)[blocks, :, :, places]
+
+    def scattered(half: Tensor, blocks: Tensor, places: Tensor) -> Tensor:
+        heads = torch.arange(half.shape[1])[None, :, None]
+        return half.flatten(2)[blocks[:, None, None], heads, order[places][:, None]]
+
+    return scattered
 
 
 def _halves(cache: Tensor) -> tuple[Tensor, Tensor]:

@@ -145,16 +145,22 @@ class BlockStore:
             os.utime(path)
         return held[1]
 
-    def put(self, items: Sequence[tuple[str, Tensor]]) -> list[bool]:
-        """Write blocks ``[2, layers, tokens, heads, size]``, over those of the same key; which of them are held."""
+    def put(self, items: Sequence[tuple[str, Tensor]], *, again: bool = True) -> list[bool]:
+        """Write blocks ``[2, layers, tokens, heads, size]``, over those of the same key; which of them are held.
+
+        ``again``: they will be asked for here, and stay mapped as with :meth:`get`.
+        """
         sizes = [self.shape.nbytes(block.shape[2]) + _LONGEST_HEADER for _, block in items]
         self._make_room(sum(sizes))
         room = self.cap_bytes
         held = []
         for (key, block), size in zip(items, sizes, strict=True):
             fits = size <= room
-            held.append(fits and self._write(self.folder.path(key, self.shard), key, block))
+            path = self.folder.path(key, self.shard)
+            held.append(fits and self._write(path, key, block))
             room -= size if fits else 0
+            if again and held[-1]:
+                self._keep(path, block.shape[2])
         return held
 
     # -- files ------------------------------------------------------------------------------------
@@ -172,6 +178,16 @@ class BlockStore:
             _unlink(part)
             return False
         return True
+
+    def _keep(self, path: Path, tokens: int) -> None:
+        """Map what was just written, which needs no checking."""
+        try:
+            found = path.stat()
+            mapped = torch.from_file(str(path), shared=False, size=found.st_size, dtype=torch.uint8)
+        except (OSError, RuntimeError):
+            return
+        block = mapped[-self.shape.nbytes(tokens) :].view(self.shape.dtype).view(self.shape.block(tokens))
+        self._open[path.name] = (found.st_ino, block)
 
     def _header(self, key: str, tokens: int) -> bytes:
         shape = self.shape
