@@ -5,6 +5,7 @@ import os
 import pty
 import sys
 import threading
+import time
 
 import pytest
 from hypothesis import given
@@ -260,6 +261,9 @@ class Terminal:
         return before + text
 
     def type(self, text):
+        # What comes between a prompt and the reading behind it may be lost, as nobody types that fast: Python looks for
+        # a Ctrl-C before it begins to read, and not again.
+        time.sleep(0.3)
         os.write(self.master, text.encode())
 
     def end(self):
