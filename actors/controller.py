@@ -69,6 +69,7 @@ class Controller:
         self._failure: SightlineError | None = None
         self._changed = asyncio.Condition()
         self._settled = asyncio.Event()
+        self._shown = -1
         self._probing: set[str] = set()
         self._seen_replicas: set[str] = set()
         self._background = {asyncio.create_task(self._settle()), asyncio.create_task(self._watch_heartbeats())}
@@ -308,8 +309,11 @@ class Controller:
         for step in steps:
             metrics.ladder_steps.labels("down" if step.rung_to > step.rung_from else "up").inc()
             log.info("camera %s: quality %d -> %d, %s", step.camera, step.rung_from, step.rung_to, step.reason)
-        for rung, cameras in self._directory.rungs().items():
-            metrics.ladder_cameras.labels(rung).set(cameras)
+        if self._directory.version != self._shown:
+            # Every step, camera and member changes it; counting walks over all cameras.
+            self._shown = self._directory.version
+            for rung, cameras in self._directory.rungs().items():
+                metrics.ladder_cameras.labels(rung).set(cameras)
         if steps:
             await self._notify()
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 from collections import Counter
 
 from cluster.config.camera import CameraConfig, CameraEntry
@@ -13,6 +12,7 @@ from cluster.config.question import QuestionConfig
 from cluster.config.root import SightlineConfig
 from cluster.config.source import SourceConfig
 from cluster.config.tiers import TiersConfig
+from cluster.hosts import is_loopback
 
 
 class ConflictError(ValueError):
@@ -58,14 +58,6 @@ def conflicts(config: SightlineConfig) -> list[Problem]:
         message = f"must be at least gateway.max_packet_bytes = {gateway.max_packet_bytes}, or such a packet never fits"
         found.append(Problem(("cluster", "packet_queue_bytes"), message))
     return found
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches what listens there."""
-    try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def camera_conflicts(camera: CameraConfig, path: Path, entry: CameraEntry, tiers: TiersConfig) -> list[Problem]:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import ipaddress
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import grpc.aio
 
 from cluster.errors import ConfigError
+from cluster.hosts import is_loopback
 
 ChannelOptions = list[tuple[str, int]]
 
@@ -62,14 +62,6 @@ def open_channel(
     return (
         grpc.aio.insecure_channel(address, options) if tls is None else grpc.aio.secure_channel(address, tls, options)
     )
-
-
-def is_loopback(host: str) -> bool:
-    """Whether ``host`` is this machine."""
-    try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 class ChannelPool:

@@ -18,8 +18,9 @@ from sightline.v1 import (
 )
 
 from cluster.errors import SightlineError, UnavailableError
+from cluster.hosts import is_loopback
 from cluster.rpc import replicas
-from cluster.rpc.channel import CLUSTER_MESSAGE_BYTES, channel_options, is_loopback, split_address
+from cluster.rpc.channel import CLUSTER_MESSAGE_BYTES, channel_options, split_address
 from cluster.rpc.convert import answer_from_proto, question_to_proto, status_from_proto
 from cluster.rpc.credentials import ClientCredentials
 from cluster.rpc.status import is_ours, to_error

@@ -18,8 +18,9 @@ from cluster.codec.source import Source, StreamHeader
 from cluster.codec.state import CameraState, SourceStatus
 from cluster.codec.supervisor import Backoff, SourceSupervisor
 from cluster.errors import SightlineError, SourceError, UnavailableError
+from cluster.hosts import is_loopback
 from cluster.rpc.calls import Call, CallEndedError, finish, first_reply, write
-from cluster.rpc.channel import is_loopback, open_channel, split_address
+from cluster.rpc.channel import open_channel, split_address
 from cluster.rpc.convert import packet_to_proto
 from cluster.rpc.credentials import ClientCredentials
 from cluster.rpc.edge_buffer import EdgeBuffer
