@@ -10,7 +10,8 @@ from collections.abc import Callable
 import grpc.aio
 from sightline.v1 import results_pb2, results_pb2_grpc
 
-from cluster.rpc.channel import is_loopback, open_channel, split_address
+from cluster.hosts import is_loopback
+from cluster.rpc.channel import open_channel, split_address
 from cluster.rpc.convert import answer_from_proto
 from cluster.rpc.credentials import ClientCredentials
 from cluster.types import Answer
