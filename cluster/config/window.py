@@ -15,7 +15,8 @@ class WindowConfig(Section):
     refresh: str = Field(
         default="anchors",
         description="Which reused tokens are computed again: all, none, anchors, anchors_last (in the order vLLM "
-        "forces), first_n, shifted, random, topk_deviation (CacheBlend), first_percent (VLCache) or budget (ours).",
+        "forces), first_n, shifted, random, topk_deviation (CacheBlend), first_percent (VLCache), budget (ours) or "
+        "budget_last (ours in the order vLLM forces).",
     )
     refresh_budget: float | None = Field(
         default=None,

@@ -124,6 +124,7 @@ def standard(shape: WindowShape) -> list[Setting]:
             ("all", None),
             ("anchors", None),
             ("anchors_last", None),
+            ("budget_last", 0.25),
             *((name, 0.1) for name in _budgeted()),
         )
     ]

@@ -101,21 +101,24 @@ def test_rows_see_what_an_explicit_mask_lets_them_see(
         torch.testing.assert_close(got[0, :, head], expected, rtol=1e-9, atol=1e-9)
 
 
-def test_the_same_tokens_as_anchors_at_more_context(
+@pytest.mark.parametrize(("timely", "behind"), [("anchors", "anchors_last"), ("budget", "budget_last")])
+def test_the_same_tokens_at_more_context(
+    timely: str,
+    behind: str,
     model: VisionLanguageModel,
     make_camera: Callable[..., SyntheticCamera],
     make_spec: Callable[..., StreamSpec],
 ) -> None:
-    assert refresh_policies.get("anchors_last").reused_first
-    assert not refresh_policies.get("anchors").reused_first
+    assert refresh_policies.get(behind).reused_first
+    assert not refresh_policies.get(timely).reused_first
     camera = make_camera(kept=0.3)
-    engines = {name: NativeEngine(model) for name in ("anchors", "anchors_last")}
+    engines = {name: NativeEngine(model) for name in (timely, behind)}
     for name, engine in engines.items():
         engine.admit(make_spec(refresh=name))
     slid = 0
     for index in range(20):
         requests = {name: engine.push(camera.sample(index)) for name, engine in engines.items()}
-        if not requests["anchors"]:
+        if not requests[timely]:
             continue
         (before,), (after,) = (engine.step(requests[name]) for name, engine in engines.items())
         first, last = (engine.stats.windows[0] for engine in engines.values())

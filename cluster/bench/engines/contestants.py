@@ -45,6 +45,7 @@ class Contestant:
     * ``whole``: it is given every patch of every frame; else what the pruner keeps
     * ``refresh``: the policy of its streams
     * ``vllm``: it needs vLLM, which this environment may lack
+    * ``budget``: share of the overlap that it refreshes; the policy's own amount where there is none
     * ``goes_on``: a window costs it less for the windows before, so it answers every one of them; else it is spared
       those before the first whole one
     """
@@ -56,6 +57,7 @@ class Contestant:
     refresh: str
     vllm: bool = False
     goes_on: bool = False
+    budget: float | None = None
 
 
 def check(contestants: Iterable[Contestant]) -> None:
@@ -83,6 +85,15 @@ CONTESTANTS: dict[str, Contestant] = {
             "anchors_last",
             goes_on=True,
         ),
+        Contestant(
+            "native_budget_last",
+            "the same order; what drifted most is refreshed, a quarter of the overlap",
+            _native,
+            False,
+            "budget_last",
+            goes_on=True,
+            budget=0.25,
+        ),
         Contestant("native_none", "the same with nothing refreshed", _native, False, "none", goes_on=True),
         Contestant(
             "vllm_full",
@@ -103,7 +114,17 @@ CONTESTANTS: dict[str, Contestant] = {
         Contestant("vllm_pruned", "vLLM, kept tokens alone", partial(_vllm, mode="pruned"), False, "all", vllm=True),
         Contestant(
             "vllm_reuse",
-            "vLLM, kept tokens, the last window's loaded through a KV connector; anchors refreshed",
+            "vLLM, kept tokens, the last window's loaded through a KV connector; a quarter of them refreshed, by drift",
+            partial(_vllm, mode="reuse"),
+            False,
+            "budget_last",
+            vllm=True,
+            goes_on=True,
+            budget=0.25,
+        ),
+        Contestant(
+            "vllm_reuse_anchors",
+            "the same with all anchors refreshed, as CodecSight does",
             partial(_vllm, mode="reuse"),
             False,
             "anchors_last",

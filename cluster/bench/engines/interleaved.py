@@ -69,7 +69,15 @@ class Entrant:
     def admit(self, spec: StreamSpec) -> None:
         """Take all streams in."""
         for samples in self.samples:
-            self.engine.admit(replace(spec, stream=samples[0].stream, refresh=self.contestant.refresh))
+            contestant = self.contestant
+            self.engine.admit(
+                replace(
+                    spec,
+                    stream=samples[0].stream,
+                    refresh=contestant.refresh,
+                    refresh_budget=contestant.budget,
+                )
+            )
 
     def push(self, index: int) -> list[WindowRequest]:
         """Give every stream its frame; returns the windows that closed."""

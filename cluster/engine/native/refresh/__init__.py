@@ -16,6 +16,9 @@ from cluster.engine.native.refresh import (
     budget as budget,
 )
 from cluster.engine.native.refresh import (
+    budget_last as budget_last,
+)
+from cluster.engine.native.refresh import (
     first_n as first_n,
 )
 from cluster.engine.native.refresh import (
