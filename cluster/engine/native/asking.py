@@ -182,6 +182,8 @@ class Asking:
             first_token_s=self._first_token_s,
             total_s=time.perf_counter() - self._began,
             degraded=stats.out_of_reach > 0 or stats.gone > 0,
+            prompt_tokens=len(self._prompt_ids),
+            answer_tokens=len(self._tokens),
         )
         # Context of all layers: not needed any more, and as large as what was read.
         self._attention = None

@@ -4,33 +4,32 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from cluster.engine.answers import answer_of, standing_again
+from cluster.engine.answers import answer_of
 from cluster.engine.base import WindowRequest
 from cluster.engine.native import export
-from cluster.engine.native.admission import check_sample, check_spec
+from cluster.engine.native.admission import check_spec
 from cluster.engine.native.asking import Asking
 from cluster.engine.native.attention import install
 from cluster.engine.native.decode import end_tokens, explain
 from cluster.engine.native.encode import encode_pending
 from cluster.engine.native.fingerprint import fingerprint
 from cluster.engine.native.forward import PassResult
-from cluster.engine.native.gate import standing
 from cluster.engine.native.kernels import kernel_for
 from cluster.engine.native.kv import KVSlab
 from cluster.engine.native.passes import pass_rows, run_passes
 from cluster.engine.native.plan import Prompt, WindowPlan, commit, plan_window
 from cluster.engine.native.score import YesNoScore
-from cluster.engine.native.stats import StepStats, WindowStats
-from cluster.engine.native.stream import HeldFrame, LastWindow, Stream
+from cluster.engine.native.stats import WindowStats
+from cluster.engine.native.stream import HeldFrame, Stream
 from cluster.engine.native.system import system_prompt
+from cluster.engine.native.windowed import WindowedEngine, Work, first_set, shape_of
 from cluster.engine.native.windows import WindowClock
 from cluster.errors import ModelError, NotReadyError
 from cluster.memory.bank import MemoryBank
@@ -41,9 +40,7 @@ from cluster.types import (
     Answer,
     AskSpec,
     Forgotten,
-    FrameSample,
     MemoryStatus,
-    PatchGeometry,
     Question,
     StreamSpec,
     Timing,
@@ -56,18 +53,7 @@ log = logging.getLogger(__name__)
 SAVED_WINDOW_BYTES = 32 * 2**20
 
 
-@dataclass(slots=True, eq=False)
-class _Work:
-    """A window on its way through a step."""
-
-    stream: Stream
-    request: WindowRequest
-    frames: list[HeldFrame]
-    encoded: int
-    tower_flops: int = 0
-
-
-class NativeEngine:
+class NativeEngine(WindowedEngine):
     """The :class:`~cluster.engine.base.Engine` over one model. Not thread-safe: one thread makes all calls.
 
     * ``score_temperature``, ``score_bias``: calibration of the yes/no score; ``None``: the model's own, else 1 and 0
@@ -88,42 +74,32 @@ class NativeEngine:
         memories: MemoryBank | None = None,
         leave: Leave | None = None,
     ) -> None:
-        self.model = model
+        super().__init__(model, max_new_tokens)
         self.kernel = kernel_for(model.device, model.dtype, kernel)
         self.pass_rows = pass_rows(model.device)
-        self.max_new_tokens = max_new_tokens
         self.memories = memories
         if memories is not None and memories.window is None:
             memories.window = self._saved_window
         self._leave = leave if memories is None else memories.take
-        self.stats = StepStats()
         yes, no = model.yes_no_ids()
         self._score = YesNoScore(
             yes,
             no,
-            temperature=_first(score_temperature, model.settings.score_temperature, 1.0),
-            bias=_first(score_bias, model.settings.score_bias, 0.0),
+            temperature=first_set(score_temperature, model.settings.score_temperature, 1.0),
+            bias=first_set(score_bias, model.settings.score_bias, 0.0),
             device=model.device,
         )
         self._ends = end_tokens(model)
-        self._streams: dict[str, Stream] = {}
-        # Text tokens around a frame's visual ones; known once a frame was encoded.
-        self._frame_text = 0
         self._prompt = lru_cache(maxsize=1024)(self._make_prompt)
         self._fingerprint: str | None = None
         install(model)
         self._system = system_prompt(model, self.kernel)
 
     # -- streams --------------------------------------------------------------------------------------
-    @property
-    def geometry(self) -> PatchGeometry:
-        """See ``Engine.geometry``."""
-        return self.model.geometry
-
     def admit(self, spec: StreamSpec) -> None:
         """See ``Engine.admit``."""
         check_spec(spec, self.model)
-        window, stride = round(spec.window_s * MICROSECONDS), round(spec.stride_s * MICROSECONDS)
+        window, stride = shape_of(spec)
         held = self._streams.get(spec.stream)
         saved = self.memories.open(spec.stream, spec.memory) if self.memories is not None else None
         if held is None and not (saved and self._resume(spec, saved)):
@@ -140,27 +116,6 @@ class NativeEngine:
         if held is not None and self.memories is not None and stream in self.memories:
             held.forget()
             self.memories.release(stream)
-
-    def push(self, sample: FrameSample) -> list[WindowRequest]:
-        """See ``Engine.push``.
-
-        Raises:
-            ValueError: the stream is not admitted, its pts do not ascend, or the frame does not fit the model.
-        """
-        stream = self._stream(sample.stream)
-        check_sample(sample, self.geometry)
-        return stream.push(sample, time.monotonic())
-
-    def flush(self, stream: str) -> list[WindowRequest]:
-        """See ``Engine.flush``."""
-        return self._stream(stream).flush(time.monotonic())
-
-    def memory_bytes(self, stream: str | None = None) -> int:
-        """See ``Engine.memory_bytes``; what streams share (weights, system prompt, questions) is not counted."""
-        if stream is not None:
-            held = self._streams.get(stream)
-            return held.nbytes if held else 0
-        return sum(held.nbytes for held in self._streams.values())
 
     # -- moving ---------------------------------------------------------------------------------------
     @property
@@ -179,7 +134,7 @@ class NativeEngine:
         check_spec(spec, self.model)
         taken = export.load(state, spec, KVSlab.of(self.model), self.fingerprint)
         taken.leave = self._leave
-        taken.clock.reshape(round(spec.window_s * MICROSECONDS), round(spec.stride_s * MICROSECONDS))
+        taken.clock.reshape(*shape_of(spec))
         self._streams[spec.stream] = taken
 
     def hand_over(self, stream: str) -> bool:
@@ -205,39 +160,14 @@ class NativeEngine:
         return True
 
     # -- windows --------------------------------------------------------------------------------------
-    @torch.inference_mode()
     def step(self, requests: Sequence[WindowRequest]) -> list[Answer]:
-        """See ``Engine.step``. Windows too old to be answered give no answers and are counted in ``stats``."""
-        started = time.monotonic()
-        names = [request.stream for request in requests]
-        if len(set(names)) < len(names):
-            raise ValueError("a step takes at most one window per stream")
-        answers: dict[str, list[Answer]] = {}
-        work: list[_Work] = []
-        gated = expired = 0
-        for request in requests:
-            stream = self._streams.get(request.stream)
-            if stream is None or not stream.take(request):
-                expired += 1
-                continue
-            frames = stream.window_frames(request.start, request.end)
-            last = standing(stream, request)
-            if last is not None:
-                gated += 1
-                stream.counters.gated += 1
-                answers[request.stream] = self._repeat(last, request, frames, started)
-            elif frames:
-                pending = sum(frame.size for frame in frames if frame.tokens is None)
-                work.append(_Work(stream, request, frames, pending))
-        windows = self._compute(work, started, answers) if work else []
-        for each in work:
-            each.stream.trim()
+        """See ``Engine.step``."""
+        answers = super().step(requests)
         if self.memories is not None:
             self.memories.save_due()
-        self.stats = StepStats(tuple(windows), gated, expired)
-        return [answer for request in requests for answer in answers.get(request.stream, [])]
+        return answers
 
-    def _compute(self, work: Sequence[_Work], started: float, answers: dict[str, list[Answer]]) -> list[WindowStats]:
+    def _compute(self, work: Sequence[Work], started: float, answers: dict[str, list[Answer]]) -> list[WindowStats]:
         clock = _Stopwatch(self.model.device)
         self._encode(work)
         vision_s = clock.lap()
@@ -270,11 +200,7 @@ class NativeEngine:
                 answer_of(each.request, prompt.question, score, text, tokens, timing)
                 for prompt, score, text in zip(plan.prompts, scores[i], texts[i], strict=True)
             ]
-            stream = each.stream
-            stream.last = LastWindow(each.request.window, each.request.end, stream.spec.questions, tuple(given))
-            stream.windows_since_fresh += 1
-            stream.counters.computed += 1
-            answers[each.request.stream] = given
+            self._answered(each, given, answers)
             computed = result.stats.mean(result.stats.rows)
             attended = result.stats.mean(result.stats.attended)
             windows.append(
@@ -292,16 +218,10 @@ class NativeEngine:
             )
         return windows
 
-    def _encode(self, work: Sequence[_Work]) -> None:
-        frames = [frame for each in work for frame in each.frames]
-        flops = encode_pending(self.model, frames)
-        for each in work:
-            each.tower_flops = sum(flops.get(id(frame), 0) for frame in each.frames)
-        text = [len(frame.tokens) - frame.size for frame in frames if frame.tokens is not None and frame.size]
-        if text:
-            self._frame_text = text[0]
+    def _encode_frames(self, frames: Sequence[HeldFrame]) -> Mapping[int, int]:
+        return encode_pending(self.model, frames)
 
-    def _plan(self, each: _Work) -> WindowPlan:
+    def _plan(self, each: Work) -> WindowPlan:
         prompts = [self._prompt(question) for question in each.stream.spec.questions]
         watch = self.memories is not None and self.memories.wants_queries(each.request.stream)
         return plan_window(self.model, self._system, each.stream, each.request, each.frames, prompts, watch=watch)
@@ -324,7 +244,7 @@ class NativeEngine:
             del flat_scores[:count], flat_firsts[:count]
         return scores, firsts
 
-    def _count(self, each: _Work, plan: WindowPlan, result: PassResult) -> TokenCount:
+    def _count(self, each: Work, plan: WindowPlan, result: PassResult) -> TokenCount:
         refreshed = round(result.stats.mean(result.stats.narrowable_rows))
         return TokenCount(
             full=self._full(plan.frames),
@@ -335,19 +255,6 @@ class NativeEngine:
             query=plan.query,
             encoded=each.encoded,
         )
-
-    def _full(self, frames: Sequence[HeldFrame]) -> int:
-        return sum(frame.grid.tokens + self._frame_text for frame in frames)
-
-    def _repeat(
-        self, last: LastWindow, request: WindowRequest, frames: Sequence[HeldFrame], started: float
-    ) -> list[Answer]:
-        kept = sum(frame.size + self._frame_text for frame in frames if frame.size)
-        tokens = TokenCount(full=self._full(frames), kept=kept, reused=kept, refreshed=0, new=0, query=0, encoded=0)
-        timing = Timing(
-            queue_s=max(0.0, started - request.arrived_s), latency_s=max(0.0, time.monotonic() - request.arrived_s)
-        )
-        return [standing_again(answer, request, tokens, timing) for answer in last.answers]
 
     # -- asking ---------------------------------------------------------------------------------------
     def ask(self, ask: AskSpec) -> Asking:
@@ -379,16 +286,6 @@ class NativeEngine:
     def _make_prompt(self, question: Question) -> Prompt:
         ids = torch.tensor(self.model.question_ids(question.text), dtype=torch.int64)
         return Prompt(question, self.model.embed(ids), self.max_new_tokens if question.explain else 0)
-
-    def _stream(self, name: str) -> Stream:
-        if name not in self._streams:
-            raise ValueError(f"stream {name!r} is not admitted; admit it before anything else")
-        return self._streams[name]
-
-
-def _first(*values: float | None) -> float:
-    """The first that is set; the last one is."""
-    return next(value for value in values if value is not None)
 
 
 class _Stopwatch:

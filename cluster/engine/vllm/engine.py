@@ -6,25 +6,24 @@ import math
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
-from cluster.engine.answers import answer_of, standing_again
-from cluster.engine.base import AskRun, WindowRequest
+from cluster.engine.answers import answer_of
+from cluster.engine.base import AskRun
 from cluster.engine.native import export
-from cluster.engine.native.admission import NOMINAL_FPS, check_sample, check_spec
+from cluster.engine.native.admission import NOMINAL_FPS, check_spec
 from cluster.engine.native.decode import end_tokens
 from cluster.engine.native.fingerprint import fingerprint
-from cluster.engine.native.gate import standing
 from cluster.engine.native.kv import KVSlab
 from cluster.engine.native.score import YesNoScore
-from cluster.engine.native.stats import StepStats, WindowStats
-from cluster.engine.native.stream import HeldFrame, LastWindow, Stream
-from cluster.engine.native.windows import WindowClock, WindowSpan
+from cluster.engine.native.stats import WindowStats
+from cluster.engine.native.stream import HeldFrame, Stream
+from cluster.engine.native.windowed import WindowedEngine, Work, first_set, shape_of
+from cluster.engine.native.windows import WindowClock
 from cluster.engine.vllm.served import Served, serve_folder
 from cluster.engine.vllm.settings import VllmSettings
 from cluster.errors import ConfigError, NotReadyError, UnavailableError
@@ -34,9 +33,7 @@ from cluster.types import (
     Answer,
     AskSpec,
     Forgotten,
-    FrameSample,
     MemoryStatus,
-    PatchGeometry,
     StreamSpec,
     Timing,
     TokenCount,
@@ -50,22 +47,12 @@ if TYPE_CHECKING:
 Mode = Literal["full", "pruned", "reuse"]
 
 
-@dataclass(slots=True, eq=False)
-class _Work:
-    """A window on its way through a step."""
-
-    stream: Stream
-    request: WindowRequest
-    frames: list[HeldFrame]
-    encoded: int
-    tower_flops: int = 0
-
-
-class VllmEngine:
+class VllmEngine(WindowedEngine):
     """The :class:`~cluster.engine.base.Engine` on vLLM. Not thread-safe: one thread makes all calls.
 
     Frames go through our tower once, in this process, and their embeddings to vLLM's engine core, in processes of its
-    own, with the window's positions. A step sends all questions of all its windows together.
+    own, with the window's positions. A step sends all questions of all its windows together, and raises
+    ``UnavailableError`` when the core has died or did not answer in time; the next one starts it anew.
 
     * ``mode``: ``pruned`` and ``full`` differ in the frames they are sent (``full``: decoders prune nothing) and in
       nothing else; ``reuse`` loads what it can through a KV connector
@@ -91,27 +78,23 @@ class VllmEngine:
         release: bool = False,
         tier: Tier | None = None,
     ) -> None:
-        self.model = model
+        super().__init__(model, max_new_tokens)
         self.mode = mode
         self._tier = tier
         self.settings = (settings or VllmSettings()).checked()
-        self.max_new_tokens = max_new_tokens
-        self.stats = StepStats()
         yes, no = model.yes_no_ids()
         self._watched = [*yes, *no]
         # Scores are read off the watched tokens' log-probabilities: the normalisation they share cancels out.
         self._score = YesNoScore(
             range(len(yes)),
             range(len(yes), len(self._watched)),
-            temperature=_first(score_temperature, model.settings.score_temperature, 1.0),
-            bias=_first(score_bias, model.settings.score_bias, 0.0),
+            temperature=first_set(score_temperature, model.settings.score_temperature, 1.0),
+            bias=first_set(score_bias, model.settings.score_bias, 0.0),
             device=torch.device("cpu"),
         )
         self._ends = sorted(end_tokens(model))
         self._system = model.system_ids()
         self._fingerprint = fingerprint(model)
-        self._streams: dict[str, Stream] = {}
-        self._frame_text = 0
         self._folder = tempfile.TemporaryDirectory(prefix="sightline-vllm-")
         try:
             self._start(release=release)
@@ -120,15 +103,10 @@ class VllmEngine:
             raise
 
     # -- streams --------------------------------------------------------------------------------------
-    @property
-    def geometry(self) -> PatchGeometry:
-        """See ``Engine.geometry``."""
-        return self.model.geometry
-
     def admit(self, spec: StreamSpec) -> None:
         """See ``Engine.admit``."""
         self._check(spec)
-        window, stride = round(spec.window_s * MICROSECONDS), round(spec.stride_s * MICROSECONDS)
+        window, stride = shape_of(spec)
         held = self._streams.get(spec.stream)
         if held is None:
             self._streams[spec.stream] = Stream(spec, KVSlab.of(self.model), WindowClock(window, stride))
@@ -140,27 +118,6 @@ class VllmEngine:
         """See ``Engine.evict``. Nothing of it is under way in vLLM: a step ends with all its requests."""
         if self._streams.pop(stream, None) is not None:
             self.layout.forget(stream)
-
-    def push(self, sample: FrameSample) -> list[WindowRequest]:
-        """See ``Engine.push``.
-
-        Raises:
-            ValueError: the stream is not admitted, its pts do not ascend, or the frame does not fit the model.
-        """
-        stream = self._stream(sample.stream)
-        check_sample(sample, self.geometry)
-        return stream.push(sample, time.monotonic())
-
-    def flush(self, stream: str) -> list[WindowRequest]:
-        """See ``Engine.flush``."""
-        return self._stream(stream).flush(time.monotonic())
-
-    def memory_bytes(self, stream: str | None = None) -> int:
-        """See ``Engine.memory_bytes``; vLLM's KV cache is not told apart by streams and not counted."""
-        if stream is not None:
-            held = self._streams.get(stream)
-            return held.nbytes if held else 0
-        return sum(held.nbytes for held in self._streams.values())
 
     # -- moving ---------------------------------------------------------------------------------------
     @property
@@ -183,54 +140,12 @@ class VllmEngine:
         taken = export.load(state, spec, KVSlab.of(self.model), self._fingerprint)
         taken.lose_kv()
         taken.kv = KVSlab.of(self.model)
-        taken.clock.reshape(round(spec.window_s * MICROSECONDS), round(spec.stride_s * MICROSECONDS))
+        taken.clock.reshape(*shape_of(spec))
         self.layout.forget(spec.stream)
         self._streams[spec.stream] = taken
 
     # -- windows --------------------------------------------------------------------------------------
-    @torch.inference_mode()
-    def step(self, requests: Sequence[WindowRequest]) -> list[Answer]:
-        """See ``Engine.step``.
-
-        After an error the same windows may be stepped again: a dead engine core is started anew first.
-
-        Raises:
-            UnavailableError: vLLM's engine core has died, did not answer in time, or could not be started anew.
-        """
-        started = time.monotonic()
-        names = [request.stream for request in requests]
-        if len(set(names)) < len(names):
-            raise ValueError("a step takes at most one window per stream")
-        answers: dict[str, list[Answer]] = {}
-        work: list[_Work] = []
-        gated = expired = 0
-        for request in requests:
-            stream = self._streams.get(request.stream)
-            if stream is None or not stream.take(request):
-                expired += 1
-                continue
-            frames = stream.window_frames(request.start, request.end)
-            last = standing(stream, request)
-            if last is not None:
-                gated += 1
-                stream.counters.gated += 1
-                answers[request.stream] = self._repeat(last, request, frames, started)
-            elif frames:
-                pending = sum(frame.size for frame in frames if frame.tokens is None)
-                work.append(_Work(stream, request, frames, pending))
-        try:
-            windows = self._compute(work, started, answers) if work else []
-        except BaseException:
-            for each in work:
-                span = WindowSpan(each.request.window, each.request.start, each.request.end)
-                each.stream.outstanding.insert(0, span)
-            raise
-        for each in work:
-            each.stream.trim()
-        self.stats = StepStats(tuple(windows), gated, expired)
-        return [answer for request in requests for answer in answers.get(request.stream, [])]
-
-    def _compute(self, work: Sequence[_Work], started: float, answers: dict[str, list[Answer]]) -> list[WindowStats]:
+    def _compute(self, work: Sequence[Work], started: float, answers: dict[str, list[Answer]]) -> list[WindowStats]:
         from cluster.engine.vllm.layout import Window, positions_of
 
         began = time.perf_counter()
@@ -278,11 +193,7 @@ class VllmEngine:
                 )
                 for question, score, reply in zip(window.questions, scores, given, strict=True)
             ]
-            stream = each.stream
-            stream.last = LastWindow(each.request.window, each.request.end, stream.spec.questions, tuple(said))
-            stream.windows_since_fresh += 1
-            stream.counters.computed += 1
-            answers[each.request.stream] = said
+            self._answered(each, said, answers)
             done.append(
                 WindowStats(
                     stream=each.request.stream,
@@ -314,27 +225,8 @@ class VllmEngine:
                 replies[number] = given
         return replies
 
-    def _encode(self, work: Sequence[_Work]) -> None:
-        frames = [frame for each in work for frame in each.frames]
-        flops = self.layout.encode(frames)
-        for each in work:
-            each.tower_flops = sum(flops.get(id(frame), 0) for frame in each.frames)
-        text = [len(frame.tokens) - frame.size for frame in frames if frame.tokens is not None and frame.size]
-        if text:
-            self._frame_text = text[0]
-
-    def _full(self, frames: Sequence[HeldFrame]) -> int:
-        return sum(frame.grid.tokens + self._frame_text for frame in frames)
-
-    def _repeat(
-        self, last: LastWindow, request: WindowRequest, frames: Sequence[HeldFrame], started: float
-    ) -> list[Answer]:
-        kept = sum(frame.size + self._frame_text for frame in frames if frame.size)
-        tokens = TokenCount(full=self._full(frames), kept=kept, reused=kept, refreshed=0, new=0, query=0, encoded=0)
-        timing = Timing(
-            queue_s=max(0.0, started - request.arrived_s), latency_s=max(0.0, time.monotonic() - request.arrived_s)
-        )
-        return [standing_again(answer, request, tokens, timing) for answer in last.answers]
+    def _encode_frames(self, frames: Sequence[HeldFrame]) -> Mapping[int, int]:
+        return self.layout.encode(frames)
 
     def _text(self, tokens: Sequence[int]) -> str:
         return str(self.model.tokenizer.decode(list(tokens), skip_special_tokens=True)).strip()
@@ -449,21 +341,11 @@ class VllmEngine:
                 "vllm.arguments"
             )
 
-    def _stream(self, name: str) -> Stream:
-        if name not in self._streams:
-            raise ValueError(f"stream {name!r} is not admitted; admit it before anything else")
-        return self._streams[name]
-
 
 def _in_turn(replies: Sequence[Reply], asks: Sequence[Sequence[Ask]]) -> list[list[Reply]]:
     """Replies in one row, as the asks were -> as many to each as it has asks."""
     rest = iter(replies)
     return [list(islice(rest, len(mine))) for mine in asks]
-
-
-def _first(*values: float | None) -> float:
-    """The first that is set; the last one is."""
-    return next(value for value in values if value is not None)
 
 
 def _cpu_head_sizes() -> list[int]:
