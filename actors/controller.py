@@ -14,16 +14,22 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ray.experimental import internal_kv
-
+from actors.camera_store import CameraStore
 from actors.fleet import fleet_settings
 from actors.logs import configure_logging
+from actors.remote import own_host
+from actors.security import peer_tls
 from cluster import metrics
 from cluster.alerts.watched import Watched
-from cluster.config import CameraConfig, SightlineConfig, camera_settings
+from cluster.cameras.changes import follow_configuration
+from cluster.cameras.managed import Managed
+from cluster.cameras.managers import CONFIGURATION
+from cluster.cameras.table import CameraTable
+from cluster.config import SightlineConfig
 from cluster.errors import SightlineError, UnavailableError
 from cluster.rpc.health import is_serving
-from cluster.scheduling.directory import Assignment, Directory, Route
+from cluster.scheduling.assignments import Assignment, Route
+from cluster.scheduling.directory import Directory
 from cluster.scheduling.removals import Removals
 from cluster.scheduling.reports import (
     CameraReport,
@@ -37,12 +43,13 @@ from cluster.types import CameraStatus
 
 log = logging.getLogger(__name__)
 
-SEEDED = b"seeded"
-CAMERA = b"camera/"
-REMOVED = b"removed/"
 
 FORGET_HEARTBEATS = 4
 """Heartbeats for which a removal waits until every replica that lives has forgotten the camera."""
+
+
+COUNT_REPLICAS_S = 5.0
+"""Between two looks at how full each replica is, which walks over all cameras."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,14 +64,21 @@ class Readiness:
 class Controller:
     """Ray actor, named ``controller``. ``run_id`` tells this cluster's keys from those of earlier ones."""
 
-    def __init__(self, config: SightlineConfig, run_id: str, host: str) -> None:
-        configure_logging("controller", config.cluster.log_dir)
+    def __init__(self, config: SightlineConfig, run_id: str, host: str | None) -> None:
+        configure_logging("controller", config.cluster)
         self._config = config
-        self._metrics = metrics.serve_metrics(host)
+        self._tls = peer_tls(config.security)
+        self._metrics = metrics.serve_metrics(own_host(host), tls=self._tls)
+        metrics.describe_process(config, "controller")
+        self._fleet_metrics = metrics.FleetMetrics(
+            {"decoder": config.cluster.decoders, "replica": config.cluster.replicas}
+        )
+        self._counted_s = 0.0
         self._kv = CameraStore(run_id)
         self._directory = Directory(
             heartbeat_timeout_s=config.cluster.heartbeat_timeout_s, quality=fleet_settings(config)
         )
+        self._table = CameraTable(config, self._directory)
         self._removals = Removals(config.cluster.replicas, self._kv.removed())
         self._failure: SightlineError | None = None
         self._changed = asyncio.Condition()
@@ -87,19 +101,37 @@ class Controller:
         self._kv.clear()
 
     # -- cameras --------------------------------------------------------------------------------
-    async def add_camera(self, settings: CameraConfig, force: bool = False) -> CameraStatus:
-        """Raises ``CameraExistsError`` for a name that is taken with other settings, and ``CapacityError`` when there
-        is no room for the camera, unless ``force`` is set."""
+    async def add_camera(self, managed: Managed, force: bool = False, takeover: bool = False) -> CameraStatus:
+        """Raises ``CameraExistsError`` for a name that is taken with other settings, ``ManagedElsewhereError`` for one
+        that another manager has, unless it is to be taken over, ``ConfigError`` for settings that contradict each
+        other, and ``CapacityError`` when there is no room for the camera, unless ``force`` is set."""
         await self._until_settled()
-        self._directory.add(settings, time.monotonic(), force=force)
-        self._kv.put(settings)
-        await self._notify()
-        return self._directory.status(settings.name)
+        self._table.add(managed, time.monotonic(), force=force, takeover=takeover)
+        return await self._keep(managed)
 
-    async def remove_camera(self, name: str) -> None:
-        """Every replica is told to forget what it saw, now or when it is back. Raises ``UnknownCameraError``."""
+    async def update_camera(self, managed: Managed, takeover: bool = False) -> CameraStatus:
+        """Other settings for a camera; see :meth:`Directory.update`. Raises ``UnknownCameraError``, ``ConfigError`` and
+        ``ManagedElsewhereError``."""
         await self._until_settled()
-        self._directory.remove(name)
+        self._table.update(managed, time.monotonic(), takeover=takeover)
+        return await self._keep(managed)
+
+    async def managed_cameras(self, names: Sequence[str] = ()) -> list[Managed]:
+        """Cameras as they were written, passwords included, sorted by name; all of them without ``names``. Raises
+        ``UnknownCameraError``."""
+        await self._until_settled()
+        return self._table.managed(names)
+
+    async def _keep(self, managed: Managed) -> CameraStatus:
+        self._kv.put(managed)
+        await self._notify()
+        return self._directory.status(managed.entry.name)
+
+    async def remove_camera(self, name: str, manager: str | None = None, takeover: bool = False) -> None:
+        """Every replica is told to forget what it saw, now or when it is back. Raises ``UnknownCameraError`` and
+        ``ManagedElsewhereError``."""
+        await self._until_settled()
+        self._table.remove(name, manager=manager, takeover=takeover)
         for lost in self._removals.add(name):
             log.warning("too many removals wait for a replica: what %s saw ends with its time to live", lost)
             self._kv.delete_removed(lost)
@@ -273,15 +305,31 @@ class Controller:
         """Place the cameras once the decoders are there; after a restart, once everyone is back, so that none moves."""
         cameras = self._kv.load()
         if cameras is None:
-            cameras = [camera_settings(self._config, entry) for entry in self._config.cameras]
-            self._kv.seed(cameras)
+            cameras = [Managed(entry=entry, manager=CONFIGURATION) for entry in self._config.cameras]
+            for managed in cameras:
+                self._kv.put(managed)
+            self._kv.seed(self._config.cameras)
             await self._wait_for_members(replicas=0)
         else:
+            cameras = self._follow_configuration(cameras)
             await self._wait_for_members(self._config.cluster.replicas)
-        for settings in cameras:
-            self._directory.add(settings, time.monotonic())
+        self._table.load(cameras, time.monotonic())
         self._settled.set()
         await self._notify()
+
+    def _follow_configuration(self, cameras: Sequence[Managed]) -> list[Managed]:
+        """The configuration may be another than the last one: its own cameras follow it."""
+        found = follow_configuration(self._kv.seeded(), self._config.cameras, cameras)
+        for managed in found.changed:
+            self._kv.put(managed)
+        for name in found.removed:
+            self._removals.add(name)
+            self._kv.put_removed(name)
+            self._kv.delete(name)
+        for name in found.left:
+            log.warning("camera %s is in the configuration, but another manager has it: it stays as it is", name)
+        self._kv.seed(self._config.cameras)
+        return found.cameras
 
     async def _wait_for_members(self, replicas: int) -> None:
         decoders, timeout_s = self._config.cluster.decoders, self._config.cluster.heartbeat_timeout_s
@@ -309,6 +357,12 @@ class Controller:
         for step in steps:
             metrics.ladder_steps.labels("down" if step.rung_to > step.rung_from else "up").inc()
             log.info("camera %s: quality %d -> %d, %s", step.camera, step.rung_from, step.rung_to, step.reason)
+        now_s = time.monotonic()
+        if now_s - self._counted_s >= COUNT_REPLICAS_S:
+            self._counted_s = now_s
+            directory = self._directory
+            self._fleet_metrics.members({"decoder": len(directory.decoders), "replica": len(directory.replicas)})
+            self._fleet_metrics.replicas(directory.replica_statuses())
         if self._directory.version != self._shown:
             # Every step, camera and member changes it; counting walks over all cameras.
             self._shown = self._directory.version
@@ -328,55 +382,10 @@ class Controller:
     async def _probe(self, replica: str) -> None:
         try:
             info = self._directory.replicas[replica]
-            if not await is_serving(info.address, timeout_s=1.0) and self._directory.replicas.get(replica) == info:
+            serving = await is_serving(info.address, timeout_s=1.0, tls=self._tls)
+            if not serving and self._directory.replicas.get(replica) == info:
                 log.warning("%s at %s does not answer", replica, info.address)
                 self._directory.leave_replica(replica)
                 await self._notify()
         finally:
             self._probing.discard(replica)
-
-
-class CameraStore:
-    """The cameras of one run in Ray's key-value store, which outlives the actor."""
-
-    def __init__(self, run_id: str) -> None:
-        self._namespace = f"sightline-{run_id}".encode()
-
-    def load(self) -> list[CameraConfig] | None:
-        """``None`` when this run has not been seeded yet."""
-        if internal_kv._internal_kv_get(SEEDED, namespace=self._namespace) is None:
-            return None
-        keys = internal_kv._internal_kv_list(CAMERA, namespace=self._namespace)
-        values = [internal_kv._internal_kv_get(key, namespace=self._namespace) for key in sorted(keys)]
-        return [CameraConfig.model_validate_json(value) for value in values if value is not None]
-
-    def seed(self, cameras: Sequence[CameraConfig]) -> None:
-        """Store the configured cameras; from here on the store is the truth."""
-        for settings in cameras:
-            self.put(settings)
-        internal_kv._internal_kv_put(SEEDED, b"1", namespace=self._namespace)
-
-    def put(self, settings: CameraConfig) -> None:
-        internal_kv._internal_kv_put(
-            CAMERA + settings.name.encode(), settings.model_dump_json().encode(), namespace=self._namespace
-        )
-
-    def delete(self, name: str) -> None:
-        internal_kv._internal_kv_del(CAMERA + name.encode(), namespace=self._namespace)
-
-    def removed(self) -> list[str]:
-        """Cameras that were removed and that not every replica has forgotten yet."""
-        keys = internal_kv._internal_kv_list(REMOVED, namespace=self._namespace)
-        return [key.removeprefix(REMOVED).decode() for key in sorted(keys)]
-
-    def put_removed(self, name: str) -> None:
-        internal_kv._internal_kv_put(REMOVED + name.encode(), b"1", namespace=self._namespace)
-
-    def delete_removed(self, name: str) -> None:
-        internal_kv._internal_kv_del(REMOVED + name.encode(), namespace=self._namespace)
-
-    def clear(self) -> None:
-        """Forget this run."""
-        internal_kv._internal_kv_del(REMOVED, del_by_prefix=True, namespace=self._namespace)
-        internal_kv._internal_kv_del(CAMERA, del_by_prefix=True, namespace=self._namespace)
-        internal_kv._internal_kv_del(SEEDED, namespace=self._namespace)

@@ -7,19 +7,24 @@ import logging
 import os
 import uuid
 
-from sightline.v1 import ingest_pb2_grpc
+from sightline.v1 import ingest_pb2_grpc, pictures_pb2_grpc
 
 from actors.logs import configure_logging
-from actors.remote import ask, controller
+from actors.remote import ask, controller, own_host
 from actors.running_camera import PushedCameraSink, RunningCamera, sender_queue
+from actors.security import peer_tls
 from cluster import metrics
 from cluster.config import SightlineConfig
 from cluster.errors import ConfigError, NotReadyError, UnavailableError, UnknownCameraError
-from cluster.rpc import ingest
+from cluster.footage.camera import CameraFootage
+from cluster.footage.recorder import Recorder
+from cluster.footage.ring import RingBudget
+from cluster.rpc import ingest, recorder
 from cluster.rpc.frame_sender import FrameSender, LostStream
 from cluster.rpc.server import RpcServer, push_message_bytes
-from cluster.scheduling.directory import Assignment, CameraAssignment
+from cluster.scheduling.assignments import Assignment, CameraAssignment
 from cluster.scheduling.reports import CameraReport, DecoderInfo
+from cluster.tracing import make_spans
 
 log = logging.getLogger(__name__)
 
@@ -29,17 +34,23 @@ POLL_S = 10.0
 class Decoder:
     """Ray actor, named ``decoder-N``. A restarted one gets its cameras back by asking for them."""
 
-    def __init__(self, config: SightlineConfig, name: str, host: str) -> None:
-        configure_logging(name, config.cluster.log_dir)
+    def __init__(self, config: SightlineConfig, name: str, host: str | None) -> None:
+        configure_logging(name, config.cluster)
+        metrics.describe_process(config, "decoder")
         self._config = config
         self._name = name
-        self._host = host
+        self._host = own_host(host)
         self._instance = uuid.uuid4().hex[:12]
         self._cameras: dict[str, RunningCamera] = {}
         self._waiting: dict[str, CameraReport] = {}
         self._replicas: dict[str, str] = {}
-        self._sender = FrameSender(self._on_lost, max_queue=sender_queue(config))
-        self._server = RpcServer(max_message_bytes=push_message_bytes(config.gateway.max_packet_bytes))
+        self._tls = peer_tls(config.security)
+        self._sender = FrameSender(self._on_lost, max_queue=sender_queue(config), tls=self._tls)
+        self._server = RpcServer(max_message_bytes=push_message_bytes(config.gateway.max_packet_bytes), tls=self._tls)
+        self._spans = make_spans(config.tracing, name)
+        self._rings = RingBudget(config.clips.ring_bytes)
+        metrics.ring_bytes.set_function(lambda: self._rings.held)
+        self._recorder = Recorder(config.clips, self._footage)
         self._background: set[asyncio.Task[None]] = set()
         self._main = asyncio.create_task(self._run())
 
@@ -58,15 +69,27 @@ class Decoder:
         stop_s = self._config.cluster.stop_timeout_s / 2
         await asyncio.gather(*(asyncio.to_thread(camera.stop, stop_s) for camera in cameras))
         await self._sender.stop(flush_s=0.5)
+        if self._spans is not None:
+            await asyncio.to_thread(self._spans.close)
         await self._server.stop(grace_s=0.5)
+        self._recorder.close()
 
     async def _run(self) -> None:
         servicer = ingest.IngestServicer(self._sink, max_packet_bytes=self._config.gateway.max_packet_bytes)
         self._server.add(ingest.SERVICE, ingest_pb2_grpc.add_IngestServicer_to_server, servicer)
+        self._server.add(
+            recorder.SERVICE,
+            pictures_pb2_grpc.add_RecorderServicer_to_server,
+            recorder.RecorderServicer(self._recorder),
+        )
         port = self._server.bind(self._host, 0)
         await self._server.start()
         self._info = DecoderInfo(
-            self._name, self._instance, f"{self._host}:{port}", metrics.serve_metrics(self._host), os.getpid()
+            self._name,
+            self._instance,
+            f"{self._host}:{port}",
+            metrics.serve_metrics(self._host, tls=self._tls),
+            os.getpid(),
         )
         await self._register()
         async with asyncio.TaskGroup() as group:
@@ -114,8 +137,8 @@ class Decoder:
             name
             for name, camera in self._cameras.items()
             if name not in wanted
-            or camera.settings != wanted[name].settings
             or camera.geometry != wanted[name].geometry
+            or not camera.change(wanted[name].settings)
         ]
         cameras = [self._cameras.pop(name) for name in gone]
         stop_s = self._config.cluster.stop_timeout_s / 2
@@ -130,7 +153,9 @@ class Decoder:
             return
         if name not in self._cameras:
             try:
-                self._cameras[name] = RunningCamera(assigned.settings, assigned.geometry, self._sender, self._config)
+                self._cameras[name] = RunningCamera(
+                    assigned.settings, assigned.geometry, self._sender, self._config, self._rings, self._spans
+                )
             except ConfigError as error:
                 self._waiting[name] = CameraReport(name, "error", str(error))
                 return
@@ -146,6 +171,12 @@ class Decoder:
         if camera.sink is None:
             raise NotReadyError(f"camera {name!r} reads {camera.settings.source!r} itself; it takes no pushed packets")
         return PushedCameraSink(camera)
+
+    def _footage(self, name: str) -> CameraFootage:
+        camera = self._cameras.get(name)
+        if camera is None:
+            raise UnavailableError(f"{self._name} does not run camera {name!r} (yet)")
+        return camera.footage
 
     def _on_lost(self, events: list[LostStream]) -> None:
         """The connection to a replica broke, or it refused a camera: the controller looks whether it is still there."""

@@ -1,4 +1,4 @@
-"""The gateway actor: what the outside talks to. gRPC for all of it; HTTP for metrics and for questions about the past.
+"""The gateway actor: what the outside talks to. gRPC for programs; HTTP for browsers, scripts and Prometheus.
 
 It has no state.
 """
@@ -12,36 +12,39 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from prometheus_client import CollectorRegistry, make_wsgi_app
+from prometheus_client import CollectorRegistry
 from sightline.v1 import (
     cameras_pb2_grpc,
     incidents_pb2_grpc,
     ingest_pb2,
     ingest_pb2_grpc,
     memory_pb2_grpc,
+    pictures_pb2_grpc,
     replicas_pb2_grpc,
     results_pb2_grpc,
 )
 
 from actors.logs import configure_logging
 from actors.remote import alerting, ask, controller
-from actors.security import make_guard, tls_files
+from actors.security import make_guard, peer_tls, tls_files
 from cluster import metrics
-from cluster.config import SightlineConfig, camera_settings, parse_camera
+from cluster.cameras.managed import Managed
+from cluster.cameras.managers import manager_from_outside
+from cluster.config import SightlineConfig, parse_camera
 from cluster.errors import UnavailableError
-from cluster.rpc import cameras, incidents, ingest, memory, replicas, results
+from cluster.http.application import make_application
+from cluster.http.calls import Calls
+from cluster.http.live import Live
+from cluster.http.server import HttpServer
+from cluster.rpc import cameras, incidents, ingest, memory, pictures, replicas, results
 from cluster.rpc.channel import ChannelPool
-from cluster.rpc.guard import guarded
-from cluster.rpc.http_server import HttpServer
-from cluster.rpc.memory_client import MemoryClient, own_address
-from cluster.rpc.memory_http import MemoryApi
 from cluster.rpc.memory_proxy import MemoryProxy
 from cluster.rpc.merger import ResultsMerger
 from cluster.rpc.proxy import ProxySink
 from cluster.rpc.server import RpcServer, push_message_bytes
 from cluster.scheduling.reports import ReplicaStatus
 from cluster.security.access import current
-from cluster.security.roles import METRICS, PUSH
+from cluster.security.roles import PUSH
 from cluster.types import CameraStatus, Question
 
 log = logging.getLogger(__name__)
@@ -61,12 +64,17 @@ class Gateway:
     """Ray actor. Starts by itself, so that a restarted one is back on the same ports without being told."""
 
     def __init__(self, config: SightlineConfig) -> None:
-        configure_logging("gateway", config.cluster.log_dir)
+        configure_logging("gateway", config.cluster)
+        metrics.describe_process(config, "gateway")
         self._config = config
         self._controller = ControllerDirectory(config)
-        self._channels = ChannelPool()
+        self._peers = peer_tls(config.security)
+        self._channels = ChannelPool(tls=self._peers)
         self._hub = results.AnswerHub(limit=config.cluster.answer_queue)
-        self._merger = ResultsMerger(self._hub)
+        self._merger = ResultsMerger(self._hub, tls=self._peers)
+        self._pictures = pictures.PicturesProxy(
+            self._decoder_of, self._alerting if config.alerts.enabled else None, self._channels
+        )
         self._missed = 0
         self._guard = make_guard(config.security)
         self._tls = tls_files(config.security)
@@ -75,7 +83,7 @@ class Gateway:
         )
         self._scraped: dict[str, str] = {}
         self._http: HttpServer | None = None
-        self._own: MemoryClient | None = None
+        self._live: Live | None = None
         self._started = asyncio.create_task(self._start())
         self._tasks = [asyncio.create_task(self._follow_replicas()), asyncio.create_task(self._follow_metrics())]
 
@@ -93,16 +101,17 @@ class Gateway:
             task.cancel()
         self._hub.close()
         await self._merger.stop()
-        await self._server.stop(grace_s=1.0)
+        if self._live is not None:
+            await self._live.stop()
         if self._http is not None:
-            await asyncio.to_thread(self._http.close)
-        if self._own is not None:
-            self._own.close()
+            await self._http.stop()
+        await self._server.stop(grace_s=1.0)
 
     async def _start(self) -> GatewayAddresses:
         host, port = self._config.gateway.host, self._config.gateway.port
         registry = CollectorRegistry()
-        registry.register(metrics.FederatedCollector(lambda: self._scraped, own={"gateway": metrics.REGISTRY}))
+        scraped = metrics.FederatedCollector(lambda: self._scraped, own={"gateway": metrics.REGISTRY}, tls=self._peers)
+        registry.register(scraped)
         servicer = ingest.IngestServicer(self._sink, max_packet_bytes=self._config.gateway.max_packet_bytes)
         self._server.add(ingest.SERVICE, ingest_pb2_grpc.add_IngestServicer_to_server, servicer)
         self._server.add(
@@ -119,23 +128,30 @@ class Gateway:
         self._server.add(
             memory.SERVICE,
             memory_pb2_grpc.add_MemoryServicer_to_server,
-            MemoryProxy(self._replica_of, self._channels),
+            MemoryProxy(self._replica_of, self._channels, on_forget=self._forget_footage),
         )
         self._server.add(
             incidents.SERVICE,
             incidents_pb2_grpc.add_IncidentsServicer_to_server,
             incidents.IncidentsProxy(self._alerting, self._channels),
         )
+        self._server.add(pictures.SERVICE, pictures_pb2_grpc.add_PicturesServicer_to_server, self._pictures)
         bound = self._server.bind(host, port)
-        own = own_address(host, bound)
-        if self._tls is not None:
-            # A way in for itself: a certificate is for the names that others use. The same tokens are asked for.
-            own = f"127.0.0.1:{self._server.bind('127.0.0.1', 0, plain=True)}"
-        self._own = MemoryClient(own, internal=True)
-        pages = MemoryApi(self._own, beside=guarded(self._guard, METRICS, make_wsgi_app(registry)))
-        self._http = HttpServer(host, self._config.gateway.metrics_port, pages, tls=self._tls)
+        services = self._server.services
+        self._live = Live(self._controller, self._hub, Calls(services))
+        application = make_application(
+            services,
+            self._live,
+            registry,
+            guard=self._guard,
+            host=host,
+            longest_answer=self._config.asking.max_new_tokens,
+        )
+        self._http = HttpServer(application, tls=self._tls)
+        pages = await self._http.start(host, self._config.gateway.metrics_port)
+        self._live.start()
         await self._server.start()
-        return GatewayAddresses(f"{host}:{bound}", self._http.address)
+        return GatewayAddresses(f"{host}:{bound}", pages)
 
     async def _sink(self, camera: str) -> ProxySink:
         if self._guard is not None:
@@ -154,6 +170,9 @@ class Gateway:
         if route.replica_address is None:
             raise UnavailableError(f"no replica is ready for camera {camera!r} yet")
         return str(route.replica_address)
+
+    async def _forget_footage(self, camera: str, before_s: float) -> None:
+        await self._pictures.forget(camera, before_s)
 
     async def _alerting(self) -> str:
         return await self._controller.alerting()
@@ -194,14 +213,40 @@ class ControllerDirectory:
         self._config = config
 
     async def add(
-        self, name: str, source: str, questions: Sequence[Question], settings: dict[str, Any], force: bool = False
+        self,
+        name: str,
+        source: str,
+        questions: Sequence[Question],
+        settings: dict[str, Any],
+        force: bool = False,
+        manager: str = "",
+        takeover: bool = False,
     ) -> CameraStatus:
         entry = parse_camera(name, source, [asdict(question) for question in questions], settings)
-        status: CameraStatus = await ask(controller().add_camera.remote(camera_settings(self._config, entry), force))
+        managed = Managed(entry=entry, manager=manager_from_outside(manager))
+        status: CameraStatus = await ask(controller().add_camera.remote(managed, force, takeover))
         return status
 
-    async def remove(self, name: str) -> None:
-        await ask(controller().remove_camera.remote(name))
+    async def update(
+        self,
+        name: str,
+        source: str,
+        questions: Sequence[Question],
+        settings: dict[str, Any],
+        manager: str = "",
+        takeover: bool = False,
+    ) -> CameraStatus:
+        entry = parse_camera(name, source, [asdict(question) for question in questions], settings)
+        managed = Managed(entry=entry, manager=manager_from_outside(manager))
+        status: CameraStatus = await ask(controller().update_camera.remote(managed, takeover))
+        return status
+
+    async def remove(self, name: str, manager: str = "", takeover: bool = False) -> None:
+        await ask(controller().remove_camera.remote(name, manager_from_outside(manager), takeover))
+
+    async def export(self, names: Sequence[str] = ()) -> Sequence[Managed]:
+        cameras: Sequence[Managed] = await ask(controller().managed_cameras.remote(list(names)))
+        return cameras
 
     async def list(self) -> Sequence[CameraStatus]:
         statuses: Sequence[CameraStatus] = await ask(controller().list_cameras.remote())

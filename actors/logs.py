@@ -6,14 +6,17 @@ import logging
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
 
-FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+from cluster.config.cluster import ClusterConfig
+from cluster.logs import CountingHandler, JsonFormatter, TextFormatter
 
 
-def configure_logging(process: str, log_dir: str | None) -> None:
-    """Send everything from INFO on to this process's place."""
+def configure_logging(process: str, cluster: ClusterConfig) -> None:
+    """Send everything from INFO on to this process's place, as ``cluster.log_format`` says."""
     handlers: list[logging.Handler] = [logging.StreamHandler()]
-    if log_dir is not None:
-        folder = Path(log_dir)
+    if cluster.log_dir is not None:
+        folder = Path(cluster.log_dir)
         folder.mkdir(parents=True, exist_ok=True)
         handlers.append(RotatingFileHandler(folder / f"{process}.log", maxBytes=10 * 2**20, backupCount=2, delay=True))
-    logging.basicConfig(level=logging.INFO, format=FORMAT, handlers=handlers, force=True)
+    for handler in handlers:
+        handler.setFormatter(JsonFormatter(process) if cluster.log_format == "json" else TextFormatter())
+    logging.basicConfig(level=logging.INFO, handlers=[*handlers, CountingHandler()], force=True)

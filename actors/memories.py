@@ -8,20 +8,25 @@ import logging
 from collections.abc import AsyncIterator, Iterable, Sequence
 from typing import TYPE_CHECKING
 
+from cluster import metrics
 from cluster.config import SightlineConfig
+from cluster.errors import CapacityError, SightlineError
 from cluster.memory.album import Album
 from cluster.rpc.conversations import Conversations
 from cluster.scheduling.worker import EngineWorker
-from cluster.types import MICROSECONDS, AskResult, AskSpec, Forgotten, FrameSample, MemoryStatus, Moment
+from cluster.types import MICROSECONDS, AskResult, AskSpec, Forgotten, FrameSample, MemoryStatus, Moment, StreamSpec
 
 if TYPE_CHECKING:
     from cluster.memory.bank import MemoryBank
     from cluster.memory.tiers.stack import TierStack
+    from cluster.rpc.tls import PeerTls
 
 log = logging.getLogger(__name__)
 
 
-def tier_stack(config: SightlineConfig, fingerprint: str, node_address: str | None) -> TierStack:
+def tier_stack(
+    config: SightlineConfig, fingerprint: str, node_address: str | None, *, tls: PeerTls | None = None
+) -> TierStack:
     """Host memory, and below it the node's process and Redis where they are configured."""
     from cluster.memory.tiers.arena import Arena
     from cluster.memory.tiers.base import Tier
@@ -35,7 +40,14 @@ def tier_stack(config: SightlineConfig, fingerprint: str, node_address: str | No
     form, deadline_s = settings.store_as, settings.deadline_s
     if node_address is not None:
         tiers.append(
-            RemoteTier(node_address, fingerprint=fingerprint, store_as=form, deadline_s=deadline_s, name="node")
+            RemoteTier(
+                node_address,
+                fingerprint=fingerprint,
+                store_as=form,
+                deadline_s=deadline_s,
+                name="node",
+                tls=tls,
+            )
         )
     if settings.redis_url is not None:
         cap = settings.redis_bytes or config.memory.cap
@@ -56,6 +68,15 @@ class WorkerMemory:
 
     def __init__(self, worker: EngineWorker, album: Album, *, timeout_s: float) -> None:
         self._worker, self._album, self._timeout_s = worker, album, timeout_s
+        self._keep: dict[str, int] = {}
+
+    def keep(self, spec: StreamSpec) -> None:
+        """A camera begins, or goes on with another specification: its pictures are kept as long as its memory is."""
+        memory = spec.memory
+        if memory is None or memory.retention_s is None:
+            self._keep.pop(spec.stream, None)
+        else:
+            self._keep[spec.stream] = round(memory.retention_s * MICROSECONDS)
 
     async def ask(self, ask: AskSpec) -> AsyncIterator[str | AskResult]:
         """See ``MemoryHandler``."""
@@ -67,12 +88,21 @@ class WorkerMemory:
             with contextlib.suppress(RuntimeError):
                 loop.call_soon_threadsafe(pieces.put_nowait, piece)
 
-        done = self._worker.ask(ask, tell, timeout_s=self._timeout_s)
+        try:
+            done = self._worker.ask(ask, tell, timeout_s=self._timeout_s)
+        except CapacityError:
+            metrics.asks.labels("refused").inc()
+            raise
         done.add_done_callback(lambda _: tell(None))
         try:
             while (piece := await pieces.get()) is not None:
                 yield piece
-            result: AskResult = await asyncio.wrap_future(done)
+            try:
+                result: AskResult = await asyncio.wrap_future(done)
+            except SightlineError:
+                metrics.asks.labels("failed").inc()
+                raise
+            metrics.record_ask(result)
             yield result
         finally:
             done.cancel()
@@ -95,10 +125,14 @@ class WorkerMemory:
     def see(self, sample: FrameSample) -> None:
         """A frame came in."""
         self._album.see(sample)
+        keep, newest = self._keep.get(sample.stream), self._album.newest(sample.stream)
+        if keep is not None and newest is not None:
+            self._album.forget(sample.stream, newest - keep)
 
     async def remove(self, camera: str) -> None:
         """A camera is no more: let go of it and of its pictures, and forget what it saw."""
         await asyncio.wrap_future(self._worker.remove(camera))
+        self._keep.pop(camera, None)
         self._album.forget(camera)
 
 

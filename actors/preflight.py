@@ -6,16 +6,36 @@ import socket
 
 from actors.calibrated import configured_costs
 from actors.fleet import fleet_settings
-from actors.security import make_guard, tls_files
+from actors.security import make_guard, peer_tls, tls_files
 from cluster.config import SightlineConfig
 from cluster.engine.vllm.settings import check_version
 from cluster.errors import ConfigError
 from cluster.models.catalog import check_model
+from cluster.tracing import check_tracing
 
 
 def preflight(config: SightlineConfig) -> SightlineConfig:
     """Check model and ports; returns the configuration with ports of 0 replaced by free ones, so that a restarted
     gateway is found where it was.
+
+    Raises:
+        ConfigError: one sentence that names what to change.
+    """
+    check_settings(config)
+    if config.cluster.ray_address is not None:
+        check_ray(config.cluster.ray_address)
+        return config  # The gateway may run on another machine.
+    gateway = config.gateway
+    port = free_port(gateway.host, gateway.port, "gateway.port")
+    metrics_port = free_port(gateway.host, gateway.metrics_port, "gateway.metrics_port")
+    if port == metrics_port:
+        raise ConfigError(f"gateway.port and gateway.metrics_port are both {port}; give them different ports")
+    gateway = gateway.model_copy(update={"port": port, "metrics_port": metrics_port})
+    return config.model_copy(update={"gateway": gateway})
+
+
+def check_settings(config: SightlineConfig) -> None:
+    """Everything but addresses: model, costs, tokens and certificates.
 
     Raises:
         ConfigError: one sentence that names what to change.
@@ -27,18 +47,10 @@ def preflight(config: SightlineConfig) -> SightlineConfig:
     if config.engine == "vllm":
         check_version()
     fleet_settings(config)
+    check_tracing(config.tracing)
     make_guard(config.security)
     tls_files(config.security)
-    if config.cluster.ray_address is not None:
-        check_ray(config.cluster.ray_address)
-        return config  # The gateway may run on another machine.
-    gateway = config.gateway
-    port = free_port(gateway.host, gateway.port, "gateway.port")
-    metrics_port = free_port(gateway.host, gateway.metrics_port, "gateway.metrics_port")
-    if port == metrics_port:
-        raise ConfigError(f"gateway.port and gateway.metrics_port are both {port}; give them different ports")
-    gateway = gateway.model_copy(update={"port": port, "metrics_port": metrics_port})
-    return config.model_copy(update={"gateway": gateway})
+    peer_tls(config.security)
 
 
 def free_port(host: str, port: int, key: str) -> int:

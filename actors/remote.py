@@ -15,6 +15,12 @@ NAMESPACE = "sightline"
 CONTROLLER = "controller"
 GATEWAY = "gateway"
 ALERTING = "alerting"
+RECONCILER = "reconciler"
+
+
+def own_host(host: str | None) -> str:
+    """The address a process listens on for the others of its cluster; ``None``: that of the node it runs on."""
+    return host or str(ray.util.get_node_ip_address())
 
 
 async def ask(reply: Awaitable[Any], *, timeout_s: float = 10.0) -> Any:

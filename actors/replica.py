@@ -22,18 +22,22 @@ from actors.calibrated import CALIBRATED, make_calibrated
 from actors.fleet import fleet_settings
 from actors.logs import configure_logging
 from actors.memories import Forgetting, WorkerMemory, tier_stack
-from actors.remote import ask, controller
+from actors.remote import ask, controller, own_host
+from actors.security import peer_tls
 from actors.tier import tier_of_this_node
 from cluster import metrics
 from cluster.config import SightlineConfig
 from cluster.errors import SightlineError, UnavailableError
+from cluster.memory import prefetch
 from cluster.memory.album import Album
 from cluster.rpc import frames, memory, results
 from cluster.rpc.conversations import Conversations
 from cluster.rpc.frames import HandedOver, WindowCounters
 from cluster.rpc.server import RpcServer
-from cluster.scheduling.reports import ReplicaInfo, StreamReport
+from cluster.scheduling.reports import ReplicaInfo, ReplicaReport, StreamReport
 from cluster.scheduling.worker import EngineWorker
+from cluster.tracing import make_spans
+from cluster.tracing.replica import ReplicaTraces
 from cluster.types import Answer, FrameSample, StreamSpec
 
 if TYPE_CHECKING:
@@ -54,13 +58,14 @@ ORPHAN_S = 60.0
 class Replica:
     """Loads the model, serves ``Frames`` and ``Results``, and tells the controller that it is there."""
 
-    async def __init__(self, config: SightlineConfig, host: str) -> None:  # type: ignore[misc]  # Serve awaits it
+    async def __init__(self, config: SightlineConfig, host: str | None) -> None:  # type: ignore[misc]  # Serve awaits it
         self._config = config
+        self._tls = peer_tls(config.security)
         self._instance = uuid.uuid4().hex[:12]
-        configure_logging(f"replica-{self._instance}", config.cluster.log_dir)
+        configure_logging(f"replica-{self._instance}", config.cluster)
         try:
             engine, bank = await self._load(config)
-            await self._start(engine, bank, host)
+            await self._start(engine, bank, own_host(host))
         except SightlineError as error:
             await ask(controller().report_failure.remote(error))
             raise
@@ -75,18 +80,36 @@ class Replica:
         return await asyncio.to_thread(make_engine, config, model, await self._tiers(config, fingerprint))
 
     async def _tiers(self, config: SightlineConfig, fingerprint: str) -> TierStack:
-        address: str | None = None
-        if config.tiers.node:
-            address = await ask(tier_of_this_node().open.remote(fingerprint))
-        return tier_stack(config, fingerprint, address)
+        address = await self._open_tier(fingerprint) if config.tiers.node else None
+        return tier_stack(config, fingerprint, address, tls=self._tls)
+
+    async def _open_tier(self, fingerprint: str) -> str:
+        """On a node that has just come, the tier may come after the replica."""
+        deadline = time.monotonic() + self._config.cluster.start_timeout_s
+        while True:
+            try:
+                return str(await ask(tier_of_this_node().open.remote(fingerprint)))
+            except UnavailableError:
+                if time.monotonic() > deadline:
+                    raise
+            await asyncio.sleep(self._config.cluster.heartbeat_s)
 
     async def _start(self, engine: Engine, bank: MemoryBank, host: str) -> None:
         cluster = self._config.cluster
         self._name: str | None = None
+        self._busy_s = 0.0
+        metrics.describe_process(self._config, "replica")
+        self._answered = metrics.AnsweredCameras()
+        spans = make_spans(self._config.tracing, f"replica-{self._instance}")
+        traces = ReplicaTraces(spans) if spans is not None else None
+        self._tier_metrics = metrics.MemoryCollector(bank.tiers, lambda: prefetch.TOTALS)
+        metrics.REGISTRY.register(self._tier_metrics)
+        if (gpus := metrics.gpu_collector()) is not None:
+            metrics.REGISTRY.register(gpus)
         self._hub = results.AnswerHub(limit=cluster.answer_queue, recent=RECENT_ANSWERS)
         self._worker = EngineWorker(
             engine,
-            ReplicaEvents(self._hub),
+            ReplicaEvents(self._hub, self._answered, traces),
             max_batch=cluster.max_batch,
             step_budget_s=self._config.scheduling.step_budget_s,
             costs=fleet_settings(self._config).costs,
@@ -99,8 +122,8 @@ class Replica:
         self._bank = bank
         asking = self._config.asking
         self._memory = WorkerMemory(self._worker, Album(), timeout_s=asking.timeout_s)
-        self._handler = WorkerFrames(self._worker, self._memory)
-        self._server = RpcServer()
+        self._handler = WorkerFrames(self._worker, self._memory, self._answered, traces)
+        self._server = RpcServer(tls=self._tls)
         self._server.add(
             frames.SERVICE,
             frames_pb2_grpc.add_FramesServicer_to_server,
@@ -125,7 +148,7 @@ class Replica:
         self._info = ReplicaInfo(
             instance=self._instance,
             address=f"{host}:{port}",
-            metrics_address=metrics.serve_metrics(host),
+            metrics_address=metrics.serve_metrics(host, tls=self._tls),
             pid=os.getpid(),
             geometry=engine.geometry,
         )
@@ -157,12 +180,11 @@ class Replica:
     async def _heartbeat(self) -> None:
         while True:
             await asyncio.sleep(self._config.cluster.heartbeat_s)
-            for queue, depth in self._worker.depths().items():
-                metrics.queue_depth.labels(queue).set(depth)
             self._handler.close_orphans(time.monotonic())
+            load = self._worker.load()
+            self._count(load)
             try:
                 forgotten = sorted(self._forgetting.done)
-                load = self._worker.load()
                 beat = controller().heartbeat_replica.remote(self._instance, self._reports(), forgotten, load)
                 orders = await ask(beat)
                 if orders is None:
@@ -173,6 +195,17 @@ class Replica:
             except UnavailableError as error:
                 log.warning("no heartbeat: %s", error)
 
+    def _count(self, load: ReplicaReport) -> None:
+        """What ``/metrics`` shows of how things stand."""
+        for queue, depth in self._worker.depths().items():
+            metrics.queue_depth.labels(queue).set(depth)
+        metrics.replica_busy_seconds.inc(max(0.0, load.busy_s - self._busy_s))
+        self._busy_s = load.busy_s
+        metrics.replica_backlog_seconds.set(load.backlog_s)
+        metrics.replica_cameras.set(load.held)
+        self._answered.keep(self._worker.open_streams())
+        self._answered.remembers({camera: held.nbytes for camera, held in self._bank.report().items()})
+
     async def _tend(self) -> None:
         """What the memories put off, also while no frame comes: a slow tier holds up neither heartbeats nor windows."""
         while True:
@@ -180,6 +213,7 @@ class Replica:
             try:
                 await asyncio.wrap_future(self._worker.run(lambda _: self._bank.tend()))
                 await asyncio.to_thread(self._bank.flush)
+                await asyncio.to_thread(self._tier_metrics.refresh)
             except Exception:
                 log.exception("the memories could not be tended")
 
@@ -204,19 +238,33 @@ def _with_memory(report: StreamReport, memory: MemoryReport | None) -> StreamRep
 class WorkerFrames:
     """Frames off the wire into the engine thread (:class:`cluster.rpc.frames.FrameHandler`)."""
 
-    def __init__(self, worker: EngineWorker, memory: WorkerMemory) -> None:
+    def __init__(
+        self,
+        worker: EngineWorker,
+        memory: WorkerMemory,
+        answered: metrics.AnsweredCameras | None = None,
+        traces: ReplicaTraces | None = None,
+    ) -> None:
         self._worker, self._memory = worker, memory
+        self._answered = answered or metrics.AnsweredCameras()
+        self._traces = traces
         self._orphans: dict[str, float] = {}
 
     async def on_open(self, spec: StreamSpec) -> None:
         self._orphans.pop(spec.stream, None)
         await asyncio.wrap_future(self._worker.open(spec))
+        self._memory.keep(spec)
+        self._answered.opened(spec)
 
     async def on_frame(self, sample: FrameSample, arrived_s: float) -> None:
+        if self._traces is not None:
+            self._traces.frame(sample)
         await asyncio.wrap_future(self._worker.offer(sample, arrived_s))
         self._memory.see(sample)
 
     async def on_close(self, camera: str, flush: bool) -> None:
+        if self._traces is not None and not flush:
+            self._traces.forget(camera)
         self._worker.close(camera, flush=flush)
 
     async def on_hand_over(self, camera: str) -> HandedOver:
@@ -238,24 +286,28 @@ class WorkerFrames:
         """Free what nobody came back for."""
         for camera in [camera for camera, since in self._orphans.items() if now_s - since > ORPHAN_S]:
             del self._orphans[camera]
-            self._worker.close(camera)
+            self._worker.close(camera, abandoned=True)
 
 
 class ReplicaEvents:
     """What the engine thread tells: answers to whoever watches, counts to ``/metrics``."""
 
-    def __init__(self, hub: results.AnswerHub) -> None:
-        self._hub = hub
+    def __init__(
+        self, hub: results.AnswerHub, cameras: metrics.AnsweredCameras, traces: ReplicaTraces | None = None
+    ) -> None:
+        self._hub, self._cameras, self._traces = hub, cameras, traces
 
     def answered(self, answers: Sequence[Answer], *, late: bool) -> None:
         metrics.record_window(answers[0], late=late)
-        self._hub.publish(answers)
+        self._cameras.answered(answers)
+        self._hub.publish(answers if self._traces is None else self._traces.answered(answers))
 
     def batch(self, windows: int) -> None:
         metrics.batch_windows.observe(windows)
 
     def dropped(self, stream: str, reason: str, windows: int) -> None:
-        log.info("camera %s: %d windows dropped, %s", stream, windows, reason)
+        trace = self._traces.newest(stream) if self._traces is not None else ""
+        log.info("camera %s: %d windows dropped, %s", stream, windows, reason, extra={"trace": trace})
         metrics.drop_window(reason, windows)
 
     def lost(self, stream: str, windows: int) -> None:
@@ -330,16 +382,18 @@ def make_vllm_engine(config: SightlineConfig, model: VisionLanguageModel) -> Eng
     return engine
 
 
-def replica_application(config: SightlineConfig, host: str) -> Any:
+def replica_application(config: SightlineConfig, host: str | None) -> Any:
     """The Serve application of all replicas. Imports Serve, which reads its flags from the environment then."""
     from ray import serve
 
     # "cuda" is a GPU for each replica; "cuda:N" names one GPU that they share.
     gpus = 1 if config.model.device == "cuda" and config.engine != "calibrated" else 0
+    place = config.cluster.placement.replica
+    resources = {} if place is None else {place: 1.0}
     deployment = serve.deployment(
         name="replica",
         num_replicas=config.cluster.replicas,
-        ray_actor_options={"num_cpus": 0, "num_gpus": gpus},
+        ray_actor_options={"num_cpus": 0, "num_gpus": gpus, "resources": resources},
         max_ongoing_requests=100,
         health_check_period_s=1.0,
         health_check_timeout_s=max(10.0, config.cluster.heartbeat_timeout_s),

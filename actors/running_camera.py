@@ -14,17 +14,27 @@ from cluster.codec import Backoff, CameraState, PushSource, Source, open_source
 from cluster.codec.source import StreamHeader
 from cluster.config import CameraConfig, SightlineConfig
 from cluster.errors import CapacityError, NotReadyError
+from cluster.footage.camera import CameraFootage
+from cluster.footage.ring import PacketRing, RingBudget
 from cluster.rpc.frame_sender import FrameSender, LostStream
 from cluster.rpc.sinks import QueueSink
 from cluster.scheduling.in_flight import InFlight
 from cluster.scheduling.ladder import FULL, Rung
 from cluster.scheduling.reports import CameraReport, Totals
+from cluster.tracing import Spans
+from cluster.tracing.decoder import CameraTrace, FrameTimes
 from cluster.types import MICROSECONDS, CameraStateName, FrameSample, PatchGeometry, StreamSpec
 from cluster.vision.camera import CameraPipeline, PipelineSettings, PipelineStatus
 
 log = logging.getLogger(__name__)
 
 ROOM_POLL_S = 0.02
+ASKED = frozenset({"name", "priority", "window", "memory", "questions"})
+"""Settings that concern what is asked of a camera's pictures, not the pictures: they change while it runs."""
+RING_IDLE_S = 600.0
+"""Packets of a camera that sends nothing are of no use to any clip then."""
+RING_SLACK_S = 10.0
+"""An answer comes so late at most for its clip to begin where it should."""
 PATIENT_FRAMES = 8
 """Frames of a patient camera under way; a file would fill any queue, and what is under way is lost with a replica."""
 
@@ -33,9 +43,19 @@ class RunningCamera:
     """Starts at once. ``send``-ing runs in the camera's thread, everything else on the event loop."""
 
     def __init__(
-        self, settings: CameraConfig, geometry: PatchGeometry, sender: FrameSender, config: SightlineConfig
+        self,
+        settings: CameraConfig,
+        geometry: PatchGeometry,
+        sender: FrameSender,
+        config: SightlineConfig,
+        rings: RingBudget | None = None,
+        spans: Spans | None = None,
     ) -> None:
-        """Raises ``ConfigError``: the source's address or the pruning policy is unusable."""
+        """``rings``: what clips may hold of this process's memory; ``spans``: where traces go.
+
+        Raises:
+            ConfigError: the source's address or the pruning policy is unusable.
+        """
         self.settings = settings
         self.geometry = geometry
         self.rung = FULL
@@ -54,6 +74,8 @@ class RunningCamera:
         self._stopping = False
         self._metrics = metrics.CameraMetrics(settings.name)
         self._counted = {"decode_errors": 0, "gaps": 0, "push_dropped": 0}
+        self._trace = CameraTrace(spans, settings.name, config.tracing.ratio) if spans is not None else None
+        self.footage = camera_footage(settings, config, rings)
         self._begin()
 
     def _begin(self) -> None:
@@ -64,7 +86,13 @@ class RunningCamera:
             else None
         )
         self._pipeline = CameraPipeline(
-            self.settings.name, self._source, self.geometry, pipeline_settings(self.settings), self._send, self._on_end
+            self.settings.name,
+            self.footage.watching(self._source),
+            self.geometry,
+            pipeline_settings(self.settings),
+            self._send,
+            self._on_end,
+            self.footage.latest.show,
         )
         self._pipeline.set_quality(prune=self.rung.prune, fps=self.rung.fps)
         self._pipeline.start()
@@ -90,6 +118,7 @@ class RunningCamera:
         """The camera was removed or moved: end its thread and forget it at the replica."""
         self._stopping = True
         stopped = self._pipeline.stop(timeout_s)
+        self.footage.close()
         self._sender.close(self.settings.name)
         self._metrics.remove()
         return stopped
@@ -116,6 +145,7 @@ class RunningCamera:
         if rung == self.rung:
             return
         self.rung = rung
+        self._metrics.quality.set(rung.value)
         self._pipeline.set_quality(prune=rung.prune, fps=rung.fps)
         with self._lock:
             self.spec = spec_at(self.settings.stream_spec(), rung)
@@ -123,6 +153,27 @@ class RunningCamera:
                 self._in_flight.restride(self.spec.stride_s)
         if self.address is not None and not rung.shed:
             self._sender.assign(self.spec, self.address)
+
+    def change(self, settings: CameraConfig) -> bool:
+        """Take other settings between two frames, with the source connected and the window kept; ``False`` where they
+        take a new source or other pictures, for which the camera has to begin anew."""
+        if settings == self.settings:
+            return True
+        if any(
+            getattr(settings, key) != getattr(self.settings, key) for key in type(settings).model_fields.keys() - ASKED
+        ):
+            return False
+        self.settings = settings
+        if self.footage.ring is not None:
+            self.footage.ring.keep_s = ring_s(settings, self._config)
+        self.refusal = ""
+        with self._lock:
+            self.spec = spec_at(settings.stream_spec(), self.rung)
+            if not self.rung.shed:
+                self._in_flight.restride(self.spec.stride_s)
+        if self.address is not None:
+            self._sender.assign(self.spec, self.address)
+        return True
 
     def on_lost(self, event: LostStream) -> None:
         """The replica or the way to it is gone, or it refused what it was sent."""
@@ -150,12 +201,17 @@ class RunningCamera:
         if self.spec.patient:
             self._wait_for_room()
         shed = self.rung.shed
-        taken = self.address is not None and not self.refusal and not shed and self._sender.send(sample)
-        reason = "shed" if shed else "replica_slow" if self.address else "no_replica"
         with self._lock:
             if self._dropping_since is not None:
                 # While it goes on, and when it ends: a camera may be shed for hours.
                 self._count_dropped(sample)
+            if self._dropped:
+                sample = replace(sample, windows_dropped=self._dropped)
+        if self._trace is not None and self.address is not None and not shed:
+            sample = self._trace.frame(sample, self.spec.stride_s, self._times())
+        taken = self.address is not None and not self.refusal and not shed and self._sender.send(sample)
+        reason = "shed" if shed else "replica_slow" if self.address else "no_replica"
+        with self._lock:
             if taken:
                 self._in_flight.sent(sample, goes_on=self._goes_on)
                 self._goes_on = self._goes_on and not sample.fresh
@@ -169,8 +225,12 @@ class RunningCamera:
             raise CapacityError(f"camera {self.settings.name!r} sends no frames now: {reason}")
         metrics.frames_sent.inc()
 
+    def _times(self) -> FrameTimes:
+        pipeline, waited_s = self._pipeline, self._source.waited_s if isinstance(self._source, PushSource) else 0.0
+        return FrameTimes(pipeline.taken_s - waited_s, pipeline.taken_s, pipeline.decoded_s)
+
     def _count_dropped(self, sample: FrameSample) -> None:
-        """Whole windows that fell into a time of dropped frames; the one in the making is the replica's to count."""
+        """Whole windows that fell into a time of dropped frames; the rest of a hole is the replica's to count."""
         assert self._dropping_since is not None
         stride = round(self.spec.stride_s * MICROSECONDS)
         dropped = math.floor((sample.pts - self._dropping_since) / stride)
@@ -200,6 +260,8 @@ class RunningCamera:
     # -- telling --------------------------------------------------------------------------------
     def report(self) -> CameraReport:
         """For the heartbeat; also brings this process's metrics up to date."""
+        if self.footage.ring is not None:
+            self.footage.ring.expire(RING_IDLE_S)
         status = self._pipeline.status()
         with self._lock:
             self._settle()
@@ -263,6 +325,22 @@ class PushedCameraSink:
         return await camera.sink.open(header, session)
 
 
+def camera_footage(settings: CameraConfig, config: SightlineConfig, rings: RingBudget | None) -> CameraFootage:
+    """What is held of a camera for people to see; no packets without ``rings``, or where no clips are kept."""
+    ring = None
+    if rings is not None and config.clips.enabled and config.alerts.enabled:
+        ring = PacketRing(ring_s(settings, config), config.clips.ring_camera_bytes, rings)
+    return CameraFootage(ring, settings.privacy_masks)
+
+
+def ring_s(settings: CameraConfig, config: SightlineConfig) -> float:
+    """How far back packets must reach when an incident opens: to the first of the windows that opened it, and by what a
+    clip shows before."""
+    consecutive = max((question.consecutive or 0 for question in settings.questions), default=0)
+    windows_s = settings.window.length_s + max(consecutive, config.alerts.consecutive) * settings.window.stride_s
+    return min(config.clips.before_s + windows_s, config.clips.longest_s) + RING_SLACK_S
+
+
 def spec_at(spec: StreamSpec, rung: Rung) -> StreamSpec:
     """What a replica must know of a camera that runs at ``rung``."""
     budget = spec.refresh_budget
@@ -294,6 +372,7 @@ def pipeline_settings(settings: CameraConfig) -> PipelineSettings:
         pruner=settings.pruning.policy,
         pruner_options=settings.pruning.options,
         backoff=Backoff(first_s=backoff.initial_s, longest_s=backoff.max_s, jitter=backoff.jitter),
+        masks=tuple(settings.privacy_masks),
     )
 
 

@@ -13,16 +13,13 @@ from typing import Any
 
 import ray
 from ray.exceptions import RayError
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from actors.alerting import Alerting
-from actors.controller import Controller, Readiness
-from actors.decoder import Decoder
-from actors.gateway import Gateway, GatewayAddresses
+from actors.controller import Readiness
+from actors.gateway import GatewayAddresses
 from actors.preflight import preflight
-from actors.remote import ALERTING, CONTROLLER, GATEWAY, NAMESPACE, ask_blocking
+from actors.processes import Process, processes, tiers
+from actors.remote import ALERTING, CONTROLLER, GATEWAY, RECONCILER, ask_blocking
 from actors.session import RaySession
-from actors.tier import TierNode, tier_name
 from cluster.config import SightlineConfig
 from cluster.errors import ConfigError, SightlineError, UnavailableError
 
@@ -44,11 +41,7 @@ class Cluster:
         self._config = config
         self._on_phase = on_phase
         self._session = RaySession(config.cluster.ray_address)
-        self._controller: Any = None
-        self._gateway: Any = None
-        self._alerting: Any = None
-        self._decoders: list[Any] = []
-        self._tiers: list[Any] = []
+        self._actors: dict[str, Any] = {}
         self._addresses: GatewayAddresses | None = None
         self._serving = False
         self._stopped = False
@@ -95,7 +88,7 @@ class Cluster:
 
     def readiness(self) -> Readiness:
         """Which decoders and replicas are ready, with their addresses and process ids."""
-        readiness: Readiness = ask_blocking(self._controller.readiness.remote())
+        readiness: Readiness = ask_blocking(self._actors[CONTROLLER].readiness.remote())
         return readiness
 
     def stop(self) -> None:
@@ -114,45 +107,35 @@ class Cluster:
     # -- starting -------------------------------------------------------------------------------
     def _start_processes(self, config: SightlineConfig) -> None:
         deadline = time.monotonic() + config.cluster.start_timeout_s
-        host = self._session.host
+        # On another's Ray the processes may be on several machines.
+        host = self._session.host if self._session.private else None
         run_id = uuid.uuid4().hex[:12]
         with self._phase("controller"):
-            self._controller = self._actor(Controller, CONTROLLER, config, run_id, host)
-            self._decoders = [
-                self._actor(Decoder, f"decoder-{number}", config, f"decoder-{number}", host)
-                for number in range(config.cluster.decoders)
-            ]
-            self._gateway = self._actor(Gateway, GATEWAY, config)
-            if config.alerts.enabled:
-                self._alerting = self._actor(Alerting, ALERTING, config, run_id, host)
+            for process in processes(config, run_id, host):
+                self._start_process(process, config)
         if config.tiers.node:
             with self._phase("tiers"):
-                self._tiers = [self._tier(node, config) for node in ray.nodes() if node["Alive"]]
+                for process in tiers(config, host):
+                    self._start_process(process, config)
         with self._phase("serve"):
             self._serve(config, host)
         with self._phase("gateway"):
-            self._addresses = ask_blocking(self._gateway.ready.remote(), timeout_s=_left(deadline))
-            if self._alerting is not None:
-                ask_blocking(self._alerting.ready.remote(), timeout_s=_left(deadline))
+            self._addresses = ask_blocking(self._actors[GATEWAY].ready.remote(), timeout_s=_left(deadline))
+            for name in (ALERTING, RECONCILER):
+                if name in self._actors:
+                    ask_blocking(self._actors[name].ready.remote(), timeout_s=_left(deadline))
         with self._phase("decoders and replicas"):
             self._wait_until_ready(config, deadline)
 
-    def _actor(self, kind: type, name: str, *arguments: Any, where: Any = None) -> Any:
-        remote = ray.remote(num_cpus=0, max_restarts=-1, max_concurrency=1000)(kind)
+    def _start_process(self, process: Process, config: SightlineConfig) -> None:
         try:
-            return remote.options(name=name, namespace=NAMESPACE, scheduling_strategy=where).remote(*arguments)
+            self._actors[process.name] = process.start(config.cluster.placement)
         except ValueError:
             raise ConfigError(
                 f"a Sightline cluster runs at Ray address {self._config.cluster.ray_address!r} already; stop it first"
             ) from None
 
-    def _tier(self, node: dict[str, Any], config: SightlineConfig) -> Any:
-        """The tier process of a Ray node, which goes where that node goes."""
-        where = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
-        host = self._session.host if self._session.private else str(node["NodeManagerAddress"])
-        return self._actor(TierNode, tier_name(node["NodeID"]), config, host, where=where)
-
-    def _serve(self, config: SightlineConfig, host: str) -> None:
+    def _serve(self, config: SightlineConfig, host: str | None) -> None:
         # Imported here: Serve reads its flags from the environment when it is imported.
         from ray import serve
         from ray.serve.api import RunTarget
@@ -217,9 +200,8 @@ class Cluster:
                 ray.kill(actor)
 
     def _every_actor(self) -> list[Any]:
-        """Those there are, in the order in which they are stopped."""
-        actors = (self._gateway, self._alerting, *self._decoders, *self._tiers, self._controller)
-        return [actor for actor in actors if actor is not None]
+        """Those there are, last started first."""
+        return list(reversed(self._actors.values()))
 
 
 def _left(deadline: float) -> float:

@@ -1,4 +1,4 @@
-"""The gateway's guard and TLS, as the configuration has them."""
+"""The gateway's guard, and TLS of every process, as the configuration has them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 from cluster.config.security import SecurityConfig
 from cluster.rpc.guard import Guard
-from cluster.rpc.tls import TlsFiles
+from cluster.rpc.tls import PeerTls, TlsFiles
 from cluster.security.audit import AuditLog
 from cluster.security.limits import RateLimit
 from cluster.security.tokens import TokenFile
@@ -23,7 +23,9 @@ def make_guard(security: SecurityConfig) -> Guard | None:
     return Guard(
         TokenFile(Path(security.tokens_file)).verify,
         rate=RateLimit(security.calls_per_s, security.calls_burst),
-        audit=None if security.audit_log is None else AuditLog(Path(security.audit_log)),
+        audit=None
+        if security.audit_log is None
+        else AuditLog(Path(security.audit_log), retention_s=security.audit_retention),
     )
 
 
@@ -39,3 +41,15 @@ def tls_files(security: SecurityConfig) -> TlsFiles | None:
     return TlsFiles(
         Path(tls.certificate), Path(tls.key), None if tls.client_ca is None else Path(tls.client_ca)
     ).check()
+
+
+def peer_tls(security: SecurityConfig) -> PeerTls | None:
+    """TLS between the processes of the cluster, for one of them; ``None``: they talk without.
+
+    Raises:
+        ConfigError: the certificate cannot be used.
+    """
+    inner = security.internal_tls
+    if inner.certificate is None or inner.key is None or inner.ca is None:
+        return None
+    return PeerTls(TlsFiles(Path(inner.certificate), Path(inner.key), Path(inner.ca)), inner.name)

@@ -11,7 +11,8 @@ import ray
 from sightline.v1 import kv_pb2_grpc
 
 from actors.logs import configure_logging
-from actors.remote import NAMESPACE
+from actors.remote import NAMESPACE, own_host
+from actors.security import peer_tls
 from cluster.config import SightlineConfig
 from cluster.errors import UnavailableError
 from cluster.memory.tiers.arena import Arena
@@ -42,9 +43,10 @@ def tier_of_this_node() -> Any:
 class TierNode:
     """Ray actor. Serves ``KV`` once a replica has said which model its blocks are of."""
 
-    def __init__(self, config: SightlineConfig, host: str) -> None:
-        configure_logging(f"tier-{os.getpid()}", config.cluster.log_dir)
-        self._config, self._host = config, host
+    def __init__(self, config: SightlineConfig, host: str | None) -> None:
+        configure_logging(f"tier-{os.getpid()}", config.cluster)
+        self._config, self._host = config, own_host(host)
+        self._tls = peer_tls(config.security)
         self._arena: Arena | None = None
         self._server: RpcServer | None = None
         self._servicer: KVServicer | None = None
@@ -60,7 +62,7 @@ class TierNode:
                 tiers = self._config.tiers
                 self._arena = Arena(tiers.node_bytes, name="node")
                 self._servicer = KVServicer(self._arena, fingerprint=fingerprint, store_as=tiers.store_as)
-                self._server = RpcServer(max_message_bytes=MAX_KV_MESSAGE_BYTES)
+                self._server = RpcServer(max_message_bytes=MAX_KV_MESSAGE_BYTES, tls=self._tls)
                 self._server.add(SERVICE, kv_pb2_grpc.add_KVServicer_to_server, self._servicer)
                 port = self._server.bind(self._host, 0)
                 await self._server.start()

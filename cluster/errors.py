@@ -43,6 +43,10 @@ class CameraExistsError(SightlineError):
     """The name is taken, or another agent already pushes for this camera."""
 
 
+class ManagedElsewhereError(CameraExistsError):
+    """The camera belongs to another manager, which has to change it, or from which it has to be taken over."""
+
+
 class NotReadyError(SightlineError):
     """The camera or process is not in a state that allows the call; a change is needed first, waiting does not help."""
 

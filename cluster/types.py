@@ -138,7 +138,8 @@ class SampledFrame:
 
     ``rgb`` is ``[height, width, 3]`` uint8, ``luma`` ``[height, width]`` uint8, both on the grid's pixels.
     ``fresh`` is true when nothing before this sample may be relied on: stream start, or recovery after a gap,
-    corruption, a resolution change or a restart.
+    corruption, a resolution change or a restart. ``hidden`` ``[rows, cols]``: cells that privacy masks cover as a
+    whole and that are black; ``None`` where there are none.
     """
 
     index: int
@@ -149,6 +150,15 @@ class SampledFrame:
     rgb: UInt8Array
     luma: UInt8Array
     change: ChangeGrid
+    hidden: BoolGrid | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class FrameTrace:
+    """The trace that a frame belongs to: ``parent`` as W3C's ``traceparent``, ``sent_s`` Unix seconds when it left."""
+
+    parent: str
+    sent_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,6 +171,8 @@ class FrameSample:
     * ``pts``: of the first of its ``T`` samples; ``duration``: microseconds it stands for (T / fps)
     * ``activity``: share of groups the codec saw change, before anchors and dilation, 0..1
     * ``fresh``: see :class:`SampledFrame`; the replica forgets the stream's window when it is set
+    * ``windows_dropped``: windows that the decoder has counted as dropped until this frame, which it did not send
+    * ``trace``: ``None`` for all but the few that are traced
     """
 
     stream: str
@@ -174,6 +186,8 @@ class FrameSample:
     patches: UInt8Array
     activity: float
     digest: str
+    windows_dropped: int = 0
+    trace: FrameTrace | None = None
 
     @property
     def tokens(self) -> int:
@@ -298,7 +312,8 @@ class Timing:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """One question answered on one window. ``score`` is P(yes) in 0..1; ``gated``: the last answer still stands."""
+    """One question answered on one window. ``score`` is P(yes) in 0..1; ``gated``: the last answer still stands;
+    ``trace``: the window's trace as W3C's ``traceparent``, empty for all but the few that are traced."""
 
     stream: str
     window: int
@@ -311,6 +326,7 @@ class Answer:
     gated: bool
     tokens: TokenCount
     timing: Timing = field(default_factory=Timing)
+    trace: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -346,6 +362,7 @@ class AskResult:
     * ``moments``: heaviest first; ``newest``: the newest frame the answer may know of, ``oldest`` the oldest
     * ``tokens_held``, ``tokens_read``: of the memory, all layers and heads; ``bytes_read`` from the tiers
     * ``first_token_s``: from the start of the computation; ``degraded``: part of the memory was out of reach
+    * ``prompt_tokens``, ``answer_tokens``: of the text asked, what was said before included, and of the answer
     """
 
     stream: str
@@ -359,6 +376,8 @@ class AskResult:
     first_token_s: float
     total_s: float
     degraded: bool = False
+    prompt_tokens: int = 0
+    answer_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -431,7 +450,8 @@ class CameraStatus:
     ``memory_bytes``, ``memory_frames``: what it remembers now; ``memory_oldest_s``: how long ago the oldest of it was;
     ``memory_state``: empty while all of it is in reach, else why not. ``rung``: of the quality ladder, ``rung_reason``
     why it is not the first. ``windows_per_s``, ``expected_lag_s``: what the scheduler counts with, the latter from a
-    window's last frame to its answer; 0 where nobody knows what a window costs.
+    window's last frame to its answer; 0 where nobody knows what a window costs. ``manager``: who alone may change it
+    (``cluster.cameras.managers``).
     """
 
     name: str
@@ -468,3 +488,4 @@ class CameraStatus:
     rung_reason: str = ""
     windows_per_s: float = 0.0
     expected_lag_s: float = 0.0
+    manager: str = ""

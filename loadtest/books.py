@@ -69,12 +69,14 @@ class CameraBooks:
     from_s: float | None = None
     until_s: float = math.inf
     _answers: dict[int, Slot] = field(default_factory=dict)
+    _windows: dict[int, tuple[int, int]] = field(default_factory=dict)
 
     def saw(self, answer: Answer, seen_s: float) -> None:
         """An answer came; only the first of a window's questions counts."""
         end_s = self.began_s + answer.end / MICROSECONDS
         slot = Slot(end_s, seen_s, answer.gated, answer.timing.latency_s, answer.tokens)
         self._answers.setdefault(answer.end, slot)
+        self._windows.setdefault(answer.end, (answer.window, answer.start))
 
     @property
     def seen(self) -> int:
@@ -85,18 +87,36 @@ class CameraBooks:
         """Every window due by ``until_s``, answered or not, in order.
 
         A window ends one stride after the one before it. Where the answers leave a hole, as many windows are missing as
-        whole strides fit in; a piece of a stride that a fresh start cut off was never a window.
+        whole strides fit in; a piece of a stride that a fresh start cut off was never a window. Nor was what the
+        quality ladder leaves out: windows of subsequent numbers that overlap are one stride apart, however long it is.
         """
         until_s = min(until_s, self.until_s)
+        ends = sorted(self._answers)
+        strides = self._strides(ends)
         found: list[Slot] = []
-        before_s = self.began_s if self.from_s is None else self.from_s
-        for end in sorted(self._answers):
+        before_s, stride_s = self.began_s if self.from_s is None else self.from_s, self.stride_s
+        for end, own_s in zip(ends, strides, strict=True):
             slot = self._answers[end]
-            found += self._missing(before_s, slot.end_s - (1 - ROUNDING) * self.stride_s)
+            longest_s = max(stride_s, own_s or stride_s)
+            found += self._missing(before_s, slot.end_s - (1 - ROUNDING) * longest_s, longest_s)
             found.append(slot)
-            before_s = slot.end_s
-        found += self._missing(before_s, until_s)
+            before_s, stride_s = slot.end_s, own_s or stride_s
+        found += self._missing(before_s, until_s, stride_s)
         return [slot for slot in found if slot.end_s <= until_s]
+
+    def _strides(self, ends: Sequence[int]) -> list[float | None]:
+        """The stride that each of these windows ended by, as far as it, or else the next one, tells."""
+        own: list[float | None] = []
+        for before, end in zip([None, *ends], ends, strict=False):
+            follows = before is not None and self._follows(before, end)
+            own.append(max(self.stride_s, (end - before) / MICROSECONDS) if follows and before is not None else None)
+        return [mine or after for mine, after in zip(own, [*own[1:], None], strict=False)]
+
+    def _follows(self, before: int, end: int) -> bool:
+        """Whether no window of the cluster's lies between two, and the camera did not begin anew."""
+        number, _ = self._windows[before]
+        following, start = self._windows[end]
+        return following == number + 1 and start <= before
 
     def on_time_since(self, since_s: float, now_s: float) -> float | None:
         """When the camera was on time again after something happened at ``since_s``: the moment of the first answer to
@@ -114,9 +134,10 @@ class CameraBooks:
                 found = None
         return found
 
-    def _missing(self, after_s: float, until_s: float) -> list[Slot]:
-        count = math.floor((until_s - after_s) / self.stride_s + 1e-9)
-        return [Slot(after_s + (number + 1) * self.stride_s) for number in range(count)]
+    @staticmethod
+    def _missing(after_s: float, until_s: float, stride_s: float) -> list[Slot]:
+        count = math.floor((until_s - after_s) / stride_s + 1e-9)
+        return [Slot(after_s + (number + 1) * stride_s) for number in range(count)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,15 +1,20 @@
-"""``sightline cameras``: add, list and remove cameras of a running cluster."""
+"""``sightline cameras``: add, change, list and remove cameras of a running cluster."""
 
 from __future__ import annotations
 
 import time
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from actors.cli import camera_files
+from actors.cli.camera_files import Takeover
 from actors.cli.options import DEFAULT_GATEWAY, Gateway, Json, Settings, client_credentials
 
-app = typer.Typer(no_args_is_help=True, help="Add, list and remove cameras of a running cluster.")
+app = typer.Typer(no_args_is_help=True, help="Add, change, list and remove cameras of a running cluster.")
+app.command("apply")(camera_files.apply)
+app.command("export")(camera_files.export)
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="Name of the camera.")]
 
@@ -39,6 +44,15 @@ def add(
             help="critical: never late while anything else can give way; normal; background: the first to be shed.",
         ),
     ] = None,
+    mask: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--mask",
+            metavar="'X,Y X,Y X,Y'",
+            help="A part of the picture that nobody may see: corners in shares of its width and height, 0..1 from the "
+            "top left; may be repeated. Black before anything looks at the picture.",
+        ),
+    ] = None,
     force: Annotated[bool, typer.Option("--force", help="Add it although there is no room for it.")] = False,
     settings: Settings = None,
     gateway: Gateway = DEFAULT_GATEWAY,
@@ -53,6 +67,8 @@ def add(
 
     $ sightline cameras add gate-2 rtsp://10.0.0.12/stream1 --priority critical
 
+    $ sightline cameras add yard rtsp://10.0.0.13/stream1 --mask "0,0 0.4,0 0.4,0.3 0,0.3"
+
     $ sightline cameras add depot --set window.stride_s=4     (fed by `sightline push`)
     """
     from dataclasses import asdict
@@ -65,6 +81,8 @@ def add(
 
     # The same check as the cluster makes, here because it can name what is wrong without a round trip.
     wanted = parse_settings(settings) | ({} if priority is None else {"priority": priority})
+    if mask:
+        wanted["privacy_masks"] = [*wanted.get("privacy_masks", []), *mask]
     entry = parse_camera(name, source, parse_questions(question), wanted)
     asked = [item.question() for item in entry.questions or []]
     with GatewayClient(gateway, credentials=client_credentials()) as client:
@@ -73,6 +91,64 @@ def add(
         write_json(json, asdict(status))
     if json != "-":
         print(f"{name}: {status.state}" + (f", {status.reason}" if status.reason else ""))
+        print(expectation(status))
+
+
+@app.command("update")
+def update(
+    name: Name,
+    source: Annotated[
+        str | None, typer.Option(metavar="SOURCE", help="Another source; it is connected to anew.")
+    ] = None,
+    question: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--question", "-q", metavar="[ID[@THRESHOLD]=]TEXT", help="Its questions, in place of all it has."
+        ),
+    ] = None,
+    priority: Annotated[
+        str | None, typer.Option(metavar="CLASS", help="critical, normal or background; see `cameras add`.")
+    ] = None,
+    takeover: Takeover = False,
+    settings: Settings = None,
+    gateway: Gateway = DEFAULT_GATEWAY,
+    json: Json = None,
+) -> None:
+    """Change a camera while it runs; what is not given stays as it is.
+
+    Questions, priority, window and memory change with the camera's window and memory kept. Another source, sampling,
+    pruning or other privacy masks begin its window anew; what it remembers stays.
+
+    $ sightline cameras update gate -q "fence@0.7=Is anyone climbing the fence?"
+
+    $ sightline cameras update gate --priority critical --set window.stride_s=4
+    """
+    from dataclasses import asdict
+
+    from actors.cli.options import parse_questions, parse_settings
+    from actors.cli.output import write_json
+    from actors.cli.tables import expectation
+    from cluster.cameras.managed import settings_of
+    from cluster.config import deep_merge, parse_camera
+    from cluster.errors import ConfigError
+    from cluster.rpc.client import GatewayClient
+
+    wanted = parse_settings(settings) | ({} if priority is None else {"priority": priority})
+    if question:
+        wanted["questions"] = parse_questions(question)
+    if not wanted and source is None:
+        raise ConfigError("nothing to change; give --source, --question, --priority or --set")
+    with GatewayClient(gateway, credentials=client_credentials()) as client:
+        [camera] = client.cameras_export([name])
+        before = settings_of(camera.entry)
+        address = camera.entry.source if source is None else source
+        # The same check as the cluster makes, here because it can name what is wrong without a round trip.
+        entry = parse_camera(name, address, settings=deep_merge(before, wanted))
+        status = client.camera_update(name, entry.source, settings_of(entry), takeover=takeover)
+    if json is not None:
+        write_json(json, asdict(status))
+    if json != "-":
+        print(f"{name}: changed")
         print(expectation(status))
 
 
@@ -122,8 +198,32 @@ def list_cameras(
                 live.update(picture(), refresh=True)
 
 
+@app.command("picture")
+def picture(
+    name: Name,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", metavar="FILE", help="Where to; NAME.jpg without it.")
+    ] = None,
+    kept: Annotated[bool, typer.Option("--kept", help="Darken the patches that the model does not see.")] = False,
+    width: Annotated[int, typer.Option(min=0, help="Pixels; 0 is the size in which the model sees it.")] = 0,
+    gateway: Gateway = DEFAULT_GATEWAY,
+) -> None:
+    """Save a camera's newest picture, as the model sees it: after privacy masks, in its size.
+
+    $ sightline cameras picture gate -o gate.jpg --kept
+    """
+    from actors.cli.output import save
+    from cluster.rpc.pictures_client import PicturesClient
+
+    with PicturesClient(gateway, credentials=client_credentials()) as client:
+        found = client.picture(name, kept=kept, width=width)
+    file = output or Path(f"{name}.jpg")
+    save(file, [found.jpeg], len(found.jpeg), name)
+    print(f"{file}: {found.width}x{found.height}, {found.age_s:.1f} s old")
+
+
 @app.command("remove")
-def remove(name: Name, gateway: Gateway = DEFAULT_GATEWAY) -> None:
+def remove(name: Name, takeover: Takeover = False, gateway: Gateway = DEFAULT_GATEWAY) -> None:
     """Remove a camera and forget what was seen of it.
 
     $ sightline cameras remove gate
@@ -131,5 +231,5 @@ def remove(name: Name, gateway: Gateway = DEFAULT_GATEWAY) -> None:
     from cluster.rpc.client import GatewayClient
 
     with GatewayClient(gateway, credentials=client_credentials()) as client:
-        client.camera_remove(name)
+        client.camera_remove(name, takeover=takeover)
     print(f"{name}: removed")

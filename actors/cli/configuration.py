@@ -53,3 +53,14 @@ def print_schema() -> None:
     from cluster.config.schema import schema_text
 
     sys.stdout.write(schema_text())
+
+
+@app.command("crd")
+def print_crd() -> None:
+    """Print the definition of the Kubernetes resource Camera, for `kubectl apply -f -`.
+
+    $ sightline config crd > cameras.yaml
+    """
+    from cluster.cameras.crd import definition_text
+
+    sys.stdout.write(definition_text())

@@ -5,7 +5,8 @@ from __future__ import annotations
 import getpass
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -99,6 +100,40 @@ def acknowledge(incident: Id, by: By = "", gateway: Gateway = DEFAULT_GATEWAY) -
     with _client(gateway) as client:
         found = client.acknowledge(incident, by or _login())
     print(f"{found.id}: acknowledged by {found.acknowledged_by}")
+
+
+@app.command("clip")
+def clip(
+    incident: Id,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", metavar="FILE", help="Where to; ID.mp4 or ID.jpg without it.")
+    ] = None,
+    snapshot: Annotated[bool, typer.Option("--snapshot", help="The snapshot instead of the clip.")] = False,
+    at_end: Annotated[
+        bool, typer.Option("--end", help="The clip of its end, where clips.at_end is on.")
+    ] = False,
+    gateway: Gateway = DEFAULT_GATEWAY,
+) -> None:
+    """Save the clip of an incident, from before it began to after the alert.
+
+    $ sightline incidents clip 3f9c2a51d07be864 -o fence.mp4
+
+    $ sightline incidents clip 3f9c2a51d07be864 --snapshot
+    """
+    from actors.cli.output import console, save
+    from cluster.errors import ConfigError
+    from cluster.rpc.pictures_client import PicturesClient
+
+    if snapshot and at_end:
+        raise ConfigError("--snapshot and --end contradict each other; give one of them")
+    kind: Literal["snapshot", "clip", "end"] = "snapshot" if snapshot else "end" if at_end else "clip"
+    file = output or Path(f"{incident}.{'jpg' if snapshot else 'mp4'}")
+    with PicturesClient(gateway, credentials=client_credentials()) as client:
+        about, data = client.footage(incident, kind)
+        size = save(file, data, about.size, f"{kind} of {about.camera}")
+    print(f"{file}: {kind} of an incident at {about.camera}, {size} bytes")
+    if about.note and not snapshot:
+        console(stderr=True).print(about.note, style="yellow", markup=False)
 
 
 @app.command("mute")
@@ -273,6 +308,12 @@ def summary(incident: Incident) -> list[str]:
         lines.append(f"score {incident.score:.2f} at most, {incident.windows} windows")
     if incident.text:
         lines.append(incident.text)
+    if incident.clip == "waiting":
+        lines.append("its clip is being made")
+    elif incident.clip in ("whole", "part"):
+        lines.append(f"clip: sightline incidents clip {incident.id}")
+    if incident.footage_note:
+        lines.append(incident.footage_note)
     if incident.acknowledged_s is not None:
         lines.append(f"acknowledged by {incident.acknowledged_by}, {_clock(incident.acknowledged_s)}")
     return lines

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,6 +38,31 @@ def write_json(target: str, body: Any) -> None:
         path.write_text(text + "\n", encoding="utf-8")
     except OSError as error:
         raise _unwritable(path, error) from None
+
+
+def save(path: Path, data: Iterable[bytes], size: int, what: str) -> int:
+    """Write a file that comes in parts, with a bar on a terminal; it appears when it is whole. Returns its bytes.
+
+    Raises:
+        SightlineError: the file cannot be written, or ``data`` broke off.
+    """
+    from rich.progress import Progress
+
+    check_writable(path.parent)
+    part = path.with_name(f".{path.name}.part")
+    try:
+        with Progress(console=console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as progress:
+            task, written = progress.add_task(what, total=size), 0
+            with part.open("wb") as file:
+                for each in data:
+                    written += file.write(each)
+                    progress.update(task, completed=written)
+        part.replace(path)
+    except OSError as error:
+        raise _unwritable(path, error) from None
+    finally:
+        part.unlink(missing_ok=True)
+    return written
 
 
 class JsonLines:

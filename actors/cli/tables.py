@@ -94,6 +94,7 @@ def cameras_table(cameras: Sequence[CameraStatus], width: int) -> Table:
     table.add_column("camera")
     table.add_column("state", no_wrap=True)
     if wide:
+        table.add_column("from", no_wrap=True)
         table.add_column("class, quality", no_wrap=True)
         table.add_column("picture", no_wrap=True)
         table.add_column("cue", no_wrap=True)
@@ -115,7 +116,7 @@ def cameras_table(cameras: Sequence[CameraStatus], width: int) -> Table:
         table.add_row(
             Text(camera.name),
             state(camera),
-            *((f"{camera.priority}, {camera.rung}",) if wide else ()),
+            *((Text(camera.manager), f"{camera.priority}, {camera.rung}") if wide else ()),
             *(details if wide else ()),
             windows(camera),
             tokens(camera),

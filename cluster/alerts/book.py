@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from cluster.alerts.changes import Changes, Subject
 from cluster.alerts.incident import (
     AlertEvent,
+    ClipState,
     EventKind,
     Incident,
     Kind,
@@ -41,10 +42,12 @@ class IncidentBook:
 
     Args:
         salt: part of every id, so that two sites never give the same one.
+        footage_url: address under which snapshots and clips are served; None where none are kept.
     """
 
-    def __init__(self, salt: str) -> None:
+    def __init__(self, salt: str, footage_url: str | None = None) -> None:
         self._salt = salt
+        self._footage_url = footage_url
         self._open: dict[Subject, Incident] = {}
         self._serials: dict[Subject, int] = {}
         self._mutes: dict[Subject, Mute] = {}
@@ -94,6 +97,14 @@ class IncidentBook:
             updated_s=now_s,
             text=opening.text,
         )
+        if self._footage_url is not None:
+            where_to_look = f"{self._footage_url}/v1/incidents/{incident.id}"
+            incident = replace(
+                incident,
+                snapshot_url=f"{where_to_look}/snapshot.jpg",
+                clip_url=f"{where_to_look}/clip.mp4",
+                clip="waiting",
+            )
         return self._tell(incident, "new", now_s)
 
     def extend(self, incident: Incident, now_s: float, *, tell: bool) -> Incident:
@@ -102,6 +113,14 @@ class IncidentBook:
         if tell:
             return self._tell(incident, "update", now_s)
         return self._note(incident)
+
+    def settle_clip(self, incident_id: str, clip: ClipState, note: str) -> bool:
+        """What became of an open incident's clip, without an event; false when it is not open."""
+        for incident in self._open.values():
+            if incident.id == incident_id:
+                self._note(replace(incident, clip=clip, footage_note=note))
+                return True
+        return False
 
     def finish(self, camera: str, subject: str, now_s: float, reason: str) -> None:
         """End the open incident, if there is one, and tell of it."""

@@ -15,6 +15,9 @@ Kind = Literal["question", "health"]
 """What an incident rests on: the answers to a standing question, or the state of the camera itself."""
 
 EventKind = Literal["new", "update", "end"]
+ClipState = Literal["", "waiting", "whole", "part", "none"]
+"""Of an incident's clip: none is kept, being made, there, there but not whole, not there."""
+
 EVENT_KINDS: tuple[EventKind, ...] = ("new", "update", "end")
 
 HEALTH_SUBJECTS = ("camera-offline", "frozen-image", "covered-lens", "scene-change")
@@ -32,6 +35,8 @@ class Incident:
     * ``opened_s``, ``updated_s``, ``ended_s``: seconds since 1970; ``ended_s`` is None while it goes on
     * ``text``: what the newest positive window said, or what is wrong with the camera; ``reason``: why it ended
     * ``events``: how many were made of it; ``announced``: at least one of them was for the sinks
+    * ``snapshot_url``, ``clip_url``: where they are served once they are there, empty where none are kept
+    * ``clip``: how far it is, ``footage_note``: what is missing and why
     """
 
     id: str
@@ -53,6 +58,10 @@ class Incident:
     muted: bool = False
     events: int = 0
     announced: bool = False
+    snapshot_url: str = ""
+    clip_url: str = ""
+    clip: ClipState = ""
+    footage_note: str = ""
 
     @property
     def open(self) -> bool:
@@ -98,6 +107,10 @@ class AlertEvent:
                 "text": incident.text,
                 "reason": incident.reason,
                 "acknowledged_by": incident.acknowledged_by,
+                "snapshot_url": incident.snapshot_url,
+                "clip_url": incident.clip_url,
+                "clip": incident.clip,
+                "footage_note": incident.footage_note,
             },
         }
 

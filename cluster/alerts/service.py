@@ -6,8 +6,8 @@ import asyncio
 import logging
 import time
 import uuid
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 
@@ -17,7 +17,7 @@ from cluster.alerts.changes import Changes, Delivery, Subject
 from cluster.alerts.dispatcher import Dispatcher, LaneStatus, Retry
 from cluster.alerts.feed import EventFeed, Follower
 from cluster.alerts.health import HealthMonitor
-from cluster.alerts.incident import HEALTH_SUBJECTS, SEVERITIES, AlertEvent, Incident, Mute
+from cluster.alerts.incident import HEALTH_SUBJECTS, SEVERITIES, AlertEvent, ClipState, Incident, Mute
 from cluster.alerts.journal import Journal
 from cluster.alerts.sinks import sinks
 from cluster.alerts.store import AlertStore, Kept
@@ -67,9 +67,14 @@ class AlertService:
     Args:
         config: rules, sinks and limits.
         folder: of the file.
+        on_event: told of every event once it is on its way, muted ones included; must not wait.
     """
 
-    def __init__(self, config: SightlineConfig, folder: Path) -> None:
+    def __init__(
+        self, config: SightlineConfig, folder: Path, *, on_event: Callable[[AlertEvent], None] = lambda _: None
+    ) -> None:
+        self._on_event = on_event
+        self._footage_url = config.clips.url if config.clips.enabled else None
         self._config: AlertsConfig = config.alerts
         self._rules: dict[str, dict[str, Rule]] = {}
         for entry in config.cameras:
@@ -107,7 +112,7 @@ class AlertService:
     async def start(self) -> None:
         """Take up what was kept, and begin to send what is still owed."""
         kept = await self._journal.start() or Kept({}, {}, [], [], [])
-        self._book = IncidentBook(self._journal.salt or uuid.uuid4().hex)
+        self._book = IncidentBook(self._journal.salt or uuid.uuid4().hex, self._footage_url)
         self._book.load(kept.incidents, kept.serials, kept.mutes)
         self._tracker = IncidentTracker(self._book, self._rule, stale_s=self._config.stale_s)
         self._tracker.load(_of_questions(kept.tracks, health=False), time.time())
@@ -183,6 +188,27 @@ class AlertService:
         incident = self._book.acknowledge(incident_id, by, time.time())
         await self._flush()
         return incident
+
+    async def settle_clip(self, incident_id: str, clip: ClipState, note: str) -> None:
+        """What became of an incident's clip is part of its record. Raises ``UnavailableError``: it cannot be read."""
+        if self._book.settle_clip(incident_id, clip, note):
+            await self._flush()
+            return
+        # It has ended: first what is known of its end is written, then this over it.
+        await self._flush()
+        found = await self._journal.read(lambda store: store.incident(incident_id))
+        if found is not None:
+            ended = replace(found[0], clip=clip, footage_note=note)
+            await self._journal.write(Changes(incidents={incident_id: ended}))
+
+    async def waiting_clips(self, since_s: float) -> list[Incident]:
+        """Incidents opened since then whose clip was being made when this process began."""
+        try:
+            recent = await self._journal.read(lambda store: store.incidents(since_s=since_s, limit=1000))
+        except UnavailableError as error:
+            log.warning("%s", error)
+            return []
+        return [incident for incident in recent if incident.clip == "waiting"]
 
     async def mute(self, camera: str, subject: str, for_s: float, by: str) -> list[Mute]:
         """Silence for ``for_s`` seconds; returns the mutes that hold. Raises ``ConfigError``: not in the future."""
@@ -269,6 +295,7 @@ class AlertService:
             self._feed.publish(changes.events.values())
             for event in changes.events.values():
                 metrics.incident_events.labels(event.incident.kind, event.kind).inc()
+                self._on_event(event)
 
     def _sinks_of(self, event: AlertEvent) -> list[str]:
         return [] if event.quiet else [sink.name for sink in self._routes if _wants(sink, event)]

@@ -28,7 +28,9 @@ from cluster.codec.decoder import Decoder
 from cluster.codec.file import FileSource
 from cluster.codec.motion import MotionField
 from cluster.codec.picture import LumaDifference, PictureScaler
+from cluster.codec.privacy import PrivacyMasks
 from cluster.codec.processor import CodecOptions, CodecProcessor
+from cluster.config.privacy import parse_mask
 from cluster.errors import ConfigError
 from cluster.types import PatchGeometry
 from cluster.vision import Pruner, make_pruner
@@ -41,6 +43,7 @@ STAGES: list[tuple[str, type, str]] = [
     ("motion", MotionField, "take"),
     ("scale", PictureScaler, "__call__"),
     ("luma", LumaDifference, "__call__"),
+    ("mask", PrivacyMasks, "apply"),
 ]
 
 
@@ -52,11 +55,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--fps", type=float, default=2.0, help="sampled frames per second (default: 2)")
     parser.add_argument("--pruner", default="replenish", help="pruning policy (default: %(default)s)")
     parser.add_argument("--repeats", type=int, default=7, metavar="N", help="turns per clip (default: %(default)s)")
+    parser.add_argument(
+        "--mask",
+        action="append",
+        metavar="'X,Y X,Y X,Y'",
+        help="a privacy mask; then mask_share is its cost over decoding",
+    )
     parser.add_argument("--seconds", type=float, default=8.0, help="length of the made clip (default: %(default)s)")
 
 
 def run(args: argparse.Namespace) -> BenchResult:
     """Measure every clip; the figure's bare name is the made clip's, others carry their clip's name."""
+    try:
+        options = CodecOptions(fps=args.fps, masks=tuple(parse_mask(mask) for mask in args.mask or ()))
+    except ValueError as error:
+        raise ConfigError(f"--mask: {error}") from None
     figures: dict[str, float] = {}
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder, one_core():
@@ -69,9 +82,12 @@ def run(args: argparse.Namespace) -> BenchResult:
             make_clip(made, args.seconds)
             clips = [made]
         for clip in clips:
-            measured = measure(clip, CodecOptions(fps=args.fps), args.pruner, args.repeats)
+            measured = measure(clip, options, args.pruner, args.repeats)
             name = "front_end_ratio" if clip == made else f"front_end_ratio_{clip.stem}"
             figures[name] = measured.ratio
+            if options.masks:
+                share = measured.stages_s["mask"] / measured.stages_s["decode"]
+                figures[name.replace("front_end_ratio", "mask_share")] = share
             rows.append(measured.row(clip.stem))
     notes = ["ms per frame and stage are CPU time of one instrumented pass; 'other' is all that is in no stage"]
     return BenchResult("codec", figures, rows, notes)

@@ -30,6 +30,9 @@ BENCHES: dict[str, str] = {
     "scheduler": "placement, queue, ladder and admission on simulated time",
     "memory": "what compressors cost and cover, under a cap, on the KV that leaves real windows",
     "alerts": "from an answer to a webhook that has it, and what is lost when everything is killed",
+    "dashboards": "every dashboard panel against a running cluster and a real Prometheus, series per camera",
+    "console": "the wall of cameras in a real browser: first paint, and growth while it stays open",
+    "fuzz": "nonsense at every gRPC method, at HTTP and at YAML: nothing dies, hangs or answers with a defect",
     "soak": "memory after thousands of windows on one camera",
 }
 

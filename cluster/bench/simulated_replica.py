@@ -105,6 +105,7 @@ class Replica:
         self._arrivals = [(camera.phase * camera.demand.stride_s, i) for i, camera in enumerate(cameras)]
         heapify(self._arrivals)
         self._ticked_s = self._busy_since_tick = 0.0
+        self._steps = self._computed = 0
         self.run_ = Run({each: Class() for each in Priority}, 0.0)
 
     def run(self, seconds: float) -> Run:
@@ -183,6 +184,8 @@ class Replica:
         self.run_.steps += 1
         self.run_.busy_s += seconds
         self._busy_since_tick += seconds
+        self._steps += 1
+        self._computed += len(requests)
         self.run_.longest_s = max(self.run_.longest_s, seconds)
         for camera, request in zip(cameras, requests, strict=True):
             mine = self.run_.classes[camera.demand.priority]
@@ -212,7 +215,15 @@ class Replica:
                 camera.since[:] = [0.0] * 5
         backlog = sum(self._work(self._names[name])[1] for name in self._names if self._queue.waiting(name))
         share = min(1.0, self._busy_since_tick / period_s)
-        fleet.replica_report(REPLICA, busy_share=share, backlog_s=backlog, now_s=self.now_s)
+        fleet.replica_report(
+            REPLICA,
+            busy_share=share,
+            backlog_s=backlog,
+            now_s=self.now_s,
+            steps=self._steps,
+            windows=self._computed,
+        )
+        self._steps = self._computed = 0
         for step in fleet.tick(self.now_s).steps:
             self._names[step.camera].rung = step.rung_to
         self.run_.rungs.append(Counter(self._rung(camera).name for camera in self.cameras))

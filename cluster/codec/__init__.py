@@ -13,6 +13,7 @@ from cluster.codec.source import Source, StreamHeader
 from cluster.codec.state import CameraState, SourceStatus
 from cluster.codec.supervisor import Backoff, SourceSupervisor
 from cluster.errors import ConfigError
+from cluster.redaction import redact
 
 __all__ = [
     "Backoff",
@@ -36,7 +37,10 @@ def open_source(uri: str, **options: Any) -> Source:
     Raises:
         ConfigError: another scheme, or an option the source does not have.
     """
-    scheme = urlsplit(uri).scheme.lower() if "://" in uri else ""
+    try:
+        scheme = urlsplit(uri).scheme.lower() if "://" in uri else ""
+    except ValueError as error:
+        raise ConfigError(f"{redact(uri)!r} is not an address: {error}") from None
     try:
         if uri in ("", "push"):
             return PushSource(**options)

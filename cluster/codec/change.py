@@ -10,7 +10,7 @@ from av.video.frame import PictureType, VideoFrame
 from cluster.codec.decoder import VECTOR_CODECS
 from cluster.codec.motion import MotionField, frame_vectors
 from cluster.codec.picture import LumaDifference
-from cluster.types import ChangeGrid, PatchGrid, UInt8Array
+from cluster.types import BoolGrid, ChangeGrid, PatchGrid, UInt8Array
 
 Cue = Literal["vectors+luma", "luma"]
 
@@ -21,12 +21,15 @@ def cue_of(codec: str) -> Cue:
 
 
 class ChangeAccumulator:
-    """Folds every shown picture since the last sample into one ChangeGrid; for pictures of one size."""
+    """Folds every shown picture since the last sample into one ChangeGrid; for pictures of one size.
 
-    def __init__(self, codec: str, width: int, height: int, grid: PatchGrid) -> None:
+    ``masked`` ``[height, width]``: pixels of which nothing may be told; what moves there is left out.
+    """
+
+    def __init__(self, codec: str, width: int, height: int, grid: PatchGrid, masked: BoolGrid | None = None) -> None:
         self.cue = cue_of(codec)
-        self._motion = MotionField(width, height, grid)
-        self._luma = LumaDifference(grid)
+        self._motion = MotionField(width, height, grid, masked)
+        self._luma = LumaDifference(grid, masked)
         self._shape = (grid.rows, grid.cols)
         self._frames = 0
 

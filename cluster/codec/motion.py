@@ -15,9 +15,12 @@ from av.sidedata.sidedata import SideDataContainer
 from av.sidedata.sidedata import Type as SideDataType
 from av.video.frame import VideoFrame
 
-from cluster.types import FloatGrid, PatchGrid
+from cluster.types import BoolGrid, FloatGrid, PatchGrid
 
 _BLOCK = 16
+
+_MOST_WAITING = 1 << 14
+"""Vectors of pictures that wait to be folded: more are not worth their memory, 640 KiB a camera."""
 
 # struct AVMotionVector (libavutil/motion_vector.h), of which these fields are read.
 VECTOR = np.dtype(
@@ -61,11 +64,15 @@ def overlap(pixels: int, source: int, cells: int) -> FloatGrid:
 
 
 class MotionField:
-    """Folds the vectors of every picture since the last sample, for pictures of one size on one grid."""
+    """Folds the vectors of every picture since the last sample, for pictures of one size on one grid.
 
-    def __init__(self, width: int, height: int, grid: PatchGrid) -> None:
+    Pictures are folded together: what a dozen numpy calls cost goes by their number, not by what they work on.
+
+    Macroblocks that ``masked`` ``[height, width]`` touches are as if nothing ever moved there.
+    """
+
+    def __init__(self, width: int, height: int, grid: PatchGrid, masked: BoolGrid | None = None) -> None:
         blocks_down, blocks_across = -(-height // _BLOCK), -(-width // _BLOCK)
-        self._blocks = blocks_down * blocks_across
         # One row and column more than there are blocks, which no patch lies on: reduceat needs them after the edge.
         self._rows, self._cols = blocks_down + 1, blocks_across + 1
         self._count = self._rows * self._cols
@@ -74,6 +81,7 @@ class MotionField:
         self._row_spans = _spans(self._down)
         self._col_spans = _spans(self._across.T)
         self._shape = (grid.rows, grid.cols)
+        self._seen = None if masked is None else self._without(masked)
         self.reset()
 
     def reset(self) -> None:
@@ -81,40 +89,78 @@ class MotionField:
         self._y: Plane = np.zeros(self._count)
         self._fastest: Plane = np.zeros(self._count)
         self._intra: FloatGrid = np.zeros(self._shape, np.float32)
+        self._pictures: list[bytes] = []
+        self._reach: list[tuple[float, float]] = []
+        self._waiting = 0
 
     def add_uncovered(self) -> None:
         """An inter picture without a single vector: all of it is new content."""
-        self._intra[:] = 1.0
+        if self._seen is None:
+            self._intra[:] = 1.0
+        else:
+            self._add_uncovered(self._seen[None])
 
     def add(self, vectors: Vectors, past: float, future: float) -> None:
-        """Fold one inter picture. ``past`` and ``future`` scale its vectors (see ReferenceDistance)."""
+        """Take one inter picture. ``past`` and ``future`` scale its vectors (see ReferenceDistance)."""
+        self._pictures.append(vectors.tobytes())
+        self._reach.append((-past, future))
+        self._waiting += vectors.size
+        if self._waiting >= _MOST_WAITING:
+            self._fold()
+
+    def _fold(self) -> None:
+        sizes = [len(each) // VECTOR.itemsize for each in self._pictures]
+        vectors: Vectors = np.frombuffer(b"".join(self._pictures), VECTOR)
+        picture = np.repeat(np.arange(len(sizes)), sizes)
+        reach = np.array(self._reach)
+        self._pictures, self._reach, self._waiting = [], [], 0
         block = np.multiply(vectors["dst_y"] >> 4, self._cols, dtype=np.intp)
         block += vectors["dst_x"] >> 4
-        area = np.multiply(vectors["w"], vectors["h"], dtype=np.float64)
-        covered = np.bincount(block, area, self._count)
-        if covered.size > self._count:
+        if block.size and block.max() >= self._count:
             # Blocks of coded rows that cropping hides.
             inside = block < self._count
-            vectors, block, area, covered = vectors[inside], block[inside], area[inside], covered[: self._count]
-        if np.count_nonzero(covered) < self._blocks:
-            plane = (covered == 0.0).reshape(self._rows, self._cols).astype(np.float32)
-            np.maximum(self._intra, self._down @ plane @ self._across, out=self._intra)
+            vectors, block, picture = vectors[inside], block[inside], picture[inside]
+        area = np.multiply(vectors["w"], vectors["h"], dtype=np.float64)
+        own = picture * self._count + block
+        covered = np.bincount(own, area, len(sizes) * self._count)
+        bare = covered.reshape(len(sizes), self._rows, self._cols) == 0.0
+        if bare[:, :-1, :-1].any():
+            self._add_uncovered(bare.reshape(len(sizes), self._count))
         x, y = vectors["motion_x"], vectors["motion_y"]
         moving = np.flatnonzero(x | y)
+        if self._seen is not None:
+            moving = moving[self._seen[block[moving]]]
         if moving.size == 0:
             return
-        block = block[moving]
         # A vector points from the block to its reference: content came from a past one, goes to a future one.
-        scale = float(vectors["motion_scale"][0])
-        factor = np.where(vectors["source"][moving] < 0, -past / scale, future / scale)
+        ahead = (vectors["source"][moving] >= 0).astype(np.intp)
+        factor = reach[picture[moving], ahead] / float(vectors["motion_scale"][0])
         x, y = x[moving] * factor, y[moving] * factor
-        share = area[moving] / covered[block]
+        share = area[moving] / covered[own[moving]]
+        block = block[moving]
         self._x += np.bincount(block, share * x, self._count)
         self._y += np.bincount(block, share * y, self._count)
         np.maximum.at(self._fastest, block, np.hypot(x, y))
 
+    def _add_uncovered(self, blocks: BoolGrid) -> None:
+        """Of pictures ``[pictures, count]``."""
+        if self._seen is not None:
+            blocks = blocks & self._seen
+        planes = blocks.reshape(-1, self._rows, self._cols).astype(np.float32)
+        np.maximum(self._intra, (self._down @ planes @ self._across).max(axis=0), out=self._intra)
+
+    def _without(self, masked: BoolGrid) -> BoolGrid:
+        """Blocks ``[count]`` that no masked pixel lies on."""
+        height, width = masked.shape
+        padded = np.zeros((self._rows * _BLOCK, self._cols * _BLOCK), np.bool_)
+        padded[:height, :width] = masked
+        seen: BoolGrid = ~padded.reshape(self._rows, _BLOCK, self._cols, _BLOCK).any(axis=(1, 3)).ravel()
+        return seen
+
     def take(self) -> tuple[FloatGrid, FloatGrid, FloatGrid]:
         """``max_motion, net_motion, intra``, each ``[rows, cols]`` (see ChangeGrid); starts anew."""
+        if self._pictures:
+            self._fold()
         shape = (self._rows, self._cols)
         x = self._down @ self._x.reshape(shape).astype(np.float32) @ self._across
         y = self._down @ self._y.reshape(shape).astype(np.float32) @ self._across

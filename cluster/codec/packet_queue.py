@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
 
 from cluster.types import EncodedPacket
@@ -20,7 +21,10 @@ class PacketQueue:
         self.max_bytes = max_bytes
         self.dropped = 0
         self.bytes = 0
+        self.waited_s = 0.0
+        """How long the packet that was taken last had waited."""
         self._packets: deque[EncodedPacket] = deque()
+        self._came: deque[float] = deque()
         self._changed = threading.Condition()
         self._closed = False
         self._until_keyframe = False
@@ -43,6 +47,7 @@ class PacketQueue:
                 self._until_keyframe = True
                 return False
             self._packets.append(packet)
+            self._came.append(time.monotonic())
             self.bytes += len(packet.data)
             self._changed.notify()
             return True
@@ -54,6 +59,7 @@ class PacketQueue:
             if not self._packets:
                 return None
             packet = self._packets.popleft()
+            self.waited_s = time.monotonic() - self._came.popleft()
             self.bytes -= len(packet.data)
             return packet
 
@@ -63,5 +69,6 @@ class PacketQueue:
             self._closed = True
             if discard:
                 self._packets.clear()
+                self._came.clear()
                 self.bytes = 0
             self._changed.notify_all()

@@ -9,7 +9,8 @@ import numpy.typing as npt
 from av.video.frame import VideoFrame
 from av.video.reformatter import Interpolation, VideoReformatter
 
-from cluster.types import FloatGrid, PatchGrid, UInt8Array
+from cluster.codec.privacy import covered
+from cluster.types import BoolGrid, FloatGrid, PatchGrid, UInt8Array
 
 
 class PictureScaler:
@@ -40,10 +41,16 @@ class PictureScaler:
 
 
 class LumaDifference:
-    """Mean absolute luma difference per patch between consecutive samples, the global gain removed (its median)."""
+    """Mean absolute luma difference per patch between consecutive samples, the global gain removed (its median).
 
-    def __init__(self, grid: PatchGrid) -> None:
+    Pixels that are black by a privacy mask (``masked``, of the camera's own picture) differ by nothing, and say nothing
+    of the gain.
+    """
+
+    def __init__(self, grid: PatchGrid, masked: BoolGrid | None = None) -> None:
         self._grid = grid
+        self._black = None if masked is None else covered(masked, grid.height, grid.width)
+        self._seen = None if self._black is None else ~self._black[::8, ::8].ravel()
         self._last: UInt8Array | None = None
         # Kept between samples: fresh memory of this size costs more in page faults than the arithmetic on it.
         self._difference: npt.NDArray[np.int16] = np.empty((grid.height, grid.width), np.int16)
@@ -61,8 +68,12 @@ class LumaDifference:
         np.subtract(luma, last, out=difference, dtype=np.int16)
         # Exposure and flicker shift the whole picture; a median over every 8th pixel each way is as good as over all.
         some = difference[::8, ::8].ravel()
+        if self._seen is not None and self._seen.any():
+            some = some[self._seen]
         difference -= np.partition(some, some.size // 2)[some.size // 2]
         np.abs(difference, out=difference)
+        if self._black is not None:
+            np.copyto(difference, np.int16(0), where=self._black)
         # 16 bits hold the sum of a patch's column (patch <= 64), and add four times as many at once.
         columns = np.add.reduce(difference.reshape(grid.rows, grid.patch, grid.width), axis=1, dtype=np.int16)
         sums = np.add.reduce(columns.reshape(grid.rows, grid.cols, grid.patch), axis=2, dtype=np.int32)

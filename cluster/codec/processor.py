@@ -14,6 +14,7 @@ from cluster.codec.change import ChangeAccumulator, cue_of
 from cluster.codec.decoder import DecodeError, Decoder
 from cluster.codec.nal import FRAMED_CODECS, H264FrameNumbers, configuration, starts_decoding, to_annexb
 from cluster.codec.picture import PictureScaler
+from cluster.codec.privacy import Polygon, PrivacyMasks, covered
 from cluster.codec.reorder import ReferenceDistance
 from cluster.codec.source import StreamHeader
 from cluster.codec.timeline import Sampling, Timeline
@@ -26,11 +27,13 @@ _LATE = 1024
 
 @dataclass(frozen=True, slots=True)
 class CodecOptions:
-    """``fps``: samples per second. ``max_gap_s``: a longer step of the camera's clock is a jump, not a pause."""
+    """``fps``: samples per second. ``max_gap_s``: a longer step of the camera's clock is a jump, not a pause.
+    ``masks``: what of the picture nobody may see."""
 
     fps: float = 2.0
     anchor_interval_s: float = 8.0
     max_gap_s: float = 10.0
+    masks: tuple[Polygon, ...] = ()
 
 
 @dataclass(slots=True)
@@ -81,6 +84,7 @@ class CodecProcessor:
         self.options = options or CodecOptions()
         self.stats = CodecStats()
         self._geometry = geometry
+        self._masks = PrivacyMasks(self.options.masks)
         self._timeline = Timeline(self.options.max_gap_s)
         self._sampling = Sampling(self.options.fps)
         self._anchors = AnchorRule(self.options.anchor_interval_s, self._sampling.period // 2)
@@ -252,7 +256,7 @@ class CodecProcessor:
             self._fresh = True
             self._sampling.reset()
             self._anchors.reset()
-            view = self._view = _View(self.stats.codec, frame.width, frame.height, self._geometry)
+            view = self._view = _View(self.stats.codec, frame.width, frame.height, self._geometry, self._masks)
             self.stats.width, self.stats.height = frame.width, frame.height
         pts = frame.pts if frame.pts is not None else frame.dts
         time = self._place(frame, pts)
@@ -315,7 +319,7 @@ class CodecProcessor:
         if self._fresh:
             view.change.reset()
         try:
-            rgb, luma = view.scaler(frame)
+            rgb, luma = view.scaler(self._masks.apply(frame))
         except (av.FFmpegError, ValueError, MemoryError):
             # A picture of a shape or format that FFmpeg decodes but cannot scale.
             self.stats.decode_errors += 1
@@ -332,6 +336,7 @@ class CodecProcessor:
             rgb=rgb,
             luma=luma,
             change=change,
+            hidden=view.hidden,
         )
         self._fresh = False
         self.stats.frames_sampled += 1
@@ -340,10 +345,12 @@ class CodecProcessor:
 
 
 class _View:
-    """What depends on the picture's size: the grid, the scaler onto it, and the change accumulated over it."""
+    """What depends on the picture's size: the grid, the scaler onto it, the change accumulated over it, the masks."""
 
-    def __init__(self, codec: str, width: int, height: int, geometry: PatchGeometry) -> None:
+    def __init__(self, codec: str, width: int, height: int, geometry: PatchGeometry, masks: PrivacyMasks) -> None:
         self.width, self.height = width, height
         self.grid: PatchGrid = geometry.grid(width, height)
         self.scaler = PictureScaler(self.grid)
-        self.change = ChangeAccumulator(codec, width, height, self.grid)
+        raster = masks.raster(width, height) if masks else None
+        self.hidden = None if raster is None else covered(raster, self.grid.rows, self.grid.cols)
+        self.change = ChangeAccumulator(codec, width, height, self.grid, raster)

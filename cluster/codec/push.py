@@ -97,6 +97,11 @@ class PushSource:
 
     # -- the decoder's side ---------------------------------------------------------------------
     @property
+    def waited_s(self) -> float:
+        """How long the packet that was taken last had waited to be decoded."""
+        return 0.0 if self._reading is None else self._reading.waited_s
+
+    @property
     def ended(self) -> bool:
         with self._state:
             return self._closed or (self._ended and not self._announced)

@@ -18,7 +18,8 @@ from cluster.types import EncodedPacket
 # FFmpeg would watch about 25 pictures go by to guess a frame rate that nobody asks for: five seconds of a 5 FPS camera.
 _OPTIONS = {"rtsp_transport": "tcp", "fpsprobesize": "0", "analyzeduration": "500000"}
 
-_CREDENTIALS = re.compile(r"(?<=://)[^/@]*@")
+# Up to the last @ before the path: people put one into passwords without escaping it.
+_CREDENTIALS = re.compile(r"(?<=://)[^/]*@")
 
 
 class RtspSource:

@@ -8,6 +8,7 @@ from pydantic import Field
 
 from cluster.config.base import Section
 from cluster.config.memory import MemoryConfig
+from cluster.config.privacy import MAX_MASKS, MaskPolygon
 from cluster.config.pruning import PruningConfig
 from cluster.config.question import QuestionConfig
 from cluster.config.sampling import SamplingConfig
@@ -47,6 +48,12 @@ class CameraEntry(Section):
     questions: list[QuestionConfig] | None = Field(
         default=None, description="Questions of this camera, in place of the global ones."
     )
+    privacy_masks: list[MaskPolygon] = Field(
+        default_factory=list,
+        max_length=MAX_MASKS,
+        description="Parts of the picture that are black before anything looks at them: each a list of points [x, y], "
+        "text like '0,0 0.3,0 0.3,0.5', or a rectangle {x, y, width, height}, in shares of the picture 0..1.",
+    )
 
 
 class CameraConfig(Section):
@@ -61,6 +68,7 @@ class CameraConfig(Section):
     memory: MemoryConfig = Field(description="Resolved memory section.")
     source_options: SourceConfig = Field(description="Resolved source section.")
     questions: list[QuestionConfig] = Field(description="Resolved questions.")
+    privacy_masks: list[MaskPolygon] = Field(default_factory=list, description="Parts of the picture that are black.")
 
     def stream_spec(self) -> StreamSpec:
         """What the engine must know of this camera."""

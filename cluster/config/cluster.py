@@ -2,9 +2,27 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from pydantic import Field
 
 from cluster.config.base import Section
+
+
+class PlacementConfig(Section):
+    """Which nodes of a Ray cluster run what: names of Ray resources that nodes offer. Each process takes 1 of its."""
+
+    control: str | None = Field(
+        default=None,
+        min_length=1,
+        description="Resource of nodes for controller, gateway and alerting; null is any.",
+    )
+    decoder: str | None = Field(default=None, min_length=1, description="Resource of nodes for decoders; null is any.")
+    replica: str | None = Field(
+        default=None,
+        min_length=1,
+        description="Resource of nodes for replicas and their tiers, besides GPUs; null is any.",
+    )
 
 
 class ClusterConfig(Section):
@@ -12,6 +30,9 @@ class ClusterConfig(Section):
 
     ray_address: str | None = Field(
         default=None, description="Address of a running Ray cluster; null starts one on this machine."
+    )
+    placement: PlacementConfig = Field(
+        default_factory=PlacementConfig, description="Which nodes of a Ray cluster run what."
     )
     decoders: int = Field(
         default=2, ge=1, description="Decoder processes; each runs many cameras, one thread per camera."
@@ -54,5 +75,10 @@ class ClusterConfig(Section):
     restart_timeout_s: float = Field(default=60.0, gt=0, description="Seconds a dead process may take to come back.")
     stop_timeout_s: float = Field(
         default=10.0, gt=0, description="Seconds a process may take to stop before it is killed."
+    )
+    log_format: Literal["text", "json"] = Field(
+        default="text",
+        description="How processes log: text for people, or one JSON object a line with time, level, process, camera "
+        "and window.",
     )
     log_dir: str | None = Field(default=None, description="Folder for the processes' logs; null keeps Ray's own place.")

@@ -54,6 +54,14 @@ def conflicts(config: SightlineConfig) -> list[Problem]:
             "(`sightline tokens create` makes one), or set security.allow_unauthenticated: true"
         )
         found.append(Problem(("gateway", "host"), message))
+    security = config.security
+    plain = security.internal_tls.certificate is None and not security.allow_plain_inside
+    if plain and config.cluster.ray_address is not None:
+        message = (
+            "processes of a Ray cluster reach each other over the network, and without TLS so does whoever is on it; "
+            "give certificate, key and ca, or set security.allow_plain_inside: true"
+        )
+        found.append(Problem(("security", "internal_tls"), message))
     if gateway.max_packet_bytes > config.cluster.packet_queue_bytes:
         message = f"must be at least gateway.max_packet_bytes = {gateway.max_packet_bytes}, or such a packet never fits"
         found.append(Problem(("cluster", "packet_queue_bytes"), message))

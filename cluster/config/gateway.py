@@ -8,13 +8,18 @@ from cluster.config.base import Section
 
 
 class GatewayConfig(Section):
-    """Addresses and limits of the gRPC gateway."""
+    """Addresses and limits of the gateway."""
 
     host: str = Field(
         default="127.0.0.1", min_length=1, description="Address to listen on; 0.0.0.0 opens it to the network."
     )
     port: int = Field(default=50051, ge=0, le=65535, description="gRPC port; 0 takes any free one.")
-    metrics_port: int = Field(default=9464, ge=0, le=65535, description="HTTP port of /metrics; 0 takes any free one.")
+    metrics_port: int = Field(
+        default=9464,
+        ge=0,
+        le=65535,
+        description="HTTP port: console, JSON, OpenAI's protocol, /metrics; 0 takes any free one.",
+    )
     max_packet_bytes: int = Field(
         default=4 * 2**20,
         ge=1024,

@@ -25,15 +25,27 @@ def load_config(path: str | Path | None = None, overrides: Mapping[str, Any] | N
         ConfigError: the file cannot be read, or something in it is wrong; the message names file, line, key and remedy.
     """
     where = str(path) if path is not None else "configuration"
-    document = Document({}) if path is None else read_yaml(_read(Path(path)), where)
+    return _checked(Document({}) if path is None else read_yaml(_read(Path(path)), where), where, overrides or {})
+
+
+def load_tree(tree: Mapping[str, Any], where: str = "configuration") -> SightlineConfig:
+    """Check what a configuration file holds, given as a mapping; ``where`` names it in messages.
+
+    Raises:
+        ConfigError: something in it is wrong; the message names key and remedy.
+    """
+    return _checked(Document(dict(tree)), where, {})
+
+
+def _checked(document: Document, where: str, overrides: Mapping[str, Any]) -> SightlineConfig:
     tree, secret, unset = expand(document.data)
     if unset:
         raise InvalidConfigError([replace(problem, line=document.line(problem.path)) for problem in unset], where=where)
     try:
-        return SightlineConfig.model_validate(deep_merge(tree, overrides or {}))
+        return SightlineConfig.model_validate(deep_merge(tree, overrides))
     except ValidationError as error:
         problems = from_validation(error, SightlineConfig, secret)
-        raise InvalidConfigError([_place(p, document, overrides or {}) for p in problems], where=where) from None
+        raise InvalidConfigError([_place(p, document, overrides) for p in problems], where=where) from None
 
 
 def parse_camera(

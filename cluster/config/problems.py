@@ -71,7 +71,10 @@ def from_validation(error: ValidationError, root: type[BaseModel], secret: Itera
     for details in error.errors(include_url=False):
         cause = details.get("ctx", {}).get("error")
         inner: Sequence[Problem] = getattr(cause, "problems", ())
-        path = _clean(details["loc"], root)
+        loc = details["loc"]
+        # An unknown key is the last part, however it is written.
+        unknown = loc[-1:] if details["type"] == "extra_forbidden" else ()
+        path = (*_clean(loc[: len(loc) - len(unknown)], root), *unknown)
         if inner:
             found += [replace(problem, path=(*path, *problem.path)) for problem in inner]
         else:

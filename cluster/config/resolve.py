@@ -55,6 +55,7 @@ def resolve(config: SightlineConfig, entry: CameraEntry) -> CameraConfig:
         memory=overlay(config.memory, entry.memory),
         source_options=overlay(config.source, entry.source_options),
         questions=config.questions if entry.questions is None else entry.questions,
+        privacy_masks=entry.privacy_masks,
     )
 
 

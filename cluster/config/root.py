@@ -11,8 +11,10 @@ from cluster.config.asking import AskingConfig
 from cluster.config.base import Section
 from cluster.config.calibrated import CalibratedConfig
 from cluster.config.camera import CameraEntry
+from cluster.config.clips import ClipsConfig
 from cluster.config.cluster import ClusterConfig
 from cluster.config.gateway import GatewayConfig
+from cluster.config.kubernetes import KubernetesConfig
 from cluster.config.memory import MemoryConfig
 from cluster.config.model import ModelConfig
 from cluster.config.pruning import PruningConfig
@@ -22,6 +24,7 @@ from cluster.config.scheduling import SchedulingConfig
 from cluster.config.security import SecurityConfig
 from cluster.config.source import SourceConfig
 from cluster.config.tiers import TiersConfig
+from cluster.config.tracing import TracingConfig
 from cluster.config.vllm import VllmConfig
 from cluster.config.window import WindowConfig
 
@@ -62,12 +65,21 @@ class SightlineConfig(Section):
     alerts: AlertsConfig = Field(
         default_factory=AlertsConfig, description="When answers become incidents, and where people are told."
     )
+    clips: ClipsConfig = Field(
+        default_factory=ClipsConfig, description="Snapshots and clips of incidents, how long and how much of them."
+    )
     scheduling: SchedulingConfig = Field(
         default_factory=SchedulingConfig, description="Admission, placement and the quality ladder."
     )
     gateway: GatewayConfig = Field(default_factory=GatewayConfig, description="Ports and limits towards the outside.")
     security: SecurityConfig = Field(
         default_factory=SecurityConfig, description="Who may call the gateway, and TLS of its ports."
+    )
+    kubernetes: KubernetesConfig = Field(
+        default_factory=KubernetesConfig, description="Cameras as resources of a Kubernetes cluster."
+    )
+    tracing: TracingConfig = Field(
+        default_factory=TracingConfig, description="Traces of windows, from packet to alert."
     )
     cluster: ClusterConfig = Field(default_factory=ClusterConfig, description="Processes, queues and deadlines.")
 

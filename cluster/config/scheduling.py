@@ -30,8 +30,8 @@ class SchedulingConfig(Section):
         description="Ladder as `sightline eval ladder` writes it; null takes the model's own, or a guess "
         "where it has none.",
     )
-    high: float = Field(default=0.95, gt=0, le=1.0, description="Utilisation of a replica above which quality falls.")
-    low: float = Field(default=0.80, gt=0, le=1.0, description="Utilisation below which quality rises again.")
+    high: float = Field(default=0.97, gt=0, le=1.0, description="Utilisation of a replica above which quality falls.")
+    low: float = Field(default=0.92, gt=0, le=1.0, description="Utilisation below which quality rises again.")
     step_budget_s: float = Field(
         default=1.0,
         gt=0,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pydantic import Field, model_validator
 
 from cluster.config.base import Section
+from cluster.config.quantity import Duration
 
 
 class TlsConfig(Section):
@@ -25,6 +26,27 @@ class TlsConfig(Section):
         return self
 
 
+class InternalTlsConfig(Section):
+    """PEM files of the processes of one cluster, each of which shows its certificate to every other (mutual TLS)."""
+
+    certificate: str | None = Field(
+        default=None, description="Certificate chain of every process; null has them talk without TLS."
+    )
+    key: str | None = Field(default=None, description="Private key of the certificate.")
+    ca: str | None = Field(default=None, description="Authority that signed the certificates of all processes.")
+    name: str = Field(
+        default="sightline",
+        min_length=1,
+        description="DNS name that the certificates are for; it is checked in place of addresses, which come and go.",
+    )
+
+    @model_validator(mode="after")
+    def _complete(self) -> InternalTlsConfig:
+        if len({self.certificate is None, self.key is None, self.ca is None}) > 1:
+            raise ValueError("certificate, key and ca go together; give all three or none")
+        return self
+
+
 class SecurityConfig(Section):
     """Tokens, TLS, rates and the audit log of the gateway."""
 
@@ -33,6 +55,14 @@ class SecurityConfig(Section):
         description="File of API tokens, as `sightline tokens create` writes it; null asks nobody for a token.",
     )
     tls: TlsConfig = Field(default_factory=TlsConfig, description="TLS of the gateway's gRPC and HTTP ports.")
+    internal_tls: InternalTlsConfig = Field(
+        default_factory=InternalTlsConfig, description="TLS between the processes of the cluster, metrics included."
+    )
+    allow_plain_inside: bool = Field(
+        default=False,
+        description="Let processes on several machines talk without TLS. Whoever reaches their network can then see "
+        "what cameras see, and send frames and answers of his own.",
+    )
     allow_unauthenticated: bool = Field(
         default=False,
         description="Open the gateway to other machines without tokens. Whoever reaches the port can then see, ask, "
@@ -42,4 +72,9 @@ class SecurityConfig(Section):
     calls_burst: int = Field(default=200, ge=1, description="Calls one token may make at once.")
     audit_log: str | None = Field(
         default=None, description="File that tells who saw and asked what, a line of JSON each; null writes none."
+    )
+    audit_retention: Duration | None = Field(
+        default=None,
+        gt=0,
+        description="How long the audit log is kept, as 90d; null keeps the newest 576 MiB of it, however old.",
     )

@@ -40,7 +40,12 @@ def read_yaml(text: str, where: str) -> Document:
 
     if len(text.encode()) > MAX_BYTES:
         raise refuse(f"is larger than {MAX_BYTES // 2**20} MiB, which no configuration needs")
-    loader = yaml.SafeLoader(text)
+    try:
+        loader = yaml.SafeLoader(text)
+    except yaml.reader.ReaderError as error:
+        # Control characters; its own words are two lines with a position that nobody counts.
+        line = text.count("\n", 0, error.position) + 1
+        raise refuse(f"is not valid YAML: it holds the control character U+{error.character:04X}", line) from None
     try:
         root = loader.get_single_node()
         if root is None:

@@ -11,7 +11,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from types import TracebackType
 
 from cluster.memory.landing import Arrive, Landing, StayingLanding
@@ -22,6 +22,7 @@ log = logging.getLogger(__name__)
 Load = Callable[[Sequence[BlockKey]], list[Loaded]]
 
 _JOIN_S = 5.0
+_totals = threading.Lock()
 _NOT_NOW = Loaded(Outcome.RETRY)
 
 
@@ -57,6 +58,10 @@ class PrefetchStats:
     waited_s: float = 0.0
     transfer_s: float = 0.0
     bytes: int = 0
+
+
+TOTALS = PrefetchStats()
+"""What all prefetchers of this process that were closed did, for its metrics."""
 
 
 @dataclass(slots=True, eq=False)
@@ -188,6 +193,8 @@ class Prefetcher:
         """Give everything up and end the threads; a load that does not end is left behind. Harmless when repeated."""
         self.finish()
         with self._lock:
+            if not self._closed:
+                self._tell()
             self._closed = True
             self._queue.clear()
             self._to_do.notify_all()
@@ -195,6 +202,11 @@ class Prefetcher:
         until = time.perf_counter() + _JOIN_S
         for worker in self._workers:
             worker.join(max(0.0, until - time.perf_counter()))
+
+    def _tell(self) -> None:
+        with _totals:
+            for counter in fields(PrefetchStats):
+                setattr(TOTALS, counter.name, getattr(TOTALS, counter.name) + getattr(self.stats, counter.name))
 
     def _check_open(self) -> None:
         if self._closed:

@@ -10,6 +10,7 @@ from typing import Any, Protocol, TypeVar
 import grpc.aio
 from sightline.v1 import cameras_pb2, cameras_pb2_grpc
 
+from cluster.cameras.managed import Managed, written
 from cluster.errors import ConfigError, SightlineError, UnavailableError
 from cluster.rpc.convert import question_from_proto, status_to_proto
 from cluster.rpc.status import abort
@@ -23,8 +24,9 @@ T = TypeVar("T")
 class CameraDirectory(Protocol):
     """Who knows the cameras: the controller, seen from the gateway.
 
-    Raises ``UnknownCameraError``, ``CameraExistsError``, ``ConfigError`` (bad settings), ``CapacityError`` (no room,
-    unless ``force`` is set) or ``UnavailableError``.
+    Raises ``UnknownCameraError``, ``CameraExistsError``, ``ManagedElsewhereError`` (unless ``takeover`` is set),
+    ``ConfigError`` (bad settings), ``CapacityError`` (no room, unless ``force`` is set) or ``UnavailableError``.
+    ``manager``: who asks; empty for ``cluster``.
     """
 
     async def add(
@@ -34,9 +36,23 @@ class CameraDirectory(Protocol):
         questions: Sequence[Question],
         settings: dict[str, Any],
         force: bool = False,
+        manager: str = "",
+        takeover: bool = False,
     ) -> CameraStatus: ...
 
-    async def remove(self, name: str) -> None: ...
+    async def update(
+        self,
+        name: str,
+        source: str,
+        questions: Sequence[Question],
+        settings: dict[str, Any],
+        manager: str = "",
+        takeover: bool = False,
+    ) -> CameraStatus: ...
+
+    async def remove(self, name: str, manager: str = "", takeover: bool = False) -> None: ...
+
+    async def export(self, names: Sequence[str] = ()) -> Sequence[Managed]: ...
 
     async def list(self) -> Sequence[CameraStatus]: ...
 
@@ -58,16 +74,49 @@ class CamerasServicer(cameras_pb2_grpc.CamerasServicer):
                 raise ConfigError("a camera needs a name")
             settings = _settings(request.settings_json)
             questions = [question_from_proto(question) for question in request.questions]
-            adding = self._directory.add(request.name, request.source, questions, settings, request.force)
+            adding = self._directory.add(
+                request.name, request.source, questions, settings, request.force, request.manager, request.takeover
+            )
             return status_to_proto(await self._in_time(adding))
         except (SightlineError, ValueError) as error:
+            await abort(context, error)
+
+    async def Update(  # noqa: N802
+        self, request: cameras_pb2.UpdateCameraRequest, context: grpc.aio.ServicerContext
+    ) -> cameras_pb2.CameraStatus:
+        try:
+            settings = _settings(request.settings_json)
+            questions = [question_from_proto(question) for question in request.questions]
+            updating = self._directory.update(
+                request.name, request.source, questions, settings, request.manager, request.takeover
+            )
+            return status_to_proto(await self._in_time(updating))
+        except (SightlineError, ValueError) as error:
+            await abort(context, error)
+
+    async def Export(  # noqa: N802
+        self, request: cameras_pb2.ExportCamerasRequest, context: grpc.aio.ServicerContext
+    ) -> cameras_pb2.ExportCamerasResponse:
+        try:
+            seen = current()
+            cameras = await self._in_time(self._directory.export(list(request.names)))
+            return cameras_pb2.ExportCamerasResponse(
+                cameras=[
+                    cameras_pb2.WrittenCamera(
+                        name=each.entry.name, manager=each.manager, entry_json=json.dumps(written(each.entry))
+                    )
+                    for each in cameras
+                    if seen.sees(each.entry.name)
+                ]
+            )
+        except SightlineError as error:
             await abort(context, error)
 
     async def Remove(  # noqa: N802
         self, request: cameras_pb2.RemoveCameraRequest, context: grpc.aio.ServicerContext
     ) -> cameras_pb2.RemoveCameraResponse:
         try:
-            await self._in_time(self._directory.remove(request.name))
+            await self._in_time(self._directory.remove(request.name, request.manager, request.takeover))
             return cameras_pb2.RemoveCameraResponse()
         except SightlineError as error:
             await abort(context, error)

@@ -9,8 +9,9 @@ import grpc.aio
 
 from cluster.errors import ConfigError
 from cluster.hosts import is_loopback
+from cluster.rpc.tls import PeerTls
 
-ChannelOptions = list[tuple[str, int]]
+ChannelOptions = list[tuple[str, int | str]]
 
 CLUSTER_MESSAGE_BYTES = 64 * 2**20
 """Largest message inside the cluster: a complete frame of 2 x 2048 x 2048 pixels takes 25 MiB."""
@@ -34,7 +35,7 @@ def channel_options(address: str, max_message_bytes: int, *, internal: bool) -> 
     Connecting again is fast (0.1 to 2 s) because gRPC's default of up to two minutes would outlast our own deadlines;
     pools are local so that one caller's failed connects do not hold back another's.
     """
-    options = [
+    options: ChannelOptions = [
         ("grpc.max_receive_message_length", max_message_bytes),
         ("grpc.max_send_message_length", max_message_bytes),
         ("grpc.initial_reconnect_backoff_ms", 100),
@@ -55,22 +56,29 @@ def open_channel(
     *,
     max_message_bytes: int = CLUSTER_MESSAGE_BYTES,
     internal: bool = True,
-    tls: grpc.ChannelCredentials | None = None,
+    tls: grpc.ChannelCredentials | PeerTls | None = None,
 ) -> grpc.aio.Channel:
     """An unconnected ``grpc.aio`` channel, with TLS where ``tls`` is given; the caller closes it."""
     options = channel_options(address, max_message_bytes, internal=internal)
+    if isinstance(tls, PeerTls):
+        options += tls.options()
+        tls = tls.credentials()
     return (
         grpc.aio.insecure_channel(address, options) if tls is None else grpc.aio.secure_channel(address, tls, options)
     )
 
 
 class ChannelPool:
-    """One channel per address while anyone uses it: a decoder that moved to another port leaves none behind."""
+    """One channel per address while anyone uses it: a decoder that moved to another port leaves none behind.
 
-    def __init__(self, *, max_message_bytes: int = CLUSTER_MESSAGE_BYTES) -> None:
+    After a renewal of the certificate in ``tls`` new users get a new channel; those of the old one keep theirs.
+    """
+
+    def __init__(self, *, max_message_bytes: int = CLUSTER_MESSAGE_BYTES, tls: PeerTls | None = None) -> None:
         self._max_message_bytes = max_message_bytes
-        self._channels: dict[str, grpc.aio.Channel] = {}
-        self._users: dict[str, int] = {}
+        self._tls = tls
+        self._channels: dict[tuple[str, int], grpc.aio.Channel] = {}
+        self._users: dict[tuple[str, int], int] = {}
 
     def __len__(self) -> int:
         return len(self._channels)
@@ -78,13 +86,14 @@ class ChannelPool:
     @asynccontextmanager
     async def lease(self, address: str) -> AsyncIterator[grpc.aio.Channel]:
         """The channel to ``address``; closed when its last user leaves."""
-        if address not in self._channels:
-            self._channels[address] = open_channel(address, max_message_bytes=self._max_message_bytes)
-        self._users[address] = self._users.get(address, 0) + 1
+        key = (address, 0 if self._tls is None else self._tls.renewals())
+        if key not in self._channels:
+            self._channels[key] = open_channel(address, max_message_bytes=self._max_message_bytes, tls=self._tls)
+        self._users[key] = self._users.get(key, 0) + 1
         try:
-            yield self._channels[address]
+            yield self._channels[key]
         finally:
-            self._users[address] -= 1
-            if not self._users[address]:
-                del self._users[address]
-                await self._channels.pop(address).close()
+            self._users[key] -= 1
+            if not self._users[key]:
+                del self._users[key]
+                await self._channels.pop(key).close()

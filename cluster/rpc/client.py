@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Collection, Iterator, Sequence
 from types import TracebackType
-from typing import Any, Self, TypeAlias, TypeVar
+from typing import Any, Self, TypeVar
 
 import grpc
 from sightline.v1 import (
@@ -17,6 +17,7 @@ from sightline.v1 import (
     results_pb2_grpc,
 )
 
+from cluster.cameras.managed import Managed, entry_from_json
 from cluster.errors import SightlineError, UnavailableError
 from cluster.hosts import is_loopback
 from cluster.rpc import replicas
@@ -28,15 +29,14 @@ from cluster.scheduling.reports import ReplicaStatus
 from cluster.types import Answer, CameraStatus, Question
 
 T = TypeVar("T")
-Metadata: TypeAlias = tuple[tuple[str, str], ...]
 
 
 class GatewayClient:
     """Blocking client of one gateway; a context manager.
 
     Every method raises the :class:`SightlineError` the gateway meant (``UnknownCameraError``, ``ConfigError``, ...), or
-    ``UnavailableError`` when no gateway answers within ``deadline_s``. ``internal``: see ``channel_options``;
-    ``credentials``: token and TLS, none unless given.
+    ``UnavailableError`` when no gateway answers within ``deadline_s``. ``credentials``: token and TLS,
+    none unless given.
     """
 
     def __init__(
@@ -44,14 +44,13 @@ class GatewayClient:
         address: str,
         *,
         deadline_s: float = 10.0,
-        internal: bool = False,
         credentials: ClientCredentials | None = None,
     ) -> None:
         self.address = address
         self._deadline_s = deadline_s
         credentials = credentials or ClientCredentials()
-        self._metadata = credentials.metadata(loopback=internal or is_loopback(split_address(address)[0]))
-        options = channel_options(address, CLUSTER_MESSAGE_BYTES, internal=internal)
+        self._metadata = credentials.metadata(loopback=is_loopback(split_address(address)[0]))
+        options = channel_options(address, CLUSTER_MESSAGE_BYTES, internal=False)
         tls = credentials.channel_credentials()
         self._channel = (
             grpc.insecure_channel(address, options) if tls is None else grpc.secure_channel(address, tls, options)
@@ -87,19 +86,49 @@ class GatewayClient:
         settings: dict[str, Any] | None = None,
         *,
         force: bool = False,
+        manager: str = "",
+        takeover: bool = False,
     ) -> CameraStatus:
-        """``settings``: keys of a camera as in the configuration file; ``force``: also when there is no room for it."""
+        """``settings``: keys of a camera as in the configuration file; ``force``: also when there is no room for it;
+        ``manager``: whose it is from now on (empty: ``cluster``); ``takeover``: also when it is another's now."""
         request = cameras_pb2.AddCameraRequest(
             name=name,
             source=source,
             questions=[question_to_proto(question) for question in questions],
             settings_json=json.dumps(settings) if settings else "",
             force=force,
+            manager=manager,
+            takeover=takeover,
         )
         return status_from_proto(self._call(self._cameras.Add, request))
 
-    def camera_remove(self, name: str) -> None:
-        self._call(self._cameras.Remove, cameras_pb2.RemoveCameraRequest(name=name))
+    def camera_update(
+        self,
+        name: str,
+        source: str = "",
+        settings: dict[str, Any] | None = None,
+        *,
+        manager: str = "",
+        takeover: bool = False,
+    ) -> CameraStatus:
+        """Other settings for a camera, all of them; see :meth:`camera_add`. Questions are a key of the settings."""
+        request = cameras_pb2.UpdateCameraRequest(
+            name=name,
+            source=source,
+            settings_json=json.dumps(settings) if settings else "",
+            manager=manager,
+            takeover=takeover,
+        )
+        return status_from_proto(self._call(self._cameras.Update, request))
+
+    def camera_remove(self, name: str, *, manager: str = "", takeover: bool = False) -> None:
+        request = cameras_pb2.RemoveCameraRequest(name=name, manager=manager, takeover=takeover)
+        self._call(self._cameras.Remove, request)
+
+    def cameras_export(self, names: Collection[str] = ()) -> list[Managed]:
+        """Cameras as they were written, passwords included; all of them without ``names``. For administrators."""
+        reply = self._call(self._cameras.Export, cameras_pb2.ExportCamerasRequest(names=sorted(names)))
+        return [Managed(entry=entry_from_json(each.entry_json), manager=each.manager) for each in reply.cameras]
 
     def replicas_list(self) -> list[ReplicaStatus]:
         """Every replica, by name."""
@@ -133,10 +162,9 @@ class GatewayClient:
         finally:
             call.cancel()
 
-    def _call(self, method: Callable[..., T], request: object, metadata: Metadata = ()) -> T:
-        """``metadata``: instead of this client's own."""
+    def _call(self, method: Callable[..., T], request: object) -> T:
         try:
-            return method(request, timeout=self._deadline_s, metadata=metadata or self._metadata)
+            return method(request, timeout=self._deadline_s, metadata=self._metadata)
         except grpc.RpcError as error:
             raise self._explain(error) from None
 

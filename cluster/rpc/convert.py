@@ -20,6 +20,7 @@ from cluster.types import (
     CameraStatus,
     EncodedPacket,
     FrameSample,
+    FrameTrace,
     LastAnswer,
     MemorySpec,
     PatchGrid,
@@ -75,6 +76,8 @@ def frame_to_proto(sample: FrameSample) -> frames_pb2.Frame:
         patches=sample.patches.tobytes(),
         activity=sample.activity,
         digest=sample.digest,
+        windows_dropped=sample.windows_dropped,
+        trace=None if sample.trace is None else frames_pb2.FrameTrace(**asdict(sample.trace)),
     )
 
 
@@ -106,6 +109,8 @@ def frame_from_proto(message: frames_pb2.Frame) -> FrameSample:
         patches=np.frombuffer(message.patches, dtype=np.uint8).reshape(shape),
         activity=message.activity,
         digest=message.digest,
+        windows_dropped=message.windows_dropped,
+        trace=FrameTrace(message.trace.parent, message.trace.sent_s) if message.HasField("trace") else None,
     )
 
 
@@ -158,6 +163,7 @@ def answer_to_proto(answer: Answer, missed: int = 0) -> results_pb2.Answer:
         tokens=results_pb2.TokenCount(**asdict(answer.tokens)),
         timing=results_pb2.Timing(**asdict(answer.timing)),
         missed=missed,
+        trace=answer.trace,
     )
 
 
@@ -175,6 +181,7 @@ def answer_from_proto(message: results_pb2.Answer) -> Answer:
         gated=message.gated,
         tokens=TokenCount(**{name: getattr(message.tokens, name) for name in _TOKEN_FIELDS}),
         timing=Timing(**{name: getattr(message.timing, name) for name in _TIMING_FIELDS}),
+        trace=message.trace,
     )
 
 

@@ -19,6 +19,7 @@ from cluster.codec.supervisor import Backoff
 from cluster.rpc.calls import Call, CallEndedError, finish, write
 from cluster.rpc.channel import open_channel
 from cluster.rpc.convert import frame_to_proto, spec_to_json
+from cluster.rpc.tls import PeerTls
 from cluster.types import FrameSample, StreamSpec
 
 log = logging.getLogger(__name__)
@@ -130,10 +131,12 @@ class FrameSender:
         connect_s: float = 5.0,
         fresh_s: float = 2.0,
         hand_over_s: float = 10.0,
+        tls: PeerTls | None = None,
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._on_lost = on_lost
         self._max_queue = max_queue
+        self._tls = tls
         self._backoff = backoff or Backoff(first_s=0.1, longest_s=2.0)
         self._connect_s = connect_s
         self._fresh_s, self._hand_over_s = fresh_s, hand_over_s
@@ -314,7 +317,7 @@ class FrameSender:
         while self._in_use(link):
             reason = "the replica ended the stream"
             try:
-                async with open_channel(link.address) as channel:
+                async with open_channel(link.address, tls=self._tls) as channel:
                     await self._exchange(link, frames_pb2_grpc.FramesStub(channel).Send())
             except grpc.aio.AioRpcError as error:
                 reason = error.details() or error.code().name

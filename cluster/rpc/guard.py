@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import logging
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable
 from typing import Any, TypeAlias
 
 import grpc
 import grpc.aio
 
 from cluster.errors import ForbiddenError, SightlineError, UnauthenticatedError
-from cluster.rpc.http_server import Application, Environ, StartResponse
 from cluster.rpc.status import abort
 from cluster.security.access import Principal, serve_as
 from cluster.security.audit import AuditLog
@@ -51,17 +49,34 @@ class Guard(grpc.aio.ServerInterceptor):
         if handler is None or method in OPEN:
             return handler
         try:
-            principal = self.identify(dict(handler_call_details.invocation_metadata or ()).get("authorization"))
-            rule = _rule(method)
-            principal.require(rule.role)
-            if self._rate is not None:
-                self._rate.take(principal.name)
+            authorization = dict(handler_call_details.invocation_metadata or ()).get("authorization")
+            principal = self.admit(authorization, method)
         except SightlineError as error:
-            self._note("?" if isinstance(error, UnauthenticatedError) else principal.name, method, [], error)
             return _answering(handler, _refusal(error))
         if method.startswith(REFLECTION):
             return handler
-        return _answering(handler, self._guarded(handler, method, principal, rule))
+        return _answering(handler, self._guarded(handler, method, principal, _rule(method)))
+
+    def admit(self, authorization: str | bytes | None, method: str) -> Principal:
+        """Who calls, if they may make this call at all and do not make too many; a refusal is written down.
+
+        Raises:
+            UnauthenticatedError: see :meth:`identify`.
+            ForbiddenError: the role is missing.
+            CapacityError: it calls too often.
+        """
+        who = "?"
+        try:
+            principal = self.identify(authorization)
+            who = principal.name
+            rule = _rule(method)
+            principal.require(rule.role)
+            if self._rate is not None:
+                self._rate.take(who, rule.cost)
+        except SightlineError as error:
+            self._note(who, method, [], error)
+            raise
+        return principal
 
     def identify(self, authorization: str | bytes | None) -> Principal:
         """Whose ``Authorization`` header this is.
@@ -80,7 +95,6 @@ class Guard(grpc.aio.ServerInterceptor):
 
         Raises:
             ForbiddenError: it may not.
-            CapacityError: it calls too often.
         """
         rule = _rule(method)
         try:
@@ -113,29 +127,6 @@ class Guard(grpc.aio.ServerInterceptor):
         if self._audit is not None:
             outcome = "ok" if error is None else type(error).__name__.removesuffix("Error").lower()
             self._audit.write(who, method, cameras=cameras, outcome=outcome, text=text)
-
-
-def guarded(guard: Guard | None, call: str, application: Application) -> Application:
-    """A WSGI application for those who may make ``call``, a key of the rules; all of it where there is no guard."""
-    if guard is None:
-        return application
-
-    def check(environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
-        try:
-            guard.check(guard.identify(environ.get("HTTP_AUTHORIZATION")), call, [])
-        except UnauthenticatedError as error:
-            return _say(start_response, "401 Unauthorized", error, ("WWW-Authenticate", "Bearer"))
-        except SightlineError as error:
-            return _say(start_response, "403 Forbidden", error)
-        return application(environ, start_response)
-
-    return check
-
-
-def _say(start_response: StartResponse, status: str, error: SightlineError, *headers: tuple[str, str]) -> list[bytes]:
-    data = json.dumps({"error": str(error)}).encode() + b"\n"
-    start_response(status, [("Content-Type", "application/json"), ("Content-Length", str(len(data))), *headers])
-    return [data]
 
 
 def _rule(method: str) -> Rule:

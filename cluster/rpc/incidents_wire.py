@@ -9,7 +9,7 @@ from sightline.v1 import incidents_pb2
 
 from cluster.alerts.changes import Delivery, DeliveryState
 from cluster.alerts.dispatcher import LaneStatus
-from cluster.alerts.incident import AlertEvent, EventKind, Incident, Kind, Mute, Severity
+from cluster.alerts.incident import AlertEvent, ClipState, EventKind, Incident, Kind, Mute, Severity
 from cluster.alerts.service import Detail, Outbox
 
 _FIELDS = (
@@ -30,6 +30,10 @@ _FIELDS = (
     "acknowledged_by",
     "acknowledged_s",
     "muted",
+    "snapshot_url",
+    "clip_url",
+    "clip",
+    "footage_note",
 )
 
 
@@ -58,6 +62,10 @@ def incident_from_proto(message: incidents_pb2.Incident) -> Incident:
         acknowledged_by=message.acknowledged_by,
         acknowledged_s=message.acknowledged_s if message.HasField("acknowledged_s") else None,
         muted=message.muted,
+        snapshot_url=message.snapshot_url,
+        clip_url=message.clip_url,
+        clip=cast(ClipState, message.clip),
+        footage_note=message.footage_note,
     )
 
 

@@ -20,6 +20,7 @@ from cluster.rpc.calls import CallEndedError
 from cluster.rpc.channel import open_channel
 from cluster.rpc.loop import EventLoopThread
 from cluster.rpc.status import to_error
+from cluster.rpc.tls import PeerTls
 
 T = TypeVar("T")
 
@@ -48,16 +49,20 @@ class KVPeer:
         fingerprint: sent with what is asked from here.
         deadline_s: of every call.
         backoff: pauses between questions to a node that is down.
+        tls: of this cluster's processes.
     """
 
-    def __init__(self, address: str, *, fingerprint: str, deadline_s: float, backoff: Backoff) -> None:
+    def __init__(
+        self, address: str, *, fingerprint: str, deadline_s: float, backoff: Backoff, tls: PeerTls | None = None
+    ) -> None:
         self._address, self._fingerprint, self._deadline_s = address, fingerprint, deadline_s
-        self._backoff = backoff
+        self._backoff, self._tls = backoff, tls
+        self._renewals = 0
         self._lock = threading.Lock()
         self._up, self._closed, self._reason, self._failures = True, False, "", 0
         self._counts: Counter[str] = Counter()
         self._thread = EventLoopThread(f"kv {address}")
-        self._channel, self.stub = self._thread.run(_connect(address), 5.0)
+        self._channel, self.stub = self._thread.run(self._connect(), 5.0)
 
     def ready(self) -> bool:
         """Whether it is worth calling."""
@@ -142,6 +147,7 @@ class KVPeer:
         while not self._closed:
             await asyncio.sleep(self._backoff.delay_s(self._failures - 1, random.random()))
             reason = ""
+            await self._reconnect()
             try:
                 await self.stub.Usage(usage, timeout=self._deadline_s)
             except Exception as error:
@@ -153,10 +159,17 @@ class KVPeer:
                     return
                 self._failures += 1
 
+    async def _connect(self) -> tuple[grpc.aio.Channel, Any]:
+        self._renewals = 0 if self._tls is None else self._tls.renewals()
+        channel = open_channel(self._address, tls=self._tls)
+        return channel, kv_pb2_grpc.KVStub(channel)
 
-async def _connect(address: str) -> tuple[grpc.aio.Channel, Any]:
-    channel = open_channel(address)
-    return channel, kv_pb2_grpc.KVStub(channel)
+    async def _reconnect(self) -> None:
+        """Over a new channel, if the certificate was renewed since this one was opened."""
+        if self._tls is not None and self._tls.renewals() != self._renewals:
+            old = self._channel
+            self._channel, self.stub = await self._connect()
+            await old.close()
 
 
 async def _unary(method: Callable[..., Any], request: Any, timeout_s: float) -> Any:

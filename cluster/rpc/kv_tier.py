@@ -19,6 +19,7 @@ from cluster.rpc.calls import CallEndedError, write
 from cluster.rpc.channel import split_address
 from cluster.rpc.kv_peer import TROUBLE, KVPeer, OutOfTimeError
 from cluster.rpc.kv_wire import MAX_KV_BYTES, batches, key_to_proto, outcome_from_proto
+from cluster.rpc.tls import PeerTls
 
 
 class RemoteTier(Tier):
@@ -33,6 +34,7 @@ class RemoteTier(Tier):
         store_as: form in which blocks travel from here; see ``encode_block``.
         deadline_s: longest that one call may take, waiting for the network included.
         backoff: pauses between attempts to reach a node that is down.
+        tls: of this cluster's processes.
 
     Raises:
         ConfigError: not an address, or a fingerprint or form under which nothing can be stored.
@@ -47,6 +49,7 @@ class RemoteTier(Tier):
         deadline_s: float = 2.0,
         backoff: Backoff | None = None,
         name: str = "remote",
+        tls: PeerTls | None = None,
     ) -> None:
         split_address(address)
         check_storage(fingerprint, store_as)
@@ -55,7 +58,7 @@ class RemoteTier(Tier):
         self._lock = threading.Lock()
         self._counts: Counter[str] = Counter()
         pauses = backoff or Backoff(first_s=0.5, longest_s=30.0)
-        self._peer = KVPeer(address, fingerprint=fingerprint, deadline_s=deadline_s, backoff=pauses)
+        self._peer = KVPeer(address, fingerprint=fingerprint, deadline_s=deadline_s, backoff=pauses, tls=tls)
 
     def lookup(self, keys: Sequence[BlockKey]) -> list[Outcome]:
         """See ``Tier``."""

@@ -21,6 +21,7 @@ from cluster.rpc.memory_wire import (
     forgotten_to_proto,
     status_to_proto,
     told_to_proto,
+    turns_from_proto,
 )
 from cluster.rpc.status import abort
 from cluster.types import AskResult, AskSpec, Forgotten, MemoryStatus, Moment
@@ -89,13 +90,16 @@ class MemoryServicer(memory_pb2_grpc.MemoryServicer):
         async with self._answering(context, self._ask_s), self._place():
             # What is wrong with the question is said before it waits for its turn.
             ask_from_proto(request, self._longest)
+            history = turns_from_proto(request)
+            if history is not None:
+                result = await self._relay(ask_from_proto(request, self._longest, history), context)
+                await self._tell(request, context, result)
+                return
             async with self._conversations.turn(request.camera, request.conversation) as conversation:
                 ask = ask_from_proto(request, self._longest, list(conversation.turns))
                 result = await self._relay(ask, context)
-                pictures = await self._pictures(result) if request.with_pictures else ()
                 self._conversations.said(conversation, ask.text, result.text)
-                told = told_to_proto(Told(result, conversation.id, tuple(pictures)))
-                await context.write(memory_pb2.AskEvent(result=told))
+                await self._tell(request, context, result, conversation.id)
 
     async def Forget(  # noqa: N802
         self, request: memory_pb2.ForgetRequest, context: Context
@@ -115,6 +119,13 @@ class MemoryServicer(memory_pb2_grpc.MemoryServicer):
         """See protos/sightline/v1/memory.proto."""
         async with self._answering(context, self._call_s):
             return status_to_proto(await self._handler.describe(check_camera(request.camera)))
+
+    async def _tell(
+        self, request: memory_pb2.AskRequest, context: Context, result: AskResult, conversation: str = ""
+    ) -> None:
+        pictures = await self._pictures(result) if request.with_pictures else ()
+        told = told_to_proto(Told(result, conversation, tuple(pictures)))
+        await context.write(memory_pb2.AskEvent(result=told))
 
     async def _relay(self, ask: AskSpec, context: Context) -> AskResult:
         """Hand the pieces on; the handler's iterator is closed whatever happens, so that its work ends at once."""

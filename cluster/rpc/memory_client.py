@@ -8,7 +8,7 @@ import grpc
 from sightline.v1 import memory_pb2, memory_pb2_grpc
 
 from cluster.errors import UnavailableError
-from cluster.rpc.client import GatewayClient, Metadata
+from cluster.rpc.client import GatewayClient
 from cluster.rpc.credentials import ClientCredentials
 from cluster.rpc.memory_wire import Told, check_camera, check_name, check_question, status_from_proto, told_from_proto
 from cluster.rpc.status import is_ours
@@ -23,10 +23,9 @@ class MemoryClient(GatewayClient):
         address: str,
         *,
         deadline_s: float = 30.0,
-        internal: bool = False,
         credentials: ClientCredentials | None = None,
     ) -> None:
-        super().__init__(address, deadline_s=deadline_s, internal=internal, credentials=credentials)
+        super().__init__(address, deadline_s=deadline_s, credentials=credentials)
         self._memory = memory_pb2_grpc.MemoryStub(self._channel)
 
     def ask(
@@ -39,12 +38,10 @@ class MemoryClient(GatewayClient):
         max_new_tokens: int = 0,
         with_pictures: bool = False,
         timeout_s: float = 120.0,
-        metadata: Metadata = (),
     ) -> Generator[str | Told, None, None]:
         """Pieces of the answer as they come, then how it came about; closing the iterator stops the answer.
 
-        Asked when the first piece is. See ``AskRequest`` for the arguments; ``metadata``, here and below: for whom it
-        is asked, instead of this client's own.
+        Asked when the first piece is. See ``AskRequest`` for the arguments.
 
         Raises:
             ConfigError: not a question.
@@ -59,7 +56,7 @@ class MemoryClient(GatewayClient):
             max_new_tokens=max_new_tokens,
             with_pictures=with_pictures,
         )
-        call = self._memory.Ask(request, timeout=timeout_s, metadata=metadata or self._metadata)
+        call = self._memory.Ask(request, timeout=timeout_s, metadata=self._metadata)
         try:
             for event in call:
                 if event.WhichOneof("event") == "result":
@@ -76,19 +73,13 @@ class MemoryClient(GatewayClient):
             call.cancel()
         raise UnavailableError(f"the gateway at {self.address} ended the answer without a result")
 
-    def forget(self, camera: str, before_s: float = 0.0, *, metadata: Metadata = ()) -> Forgotten:
+    def forget(self, camera: str, before_s: float = 0.0) -> Forgotten:
         """Forget what was seen more than ``before_s`` seconds before the newest frame; 0 forgets everything."""
         request = memory_pb2.ForgetRequest(camera=check_camera(camera), before_s=before_s)
-        reply = self._call(self._memory.Forget, request, metadata)
+        reply = self._call(self._memory.Forget, request)
         return Forgotten(reply.frames, reply.bytes)
 
-    def memory(self, camera: str, *, metadata: Metadata = ()) -> MemoryStatus:
+    def memory(self, camera: str) -> MemoryStatus:
         """What the camera remembers."""
         request = memory_pb2.DescribeRequest(camera=check_camera(camera))
-        return status_from_proto(self._call(self._memory.Describe, request, metadata))
-
-
-def own_address(host: str, port: int) -> str:
-    """Where a process reaches its own server that listens on ``host``, which may stand for all addresses."""
-    reached = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
-    return f"[{reached}]:{port}" if ":" in reached else f"{reached}:{port}"
+        return status_from_proto(self._call(self._memory.Describe, request))

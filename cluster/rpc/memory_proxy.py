@@ -29,6 +29,8 @@ class MemoryProxy(memory_pb2_grpc.MemoryServicer):
         route: where a camera's replica is.
         channels: to replicas.
         max_calls: calls at once; one more is refused with ``CapacityError``.
+        on_forget: told of a camera, and how far back it was not forgotten (0: all was), after its memory is; raises
+            ``SightlineError`` where more should have been forgotten and was not.
         ask_s, call_s: longest that an answer, and any other call, may take, whatever the client allows.
     """
 
@@ -38,6 +40,7 @@ class MemoryProxy(memory_pb2_grpc.MemoryServicer):
         channels: ChannelPool,
         *,
         max_calls: int = 256,
+        on_forget: Callable[[str, float], Awaitable[None]] | None = None,
         ask_s: float = 300.0,
         call_s: float = 30.0,
     ) -> None:
@@ -45,6 +48,7 @@ class MemoryProxy(memory_pb2_grpc.MemoryServicer):
         self._channels = channels
         self._max_calls, self._calls = max_calls, 0
         self._ask_s, self._call_s = ask_s, call_s
+        self._on_forget = on_forget
 
     async def Ask(self, request: memory_pb2.AskRequest, context: Context) -> None:  # noqa: N802
         """See protos/sightline/v1/memory.proto."""
@@ -62,6 +66,8 @@ class MemoryProxy(memory_pb2_grpc.MemoryServicer):
         """See protos/sightline/v1/memory.proto."""
         async with self._forwarding(request.camera, context, self._call_s) as (replica, limit_s):
             forgotten: memory_pb2.ForgetResponse = await replica.Forget(request, timeout=limit_s)
+            if self._on_forget is not None:
+                await self._on_forget(request.camera, request.before_s)
             return forgotten
 
     async def Describe(  # noqa: N802

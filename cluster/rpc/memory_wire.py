@@ -17,6 +17,10 @@ from cluster.types import MICROSECONDS, AskResult, AskSpec, Forgotten, MemorySta
 
 MAX_QUESTION = 2_000
 """Characters of a question."""
+MAX_ANSWER = 8_000
+"""Characters of an answer in a conversation that a client keeps."""
+MAX_TURNS = 16
+"""Turns of such a conversation that count, the last ones."""
 MAX_PICTURES_BYTES = 768 * 2**10
 """Of all pictures of one answer: every server of ours takes messages of a megabyte."""
 
@@ -26,7 +30,7 @@ MAX_NAME = 256
 _NOT_TEXT = ("Cc", "Cs")
 _LAYOUT = "\t\n\r"
 _COPIED = ("text", "oldest", "newest", "tokens_held", "tokens_read", "bytes_read")
-_COPIED_TOO = ("first_token_s", "total_s", "degraded")
+_COPIED_TOO = ("first_token_s", "total_s", "degraded", "prompt_tokens", "answer_tokens")
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +79,27 @@ def check_question(text: str) -> str:
                 "characters"
             )
     return text
+
+
+def turns_from_proto(request: memory_pb2.AskRequest) -> list[tuple[str, str]] | None:
+    """The conversation that the client keeps itself, ``None`` where it does not.
+
+    Raises:
+        ConfigError: it names one of ours as well, or a turn is not text or too long.
+    """
+    if not request.HasField("history"):
+        return None
+    if request.conversation:
+        raise ConfigError("a question has a conversation or a history, not both; leave one of them away")
+    turns = [(check_question(turn.question), turn.answer.strip()) for turn in request.history.turns[-MAX_TURNS:]]
+    for _, answer in turns:
+        if len(answer) > MAX_ANSWER or not _is_text(answer):
+            raise ConfigError(f"an answer of the history is longer than {MAX_ANSWER:,} characters, or not text")
+    return turns
+
+
+def _is_text(text: str) -> bool:
+    return not any(unicodedata.category(letter) in _NOT_TEXT and letter not in _LAYOUT for letter in text)
 
 
 def check_seconds(value: float, what: str) -> float | None:

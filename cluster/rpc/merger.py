@@ -13,6 +13,7 @@ from sightline.v1 import results_pb2, results_pb2_grpc
 from cluster.rpc.channel import open_channel
 from cluster.rpc.convert import answer_from_proto
 from cluster.rpc.results import AnswerHub
+from cluster.rpc.tls import PeerTls
 from cluster.types import Answer
 
 _Key = tuple[int, str, int]
@@ -44,9 +45,11 @@ class ResultsMerger:
         max_retry_s: float = 5.0,
         remember: int = 256,
         recent: bool = False,
+        tls: PeerTls | None = None,
     ) -> None:
         self._hub = hub
         self._recent = recent
+        self._tls = tls
         self._retry_s = retry_s
         self._max_retry_s = max_retry_s
         self._remember = remember
@@ -78,9 +81,10 @@ class ResultsMerger:
     async def _follow(self, address: str) -> None:
         state = self.followed[address]
         wait_s = self._retry_s
-        async with open_channel(address) as channel:
-            stub = results_pb2_grpc.ResultsStub(channel)
-            while True:
+        while True:
+            # A channel for each attempt: the certificate may have been renewed since.
+            async with open_channel(address, tls=self._tls) as channel:
+                stub = results_pb2_grpc.ResultsStub(channel)
                 call = stub.Watch(results_pb2.WatchRequest(recent=self._recent))
                 try:
                     await call.initial_metadata()
@@ -97,8 +101,8 @@ class ResultsMerger:
                     call.cancel()
                     state.breaks += state.connected
                     state.connected = False
-                await asyncio.sleep(wait_s)
-                wait_s = min(2 * wait_s, self._max_retry_s)
+            await asyncio.sleep(wait_s)
+            wait_s = min(2 * wait_s, self._max_retry_s)
 
     def _take(self, answer: Answer, missed: int, state: Followed) -> None:
         state.answers += 1

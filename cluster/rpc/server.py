@@ -14,7 +14,8 @@ from grpc_reflection.v1alpha import reflection
 
 from cluster.errors import ConfigError
 from cluster.rpc.channel import CLUSTER_MESSAGE_BYTES
-from cluster.rpc.tls import TlsFiles, server_credentials
+from cluster.rpc.malformed import Malformed
+from cluster.rpc.tls import PeerTls, TlsFiles, server_credentials
 
 MAX_PACKET_BYTES = 4 * 2**20
 
@@ -33,8 +34,8 @@ def push_message_bytes(max_packet_bytes: int) -> int:
 class RpcServer:
     """Add services, :meth:`bind`, :meth:`start`, :meth:`stop`; must be made on the event loop it runs on.
 
-    ``guard``: who decides over every call; ``tls``: certificate of its ports. Raises ``ConfigError`` when that cannot
-    be used.
+    ``guard``: who decides over every call; ``tls``: certificate of its ports, with ``PeerTls`` for processes of this
+    cluster alone. Raises ``ConfigError`` when that cannot be used.
     """
 
     def __init__(
@@ -42,11 +43,12 @@ class RpcServer:
         *,
         max_message_bytes: int = CLUSTER_MESSAGE_BYTES,
         guard: grpc.aio.ServerInterceptor | None = None,
-        tls: TlsFiles | None = None,
+        tls: TlsFiles | PeerTls | None = None,
     ) -> None:
-        self._tls = None if tls is None else server_credentials(tls)
+        files = tls.files if isinstance(tls, PeerTls) else tls
+        self._tls = None if files is None else server_credentials(files)
         self._server = grpc.aio.server(
-            interceptors=[] if guard is None else [guard],
+            interceptors=[Malformed()] if guard is None else [Malformed(), guard],
             options=[
                 ("grpc.max_receive_message_length", max_message_bytes),
                 ("grpc.max_send_message_length", max_message_bytes),
@@ -61,25 +63,25 @@ class RpcServer:
         )
         self._health = health.aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
-        self._names: list[str] = []
+        self.services: dict[str, Any] = {}
 
     def add(self, name: str, register: Registration, servicer: Any) -> None:
         """Serve ``servicer`` under its full name (``sightline.v1.Ingest``); ``register`` is the generated function."""
         register(servicer, self._server)
-        self._names.append(name)
+        self.services[name] = servicer
 
-    def bind(self, host: str, port: int, *, setting: str = "gateway.port", plain: bool = False) -> int:
-        """Listen on ``host:port`` (0 takes any free port); returns the port. ``plain``: without TLS in any case.
+    def bind(self, host: str, port: int, *, setting: str = "gateway.port") -> int:
+        """Listen on ``host:port`` (0 takes any free port); returns the port.
 
         Raises:
             ConfigError: the port is in use or the address is not this machine's; ``setting`` is what to change.
         """
         where = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         try:
-            tls = None if plain else self._tls
-            bound: int = (
-                self._server.add_insecure_port(where) if tls is None else self._server.add_secure_port(where, tls)
-            )
+            if self._tls is None:
+                bound: int = self._server.add_insecure_port(where)
+            else:
+                bound = self._server.add_secure_port(where, self._tls)
         except RuntimeError:
             raise ConfigError(_why_not(host, port, setting)) from None
         return bound
@@ -87,10 +89,10 @@ class RpcServer:
     async def start(self) -> None:
         """Serve; from here on the health service says SERVING for every service and for the server as a whole."""
         reflection.enable_server_reflection(
-            [*self._names, health_pb2.DESCRIPTOR.services_by_name["Health"].full_name, reflection.SERVICE_NAME],
+            [*self.services, health_pb2.DESCRIPTOR.services_by_name["Health"].full_name, reflection.SERVICE_NAME],
             self._server,
         )
-        for name in ("", *self._names):
+        for name in ("", *self.services):
             await self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
         await self._server.start()
 

@@ -5,6 +5,7 @@ A status made here is marked in the trailing metadata, so that a client can tell
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Iterable
 from typing import NoReturn, Protocol
@@ -102,7 +103,11 @@ async def abort(context: grpc.aio.ServicerContext, error: BaseException) -> NoRe
     code = code_of(error)
     if code is Code.INTERNAL:
         log.error("call failed", exc_info=error)
-    await context.abort(code, str(error) or type(error).__name__, ((MARK, type(error).__name__),))
+    try:
+        await context.abort(code, str(error) or type(error).__name__, ((MARK, type(error).__name__),))
+    except grpc.aio.InternalError:
+        # The client has left: there is nobody to tell, and nothing here that failed. Anything else would be logged.
+        raise asyncio.CancelledError from None
     raise AssertionError("abort returned")
 
 

@@ -112,3 +112,58 @@ def _configuration(files: TlsFiles) -> grpc.ServerCertificateConfiguration:
     authority = files.client_ca.read_bytes() if files.client_ca is not None else None
     pair = (files.key.read_bytes(), files.certificate.read_bytes())
     return grpc.ssl_server_certificate_configuration([pair], root_certificates=authority)
+
+
+class PeerTls:
+    """TLS between the processes of one cluster: each shows its certificate to every other, as server and as client.
+
+    All certificates are for ``name``, and that is what is checked in place of the address at which a process is found:
+    addresses come and go with processes. Files are read again when they change. What runs goes on over the connection
+    it has; every new one uses the new certificate.
+
+    Raises:
+        ConfigError: the files are missing or do not belong together.
+    """
+
+    def __init__(self, files: TlsFiles, name: str = "sightline") -> None:
+        self.files, self.name = files, name
+        self._reloading = Reloading(files)
+        self._lock = threading.Lock()
+        self._renewals = 0
+        self._read()
+
+    def renewals(self) -> int:
+        """How often the files were read again: a channel that was opened before the last time has an old one."""
+        with self._lock:
+            if self._reloading.changed():
+                self._renewals += 1
+                self._read()
+            return self._renewals
+
+    def credentials(self) -> grpc.ChannelCredentials:
+        """For a channel to another process, with the newest certificate."""
+        self.renewals()
+        return self._credentials
+
+    def options(self) -> list[tuple[str, str]]:
+        """Channel options that go with :meth:`credentials`."""
+        return [("grpc.ssl_target_name_override", self.name)]
+
+    def server_context(self) -> ssl.SSLContext:
+        """For a server of Python's own; ask for it with every connection."""
+        self.renewals()
+        return self._reloading.context
+
+    def client_context(self) -> ssl.SSLContext:
+        """For a client of Python's own, which must ask for :attr:`name` (``server_hostname``)."""
+        self.renewals()
+        return self._client
+
+    def _read(self) -> None:
+        authority = self.files.client_ca
+        assert authority is not None
+        self._credentials = grpc.ssl_channel_credentials(
+            authority.read_bytes(), self.files.key.read_bytes(), self.files.certificate.read_bytes()
+        )
+        self._client = ssl.create_default_context(cafile=authority)
+        self._client.load_cert_chain(self.files.certificate, self.files.key)

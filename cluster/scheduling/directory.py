@@ -9,16 +9,18 @@ from __future__ import annotations
 import difflib
 import math
 from collections import deque
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Generic, TypeVar
 
+from cluster.cameras.managers import CLUSTER, check_manager
 from cluster.config import CameraConfig
 from cluster.errors import CameraExistsError, CapacityError, ConfigError, NotReadyError, UnknownCameraError
-from cluster.redaction import redact
 from cluster.scheduling.admission import Admission
-from cluster.scheduling.demand import Measured, windows_per_s
-from cluster.scheduling.ladder import Rung, Step
+from cluster.scheduling.assignments import Assignment, CameraAssignment, Route
+from cluster.scheduling.camera_record import CameraRecord, Counted
+from cluster.scheduling.demand import windows_per_s
+from cluster.scheduling.ladder import Step
 from cluster.scheduling.placement import Placement
 from cluster.scheduling.quality import ALL_EQUAL, FleetSettings, demand_of
 from cluster.scheduling.reports import (
@@ -28,41 +30,10 @@ from cluster.scheduling.reports import (
     ReplicaReport,
     ReplicaStatus,
     StreamReport,
-    Totals,
 )
 from cluster.types import CameraStatus, PatchGeometry, PictureHealth
 
 Info = TypeVar("Info", DecoderInfo, ReplicaInfo)
-
-
-@dataclass(frozen=True, slots=True)
-class Route:
-    """Where a camera lives now; ``None`` where no process is ready for it."""
-
-    decoder: str | None
-    decoder_address: str | None
-    replica: str | None
-    replica_address: str | None
-
-
-@dataclass(frozen=True, slots=True)
-class CameraAssignment:
-    """A camera a decoder must run at ``rung``. Without ``geometry`` no replica has ever been ready: it has to wait."""
-
-    settings: CameraConfig
-    geometry: PatchGeometry | None
-    replica: str | None
-    replica_address: str | None
-    rung: Rung
-
-
-@dataclass(frozen=True, slots=True)
-class Assignment:
-    """All cameras of one decoder at one ``version`` of the table; ``alive``: addresses of all replicas that are."""
-
-    version: int
-    cameras: tuple[CameraAssignment, ...]
-    alive: frozenset[str] = frozenset()
 
 
 @dataclass(slots=True)
@@ -72,26 +43,6 @@ class Member(Generic[Info]):
     info: Info
     seen_s: float
     load: ReplicaReport | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class _Counted:
-    """What was last counted of a camera, by which replica, when, and at which rung."""
-
-    instance: str
-    at_s: float
-    rung: str
-    counts: Mapping[str, int]
-
-
-@dataclass(slots=True)
-class _Camera:
-    settings: CameraConfig
-    report: CameraReport | None = None
-    reporter: str = ""
-    stream: StreamReport | None = None
-    counted: _Counted | None = None
-    totals: Totals = field(default_factory=Totals)
 
 
 KEPT_STEPS = 1000
@@ -113,7 +64,7 @@ class Directory:
         self._rungs = {rung.name: rung for rung in quality.ladder.rungs}
         self.geometry: PatchGeometry | None = None
         self._timeout_s = heartbeat_timeout_s
-        self._cameras: dict[str, _Camera] = {}
+        self._cameras: dict[str, CameraRecord] = {}
         self._decoders: dict[str, Member[DecoderInfo]] = {}
         self._replicas: dict[str, Member[ReplicaInfo]] = {}
         self._on_decoder = Placement(slack=slack)
@@ -121,23 +72,28 @@ class Directory:
         self._held_by: dict[str, str] = {}
 
     # -- cameras --------------------------------------------------------------------------------
-    def add(self, settings: CameraConfig, now_s: float = 0.0, *, force: bool = True) -> Admission:
+    def add(
+        self, settings: CameraConfig, now_s: float = 0.0, *, force: bool = True, manager: str = CLUSTER
+    ) -> Admission:
         """Take a camera in; members that said they have it already when they joined keep it.
 
         Args:
             force: it is not refused however full the replicas are.
+            manager: who alone may change it (``cluster.cameras.managers``).
 
         Raises:
             CameraExistsError: there is one of that name already with other settings; the same again is no error.
+            ManagedElsewhereError: there is one of that name that belongs to another manager.
             CapacityError: there is no room for it even when everyone is as low on the ladder as may be.
         """
         demand = demand_of(settings, self.geometry)
         known = self._cameras.get(settings.name)
         if known is not None:
+            check_manager(settings.name, known.manager, manager)
             if known.settings == settings:
                 return self._fleet.told(settings.name)
             raise CameraExistsError(
-                f"there is a camera {settings.name!r} already; remove it first to change its settings"
+                f"there is a camera {settings.name!r} already; update it to change its settings, or remove it first"
             )
         admission = self._fleet.admit(
             demand, now_s, force=force or not self._admission, prefer=self._held_by.get(settings.name)
@@ -145,17 +101,41 @@ class Directory:
         if admission.verdict == "refused":
             raise CapacityError(f"camera {settings.name!r} is not taken: {admission.reason}")
         self._held_by.pop(settings.name, None)
-        self._cameras[settings.name] = _Camera(settings)
+        self._cameras[settings.name] = CameraRecord(settings, manager)
         self._on_decoder.add(settings.name, prefer=self._running_on.pop(settings.name, None))
         self.version += 1
         return admission
 
-    def remove(self, name: str) -> None:
+    def update(
+        self, settings: CameraConfig, now_s: float = 0.0, *, manager: str = CLUSTER, takeover: bool = False
+    ) -> Admission:
+        """Give a camera other settings; it keeps its place, its rung and its counts. It is not refused: when it asks
+        for more than there is, the ladder makes room.
+
+        Raises:
+            UnknownCameraError: no such camera.
+            ManagedElsewhereError: it belongs to another manager, unless it is to be taken over.
+        """
+        camera = self._known(settings.name)
+        check_manager(settings.name, camera.manager, manager, takeover=takeover)
+        camera.manager = manager
+        if camera.settings != settings:
+            camera.settings, camera.counted = settings, None
+            report = camera.report
+            size = (report.width, report.height) if report is not None and report.width else None
+            self._fleet.admit(demand_of(settings, self.geometry, size), now_s, force=True)
+            self.version += 1
+        return self._fleet.told(settings.name)
+
+    def remove(self, name: str, *, manager: str | None = None, takeover: bool = False) -> None:
         """Forget a camera; its decoder stops it when it next asks.
 
         Raises:
             UnknownCameraError: no such camera.
+            ManagedElsewhereError: it belongs to another than ``manager`` (``None``: not asked), and is not taken over.
         """
+        if manager is not None:
+            check_manager(name, self._known(name).manager, manager, takeover=takeover)
         self._known(name)
         del self._cameras[name]
         self._on_decoder.remove(name)
@@ -215,15 +195,10 @@ class Directory:
             if camera is not None and self._on_decoder.owner(report.camera) == name:
                 if report.width and (camera.report is None or camera.report.width != report.width):
                     self._seen(camera, report)
-                camera.report = report
-                if camera.reporter != name:
-                    # It may come back there, and count from zero again.
-                    camera.totals.end(camera.reporter)
-                    camera.reporter = name
-                camera.totals.update(name, report.counts)
+                camera.heard(name, report)
         return True
 
-    def _seen(self, camera: _Camera, report: CameraReport) -> None:
+    def _seen(self, camera: CameraRecord, report: CameraReport) -> None:
         """How large a camera's picture is, and how much of it moves, is known now."""
         name, size = camera.settings.name, (report.width, report.height)
         demand = demand_of(camera.settings, self.geometry, size)
@@ -250,11 +225,21 @@ class Directory:
             plan = self._fleet.plan(report.camera)
             if plan.owner == name:
                 camera.stream = report
-                self._measure(camera, _Counted(instance, now_s, plan.rung, report.counts))
+                # Counts that straddle a step say nothing.
+                counts = camera.since(Counted(instance, now_s, plan.rung, report.counts))
+                if counts is not None:
+                    self._fleet.measured(report.camera, counts)
         if load is not None:
             if member.load is not None and now_s > member.seen_s:
                 busy = (load.busy_s - member.load.busy_s) / (now_s - member.seen_s)
-                self._fleet.replica_report(name, busy_share=busy, backlog_s=load.backlog_s, now_s=now_s)
+                self._fleet.replica_report(
+                    name,
+                    busy_share=busy,
+                    backlog_s=load.backlog_s,
+                    now_s=now_s,
+                    steps=load.steps - member.load.steps,
+                    windows=load.windows - member.load.windows,
+                )
             member.load = load
         member.seen_s = now_s
         return True
@@ -273,27 +258,6 @@ class Directory:
         for name in self._cameras:
             found[self._fleet.plan(name).rung] += 1
         return found
-
-    def _measure(self, camera: _Camera, now: _Counted) -> None:
-        """Tell the fleet what was counted since the last time; counts that straddle a step say nothing."""
-        before, camera.counted = camera.counted, now
-        if before is None or (before.instance, before.rung) != (now.instance, now.rung):
-            return
-        grown = {key: value - before.counts.get(key, 0) for key, value in now.counts.items()}
-        if min(grown.values(), default=0) < 0:
-            return
-        done, gated = grown.get("windows_done", 0), grown.get("windows_gated", 0)
-        self._fleet.measured(
-            camera.settings.name,
-            Measured(
-                period_s=now.at_s - before.at_s,
-                windows=done + gated,
-                gated=gated,
-                tokens_full=grown.get("tokens_full", 0),
-                tokens_kept=grown.get("tokens_kept", 0),
-                dropped=grown.get("windows_dropped", 0),
-            ),
-        )
 
     def drain(self, replica: str, *, undo: bool = False) -> ReplicaStatus:
         """Move every camera off a replica that is to be stopped, and give it none until it is started anew; with
@@ -399,35 +363,12 @@ class Directory:
             UnknownCameraError: no such camera.
         """
         camera, route, plan = self._known(name), self.route(name), self._fleet.plan(name)
-        report, stream = camera.report, camera.stream or StreamReport(name)
-        if report is None:
-            reason = "no decoder is ready for it yet" if route.decoder is None else f"{route.decoder} is starting it"
-            report = CameraReport(name, "waiting", reason)
-        return CameraStatus(
-            name=name,
-            source=redact(camera.settings.source),
-            state=report.state,
-            reason=report.reason,
-            retry_in_s=report.retry_in_s,
-            codec=report.codec,
-            width=report.width,
-            height=report.height,
-            cue=report.cue,
-            last_frame_age_s=report.last_frame_age_s,
-            decoder=route.decoder or "",
-            replica=route.replica or "",
-            priority=camera.settings.priority,
+        return camera.status(
+            route,
             rung=plan.rung,
             rung_reason="" if plan.rung == self._fleet.ladder.rungs[0].name else plan.why,
             windows_per_s=windows_per_s(self._fleet.demand_of(name), self._rungs[plan.rung]),
             expected_lag_s=self._lag_s(plan.owner),
-            latency_s=stream.latency_s,
-            memory_bytes=stream.memory_bytes,
-            memory_frames=stream.memory_frames,
-            memory_oldest_s=stream.memory_oldest_s,
-            memory_state=stream.memory_state,
-            last_answers=stream.last_answers,
-            **camera.totals.counts(),
         )
 
     def _lag_s(self, replica: str | None) -> float:
@@ -453,7 +394,7 @@ class Directory:
         report = self._known(name).report
         return report.picture if report is not None else None
 
-    def _known(self, name: str) -> _Camera:
+    def _known(self, name: str) -> CameraRecord:
         try:
             return self._cameras[name]
         except KeyError:

@@ -237,20 +237,27 @@ class Fleet:
         return self._moved(self._placement.rebalance(at_most=at_most), "its replica had more than its share", warm=True)
 
     def replica_report(
-        self, replica: str, *, busy_share: float, backlog_s: float, now_s: float, p99_lag_s: float = 0.0
+        self,
+        replica: str,
+        *,
+        busy_share: float,
+        backlog_s: float,
+        now_s: float,
+        steps: int = 0,
+        windows: int = 0,
     ) -> None:
         """What a replica says of itself; unknown ones are ignored.
 
         Args:
             busy_share: of the time since its last report, 0 to 1.
             backlog_s: seconds of work that wait.
-            p99_lag_s: from last frame to answer; what is above ``horizon_s`` counts as backlog.
+            steps: of its engine since its last report, in which ``windows`` were computed.
         """
         self._clock(now_s)
         known = self._replicas.get(replica)
         if known is not None:
-            waiting_s = max(0.0, backlog_s, p99_lag_s - self._horizon_s)
-            known.report(busy_share, waiting_s, self._now_s, unshared_s=self.costs.step_s * (1 - 1 / self._max_batch))
+            unshared_s = max(0.0, steps - windows / self._max_batch) * self.costs.step_s
+            known.report(busy_share, max(0.0, backlog_s), self._now_s, unshared_s=unshared_s, settle_s=self._settle_s)
             self._dirty.add(replica)
 
     def utilisation(self, replica: str) -> float:
@@ -312,7 +319,6 @@ class Fleet:
         replica.disown(step.camera, *self._windows(camera))
         camera.on.rung, camera.on.since_s, camera.why = step.rung_to, step.at_s, step.reason
         replica.own(step.camera, camera.on, *self._windows(camera))
-        replica.felt_s = self._now_s + self._settle_s
 
     def _windows(self, camera: _Camera) -> tuple[float, float]:
         """Computed and all windows a second at its rung."""
@@ -355,7 +361,6 @@ class Fleet:
         if owner is not None:
             replica = self._replicas[owner]
             replica.own(name, camera.on, *self._windows(camera))
-            replica.felt_s = self._now_s + self._settle_s
             replica.phases.add(name, camera.estimate.declared.stride_s, camera.on.loads[0], phase=phase)
             self._dirty.add(owner)
 
@@ -366,7 +371,6 @@ class Fleet:
             return None
         replica = self._replicas[camera.owner]
         replica.disown(name, *self._windows(camera))
-        replica.felt_s = self._now_s + self._settle_s
         self._dirty.add(camera.owner)
         camera.owner = None
         return replica.phases.remove(name)

@@ -8,6 +8,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 
 from cluster.scheduling.reports import StreamReport
+from cluster.scheduling.stride_book import StrideBook
 from cluster.types import Answer, FrameSample, LastAnswer, StreamSpec
 
 
@@ -40,13 +41,14 @@ class Offer:
 @dataclass(slots=True)
 class OpenStream:
     """``ending``: its source ended, and it is let go of once nothing waits; ``broken``: why no frame but a fresh one is
-    taken; ``before``: counts of earlier times it was open; ``leaving``: who waits for it to be handed over."""
+    taken; ``book``: of its strides; ``before``: counts of earlier times it was open; ``leaving``: who waits for it to
+    be handed over."""
 
     spec: StreamSpec
     inbox: deque[Offer] = field(default_factory=deque)
     ending: bool = False
     broken: str = ""
-    unanswered_frames: int = 0
+    book: StrideBook = field(default_factory=StrideBook)
     before: Counter[str] = field(default_factory=Counter)
     latency_s: float = 0.0
     last_answers: dict[str, LastAnswer] = field(default_factory=dict)
@@ -70,6 +72,7 @@ class OpenStream:
     def answered(self, answers: Sequence[Answer]) -> None:
         """A window was answered, each question once."""
         first = answers[0]
+        self.book.answered()
         self.counts["windows_gated" if first.gated else "windows_done"] += 1
         self.counts["tokens_full"] += first.tokens.full
         self.counts["tokens_kept"] += first.tokens.kept

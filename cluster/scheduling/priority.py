@@ -14,9 +14,7 @@ class Priority(StrEnum):
     NORMAL = "normal"
     BACKGROUND = "background"
 
-    @property
-    def rank(self) -> int:
-        return _RANKS[self]
+    rank: int
 
     @classmethod
     def of(cls, name: str) -> Priority:
@@ -31,4 +29,6 @@ class Priority(StrEnum):
             raise ConfigError(f"unknown priority {name!r}; there are: {', '.join(cls)}") from None
 
 
-_RANKS = {priority: rank for rank, priority in enumerate(Priority)}
+for _rank, _priority in enumerate(Priority):
+    # Not a property: every window that waits is asked for it.
+    _priority.rank = _rank

@@ -43,8 +43,8 @@ class FleetSettings:
     costs: CostModel | None
     ladder: Ladder
     admission: bool = True
-    high: float = 0.95
-    low: float = 0.80
+    high: float = 0.97
+    low: float = 0.92
     max_batch: int = 8
 
     def fleet(self) -> Fleet:

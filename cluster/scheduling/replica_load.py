@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import math
+from collections import deque
 from dataclasses import dataclass, field
 
 from cluster.scheduling.ladder.policy import CameraOnLadder
 from cluster.scheduling.phases import Phases
 
-NEARLY_BUSY = 0.9
-"""Share of busy time from which on it says little of the load: steps hold more windows the more wait, and more than all
-of its time a replica cannot be busy. What still tells then is whether the backlog grows."""
+AVERAGE_S = 5.0
+"""Seconds of reports that the work offered is judged by: of one second it says more of chance than of the cameras."""
 
-SMOOTH, URGENT, FADE = 0.1, 0.7, 0.02
-"""Weights of what a report says: usually, of one that tells of more work than can be done, and of the cost model when a
-report says nothing."""
+SMOOTH, URGENT = 0.1, 0.5
+"""Weights a second of what reports say: usually, and of those that tell of more work than can be done."""
+
+ABRUPT = 0.05
+"""Relative change of the predicted load from one report to the next after which what was heard before is forgotten."""
 
 MOST_WAITING = 0.4
 """Most that a backlog counts as utilisation: it is worked off in strides, not by shedding everyone."""
@@ -27,9 +29,8 @@ class ReplicaLoad:
 
     * ``lowered``: cameras below full quality
     * ``ratio``: measured over predicted busy seconds
-    * ``offered``: work that came in over what could be done, of the last reports
+    * ``offered``: work that came in over what could be done, of the last ``AVERAGE_S``
     * ``settled_s``: until then its last steps down cannot be felt yet
-    * ``felt_s``: until then it may report of before cameras came, went or stepped
     * ``short_s``: seconds a second that it lacks although everyone stands as low as may be
     """
 
@@ -45,9 +46,12 @@ class ReplicaLoad:
     reported_s: float = -math.inf
     backlog_s: float = 0.0
     settled_s: float = -math.inf
-    felt_s: float = -math.inf
     short_s: float = 0.0
     draining: bool = False
+    _before: float = 0.0
+    _grew_s: float = -math.inf
+    _fell_s: float = -math.inf
+    _heard: deque[tuple[float, float, float]] = field(default_factory=deque)
 
     def own(self, name: str, camera: CameraOnLadder, windows: float, due: float) -> None:
         """A camera comes."""
@@ -72,32 +76,47 @@ class ReplicaLoad:
         self.windows += windows
         self.due += due
 
-    def report(self, busy_share: float, backlog_s: float, now_s: float, *, unshared_s: float) -> None:
+    def report(
+        self, busy_share: float, backlog_s: float, now_s: float, *, unshared_s: float = 0.0, settle_s: float = 0.0
+    ) -> None:
         """Correct the prediction by what came in: the share of its time that it was busy, and what more waits now.
 
         Args:
             backlog_s: seconds of work that wait.
-            unshared_s: seconds by which a window that has a step to itself takes longer than ``load`` counts. A replica
-                with time to spare makes small steps: it is busier than it is loaded.
+            unshared_s: seconds that its steps took since the last report because they were not full: a replica with
+                time to spare makes small steps, and is busier than it is loaded.
+            settle_s: seconds after which many cameras that came, went or stepped are felt.
         """
         period_s, grown_s = now_s - self.reported_s, backlog_s - self.backlog_s
         self.reported_s, self.backlog_s = now_s, max(0.0, backlog_s)
-        if self.load <= 0 or now_s < self.felt_s or not 0 < period_s < math.inf:
+        self._look_back(now_s + settle_s)
+        if self.load <= 0 or not 0 < period_s < math.inf:
             self.offered = None
+            self._heard.clear()
             return
-        offered = max(0.0, min(1.0, busy_share) + grown_s / period_s)
-        self.offered = offered if self.offered is None else (self.offered + offered) / 2
-        if self.offered > 1.0:
-            # Full steps: a window takes what ``load`` counts for it.
-            self._learn(self.offered * self.capacity / self.load, URGENT, up=True)
-        elif self.offered < NEARLY_BUSY:
-            self._learn(self.offered * self.capacity / (self.load + self.windows * unshared_s), SMOOTH)
-        else:
-            self._learn(1.0, FADE)
+        came_s = max(0.0, min(1.0, busy_share)) * period_s + grown_s - unshared_s
+        self._heard.append((period_s, came_s, self.load * period_s))
+        while sum(each[0] for each in self._heard) - self._heard[0][0] >= AVERAGE_S:
+            self._heard.popleft()
+        heard_s, came_s, expected_s = map(sum, zip(*self._heard, strict=True))
+        self.offered = max(0.0, came_s / heard_s)
+        found = min(max(self.offered * heard_s * self.capacity / expected_s, 0.25), 4.0)
+        if now_s < (self._fell_s if found > self.ratio else self._grew_s):
+            self._heard.clear()
+            return
+        weight = URGENT if self.offered > 1.0 and found > self.ratio else SMOOTH
+        self.ratio += (1 - (1 - weight) ** period_s) * (found - self.ratio)
 
-    def _learn(self, found: float, weight: float, *, up: bool = False) -> None:
-        if found > self.ratio or not up:
-            self.ratio += weight * (min(max(found, 0.25), 4.0) - self.ratio)
+    def _look_back(self, felt_s: float) -> None:
+        """Reports until ``felt_s`` tell of before an abrupt change: of too much work where the load fell, of too little
+        where it grew."""
+        before, self._before = self._before, self.load
+        if abs(self.load - before) > ABRUPT * before:
+            self._heard.clear()
+            if self.load > before:
+                self._grew_s = felt_s
+            else:
+                self._fell_s = felt_s
 
     @property
     def predicted(self) -> float:

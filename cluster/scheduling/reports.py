@@ -71,12 +71,14 @@ class StreamReport:
 
 @dataclass(frozen=True, slots=True)
 class ReplicaReport:
-    """How full a replica is. ``busy_s``: seconds that it spent on windows and questions since it started;
-    ``backlog_s``: seconds of windows that wait; ``held``: cameras whose windows it holds."""
+    """How full a replica is. ``busy_s``: seconds that it spent on windows and questions since it started, in ``steps``
+    that computed ``windows``; ``backlog_s``: seconds of windows that wait; ``held``: cameras whose windows it holds."""
 
     busy_s: float
     backlog_s: float
     held: int = 0
+    steps: int = 0
+    windows: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,8 +14,10 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
 from heapq import heapify, heappop, heappush
 from typing import NamedTuple
 
@@ -54,6 +56,13 @@ class _Waiting(NamedTuple):
     stride_s: float
     until_s: float
     seconds: float
+
+
+# What ``_Waiting(...)`` does, at a third of its time: every window that waits is one.
+_new_waiting: Callable[[tuple[WindowRequest, float, float, float]], _Waiting] = partial(tuple.__new__, _Waiting)
+
+_VOID = 64
+"""Void entries that a heap may hold besides as many as there are cameras."""
 
 
 class _Camera:
@@ -120,12 +129,16 @@ class WindowQueue:
         camera = self._cameras.get(request.stream)
         if camera is None:
             camera = self._cameras[request.stream] = _Camera()
-        camera.windows.append(waiting)
-        if len(camera.windows) == 1 or camera.rank != priority.rank:
-            if len(camera.windows) == 1:
+        windows, rank = camera.windows, priority.rank
+        windows.append(waiting)
+        first = len(windows) == 1
+        if first or camera.rank != rank:
+            if first:
                 camera.turn = self._due(camera, waiting)
-            camera.rank = priority.rank
+            camera.rank = rank
             self._push(camera)
+        if first and self._size <= self.capacity:
+            return []
         return self._bounded(camera, patient)
 
     def put_back(
@@ -157,7 +170,7 @@ class WindowQueue:
         if until_s < self._late_s:
             self._late_s = until_s
         self._size += 1
-        return _Waiting(request, stride_s, until_s, seconds)
+        return _new_waiting((request, stride_s, until_s, seconds))
 
     def _bounded(self, camera: _Camera, patient: bool) -> list[DroppedWindow]:
         """What has to leave because a window came."""
@@ -225,19 +238,24 @@ class WindowQueue:
         return gone
 
     def _due(self, camera: _Camera, waiting: _Waiting) -> float:
-        arrived_s = waiting.request.arrived_s
-        return min(max(arrived_s, camera.served_s), arrived_s + waiting.stride_s) + waiting.stride_s
+        request, stride_s, _, _ = waiting
+        arrived_s, served_s = request.arrived_s, camera.served_s
+        if served_s <= arrived_s:
+            return arrived_s + stride_s
+        return min(served_s, arrived_s + stride_s) + stride_s
 
     def _push(self, camera: _Camera) -> None:
         self._tickets += 1
         camera.ticket = self._tickets
-        heappush(self._heaps[camera.rank], (camera.turn, camera.ticket, camera))
-        self._tidy(camera.rank)
+        heap = self._heaps[camera.rank]
+        heappush(heap, (camera.turn, camera.ticket, camera))
+        if len(heap) > 2 * len(self._cameras) + _VOID:
+            self._tidy(camera.rank)
 
     def _tidy(self, rank: int) -> None:
         """Void entries must not outnumber the cameras that wait by much."""
         heap = self._heaps[rank]
-        if len(heap) > 2 * len(self._cameras) + 64:
+        if len(heap) > 2 * len(self._cameras) + _VOID:
             heap[:] = [entry for entry in heap if entry[2].ticket == entry[1]]
             heapify(heap)
 

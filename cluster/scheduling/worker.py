@@ -11,10 +11,10 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import replace
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from cluster.engine.base import Engine
 from cluster.errors import CapacityError, ConfigError, NotReadyError, UnavailableError, UnknownCameraError
@@ -24,8 +24,9 @@ from cluster.scheduling.open_stream import Departure, Offer, OpenStream, WindowC
 from cluster.scheduling.pace import StepPace
 from cluster.scheduling.priority import Priority
 from cluster.scheduling.reports import ReplicaReport, StreamReport
-from cluster.scheduling.windows import DroppedWindow, DropReason, WindowQueue
-from cluster.types import Answer, AskResult, AskSpec, Forgotten, FrameSample, StreamSpec, WindowRequest
+from cluster.scheduling.steps import Steps, WorkerEvents
+from cluster.scheduling.windows import WindowQueue
+from cluster.types import AskResult, AskSpec, Forgotten, FrameSample, StreamSpec
 
 log = logging.getLogger(__name__)
 
@@ -36,29 +37,6 @@ KEPT_REPORTS = 1024
 
 MAX_FAILURES = 3
 """Steps in a row that may fail on every window before the replica counts as broken."""
-
-REST_S = 0.5
-"""Between two steps of an engine that is not there: its windows wait that long for the next one."""
-
-
-class WorkerEvents(Protocol):
-    """What the engine thread tells; called on that thread, so implementations must not block."""
-
-    def answered(self, answers: Sequence[Answer], *, late: bool) -> None:
-        """One window was answered; ``late``: after the next one was due."""
-        ...
-
-    def batch(self, windows: int) -> None:
-        """So many windows went through the engine together."""
-        ...
-
-    def dropped(self, stream: str, reason: str, windows: int) -> None:
-        """Windows were given up; ``reason`` is a :class:`DropReason` or ``failed``."""
-        ...
-
-    def lost(self, stream: str, windows: int) -> None:
-        """A window in the making went down with a stream that began anew."""
-        ...
 
 
 class EngineWorker:
@@ -90,8 +68,6 @@ class EngineWorker:
         self._engine = engine
         self._asks = AskQueue(engine.ask, share=ask_share, limit=ask_queue)
         self._events = events
-        self._max_batch = max_batch
-        self._step_budget_s = step_budget_s
         self._pace = StepPace(costs)
         self._inbox = inbox
         self._stall_s = stall_s
@@ -103,8 +79,16 @@ class EngineWorker:
         self._stopping = False
         self._busy_since: float | None = None
         self._busy_s = 0.0
-        self._failures = 0
-        self._rested_s = 0.0
+        self._steps = Steps(
+            engine,
+            events,
+            self._streams,
+            self._wake,
+            queue=self._queue,
+            pace=self._pace,
+            max_batch=max_batch,
+            step_budget_s=step_budget_s,
+        )
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
     # -- any thread -----------------------------------------------------------------------------
@@ -185,10 +169,11 @@ class EngineWorker:
 
         return self.run(forget)
 
-    def close(self, stream: str, *, flush: bool = False) -> None:
+    def close(self, stream: str, *, flush: bool = False, abandoned: bool = False) -> None:
         """Let go of a camera; what it remembers stays in the tiers. At once, and its questions end with it, or with
-        ``flush`` after its last, incomplete window was answered; it can still be asked then."""
-        self._command(lambda: self._close(stream, flush))
+        ``flush`` after its last, incomplete window was answered; it can still be asked then. ``abandoned``: nobody has
+        brought its frames for long, and what was missed until now is lost."""
+        self._command(lambda: self._close(stream, flush, abandoned))
 
     def hand_over(self, stream: str) -> Future[Departure]:
         """Let go of a camera that goes to another replica, once the windows that wait are answered: what is needed to
@@ -233,7 +218,7 @@ class EngineWorker:
         since = self._busy_since
         # A step under way counts as far as it has come.
         busy_s = self._busy_s + (0.0 if since is None else time.monotonic() - since)
-        return ReplicaReport(busy_s, backlog_s, len(waiting))
+        return ReplicaReport(busy_s, backlog_s, len(waiting), self._steps.steps, self._steps.windows)
 
     def check(self) -> None:
         """Whether the engine thread is alive and moving.
@@ -243,10 +228,11 @@ class EngineWorker:
         """
         if not self._thread.is_alive():
             raise RuntimeError("the engine thread has died")
-        if self._failures >= MAX_FAILURES:
-            raise RuntimeError(f"the engine failed on every window of its last {self._failures} batches")
+        if self._steps.failures >= MAX_FAILURES:
+            raise RuntimeError(f"the engine failed on every window of its last {self._steps.failures} batches")
         busy_since = self._busy_since
-        if busy_since is not None and time.monotonic() - busy_since > self._stall_s:
+        # Each of a batch's windows may have been a call of its own.
+        if busy_since is not None and time.monotonic() - max(busy_since, self._steps.began_s) > self._stall_s:
             raise RuntimeError(f"the engine has made no progress for more than {self._stall_s:g} s")
 
     # -- the engine thread ----------------------------------------------------------------------
@@ -258,7 +244,7 @@ class EngineWorker:
     def _run(self) -> None:
         while True:
             with self._wake:
-                self._wake.wait_for(self._has_work, self._rest())
+                self._wake.wait_for(self._has_work, self._steps.rest_s)
                 if self._stopping:
                     self._asks.close()
                     return
@@ -269,8 +255,8 @@ class EngineWorker:
                 command()
             for name in list(self._streams):
                 self._take_frames(name)
-            if not self._resting:
-                self._step()
+            if self._steps.rest_s is None:
+                self._steps.step()
             now = time.monotonic()
             self._busy_s += now - began
             self._busy_since = now
@@ -281,23 +267,13 @@ class EngineWorker:
     def _has_work(self) -> bool:
         if self._stopping or self._commands:
             return True
-        if self._resting:
+        if self._steps.rest_s is not None:
             return any(stream.inbox and not self._must_wait(stream) for stream in self._streams.values())
         return bool(
             len(self._queue)
             or len(self._asks)
             or any(stream.inbox or stream.ending or stream.leaving for stream in self._streams.values())
         )
-
-    @property
-    def _resting(self) -> bool:
-        """The engine was not there, and is not asked again yet."""
-        return time.monotonic() < self._rested_s
-
-    def _rest(self) -> float | None:
-        """Seconds after which there is something to do although nothing comes."""
-        left = self._rested_s - time.monotonic()
-        return left if left > 0 else None
 
     def _admit(self, spec: StreamSpec, done: Future[None]) -> None:
         try:
@@ -315,10 +291,12 @@ class EngineWorker:
                 self._stay(known)
         done.set_result(None)
 
-    def _close(self, name: str, flush: bool) -> None:
+    def _close(self, name: str, flush: bool, abandoned: bool) -> None:
         stream = self._streams.get(name)
         if stream is None:
             return
+        if abandoned:
+            self._lose(stream, stream.book.abandoned(time.monotonic(), stream.spec.stride_s))
         if flush:
             stream.ending = True
         else:
@@ -398,122 +376,28 @@ class EngineWorker:
         return waiting > 0 and (stream.spec.patient or stream.inbox[0].sample.fresh)
 
     def _push(self, stream: OpenStream, offer: Offer) -> None:
-        sample = offer.sample
+        sample, spec = offer.sample, stream.spec
         if sample.fresh:
             stream.broken = ""
-            if stream.unanswered_frames:
-                stream.counts["windows_lost"] += 1
-                self._events.lost(sample.stream, 1)
-            stream.unanswered_frames = 0
+            self._lose(stream, stream.book.fresh(sample, offer.arrived_s, spec.stride_s, patient=spec.patient))
         elif stream.broken:
             raise ValueError(stream.broken)
         closed = self._engine.push(sample)
-        if closed:
-            stream.unanswered_frames = 0
-        # The frame that closes a window usually lies behind its end and belongs to the next one.
-        if not closed or sample.pts + sample.duration // 8 >= closed[-1].end:
-            stream.unanswered_frames += 1
-        self._enqueue(stream, [replace(request, arrived_s=offer.arrived_s) for request in closed])
+        self._lose(stream, stream.book.frame(sample, offer.arrived_s, closed, spec.stride_s))
+        self._steps.enqueue(stream, [replace(request, arrived_s=offer.arrived_s) for request in closed])
 
-    def _enqueue(self, stream: OpenStream, requests: Sequence[WindowRequest]) -> None:
-        self._wait(stream, requests, self._queue.offer)
-
-    def _wait(
-        self,
-        stream: OpenStream,
-        requests: Sequence[WindowRequest],
-        offer: Callable[..., list[DroppedWindow]],
-    ) -> None:
-        spec = stream.spec
-        for request in requests:
-            for gone in offer(
-                request,
-                stride_s=spec.stride_s,
-                # An answer that starts later than the window is long tells of a scene that is gone.
-                late_s=spec.window_s,
-                patient=spec.patient or stream.ending,
-                priority=Priority.of(spec.priority),
-                seconds=self._pace.expect(spec.stream),
-            ):
-                self._drop(gone.request.stream, gone.reason)
+    def _lose(self, stream: OpenStream, windows: int) -> None:
+        if windows:
+            stream.counts["windows_lost"] += windows
+            self._events.lost(stream.spec.stream, windows)
 
     def _finish(self, name: str, stream: OpenStream) -> None:
         """Answer what is left of a camera whose source ended, then forget it."""
-        if stream.unanswered_frames:
-            stream.unanswered_frames = 0
-            self._enqueue(stream, self._engine.flush(name))
+        if stream.book.under_way:
+            stream.book.settled()
+            self._steps.enqueue(stream, self._engine.flush(name))
         if not self._queue.waiting(name):
             self._let_go(name)
-
-    def _step(self) -> None:
-        batch = self._queue.take(self._max_batch, time.monotonic(), self._step_budget_s)
-        for gone in batch.dropped:
-            self._drop(gone.request.stream, gone.reason)
-        if not batch.requests:
-            return
-        try:
-            self._answer(batch.requests)
-            self._failures = 0
-        except UnavailableError as error:
-            self._put_back(batch.requests, error)
-        except Exception:
-            log.exception("a batch of %d windows failed; answering them one by one", len(batch.requests))
-            self._answer_singly(batch.requests)
-
-    def _put_back(self, requests: Sequence[WindowRequest], error: UnavailableError) -> None:
-        """The engine is not there, which is no fault of the windows: they wait for the next step."""
-        self._failures += 1
-        self._rested_s = time.monotonic() + REST_S
-        log.warning("%d windows wait: %s", len(requests), error)
-        for request in requests:
-            self._wait(self._streams[request.stream], [request], self._queue.put_back)
-
-    def _answer_singly(self, requests: Sequence[WindowRequest]) -> None:
-        """One camera's trouble must not cost the others their answers."""
-        failed = 0
-        for place, request in enumerate(requests):
-            try:
-                self._answer([request])
-            except UnavailableError as error:
-                self._put_back(requests[place:], error)
-                return
-            except Exception as error:
-                log.exception("window %d of camera %r failed", request.window, request.stream)
-                failed += 1
-                self._restart(request.stream, f"the engine failed on it: {error}")
-        self._failures = self._failures + 1 if failed == len(requests) else 0
-
-    def _restart(self, name: str, reason: str) -> None:
-        """Begin a camera anew after the engine failed on it; its state cannot be trusted."""
-        stream = self._streams[name]
-        self._drop(name, "failed", 1 + len(self._queue.discard(name)))
-        stream.unanswered_frames = 0
-        stream.broken = reason
-        self._engine.evict(name)
-        self._engine.admit(stream.spec)
-
-    def _answer(self, requests: Sequence[WindowRequest]) -> None:
-        began = self._busy_since = time.monotonic()
-        answers = self._engine.step(requests)
-        self._pace.stepped(answers, time.monotonic() - began)
-        self._events.batch(len(requests))
-        for request in requests:
-            mine = [answer for answer in answers if answer.stream == request.stream]
-            self._settle(self._streams[request.stream], mine)
-
-    def _settle(self, stream: OpenStream, answers: Sequence[Answer]) -> None:
-        if not answers:
-            # The engine no longer has the window's frames.
-            self._drop(stream.spec.stream, DropReason.LATE)
-            return
-        with self._wake:
-            stream.answered(answers)
-        self._events.answered(answers, late=stream.latency_s > stream.spec.stride_s)
-
-    def _drop(self, name: str, reason: str, windows: int = 1) -> None:
-        stream = self._streams[name]
-        stream.counts["windows_dropped"] += windows
-        self._events.dropped(name, reason, windows)
 
 
 def _future() -> Future[None]:

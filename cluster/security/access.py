@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -56,3 +57,13 @@ def current() -> Principal:
 def serve_as(principal: Principal) -> None:
     """Everything this task does from here on is done for ``principal``."""
     _current.set(principal)
+
+
+@contextmanager
+def serving(principal: Principal) -> Iterator[None]:
+    """What is done inside is done for ``principal``."""
+    token = _current.set(principal)
+    try:
+        yield
+    finally:
+        _current.reset(token)

@@ -7,33 +7,51 @@ import json
 import logging
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import IO
 
 log = logging.getLogger(__name__)
 
+DAY_S = 86_400.0
+LOOK_EVERY_S = 3_600.0
+
 
 class AuditLog:
     """Appends to ``path``, and keeps ``files`` older ones of ``max_bytes`` as ``path.1``, ``path.2``, …
 
+    ``retention_s``: files are also turned over once a day, and deleted when their last line is older than that;
+    ``None`` keeps them until there are too many. Looked at with the first call of every hour.
+
     A disk that is full or gone loses lines, never calls: they are counted in ``lost`` and logged once until it is well.
     """
 
-    def __init__(self, path: Path, *, max_bytes: int = 64 * 2**20, files: int = 8) -> None:
+    def __init__(
+        self,
+        path: Path,
+        *,
+        max_bytes: int = 64 * 2**20,
+        files: int = 8,
+        retention_s: float | None = None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
         self.path = path
         self.lost = 0
         self._max_bytes, self._files = max_bytes, files
+        self._retention_s, self._clock = retention_s, clock
+        self._next_look_s = float("-inf")
         self._lock = threading.Lock()
         self._file: IO[str] | None = None
         self._unwell = False
 
     def write(self, principal: str, call: str, *, cameras: list[str], outcome: str, text: str = "") -> None:
         """One call: ``outcome`` is ``ok`` or the error's name; ``text`` the question, where there was one."""
-        line = {"at": round(time.time(), 3), "who": principal, "call": call, "cameras": cameras, "outcome": outcome}
+        line = {"at": round(self._clock(), 3), "who": principal, "call": call, "cameras": cameras, "outcome": outcome}
         if text:
             line["text"] = text
         with self._lock:
             try:
+                self._expire()
                 self._append(json.dumps(line, ensure_ascii=False) + "\n")
                 self._unwell = False
             except OSError as error:
@@ -68,9 +86,34 @@ class AuditLog:
             self._file = None
             self._rotate()
 
+    def _expire(self) -> None:
+        """Turn over a file that was begun a day ago, and delete what is past its time."""
+        now_s = self._clock()
+        if self._retention_s is None or now_s < self._next_look_s:
+            return
+        self._next_look_s = now_s + LOOK_EVERY_S
+        if now_s - _begun_s(self.path, now_s) >= min(DAY_S, self._retention_s):
+            self._drop()
+            self._rotate()
+        for number in range(1, self._files + 1):
+            older = Path(f"{self.path}.{number}")
+            if older.exists() and now_s - older.stat().st_mtime >= self._retention_s:
+                older.unlink()
+
     def _rotate(self) -> None:
         for number in range(self._files - 1, 0, -1):
             older = Path(f"{self.path}.{number}")
             if older.exists():
                 older.replace(f"{self.path}.{number + 1}")
         self.path.replace(f"{self.path}.1")
+
+
+def _begun_s(path: Path, now_s: float) -> float:
+    """When the first line of a file was written; now where there is none, 0 where it is not to be read."""
+    try:
+        with path.open(encoding="utf-8") as file:
+            return float(json.loads(file.readline())["at"])
+    except FileNotFoundError:
+        return now_s
+    except (ValueError, KeyError, TypeError):
+        return 0.0

@@ -24,8 +24,8 @@ class RateLimit:
         self._lock = threading.Lock()
         self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()
 
-    def take(self, principal: str) -> None:
-        """Count one call.
+    def take(self, principal: str, cost: float = 1.0) -> None:
+        """Count one call, or a share of one.
 
         Raises:
             CapacityError: it comes too early.
@@ -34,11 +34,11 @@ class RateLimit:
             now = self._clock()
             left, since = self._buckets.pop(principal, (float(self._burst), now))
             left = min(self._burst, left + max(0.0, now - since) * self._per_s)
-            if left >= 1:
-                left -= 1
+            if left >= cost:
+                left -= cost
                 early = 0.0
             else:
-                early = (1 - left) / self._per_s
+                early = (cost - left) / self._per_s
             self._buckets[principal] = (left, now)
             if len(self._buckets) > KEPT:
                 self._buckets.popitem(last=False)

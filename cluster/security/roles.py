@@ -38,23 +38,35 @@ class Rule:
     * ``camera``: the request's field with the camera's name; empty where the request names none, and the reply holds
       only what the caller may see
     * ``audited``: written to the audit log, whoever calls
+    * ``cost``: how much of a call it is to the rate limit
     """
 
     role: Role
     camera: str = ""
     audited: bool = True
+    cost: float = 1.0
 
 
 PUSH = "/sightline.v1.Ingest/Push"
 METRICS = "GET /metrics"
+EVENTS = "GET /v1/events"
+HISTORY = "GET /v1/cameras/{name}/history"
+FLEET = "GET /v1/fleet"
+MODELS = "GET /v1/models"
 
 RULES: Mapping[str, Rule] = {
     PUSH: Rule(Role.INGEST),
     METRICS: Rule(Role.VIEW, audited=False),
+    EVENTS: Rule(Role.VIEW, "cameras"),
+    HISTORY: Rule(Role.VIEW, "name", audited=False),
+    FLEET: Rule(Role.VIEW, audited=False),
+    MODELS: Rule(Role.VIEW, audited=False),
     "/sightline.v1.Cameras/List": Rule(Role.VIEW, audited=False),
     "/sightline.v1.Cameras/Get": Rule(Role.VIEW, "name", audited=False),
     "/sightline.v1.Cameras/Add": Rule(Role.ADMIN, "name"),
     "/sightline.v1.Cameras/Remove": Rule(Role.ADMIN, "name"),
+    "/sightline.v1.Cameras/Update": Rule(Role.ADMIN, "name"),
+    "/sightline.v1.Cameras/Export": Rule(Role.ADMIN, "names"),
     "/sightline.v1.Replicas/List": Rule(Role.VIEW, audited=False),
     "/sightline.v1.Replicas/Drain": Rule(Role.ADMIN),
     "/sightline.v1.Results/Watch": Rule(Role.VIEW, "cameras"),
@@ -70,8 +82,13 @@ RULES: Mapping[str, Rule] = {
     "/sightline.v1.Incidents/ListMutes": Rule(Role.VIEW, audited=False),
     "/sightline.v1.Incidents/Outbox": Rule(Role.VIEW, audited=False),
     "/sightline.v1.Incidents/Resend": Rule(Role.ADMIN),
+    "/sightline.v1.Pictures/Picture": Rule(Role.VIEW, "camera", audited=False, cost=0.1),
+    "/sightline.v1.Pictures/Footage": Rule(Role.VIEW),
+    "/sightline.v1.Pictures/Forget": Rule(Role.ADMIN, "camera"),
 }
-"""gRPC method, or what is asked over HTTP -> rule. ``Push`` names its camera in its first message, which is checked."""
+"""gRPC method, or what is only there over HTTP -> rule. ``Push`` names its camera in its first message.
+
+Over HTTP, ``camera`` is a name in the path, or in the query, where names have commas between them."""
 
 OPEN = frozenset({"/grpc.health.v1.Health/Check", "/grpc.health.v1.Health/Watch"})
 """Calls anybody may make: a probe has no token."""

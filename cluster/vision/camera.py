@@ -9,9 +9,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from cluster.codec import Backoff, CameraState, Source, SourceStatus, SourceSupervisor
+from cluster.codec.privacy import Polygon
 from cluster.codec.processor import CodecOptions, CodecProcessor
 from cluster.errors import CapacityError, SourceError
-from cluster.types import EncodedPacket, FrameSample, PatchGeometry, PictureHealth, SampledFrame
+from cluster.types import BoolGrid, EncodedPacket, FrameSample, PatchGeometry, PictureHealth, SampledFrame
 from cluster.vision.picture_watch import PictureWatch
 from cluster.vision.pruner import make_pruner
 from cluster.vision.sampler import PatchSampler
@@ -21,13 +22,15 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class PipelineSettings:
-    """``fps``: samples per second. ``pruner``: a name in the registry, ``pruner_options`` its parameters."""
+    """``fps``: samples per second. ``pruner``: a name in the registry, ``pruner_options`` its parameters. ``masks``:
+    what of the picture nobody may see."""
 
     fps: float = 2.0
     anchor_interval_s: float = 8.0
     pruner: str = "replenish"
     pruner_options: Mapping[str, float] = field(default_factory=dict)
     backoff: Backoff = field(default_factory=Backoff)
+    masks: tuple[Polygon, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +72,8 @@ class PipelineStatus:
 
 
 Sink = Callable[[FrameSample], None]
+Show = Callable[[SampledFrame, BoolGrid], None]
+"""Told of the newest picture and of the patches of it that are kept; keeps at most a reference."""
 
 
 class CameraPipeline:
@@ -87,14 +92,17 @@ class CameraPipeline:
         settings: PipelineSettings,
         sink: Sink,
         on_end: Callable[[PipelineStatus], None] | None = None,
+        show: Show | None = None,
     ) -> None:
         """Raises ConfigError: unknown pruner or parameter."""
         self.name = name
         self._sink = sink
         self._on_end = on_end
+        self._show = show
         self._supervisor = SourceSupervisor(source, settings.backoff)
         self._processor = CodecProcessor(
-            geometry, CodecOptions(fps=settings.fps, anchor_interval_s=settings.anchor_interval_s)
+            geometry,
+            CodecOptions(fps=settings.fps, anchor_interval_s=settings.anchor_interval_s, masks=settings.masks),
         )
         self._watch = PictureWatch()
         self._sampler = PatchSampler(name, make_pruner(settings.pruner, settings.pruner_options), settings.fps)
@@ -107,6 +115,8 @@ class CameraPipeline:
         self._last_frame_at: float | None = None
         self._out = self._refused = self._tokens_full = self._tokens_kept = 0
         self._activity = 0.0
+        # Unix seconds of the newest packet, for who traces frames; read in the camera's thread.
+        self.taken_s = self.decoded_s = 0.0
         self._decode_s = self._prune_s = self._send_s = 0.0
 
     def start(self) -> None:
@@ -196,8 +206,10 @@ class CameraPipeline:
             self._sampler.change(prune=prune, fps=self._fps * fps)
         before = self._processor.stats.frames_decoded
         start = time.perf_counter()
+        self.taken_s = time.time()
         frames = self._processor.feed(packet)
         self._decode_s += time.perf_counter() - start
+        self.decoded_s = time.time()
         if self._processor.stats.frames_decoded != before:
             self._last_frame_at = time.monotonic()
         self._take(frames)
@@ -216,6 +228,8 @@ class CameraPipeline:
             sample = self._sampler.feed(frame)
             self._prune_s += time.perf_counter() - start
             if sample is not None:
+                if self._show is not None:
+                    self._show(frame, sample.mask)
                 self._send(sample)
 
     def _send(self, sample: FrameSample) -> None:

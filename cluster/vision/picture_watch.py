@@ -44,8 +44,14 @@ class PictureWatch:
     def feed(self, frame: SampledFrame) -> None:
         """Take one sample. They come in order of ``pts``; after a ``fresh`` one the clock may have started anew."""
         some = frame.luma[::STRIDE, ::STRIDE]
-        spread = float(some.std(dtype=np.float32))
         difference = frame.change.luma
+        seen = some
+        if frame.hidden is not None and not frame.hidden.all():
+            # A privacy mask is no part of the scene: a covered lens is one beside it, too.
+            rows, cols = (np.arange(0, side, STRIDE) // frame.grid.patch for side in frame.luma.shape)
+            seen = some[~frame.hidden[np.ix_(rows, cols)]]
+            difference = difference[~frame.hidden]
+        spread = float(seen.std(dtype=np.float32))
         if self._last_pts is None or frame.pts <= self._last_pts:
             self._last_pts = self._familiar_pts = frame.pts
         if frame.fresh or float(difference.max()) >= STILL_LEVELS:
@@ -55,7 +61,7 @@ class PictureWatch:
             pts=frame.pts,
             changed=float(np.mean(difference > CHANGED_LEVELS)),
             still_s=(frame.pts - self._still_since) / MICROSECONDS,
-            luma=float(some.mean(dtype=np.float32)),
+            luma=float(seen.mean(dtype=np.float32)),
             spread=spread,
             strangeness=self._strangeness(some, spread, frame.pts),
         )

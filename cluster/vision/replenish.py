@@ -10,7 +10,7 @@ import numpy as np
 
 from cluster.types import BoolGrid, ChangeGrid, FloatGrid, PatchGrid, SampledFrame, UInt8Array
 from cluster.vision.cells import cell_means, complete_groups, dilate, neighbours
-from cluster.vision.exposure import fit_exposure
+from cluster.vision.exposure import Exposure, fit_exposure
 from cluster.vision.pruner import Decision, Pruner, everything, pruners, share_of_groups
 
 # Steps up against steps down: in balance where a cell's difference lies above its noise 1 / (1 + 0.4) of the time.
@@ -86,7 +86,9 @@ class Replenish(Pruner):
             self._memory = _Memory.of(frame, means, self.memory)
             return Decision(everything(frame), 1.0)
         memory = self._memory
-        exposure = fit_exposure(means, memory.means)
+        seen = np.ones(means.shape, np.bool_) if frame.hidden is None else ~frame.hidden
+        # What is black by a mask follows no exposure.
+        exposure = fit_exposure(means[seen], memory.means[seen]) if seen.any() else Exposure()
         luma = exposure.apply(frame.luma)
         means = cell_means(luma, grid) if luma is not frame.luma else means
         difference = memory.difference(luma, means, self.shade)
@@ -94,7 +96,8 @@ class Replenish(Pruner):
         changed = difference > threshold
         suspicious = difference > threshold - self._credit()
         changed |= self._codec_says(frame.change) & suspicious
-        memory.learn(difference, self.patience)
+        changed &= seen
+        memory.learn(difference, self.patience, seen)
         activity = share_of_groups(changed, grid.merge)
         if frame.anchor:
             memory.replace(frame, cell_means(frame.luma, grid))
@@ -159,11 +162,13 @@ class _Memory:
         # A forgiven shift away from the memory can lift the difference of black to white above 255.
         return cell_means(np.minimum(difference, 255, out=difference).astype(np.uint8), grid)
 
-    def learn(self, difference: FloatGrid, patience: float) -> None:
-        """Follow each cell's quiet level by fixed steps, and the camera's."""
+    def learn(self, difference: FloatGrid, patience: float, seen: BoolGrid) -> None:
+        """Follow each cell's quiet level by fixed steps, and the camera's by the cells that can be ``seen``."""
         self.noise += np.clip(difference - self.noise, -patience, patience * _RISE)
-        quartile = difference.size * 3 // 4
-        self.levels.append(float(np.partition(difference, quartile, axis=None)[quartile]))
+        visible = difference[seen]
+        if visible.size:
+            quartile = visible.size * 3 // 4
+            self.levels.append(float(np.partition(visible, quartile)[quartile]))
 
     def replace(self, frame: SampledFrame, means: FloatGrid) -> None:
         self.luma = frame.luma.copy()

@@ -113,6 +113,10 @@ class PatchSampler:
         fresh = forced or any(part.frame.fresh for part in parts)
         anchor = fresh or any(part.frame.anchor for part in parts)
         mask = everything(first) if anchor else np.logical_or.reduce([part.mask for part in parts])
+        if first.hidden is not None and not anchor:
+            # Black for good. A frame that keeps everything has it once more all the same: a window opens where every
+            # cell is present, and there it must not be told apart by its masks.
+            mask = mask & ~first.hidden
         groups = any_in_group(mask, first.grid.merge)
         mask = expand_groups(groups, first.grid.merge)
         sample = FrameSample(

@@ -182,7 +182,8 @@ class District:
                 _name(number),
                 busy_share=replica.busy_share,
                 backlog_s=replica.backlog_s(now_s),
-                p99_lag_s=replica.lag_p99_s,
+                steps=replica.steps,
+                windows=replica.computed,
                 now_s=now_s,
             )
         for camera, counts in self._heard.due(now_s, self.plan.timing.report_s):

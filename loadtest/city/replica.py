@@ -84,14 +84,14 @@ class Replica:
     ) -> None:
         self.free_s = now_s
         self.busy_share = 0.0
-        self.lag_p99_s = 0.0
+        self.steps = self.computed = 0
         self._costs = costs
         self._settings = settings
         self._facts = facts
         self._rng = rng
         self._queue = WindowQueue(per_stream=settings.per_stream, capacity=settings.capacity)
         self._waiting_s = self._busy_s = self._told_s = 0.0
-        self._lags: list[float] = []
+        self._steps = self._computed = 0
         self._noise: list[float] = []
         self._under_way: list[int] = []
         # Strides of frames by camera that dropped windows have left to the next one that waits.
@@ -107,13 +107,11 @@ class Replica:
         return max(0.0, self.free_s - now_s) + self._waiting_s
 
     def spend(self, until_s: float, over_s: float) -> float:
-        """Seconds of work since the last call, of ``over_s``: what it then reports with the lags of its answers."""
+        """Seconds of work since the last call, of ``over_s``: what it reports, with its steps and their windows."""
         busy_s = self._busy_s - max(0.0, self.free_s - until_s)
         spent, self._told_s = busy_s - self._told_s, busy_s
         self.busy_share = spent / over_s
-        lags = sorted(self._lags)
-        self.lag_p99_s = lags[int(0.99 * len(lags))] if lags else 0.0
-        self._lags.clear()
+        self.steps, self.computed, self._steps, self._computed = self._steps, self._computed, 0, 0
         return spent
 
     def run(self, arrivals: Sequence[Arrival], from_s: float, until_s: float, out: Outcome) -> None:
@@ -153,7 +151,8 @@ class Replica:
             seconds *= self._scatter()
             now += seconds
             self._busy_s += seconds
-            self._lags += [now - arrival.arrived_s for arrival in taken]
+            self._steps += 1
+            self._computed += len(taken)
             self._under_way = [arrival.window for arrival in taken]
             if now <= until_s:
                 self._finish(out, now)

@@ -14,11 +14,13 @@ from actors.running_camera import RunningCamera
 from cluster.codec import FileSource
 from cluster.codec.supervisor import Backoff
 from cluster.config import CameraEntry, SightlineConfig, camera_settings, load_config
+from cluster.footage.ring import RingBudget
 from cluster.rpc.convert import packet_to_proto
 from cluster.rpc.frame_sender import FrameSender, LostStream
 from cluster.rpc.frames import SERVICE, FrameHandler, FramesServicer, WindowCounters
 from cluster.rpc.loop import EventLoopThread
 from cluster.rpc.server import RpcServer
+from cluster.tracing import Spans
 from cluster.types import FrameSample, PatchGeometry, StreamSpec
 
 WAIT_S = 20.0
@@ -27,6 +29,8 @@ SETTINGS = {
     "window": {"length_s": 4, "stride_s": 2, "refresh_budget": 0.5},
     "sampling": {"anchor_interval_s": 4},
     "questions": [{"id": "person", "text": "Is there a person?"}],
+    # Of what is traced at all: nothing without spans.
+    "tracing": {"ratio": 1},
 }
 
 
@@ -68,14 +72,19 @@ class Keeper:
 class Bench:
     """A camera ``gate``, its sender and replicas, all in this process."""
 
-    def __init__(self, loop: EventLoopThread, clip: Path, settings: dict[str, object]) -> None:
+    def __init__(
+        self, loop: EventLoopThread, clip: Path, settings: dict[str, object], spans: Spans | None = None
+    ) -> None:
         self.loop = loop
         self._lost: list[LostStream] = []
         self._servers: list[RpcServer] = []
         self.config: SightlineConfig = load_config(None, SETTINGS)
         self.sender = loop.run(self._sender(), WAIT_S)
         entry = CameraEntry.model_validate({"name": "gate", **settings})
-        self.camera = RunningCamera(camera_settings(self.config, entry), GEOMETRY, self.sender, self.config)
+        self.rings = RingBudget(self.config.clips.ring_bytes)
+        self.camera = RunningCamera(
+            camera_settings(self.config, entry), GEOMETRY, self.sender, self.config, self.rings, spans
+        )
         source = FileSource(clip)
         self._header = source.open()
         self._packets = list(source.packets())
@@ -118,6 +127,15 @@ class Bench:
             until("room", lambda: self.camera._source.queued < 100)
         until("everything decoded", lambda: self.camera._source.queued == 0)
 
+    def skip(self, seconds: float) -> None:
+        """The next seconds of the clip are lost on the way."""
+        self._sequence += round(seconds * 300 / 24)
+
+    def reopen(self) -> None:
+        """The camera's agent connects to another decoder."""
+        assert self.camera.sink is not None
+        self.loop.run(self.camera.sink.open(self._header, "session"), WAIT_S)
+
     def end(self) -> None:
         assert self.camera.stop(WAIT_S)
         self.loop.run(self._end(), WAIT_S)
@@ -128,9 +146,9 @@ class Bench:
 
 
 @contextmanager
-def camera_bench(clip: Path, **settings: object) -> Iterator[Bench]:
+def camera_bench(clip: Path, *, spans: Spans | None = None, **settings: object) -> Iterator[Bench]:
     with EventLoopThread() as loop:
-        bench = Bench(loop, clip, settings)
+        bench = Bench(loop, clip, settings, spans)
         try:
             yield bench
         finally:

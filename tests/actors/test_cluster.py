@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
 import threading
 import urllib.request
@@ -16,6 +17,7 @@ from actors.remote import CONTROLLER, GATEWAY, NAMESPACE
 from actors.runtime import Cluster
 from cluster.codec import FileSource
 from cluster.errors import CameraExistsError, ConfigError, NotReadyError, UnknownCameraError
+from cluster.metrics.dashboards import DASHBOARDS
 from cluster.rpc.client import GatewayClient
 from cluster.rpc.push import PushAgent
 
@@ -167,6 +169,12 @@ def test_metrics_of_every_process_are_on_one_page(cluster: Cluster, client) -> N
     assert float(done[0].rsplit(" ", 1)[1]) > 0
     packets = [line for line in text.splitlines() if line.startswith("sightline_ingest_packets_total")]
     assert float(packets[0].rsplit(" ", 1)[1]) > 0
+    # Every metric of ours that a dashboard asks for, whatever has happened so far.
+    panels = [panel for dashboard in DASHBOARDS for panel in dashboard.panels() if not panel.needs]
+    asked = {name for panel in panels for query, _ in panel.queries for name in re.findall(r"sightline_\w+", query)}
+    shown = set(re.findall(r"^(\w+)[{ ]", text, re.MULTILINE))
+    # There are no alert sinks here.
+    assert asked - shown <= {"sightline_alert_deliveries_total", "sightline_alerts_waiting"}
 
 
 def test_killed_replica_comes_back_and_only_windows_in_flight_are_lost(

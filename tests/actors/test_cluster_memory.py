@@ -137,7 +137,7 @@ def test_a_killed_replica_knows_the_time_before_from_its_node(cluster: Cluster, 
 
 def test_a_removed_camera_is_forgotten(client: MemoryClient, clip) -> None:
     before = remembered(client, "gate", 24)
-    client.camera_remove("gate")
+    client.camera_remove("gate", takeover=True)
     with pytest.raises(UnknownCameraError):
         asked(client, "gate")
     client.camera_add("gate", str(clip), settings={"source_options": PLAYING})
@@ -150,7 +150,7 @@ def test_a_camera_that_is_removed_while_its_replica_is_down_is_forgotten_too(
 ) -> None:
     before = remembered(client, "yard", 40)
     killed = kill_replica(cluster)
-    client.camera_remove("yard")
+    client.camera_remove("yard", takeover=True)
     replica_back(cluster, killed)
     client.camera_add("yard", str(clip), settings={"source_options": PLAYING})
     assert remembered(client, "yard").frames < before.frames

@@ -56,7 +56,9 @@ def test_unknown_model_and_wrong_family(tmp_path) -> None:
 
 
 def test_no_ray_cluster_at_the_address() -> None:
-    refused(configuration([], ray_address="127.0.0.1:1"), ConfigError, "no Ray cluster answers")
+    config = configuration([])
+    elsewhere = config.cluster.model_copy(update={"ray_address": "127.0.0.1:1"})
+    refused(config.model_copy(update={"cluster": elsewhere}), ConfigError, "no Ray cluster answers")
 
 
 @pytest.mark.cluster

@@ -49,6 +49,47 @@ def test_a_rung_is_told_to_the_replica_and_the_video_goes_on(bench) -> None:
     assert report.counts["gaps"] == 0
 
 
+def test_other_questions_reach_the_replica_and_the_window_goes_on(bench) -> None:
+    keeper = Keeper()
+    bench.camera.route(bench.replica(keeper))
+    bench.push(6)
+    until("frames", lambda: len(keeper.frames) >= 4)
+    settings = bench.camera.settings
+    [question] = settings.questions
+    asked = settings.model_copy(
+        update={
+            "priority": "critical",
+            "questions": [question.model_copy(update={"threshold": 0.7})],
+            "window": settings.window.model_copy(update={"stride_s": 4.0}),
+        }
+    )
+    assert bench.camera.change(asked)
+    until("the new specification", lambda: len(keeper.specs) == 2)
+    bench.push(12)
+    until("frames after it", lambda: keeper.frames[-1].pts > 7 * MICROSECONDS)
+    first, second = keeper.specs
+    assert (first.priority, first.stride_s, first.questions[0].threshold) == ("normal", 2, 0.5)
+    assert (second.priority, second.stride_s, second.questions[0].threshold) == ("critical", 4, 0.7)
+    assert [frame.fresh for frame in keeper.frames] == [True] + [False] * (len(keeper.frames) - 1)
+    assert not keeper.closed
+    bench.camera.run_at(LOW)
+    until("its rung on top of that", lambda: keeper.specs[-1].stride_s == 4 and len(keeper.specs) == 3)
+    assert bench.camera.change(asked), "the same again"
+    assert len(keeper.specs) == 3
+
+
+def test_settings_of_pictures_are_not_changed_while_it_runs(bench) -> None:
+    settings = bench.camera.settings
+    for key, value in (
+        ("source", "rtsp://elsewhere/"),
+        ("sampling", settings.sampling.model_copy(update={"fps": 1.0})),
+        ("pruning", settings.pruning.model_copy(update={"policy": "none"})),
+        ("privacy_masks", [((0.0, 0.0), (1.0, 0.0), (1.0, 1.0))]),
+    ):
+        assert not bench.camera.change(settings.model_copy(update={key: value})), key
+    assert bench.camera.settings == settings
+
+
 def test_the_same_rung_again_tells_nobody(bench) -> None:
     keeper = Keeper()
     bench.camera.run_at(LOW)
@@ -85,6 +126,7 @@ def test_a_shed_camera_sends_nothing_counts_every_window_and_comes_back_afresh(b
     windows = bench.camera.report().counts["windows_dropped"]
     assert abs(windows - gap) <= 1
     assert dropped("shed") - counted == windows
+    assert again.windows_dropped == windows, "so that the replica does not count them again"
     assert bench.camera.report().reason == ""
     assert [spec.stride_s for spec in keeper.specs] == [2], "it was never told of a rung at which it does nothing"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 import os
 import signal
@@ -10,6 +11,7 @@ import threading
 import time
 from urllib.request import urlopen
 
+import av
 import pytest
 import ray
 from sink_parts import Receiver
@@ -21,6 +23,7 @@ from cluster.clips import make_clip
 from cluster.config import load_config
 from cluster.errors import UnavailableError
 from cluster.rpc.incidents_client import IncidentsClient
+from cluster.rpc.pictures_client import PicturesClient
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
 
@@ -90,6 +93,28 @@ def test_incidents_reach_the_webhook_and_the_gateway(running, receiver):
         assert "nothing.mp4" in found["gone"].text
         assert client.acknowledge(found["gate"].id, "ann").acknowledged_by == "ann"
         assert client.outbox().trouble == ""
+
+
+def test_its_clip_plays_and_the_camera_shows_itself(running, receiver):
+    with IncidentsClient(running.gateway_address) as client:
+        [found] = client.incidents(camera="gate", limit=1)
+        wait_for(lambda: client.incident(found.id).incident.clip != "waiting", "the clip")
+        incident = client.incident(found.id).incident
+        [gone] = client.incidents(camera="gone", limit=1)
+        assert (incident.clip, incident.footage_note) == ("whole", "")
+        wait_for(lambda: client.incident(gone.id).incident.clip == "none", "word of the clip that cannot be")
+    with PicturesClient(running.gateway_address) as client:
+        about, data = client.footage(incident.id)
+        with av.open(io.BytesIO(b"".join(data))) as container:
+            pictures = sum(1 for _ in container.decode(video=0))
+        assert about.camera == "gate"
+        # At 12.5 pictures a second: what is before the window may not have been there yet, the rest is.
+        assert pictures >= 12.5 * (10 + (incident.end - incident.start) / 1e6) * 0.9 or pictures >= 150
+        assert client.picture("gate", kept=True).age_s < 10
+    with urlopen(f"http://{running.metrics_address}/v1/incidents/{incident.id}/snapshot.jpg", timeout=20) as reply:
+        assert reply.read(2) == b"\xff\xd8"
+    body = next(json.loads(each) for _, each in receiver.got if json.loads(each)["incident"]["id"] == incident.id)
+    assert body["incident"]["clip_url"] == f"/v1/incidents/{incident.id}/clip.mp4"
 
 
 def test_its_metrics_are_the_gateways(running):

@@ -34,7 +34,7 @@ class Rules:
         for number in range(replicas):
             self.directory.join_replica(ReplicaInfo(f"r{number}", "r:1", "", 1, PatchGeometry(14, 2, 2)), 0.0)
 
-    async def add(self, name, source, questions, settings, force=False):
+    async def add(self, name, source, questions, settings, force=False, manager="", takeover=False):
         entry = parse_camera(name, source, [asdict(question) for question in questions], settings)
         self.directory.add(camera_settings(self.config, entry), 0.0, force=force)
         return self.directory.status(name)

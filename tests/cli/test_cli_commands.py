@@ -22,6 +22,9 @@ COMMANDS = [
     ["cameras", "add"],
     ["cameras", "list"],
     ["cameras", "remove"],
+    ["cameras", "update"],
+    ["cameras", "apply"],
+    ["cameras", "export"],
     ["replicas"],
     ["replicas", "list"],
     ["replicas", "drain"],
@@ -44,6 +47,7 @@ COMMANDS = [
     ["config"],
     ["config", "check"],
     ["config", "schema"],
+    ["config", "crd"],
     ["version"],
 ]
 

@@ -10,6 +10,7 @@ from codec_clips import GEOMETRY, encode, process, read, texture
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cluster.codec import motion
 from cluster.codec.motion import VECTOR, MotionField, frame_vectors
 from cluster.codec.reorder import ReferenceDistance
 from cluster.types import PatchGrid
@@ -175,6 +176,38 @@ def test_the_field_equals_a_rasterisation(
         np.testing.assert_allclose(most, cells(fastest).max((1, 3)), rtol=1e-5)
         np.testing.assert_allclose(intra, cells(uncovered).mean((1, 3)), atol=1e-6)
         assert all(not plane.any() for plane in field.take())
+
+
+@settings(deadline=None, max_examples=40)
+@given(pictures(), st.booleans())
+def test_pictures_that_are_folded_together_are_as_pictures_one_by_one(given_picture, together: bool) -> None:
+    """Of different reach and with different holes, and also where they are too many to wait."""
+    vectors, width, height = given_picture
+    parts = [part for part in (vectors, vectors[::2], vectors[1::3]) if len(part)]
+    reach = [(1.0 / (n + 1), 0.5 / (n + 1)) for n in range(len(parts))]
+    rows, cols = height // 16, width // 16
+    field = MotionField(width, height, PatchGrid(rows, cols, 16, 1, 1))
+    with pytest.MonkeyPatch.context() as patch:
+        if not together:
+            patch.setattr(motion, "_MOST_WAITING", 1)
+        for part, factors in zip(parts, reach, strict=True):
+            field.add(part, *factors)
+        most, net, intra = field.take()
+    planes = [rasterise(part, width, height, *factors) for part, factors in zip(parts, reach, strict=True)]
+    cells = [np.array(each).reshape(-1, rows, 16, cols, 16) for each in planes]
+    x, y = (sum(each[axis].mean((1, 3)) for each in cells) for axis in (0, 1)) if cells else (0.0, 0.0)
+    np.testing.assert_allclose(net, np.hypot(x, y) + np.zeros((rows, cols)), rtol=1e-4, atol=1e-4)
+    for found, axis in ((most, 2), (intra, 3)):
+        joined = np.max([each[axis].max((1, 3)) for each in cells], axis=0) if cells else np.zeros((rows, cols))
+        np.testing.assert_allclose(found, joined, rtol=1e-5, atol=1e-6)
+
+
+def test_a_block_without_a_vector_is_seen_beside_hidden_ones() -> None:
+    field = MotionField(16, 24, PatchGrid(3, 2, 8, 1, 1))
+    # One block of the picture has a vector, one none; two that cropping hides have one each.
+    hidden = np.array([(-1, 16, 16, x, y, 0, 0, 4) for x, y in ((8, 8), (24, 8), (24, 24))], dtype=VECTOR)
+    field.add(hidden, 1.0, 1.0)
+    assert field.take()[2][2].tolist() == [1.0, 1.0]
 
 
 def test_blocks_hidden_by_cropping_are_ignored() -> None:

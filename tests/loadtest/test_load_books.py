@@ -14,9 +14,9 @@ from loadtest.books import CameraBooks, Counted, account, alert_times, percentil
 NO_TOKENS = TokenCount(0, 0, 0, 0, 0, 0, 0)
 
 
-def answer(end_s: float, *, window: int = 0, question: str = "q", gated: bool = False) -> Answer:
-    end = round(end_s * 1e6)
-    return Answer("cam", window, 0, end, question, 0.5, True, "", gated, NO_TOKENS, Timing(latency_s=0.1))
+def answer(end_s: float, *, window: int = 0, start_s: float = 0.0, question: str = "q", gated: bool = False) -> Answer:
+    end, start = round(end_s * 1e6), round(start_s * 1e6)
+    return Answer("cam", window, start, end, question, 0.5, True, "", gated, NO_TOKENS, Timing(latency_s=0.1))
 
 
 def books(*ends: float, began_s: float = 100.0, stride_s: float = 2.0, lag_s: float = 0.5) -> CameraBooks:
@@ -54,6 +54,27 @@ def test_a_fresh_start_cuts_a_stride_in_pieces_and_only_whole_ones_are_missing()
     assert shown(books(2, 4, 7.3, 9.3), 110.0) == [(2, True), (4, True), (7.3, True), (9.3, True)]
     # It began anew at 9.5: one whole window and a piece are gone.
     assert shown(books(2, 4, 6, 11.5), 112.0) == [(2, True), (4, True), (6, True), (8, False), (11.5, True)]
+
+
+def numbered(*windows: tuple[int, float, float]) -> CameraBooks:
+    """Of (number, start, end)."""
+    found = CameraBooks("cam", 100.0, 2.0)
+    for number, start_s, end_s in windows:
+        found.saw(answer(end_s, window=number, start_s=start_s), 100.0 + end_s + 0.5)
+    return found
+
+
+def test_windows_that_a_longer_stride_leaves_out_were_never_due() -> None:
+    lowered = numbered((0, 0, 2), (1, 0, 4), (2, 2, 8), (3, 6, 12))
+    assert shown(lowered, 115.9) == [(2, True), (4, True), (8, True), (12, True)]
+    # One is missing at the stride of four, and what comes after the last one is due at that stride, too.
+    lowered = numbered((0, 0, 2), (1, 0, 4), (2, 2, 8), (4, 10, 16), (5, 14, 20))
+    assert shown(lowered, 124.1) == [(2, True), (4, True), (8, True), (12, False), (16, True), (20, True), (24, False)]
+
+
+def test_a_fresh_start_is_no_longer_stride() -> None:
+    # The numbers go on, but the later window begins where the video did.
+    assert shown(numbered((0, 0, 2), (1, 6, 8)), 108.1) == [(2, True), (4, False), (6, False), (8, True)]
 
 
 def test_rounded_clocks_make_no_window_appear_or_vanish() -> None:

@@ -11,7 +11,15 @@ import grpc.aio
 import pytest
 from sightline.v1 import cameras_pb2, cameras_pb2_grpc, results_pb2_grpc
 
-from cluster.errors import CameraExistsError, ConfigError, UnavailableError, UnknownCameraError
+from cluster.cameras.managed import Managed
+from cluster.config import CameraEntry
+from cluster.errors import (
+    CameraExistsError,
+    ConfigError,
+    ManagedElsewhereError,
+    UnavailableError,
+    UnknownCameraError,
+)
 from cluster.rpc.cameras import SERVICE, CamerasServicer
 from cluster.rpc.channel import open_channel
 from cluster.rpc.client import GatewayClient
@@ -30,7 +38,7 @@ class Directory:
         self.asked = {}
         self.delay_s = 0.0
 
-    async def add(self, name, source, questions, settings, force=False):
+    async def add(self, name, source, questions, settings, force=False, manager="", takeover=False):
         if name in self.cameras:
             raise CameraExistsError(f"camera {name!r} exists already; remove it first")
         if "zoom" in settings:
@@ -39,9 +47,25 @@ class Directory:
         self.cameras[name] = CameraStatus(name, source, "connecting")
         return self.cameras[name]
 
-    async def remove(self, name):
-        await self.get(name)
+    async def update(self, name, source, questions, settings, manager="", takeover=False):
+        before = await self.get(name)
+        if before.manager != manager and not takeover:
+            raise ManagedElsewhereError(f"camera {name!r} belongs to {before.manager!r}")
+        self.asked[name] = (source, tuple(questions), settings)
+        self.cameras[name] = CameraStatus(name, source, "running", manager=manager)
+        return self.cameras[name]
+
+    async def remove(self, name, manager="", takeover=False):
+        before = await self.get(name)
+        if before.manager != manager and not takeover:
+            raise ManagedElsewhereError(f"camera {name!r} belongs to {before.manager!r}")
         del self.cameras[name]
+
+    async def export(self, names=()):
+        return [
+            Managed(entry=CameraEntry(name=name, source=self.cameras[name].source), manager=self.cameras[name].manager)
+            for name in sorted(names or self.cameras)
+        ]
 
     async def list(self):
         await asyncio.sleep(self.delay_s)
@@ -91,6 +115,23 @@ def test_add_list_get_remove(gateway, client):
     assert client.camera_get("gate") == full
     client.camera_remove("gate")
     assert [status.name for status in client.cameras_list()] == ["yard"]
+
+
+def test_update_takeover_and_export(gateway, client):
+    _, directory, _ = gateway
+    client.camera_add("gate", "rtsp://gate/1")
+    assert client.camera_update("gate", "rtsp://gate/2", {"priority": "critical"}).source == "rtsp://gate/2"
+    assert directory.asked["gate"] == ("rtsp://gate/2", (), {"priority": "critical"})
+    with pytest.raises(CameraExistsError, match="belongs to ''"):
+        client.camera_update("gate", manager="north")
+    assert client.camera_update("gate", "rtsp://u:s3cret@h/", manager="north", takeover=True).manager == "north"
+    assert client.cameras_list()[0].manager == "north"
+    [written] = client.cameras_export(["gate"])
+    assert (written.manager, written.entry.source) == ("north", "rtsp://u:s3cret@h/")
+    with pytest.raises(CameraExistsError, match="belongs to 'north'"):
+        client.camera_remove("gate")
+    client.camera_remove("gate", manager="north")
+    assert client.cameras_export() == []
 
 
 @pytest.mark.parametrize(

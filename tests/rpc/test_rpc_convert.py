@@ -82,6 +82,7 @@ def samples(draw):
         patches=patches,
         activity=draw(unit),
         digest=mask_digest(mask, index, pts),
+        windows_dropped=draw(uint64),
     )
 
 

@@ -52,6 +52,31 @@ def stub_of(channel):
     return memory_pb2_grpc.MemoryStub(channel)
 
 
+def history(*turns):
+    return memory_pb2.History(turns=[memory_pb2.Turn(question=asked, answer=answer) for asked, answer in turns])
+
+
+async def test_a_history_that_the_client_keeps_is_not_kept_here():
+    conversations = Conversations(limit=4)
+    options = {"conversations": conversations, "max_asks": 2}
+    async with replica(**options) as (handler, address), open_channel(address) as channel:
+        many = [(f"What {number}?", f"This {number}.") for number in range(20)]
+        _, told = await ask(stub_of(channel), history=history(*many))
+        assert (told.conversation, len(conversations)) == ("", 0)
+        assert handler.asked[0].turns == tuple(many[-16:])
+        await ask(stub_of(channel), history=history())
+        assert (handler.asked[1].turns, len(conversations)) == ((), 0)
+        for turn, conversation, sentence in (
+            (("a", "b"), "x", "a conversation or a history, not both"),
+            (("a", "b" * 8001), "", "longer than 8,000 characters"),
+            (("a", "\x00"), "", "or not text"),
+            (("", "b"), "", "the question is empty"),
+        ):
+            code, text = await refusal(ask(stub_of(channel), history=history(turn), conversation=conversation))
+            assert (code, sentence in text) == (Code.INVALID_ARGUMENT, True), sentence
+        assert len(handler.asked) == 2
+
+
 async def test_pieces_then_one_result():
     async with replica() as (handler, address), open_channel(address) as channel:
         pieces, told = await ask(

@@ -7,7 +7,8 @@ import http.client
 import ssl
 
 import pytest
-from security_parts import Authority, guarded_gateway
+from certificates import Authority
+from security_parts import guarded_gateway
 
 from cluster.errors import ConfigError, UnavailableError
 from cluster.rpc.client import GatewayClient

@@ -5,7 +5,7 @@ from __future__ import annotations
 from cluster.scheduling.costs import CostModel
 from cluster.scheduling.demand import Demand
 from cluster.scheduling.fleet import Fleet
-from cluster.scheduling.ladder import Ladder, Rung
+from cluster.scheduling.ladder import Ladder, LadderPolicy, Rung
 
 LADDER = Ladder(
     (
@@ -30,6 +30,7 @@ def demand(name: str = "camera", **changes) -> Demand:
 
 def fleet(replicas: int = 1, **options) -> Fleet:
     """Of replicas that do ten windows a second each."""
+    options = {"policy": LadderPolicy(LADDER, high=0.95, aim=0.9, low=0.8)} | options
     made = Fleet(costs(), LADDER, **options)
     for number in range(replicas):
         made.join(f"r{number}")

@@ -3,7 +3,7 @@
 import pytest
 
 from cluster.config import CameraEntry, QuestionConfig, SightlineConfig, camera_settings
-from cluster.errors import CameraExistsError, UnknownCameraError
+from cluster.errors import CameraExistsError, ManagedElsewhereError, UnknownCameraError
 from cluster.scheduling.directory import Directory
 from cluster.scheduling.reports import CameraReport, DecoderInfo, ReplicaInfo, StreamReport, Totals
 from cluster.types import LastAnswer, PatchGeometry
@@ -211,3 +211,41 @@ def test_totals_survive_restarts_of_what_they_count() -> None:
     totals.end("a"), totals.end("nobody")
     totals.add("lost", 3)
     assert totals.counts() == {"x": 21, "y": 1, "lost": 3}
+
+
+def test_an_update_keeps_place_and_counts_and_reaches_the_decoder(directory: Directory) -> None:
+    before, version = directory.route("cam-0"), directory.version
+    owner = str(before.decoder)
+    report = CameraReport("cam-0", "running", width=640, height=360, counts={"frames_decoded": 100})
+    directory.heartbeat_decoder(owner, f"{owner}/0", [report], 1.0)
+    settings = camera("cam-0").model_copy(update={"priority": "critical"})
+    directory.update(settings, 2.0)
+    assert directory.route("cam-0") == before
+    assert directory.version > version
+    status = directory.status("cam-0")
+    assert (status.state, status.frames_decoded, status.priority) == ("running", 100, "critical")
+    assert [each.settings for each in directory.assignment(owner).cameras if each.settings.name == "cam-0"] == [
+        settings
+    ]
+    version = directory.version
+    directory.update(settings, 3.0)
+    assert directory.version == version, "the same again disturbs nobody"
+    with pytest.raises(UnknownCameraError, match="did you mean 'cam-0'"):
+        directory.update(camera("cam-00"))
+
+
+def test_only_its_manager_changes_or_removes_a_camera_unless_it_is_taken_over(directory: Directory) -> None:
+    directory.add(camera("ours"), manager="north")
+    assert directory.status("ours").manager == "north"
+    for call in (
+        lambda: directory.add(camera("ours")),
+        lambda: directory.update(camera("ours", "rtsp://elsewhere/")),
+        lambda: directory.remove("ours", manager="cluster"),
+    ):
+        with pytest.raises(ManagedElsewhereError, match="applied as 'north'"):
+            call()
+    assert directory.settings("ours").source == ""
+    directory.update(camera("ours", "rtsp://elsewhere/"), takeover=True)
+    assert (directory.status("ours").manager, directory.settings("ours").source) == ("cluster", "rtsp://elsewhere/")
+    directory.remove("ours", manager="north", takeover=True)
+    assert "ours" not in directory.cameras

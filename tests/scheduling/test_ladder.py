@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -14,7 +15,7 @@ from cluster.errors import ConfigError
 from cluster.scheduling.ladder import CameraOnLadder, Ladder, LadderPolicy, Rung, default
 from cluster.scheduling.priority import Priority
 
-POLICY = LadderPolicy(LADDER, high=0.95, aim=0.9, low=0.8, hold_s=8.0)
+POLICY = LadderPolicy(LADDER, high=0.95, aim=0.9, low=0.8, hold_s=8.0, climb=1.0)
 SHED = len(LADDER.rungs) - 1
 
 
@@ -108,6 +109,15 @@ def test_climbing_waits_until_a_camera_has_stood_a_while_and_stops_at_the_aim() 
     assert POLICY.decide(cameras, after, 19.0) == [], "it swings"
 
 
+def test_cameras_climb_a_few_at_a_time_and_one_in_any_case() -> None:
+    policy = replace(POLICY, climb=0.05)
+    cameras = {f"c{n}": camera(Priority.NORMAL, 0.022, 0.02, 0.01, 0.0, rung=2) for n in range(20)}
+    steps = policy.decide(cameras, 0.2, 100.0)
+    assert 0.03 < apply(cameras, steps) - 20 * 0.01 <= 0.05
+    alone = {"large": camera(Priority.NORMAL, 0.3, 0.25, 0.1, 0.0, rung=2)}
+    assert [step.rung_to for step in policy.decide(alone, 0.2, 100.0)] == [1]
+
+
 def test_a_shed_normal_camera_comes_back_before_anybody_gets_better() -> None:
     cameras = {
         "shed": camera(Priority.NORMAL, 0.1, 0.08, 0.06, 0.0, rung=3),
@@ -128,7 +138,7 @@ def test_a_longer_stride_is_worth_less_though_its_f1_is_not() -> None:
     assert Rung("r", stride=2.0, f1=0.9).value == pytest.approx(0.45)
     ladder = Ladder((Rung("full"), Rung("prune", f1=0.95), Rung("stride", f1=0.95, stride=2.0)), "test")
     cameras = {"a": CameraOnLadder(Priority.NORMAL, (0.5, 0.4, 0.2))}
-    assert [step.rung_to for step in LadderPolicy(ladder).decide(cameras, 0.96, 0.0)] == [1]
+    assert [step.rung_to for step in LadderPolicy(ladder).decide(cameras, 0.98, 0.0)] == [1]
 
 
 def test_limits_in_the_wrong_order_are_refused() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 from worker_parts import sample, spec
@@ -204,6 +205,29 @@ def test_fresh_frame_waits_for_windows_it_would_forget_and_counts_the_one_it_cut
     assert worker.reports()[0].counts["windows_lost"] == 1
 
 
+@pytest.mark.parametrize(("dropped", "lost"), [(0, 4), (3, 1)])
+def test_windows_of_video_that_never_came_are_lost_but_for_those_the_decoder_counted(
+    start, recorder, dropped, lost
+) -> None:
+    worker = start()
+    worker.open(spec("a")).result(WAIT_S)
+    feed(worker, "a", 4)
+    worker.offer(replace(sample("a", 12, fresh=True), windows_dropped=dropped)).result(WAIT_S)
+    worker.offer(sample("a", 13)).result(WAIT_S)
+    recorder.wait(lambda r: len(r.answers) == 3)
+    assert recorder.losses == {"a": lost}
+    assert worker.reports()[0].counts["windows_lost"] == lost
+
+
+def test_a_camera_that_nobody_brings_back_loses_the_window_in_the_making(start, recorder) -> None:
+    worker = start()
+    worker.open(spec("a")).result(WAIT_S)
+    feed(worker, "a", 3)
+    worker.close("a", abandoned=True)
+    until(lambda: not worker.open_streams())
+    assert recorder.losses == {"a": 1}
+
+
 def test_frames_the_engine_cannot_use_are_refused(start) -> None:
     worker = start()
     worker.open(spec("a")).result(WAIT_S)
@@ -252,7 +276,7 @@ def test_health_fails_when_every_window_fails(start, held_engine, recorder) -> N
         for index in range(2):
             worker.offer(sample("a", index + 10 * attempt, fresh=index == 0)).result(WAIT_S)
         recorder.wait(lambda r, attempt=attempt: r.drops["a", "failed"] == attempt + 1)
-    until(lambda: worker._failures == 3)
+    until(lambda: worker._steps.failures == 3)
     with pytest.raises(RuntimeError, match="failed on every window"):
         worker.check()
 

@@ -9,7 +9,7 @@ import pytest
 from worker_parts import sample, spec
 
 from cluster.errors import UnavailableError
-from cluster.scheduling import worker as module
+from cluster.scheduling import steps as module
 from cluster.scheduling.open_stream import WindowCounts
 from cluster.scheduling.worker import MAX_FAILURES, EngineWorker
 

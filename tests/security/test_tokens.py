@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import stat
+import time
 
 import pytest
 from hypothesis import given
@@ -181,3 +183,32 @@ def test_a_disk_that_takes_nothing_costs_lines_and_no_call(tmp_path):
     log.write("room", "/x/Ask", cameras=[], outcome="ok")
     log.write("room", "/x/Ask", cameras=[], outcome="ok")
     assert log.lost == 2
+
+
+def test_the_audit_log_forgets_what_is_past_its_retention(tmp_path):
+    day, path = 86_400.0, tmp_path / "audit.jsonl"
+    clock = Clock()
+    clock.now = time.time() - 5 * day
+    log = AuditLog(path, retention_s=2 * day, clock=clock)
+    for _ in range(5 * 24 * 2):
+        log.write("room", "/x/Ask", cameras=["gate"], outcome="ok")
+        for file in tmp_path.iterdir():
+            # Files are as old as their last line.
+            last = json.loads(file.read_text().splitlines()[-1])["at"]
+            os.utime(file, (last, last))
+        clock.now += day / 48
+    log.close()
+    kept = [json.loads(line)["at"] for file in tmp_path.iterdir() for line in file.read_text().splitlines()]
+    # A file goes when its last line is past its time, and holds a day.
+    assert clock.now - max(kept) < day / 24
+    assert 2 * day - day / 24 < clock.now - min(kept) < 3 * day + day / 12
+
+
+def test_an_audit_log_that_somebody_wrote_into_is_turned_over(tmp_path):
+    path = tmp_path / "audit.jsonl"
+    path.write_text("not ours\n")
+    log = AuditLog(path, retention_s=86_400.0)
+    log.write("room", "/x/Ask", cameras=["gate"], outcome="ok")
+    log.close()
+    assert (tmp_path / "audit.jsonl.1").read_text() == "not ours\n"
+    assert json.loads(path.read_text())["who"] == "room"

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from heapq import heapify, heappop, heappush
 from typing import NamedTuple
 
@@ -67,14 +68,16 @@ class LadderPolicy:
 
     Args:
         hold_s: a camera climbs only after it has stood on its rung that long, so that it does not swing.
+        climb: utilisation that one decision adds at most: cameras that climb together have windows due together.
         weights: what a camera's loss counts, by class.
     """
 
     ladder: Ladder
-    high: float = 0.95
-    aim: float = 0.90
-    low: float = 0.80
+    high: float = 0.97
+    aim: float = 0.95
+    low: float = 0.92
     hold_s: float = 8.0
+    climb: float = 0.05
     weights: Mapping[Priority, float] = field(default_factory=lambda: dict(WEIGHTS))
 
     def __post_init__(self) -> None:
@@ -123,12 +126,13 @@ class LadderPolicy:
         turns = self._turns(lowered, self.upper)
         reached: dict[str, int] = {}
         left, blocked = utilisation, math.inf
+        until = utilisation + self.climb
         while turns and turns[0].tier <= blocked:
             turn = heappop(turns)
             camera = cameras[turn.camera]
             rung = reached.get(turn.camera, camera.rung)
             after = left + (camera.loads[turn.rung] - camera.loads[rung]) * scale
-            if after > self.aim:
+            if after > self.aim or (reached and after > until):
                 # A less urgent camera must not take the room that a more urgent one waits for.
                 blocked = turn.tier
                 continue
@@ -149,18 +153,16 @@ class LadderPolicy:
 
     def lower(self, name: str, camera: CameraOnLadder, rung: int) -> _Turn | None:
         """The best step down from ``rung``; ``None`` when there is none that saves anything."""
-        rungs, loads = self.ladder.rungs, camera.loads
-        last = self.ladder.floor if camera.priority is Priority.CRITICAL else len(rungs) - 1
-        found: _Turn | None = None
-        for place in range(rung + 1, last + 1):
-            saved = loads[rung] - loads[place]
-            if saved <= 0:
-                continue
-            loss = (rungs[rung].value - rungs[place].value) * self.weights[camera.priority]
-            turn = _Turn(self.tier(camera.priority, place), loss / saved, name, place)
-            if found is None or turn < found:
-                found = turn
-        return found
+        loads, worth, tiers = camera.loads, self._worth, self._tiers[camera.priority]
+        load, value, weight = loads[rung], worth[rung], self.weights[camera.priority]
+        best, found = (math.inf, math.inf), -1
+        for place in range(rung + 1, len(tiers)):
+            saved = load - loads[place]
+            if saved > 0:
+                turn = tiers[place], (value - worth[place]) * weight / saved
+                if turn < best:
+                    best, found = turn, place
+        return None if found < 0 else _Turn(int(best[0]), best[1], name, found)
 
     def upper(self, name: str, camera: CameraOnLadder, rung: int) -> _Turn | None:
         """The best step up from ``rung``; ``None`` at full quality. Tiers come in the opposite order of going down."""
@@ -173,6 +175,16 @@ class LadderPolicy:
             if found is None or order < found.order:
                 found = _Turn(tier, order, name, place)
         return found
+
+    @cached_property
+    def _worth(self) -> tuple[float, ...]:
+        return tuple(rung.value for rung in self.ladder.rungs)
+
+    @cached_property
+    def _tiers(self) -> Mapping[Priority, tuple[int, ...]]:
+        """By class, of the rungs that it may step down to."""
+        last = {each: len(self.ladder.rungs) for each in Priority} | {Priority.CRITICAL: self.ladder.floor + 1}
+        return {each: tuple(self.tier(each, rung) for rung in range(last[each])) for each in Priority}
 
     def tier(self, priority: Priority, rung: int) -> int:
         """Of reaching ``rung``: nothing of a higher tier happens while a step of a lower one is left."""

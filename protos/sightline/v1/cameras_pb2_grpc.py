@@ -54,6 +54,16 @@ class CamerasStub:
                 request_serializer=sightline_dot_v1_dot_cameras__pb2.GetCameraRequest.SerializeToString,
                 response_deserializer=sightline_dot_v1_dot_cameras__pb2.CameraStatus.FromString,
                 _registered_method=True)
+        self.Update = channel.unary_unary(
+                '/sightline.v1.Cameras/Update',
+                request_serializer=sightline_dot_v1_dot_cameras__pb2.UpdateCameraRequest.SerializeToString,
+                response_deserializer=sightline_dot_v1_dot_cameras__pb2.CameraStatus.FromString,
+                _registered_method=True)
+        self.Export = channel.unary_unary(
+                '/sightline.v1.Cameras/Export',
+                request_serializer=sightline_dot_v1_dot_cameras__pb2.ExportCamerasRequest.SerializeToString,
+                response_deserializer=sightline_dot_v1_dot_cameras__pb2.ExportCamerasResponse.FromString,
+                _registered_method=True)
 
 
 class CamerasServicer:
@@ -83,6 +93,20 @@ class CamerasServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Update(self, request, context):
+        """New settings for a camera there is, as a whole; what can be kept of its window and memory is kept.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Export(self, request, context):
+        """Cameras as they were written, sources with their passwords.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_CamerasServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -105,6 +129,16 @@ def add_CamerasServicer_to_server(servicer, server):
                     servicer.Get,
                     request_deserializer=sightline_dot_v1_dot_cameras__pb2.GetCameraRequest.FromString,
                     response_serializer=sightline_dot_v1_dot_cameras__pb2.CameraStatus.SerializeToString,
+            ),
+            'Update': grpc.unary_unary_rpc_method_handler(
+                    servicer.Update,
+                    request_deserializer=sightline_dot_v1_dot_cameras__pb2.UpdateCameraRequest.FromString,
+                    response_serializer=sightline_dot_v1_dot_cameras__pb2.CameraStatus.SerializeToString,
+            ),
+            'Export': grpc.unary_unary_rpc_method_handler(
+                    servicer.Export,
+                    request_deserializer=sightline_dot_v1_dot_cameras__pb2.ExportCamerasRequest.FromString,
+                    response_serializer=sightline_dot_v1_dot_cameras__pb2.ExportCamerasResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -215,6 +249,60 @@ class Cameras:
             '/sightline.v1.Cameras/Get',
             sightline_dot_v1_dot_cameras__pb2.GetCameraRequest.SerializeToString,
             sightline_dot_v1_dot_cameras__pb2.CameraStatus.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Update(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/sightline.v1.Cameras/Update',
+            sightline_dot_v1_dot_cameras__pb2.UpdateCameraRequest.SerializeToString,
+            sightline_dot_v1_dot_cameras__pb2.CameraStatus.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Export(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/sightline.v1.Cameras/Export',
+            sightline_dot_v1_dot_cameras__pb2.ExportCamerasRequest.SerializeToString,
+            sightline_dot_v1_dot_cameras__pb2.ExportCamerasResponse.FromString,
             options,
             channel_credentials,
             insecure,

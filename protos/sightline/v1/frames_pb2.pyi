@@ -34,7 +34,7 @@ class StreamClose(_message.Message):
     def __init__(self, camera: _Optional[str] = ..., flush: _Optional[bool] = ..., hand_over: _Optional[bool] = ...) -> None: ...
 
 class Frame(_message.Message):
-    __slots__ = ("camera", "index", "pts", "duration", "anchor", "fresh", "grid", "mask", "patches", "activity", "digest")
+    __slots__ = ("camera", "index", "pts", "duration", "anchor", "fresh", "grid", "mask", "patches", "activity", "digest", "trace", "windows_dropped")
     CAMERA_FIELD_NUMBER: _ClassVar[int]
     INDEX_FIELD_NUMBER: _ClassVar[int]
     PTS_FIELD_NUMBER: _ClassVar[int]
@@ -46,6 +46,8 @@ class Frame(_message.Message):
     PATCHES_FIELD_NUMBER: _ClassVar[int]
     ACTIVITY_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
+    TRACE_FIELD_NUMBER: _ClassVar[int]
+    WINDOWS_DROPPED_FIELD_NUMBER: _ClassVar[int]
     camera: str
     index: int
     pts: int
@@ -57,7 +59,17 @@ class Frame(_message.Message):
     patches: bytes
     activity: float
     digest: str
-    def __init__(self, camera: _Optional[str] = ..., index: _Optional[int] = ..., pts: _Optional[int] = ..., duration: _Optional[int] = ..., anchor: _Optional[bool] = ..., fresh: _Optional[bool] = ..., grid: _Optional[_Union[Grid, _Mapping]] = ..., mask: _Optional[bytes] = ..., patches: _Optional[bytes] = ..., activity: _Optional[float] = ..., digest: _Optional[str] = ...) -> None: ...
+    trace: FrameTrace
+    windows_dropped: int
+    def __init__(self, camera: _Optional[str] = ..., index: _Optional[int] = ..., pts: _Optional[int] = ..., duration: _Optional[int] = ..., anchor: _Optional[bool] = ..., fresh: _Optional[bool] = ..., grid: _Optional[_Union[Grid, _Mapping]] = ..., mask: _Optional[bytes] = ..., patches: _Optional[bytes] = ..., activity: _Optional[float] = ..., digest: _Optional[str] = ..., trace: _Optional[_Union[FrameTrace, _Mapping]] = ..., windows_dropped: _Optional[int] = ...) -> None: ...
+
+class FrameTrace(_message.Message):
+    __slots__ = ("parent", "sent_s")
+    PARENT_FIELD_NUMBER: _ClassVar[int]
+    SENT_S_FIELD_NUMBER: _ClassVar[int]
+    parent: str
+    sent_s: float
+    def __init__(self, parent: _Optional[str] = ..., sent_s: _Optional[float] = ...) -> None: ...
 
 class Grid(_message.Message):
     __slots__ = ("rows", "cols", "patch", "merge", "temporal")

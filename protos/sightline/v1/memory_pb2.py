@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19sightline/v1/memory.proto\x12\x0csightline.v1\"\x80\x01\n\nAskRequest\x12\x0e\n\x06\x63\x61mera\x18\x01 \x01(\t\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x14\n\x0c\x63onversation\x18\x03 \x01(\t\x12\x0f\n\x07since_s\x18\x04 \x01(\x01\x12\x16\n\x0emax_new_tokens\x18\x05 \x01(\r\x12\x15\n\rwith_pictures\x18\x06 \x01(\x08\"O\n\x08\x41skEvent\x12\x0f\n\x05piece\x18\x01 \x01(\tH\x00\x12)\n\x06result\x18\x02 \x01(\x0b\x32\x17.sightline.v1.AskResultH\x00\x42\x07\n\x05\x65vent\"\xee\x01\n\tAskResult\x12\x0c\n\x04text\x18\x01 \x01(\t\x12%\n\x07moments\x18\x02 \x03(\x0b\x32\x14.sightline.v1.Moment\x12\x0e\n\x06oldest\x18\x03 \x01(\x03\x12\x0e\n\x06newest\x18\x04 \x01(\x03\x12\x13\n\x0btokens_held\x18\x05 \x01(\x04\x12\x13\n\x0btokens_read\x18\x06 \x01(\x04\x12\x12\n\nbytes_read\x18\x07 \x01(\x04\x12\x15\n\rfirst_token_s\x18\x08 \x01(\x01\x12\x0f\n\x07total_s\x18\t \x01(\x01\x12\x10\n\x08\x64\x65graded\x18\n \x01(\x08\x12\x14\n\x0c\x63onversation\x18\x0b \x01(\t\"T\n\x06Moment\x12\r\n\x05start\x18\x01 \x01(\x03\x12\x0b\n\x03\x65nd\x18\x02 \x01(\x03\x12\x0e\n\x06weight\x18\x03 \x01(\x01\x12\r\n\x05\x61go_s\x18\x04 \x01(\x01\x12\x0f\n\x07picture\x18\x05 \x01(\x0c\"1\n\rForgetRequest\x12\x0e\n\x06\x63\x61mera\x18\x01 \x01(\t\x12\x10\n\x08\x62\x65\x66ore_s\x18\x02 \x01(\x01\"/\n\x0e\x46orgetResponse\x12\x0e\n\x06\x66rames\x18\x01 \x01(\x04\x12\r\n\x05\x62ytes\x18\x02 \x01(\x04\"!\n\x0f\x44\x65scribeRequest\x12\x0e\n\x06\x63\x61mera\x18\x01 \x01(\t\"\xff\x01\n\x0cMemoryStatus\x12\x0e\n\x06\x63\x61mera\x18\x01 \x01(\t\x12\x0e\n\x06\x66rames\x18\x02 \x01(\x04\x12\x0e\n\x06tokens\x18\x03 \x01(\x04\x12\x0e\n\x06oldest\x18\x04 \x01(\x03\x12\x0e\n\x06newest\x18\x05 \x01(\x03\x12\x11\n\tcap_bytes\x18\x06 \x01(\x04\x12\'\n\x05tiers\x18\x07 \x03(\x0b\x32\x18.sightline.v1.MemoryTier\x12\x12\n\ncompressor\x18\x08 \x01(\t\x12\x11\n\torganiser\x18\t \x01(\t\x12\x11\n\tretriever\x18\n \x01(\t\x12)\n\x06\x63ounts\x18\x0b \x03(\x0b\x32\x19.sightline.v1.MemoryCount\"*\n\x0bMemoryCount\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05\x63ount\x18\x02 \x01(\x04\"Z\n\nMemoryTier\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x12\n\x05\x62ytes\x18\x02 \x01(\x04H\x00\x88\x01\x01\x12\x14\n\x07trouble\x18\x03 \x01(\tH\x01\x88\x01\x01\x42\x08\n\x06_bytesB\n\n\x08_trouble2\xcf\x01\n\x06Memory\x12\x39\n\x03\x41sk\x12\x18.sightline.v1.AskRequest\x1a\x16.sightline.v1.AskEvent0\x01\x12\x43\n\x06\x46orget\x12\x1b.sightline.v1.ForgetRequest\x1a\x1c.sightline.v1.ForgetResponse\x12\x45\n\x08\x44\x65scribe\x12\x1d.sightline.v1.DescribeRequest\x1a\x1a.sightline.v1.MemoryStatusb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19sightline/v1/memory.proto\x12\x0csightline.v1\"\xb9\x01\n\nAskRequest\x12\x0e\n\x06\x63\x61mera\x18\x01 \x01(\t\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x14\n\x0c\x63onversation\x18\x03 \x01(\t\x12\x0f\n\x07since_s\x18\x04 \x01(\x01\x12\x16\n\x0emax_new_tokens\x18\x05 \x01(\r\x12\x15\n\rwith_pictures\x18\x06 \x01(\x08\x12+\n\x07history\x18\x07 \x01(\x0b\x32\x15.sightline.v1.HistoryH\x00\x88\x01\x01\x42\n\n\x08_history\",\n\x07History\x12!\n\x05turns\x18\x01 \x03(\x0b\x32\x12.sightline.v1.Turn\"(\n\x04Turn\x12\x10\n\x08question\x18\x01 \x01(\t\x12\x0e\n\x06\x61nswer\x18\x02 \x01(\t\"O\n\x08\x41skEvent\x12\x0f\n\x05piece\x18\x01 \x01(\tH\x00\x12)\n\x06result\x18\x02 \x01(\x0b\x32\x17.sightline.v1.AskResultH\x00\x42\x07\n\x05\x65vent\"\x9c\x02\n\tAskResult\x12\x0c\n\x04text\x18\x01 \x01(\t\x12%\n\x07moments\x18\x02 \x03(\x0b\x32\x14.sightline.v1.Moment\x12\x0e\n\x06oldest\x18\x03 \x01(\x03\x12\x0e\n\x06newest\x18\x04 \x01(\x03\x12\x13\n\x0btokens_held\x18\x05 \x01(\x04\x12\x13\n\x0btokens_read\x18\x06 \x01(\x04\x12\x12\n\nbytes_read\x18\x07 \x01(\x04\x12\x15\n\rfirst_token_s\x18\x08 \x01(\x01\x12\x0f\n\x07total_s\x18\t \x01(\x01\x12\x10\n\x08\x64\x65graded\x18\n \x01(\x08\x12\x14\n\x0c\x63onversation\x18\x0b \x01(\t\x12\x15\n\rprompt_tokens\x18\x0c \x01(\r\x12\x15\n\ranswer_tokens\x18\r \x01(\r\"T\n\x06Moment\x12\r\n\x05start\x18\x01 \x01(\x03\x12\x0b\n\x03\x65nd\x18\x02 \x01(\x03\x12\x0e\n\x06weight\x18\x03 \x01(\x01\x12\r\n\x05\x61go_s\x18\x04 \x01(\x01\x12\x0f\n\x07picture\x18\x05 \x01(\x0c\"1\n\rForgetRequest\x12\x0e\n\x06\x63\x61mera\x18\x01 \x01(\t\x12\x10\n\x08\x62\x65\x66ore_s\x18\x02 \x01(\x01\"/\n\x0e\x46orgetResponse\x12\x0e\n\x06\x66rames\x18\x01 \x01(\x04\x12\r\n\x05\x62ytes\x18\x02 \x01(\x04\"!\n\x0f\x44\x65scribeRequest\x12\x0e\n\x06\x63\x61mera\x18\x01 \x01(\t\"\xff\x01\n\x0cMemoryStatus\x12\x0e\n\x06\x63\x61mera\x18\x01 \x01(\t\x12\x0e\n\x06\x66rames\x18\x02 \x01(\x04\x12\x0e\n\x06tokens\x18\x03 \x01(\x04\x12\x0e\n\x06oldest\x18\x04 \x01(\x03\x12\x0e\n\x06newest\x18\x05 \x01(\x03\x12\x11\n\tcap_bytes\x18\x06 \x01(\x04\x12\'\n\x05tiers\x18\x07 \x03(\x0b\x32\x18.sightline.v1.MemoryTier\x12\x12\n\ncompressor\x18\x08 \x01(\t\x12\x11\n\torganiser\x18\t \x01(\t\x12\x11\n\tretriever\x18\n \x01(\t\x12)\n\x06\x63ounts\x18\x0b \x03(\x0b\x32\x19.sightline.v1.MemoryCount\"*\n\x0bMemoryCount\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05\x63ount\x18\x02 \x01(\x04\"Z\n\nMemoryTier\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x12\n\x05\x62ytes\x18\x02 \x01(\x04H\x00\x88\x01\x01\x12\x14\n\x07trouble\x18\x03 \x01(\tH\x01\x88\x01\x01\x42\x08\n\x06_bytesB\n\n\x08_trouble2\xcf\x01\n\x06Memory\x12\x39\n\x03\x41sk\x12\x18.sightline.v1.AskRequest\x1a\x16.sightline.v1.AskEvent0\x01\x12\x43\n\x06\x46orget\x12\x1b.sightline.v1.ForgetRequest\x1a\x1c.sightline.v1.ForgetResponse\x12\x45\n\x08\x44\x65scribe\x12\x1d.sightline.v1.DescribeRequest\x1a\x1a.sightline.v1.MemoryStatusb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -32,25 +32,29 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'sightline.v1.memory_pb2', _
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_ASKREQUEST']._serialized_start=44
-  _globals['_ASKREQUEST']._serialized_end=172
-  _globals['_ASKEVENT']._serialized_start=174
-  _globals['_ASKEVENT']._serialized_end=253
-  _globals['_ASKRESULT']._serialized_start=256
-  _globals['_ASKRESULT']._serialized_end=494
-  _globals['_MOMENT']._serialized_start=496
-  _globals['_MOMENT']._serialized_end=580
-  _globals['_FORGETREQUEST']._serialized_start=582
-  _globals['_FORGETREQUEST']._serialized_end=631
-  _globals['_FORGETRESPONSE']._serialized_start=633
-  _globals['_FORGETRESPONSE']._serialized_end=680
-  _globals['_DESCRIBEREQUEST']._serialized_start=682
-  _globals['_DESCRIBEREQUEST']._serialized_end=715
-  _globals['_MEMORYSTATUS']._serialized_start=718
-  _globals['_MEMORYSTATUS']._serialized_end=973
-  _globals['_MEMORYCOUNT']._serialized_start=975
-  _globals['_MEMORYCOUNT']._serialized_end=1017
-  _globals['_MEMORYTIER']._serialized_start=1019
-  _globals['_MEMORYTIER']._serialized_end=1109
-  _globals['_MEMORY']._serialized_start=1112
-  _globals['_MEMORY']._serialized_end=1319
+  _globals['_ASKREQUEST']._serialized_end=229
+  _globals['_HISTORY']._serialized_start=231
+  _globals['_HISTORY']._serialized_end=275
+  _globals['_TURN']._serialized_start=277
+  _globals['_TURN']._serialized_end=317
+  _globals['_ASKEVENT']._serialized_start=319
+  _globals['_ASKEVENT']._serialized_end=398
+  _globals['_ASKRESULT']._serialized_start=401
+  _globals['_ASKRESULT']._serialized_end=685
+  _globals['_MOMENT']._serialized_start=687
+  _globals['_MOMENT']._serialized_end=771
+  _globals['_FORGETREQUEST']._serialized_start=773
+  _globals['_FORGETREQUEST']._serialized_end=822
+  _globals['_FORGETRESPONSE']._serialized_start=824
+  _globals['_FORGETRESPONSE']._serialized_end=871
+  _globals['_DESCRIBEREQUEST']._serialized_start=873
+  _globals['_DESCRIBEREQUEST']._serialized_end=906
+  _globals['_MEMORYSTATUS']._serialized_start=909
+  _globals['_MEMORYSTATUS']._serialized_end=1164
+  _globals['_MEMORYCOUNT']._serialized_start=1166
+  _globals['_MEMORYCOUNT']._serialized_end=1208
+  _globals['_MEMORYTIER']._serialized_start=1210
+  _globals['_MEMORYTIER']._serialized_end=1300
+  _globals['_MEMORY']._serialized_start=1303
+  _globals['_MEMORY']._serialized_end=1510
 # @@protoc_insertion_point(module_scope)

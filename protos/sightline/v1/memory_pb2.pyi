@@ -7,20 +7,36 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class AskRequest(_message.Message):
-    __slots__ = ("camera", "text", "conversation", "since_s", "max_new_tokens", "with_pictures")
+    __slots__ = ("camera", "text", "conversation", "since_s", "max_new_tokens", "with_pictures", "history")
     CAMERA_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
     CONVERSATION_FIELD_NUMBER: _ClassVar[int]
     SINCE_S_FIELD_NUMBER: _ClassVar[int]
     MAX_NEW_TOKENS_FIELD_NUMBER: _ClassVar[int]
     WITH_PICTURES_FIELD_NUMBER: _ClassVar[int]
+    HISTORY_FIELD_NUMBER: _ClassVar[int]
     camera: str
     text: str
     conversation: str
     since_s: float
     max_new_tokens: int
     with_pictures: bool
-    def __init__(self, camera: _Optional[str] = ..., text: _Optional[str] = ..., conversation: _Optional[str] = ..., since_s: _Optional[float] = ..., max_new_tokens: _Optional[int] = ..., with_pictures: _Optional[bool] = ...) -> None: ...
+    history: History
+    def __init__(self, camera: _Optional[str] = ..., text: _Optional[str] = ..., conversation: _Optional[str] = ..., since_s: _Optional[float] = ..., max_new_tokens: _Optional[int] = ..., with_pictures: _Optional[bool] = ..., history: _Optional[_Union[History, _Mapping]] = ...) -> None: ...
+
+class History(_message.Message):
+    __slots__ = ("turns",)
+    TURNS_FIELD_NUMBER: _ClassVar[int]
+    turns: _containers.RepeatedCompositeFieldContainer[Turn]
+    def __init__(self, turns: _Optional[_Iterable[_Union[Turn, _Mapping]]] = ...) -> None: ...
+
+class Turn(_message.Message):
+    __slots__ = ("question", "answer")
+    QUESTION_FIELD_NUMBER: _ClassVar[int]
+    ANSWER_FIELD_NUMBER: _ClassVar[int]
+    question: str
+    answer: str
+    def __init__(self, question: _Optional[str] = ..., answer: _Optional[str] = ...) -> None: ...
 
 class AskEvent(_message.Message):
     __slots__ = ("piece", "result")
@@ -31,7 +47,7 @@ class AskEvent(_message.Message):
     def __init__(self, piece: _Optional[str] = ..., result: _Optional[_Union[AskResult, _Mapping]] = ...) -> None: ...
 
 class AskResult(_message.Message):
-    __slots__ = ("text", "moments", "oldest", "newest", "tokens_held", "tokens_read", "bytes_read", "first_token_s", "total_s", "degraded", "conversation")
+    __slots__ = ("text", "moments", "oldest", "newest", "tokens_held", "tokens_read", "bytes_read", "first_token_s", "total_s", "degraded", "conversation", "prompt_tokens", "answer_tokens")
     TEXT_FIELD_NUMBER: _ClassVar[int]
     MOMENTS_FIELD_NUMBER: _ClassVar[int]
     OLDEST_FIELD_NUMBER: _ClassVar[int]
@@ -43,6 +59,8 @@ class AskResult(_message.Message):
     TOTAL_S_FIELD_NUMBER: _ClassVar[int]
     DEGRADED_FIELD_NUMBER: _ClassVar[int]
     CONVERSATION_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    ANSWER_TOKENS_FIELD_NUMBER: _ClassVar[int]
     text: str
     moments: _containers.RepeatedCompositeFieldContainer[Moment]
     oldest: int
@@ -54,7 +72,9 @@ class AskResult(_message.Message):
     total_s: float
     degraded: bool
     conversation: str
-    def __init__(self, text: _Optional[str] = ..., moments: _Optional[_Iterable[_Union[Moment, _Mapping]]] = ..., oldest: _Optional[int] = ..., newest: _Optional[int] = ..., tokens_held: _Optional[int] = ..., tokens_read: _Optional[int] = ..., bytes_read: _Optional[int] = ..., first_token_s: _Optional[float] = ..., total_s: _Optional[float] = ..., degraded: _Optional[bool] = ..., conversation: _Optional[str] = ...) -> None: ...
+    prompt_tokens: int
+    answer_tokens: int
+    def __init__(self, text: _Optional[str] = ..., moments: _Optional[_Iterable[_Union[Moment, _Mapping]]] = ..., oldest: _Optional[int] = ..., newest: _Optional[int] = ..., tokens_held: _Optional[int] = ..., tokens_read: _Optional[int] = ..., bytes_read: _Optional[int] = ..., first_token_s: _Optional[float] = ..., total_s: _Optional[float] = ..., degraded: _Optional[bool] = ..., conversation: _Optional[str] = ..., prompt_tokens: _Optional[int] = ..., answer_tokens: _Optional[int] = ...) -> None: ...
 
 class Moment(_message.Message):
     __slots__ = ("start", "end", "weight", "ago_s", "picture")

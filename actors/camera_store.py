@@ -1,0 +1,67 @@
+"""What a restarted controller must know of the cameras, in Ray's own key-value store, which outlives the actor."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from ray.experimental import internal_kv
+
+from cluster.cameras.managed import Managed, written
+from cluster.config import CameraEntry
+
+SEEDED = b"seeded"
+CAMERA = b"camera/"
+REMOVED = b"removed/"
+
+
+class CameraStore:
+    """The cameras of one run in Ray's key-value store, which outlives the actor."""
+
+    def __init__(self, run_id: str) -> None:
+        self._namespace = f"sightline-{run_id}".encode()
+
+    def load(self) -> list[Managed] | None:
+        """``None`` when this run has not been seeded yet."""
+        if internal_kv._internal_kv_get(SEEDED, namespace=self._namespace) is None:
+            return None
+        keys = internal_kv._internal_kv_list(CAMERA, namespace=self._namespace)
+        values = [internal_kv._internal_kv_get(key, namespace=self._namespace) for key in sorted(keys)]
+        return [Managed.model_validate_json(value) for value in values if value is not None]
+
+    def seed(self, entries: Sequence[CameraEntry]) -> None:
+        """The configuration's cameras are stored; from here on the store is the truth."""
+        seeded = json.dumps([written(entry) for entry in entries]).encode()
+        internal_kv._internal_kv_put(SEEDED, seeded, namespace=self._namespace)
+
+    def seeded(self) -> list[dict[str, Any]]:
+        """What the last configuration said."""
+        value = internal_kv._internal_kv_get(SEEDED, namespace=self._namespace)
+        entries: list[dict[str, Any]] = json.loads(value) if value is not None else []
+        return entries
+
+    def put(self, managed: Managed) -> None:
+        internal_kv._internal_kv_put(
+            CAMERA + managed.entry.name.encode(), managed.to_json().encode(), namespace=self._namespace
+        )
+
+    def delete(self, name: str) -> None:
+        internal_kv._internal_kv_del(CAMERA + name.encode(), namespace=self._namespace)
+
+    def removed(self) -> list[str]:
+        """Cameras that were removed and that not every replica has forgotten yet."""
+        keys = internal_kv._internal_kv_list(REMOVED, namespace=self._namespace)
+        return [key.removeprefix(REMOVED).decode() for key in sorted(keys)]
+
+    def put_removed(self, name: str) -> None:
+        internal_kv._internal_kv_put(REMOVED + name.encode(), b"1", namespace=self._namespace)
+
+    def delete_removed(self, name: str) -> None:
+        internal_kv._internal_kv_del(REMOVED + name.encode(), namespace=self._namespace)
+
+    def clear(self) -> None:
+        """Forget this run."""
+        internal_kv._internal_kv_del(REMOVED, del_by_prefix=True, namespace=self._namespace)
+        internal_kv._internal_kv_del(CAMERA, del_by_prefix=True, namespace=self._namespace)
+        internal_kv._internal_kv_del(SEEDED, namespace=self._namespace)

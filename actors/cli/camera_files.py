@@ -1,0 +1,183 @@
+"""``sightline cameras apply`` and ``export``: cameras as files."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from actors.cli.options import DEFAULT_GATEWAY, Gateway, Json, client_credentials
+
+if TYPE_CHECKING:
+    from cluster.cameras.changes import Change
+    from cluster.config import CameraEntry
+    from cluster.rpc.client import GatewayClient
+
+Takeover = Annotated[
+    bool, typer.Option("--takeover", help="Also cameras that belong to another manager; they are this one's then.")
+]
+
+MARKS = {"add": "+", "update": "~", "takeover": "!", "remove": "-", "conflict": "x", "same": "="}
+
+
+def apply(
+    file: Annotated[
+        str,
+        typer.Option("--file", "-f", metavar="FILE", help="YAML file, folder of such files, or - for standard input."),
+    ],
+    prune: Annotated[
+        bool, typer.Option("--prune", help="Remove the cameras that were applied before and are not there any more.")
+    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would change, and change nothing.")] = False,
+    manager: Annotated[
+        str,
+        typer.Option(metavar="NAME", help="Name of this set of files; another set keeps its hands off these cameras."),
+    ] = "file",
+    force: Annotated[bool, typer.Option("--force", help="Add cameras although there is no room for them.")] = False,
+    takeover: Takeover = False,
+    gateway: Gateway = DEFAULT_GATEWAY,
+    json: Json = None,
+) -> None:
+    """Make the cluster's cameras those of a file: new ones are added, others changed while they run.
+
+    The file holds a `cameras:` list as in a configuration, or Camera resources. The cluster remembers which cameras
+    came this way, and whoever else wants to change them is told so. Where a camera of the file belongs to somebody
+    else, nothing at all is changed.
+
+    $ sightline cameras apply -f cameras.yaml --dry-run
+
+    $ sightline cameras apply -f cameras/ --prune
+    """
+    from rich.markup import escape
+
+    from actors.cli.output import console, plural, write_json
+    from cluster.cameras.changes import plan
+    from cluster.cameras.managers import CLUSTER, manager_from_outside
+    from cluster.cameras.manifest import read_cameras
+    from cluster.errors import ConfigError, ManagedElsewhereError, SightlineError
+    from cluster.rpc.client import GatewayClient
+
+    if manager_from_outside(manager) == CLUSTER:
+        raise ConfigError("--manager must not be 'cluster', which is the command line's own name; take another")
+    entries = read_cameras("standard input", sys.stdin.read()) if file == "-" else read_cameras(Path(file))
+    screen = console(stderr=json == "-")
+    errors: dict[str, str] = {}
+    with GatewayClient(gateway, credentials=client_credentials()) as client:
+        changes = plan(entries, client.cameras_export(), manager, prune=prune, takeover=takeover)
+        conflicts = [change for change in changes if change.kind == "conflict"]
+        for change in changes:
+            if change.kind == "same":
+                continue
+            owner = f" (belongs to {change.owner})" if change.owner else ""
+            screen.print(f"{MARKS[change.kind]} {change.kind} {change.name}{owner}", markup=False)
+            if change.kind in ("update", "takeover") or (dry_run and change.kind == "add"):
+                for line in change.differences():
+                    screen.print(f"    {line}", markup=False)
+            if not dry_run and not conflicts:
+                try:
+                    _carry_out(client, change, {entry.name: entry for entry in entries}, manager, force=force)
+                except SightlineError as error:
+                    errors[change.name] = str(error)
+                    screen.print(f"    [red]{escape(str(error))}[/red]")
+    same = sum(change.kind == "same" for change in changes)
+    done = len(changes) - same - len(errors)
+    if json is not None:
+        write_json(
+            json,
+            [
+                {
+                    "camera": change.name,
+                    "change": change.kind,
+                    "owner": change.owner,
+                    "differences": change.differences(),
+                    "error": errors.get(change.name, ""),
+                }
+                for change in changes
+            ],
+        )
+    if conflicts:
+        names = ", ".join(f"{change.name} ({change.owner})" for change in conflicts)
+        raise ManagedElsewhereError(f"nothing was changed; these belong to other managers: {names}; see --takeover")
+    what = "would change" if dry_run else "changed"
+    screen.print(f"{plural(done, 'camera')} {what}, {same} as they were")
+    if errors:
+        raise SightlineError(f"{plural(len(errors), 'camera')} could not be changed: {', '.join(errors)}")
+
+
+def _carry_out(
+    client: GatewayClient, change: Change, entries: dict[str, CameraEntry], manager: str, *, force: bool
+) -> None:
+    from cluster.cameras.managed import settings_of
+
+    if change.kind == "remove":
+        client.camera_remove(change.name, manager=manager)
+        return
+    entry = entries[change.name]
+    if change.kind == "add":
+        client.camera_add(entry.name, entry.source, (), settings_of(entry), force=force, manager=manager)
+    else:
+        client.camera_update(
+            entry.name, entry.source, settings_of(entry), manager=manager, takeover=change.kind == "takeover"
+        )
+
+
+def export(
+    names: Annotated[list[str] | None, typer.Argument(metavar="[NAME]...", help="Cameras; all unless given.")] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", metavar="FILE", help="Where to; standard output unless given.")
+    ] = None,
+    manager: Annotated[str | None, typer.Option(metavar="NAME", help="Only the cameras of this manager.")] = None,
+    secrets: Annotated[
+        bool, typer.Option("--secrets", help="With passwords, in place of references to variables that hold them.")
+    ] = False,
+    gateway: Gateway = DEFAULT_GATEWAY,
+) -> None:
+    """Write cameras as a file that `apply` takes, with a variable for each password.
+
+    $ sightline cameras export -o cameras.yaml
+    """
+    from cluster.cameras.managed import without_password, written
+    from cluster.cameras.manifest import as_yaml
+    from cluster.errors import SightlineError
+    from cluster.rpc.client import GatewayClient
+
+    with GatewayClient(gateway, credentials=client_credentials()) as client:
+        cameras = client.cameras_export(names or ())
+    entries: list[dict[str, object]] = []
+    variables: dict[str, str] = {}
+    for camera in cameras:
+        if manager is not None and camera.manager != manager:
+            continue
+        entry = _literal(written(camera.entry))
+        if not secrets:
+            entry, variable = without_password(entry, variables)
+            if variable is not None:
+                variables[variable] = camera.entry.name
+        entries.append(entry)
+    comments = [f"Set {variable} to the password of camera {name}." for variable, name in variables.items()]
+    text = as_yaml(entries, comments)
+    if output is None:
+        sys.stdout.write(text)
+        return
+    try:
+        output.touch(mode=0o600)
+        output.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise SightlineError(f"cannot write {output}: {error.strerror}; choose another place") from None
+
+
+def _literal(value: object) -> dict[str, object]:
+    """What a file has to say so that it means the same: a ``${`` that is no reference to a variable."""
+
+    def walk(node: object) -> object:
+        if isinstance(node, str):
+            return node.replace("${", "$${")
+        if isinstance(node, dict):
+            return {key: walk(inner) for key, inner in node.items()}
+        return [walk(each) for each in node] if isinstance(node, list) else node
+
+    found = walk(value)
+    assert isinstance(found, dict)
+    return found

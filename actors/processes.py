@@ -1,0 +1,79 @@
+"""The processes of a cluster beside its replicas: one table for `sightline serve` and for Kubernetes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from actors.alerting import Alerting
+from actors.controller import Controller
+from actors.decoder import Decoder
+from actors.gateway import Gateway
+from actors.reconciler import ReconcilerActor
+from actors.remote import ALERTING, CONTROLLER, GATEWAY, NAMESPACE, RECONCILER
+from actors.tier import TierNode, tier_name
+from cluster.config import SightlineConfig
+from cluster.config.cluster import PlacementConfig
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """One Ray actor.
+
+    * ``arguments``: of ``kind``'s constructor
+    * ``role``: which nodes it may be on, by ``cluster.placement``
+    * ``remembers``: its ``stop()`` forgets what a restarted one needs, so one that is to go on is killed
+    * ``node``: the Ray node it belongs to and ends with
+    """
+
+    name: str
+    kind: type
+    arguments: tuple[Any, ...]
+    role: Literal["control", "decoder", "replica"]
+    remembers: bool = False
+    node: str | None = None
+
+    def start(self, placement: PlacementConfig, *, detached: bool = False) -> Any:
+        """Handle of the started actor; ``detached``: it outlives the process that started it.
+
+        Raises:
+            ValueError: there is an actor of that name.
+        """
+        where = None if self.node is None else NodeAffinitySchedulingStrategy(self.node, soft=False)
+        resource = getattr(placement, self.role) if self.node is None else None
+        remote = ray.remote(num_cpus=0, max_restarts=-1, max_concurrency=1000)(self.kind)
+        options = remote.options(
+            name=self.name,
+            namespace=NAMESPACE,
+            lifetime="detached" if detached else None,
+            scheduling_strategy=where,
+            resources=None if resource is None else {resource: 1.0},
+        )
+        return options.remote(*self.arguments)
+
+
+def processes(config: SightlineConfig, run_id: str, host: str | None) -> list[Process]:
+    """Those of every cluster, in the order in which they start; ``host``: see :func:`actors.remote.own_host`."""
+    decoders = [f"decoder-{number}" for number in range(config.cluster.decoders)]
+    found = [Process(CONTROLLER, Controller, (config, run_id, host), "control", remembers=True)]
+    found += [Process(name, Decoder, (config, name, host), "decoder") for name in decoders]
+    found.append(Process(GATEWAY, Gateway, (config,), "control"))
+    if config.alerts.enabled:
+        found.append(Process(ALERTING, Alerting, (config, run_id, host), "control", remembers=True))
+    if config.kubernetes.enabled:
+        found.append(Process(RECONCILER, ReconcilerActor, (config,), "control"))
+    return found
+
+
+def tiers(config: SightlineConfig, host: str | None) -> list[Process]:
+    """One for each node that is alive now and may run replicas."""
+    if not config.tiers.node:
+        return []
+    wanted = config.cluster.placement.replica
+    nodes = [node for node in ray.nodes() if node["Alive"] and (wanted is None or node["Resources"].get(wanted))]
+    return [
+        Process(tier_name(node["NodeID"]), TierNode, (config, host), "replica", node=node["NodeID"]) for node in nodes
+    ]

@@ -1,0 +1,89 @@
+"""The reconciler actor: ``Camera`` resources of Kubernetes, and the controller's cameras, into one ``Reconciler``."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Sequence
+
+from actors.logs import configure_logging
+from actors.remote import ask, controller
+from cluster.cameras.kubernetes_api import KubernetesApi
+from cluster.cameras.managed import Managed
+from cluster.cameras.managers import KUBERNETES
+from cluster.cameras.reconciler import Reconciler
+from cluster.cameras.watch import CameraWatch
+from cluster.config import SightlineConfig
+from cluster.types import CameraStatus
+
+log = logging.getLogger(__name__)
+
+REMOVE_S = 60.0
+"""Seconds that the removal of a camera may take: the controller waits some heartbeats until it is forgotten."""
+
+
+class ReconcilerActor:
+    """Ray actor, named ``reconciler``. It has no state: a restarted one compares everything anew."""
+
+    def __init__(self, config: SightlineConfig) -> None:
+        configure_logging("reconciler", config.cluster)
+        self._config = config
+        self._loop = asyncio.get_running_loop()
+        self._watch: CameraWatch | None = None
+        self._reconciler: Reconciler | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._started = asyncio.create_task(self._start())
+
+    async def ready(self) -> bool:
+        """As soon as it follows; the API server may be away for longer than that. Raises ``ConfigError`` when nobody
+        says where that is, or who this is."""
+        return await asyncio.shield(self._started)
+
+    async def process_id(self) -> int:
+        """Of this process, for operators and tests."""
+        return os.getpid()
+
+    async def stop(self) -> None:
+        """Follow no more; the cameras stay as they are."""
+        self._started.cancel()
+        if self._task is None or self._watch is None or self._reconciler is None:
+            return
+        self._task.cancel()
+        await asyncio.wait([self._task])
+        self._reconciler.close()
+        await asyncio.to_thread(self._watch.stop)
+
+    async def _start(self) -> bool:
+        api = await asyncio.to_thread(KubernetesApi, self._config.kubernetes)
+        self._watch = CameraWatch(api, self._wake)
+        self._reconciler = Reconciler(self._config.kubernetes, ControllerCameras(), self._watch, api)
+        self._watch.start()
+        self._task = asyncio.create_task(self._reconciler.run())
+        log.info("cameras of namespace %s are followed", api.namespace)
+        return True
+
+    def _wake(self) -> None:
+        if self._reconciler is not None:
+            self._loop.call_soon_threadsafe(self._reconciler.changed)
+
+
+class ControllerCameras:
+    """The controller as :class:`~cluster.cameras.reconciler.CameraCluster`."""
+
+    async def managed(self) -> Sequence[Managed]:
+        cameras: Sequence[Managed] = await ask(controller().managed_cameras.remote())
+        return cameras
+
+    async def statuses(self) -> Sequence[CameraStatus]:
+        statuses: Sequence[CameraStatus] = await ask(controller().list_cameras.remote())
+        return statuses
+
+    async def add(self, camera: Managed, *, takeover: bool) -> None:
+        await ask(controller().add_camera.remote(camera, False, takeover))
+
+    async def update(self, camera: Managed, *, takeover: bool) -> None:
+        await ask(controller().update_camera.remote(camera, takeover))
+
+    async def remove(self, name: str) -> None:
+        await ask(controller().remove_camera.remote(name, KUBERNETES), timeout_s=REMOVE_S)

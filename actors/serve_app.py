@@ -1,0 +1,78 @@
+"""Sightline as Ray Serve applications, for whoever deploys by a Serve configuration file: KubeRay, ``serve deploy``.
+
+Two applications, so that a change of cameras or alerts does not load the model anew::
+
+    proxy_location: Disabled
+    applications:
+      - {name: processes, route_prefix: null, import_path: "actors.serve_app:processes", args: {configuration: ...}}
+      - {name: replicas, route_prefix: null, import_path: "actors.serve_app:replicas", args: {configuration: ...}}
+
+``configuration`` is what a configuration file holds; ``${NAME}`` in it comes from the environment of Ray's processes.
+Both must say the same; ``replicas`` does without the sections in :data:`NOT_THE_REPLICAS`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ray import serve
+from ray.serve import Application
+
+from actors.replica import replica_application
+from actors.supervisor import Supervisor
+from cluster.config import SightlineConfig
+from cluster.config.load import load_tree
+from cluster.errors import ConfigError
+
+NOT_THE_REPLICAS = ("cameras", "questions", "alerts", "clips", "gateway", "kubernetes")
+"""Sections that no replica reads: questions come to it with each camera."""
+
+
+def processes(args: dict[str, Any]) -> Application:
+    """Controller, gateway, decoders, alerting and tiers, looked after by a :class:`Supervisor`.
+
+    Raises:
+        ConfigError: something in the configuration is wrong.
+    """
+    config = _load(_configuration(args))
+    place = config.cluster.placement.control
+    deployment = serve.deployment(
+        name="supervisor",
+        num_replicas=1,
+        ray_actor_options={"num_cpus": 0, "resources": {} if place is None else {place: 1.0}},
+        health_check_period_s=5.0,
+        graceful_shutdown_timeout_s=4 * config.cluster.stop_timeout_s,
+        graceful_shutdown_wait_loop_s=0.1,
+        logging_config={"log_level": "WARNING", "enable_access_log": False},
+    )(Supervisor)
+    return deployment.bind(config)
+
+
+def replicas(args: dict[str, Any]) -> Application:
+    """The replicas.
+
+    Raises:
+        ConfigError: something in the configuration is wrong.
+    """
+    given = {section: body for section, body in _configuration(args).items() if section not in NOT_THE_REPLICAS}
+    return replica_application(_load(given), None)
+
+
+def _configuration(args: dict[str, Any]) -> dict[str, Any]:
+    # A typed parameter would do, but Serve does not see through annotations that are strings.
+    if args.keys() != {"configuration"} or not isinstance(args["configuration"], dict):
+        raise ConfigError(f"args must hold configuration, a mapping, and nothing else; they hold {sorted(args)}")
+    return args["configuration"]
+
+
+def _load(configuration: dict[str, Any]) -> SightlineConfig:
+    config = load_tree(configuration)
+    if config.cluster.ray_address is not None:
+        raise ConfigError("cluster.ray_address has no meaning inside a Ray cluster; leave it out")
+    security = config.security
+    if security.internal_tls.certificate is None and not security.allow_plain_inside:
+        raise ConfigError(
+            "processes of a Ray cluster reach each other over the network, and without TLS so does whoever is on it; "
+            "give security.internal_tls its certificate, key and ca, or set security.allow_plain_inside: true"
+        )
+    return config

@@ -1,0 +1,211 @@
+"""Keeps the processes of a cluster running where Ray Serve, and not a driver, owns it: as KubeRay does."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import logging
+import time
+import uuid
+from typing import Any
+
+import ray
+from ray.exceptions import RayError
+from ray.experimental import internal_kv
+
+from actors.logs import configure_logging
+from actors.preflight import check_settings
+from actors.processes import Process, processes, tiers
+from actors.remote import ALERTING, GATEWAY, NAMESPACE, ask
+from cluster.config import SightlineConfig
+from cluster.errors import SightlineError, UnavailableError
+
+log = logging.getLogger(__name__)
+
+APPLICATION = "processes"
+RUN_ID = "serve"
+"""One for all upgrades, so that cameras that were added while it ran stay."""
+POLL_S = 2.0
+STALLED_S = 60.0
+"""Without a look at all processes for so long, Serve is told that the supervisor is not well."""
+
+
+class Supervisor:
+    """Ray Serve deployment of one. Its processes are detached: they outlive it, and its successor finds them.
+
+    A process whose configuration is another than before is ended and started anew; one that is gone for good (its node
+    went) is started again; all of them end with the application.
+    """
+
+    async def __init__(self, config: SightlineConfig) -> None:  # type: ignore[misc]  # Serve awaits it
+        configure_logging("supervisor", config.cluster)
+        await asyncio.to_thread(check_settings, config)
+        self._config = config
+        self._ledger = Ledger()
+        await asyncio.to_thread(self._ledger.claim)
+        self._looked = asyncio.Event()
+        self._looked_s = time.monotonic()
+        self._task = asyncio.create_task(self._supervise())
+        try:
+            await asyncio.wait_for(self._until_ready(), config.cluster.start_timeout_s)
+        except TimeoutError:
+            raise UnavailableError(
+                f"the gateway did not listen within {config.cluster.start_timeout_s:g} s; is there a node with the Ray "
+                "resource cluster.placement.control? Look into the processes' logs, or raise cluster.start_timeout_s"
+            ) from None
+
+    async def check_health(self) -> None:
+        """Raises ``UnavailableError`` when it has not got round to its processes."""
+        silent_s = time.monotonic() - self._looked_s
+        if silent_s > STALLED_S:
+            raise UnavailableError(f"the cluster's processes have not been looked after for {silent_s:.0f} s")
+
+    async def __call__(self) -> str:
+        """Nothing is asked through Serve."""
+        return APPLICATION
+
+    async def __del__(self) -> None:
+        """Serve awaits it. Ends every process, if it is the application that ends and not this copy of it."""
+        self._task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await self._task
+        if await asyncio.to_thread(_application_ends):
+            log.info("the application ends: stopping every process")
+            await asyncio.to_thread(self._end_all)
+
+    async def _until_ready(self) -> None:
+        """Until what others connect to listens; errors of a process that cannot start are raised here."""
+        await self._looked.wait()
+        for name in [GATEWAY, ALERTING] if self._config.alerts.enabled else [GATEWAY]:
+            await self._until_listens(name)
+
+    async def _until_listens(self, name: str) -> None:
+        while True:
+            try:
+                await ask(ray.get_actor(name, namespace=NAMESPACE).ready.remote(), timeout_s=POLL_S)
+                return
+            except (ValueError, UnavailableError):
+                await asyncio.sleep(POLL_S / 4)
+            except SightlineError:
+                # It will not do better by itself.
+                await asyncio.to_thread(self._end, {name: False})
+                raise
+
+    async def _supervise(self) -> None:
+        while True:
+            try:
+                await asyncio.to_thread(self._look)
+                self._looked_s = time.monotonic()
+                self._looked.set()
+            except (RayError, TimeoutError, UnavailableError) as error:
+                log.warning("could not look after the processes: %s", error)
+            await asyncio.sleep(POLL_S)
+
+    def _look(self) -> None:
+        """Start what is missing, and end what is not wanted any more or runs with another configuration."""
+        if not self._ledger.mine():
+            return
+        wanted = {each.name: each for each in (*processes(self._config, RUN_ID, None), *tiers(self._config, None))}
+        ending = dict.fromkeys(self._ledger.names() - wanted.keys(), True)
+        for name, process in wanted.items():
+            if _find(name) is not None and not self._ledger.current(name, self._digest(name)):
+                ending[name] = not process.remembers
+        self._end(ending)
+        for name, process in wanted.items():
+            if _find(name) is None:
+                self._start(process, self._digest(name))
+
+    def _start(self, process: Process, digest: str) -> None:
+        log.info("starting %s", process.name)
+        with contextlib.suppress(ValueError):
+            process.start(self._config.cluster.placement, detached=True)
+            self._ledger.put(process.name, digest)
+
+    def _digest(self, name: str) -> str:
+        """Changes when the process must be started anew."""
+        return hashlib.sha256(f"{name}\n{self._config.model_dump_json()}".encode()).hexdigest()
+
+    def _end_all(self) -> None:
+        if not self._ledger.mine():
+            return
+        self._end(dict.fromkeys(self._ledger.names(), True))
+        self._ledger.clear()
+
+    def _end(self, names: dict[str, bool]) -> None:
+        """Processes by name, with whether they also forget what they keep for a restart. Raises ``TimeoutError`` when a
+        name does not get free."""
+        handles = {name: handle for name in names if (handle := _find(name)) is not None}
+        if handles:
+            log.info("ending %s", ", ".join(sorted(handles)))
+        stopping = [handle.stop.remote() for name, handle in handles.items() if names[name]]
+        if stopping:
+            ray.wait(stopping, num_returns=len(stopping), timeout=self._config.cluster.stop_timeout_s)
+        for handle in handles.values():
+            ray.kill(handle)
+        deadline = time.monotonic() + self._config.cluster.stop_timeout_s
+        while left := [name for name in handles if _find(name) is not None]:
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"{', '.join(left)} did not end")
+            time.sleep(0.05)
+        for name in names:
+            self._ledger.remove(name)
+
+
+class Ledger:
+    """Which processes there are and with what configuration, in Ray's key-value store; and whose they are."""
+
+    NAMESPACE = b"sightline-processes"
+    OWNER = b"owner"
+    PROCESS = b"process/"
+
+    def __init__(self) -> None:
+        self._me = uuid.uuid4().hex.encode()
+
+    def claim(self) -> None:
+        """From here on others keep their hands off."""
+        internal_kv._internal_kv_put(self.OWNER, self._me, overwrite=True, namespace=self.NAMESPACE)
+
+    def mine(self) -> bool:
+        """Whether no other supervisor has come since."""
+        return bool(internal_kv._internal_kv_get(self.OWNER, namespace=self.NAMESPACE) == self._me)
+
+    def names(self) -> set[str]:
+        """Processes that were started."""
+        keys = internal_kv._internal_kv_list(self.PROCESS, namespace=self.NAMESPACE)
+        return {key.removeprefix(self.PROCESS).decode() for key in keys}
+
+    def current(self, name: str, digest: str) -> bool:
+        """Whether the process was started with this configuration."""
+        return bool(internal_kv._internal_kv_get(self._key(name), namespace=self.NAMESPACE) == digest.encode())
+
+    def put(self, name: str, digest: str) -> None:
+        internal_kv._internal_kv_put(self._key(name), digest.encode(), overwrite=True, namespace=self.NAMESPACE)
+
+    def remove(self, name: str) -> None:
+        internal_kv._internal_kv_del(self._key(name), namespace=self.NAMESPACE)
+
+    def clear(self) -> None:
+        """Forget all."""
+        internal_kv._internal_kv_del(self.PROCESS, del_by_prefix=True, namespace=self.NAMESPACE)
+        internal_kv._internal_kv_del(self.OWNER, namespace=self.NAMESPACE)
+
+    def _key(self, name: str) -> bytes:
+        return self.PROCESS + name.encode()
+
+
+def _find(name: str) -> Any:
+    """Handle of a process, or ``None``."""
+    try:
+        return ray.get_actor(name, namespace=NAMESPACE)
+    except ValueError:
+        return None
+
+
+def _application_ends() -> bool:
+    """Whether Serve deletes the application, and does not replace one copy of this process by another."""
+    from ray import serve
+
+    name = serve.get_replica_context().app_name
+    application = serve.status().applications.get(name)
+    return application is None or application.status == "DELETING"

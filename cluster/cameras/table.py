@@ -1,0 +1,79 @@
+"""The controller's cameras as they were written, beside the directory that places them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Sequence
+
+from cluster.cameras.managed import Managed
+from cluster.config import SightlineConfig, camera_settings
+from cluster.errors import ConfigError
+from cluster.scheduling.directory import Directory
+
+log = logging.getLogger(__name__)
+
+
+class CameraTable:
+    """Resolves what was written against the configuration, and keeps both sides in step."""
+
+    def __init__(self, config: SightlineConfig, directory: Directory) -> None:
+        self._config = config
+        self._directory = directory
+        self._managed: dict[str, Managed] = {}
+
+    def load(self, cameras: Iterable[Managed], now_s: float) -> None:
+        """Those there are when a controller starts. One that does not go with the configuration is logged and left
+        out; what was written of it stays with whoever keeps it."""
+        for managed in cameras:
+            try:
+                settings = camera_settings(self._config, managed.entry)
+            except ConfigError as error:
+                log.error("camera %s is left out: %s", managed.entry.name, error)
+                continue
+            self._directory.add(settings, now_s, manager=managed.manager)
+            self._managed[settings.name] = managed
+
+    def add(self, managed: Managed, now_s: float, *, force: bool = False, takeover: bool = False) -> None:
+        """Take a camera in.
+
+        Raises:
+            CameraExistsError: the name is taken, with other settings.
+            ManagedElsewhereError: the name is taken by another manager, unless it is to be taken over.
+            ConfigError: settings that contradict each other.
+            CapacityError: there is no room, unless ``force`` is set.
+        """
+        name = managed.entry.name
+        known = self._managed.get(name)
+        if takeover and known is not None and known.manager != managed.manager:
+            self.update(managed, now_s, takeover=True)
+            return
+        settings = camera_settings(self._config, managed.entry)
+        self._directory.add(settings, now_s, force=force, manager=managed.manager)
+        self._managed[name] = managed
+
+    def update(self, managed: Managed, now_s: float, *, takeover: bool = False) -> None:
+        """Other settings for a camera, in place of all it had; see :meth:`Directory.update`.
+
+        Raises:
+            UnknownCameraError: there is none.
+            ManagedElsewhereError: it belongs to another manager, and is not to be taken over.
+            ConfigError: settings that contradict each other.
+        """
+        settings = camera_settings(self._config, managed.entry)
+        self._directory.update(settings, now_s, manager=managed.manager, takeover=takeover)
+        self._managed[managed.entry.name] = managed
+
+    def remove(self, name: str, *, manager: str | None = None, takeover: bool = False) -> None:
+        """See :meth:`Directory.remove`."""
+        self._directory.remove(name, manager=manager, takeover=takeover)
+        self._managed.pop(name, None)
+
+    def managed(self, names: Sequence[str] = ()) -> list[Managed]:
+        """Sorted by name; all of them without ``names``.
+
+        Raises:
+            UnknownCameraError: there is none of a name.
+        """
+        for name in names:
+            self._directory.settings(name)
+        return [self._managed[name] for name in sorted(names or self._managed)]

@@ -1,0 +1,205 @@
+"""Privacy masks: parts of a camera's picture that nobody and nothing may see, painted black as soon as it is decoded.
+
+A mask is a polygon in shares of the picture, so that it holds for every size a camera may switch to. Every pixel it
+touches is black: with crossing edges, what winds around a pixel in any direction covers it (the nonzero rule covers
+whatever the even-odd rule covers, and more), since a hole that nobody meant is worse than a covered corner.
+
+Masks go onto the camera's own pixels, before the picture is scaled. Nothing that is made of the picture later can
+then depend on what they cover, whatever a scaler blends; and clips are masked by the same code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+from av.video.frame import VideoFrame
+
+from cluster.types import BoolGrid
+
+Point: TypeAlias = tuple[float, float]
+Polygon: TypeAlias = tuple[Point, ...]
+
+_PLANAR = frozenset(
+    [f"yuv{j}{form}p" for form in ("410", "411", "420", "422", "440", "444") for j in ("", "j")] + ["gray"]
+)
+"""Formats with a plane of bytes per component, which are painted as they are. Others are converted first."""
+
+_FULL_RANGE = 2
+_NEUTRAL = 128
+
+
+class PrivacyMasks:
+    """All masks of one camera, for pictures of any size and format; belongs to one thread.
+
+    Args:
+        polygons: each at least three points ``(x, y)``, shares of the width and height in 0..1 from the top left.
+    """
+
+    def __init__(self, polygons: Sequence[Polygon]) -> None:
+        self.polygons = tuple(polygons)
+        self._size = (0, 0, "")
+        self._areas: list[_Area] = []
+
+    def __bool__(self) -> bool:
+        return bool(self.polygons)
+
+    def apply(self, frame: VideoFrame) -> VideoFrame:
+        """The picture with everything masked black; without masks the one that came.
+
+        The given frame is changed where it can be and is of no use afterwards. What a decoder still refers to is
+        copied first.
+        """
+        if not self.polygons:
+            return frame
+        if frame.format.name not in _PLANAR:
+            frame = frame.reformat(format=_planar(frame))
+        frame.make_writable()
+        if any(plane.line_size <= 0 for plane in frame.planes):
+            raise ValueError("a picture that is stored upside down cannot be masked")
+        size = (frame.width, frame.height, frame.format.name)
+        if size != self._size:
+            self._areas, self._size = _areas(self.polygons, frame), size
+        black = 0 if frame.color_range == _FULL_RANGE or frame.format.name.startswith("yuvj") else 16
+        for area in self._areas:
+            plane = frame.planes[area.plane]
+            memory: Any = plane
+            pixels = np.frombuffer(memory, np.uint8).reshape(-1, plane.line_size)[area.rows, area.columns]
+            level = _NEUTRAL if area.chroma else black
+            if area.inside is None:
+                pixels[:] = level
+            else:
+                np.copyto(pixels, np.uint8(level), where=area.inside)
+        return frame
+
+    def raster(self, width: int, height: int) -> BoolGrid:
+        """Which pixels are masked, ``[height, width]``."""
+        found = np.zeros((height, width), np.bool_)
+        for polygon in self.polygons:
+            found |= fill(polygon, width, height)
+        return found
+
+
+class _Area:
+    """One mask on one plane: a rectangle of it, and what is inside the mask there (None: all of it)."""
+
+    def __init__(self, plane: int, chroma: bool, raster: BoolGrid) -> None:
+        rows, columns = np.flatnonzero(raster.any(axis=1)), np.flatnonzero(raster.any(axis=0))
+        self.plane, self.chroma = plane, chroma
+        self.rows = slice(int(rows[0]), int(rows[-1]) + 1)
+        self.columns = slice(int(columns[0]), int(columns[-1]) + 1)
+        part = raster[self.rows, self.columns]
+        self.inside: BoolGrid | None = None if part.all() else part.copy()
+
+
+def _planar(frame: VideoFrame) -> str:
+    """The format to convert to: with colours no coarser than they are, or those of masked pixels spread."""
+    chroma = [component for component in frame.format.components if component.is_chroma]
+    if not chroma or chroma[0].width == frame.width:
+        return "yuv444p"
+    return "yuv422p" if chroma[0].height == frame.height else "yuv420p"
+
+
+def _areas(polygons: Sequence[Polygon], frame: VideoFrame) -> list[_Area]:
+    found = []
+    for polygon in polygons:
+        raster = fill(polygon, frame.width, frame.height)
+        for component in frame.format.components:
+            part = _shrink(raster, component.width, component.height)
+            found.append(_Area(component.plane, bool(component.is_chroma), part))
+    return found
+
+
+def _shrink(raster: BoolGrid, width: int, height: int) -> BoolGrid:
+    """A subsampled plane's pixels of which any part is masked."""
+    if raster.shape == (height, width):
+        return raster
+    down, across = _step(raster.shape[0], height), _step(raster.shape[1], width)
+    padded = np.zeros((height * down, width * across), np.bool_)
+    padded[: raster.shape[0], : raster.shape[1]] = raster
+    small = np.zeros((height, width), np.bool_)
+    for row in range(down):
+        for column in range(across):
+            small |= padded[row::down, column::across]
+    return small
+
+
+def _step(pixels: int, samples: int) -> int:
+    """Pixels per sample, a power of two; the last sample may have fewer."""
+    step = 1
+    while step * samples < pixels:
+        step *= 2
+    return step
+
+
+def fill(polygon: Polygon, width: int, height: int) -> BoolGrid:
+    """Every pixel of ``width x height`` that the polygon covers or touches, ``[height, width]``.
+
+    A pixel that no edge passes lies inside as a whole or not at all: its centre tells.
+    """
+    # Only the rectangle around it: a picture of millions of pixels may have many small masks.
+    top, bottom = _around([y for _, y in polygon], height)
+    left, right = _around([x for x, _ in polygon], width)
+    corners = [(x * width - left, y * height - top) for x, y in polygon]
+    crossings = np.zeros((bottom - top, right - left + 1), np.int16)
+    touched = np.zeros_like(crossings)
+    for start, end in zip(corners, corners[1:] + corners[:1], strict=True):
+        _cross(crossings, start, end)
+        _touch(touched, start, end)
+    inside = np.cumsum(crossings, axis=1, dtype=np.int16) != 0
+    inside |= np.cumsum(touched, axis=1, dtype=np.int16) > 0
+    filled = np.zeros((height, width), np.bool_)
+    filled[top:bottom, left:right] = inside[:, :-1]
+    return filled
+
+
+def _around(shares: Sequence[float], pixels: int) -> tuple[int, int]:
+    """First pixel that a polygon touches along one side, and the one behind the last."""
+    return min(int(min(shares) * pixels), pixels - 1), min(int(max(shares) * pixels), pixels - 1) + 1
+
+
+def _cross(crossings: npt.NDArray[np.int16], start: Point, end: Point) -> None:
+    """Count an edge where it crosses the rows' centre lines: +1 downwards, -1 upwards, for all pixels to its right."""
+    (x0, y0), (x1, y1), sign = (start, end, 1) if start[1] < end[1] else (end, start, -1)
+    rows = np.arange(max(0, int(np.ceil(y0 - 0.5))), min(len(crossings), int(np.ceil(y1 - 0.5))))
+    if rows.size:
+        x = x0 + (rows + 0.5 - y0) * (x1 - x0) / (y1 - y0)
+        columns = np.clip(np.ceil(x - 0.5).astype(np.intp), 0, crossings.shape[1] - 1)
+        crossings[rows, columns] += sign
+
+
+def _touch(touched: npt.NDArray[np.int16], start: Point, end: Point) -> None:
+    """Mark the pixels an edge passes through, as +1 where they begin in a row and -1 behind the last."""
+    height, width = len(touched), touched.shape[1] - 1
+    (x0, y0), (x1, y1) = (start, end) if start[1] <= end[1] else (end, start)
+    rows = np.arange(min(max(int(y0), 0), height - 1), min(int(y1), height - 1) + 1)
+    if y1 > y0:
+        slope = (x1 - x0) / (y1 - y0)
+        top, bottom = np.clip(rows, y0, y1), np.clip(rows + 1, y0, y1)
+        one, other = x0 + (top - y0) * slope, x0 + (bottom - y0) * slope
+    else:
+        one, other = np.full(rows.size, x0), np.full(rows.size, x1)
+    first = np.clip(np.floor(np.minimum(one, other)).astype(np.intp), 0, width - 1)
+    last = np.clip(np.floor(np.maximum(one, other)).astype(np.intp), 0, width - 1)
+    touched[rows, first] += 1
+    touched[rows, last + 1] -= 1
+
+
+def covered(raster: BoolGrid, rows: int, cols: int) -> BoolGrid:
+    """Which of ``rows x cols`` equal cells over the raster lie inside the masks as a whole, ``[rows, cols]``."""
+    down: BoolGrid = np.logical_and.reduceat(_padded(raster), _edges(raster.shape[0], rows), axis=0)[::2]
+    across: BoolGrid = np.logical_and.reduceat(_padded(down.T), _edges(raster.shape[1], cols), axis=0)[::2]
+    return across.T.copy()
+
+
+def _padded(raster: BoolGrid) -> BoolGrid:
+    """With one row more, which no cell lies on: reduceat needs an index behind the last cell."""
+    return np.concatenate([raster, np.ones((1, raster.shape[1]), np.bool_)])
+
+
+def _edges(pixels: int, cells: int) -> npt.NDArray[np.intp]:
+    """First pixel of each cell, and the one behind its last, interleaved as ``ufunc.reduceat`` wants them."""
+    number = np.arange(cells)
+    return np.stack([number * pixels // cells, -(-(number + 1) * pixels // cells)], axis=1).ravel().astype(np.intp)

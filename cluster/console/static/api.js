@@ -1,0 +1,93 @@
+// The gateway's HTTP interface: requests as JSON, errors as sentences, answers as they come.
+import { take } from "./first.js";
+
+/** A request that failed; `status` 0 when the gateway could not be reached at all. */
+export class ApiError extends Error {
+  constructor(status, message) {
+    super(message);
+    this.status = status;
+  }
+}
+
+const UNREACHABLE = "The gateway cannot be reached. It may be restarting, or the network is down.";
+let whenSignedOut = () => {};
+
+/** `callback` is called when the gateway says that it does not know us. */
+export function onSignedOut(callback) {
+  whenSignedOut = callback;
+}
+
+export const cameraPath = (name) => `/v1/cameras/${encodeURIComponent(name)}`;
+export const incidentPath = (id) => `/v1/incidents/${encodeURIComponent(id)}`;
+export const get = (path, signal) => request("GET", path, undefined, signal);
+export const post = (path, body, signal) => request("POST", path, body, signal);
+export const remove = (path) => request("DELETE", path);
+
+/** A response that is good, or an ApiError with the gateway's own sentence. */
+export async function open(path, options = {}) {
+  let response;
+  try {
+    response = await (take(path, options.signal) ?? fetch(path, { credentials: "same-origin", cache: "no-store", ...options }));
+  } catch (error) {
+    if (error.name === "AbortError") throw error;
+    throw new ApiError(0, UNREACHABLE);
+  }
+  if (response.ok || response.status === 304) return response;
+  const message = await sentence(response);
+  if (response.status === 401) whenSignedOut();
+  throw new ApiError(response.status, message);
+}
+
+async function request(method, path, body, signal) {
+  const options = { method, signal };
+  if (body !== undefined) {
+    options.headers = { "Content-Type": "application/json" };
+    options.body = JSON.stringify(body);
+  }
+  const response = await open(path, options);
+  if (response.status === 204) return null;
+  try {
+    return await response.json();
+  } catch (error) {
+    if (error.name === "AbortError") throw error;
+    throw new ApiError(response.status, "The gateway's reply could not be read.");
+  }
+}
+
+async function sentence(response) {
+  try {
+    const body = await response.json();
+    const said = body.error?.message ?? body.error;
+    if (said) return String(said);
+  } catch {
+    // Not JSON: something between us and the gateway answered.
+  }
+  return `The gateway answered ${response.status} ${response.statusText}.`.replace(" .", ".");
+}
+
+/** A body of newline-delimited JSON, object by object. */
+export async function* lines(response) {
+  for await (const text of pieces(response, /\r?\n/)) {
+    if (text.trim()) yield JSON.parse(text);
+  }
+}
+
+/** A body's text cut at `separator`; the rest comes last. Waits without end: abort the request to stop it. */
+export async function* pieces(response, separator, onBytes = () => {}) {
+  const reader = response.body.getReader();
+  const decoder = new TextDecoder();
+  let rest = "";
+  try {
+    for (;;) {
+      const { done, value } = await reader.read();
+      if (done) break;
+      onBytes();
+      const parts = (rest + decoder.decode(value, { stream: true })).split(separator);
+      rest = parts.pop();
+      yield* parts;
+    }
+    if (rest) yield rest;
+  } finally {
+    await reader.cancel().catch(() => {});
+  }
+}

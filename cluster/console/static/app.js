@@ -1,0 +1,204 @@
+// The console: which page is shown, and what keeps the store current.
+import { get, onSignedOut, remove } from "./api.js";
+import { AskPage } from "./ask.js";
+import { CameraPage } from "./camera.js";
+import { html, render, useEffect, useRef, useState } from "./dom.js";
+import { FleetPage } from "./fleet.js";
+import { now, plural, words } from "./format.js";
+import { IncidentsPage } from "./incidents.js";
+import { Live } from "./live.js";
+import { Login } from "./login.js";
+import { Empty, Icon, useClock } from "./parts.js";
+import { store, useTopics } from "./store.js";
+import { theme, toggleTheme } from "./theme.js";
+import { Wall } from "./wall.js";
+
+const RESYNC_MS = 5_000;
+const OPEN_PERIOD_MS = 15_000;
+const OPEN = "/v1/incidents?open=1&limit=1000";
+const PAGES = [
+  { path: "", word: "Wall", icon: "wall" },
+  { path: "incidents", word: "Incidents", icon: "incidents" },
+  { path: "ask", word: "Ask", icon: "ask" },
+  { path: "fleet", word: "Fleet", icon: "fleet" },
+];
+
+async function sync() {
+  const touched = store.track();
+  try {
+    const [cameras, incidents] = await Promise.all([
+      get("/v1/cameras"),
+      // Without alerting there are no incidents, and there are cameras all the same.
+      get(OPEN).catch((error) => (error.status === 401 ? Promise.reject(error) : { incidents: [] })),
+    ]);
+    store.takeAll(cameras.cameras, incidents.incidents, touched);
+  } catch (error) {
+    store.error = error;
+    store.touch("cameras", "epoch");
+    if (error.status !== 401) setTimeout(() => live.state === "live" && sync(), RESYNC_MS);
+  }
+  store.untrack(touched);
+}
+
+/** Who has acknowledged or muted what, and which clips are ready, comes with no event. */
+async function lookAtOpen() {
+  if (live.state !== "live" || document.visibilityState !== "visible") return;
+  const touched = store.track();
+  const found = await get(OPEN).catch(() => null);
+  if (found) store.takeOpen(found.incidents, touched);
+  store.untrack(touched);
+}
+
+let announced = "";
+let lastMissed = 0;
+
+const HANDLERS = {
+  camera: (status) => store.camera(status),
+  removed: (body) => store.removed(body.name),
+  answer(answer) {
+    const end = answer.end_unix_s ?? now() - answer.timing.latency_s;
+    store.answer(answer.camera, answer.question, [end, answer.score, answer.positive, answer.gated]);
+    if (answer.missed) HANDLERS.missed();
+  },
+  incident({ incident }) {
+    if (!store.incidents.has(incident.id) && incident.ended_s == null) {
+      announced = `New incident, ${incident.severity}: ${words(incident.subject)} at ${incident.camera}`;
+    }
+    store.incident(incident);
+  },
+  missed() {
+    // The gateway dropped events because this browser was slow: the lists have what they said.
+    const wait = Math.max(0, lastMissed + RESYNC_MS - Date.now());
+    lastMissed = Date.now() + wait;
+    clearTimeout(HANDLERS.timer);
+    HANDLERS.timer = setTimeout(sync, wait);
+  },
+};
+
+const live = new Live({
+  onState(state, retryAt, reason) {
+    const since = state === store.live.state ? store.live.since : Date.now();
+    store.set("live", { state, retryAt, reason, since, ever: store.live.ever || state === "live" });
+    if (state === "down" && !store.loaded) sync();
+  },
+  onOpen() {
+    sync();
+    get("/v1/me").then((me) => store.set("me", me), () => {});
+  },
+  onEvent: (kind, body) => HANDLERS[kind]?.(body),
+});
+
+function App() {
+  useTopics("me", "incidents");
+  const [route, setRoute] = useState(parse(location.hash));
+  const [signedOut, setSignedOut] = useState(false);
+  const main = useRef(null);
+  useEffect(() => {
+    const change = () => setRoute(parse(location.hash));
+    addEventListener("hashchange", change);
+    return () => removeEventListener("hashchange", change);
+  }, []);
+  const begin = () => {
+    setSignedOut(false);
+    live.start();
+  };
+  useEffect(() => {
+    onSignedOut(() => {
+      live.stop();
+      store.clear();
+      setSignedOut(true);
+    });
+    begin();
+    const looking = setInterval(lookAtOpen, OPEN_PERIOD_MS);
+    return () => clearInterval(looking);
+  }, []);
+  const seen = useRef(location.hash);
+  useEffect(() => {
+    document.title = `${titleOf(route)} · Sightline`;
+    if (seen.current !== location.hash) {
+      seen.current = location.hash;
+      scrollTo(0, 0);
+      main.current?.focus({ preventScroll: true });
+    }
+  }, [route]);
+  if (signedOut) return html`<${Login} onDone=${begin} />`;
+  return html`
+    <a class="skip" href="#main" onClick=${(event) => (event.preventDefault(), main.current.focus())}>Skip to the content</a>
+    <${Header} route=${route} onSignOut=${async () => {
+      await remove("/v1/session").catch(() => {});
+      live.stop();
+      store.clear();
+      begin();
+    }} />
+    <${NotLive} />
+    <main id="main" ref=${main} tabindex="-1"><${Page} route=${route} /></main>
+    <p class="unseen" role="status">${announced}</p>`;
+}
+
+function Page({ route }) {
+  if (route.page === "") return html`<${Wall} />`;
+  if (route.page === "camera" && route.rest) return html`<${CameraPage} name=${route.rest} key=${route.rest} />`;
+  if (route.page === "incidents") return html`<${IncidentsPage} id=${route.rest} />`;
+  if (route.page === "ask") return html`<${AskPage} camera=${route.rest} />`;
+  if (route.page === "fleet") return html`<${FleetPage} />`;
+  return html`<h1>Not here</h1><${Empty} title="There is no such page"><a href="#/">Back to the wall</a><//>`;
+}
+
+function Header({ route, onSignOut }) {
+  useTopics("me", "incidents");
+  const [, redraw] = useState(0);
+  const open = [...store.incidents.values()].filter((each) => each.ended_s == null && !each.acknowledged_by && !each.muted).length;
+  const dark = theme() === "dark";
+  return html`<header class="top">
+    <a class="brand" href="#/"><span class="brand-mark" aria-hidden="true"></span>Sightline</a>
+    <nav aria-label="Pages">${PAGES.map(({ path, word, icon }) => html`<a key=${path} href=${`#/${path}`}
+      aria-current=${route.page === path || (path === "" && route.page === "camera") ? "page" : undefined}>
+      <${Icon} name=${icon} /><span>${word}</span>${path === "incidents" && open > 0 && html`<span class="nav-count" title=${plural(open, "open incident")}>${open > 99 ? "99+" : open}<span class="unseen"> open</span></span>`}
+    </a>`)}</nav>
+    <div class="top-right">
+      <${LiveDot} />
+      <button type="button" class="icon-button" aria-label=${dark ? "Light colours" : "Dark colours"} title=${dark ? "Light colours" : "Dark colours"}
+        onClick=${() => (toggleTheme(), redraw((serial) => serial + 1))}><${Icon} name=${dark ? "sun" : "moon"} /></button>
+      ${store.me?.authenticated && html`<button type="button" class="icon-button" onClick=${onSignOut} aria-label=${`Sign out ${store.me.name}`} title=${`Signed in as ${store.me.name}; sign out`}><${Icon} name="out" /></button>`}
+    </div>
+  </header>`;
+}
+
+function LiveDot() {
+  useTopics("live");
+  const { state } = store.live;
+  const word = state === "live" ? "Live" : state === "connecting" ? "Connecting" : "Not live";
+  return html`<span class=${`live ${state}`} role="status"><span class="dot" aria-hidden="true"></span>${word}</span>`;
+}
+
+/** Across the page while what it shows is not current: since when, why, and when the next try comes. */
+function NotLive() {
+  useTopics("live");
+  useClock(1);
+  const { state, retryAt, reason, since, ever } = store.live;
+  if (state === "live" || (!ever && state === "connecting" && Date.now() - since < 4000)) return null;
+  const seconds = Math.max(0, Math.ceil((retryAt - Date.now()) / 1000));
+  return html`<div class="not-live">
+    <strong>Not live.</strong> <span>What you see may be out of date${reason ? `: ${reason}` : ""}
+      ${state === "down" ? ` Trying again ${seconds ? `in ${seconds} s` : "now"}.` : " Connecting…"}</span>
+    ${state === "down" && html`<button type="button" class="button small" onClick=${() => live.connect()}>Try now</button>`}
+  </div>`;
+}
+
+function parse(hash) {
+  const [page = "", ...rest] = hash.replace(/^#\/?/, "").split("/");
+  let name = rest.join("/");
+  try {
+    name = decodeURIComponent(name);
+  } catch {
+    // A broken address: shown as it is, and found nowhere.
+  }
+  return { page, rest: name };
+}
+
+function titleOf({ page, rest }) {
+  if (page === "camera") return rest;
+  return PAGES.find(({ path }) => path === page)?.word ?? "Not here";
+}
+
+render(html`<${App} />`, document.getElementById("app"));

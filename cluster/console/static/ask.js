@@ -1,0 +1,145 @@
+// A free question to a camera: the answer as it comes, and the moments it rests on.
+import { lines, open } from "./api.js";
+import { html, useEffect, useRef, useState } from "./dom.js";
+import { bytes, count, duration, percent } from "./format.js";
+import { Badge, Empty, Skeleton } from "./parts.js";
+import { may, store, useTopics } from "./store.js";
+
+const LONGEST = 2000;
+const MOST_TURNS = 16;
+const SPANS = [[0, "everything it remembers"], [300, "the last 5 minutes"], [3600, "the last hour"], [12 * 3600, "the last 12 hours"]];
+
+export function AskPage({ camera }) {
+  useTopics("cameras", "me");
+  const [name, setName] = useState(camera ?? "");
+  if (!store.loaded) return html`<h1>Ask</h1><${Skeleton} rows=${3} />`;
+  const names = [...store.cameras.keys()].sort();
+  const known = store.cameras.has(name);
+  return html`<div class="ask-page">
+    <header class="page-head"><h1>Ask</h1><p class="soft">A question about what a camera has seen, answered from its memory.</p></header>
+    <div class="card">
+      <label class="field column">Camera
+        <input list="ask-cameras" value=${name} placeholder="Name of a camera" autocomplete="off" spellcheck=${false} onInput=${(event) => setName(event.target.value)} /></label>
+      <datalist id="ask-cameras">${names.map((each) => html`<option key=${each} value=${each}></option>`)}</datalist>
+      ${!may("ask") && html`<p class="soft">Asking needs a token with the role “ask”.</p>`}
+      ${may("ask") && known && html`<${AskBox} camera=${name} key=${name} />`}
+      ${may("ask") && !known && html`<${Empty} title=${name ? "There is no such camera" : "Choose a camera"}>${names.length ? `For instance ${names[0]}.` : "There are none yet."}<//>`}
+    </div>
+  </div>`;
+}
+
+/** Box and conversation; questions after the first go on with what was said. */
+export function AskBox({ camera }) {
+  const [text, setText] = useState("");
+  const [since, setSince] = useState(0);
+  const [turns, setTurns] = useState([]);
+  const [busy, setBusy] = useState(false);
+  const abort = useRef(null);
+  const end = useRef(null);
+  useEffect(() => () => abort.current?.abort(), []);
+  const last = (change) => setTurns((before) => [...before.slice(0, -1), { ...before[before.length - 1], ...change }]);
+
+  const ask = async (event) => {
+    event?.preventDefault();
+    const question = text.trim();
+    if (!question || busy) return;
+    const conversation = turns.findLast((turn) => turn.result)?.result.conversation;
+    setTurns((before) => [...before, { question, answer: "", state: "thinking" }].slice(-MOST_TURNS));
+    setText("");
+    setBusy(true);
+    abort.current = new AbortController();
+    let answer = "";
+    try {
+      const body = { camera, text: question, with_pictures: true };
+      if (since) body.since_s = since;
+      if (conversation) body.conversation = conversation;
+      const headers = { "Content-Type": "application/json" };
+      const response = await open("/v1/ask", { method: "POST", headers, body: JSON.stringify(body), signal: abort.current.signal });
+      let finished = false;
+      for await (const event of lines(response)) {
+        if (event.error) throw new Error(event.error);
+        if (event.text) last({ answer: (answer += event.text), state: "answering" });
+        if (event.result) {
+          finished = true;
+          last({ answer: event.result.text || answer, result: event.result, state: "done" });
+        }
+      }
+      if (!finished) throw new Error("The answer ended before it was complete.");
+    } catch (error) {
+      last({ state: "failed", error: error.name === "AbortError" ? "Stopped." : error.message });
+    }
+    setBusy(false);
+    end.current?.scrollIntoView({ block: "nearest" });
+  };
+  const onKeyDown = (event) => {
+    if (event.key === "Enter" && !event.shiftKey && !event.isComposing) ask(event);
+    if (event.key === "Escape" && busy) abort.current.abort();
+  };
+  return html`<div class="ask-box">
+    <ol class="turns" aria-label="Conversation">${turns.map((turn, i) => html`<${Turn} key=${i} turn=${turn} />`)}</ol>
+    <span ref=${end}></span>
+    <form onSubmit=${ask}>
+      <label class="field column">${turns.length ? "Go on asking" : "Question"}
+        <textarea rows="2" maxlength=${LONGEST} value=${text} placeholder="What happened here?" onInput=${(event) => setText(event.target.value)} onKeyDown=${onKeyDown}></textarea></label>
+      <div class="ask-actions">
+        <label class="field">About
+          <select value=${since} onChange=${(event) => setSince(Number(event.target.value))}>${SPANS.map(([value, word]) => html`<option key=${value} value=${value}>${word}</option>`)}</select></label>
+        ${busy
+          ? html`<button type="button" class="button" onClick=${() => abort.current.abort()}>Stop</button>`
+          : html`<button class="button primary" disabled=${!text.trim()}>Ask</button>`}
+      </div>
+    </form>
+  </div>`;
+}
+
+function Turn({ turn }) {
+  const { question, answer, state, result, error } = turn;
+  return html`<li class="turn">
+    <p class="turn-question">${question}</p>
+    <div class="turn-answer" aria-live="polite" aria-busy=${state === "thinking" || state === "answering"}>
+      ${state === "thinking" && html`<span class="soft thinking">Looking back…</span>`}
+      ${answer}${state === "answering" && html`<span class="caret" aria-hidden="true"></span>`}
+    </div>
+    ${error && html`<p class="error" role="alert">${error}</p>`}
+    ${result && html`<${Grounds} result=${result} />`}
+  </li>`;
+}
+
+function Grounds({ result }) {
+  const moments = result.moments ?? [];
+  return html`<div class="grounds">
+    ${moments.length > 0 && html`<h3>What it rests on</h3>
+      <ol class="moments">${moments.map((moment, i) => html`<li key=${i}>
+        <${Thumbnail} picture=${moment.picture} label=${`${duration(moment.ago_s)} before the newest frame`} />
+        <span>${moment.ago_s < 1 ? "newest" : `${duration(moment.ago_s)} ago`}</span>
+        <span class="soft">${percent(moment.weight)} of its attention</span>
+      </li>`)}</ol>`}
+    <p class="soft">${cost(result)} ${result.degraded && html`<${Badge} tone="warning">part of the memory was out of reach<//>`}</p>
+  </div>`;
+}
+
+function cost({ first_token_s: first, total_s: total, tokens_read: read, tokens_held: held, bytes_read: fetched }) {
+  const size = fetched ? ` (${bytes(fetched)})` : "";
+  return `${duration(first)} to the first word, ${duration(total)} in all; ${count(read)} of ${count(held)} remembered tokens read${size}.`;
+}
+
+/** A JPEG in base64, drawn: the page's content policy allows pictures from the gateway's own addresses only. */
+function Thumbnail({ picture, label }) {
+  const canvas = useRef(null);
+  useEffect(() => {
+    if (!picture) return;
+    const data = Uint8Array.from(atob(picture), (letter) => letter.charCodeAt(0));
+    createImageBitmap(new Blob([data], { type: "image/jpeg" })).then(
+      (bitmap) => {
+        if (canvas.current) {
+          Object.assign(canvas.current, { width: bitmap.width, height: bitmap.height });
+          canvas.current.getContext("2d").drawImage(bitmap, 0, 0);
+        }
+        bitmap.close();
+      },
+      () => console.error("a moment's picture is no JPEG"),
+    );
+  }, [picture]);
+  if (!picture) return html`<span class="thumbnail none">no picture</span>`;
+  return html`<canvas class="thumbnail" ref=${canvas} role="img" aria-label=${label}></canvas>`;
+}

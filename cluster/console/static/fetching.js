@@ -1,0 +1,68 @@
+// Fetching for what is on the screen: a few requests at once, dropped when what wanted them is gone.
+import { cameraPath, get } from "./api.js";
+import { useEffect, useState } from "./dom.js";
+import { store, useTopics } from "./store.js";
+
+const AT_ONCE = 4;
+const SETTLE_MS = 250;
+
+const waiting = new Map();
+let running = 0;
+let timer = 0;
+
+/** Score history of a camera while the component is on the screen; `undefined` until it is there. */
+export function useHistory(camera) {
+  useTopics(`history:${camera}`, "epoch");
+  const epoch = store.epoch;
+  useEffect(() => {
+    if (store.histories.get(camera)?.epoch === epoch) return undefined;
+    waiting.set(camera, epoch);
+    // After a moment: a tile that is scrolled past fetches nothing.
+    timer ||= setTimeout(pump, SETTLE_MS);
+    return () => waiting.delete(camera);
+  }, [camera, epoch]);
+  return store.histories.get(camera);
+}
+
+function pump() {
+  timer = 0;
+  while (running < AT_ONCE && waiting.size) {
+    const camera = waiting.keys().next().value;
+    waiting.delete(camera);
+    running += 1;
+    get(`${cameraPath(camera)}/history`)
+      .then((body) => store.history(camera, body))
+      // The tile does without its line; the next connection tries again.
+      .catch(() => {})
+      .finally(() => {
+        running -= 1;
+        pump();
+      });
+  }
+}
+
+/** `{data, error, reload}` of a GET, anew when `path` changes, and every `period_s` while the page is visible. */
+export function useFetched(path, { periodS = 0, topics = ["epoch"] } = {}) {
+  const [state, setState] = useState({ data: null, error: null, path });
+  const [serial, setSerial] = useState(0);
+  useTopics(...topics);
+  const epoch = store.epoch;
+  useEffect(() => {
+    if (!path) return undefined;
+    const abort = new AbortController();
+    get(path, abort.signal).then(
+      (data) => setState({ data, error: null, path }),
+      (error) => error.name !== "AbortError" && setState((before) => ({ ...before, error, path })),
+    );
+    return () => abort.abort();
+  }, [path, serial, epoch]);
+  useEffect(() => {
+    if (!periodS) return undefined;
+    const period = setInterval(() => {
+      if (document.visibilityState === "visible") setSerial((before) => before + 1);
+    }, periodS * 1000);
+    return () => clearInterval(period);
+  }, [periodS]);
+  const fresh = state.path === path ? state : { data: null, error: null };
+  return { ...fresh, reload: () => setSerial((before) => before + 1) };
+}

@@ -1,0 +1,36 @@
+// One incident as a line of a list.
+import { incidentPath } from "./api.js";
+import { html, useState } from "./dom.js";
+import { ago, clock, duration, moment, now, words } from "./format.js";
+import { Badge, SeverityBadge } from "./parts.js";
+
+export function IncidentRow({ incident, current = false, bare = false }) {
+  return html`<li class=${`incident-row ${incident.severity} ${incident.ended_s == null ? "open" : "ended"}`}>
+    <a href=${`#/incidents/${encodeURIComponent(incident.id)}`} aria-current=${current ? "true" : undefined}>
+      <time class="incident-time" dateTime=${new Date(incident.opened_s * 1000).toISOString()} title=${moment(incident.opened_s)}>
+        ${clock(incident.opened_s)}<span class="soft">${ago(incident.opened_s)}</span></time>
+      <${Snapshot} incident=${incident} />
+      <span class="incident-what">
+        <span class="incident-title">${words(incident.subject)}${!bare && html`<span class="soft"> at </span>${incident.camera}`}</span>
+        <span class="incident-text soft">${incident.text || "No explanation was asked for."}</span>
+        <span class="badges"><${SeverityBadge} severity=${incident.severity} /><${StateOf} incident=${incident} /></span>
+      </span>
+    </a>
+  </li>`;
+}
+
+export function StateOf({ incident }) {
+  const open = incident.ended_s == null;
+  const lasted = duration((open ? now() : incident.ended_s) - incident.opened_s);
+  return html`<${Badge} tone=${open ? "open" : "quiet"}>${open ? `open for ${lasted}` : `lasted ${lasted}`}<//>
+    ${incident.acknowledged_by && html`<${Badge} tone="good">seen to by ${incident.acknowledged_by}<//>`}
+    ${incident.muted && html`<${Badge}>muted<//>`}`;
+}
+
+/** The picture of the moment; nothing where there is none. */
+export function Snapshot({ incident, large = false }) {
+  const [missing, setMissing] = useState(false);
+  if (missing || !incident.snapshot_url) return html`<span class=${`snapshot none ${large ? "large" : ""}`}>${large ? "No picture of it" : ""}</span>`;
+  return html`<img class=${`snapshot ${large ? "large" : ""}`} src=${`${incidentPath(incident.id)}/snapshot.jpg`} loading="lazy" decoding="async"
+    alt=${large ? `${words(incident.subject)} at ${incident.camera}` : ""} onError=${() => setMissing(true)} />`;
+}

@@ -1,0 +1,185 @@
+// The timeline of incidents, and one of them in full: picture, clip, what was told to whom, and who saw to it.
+import { get, incidentPath, open as openPath, post } from "./api.js";
+import { severityRank } from "./attention.js";
+import { html, useEffect, useState } from "./dom.js";
+import { useFetched } from "./fetching.js";
+import { clock, day, duration, moment, now, plural, score, words } from "./format.js";
+import { IncidentRow, Snapshot, StateOf } from "./incident_row.js";
+import { MuteButton, Mutes } from "./mutes.js";
+import { Badge, Empty, Failure, Icon, SeverityBadge, Skeleton, useClock } from "./parts.js";
+import { may, store, useTopics } from "./store.js";
+
+const LIMIT = 200;
+const CLIP_PERIOD_S = 4;
+const SPANS = [[3600, "the last hour"], [24 * 3600, "the last day"], [7 * 24 * 3600, "the last week"], [0, "everything"]];
+
+export function IncidentsPage({ id }) {
+  useTopics("incidents", "me");
+  useClock(10);
+  const [onlyOpen, setOnlyOpen] = useState(false);
+  const [severity, setSeverity] = useState("");
+  const [span, setSpan] = useState(24 * 3600);
+  const [camera, setCamera] = useState("");
+  const [muted, setMuted] = useState(0);
+  // To the minute: the path is the list's name, and would change with every drawing otherwise.
+  const since = span ? Math.floor((now() - span) / 60) * 60 : 0;
+  const [sinceAsked, setSinceAsked] = useState(since);
+  useEffect(() => setSinceAsked(since), [span]);
+  const { data, error, reload } = useFetched(`/v1/incidents?limit=${LIMIT}${onlyOpen ? "&open=1" : ""}${sinceAsked ? `&since_s=${sinceAsked}` : ""}`);
+  const found = new Map((data?.incidents ?? []).map((incident) => [incident.id, incident]));
+  for (const incident of store.incidents.values()) if (!span || incident.updated_s >= since) found.set(incident.id, incident);
+  const needle = camera.trim().toLocaleLowerCase();
+  const listed = [...found.values()]
+    .filter((incident) => (!onlyOpen || incident.ended_s == null) && (!severity || incident.severity === severity))
+    .filter((incident) => `${incident.camera}\n${words(incident.subject)}`.toLocaleLowerCase().includes(needle))
+    .sort((a, b) => b.opened_s - a.opened_s)
+    .slice(0, LIMIT);
+
+  return html`<div class=${`incidents-page ${id ? "with-detail" : ""}`}>
+    <section class="timeline" aria-label="Incidents">
+      <header class="page-head"><h1>Incidents</h1><p class="soft">${plural(listed.filter((each) => each.ended_s == null).length, "open incident")}</p></header>
+      <div class="toolbar">
+        <label class="search"><span class="unseen">Search incidents by camera or question</span><${Icon} name="search" />
+          <input type="search" placeholder="Camera or question" value=${camera} onInput=${(event) => setCamera(event.target.value)} /></label>
+        <label class="field">Of
+          <select value=${span} onChange=${(event) => setSpan(Number(event.target.value))}>${SPANS.map(([value, word]) => html`<option key=${value} value=${value}>${word}</option>`)}</select></label>
+        <label class="field">Severity
+          <select value=${severity} onChange=${(event) => setSeverity(event.target.value)}>
+            <option value="">all</option><option value="critical">critical</option><option value="warning">warning</option><option value="info">info</option>
+          </select></label>
+        <label class="field switch"><input type="checkbox" role="switch" checked=${onlyOpen} onChange=${(event) => setOnlyOpen(event.target.checked)} />Only open</label>
+      </div>
+      ${listed.length > 0 && html`<${Strip} incidents=${listed} span=${span} />`}
+      <${Mutes} serial=${muted} />
+      ${error && !data && html`<${Failure} error=${error} onRetry=${reload} />`}
+      ${!data && !error && html`<${Skeleton} rows=${6} />`}
+      ${data && !listed.length && html`<${Empty} title="Nothing here">No incident of ${SPANS.find(([value]) => value === span)[1]} fits.<//>`}
+      ${byDay(listed).map(([title, incidents]) => html`<div key=${title} class="day"><h2>${title}</h2>
+        <ul class="incident-list">${incidents.map((incident) => html`<${IncidentRow} key=${incident.id} incident=${incident} current=${incident.id === id} />`)}</ul></div>`)}
+    </section>
+    ${id && html`<${Detail} key=${id} id=${id} onMuted=${() => setMuted((serial) => serial + 1)} />`}
+  </div>`;
+}
+
+function byDay(incidents) {
+  const days = new Map();
+  for (const incident of incidents) {
+    const title = day(incident.opened_s);
+    days.set(title, [...(days.get(title) ?? []), incident]);
+  }
+  return [...days];
+}
+
+/** When they were, as a strip: one bar per stretch of time, as high as there were incidents, coloured by the worst. */
+function Strip({ incidents, span }) {
+  const end = now();
+  const start = span ? end - span : Math.min(...incidents.map((each) => each.opened_s), end - 3600);
+  const bars = 48;
+  const cells = Array.from({ length: bars }, () => ({ count: 0, worst: -1 }));
+  for (const { opened_s: opened, severity } of incidents) {
+    const cell = cells[Math.min(bars - 1, Math.max(0, Math.floor(((opened - start) / (end - start)) * bars)))];
+    cell.count += 1;
+    cell.worst = Math.max(cell.worst, severityRank(severity));
+  }
+  const most = Math.max(...cells.map((cell) => cell.count));
+  const tones = ["info", "warning", "critical"];
+  return html`<figure class="strip" aria-hidden="true">
+    <svg viewBox=${`0 0 ${bars * 10} 40`} preserveAspectRatio="none">
+      ${cells.map((cell, i) => cell.count > 0 && html`<rect key=${i} class=${tones[cell.worst]} x=${i * 10 + 1} width="8" y=${38 - (36 * cell.count) / most} height=${2 + (36 * cell.count) / most} rx="1.5" />`)}
+    </svg>
+    <figcaption><span>${duration(end - start)} ago</span><span>now</span></figcaption>
+  </figure>`;
+}
+
+function Detail({ id, onMuted }) {
+  useTopics(`incident:${id}`, "epoch");
+  const newest = store.incidents.get(id);
+  // Nobody is told when a clip is ready: it is looked for while somebody waits for it.
+  const { data, error, reload } = useFetched(incidentPath(id), { periodS: newest?.clip === "waiting" ? CLIP_PERIOD_S : 0 });
+  useEffect(() => {
+    if (data && (!newest || newest.updated_s <= data.incident.updated_s)) store.incident(data.incident);
+  }, [data]);
+  useEffect(() => {
+    if (data && newest && newest.updated_s > data.incident.updated_s) reload();
+  }, [newest?.updated_s]);
+  useEffect(() => {
+    const escape = (event) => event.key === "Escape" && !document.querySelector("dialog[open]") && (location.hash = "#/incidents");
+    addEventListener("keydown", escape);
+    return () => removeEventListener("keydown", escape);
+  }, []);
+  const incident = newest ?? data?.incident;
+  return html`<aside class="detail card" aria-label="Incident">
+    <a class="back" href="#/incidents"><${Icon} name="back" />All incidents</a>
+    ${error && !incident && html`<${Failure} error=${error} onRetry=${reload} />`}
+    ${!incident && !error && html`<${Skeleton} rows=${5} />`}
+    ${incident && html`<${InFull} incident=${incident} detail=${data} onMuted=${onMuted} />`}
+  </aside>`;
+}
+
+function InFull({ incident, detail, onMuted }) {
+  const open = incident.ended_s == null;
+  return html`<h2 class="detail-title">${words(incident.subject)}</h2>
+    <p><a href=${`#/camera/${encodeURIComponent(incident.camera)}`}>${incident.camera}</a></p>
+    <div class="badges"><${SeverityBadge} severity=${incident.severity} /><${StateOf} incident=${incident} /></div>
+    ${incident.text && html`<p class="said">${incident.text}</p>`}
+    <${Footage} incident=${incident} />
+    <div class="actions"><${Acknowledge} incident=${incident} />
+      <${MuteButton} camera=${incident.camera} subject=${incident.subject} onDone=${onMuted} /></div>
+    <dl class="lines">
+      <div><dt>Began</dt><dd>${moment(incident.opened_s)}</dd></div>
+      <div><dt>${open ? "So far" : "Ended"}</dt><dd>${open ? duration(now() - incident.opened_s) : moment(incident.ended_s)}${incident.reason ? `: ${incident.reason}` : ""}</dd></div>
+      ${incident.kind === "question" && html`<div><dt>Highest score</dt><dd>${score(incident.score)} over ${plural(incident.windows, "window")}</dd></div>`}
+      ${incident.acknowledged_by && html`<div><dt>Seen to</dt><dd>by ${incident.acknowledged_by}${incident.acknowledged_s ? `, ${moment(incident.acknowledged_s)}` : ""}</dd></div>`}
+      <div><dt>Id</dt><dd><code>${incident.id}</code></dd></div>
+    </dl>
+    ${detail?.events?.length > 0 && html`<h3>What was told</h3><ol class="plain events">
+      ${detail.events.map((event) => html`<li key=${event.key}><span>${clock(event.at_s)}</span> ${event.event ?? event.kind}${event.quiet ? " (muted)" : ""}</li>`)}</ol>`}
+    ${detail?.deliveries?.length > 0 && html`<h3>To whom</h3><ul class="plain">
+      ${detail.deliveries.map((each, i) => html`<li key=${i}><span>${each.sink}</span>
+        <${Badge} tone=${each.state === "delivered" ? "good" : each.state === "dead" ? "critical" : "warning"}>${each.state}<//>
+        ${each.error && html`<span class="soft">${each.error}</span>`}</li>`)}</ul>`}`;
+}
+
+/** The clip where there is one, else the snapshot, and in words why there is no clip. */
+function Footage({ incident }) {
+  const { clip, footage_note: note, clip_url: url } = incident;
+  const path = `${incidentPath(incident.id)}/clip.mp4`;
+  const [gone, setGone] = useState("");
+  useEffect(() => setGone(""), [clip]);
+  const failed = async () => {
+    try {
+      const response = await openPath(path, { headers: { Range: "bytes=0-0" } });
+      await response.body?.cancel();
+      setGone("This browser cannot play the clip.");
+    } catch (error) {
+      setGone(error.message);
+    }
+  };
+  if ((clip === "whole" || clip === "part") && !gone) {
+    return html`<video class="clip" src=${path} poster=${`${incidentPath(incident.id)}/snapshot.jpg`} controls playsinline muted preload="none"
+        aria-label=${`Clip of ${words(incident.subject)} at ${incident.camera}, with what came before and after`} onError=${failed}></video>
+      ${note && html`<p class="soft clip-note">${note}</p>`}`;
+  }
+  const why = gone || note || (clip === "waiting" ? "The clip is being recorded; it goes on for a while after the alert." : "");
+  return html`${url ? html`<${Snapshot} incident=${incident} large />` : null}${why && html`<p class="soft clip-note">${why}</p>`}`;
+}
+
+function Acknowledge({ incident }) {
+  const [busy, setBusy] = useState(false);
+  const [error, setError] = useState("");
+  if (!may("ask") || incident.ended_s != null || incident.acknowledged_by) return null;
+  const acknowledge = async () => {
+    setBusy(true);
+    try {
+      await post(`${incidentPath(incident.id)}/acknowledge`, { by: store.me?.name || "console" });
+      const detail = await get(incidentPath(incident.id));
+      store.incident(detail.incident);
+      setError("");
+    } catch (failure) {
+      setError(failure.message);
+    }
+    setBusy(false);
+  };
+  return html`<button type="button" class="button primary" disabled=${busy} onClick=${acknowledge}>Acknowledge</button>
+    ${error && html`<p class="error" role="alert">${error}</p>`}`;
+}

@@ -1,0 +1,98 @@
+// Small parts that several pages are made of.
+import { html, useEffect, useRef, useState } from "./dom.js";
+import { stateWord } from "./attention.js";
+import { duration } from "./format.js";
+import { pictures } from "./pictures.js";
+
+const ICONS = {
+  wall: "M3 4h7v7H3zM14 4h7v7h-7zM3 14h7v7H3zM14 14h7v7h-7z",
+  incidents: "M12 3 2.5 20h19zM12 10v4.5M12 17.2v.3",
+  ask: "M4 4h16v12H10l-5 4v-4H4zM8 8.5h8M8 12h5",
+  fleet: "M4 5h16v5H4zM4 14h16v5H4zM7.5 7.5h.1M7.5 16.5h.1",
+  back: "M15 5l-7 7 7 7",
+  sun: "M12 8a4 4 0 1 0 0 8 4 4 0 0 0 0-8zM12 2v2.5M12 19.5V22M2 12h2.5M19.5 12H22M5 5l1.7 1.7M17.3 17.3 19 19M19 5l-1.7 1.7M6.7 17.3 5 19",
+  moon: "M20 14.5A8.5 8.5 0 0 1 9.5 4a8.5 8.5 0 1 0 10.5 10.5z",
+  search: "M10.5 4a6.5 6.5 0 1 0 0 13 6.5 6.5 0 0 0 0-13zM15.5 15.5 21 21",
+  out: "M14 4h5v16h-5M10 8l-4 4 4 4M6 12h9",
+};
+
+export function Icon({ name }) {
+  return html`<svg class="icon" viewBox="0 0 24 24" aria-hidden="true" focusable="false"><path d=${ICONS[name]} /></svg>`;
+}
+
+/** A word with a colour that means something; the word alone says all of it. */
+export function Badge({ tone = "quiet", title, children }) {
+  return html`<span class=${`badge ${tone}`} title=${title}>${children}</span>`;
+}
+
+const STATE_TONES = { running: "good", connecting: "quiet", waiting: "quiet", ended: "quiet", backoff: "warning", error: "critical" };
+
+export function StateBadge({ camera }) {
+  const title = camera.reason + (camera.retry_in_s > 0 ? `; next try in ${duration(camera.retry_in_s)}` : "");
+  return html`<${Badge} tone=${STATE_TONES[camera.state] ?? "quiet"} title=${title || undefined}>${stateWord(camera.state)}<//>`;
+}
+
+export function RungBadge({ camera, always = false }) {
+  const full = !camera.rung || camera.rung === "full";
+  if (full && !always) return null;
+  const why = full ? "As asked for" : camera.rung_reason || "Lowered to keep up";
+  return html`<${Badge} tone=${full ? "good" : camera.rung === "shed" ? "critical" : "lowered"} title=${why}>
+    ${full ? "Full quality" : `Quality: ${camera.rung}`}
+  <//>`;
+}
+
+const SEVERITY_TONES = { critical: "critical", warning: "warning", info: "info" };
+
+export function SeverityBadge({ severity }) {
+  return html`<${Badge} tone=${SEVERITY_TONES[severity] ?? "quiet"}>${severity}<//>`;
+}
+
+export function Empty({ title, children }) {
+  return html`<div class="empty"><p class="empty-title">${title}</p><p>${children}</p></div>`;
+}
+
+export function Failure({ error, onRetry }) {
+  return html`<div class="failure" role="alert">
+    <p>${error.message}</p>
+    ${onRetry && html`<button type="button" class="button" onClick=${onRetry}>Try again</button>`}
+  </div>`;
+}
+
+export function Skeleton({ rows = 4 }) {
+  return html`<div class="skeleton-rows" role="status" aria-label="Loading">
+    ${Array.from({ length: rows }, (_, row) => html`<div class="skeleton" key=${row}></div>`)}
+  </div>`;
+}
+
+/** One figure with its name; `note` is what it means. */
+export function Figure({ label, value, note, tone }) {
+  return html`<div class=${`figure ${tone ?? ""}`}>
+    <dt>${label}</dt>
+    <dd>${value}${note && html`<span class="figure-note">${note}</span>`}</dd>
+  </div>`;
+}
+
+/** A camera's newest picture. */
+export function Picture({ camera, width = 320, label }) {
+  const canvas = useRef(null);
+  const [state, setState] = useState({ word: "loading", text: "" });
+  useEffect(() => {
+    setState({ word: "loading", text: "" });
+    return pictures.watch(canvas.current, camera, width, (word, text) => {
+      setState((before) => (before.word === word && before.text === text ? before : { word, text }));
+    });
+  }, [camera, width]);
+  return html`<div class=${`picture ${state.word}`}>
+    <canvas ref=${canvas} role="img" aria-label=${label ?? `Newest picture of ${camera}`}></canvas>
+    ${state.text && html`<span class="picture-note">${state.text}</span>`}
+  </div>`;
+}
+
+/** Draws anew every `periodS`, for what says how long ago something was. */
+export function useClock(periodS = 1) {
+  const [, redraw] = useState(0);
+  useEffect(() => {
+    const period = setInterval(() => redraw((serial) => serial + 1), periodS * 1000);
+    return () => clearInterval(period);
+  }, [periodS]);
+}

@@ -1,0 +1,212 @@
+// What the page knows: filled by the first lists and kept current by events. Everything in it has a bound.
+// Pages subscribe to topics ("cameras", "camera:NAME", "incidents", "history:NAME", "live", "me") and are told at most a
+// few times a second, never while the page is hidden.
+import { useEffect, useState } from "./dom.js";
+
+export const MAX_INCIDENTS = 1000;
+export const MAX_HISTORIES = 120;
+export const MAX_POINTS = 120;
+const TELL_MS = 200;
+
+export class Store {
+  constructor() {
+    this.me = null;
+    this.live = { state: "connecting", retryAt: 0, reason: "", since: Date.now() };
+    this.loaded = false;
+    this.error = null;
+    this.cameras = new Map();
+    this.incidents = new Map();
+    this.openByCamera = new Map();
+    this.histories = new Map();
+    this.epoch = 0;
+    this.missed = 0;
+    this.trackers = new Set();
+    this.listeners = new Map();
+    this.changed = new Set();
+    this.scheduled = false;
+  }
+
+  subscribe(topic, callback) {
+    let callbacks = this.listeners.get(topic);
+    if (!callbacks) this.listeners.set(topic, (callbacks = new Set()));
+    callbacks.add(callback);
+    return () => {
+      callbacks.delete(callback);
+      if (!callbacks.size) this.listeners.delete(topic);
+    };
+  }
+
+  touch(...topics) {
+    for (const topic of topics) if (this.listeners.has(topic)) this.changed.add(topic);
+    if (this.scheduled || !this.changed.size) return;
+    this.scheduled = true;
+    setTimeout(() => requestAnimationFrame(() => this.tell()), TELL_MS);
+  }
+
+  tell() {
+    this.scheduled = false;
+    const topics = this.changed;
+    this.changed = new Set();
+    const callbacks = new Set();
+    for (const topic of topics) for (const callback of this.listeners.get(topic) ?? []) callbacks.add(callback);
+    for (const callback of callbacks) callback();
+  }
+
+  set(topic, value) {
+    this[topic] = value;
+    this.touch(topic);
+  }
+
+  /** What events speak of from here on: it is newer than the lists that are being fetched. Ended with `untrack`. */
+  track() {
+    const touched = new Set();
+    this.trackers.add(touched);
+    return touched;
+  }
+
+  untrack(touched) {
+    this.trackers.delete(touched);
+  }
+
+  note(key) {
+    for (const touched of this.trackers) touched.add(key);
+  }
+
+  /** Take whole lists over, save for what is `touched`. */
+  takeAll(cameras, incidents, touched) {
+    this.takeCameras(cameras, touched);
+    this.takeOpen(incidents, touched);
+    this.loaded = true;
+    this.error = null;
+    this.epoch += 1;
+    this.touch("cameras", "incidents", "epoch");
+    for (const topic of this.listeners.keys()) if (topic.includes(":")) this.touch(topic);
+  }
+
+  takeCameras(cameras, touched) {
+    const listed = new Set();
+    for (const camera of cameras) {
+      listed.add(camera.name);
+      if (!touched.has(`camera:${camera.name}`)) this.cameras.set(camera.name, camera);
+    }
+    for (const name of [...this.cameras.keys()]) {
+      if (!listed.has(name) && !touched.has(`camera:${name}`)) this.cameras.delete(name);
+    }
+  }
+
+  /** The incidents that are open, all of them. */
+  takeOpen(incidents, touched) {
+    const known = new Set(incidents.map((incident) => incident.id));
+    for (const incident of this.incidents.values()) {
+      // What is not in the list of open ones any more has ended while nobody told us; pages that list it fetch it.
+      if (incident.ended_s == null && !known.has(incident.id) && !touched.has(`incident:${incident.id}`)) {
+        this.forgetIncident(incident);
+      }
+    }
+    for (const incident of incidents) {
+      const before = this.incidents.get(incident.id);
+      if (!touched.has(`incident:${incident.id}`) && !(before?.updated_s > incident.updated_s)) this.keepIncident(incident);
+    }
+    this.touch("incidents", "cameras");
+  }
+
+  camera(status) {
+    this.cameras.set(status.name, status);
+    this.note(`camera:${status.name}`);
+    this.touch("cameras", `camera:${status.name}`);
+  }
+
+  removed(name) {
+    this.cameras.delete(name);
+    this.histories.delete(name);
+    this.note(`camera:${name}`);
+    this.touch("cameras", `camera:${name}`);
+  }
+
+  incident(incident) {
+    this.note(`incident:${incident.id}`);
+    this.keepIncident(incident);
+    this.touch("incidents", "cameras", `camera:${incident.camera}`, `incident:${incident.id}`);
+  }
+
+  keepIncident(incident) {
+    this.incidents.delete(incident.id);
+    this.incidents.set(incident.id, incident);
+    const open = this.openByCamera.get(incident.camera) ?? new Map();
+    if (incident.ended_s == null) open.set(incident.id, incident);
+    else open.delete(incident.id);
+    if (open.size) this.openByCamera.set(incident.camera, open);
+    else this.openByCamera.delete(incident.camera);
+    if (this.incidents.size > MAX_INCIDENTS) this.forgetIncident(this.oldestEnded());
+  }
+
+  forgetIncident(incident) {
+    this.incidents.delete(incident.id);
+    const open = this.openByCamera.get(incident.camera);
+    open?.delete(incident.id);
+    if (open && !open.size) this.openByCamera.delete(incident.camera);
+  }
+
+  oldestEnded() {
+    for (const incident of this.incidents.values()) if (incident.ended_s != null) return incident;
+    return this.incidents.values().next().value;
+  }
+
+  openIncidents(camera) {
+    return this.openByCamera.get(camera)?.values() ?? [];
+  }
+
+  /** A question's newest score: `[end_unix_s, score, positive, gated]`, kept for cameras that somebody looks at. */
+  answer(camera, question, point) {
+    const history = this.histories.get(camera);
+    if (!history) return;
+    const points = history.scores.get(question) ?? [];
+    if (points.length && points[points.length - 1][0] >= point[0]) return;
+    points.push(point);
+    if (points.length > MAX_POINTS) points.shift();
+    history.scores.set(question, points);
+    this.touch(`history:${camera}`);
+  }
+
+  /** Fetched history, with what events have added meanwhile. */
+  history(camera, body) {
+    const before = this.histories.get(camera);
+    const scores = new Map(Object.entries(body.scores ?? {}).map(([id, points]) => [id, inOrder(points)]));
+    this.histories.delete(camera);
+    this.histories.set(camera, { scores, rungs: body.rungs ?? [], epoch: this.epoch });
+    for (const [question, points] of before?.scores ?? []) {
+      for (const point of points) this.answer(camera, question, point);
+    }
+    if (this.histories.size > MAX_HISTORIES) this.histories.delete(this.histories.keys().next().value);
+    this.touch(`history:${camera}`);
+  }
+
+  clear() {
+    this.cameras.clear();
+    this.incidents.clear();
+    this.openByCamera.clear();
+    this.histories.clear();
+    this.loaded = false;
+    this.touch("cameras", "incidents", "me");
+  }
+}
+
+/** A window that took longer to answer may come after the next one. */
+function inOrder(points) {
+  return points.toSorted((a, b) => a[0] - b[0]).slice(-MAX_POINTS);
+}
+
+export const store = new Store();
+
+/** Draws the component anew whenever one of the topics has changed. */
+export function useTopics(...topics) {
+  const [, redraw] = useState(0);
+  useEffect(() => {
+    const callback = () => redraw((serial) => serial + 1);
+    const ends = topics.map((topic) => store.subscribe(topic, callback));
+    callback();
+    return () => ends.forEach((end) => end());
+  }, topics);
+}
+
+export const may = (role) => Boolean(store.me?.roles?.some((own) => own === role || own === "admin"));

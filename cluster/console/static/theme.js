@@ -1,0 +1,17 @@
+// Dark or light: the system's choice until somebody makes one. Loaded before the page is drawn.
+const KEY = "sightline-theme";
+const dark = matchMedia("(prefers-color-scheme: dark)");
+
+export const theme = () => document.documentElement.dataset.theme;
+
+export function toggleTheme() {
+  localStorage.setItem(KEY, theme() === "dark" ? "light" : "dark");
+  apply();
+}
+
+function apply() {
+  document.documentElement.dataset.theme = localStorage.getItem(KEY) ?? (dark.matches ? "dark" : "light");
+}
+
+dark.addEventListener("change", apply);
+apply();

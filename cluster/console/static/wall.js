@@ -1,0 +1,206 @@
+// The wall: every camera as a tile, those that want a look in front. Only the rows on the screen are in the document, so
+// that five hundred cameras, or five thousand, cost the browser what fits on its screen.
+import { attention, isTrouble, stateWord, topAnswer } from "./attention.js";
+import { html, useEffect, useLayoutEffect, useMemo, useRef, useState } from "./dom.js";
+import { count, plural } from "./format.js";
+import { Empty, Failure, Icon } from "./parts.js";
+import { pictures } from "./pictures.js";
+import { store, useTopics } from "./store.js";
+import { Tile } from "./tile.js";
+
+const GAP = 12;
+const TEXT_HEIGHT = 86;
+const LEAST_WIDTH = { comfortable: 232, compact: 156 };
+const OVERSCAN_ROWS = 1;
+const HOLD_MS = 1500;
+
+const FILTERS = [
+  { id: "all", word: "All", test: () => true },
+  { id: "attention", word: "Want a look", test: (camera, seen) => seen.level >= 30 },
+  { id: "incident", word: "With an incident", test: (camera, seen) => Boolean(seen.incident) },
+  { id: "trouble", word: "Not working", test: (camera) => isTrouble(camera.state) },
+  { id: "lowered", word: "Lower quality", test: (camera) => Boolean(camera.rung) && camera.rung !== "full" },
+];
+// Highest first, then by name. Rounded, so that scores that waver do not shuffle the wall.
+const SORTS = {
+  attention: { word: "Attention", key: ({ seen }) => Math.round(seen.level) },
+  name: { word: "Name", key: () => 0 },
+  score: { word: "Score", key: ({ camera }) => Math.round(100 * (topAnswer(camera)?.score ?? -1)) },
+  lag: { word: "Lag", key: ({ camera }) => Math.round(10 * (camera.expected_lag_s ?? 0)) },
+};
+let painted = false;
+const collator = new Intl.Collator(undefined, { numeric: true });
+
+export function Wall() {
+  useTopics("cameras", "incidents");
+  const [search, setSearch] = useState("");
+  const [filter, setFilter] = useState("all");
+  const [sort, setSort] = useState("attention");
+  const [kept, setKept] = useState(pictures.kept);
+  const [density, setDensity] = useState(localStorage.getItem("sightline-density") ?? (innerWidth < 600 ? "compact" : "comfortable"));
+  const held = useRef({ busy: false, order: [], key: "" });
+  if (store.error && !store.loaded) return html`<${Failure} error=${store.error} />`;
+  if (!store.loaded) return html`<${WallSkeleton} />`;
+
+  const all = [...store.cameras.values()].map((camera) => ({ camera, seen: attention(camera, store.openIncidents(camera.name)) }));
+  const chosen = FILTERS.find((each) => each.id === filter);
+  const needle = search.trim().toLocaleLowerCase();
+  const found = all.filter(({ camera, seen }) => chosen.test(camera, seen) && matches(camera, needle));
+  const shown = ordered(found, SORTS[sort], held.current, `${filter} ${sort} ${needle}`);
+
+  return html`<div class="wall-page">
+    <h1 class="unseen">Cameras</h1>
+    <${Toolbar} search=${search} setSearch=${setSearch} sort=${sort} setSort=${setSort} kept=${kept}
+      setKept=${(on) => (pictures.showKept(on), setKept(on))} density=${density}
+      setDensity=${(value) => (localStorage.setItem("sightline-density", value), setDensity(value))} />
+    <div class="chips" role="group" aria-label="Which cameras">
+      ${FILTERS.map(({ id, word, test }) => html`<button type="button" key=${id} class=${`chip ${id}`} aria-pressed=${filter === id} onClick=${() => setFilter(id)}>
+        ${word} <span class="chip-count">${count(all.filter(({ camera, seen }) => test(camera, seen)).length)}</span>
+      </button>`)}
+    </div>
+    <p class="unseen" role="status">${needle || filter !== "all" ? `${plural(shown.length, "camera")} shown` : ""}</p>
+    ${shown.length ? html`<${Grid} entries=${shown} least=${LEAST_WIDTH[density]} held=${held.current} />` : html`<${Nothing} all=${all.length} />`}
+  </div>`;
+}
+
+function Toolbar({ search, setSearch, sort, setSort, kept, setKept, density, setDensity }) {
+  const field = useRef(null);
+  useEffect(() => {
+    const slash = (event) => {
+      if (event.key !== "/" || event.ctrlKey || event.metaKey || /^(INPUT|TEXTAREA|SELECT)$/.test(event.target.tagName)) return;
+      event.preventDefault();
+      field.current.focus();
+    };
+    addEventListener("keydown", slash);
+    return () => removeEventListener("keydown", slash);
+  }, []);
+  return html`<div class="toolbar">
+    <label class="search"><span class="unseen">Search cameras by name, source, state or replica</span><${Icon} name="search" />
+      <input ref=${field} type="search" placeholder="Search cameras" value=${search} aria-keyshortcuts="/" autocomplete="off" spellcheck=${false}
+        onInput=${(event) => setSearch(event.target.value)}
+        onKeyDown=${(event) => event.key === "Escape" && (search ? setSearch("") : event.target.blur())} /></label>
+    <label class="field">Sort
+      <select value=${sort} onChange=${(event) => setSort(event.target.value)}>
+        ${Object.entries(SORTS).map(([id, { word }]) => html`<option key=${id} value=${id}>${word}</option>`)}
+      </select></label>
+    <label class="field">Tiles
+      <select value=${density} onChange=${(event) => setDensity(event.target.value)}>
+        <option value="comfortable">Large</option><option value="compact">Small</option>
+      </select></label>
+    <label class="field switch" title="Lit: the patches that the model looked at. Dimmed: what the codec said had not changed.">
+      <input type="checkbox" role="switch" checked=${kept} onChange=${(event) => setKept(event.target.checked)} />Kept patches</label>
+  </div>`;
+}
+
+function Grid({ entries, least, held }) {
+  const grid = useRef(null);
+  const [width, setWidth] = useState(0);
+  const [range, setRange] = useState({ from: 0, to: 8 });
+  const [active, setActive] = useState(null);
+  const columns = Math.max(1, Math.floor((width + GAP) / (least + GAP)));
+  const tileWidth = Math.floor((width - GAP * (columns - 1)) / columns);
+  const tileHeight = Math.round((tileWidth * 9) / 16) + TEXT_HEIGHT;
+  const rows = Math.ceil(entries.length / columns);
+
+  useLayoutEffect(() => setWidth(grid.current.clientWidth), []);
+  useLayoutEffect(() => {
+    const measure = () => {
+      const top = grid.current.getBoundingClientRect().top;
+      const pitch = tileHeight + GAP;
+      const from = Math.max(0, Math.floor(-top / pitch) - OVERSCAN_ROWS);
+      const to = Math.max(from + 1, Math.ceil((innerHeight - top) / pitch) + OVERSCAN_ROWS);
+      setRange((before) => (before.from === from && before.to === to ? before : { from, to }));
+    };
+    measure();
+    const observer = new ResizeObserver(() => {
+      setWidth(grid.current.clientWidth);
+      measure();
+    });
+    observer.observe(grid.current);
+    addEventListener("scroll", measure, { passive: true });
+    addEventListener("resize", measure);
+    return () => {
+      observer.disconnect();
+      removeEventListener("scroll", measure);
+      removeEventListener("resize", measure);
+    };
+  }, [tileHeight]);
+  useLayoutEffect(() => {
+    // A task after the frame that shows the first tiles: `sightline bench console` reads when that was.
+    if (width && !painted) requestAnimationFrame(() => setTimeout(() => performance.mark("wall-painted")));
+    painted ||= width > 0;
+  }, [width]);
+
+  const activeIndex = useMemo(() => entries.findIndex(({ camera }) => camera.name === active), [entries, active]);
+  const focusAt = (index) => {
+    const target = entries[Math.min(Math.max(0, index), entries.length - 1)].camera.name;
+    setActive(target);
+    requestAnimationFrame(() => requestAnimationFrame(() => {
+      const link = grid.current?.querySelector(`[data-camera="${CSS.escape(target)}"]`);
+      link?.focus();
+      link?.scrollIntoView({ block: "nearest" });
+    }));
+  };
+  const onKeyDown = (event) => {
+    const here = Math.max(0, activeIndex);
+    const page = columns * Math.max(1, Math.floor(innerHeight / (tileHeight + GAP)));
+    const steps = { ArrowRight: 1, ArrowLeft: -1, ArrowDown: columns, ArrowUp: -columns, PageDown: page, PageUp: -page };
+    if (event.key in steps) focusAt(here + steps[event.key]);
+    else if (event.key === "Home") focusAt(0);
+    else if (event.key === "End") focusAt(entries.length - 1);
+    else return;
+    event.preventDefault();
+  };
+  const inRange = [];
+  if (width) {
+    const last = Math.min(entries.length, range.to * columns);
+    for (let index = range.from * columns; index < last; index += 1) inRange.push(index);
+    // The focused tile stays, however far it is scrolled away: focus must not be lost.
+    if (activeIndex >= 0 && !inRange.includes(activeIndex)) inRange.push(activeIndex);
+  }
+  const stop = activeIndex >= 0 ? activeIndex : (inRange[0] ?? 0);
+  const hold = (busy) => () => Object.assign(held, { busy, until: Date.now() + HOLD_MS });
+  return html`<ul class="grid" ref=${grid} aria-label="Cameras; move with the arrow keys" style=${{ height: `${rows * (tileHeight + GAP)}px` }}
+      onKeyDown=${onKeyDown} onPointerMove=${hold(true)} onPointerLeave=${hold(false)} onFocusIn=${hold(true)} onFocusOut=${hold(false)}>
+    ${inRange.map((index) => {
+      const { camera, seen } = entries[index];
+      const left = (index % columns) * (tileWidth + GAP);
+      const top = Math.floor(index / columns) * (tileHeight + GAP);
+      const place = { width: `${tileWidth}px`, height: `${tileHeight}px`, transform: `translate(${left}px, ${top}px)` };
+      return html`<li key=${camera.name} style=${place} aria-setsize=${entries.length} aria-posinset=${index + 1}>
+        <${Tile} camera=${camera} seen=${seen} reachable=${index === stop} onFocus=${() => setActive(camera.name)} />
+      </li>`;
+    })}
+  </ul>`;
+}
+
+/** Sorted; while somebody is busy on the wall, tiles stay where they are and new ones come last. */
+function ordered(entries, sort, held, key) {
+  const byName = (a, b) => collator.compare(a.camera.name, b.camera.name);
+  if (held.key === key && (held.busy || Date.now() < (held.until ?? 0))) {
+    const place = new Map(held.order.map((name, i) => [name, i]));
+    const of = ({ camera }) => place.get(camera.name) ?? Infinity;
+    entries.sort((a, b) => (of(a) === of(b) ? byName(a, b) : of(a) - of(b)));
+  } else {
+    entries.sort((a, b) => sort.key(b) - sort.key(a) || byName(a, b));
+  }
+  Object.assign(held, { key, order: entries.map(({ camera }) => camera.name) });
+  return entries;
+}
+
+function matches(camera, needle) {
+  if (!needle) return true;
+  const text = [camera.name, camera.source, camera.state, stateWord(camera.state), camera.replica, camera.priority].join("\n");
+  return text.toLocaleLowerCase().includes(needle);
+}
+
+function Nothing({ all }) {
+  if (all) return html`<${Empty} title="No camera fits">Change the search, or show all cameras.<//>`;
+  return html`<${Empty} title="No cameras yet">Add one with <code>sightline cameras add</code>, in the configuration, or as a Camera object of the cluster. It appears here by itself.<//>`;
+}
+
+export function WallSkeleton() {
+  return html`<div class="grid-skeleton" role="status" aria-label="Loading the cameras">
+    ${Array.from({ length: 12 }, (_, i) => html`<div class="skeleton tile-skeleton" key=${i}></div>`)}
+  </div>`;
+}

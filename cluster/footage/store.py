@@ -1,0 +1,344 @@
+"""``FootageStore``: snapshots and clips as files of one folder, with a cap, an age, and room left to others."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import logging
+import os
+import re
+import shutil
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from io import FileIO
+from pathlib import Path
+from typing import BinaryIO, Literal, cast
+
+from cluster.errors import NotReadyError, SightlineError
+
+log = logging.getLogger(__name__)
+
+Kind = Literal["snapshot", "clip", "end"]
+KINDS: dict[Kind, tuple[str, str]] = {
+    "snapshot": ("jpg", "image/jpeg"),
+    "clip": ("mp4", "video/mp4"),
+    "end": ("mp4", "video/mp4"),
+}
+"""Kind -> suffix and media type. ``end``: a second clip, of an incident's end."""
+
+READ_BYTES = 256 * 2**10
+_NAME = re.compile(r"(\d{13})-([0-9a-f]{16})-([0-9a-f]{16})-(snapshot|clip|end)\.(jpg|mp4)")
+_PART = ".part"
+
+
+class StorageError(SightlineError):
+    """A snapshot or clip cannot be written; the sentence says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """One file. ``camera``: :func:`camera_key`; ``at_ms``: when it was begun, milliseconds since 1970."""
+
+    at_ms: int
+    camera: str
+    incident: str
+    kind: Kind
+    size: int
+
+    @property
+    def name(self) -> str:
+        """Of its file."""
+        return f"{self.at_ms:013d}-{self.camera}-{self.incident}-{self.kind}.{KINDS[self.kind][0]}"
+
+    @property
+    def media_type(self) -> str:
+        return KINDS[self.kind][1]
+
+
+@dataclass(frozen=True, slots=True)
+class Deleted:
+    """What is gone."""
+
+    files: int
+    bytes: int
+
+
+def camera_key(camera: str) -> str:
+    """How files name a camera, whatever letters its name has."""
+    return hashlib.blake2b(camera.encode(), digest_size=8).hexdigest()
+
+
+class FootageStore:
+    """Thread-safe; every call may wait for the disk. The names of the files are the index: a restart reads them again.
+
+    A file appears under its name only when it is whole and on the disk.
+
+    Args:
+        folder: made if need be; nothing else should be in it.
+        max_bytes: most bytes of all files, the ones being written included; the oldest go first.
+        retention_s: files are deleted after so long.
+        keep_free: bytes that must be free on the disk for one to be written.
+
+    Raises:
+        OSError: the folder cannot be made or read.
+    """
+
+    def __init__(self, folder: Path, *, max_bytes: int, retention_s: float, keep_free: int) -> None:
+        self._folder = folder
+        self._max_bytes = max_bytes
+        self._retention_s = retention_s
+        self._keep_free = keep_free
+        self._lock = threading.RLock()
+        self._files: dict[tuple[str, Kind], Stored] = {}
+        self._bytes = self._being_written = 0
+        self._drafts: set[Draft] = set()
+        self.trimmed = self.expired = self.failed = 0
+        self.trouble = ""
+        folder.mkdir(parents=True, exist_ok=True)
+        self._scan()
+
+    @property
+    def held(self) -> int:
+        """Bytes of all files, and of those being written."""
+        return self._bytes + self._being_written
+
+    def __len__(self) -> int:
+        return len(self._files)
+
+    # -- writing --------------------------------------------------------------------------------
+    def begin(self, camera: str, incident: str, kind: Kind, now_s: float) -> Draft:
+        """A new file; :meth:`Draft.commit` it, or :meth:`Draft.abandon` it.
+
+        Raises:
+            StorageError: there is no room, or the folder cannot be written.
+        """
+        stored = Stored(int(now_s * 1000), camera_key(camera), incident, kind, 0)
+        with self._lock, self._explained():
+            self._check_room()
+            draft = Draft(self, stored, self._folder / (stored.name + _PART))
+            self._drafts.add(draft)
+            return draft
+
+    def _write(self, draft: Draft, file: FileIO, data: bytes) -> None:
+        with self._lock:
+            self._check_wanted(draft)
+            with self._explained():
+                if self._being_written + len(data) > self._max_bytes:
+                    raise StorageError(f"what is being written is more than clips.max_bytes = {self._max_bytes}")
+                self._make_room(len(data))
+                self._check_room()
+                left = memoryview(data)
+                try:
+                    while left:
+                        left = left[file.write(left) :]
+                except OSError:
+                    # What is there ends with the last part that came in whole.
+                    file.truncate(draft.size)
+                    raise
+                self._being_written += len(data)
+                draft.size += len(data)
+
+    def _check_wanted(self, draft: Draft) -> None:
+        if draft not in self._drafts:
+            raise StorageError("the camera was forgotten")
+
+    def _commit(self, draft: Draft, file: FileIO) -> Stored:
+        self._check_wanted(draft)
+        with self._explained():
+            # Outside the lock: others need not wait for this file's way to the disk.
+            os.fsync(file.fileno())
+            file.close()
+        with self._lock:
+            self._check_wanted(draft)
+            stored = replace(draft.stored, size=draft.size)
+            with self._explained():
+                self._forget_file((stored.incident, stored.kind))
+                draft.path.replace(self._folder / stored.name)
+                self._sync_folder()
+            self._done(draft)
+            self._files[stored.incident, stored.kind] = stored
+            self._bytes += stored.size
+            self.trouble = ""
+            return stored
+
+    def _done(self, draft: Draft) -> None:
+        with self._lock:
+            if draft in self._drafts:
+                self._drafts.discard(draft)
+                self._being_written -= draft.size
+
+    @contextlib.contextmanager
+    def _explained(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise self._trouble(_reason(error)) from None
+        except StorageError as error:
+            raise self._trouble(str(error)) from None
+        except ValueError:
+            raise StorageError("the camera was forgotten") from None
+
+    def _trouble(self, sentence: str) -> StorageError:
+        with self._lock:
+            self.failed += 1
+            if sentence != self.trouble:
+                log.error("snapshots and clips are not kept: %s", sentence)
+            self.trouble = sentence
+        return StorageError(sentence)
+
+    def _check_room(self) -> None:
+        free = shutil.disk_usage(self._folder).free
+        if free < self._keep_free:
+            raise StorageError(f"the disk is full ({free >> 20} MiB are free, clips.keep_free is {self._keep_free})")
+
+    # -- reading --------------------------------------------------------------------------------
+    def find(self, incident: str, kind: Kind) -> Stored | None:
+        """What there is of an incident; None when it is not there (any more)."""
+        with self._lock:
+            return self._files.get((incident, kind))
+
+    def open(self, stored: Stored) -> BinaryIO:
+        """The file, which stays readable when it is deleted meanwhile.
+
+        Raises:
+            NotReadyError: it is gone.
+        """
+        try:
+            return (self._folder / stored.name).open("rb")
+        except OSError:
+            raise NotReadyError(f"the {stored.kind} of incident {stored.incident} is not there any more") from None
+
+    # -- deleting -------------------------------------------------------------------------------
+    def sweep(self, now_s: float) -> Deleted:
+        """Delete what is older than its retention."""
+        oldest_ms = (now_s - self._retention_s) * 1000
+        with self._lock:
+            gone = self._delete([each for each in self._files.values() if each.at_ms < oldest_ms])
+            self.expired += gone.files
+            return gone
+
+    def forget(self, camera: str, *, before_s: float | None = None) -> Deleted:
+        """Delete everything of a camera, what is being written included; with ``before_s`` (seconds since 1970) only
+        what was begun before.
+
+        Raises:
+            StorageError: a file cannot be deleted, or is still there after it was.
+        """
+        key = camera_key(camera)
+        with self._lock:
+            if before_s is not None:
+                old = [each for each in self._files.values() if each.camera == key and each.at_ms < before_s * 1000]
+                gone = self._delete(old)
+                if gone.files < len(old):
+                    raise StorageError(f"{len(old) - gone.files} files of camera {camera!r} could not be deleted")
+                return gone
+            for draft in [draft for draft in self._drafts if draft.stored.camera == key]:
+                draft.abandon()
+            gone = self._delete([each for each in self._files.values() if each.camera == key])
+            with self._explained():
+                self._sync_folder()
+            left = [path.name for path in self._folder.iterdir() if f"-{key}-" in path.name]
+            if left:
+                raise StorageError(f"{len(left)} files of camera {camera!r} could not be deleted: {left[0]}")
+            return gone
+
+    def _make_room(self, size: int) -> None:
+        if self.held + size <= self._max_bytes:
+            return
+        # More than it takes, so that not every write has to look.
+        wanted = self.held + size - self._max_bytes + self._max_bytes // 50
+        chosen = []
+        for stored in sorted(self._files.values(), key=lambda each: each.at_ms):
+            if wanted <= 0:
+                break
+            wanted -= stored.size
+            chosen.append(stored)
+        self.trimmed += self._delete(chosen).files
+
+    def _delete(self, files: list[Stored]) -> Deleted:
+        count = freed = 0
+        for stored in files:
+            if self._forget_file((stored.incident, stored.kind)):
+                count += 1
+                freed += stored.size
+        return Deleted(count, freed)
+
+    def _forget_file(self, key: tuple[str, Kind]) -> bool:
+        stored = self._files.get(key)
+        if stored is None:
+            return False
+        try:
+            (self._folder / stored.name).unlink(missing_ok=True)
+        except OSError as error:
+            log.error("cannot delete %s: %s", stored.name, error.strerror)
+            return False
+        del self._files[key]
+        self._bytes -= stored.size
+        return True
+
+    # -- inside ---------------------------------------------------------------------------------
+    def _scan(self) -> None:
+        for entry in os.scandir(self._folder):
+            if entry.name.endswith(_PART):
+                # Of a process that died.
+                (self._folder / entry.name).unlink(missing_ok=True)
+                continue
+            match = _NAME.fullmatch(entry.name)
+            if match is None or KINDS[cast(Kind, match[4])][0] != match[5] or not entry.is_file(follow_symlinks=False):
+                continue
+            stored = Stored(int(match[1]), match[2], match[3], cast(Kind, match[4]), entry.stat().st_size)
+            self._files[stored.incident, stored.kind] = stored
+            self._bytes += stored.size
+        with self._lock:
+            self._make_room(0)
+
+    def _sync_folder(self) -> None:
+        handle = os.open(self._folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+
+class Draft:
+    """A file being written; see :meth:`FootageStore.begin`. One thread at a time."""
+
+    def __init__(self, store: FootageStore, stored: Stored, path: Path) -> None:
+        """Raises OSError."""
+        self.stored = stored
+        self.path = path
+        self.size = 0
+        self._store = store
+        self._file = path.open("wb", buffering=0)
+
+    def write(self, data: bytes) -> None:
+        """Append.
+
+        Raises:
+            StorageError: there is no room, the disk failed, or the camera was forgotten meanwhile.
+        """
+        self._store._write(self, self._file, data)
+
+    def commit(self) -> Stored:
+        """It is whole: keep it. Raises like :meth:`write`; it is abandoned then."""
+        try:
+            return self._store._commit(self, self._file)
+        except StorageError:
+            self.abandon()
+            raise
+
+    def abandon(self) -> None:
+        """Leave nothing of it; twice is once."""
+        self._store._done(self)
+        with contextlib.suppress(OSError):
+            self._file.close()
+        with contextlib.suppress(OSError):
+            self.path.unlink(missing_ok=True)
+
+
+def _reason(error: OSError) -> str:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        return "the disk is full"
+    return f"the disk does not take it ({error.strerror or error})"

@@ -1,0 +1,83 @@
+"""How log messages are written: as text, or as one JSON object a line; in both without secrets."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from datetime import UTC, datetime
+
+from cluster import metrics
+from cluster.redaction import redact_log
+
+TEXT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+
+ALERTS = "sightline.alerts"
+"""Logger of the alert sink ``log``: what it writes are alerts of the cameras, at the level of their severity."""
+
+_PLACEHOLDER = re.compile(r"%%|(?:\b(?P<what>camera|window) )?(?P<value>%[-#0 +]*\d*(?:\.\d+)?[srdgfex])")
+
+
+class TextFormatter(logging.Formatter):
+    """``time level logger: message``, for people."""
+
+    def __init__(self) -> None:
+        super().__init__(TEXT)
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The whole of it redacted, traceback included."""
+        return redact_log(super().format(record))
+
+
+class JsonFormatter(logging.Formatter):
+    """One JSON object a line, for machines.
+
+    ``time`` (UTC, milliseconds), ``level``, ``process``, ``logger``, ``message``; ``camera`` and ``window`` where the
+    message is about one, ``trace`` where it belongs to a trace, ``error`` with the traceback.
+    """
+
+    def __init__(self, process: str) -> None:
+        super().__init__()
+        self._process = process
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Each value redacted by itself, so that escapes of JSON hide nothing from it."""
+        time = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
+        line = {
+            "time": time.replace("+00:00", "Z"),
+            "level": record.levelname.lower(),
+            "process": self._process,
+            "logger": record.name,
+            "message": redact_log(record.getMessage()),
+        }
+        line |= {name: redact_log(value) for name, value in _about(record).items()}
+        if record.exc_info:
+            line["error"] = redact_log(self.formatException(record.exc_info))
+        return json.dumps(line, ensure_ascii=False)
+
+
+class CountingHandler(logging.Handler):
+    """Counts messages by level, so that an alert can tell of a process that logs errors."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Alerts that are written into the log are no errors of ours."""
+        if record.name != ALERTS:
+            level = "error" if record.levelno >= logging.ERROR else record.levelname.lower()
+            metrics.log_records.labels(level).inc()
+
+
+def _about(record: logging.LogRecord) -> dict[str, str]:
+    """``camera``, ``window`` and ``trace`` of a message: said with ``extra``, or else the values that stand behind the
+    words in the message's template (``"camera %s: ..."``)."""
+    found: dict[str, str] = {}
+    arguments = record.args if isinstance(record.args, tuple) else ()
+    template = record.msg if isinstance(record.msg, str) else ""
+    placeholders = (each for each in _PLACEHOLDER.finditer(template) if each["value"])
+    for placeholder, value in zip(placeholders, arguments, strict=False):
+        what = placeholder["what"]
+        if what is not None:
+            found.setdefault(what, str(value))
+    for name in ("camera", "window", "trace"):
+        if (value := getattr(record, name, None)) not in (None, ""):
+            found[name] = str(value)
+    return found

@@ -1,0 +1,223 @@
+"""Every metric that Sightline's processes count themselves; what is read off elsewhere at a scrape has collectors.
+
+Counters and gauges may carry a camera; histograms never do (a thousand cameras times a dozen buckets is what kills a
+Prometheus server): they are told apart by the ``process`` label that the gateway adds.
+"""
+
+from __future__ import annotations
+
+import prometheus_client
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
+
+# `_created` series double every counter and histogram, and nothing here reads them.
+prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
+
+REGISTRY = CollectorRegistry()
+"""What this process exposes."""
+
+windows = Counter(
+    "sightline_windows",
+    "Windows by result; late ones were answered after the next was due and are also done. reason is set when dropped.",
+    ["result", "reason"],
+    registry=REGISTRY,
+)
+tokens = Counter(
+    "sightline_tokens",
+    "Tokens of answered windows: full (nothing pruned), kept = reused + refreshed + new, query, encoded by the tower.",
+    ["kind"],
+    registry=REGISTRY,
+)
+stage_seconds = Histogram(
+    "sightline_stage_seconds",
+    "Seconds a window spent in each stage; total runs from the arrival of its last frame to its answer.",
+    ["stage"],
+    buckets=(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30),
+    registry=REGISTRY,
+)
+batch_windows = Histogram(
+    "sightline_batch_windows",
+    "Windows answered together in one forward pass.",
+    buckets=(1, 2, 4, 8, 16, 32, 64),
+    registry=REGISTRY,
+)
+queue_depth = Gauge("sightline_queue_depth", "Items waiting in a bounded queue.", ["queue"], registry=REGISTRY)
+ladder_cameras = Gauge(
+    "sightline_ladder_cameras", "Cameras on each rung of the quality ladder.", ["rung"], registry=REGISTRY
+)
+ladder_steps = Counter(
+    "sightline_ladder_steps", "Steps of cameras on the quality ladder, up or down.", ["direction"], registry=REGISTRY
+)
+camera_state = Gauge(
+    "sightline_camera_state",
+    "1 for the state a camera is in, 0 for the others.",
+    ["camera", "state"],
+    registry=REGISTRY,
+)
+camera_last_frame_age = Gauge(
+    "sightline_camera_last_frame_age_seconds",
+    "Seconds since a camera's last decoded frame; +Inf before its first.",
+    ["camera"],
+    registry=REGISTRY,
+)
+decode_errors = Counter("sightline_decode_errors", "Packets the decoder could not use.", ["camera"], registry=REGISTRY)
+stream_gaps = Counter(
+    "sightline_stream_gaps",
+    "Holes in a camera's stream; what follows waits for a keyframe.",
+    ["camera"],
+    registry=REGISTRY,
+)
+ingest_packets = Counter("sightline_ingest_packets", "Encoded packets taken over gRPC.", registry=REGISTRY)
+ingest_bytes = Counter("sightline_ingest_bytes", "Bytes of encoded packets taken over gRPC.", registry=REGISTRY)
+ingest_dropped = Counter(
+    "sightline_ingest_packets_dropped", "Pushed packets dropped, by reason.", ["reason"], registry=REGISTRY
+)
+frames_sent = Counter("sightline_frames_sent", "Frames a decoder sent to its replicas.", registry=REGISTRY)
+frames_dropped = Counter(
+    "sightline_frames_dropped", "Frames a decoder dropped instead of sending, by reason.", ["reason"], registry=REGISTRY
+)
+answers_missed = Counter(
+    "sightline_answers_missed", "Answers lost to watching clients that read too slowly.", registry=REGISTRY
+)
+incident_events = Counter(
+    "sightline_incident_events",
+    "Events of incidents: kind is question or health; event is new, update or end.",
+    ["kind", "event"],
+    registry=REGISTRY,
+)
+incidents_open = Gauge("sightline_incidents_open", "Incidents that go on, by kind.", ["kind"], registry=REGISTRY)
+alert_deliveries = Counter(
+    "sightline_alert_deliveries",
+    "Attempts to hand an alert to a sink: delivered, failed (tried again), dead (not tried again).",
+    ["sink", "result"],
+    registry=REGISTRY,
+)
+alerts_waiting = Gauge("sightline_alerts_waiting", "Alerts a sink has not taken yet.", ["sink"], registry=REGISTRY)
+alerts_unwritten = Gauge(
+    "sightline_alerts_unwritten", "Alerts that the disk does not take: they are in memory only.", registry=REGISTRY
+)
+alerts_lost = Counter(
+    "sightline_alerts_lost", "Alerts that were neither written nor delivered when memory was full.", registry=REGISTRY
+)
+alerts_trimmed = Counter(
+    "sightline_alerts_trimmed", "Delivered alerts forgotten early to make room for newer ones.", registry=REGISTRY
+)
+clips = Counter(
+    "sightline_clips",
+    "Clips of incidents by result: whole, part (something is missing), none.",
+    ["result"],
+    registry=REGISTRY,
+)
+footage_bytes = Gauge("sightline_footage_bytes", "Bytes of snapshots and clips on the disk.", registry=REGISTRY)
+ring_bytes = Gauge(
+    "sightline_ring_bytes",
+    "Encoded packets that a decoder process holds so that clips can begin before their incident.",
+    registry=REGISTRY,
+)
+restarts = Counter(
+    "sightline_process_restarts", "Processes started again after they died.", ["role"], registry=REGISTRY
+)
+lag_strides = Histogram(
+    "sightline_lag_strides",
+    "Seconds from a window's last frame to its answer, over its camera's stride: above 1 the next one was due already.",
+    buckets=(0.05, 0.1, 0.25, 0.5, 0.75, 1, 1.5, 2, 4, 8),
+    registry=REGISTRY,
+)
+build_info = Gauge(
+    "sightline_build_info",
+    "Always 1; which version runs with which engine and model, and the digest of its configuration.",
+    ["version", "engine", "model", "config"],
+    registry=REGISTRY,
+)
+log_records = Counter("sightline_log_records", "Messages logged, by level.", ["level"], registry=REGISTRY)
+spans = Counter(
+    "sightline_spans",
+    "Spans of traces: exported, or dropped because the collector was slow or down.",
+    ["result"],
+    registry=REGISTRY,
+)
+replica_busy_seconds = Counter(
+    "sightline_replica_busy_seconds",
+    "Seconds that a replica's engine worked on windows and questions.",
+    registry=REGISTRY,
+)
+replica_backlog_seconds = Gauge(
+    "sightline_replica_backlog_seconds", "Seconds of windows that wait at a replica.", registry=REGISTRY
+)
+replica_cameras = Gauge("sightline_replica_cameras", "Cameras whose windows a replica holds.", registry=REGISTRY)
+fleet_members = Gauge(
+    "sightline_fleet_members", "Decoders and replicas that the controller hears of.", ["role"], registry=REGISTRY
+)
+fleet_wanted = Gauge(
+    "sightline_fleet_wanted", "Decoders and replicas that the configuration asks for.", ["role"], registry=REGISTRY
+)
+fleet_utilisation = Gauge(
+    "sightline_fleet_utilisation",
+    "Predicted work of a replica over its capacity; 0 where nobody knows what a window costs.",
+    ["replica"],
+    registry=REGISTRY,
+)
+fleet_cameras = Gauge(
+    "sightline_fleet_cameras", "Cameras that the controller placed on a replica.", ["replica"], registry=REGISTRY
+)
+fleet_lowered = Gauge(
+    "sightline_fleet_lowered_cameras", "Those of them below full quality.", ["replica"], registry=REGISTRY
+)
+asks = Counter(
+    "sightline_asks", "Free questions: answered, refused (too many wait), failed.", ["result"], registry=REGISTRY
+)
+ask_seconds = Histogram(
+    "sightline_ask_seconds",
+    "Seconds of answered free questions: first_token from the start of the computation, total.",
+    ["stage"],
+    buckets=(0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60),
+    registry=REGISTRY,
+)
+ask_read_bytes = Counter(
+    "sightline_ask_read_bytes", "Bytes of memory that free questions read from the tiers.", registry=REGISTRY
+)
+camera_quality = Gauge(
+    "sightline_camera_quality",
+    "What a camera's answers are worth of full quality's by its rung of the ladder; 0 when it is shed.",
+    ["camera"],
+    registry=REGISTRY,
+)
+camera_lag = Gauge(
+    "sightline_camera_lag_seconds",
+    "From the last frame of a camera's newest window to its answer.",
+    ["camera"],
+    registry=REGISTRY,
+)
+camera_answered = Gauge(
+    "sightline_camera_answered_timestamp_seconds",
+    "Unix time of a camera's newest answer.",
+    ["camera"],
+    registry=REGISTRY,
+)
+camera_score = Gauge(
+    "sightline_camera_score",
+    "Newest score of each of a camera's questions, 0 to 1.",
+    ["camera", "question"],
+    registry=REGISTRY,
+)
+camera_memory = Gauge(
+    "sightline_camera_memory_bytes", "KV that a camera's memory holds.", ["camera"], registry=REGISTRY
+)
+http_replies = Counter(
+    "sightline_http_replies",
+    "Replies of the gateway's HTTP, by the first digit of their status.",
+    ["status"],
+    registry=REGISTRY,
+)
+http_dropped = Counter(
+    "sightline_http_connections_dropped",
+    "HTTP connections that were refused (too many are open), or cut (their client took nothing of a reply).",
+    ["reason"],
+    registry=REGISTRY,
+)
+http_readers = Gauge("sightline_http_readers", "Browsers that follow live events.", registry=REGISTRY)
+http_events_missed = Counter(
+    "sightline_http_events_missed",
+    "Live events dropped because a browser did not read them in time.",
+    registry=REGISTRY,
+)
+ProcessCollector(registry=REGISTRY)

@@ -1,0 +1,41 @@
+"""The controller's view: who is there, and how full each replica is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from cluster.metrics.families import fleet_cameras, fleet_lowered, fleet_members, fleet_utilisation, fleet_wanted
+
+if TYPE_CHECKING:
+    from cluster.scheduling.reports import ReplicaStatus
+
+
+class FleetMetrics:
+    """Series of members and replicas; those of a replica that left are gone.
+
+    Args:
+        wanted: processes that the configuration asks for, by role.
+    """
+
+    def __init__(self, wanted: Mapping[str, int]) -> None:
+        self._shown: set[str] = set()
+        for role, count in wanted.items():
+            fleet_wanted.labels(role).set(count)
+            fleet_members.labels(role).set(0)
+
+    def members(self, there: Mapping[str, int]) -> None:
+        """How many of each role are there."""
+        for role, count in there.items():
+            fleet_members.labels(role).set(count)
+
+    def replicas(self, statuses: Sequence[ReplicaStatus]) -> None:
+        """How full each replica is."""
+        for status in statuses:
+            fleet_utilisation.labels(status.name).set(status.utilisation)
+            fleet_cameras.labels(status.name).set(status.cameras)
+            fleet_lowered.labels(status.name).set(status.lowered)
+        for gone in self._shown - {status.name for status in statuses}:
+            for family in (fleet_utilisation, fleet_cameras, fleet_lowered):
+                family.remove(gone)
+        self._shown = {status.name for status in statuses}

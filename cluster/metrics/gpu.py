@@ -1,0 +1,70 @@
+"""What NVIDIA's management library says of the GPUs that this process sees."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import os
+from collections.abc import Iterator
+from typing import Any
+
+from prometheus_client.metrics_core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+log = logging.getLogger(__name__)
+
+
+class GpuCollector(Collector):
+    """Busy shares and memory of GPUs at a scrape. Make it with :func:`gpu_collector`."""
+
+    def __init__(self, nvml: Any, handles: dict[str, Any]) -> None:
+        self._nvml, self._handles = nvml, handles
+
+    def describe(self) -> list[Metric]:
+        """Nothing, which keeps registration from collecting."""
+        return []
+
+    def collect(self) -> Iterator[Metric]:
+        """See prometheus_client."""
+        busy = GaugeMetricFamily("sightline_gpu_busy_ratio", "Share of time in which a kernel ran.", labels=["gpu"])
+        decoder = GaugeMetricFamily(
+            "sightline_gpu_decoder_busy_ratio", "Share of the video decoder's capacity in use.", labels=["gpu"]
+        )
+        memory = GaugeMetricFamily("sightline_gpu_memory_bytes", "Memory of a GPU.", labels=["gpu", "kind"])
+        for gpu, handle in self._handles.items():
+            try:
+                busy.add_metric([gpu], self._nvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100)
+                decoder.add_metric([gpu], self._nvml.nvmlDeviceGetDecoderUtilization(handle)[0] / 100)
+                held = self._nvml.nvmlDeviceGetMemoryInfo(handle)
+            except self._nvml.NVMLError as error:
+                # Partitions (MIG) answer only some of it.
+                log.debug("GPU %s tells nothing: %s", gpu, error)
+                continue
+            memory.add_metric([gpu, "used"], held.used)
+            memory.add_metric([gpu, "total"], held.total)
+        yield from (busy, decoder, memory)
+
+
+def gpu_collector(visible: str | None = None) -> GpuCollector | None:
+    """Of the GPUs in ``visible`` (``CUDA_VISIBLE_DEVICES`` where not given), by number or UUID; ``None`` where the
+    library (package ``nvidia-ml-py``) or every GPU is missing."""
+    try:
+        nvml = importlib.import_module("pynvml")
+        nvml.nvmlInit()
+    except (ImportError, OSError):
+        return None
+    except Exception as error:
+        log.info("no metrics of GPUs: %s", error)
+        return None
+    wanted = os.environ.get("CUDA_VISIBLE_DEVICES") if visible is None else visible
+    names = [str(number) for number in range(nvml.nvmlDeviceGetCount())] if wanted is None else wanted.split(",")
+    handles = {}
+    for name in (name.strip() for name in names):
+        try:
+            if name.startswith(("GPU-", "MIG-")):
+                handles[name] = nvml.nvmlDeviceGetHandleByUUID(name)
+            else:
+                handles[name] = nvml.nvmlDeviceGetHandleByIndex(int(name))
+        except (ValueError, nvml.NVMLError):
+            continue
+    return GpuCollector(nvml, handles) if handles else None

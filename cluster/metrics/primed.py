@@ -1,0 +1,70 @@
+"""Series that are there, at zero, from the first scrape on: a rate sees a first event only where there was a zero."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+from cluster.metrics.families import (
+    alert_deliveries,
+    ask_seconds,
+    asks,
+    frames_dropped,
+    incident_events,
+    incidents_open,
+    ingest_dropped,
+    ladder_steps,
+    log_records,
+    queue_depth,
+    restarts,
+    spans,
+    stage_seconds,
+    tokens,
+    windows,
+)
+
+Role = Literal["controller", "decoder", "replica", "gateway", "alerting", "tier"]
+
+
+def prime(role: Role, sinks: Sequence[str] = ()) -> None:
+    """Make the series whose labels are known beforehand, of those that a process of this role counts; ``sinks`` of
+    alerts by name."""
+    for level in ("info", "warning", "error"):
+        log_records.labels(level)
+    if role in ("decoder", "replica", "alerting"):
+        for result in ("exported", "dropped"):
+            spans.labels(result)
+    if role in ("decoder", "replica"):
+        for reason in ("shed", "replica_slow", "no_replica") if role == "decoder" else ("replaced", "late", "failed"):
+            windows.labels("dropped", reason)
+        windows.labels("lost", "")
+    if role == "decoder":
+        for reason in ("shed", "replica_slow", "no_replica"):
+            frames_dropped.labels(reason)
+        ingest_dropped.labels("queue_full")
+    elif role == "replica":
+        for result in ("done", "gated", "late"):
+            windows.labels(result, "")
+        for kind in ("full", "kept", "refreshed", "reused", "new", "query", "encoded"):
+            tokens.labels(kind)
+        for stage in ("queue", "vision", "plan", "llm", "total"):
+            stage_seconds.labels(stage)
+        for result in ("answered", "refused", "failed"):
+            asks.labels(result)
+        for until in ("first_token", "total"):
+            ask_seconds.labels(until)
+        for queue in ("windows", "frames", "questions"):
+            queue_depth.labels(queue)
+    elif role == "controller":
+        for member in ("decoder", "replica"):
+            restarts.labels(member)
+        for direction in ("up", "down"):
+            ladder_steps.labels(direction)
+    elif role == "alerting":
+        for kind in ("question", "health"):
+            incidents_open.labels(kind)
+            for event in ("new", "update", "end"):
+                incident_events.labels(kind, event)
+        for sink in sinks:
+            for outcome in ("delivered", "failed", "dead"):
+                alert_deliveries.labels(sink, outcome)

@@ -1,0 +1,59 @@
+{{/* The configuration of both Serve applications: the user's, with what the chart decides laid over it. */}}
+{{- define "sightline.configuration" -}}
+{{- $security := dict "internal_tls" dict -}}
+{{- if .Values.gateway.tokens.secretName -}}
+{{- $_ := set $security "tokens_file" (printf "/etc/sightline/tokens/%s" .Values.gateway.tokens.key) -}}
+{{- else -}}
+{{- $_ := set $security "allow_unauthenticated" true -}}
+{{- end -}}
+{{- if .Values.gateway.tls.secretName -}}
+{{- $tls := dict "certificate" "/etc/sightline/tls/tls.crt" "key" "/etc/sightline/tls/tls.key" -}}
+{{- if .Values.gateway.tls.clientCertificates -}}
+{{- $_ := set $tls "client_ca" "/etc/sightline/tls/ca.crt" -}}
+{{- end -}}
+{{- $_ := set $security "tls" $tls -}}
+{{- end -}}
+{{- if .Values.internalTls.secretName -}}
+{{- $inside := "/etc/sightline/internal-tls" -}}
+{{- $_ := set $security "internal_tls" (dict "certificate" (printf "%s/tls.crt" $inside) "key" (printf "%s/tls.key" $inside) "ca" (printf "%s/ca.crt" $inside) "name" .Values.internalTls.name) -}}
+{{- else -}}
+{{- $_ := unset $security "internal_tls" -}}
+{{- $_ := set $security "allow_plain_inside" true -}}
+{{- end -}}
+{{- $cluster := dict
+      "decoders" (mul .Values.decoders.pods .Values.decoders.perPod)
+      "replicas" (mul .Values.replicas.pods (include "sightline.replicasPerPod" . | int))
+      "placement" (dict "control" "sightline_control" "decoder" "sightline_decoder" "replica" "sightline_replica") -}}
+{{- $own := dict
+      "gateway" (dict "host" "0.0.0.0" "port" .Values.gateway.grpcPort "metrics_port" .Values.gateway.httpPort)
+      "security" $security
+      "cluster" $cluster
+      "alerts" (dict "folder" "/var/lib/sightline/alerts")
+      "kubernetes" (dict "enabled" .Values.cameras.enabled) -}}
+{{- if .Values.kvRedis.enabled -}}
+{{- $_ := set $own "tiers" (dict "redis_url" (printf "redis://:${KV_REDIS_PASSWORD}@%s-kv-redis:6379/0" (include "sightline.fullname" .))) -}}
+{{- end -}}
+{{- $default := dict "model" (dict "device" (ternary "cuda" "cpu" (gt (int .Values.replicas.gpusPerPod) 0))) -}}
+{{- toYaml (mergeOverwrite $default (deepCopy .Values.config) $own) -}}
+{{- end -}}
+
+{{/* What Ray Serve is told. A change restarts what reads it: the replicas, and with them the model, only if it is theirs. */}}
+{{- define "sightline.serve" -}}
+{{- $all := include "sightline.configuration" . | fromYaml -}}
+{{- $replicas := omit (deepCopy $all) "cameras" "questions" "alerts" "clips" "gateway" "kubernetes" -}}
+{{- $_ := set $replicas "cluster" (omit $replicas.cluster "decoders") -}}
+proxy_location: Disabled
+applications:
+  - name: processes
+    route_prefix: null
+    import_path: actors.serve_app:processes
+    args:
+      configuration:
+        {{- toYaml $all | nindent 8 }}
+  - name: replicas
+    route_prefix: null
+    import_path: actors.serve_app:replicas
+    args:
+      configuration:
+        {{- toYaml $replicas | nindent 8 }}
+{{- end -}}

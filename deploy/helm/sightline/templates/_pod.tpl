@@ -1,0 +1,154 @@
+{{/*
+A pod of the Ray cluster: (dict "root" $ "component" "head|control|decoder|replica" "settings" .Values.X "gpus" 0).
+Ray starts the processes in it, so there is one container; its readiness is the node's, and control's is the gateway's.
+*/}}
+{{- define "sightline.pod" -}}
+{{- $root := .root -}}{{- $values := .root.Values -}}
+{{- $control := eq .component "control" -}}
+{{- $replica := eq .component "replica" -}}
+{{- $node := dict "path" "/api/healthz" "port" 52365 -}}
+metadata:
+  # No versions: a label that changes would ask for new pods.
+  labels:
+    {{- include "sightline.selector" $root | nindent 4 }}
+    app.kubernetes.io/component: {{ .component }}
+spec:
+  serviceAccountName: {{ include "sightline.fullname" $root }}-{{ ternary "control" "worker" $control }}
+  automountServiceAccountToken: {{ and $control $values.cameras.enabled }}
+  enableServiceLinks: false
+  terminationGracePeriodSeconds: 60
+  securityContext:
+    {{- include "sightline.podSecurity" 10001 | nindent 4 }}
+  {{- with $values.image.pullSecrets }}
+  imagePullSecrets:
+    {{- range . }}
+    - name: {{ . }}
+    {{- end }}
+  {{- end }}
+  {{- with .settings.nodeSelector }}
+  nodeSelector:
+    {{- toYaml . | nindent 4 }}
+  {{- end }}
+  {{- with .settings.tolerations }}
+  tolerations:
+    {{- toYaml . | nindent 4 }}
+  {{- end }}
+  {{- if and $replica .settings.runtimeClassName }}
+  runtimeClassName: {{ .settings.runtimeClassName }}
+  {{- end }}
+  containers:
+    - name: ray-{{ ternary "head" "worker" (eq .component "head") }}
+      image: {{ include "sightline.image" (dict "image" $values.image "default" $root.Chart.AppVersion) }}
+      imagePullPolicy: {{ $values.image.pullPolicy }}
+      securityContext:
+        {{- include "sightline.containerSecurity" $root | nindent 8 }}
+      env:
+        {{- include "sightline.environment" $root | nindent 8 }}
+      ports:
+        {{- if eq .component "head" }}
+        - {name: gcs-server, containerPort: 6379}
+        - {name: dashboard, containerPort: 8265}
+        - {name: client, containerPort: 10001}
+        # KubeRay makes no Service without it; nothing listens there.
+        - {name: serve, containerPort: 8000}
+        {{- else if $control }}
+        - {name: grpc, containerPort: {{ $values.gateway.grpcPort }}}
+        - {name: http, containerPort: {{ $values.gateway.httpPort }}}
+        {{- end }}
+        - {name: metrics, containerPort: 8080}
+      readinessProbe:
+        {{- if and $control $values.gateway.tls.clientCertificates }}
+        # The kubelet has no certificate to show.
+        tcpSocket: {port: http}
+        {{- else if $control }}
+        httpGet: {path: /healthz, port: http, scheme: {{ ternary "HTTPS" "HTTP" (ne $values.gateway.tls.secretName "") }}}
+        {{- else }}
+        httpGet: {{- toYaml $node | nindent 10 }}
+        {{- end }}
+        periodSeconds: 5
+        timeoutSeconds: 5
+        failureThreshold: 6
+      livenessProbe:
+        httpGet: {{- toYaml $node | nindent 10 }}
+        initialDelaySeconds: 60
+        periodSeconds: 10
+        timeoutSeconds: 5
+        failureThreshold: 12
+      resources:
+        {{- $resources := deepCopy .settings.resources }}
+        {{- if and $replica (gt (int .settings.gpusPerPod) 0) }}
+        {{- $_ := set $resources.limits .settings.gpuResource (int .settings.gpusPerPod) }}
+        {{- $_ := set $resources.requests .settings.gpuResource (int .settings.gpusPerPod) }}
+        {{- end }}
+        {{- toYaml $resources | nindent 8 }}
+      volumeMounts:
+        - {name: tmp, mountPath: /tmp}
+        - {name: shared-mem, mountPath: /dev/shm}
+        {{- if $control }}
+        - {name: data, mountPath: /var/lib/sightline}
+        {{- if $values.gateway.tokens.secretName }}
+        - {name: tokens, mountPath: /etc/sightline/tokens, readOnly: true}
+        {{- end }}
+        {{- if $values.gateway.tls.secretName }}
+        - {name: tls, mountPath: /etc/sightline/tls, readOnly: true}
+        {{- end }}
+        {{- end }}
+        {{- if and $values.internalTls.secretName (ne .component "head") }}
+        - {name: internal-tls, mountPath: /etc/sightline/internal-tls, readOnly: true}
+        {{- end }}
+        {{- if and $values.models.existingClaim (or $control $replica) }}
+        - {name: models, mountPath: /models, readOnly: true}
+        {{- end }}
+  volumes:
+    - {name: tmp, emptyDir: {sizeLimit: 20Gi}}
+    - {name: shared-mem, emptyDir: {medium: Memory, sizeLimit: {{ ternary .settings.sharedMemory "512Mi" $replica }}}}
+    {{- if $control }}
+    {{- if $values.control.persistence.enabled }}
+    {{- $claim := $values.control.persistence.existingClaim | default (printf "%s-data" (include "sightline.fullname" $root)) }}
+    - {name: data, persistentVolumeClaim: {claimName: {{ $claim }}}}
+    {{- else }}
+    - {name: data, emptyDir: {sizeLimit: {{ $values.control.persistence.size }}}}
+    {{- end }}
+    {{- with $values.gateway.tokens.secretName }}
+    - {name: tokens, secret: {secretName: {{ . }}, defaultMode: 0440}}
+    {{- end }}
+    {{- with $values.gateway.tls.secretName }}
+    - {name: tls, secret: {secretName: {{ . }}, defaultMode: 0440}}
+    {{- end }}
+    {{- end }}
+    {{- if and $values.internalTls.secretName (ne .component "head") }}
+    - {name: internal-tls, secret: {secretName: {{ $values.internalTls.secretName }}, defaultMode: 0440}}
+    {{- end }}
+    {{- if and $values.models.existingClaim (or $control $replica) }}
+    - {name: models, persistentVolumeClaim: {claimName: {{ $values.models.existingClaim }}, readOnly: true}}
+    {{- end }}
+{{- end -}}
+
+{{/* Environment of every Sightline process. The RAY_ flags are those of actors/session.py. */}}
+{{- define "sightline.environment" -}}
+- {name: HOME, value: /tmp}
+- {name: HF_HOME, value: /tmp/huggingface}
+# Processes write to the container's output, where the cluster's log collector finds it.
+- {name: RAY_LOG_TO_STDERR, value: "1"}
+- {name: RAY_SERVE_ENABLE_DIRECT_INGRESS, value: "0"}
+- {name: RAY_SERVE_ENABLE_HA_PROXY, value: "0"}
+- {name: RAY_SERVE_USE_GRPC_BY_DEFAULT, value: "0"}
+- {name: RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD, value: "1"}
+- {name: RAY_SERVE_FORCE_STOP_UNHEALTHY_REPLICAS, value: "1"}
+- {name: RAY_USAGE_STATS_ENABLED, value: "0"}
+- {name: RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO, value: "0"}
+- {name: OMP_NUM_THREADS, value: "1"}
+- {name: OPENBLAS_NUM_THREADS, value: "1"}
+- {name: MKL_NUM_THREADS, value: "1"}
+{{- if .Values.kvRedis.enabled }}
+- name: KV_REDIS_PASSWORD
+  valueFrom: {secretKeyRef: {name: {{ .Values.kvRedis.secretName }}, key: {{ .Values.kvRedis.passwordKey }}}}
+{{- end }}
+{{- range $name, $value := .Values.env }}
+- {name: {{ $name }}, value: {{ $value | quote }}}
+{{- end }}
+{{- range .Values.secretEnv }}
+- name: {{ .name }}
+  valueFrom: {secretKeyRef: {name: {{ .secretName }}, key: {{ .key }}}}
+{{- end }}
+{{- end -}}

@@ -1,0 +1,120 @@
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class PictureRequest(_message.Message):
+    __slots__ = ("camera", "kept", "width")
+    CAMERA_FIELD_NUMBER: _ClassVar[int]
+    KEPT_FIELD_NUMBER: _ClassVar[int]
+    WIDTH_FIELD_NUMBER: _ClassVar[int]
+    camera: str
+    kept: bool
+    width: int
+    def __init__(self, camera: _Optional[str] = ..., kept: _Optional[bool] = ..., width: _Optional[int] = ...) -> None: ...
+
+class PictureReply(_message.Message):
+    __slots__ = ("jpeg", "etag", "pts", "age_s", "width", "height")
+    JPEG_FIELD_NUMBER: _ClassVar[int]
+    ETAG_FIELD_NUMBER: _ClassVar[int]
+    PTS_FIELD_NUMBER: _ClassVar[int]
+    AGE_S_FIELD_NUMBER: _ClassVar[int]
+    WIDTH_FIELD_NUMBER: _ClassVar[int]
+    HEIGHT_FIELD_NUMBER: _ClassVar[int]
+    jpeg: bytes
+    etag: str
+    pts: int
+    age_s: float
+    width: int
+    height: int
+    def __init__(self, jpeg: _Optional[bytes] = ..., etag: _Optional[str] = ..., pts: _Optional[int] = ..., age_s: _Optional[float] = ..., width: _Optional[int] = ..., height: _Optional[int] = ...) -> None: ...
+
+class FootageRequest(_message.Message):
+    __slots__ = ("incident", "kind", "offset", "length", "only_about")
+    INCIDENT_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    LENGTH_FIELD_NUMBER: _ClassVar[int]
+    ONLY_ABOUT_FIELD_NUMBER: _ClassVar[int]
+    incident: str
+    kind: str
+    offset: int
+    length: int
+    only_about: bool
+    def __init__(self, incident: _Optional[str] = ..., kind: _Optional[str] = ..., offset: _Optional[int] = ..., length: _Optional[int] = ..., only_about: _Optional[bool] = ...) -> None: ...
+
+class FootageAbout(_message.Message):
+    __slots__ = ("camera", "media_type", "size", "etag", "note")
+    CAMERA_FIELD_NUMBER: _ClassVar[int]
+    MEDIA_TYPE_FIELD_NUMBER: _ClassVar[int]
+    SIZE_FIELD_NUMBER: _ClassVar[int]
+    ETAG_FIELD_NUMBER: _ClassVar[int]
+    NOTE_FIELD_NUMBER: _ClassVar[int]
+    camera: str
+    media_type: str
+    size: int
+    etag: str
+    note: str
+    def __init__(self, camera: _Optional[str] = ..., media_type: _Optional[str] = ..., size: _Optional[int] = ..., etag: _Optional[str] = ..., note: _Optional[str] = ...) -> None: ...
+
+class FootagePart(_message.Message):
+    __slots__ = ("about", "data")
+    ABOUT_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    about: FootageAbout
+    data: bytes
+    def __init__(self, about: _Optional[_Union[FootageAbout, _Mapping]] = ..., data: _Optional[bytes] = ...) -> None: ...
+
+class ForgetFootageRequest(_message.Message):
+    __slots__ = ("camera", "before_s")
+    CAMERA_FIELD_NUMBER: _ClassVar[int]
+    BEFORE_S_FIELD_NUMBER: _ClassVar[int]
+    camera: str
+    before_s: float
+    def __init__(self, camera: _Optional[str] = ..., before_s: _Optional[float] = ...) -> None: ...
+
+class ForgetFootageReply(_message.Message):
+    __slots__ = ("files", "bytes")
+    FILES_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    files: int
+    bytes: int
+    def __init__(self, files: _Optional[int] = ..., bytes: _Optional[int] = ...) -> None: ...
+
+class RecordRequest(_message.Message):
+    __slots__ = ("camera", "start", "until", "deadline_s", "moment", "only_clip")
+    CAMERA_FIELD_NUMBER: _ClassVar[int]
+    START_FIELD_NUMBER: _ClassVar[int]
+    UNTIL_FIELD_NUMBER: _ClassVar[int]
+    DEADLINE_S_FIELD_NUMBER: _ClassVar[int]
+    MOMENT_FIELD_NUMBER: _ClassVar[int]
+    ONLY_CLIP_FIELD_NUMBER: _ClassVar[int]
+    camera: str
+    start: int
+    until: int
+    deadline_s: float
+    moment: int
+    only_clip: bool
+    def __init__(self, camera: _Optional[str] = ..., start: _Optional[int] = ..., until: _Optional[int] = ..., deadline_s: _Optional[float] = ..., moment: _Optional[int] = ..., only_clip: _Optional[bool] = ...) -> None: ...
+
+class RecordEnd(_message.Message):
+    __slots__ = ("first", "last", "note")
+    FIRST_FIELD_NUMBER: _ClassVar[int]
+    LAST_FIELD_NUMBER: _ClassVar[int]
+    NOTE_FIELD_NUMBER: _ClassVar[int]
+    first: int
+    last: int
+    note: str
+    def __init__(self, first: _Optional[int] = ..., last: _Optional[int] = ..., note: _Optional[str] = ...) -> None: ...
+
+class RecordPart(_message.Message):
+    __slots__ = ("snapshot", "clip", "end")
+    SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
+    CLIP_FIELD_NUMBER: _ClassVar[int]
+    END_FIELD_NUMBER: _ClassVar[int]
+    snapshot: bytes
+    clip: bytes
+    end: RecordEnd
+    def __init__(self, snapshot: _Optional[bytes] = ..., clip: _Optional[bytes] = ..., end: _Optional[_Union[RecordEnd, _Mapping]] = ...) -> None: ...

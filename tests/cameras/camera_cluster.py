@@ -1,0 +1,77 @@
+"""The controller's cameras without Ray: the table and the directory that it really has."""
+
+from __future__ import annotations
+
+import asyncio
+
+from cluster.cameras.managers import CLUSTER, KUBERNETES
+from cluster.cameras.table import CameraTable
+from cluster.config import load_config
+from cluster.errors import UnavailableError
+from cluster.scheduling.directory import Directory
+from cluster.scheduling.reports import CameraReport, DecoderInfo, ReplicaInfo, StreamReport
+from cluster.types import PatchGeometry
+
+QUESTION = {"id": "person", "text": "Is there a person?"}
+
+
+class CameraCluster:
+    """As :class:`cluster.cameras.reconciler.CameraCluster`; ``away``: the controller does not answer."""
+
+    def __init__(self, questions=(QUESTION,)):
+        self.directory = Directory()
+        self.directory.join_decoder(DecoderInfo("decoder-0", "d/0", "d:1", "", 1), 0.0)
+        self.directory.join_replica(ReplicaInfo("r/0", "r:1", "", 1, PatchGeometry(14, 2, 2)), 0.0)
+        self.table = CameraTable(load_config(None, {"questions": list(questions)}), self.directory)
+        self.away = False
+        self.calls = []
+        self.refuse = None
+
+    def _call(self, *what):
+        if self.away:
+            raise UnavailableError("the controller restarts")
+        self.calls.append(what)
+
+    async def managed(self):
+        if self.away:
+            raise UnavailableError("the controller restarts")
+        return self.table.managed()
+
+    async def statuses(self):
+        if self.away:
+            raise UnavailableError("the controller restarts")
+        return [self.directory.status(name) for name in self.directory.cameras]
+
+    async def add(self, camera, *, takeover):
+        self._call("add", camera.entry.name)
+        if self.refuse is not None:
+            raise self.refuse
+        self.table.add(camera, 0.0, takeover=takeover)
+
+    async def update(self, camera, *, takeover):
+        self._call("update", camera.entry.name)
+        self.table.update(camera, 0.0, takeover=takeover)
+
+    async def remove(self, name):
+        self._call("remove", name)
+        await asyncio.sleep(0)
+        self.table.remove(name, manager=KUBERNETES)
+
+    def running(self, name, **report):
+        """A decoder reports it."""
+        self.directory.heartbeat_decoder("decoder-0", "d/0", [CameraReport(name, "running", **report)], 1.0)
+
+    def answered(self, name, *answers, latency_s=0.0):
+        """A replica reports it."""
+        self.directory.heartbeat_replica("r/0", [StreamReport(name, latency_s, tuple(answers))], 1.0)
+
+    def managers(self):
+        return {camera.entry.name: camera.manager for camera in self.table.managed()}
+
+    def priorities(self, manager=KUBERNETES):
+        return {
+            camera.entry.name: camera.entry.priority for camera in self.table.managed() if camera.manager == manager
+        }
+
+
+__all__ = ["CLUSTER", "KUBERNETES", "QUESTION", "CameraCluster"]

@@ -1,0 +1,324 @@
+"""From Camera resources to cameras and back: what is asked for is done, what cannot be done is said."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+
+from camera_cluster import CLUSTER, KUBERNETES, CameraCluster
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from cluster.cameras.kubernetes_api import KubernetesApi
+from cluster.cameras.managed import Managed
+from cluster.cameras.reconciler import Reconciler
+from cluster.cameras.watch import CameraWatch
+from cluster.config import CameraEntry
+from cluster.config.kubernetes import KubernetesConfig
+from cluster.errors import CapacityError
+from cluster.types import LastAnswer
+
+WAIT_S = 10.0
+
+
+async def until(condition, what="it"):
+    deadline = time.monotonic() + WAIT_S
+    while not condition():
+        assert time.monotonic() < deadline, f"{what() if callable(what) else what} never came"
+        await asyncio.sleep(0.005)
+
+
+class Rig:
+    """A reconciler that runs, with a clock that tests move."""
+
+    def __init__(self, kube, cluster, **keys):
+        keys = {"resync_s": 1, "status_s": 0.1, "status_refresh_s": 1000, "status_per_s": 1e6, **keys}
+        self.kube, self.cluster = kube, cluster
+        config = KubernetesConfig(enabled=True, kubeconfig=str(kube.kubeconfig), **keys)
+        self.api = KubernetesApi(config)
+        self.loop = asyncio.get_running_loop()
+        self.watch = CameraWatch(self.api, self._changed, wait_s=(0.01, 0.05))
+        self.reconciler = Reconciler(config, cluster, self.watch, self.api)
+
+    def _changed(self):
+        self.loop.call_soon_threadsafe(self.reconciler.changed)
+
+    async def __aenter__(self):
+        self.watch.start()
+        self.task = asyncio.create_task(self.reconciler.run())
+        return self
+
+    async def __aexit__(self, *_):
+        self.task.cancel()
+        await asyncio.wait([self.task])
+        self.reconciler.close()
+        assert await asyncio.to_thread(self.watch.stop)
+
+    async def condition(self, name, kind, status, reason):
+        """Wait for it; its sentence."""
+
+        def found():
+            condition = self.kube.condition(name, kind)
+            return condition is not None and condition[:2] == (status, reason)
+
+        await until(found, lambda: self.kube.status(name))
+        return self.kube.condition(name, kind)[2]
+
+
+async def test_cameras_come_change_and_go_with_their_resources(kube):
+    cluster = CameraCluster()
+    kube.apply("gate", {"source": "rtsp://10.0.0.1/", "window": {"strideSeconds": 4}})
+    async with Rig(kube, cluster) as rig:
+        await rig.condition("gate", "Accepted", "True", "Accepted")
+        settings = cluster.directory.settings("gate")
+        assert (settings.source, settings.window.stride_s, settings.window.length_s) == ("rtsp://10.0.0.1/", 4, 40)
+        kube.apply("gate", {"source": "rtsp://10.0.0.1/", "priority": "critical"})
+        kube.apply("yard", {})
+        await until(lambda: cluster.priorities() == {"gate": "critical", "yard": "normal"})
+        kube.delete("gate")
+        await until(lambda: cluster.managers() == {"yard": KUBERNETES})
+        assert sorted(cluster.calls) == [("add", "gate"), ("add", "yard"), ("remove", "gate"), ("update", "gate")]
+
+
+async def test_the_status_tells_how_the_camera_does(kube):
+    cluster = CameraCluster()
+    kube.apply("gate", {"source": "rtsp://10.0.0.1/"})
+    async with Rig(kube, cluster) as rig:
+        await rig.condition("gate", "Running", "False", "Waiting")
+        cluster.running("gate", width=1280, height=720)
+        cluster.answered("gate", LastAnswer("person", 0.714, True, 5), latency_s=1.234)
+        assert await rig.condition("gate", "Running", "True", "Running") == ""
+        status = kube.status("gate")
+        conditions = status.pop("conditions")
+        assert {each["type"] for each in conditions} == {"Accepted", "Running", "Conflict"}
+        assert status == {
+            "observedGeneration": 1,
+            "manager": "kubernetes",
+            "state": "running",
+            "source": "rtsp://10.0.0.1/",
+            "decoder": "decoder-0",
+            "replica": "replica-0",
+            "rung": "full",
+            "lagSeconds": 1.23,
+            "lastAnswer": "person 0.71 yes",
+            "answers": [{"question": "person", "score": 0.71, "positive": True}],
+        }
+
+
+async def test_nonsense_is_a_condition_and_changes_nothing(kube):
+    cluster = CameraCluster()
+    kube.apply("gate", {"priority": "critical"})
+    kube.apply("yard", {"window": {"strideSecond": 1}})
+    async with Rig(kube, cluster) as rig:
+        said = await rig.condition("yard", "Accepted", "False", "Invalid")
+        assert "spec.window.strideSecond: unknown key; did you mean 'strideSeconds'?" in said
+        await rig.condition("gate", "Accepted", "True", "Accepted")
+        kube.apply("gate", {"priority": "urgent", "window": 7})
+        said = await rig.condition("gate", "Accepted", "False", "Invalid")
+        assert said.startswith("camera gate: spec.priority: must be 'critical', 'normal' or 'background', not 'urgent'")
+        assert "; camera gate: spec.window: must be a section with keys of its own, not 7" in said
+        assert cluster.priorities() == {"gate": "critical"}, "it goes on with what it had"
+        assert kube.status("gate")["observedGeneration"] == 2
+        kube.apply("gate", {"window": {"lengthSeconds": 4, "strideSeconds": 8}})
+        right = "camera gate: window.strideSeconds: must not exceed the window's lengthSeconds = 4, not 8"
+        await until(lambda: kube.condition("gate", "Accepted")[2].startswith(right), right)
+        kube.apply("gate", {"priority": "background"})
+        await rig.condition("gate", "Accepted", "True", "Accepted")
+        assert cluster.priorities() == {"gate": "background"}
+
+
+async def test_another_managers_camera_is_a_conflict_until_it_is_taken_over_or_gone(kube):
+    cluster = CameraCluster()
+    cluster.table.add(Managed(entry=CameraEntry(name="gate")), 0.0)
+    cluster.table.add(Managed(entry=CameraEntry(name="yard"), manager="north"), 0.0)
+    kube.apply("gate", {"priority": "critical"})
+    kube.apply("yard", {"priority": "critical"})
+    async with Rig(kube, cluster) as rig:
+        said = await rig.condition("gate", "Conflict", "True", "ManagedElsewhere")
+        assert said.startswith("camera 'gate' was added over the command line or the API")
+        said = await rig.condition("yard", "Conflict", "True", "ManagedElsewhere")
+        assert "belongs to the files that were applied as 'north'" in said
+        assert (await rig.condition("yard", "Accepted", "False", "Conflict")) == said
+        assert cluster.managers() == {"gate": CLUSTER, "yard": "north"}
+        assert kube.status("gate")["manager"] == CLUSTER
+        kube.apply("gate", {"priority": "critical"}, takeover=True)
+        await rig.condition("gate", "Conflict", "False", "None")
+        assert cluster.priorities() == {"gate": "critical"}
+        # Its owner lets go of it: the next comparison finds out.
+        cluster.table.remove("yard", manager="north")
+        await rig.condition("yard", "Conflict", "False", "None")
+        # And somebody takes one from Kubernetes: it is theirs, also when the resource goes.
+        cluster.table.update(Managed(entry=CameraEntry(name="yard"), manager="north"), 0.0, takeover=True)
+        await rig.condition("yard", "Conflict", "True", "ManagedElsewhere")
+        kube.delete("yard")
+        await until(lambda: "yard" not in rig.watch.snapshot())
+        await rig.reconciler.reconcile()
+        assert cluster.managers() == {"gate": KUBERNETES, "yard": "north"}
+
+
+async def test_credentials_come_from_a_secret_and_are_nowhere_else(kube, caplog):
+    caplog.set_level(logging.DEBUG)
+    cluster = CameraCluster()
+    spec = {"source": "rtsp://10.0.0.1/stream", "credentials": {"secretName": "door"}}
+    kube.apply("gate", spec)
+    async with Rig(kube, cluster) as rig:
+        said = await rig.condition("gate", "Accepted", "False", "Invalid")
+        assert said == "there is no Secret 'door' in namespace 'yard'"
+        kube.secret("door", username="viewer", password="hunter2@/")
+        await rig.condition("gate", "Accepted", "True", "Accepted")
+        assert cluster.directory.settings("gate").source == "rtsp://viewer:hunter2%40%2F@10.0.0.1/stream"
+        assert kube.status("gate")["source"] == "rtsp://viewer:***@10.0.0.1/stream"
+        # A password that is changed reaches the camera with the next comparison.
+        kube.secret("door", username="viewer", password="correct-horse")
+        await until(lambda: "correct-horse" in cluster.directory.settings("gate").source)
+        kube.apply("gate", {**spec, "source": "rtsp://other:battery@10.0.0.1/"})
+        await rig.condition("gate", "Accepted", "False", "Invalid")
+        everything = caplog.text + str(kube.status_writes)
+        for secret in ("hunter2", "correct-horse", "battery"):
+            assert secret not in everything
+
+
+async def test_a_resource_made_anew_is_another_camera(kube):
+    cluster = CameraCluster()
+    kube.apply("gate", {})
+    async with Rig(kube, cluster) as rig:
+        await until(lambda: cluster.managers())
+        with kube.lock:
+            kube.delete("gate")
+            kube.apply("gate", {})
+        await until(lambda: ("remove", "gate") in cluster.calls)
+        await until(lambda: cluster.managers())
+        await rig.condition("gate", "Accepted", "True", "Accepted")
+
+
+async def test_what_was_deleted_while_nobody_looked_is_removed(kube):
+    cluster = CameraCluster()
+    for name, manager in (("old", KUBERNETES), ("kept", KUBERNETES), ("other", CLUSTER)):
+        cluster.table.add(Managed(entry=CameraEntry(name=name), manager=manager, uid=""), 0.0)
+    kube.apply("kept", {})
+    kube.refuse["list"] = [503, 403]
+    async with Rig(kube, cluster):
+        await until(lambda: cluster.managers() == {"kept": KUBERNETES, "other": CLUSTER})
+        assert cluster.calls == [("remove", "old")]
+
+
+async def test_no_room_is_said_and_tried_again(kube):
+    cluster = CameraCluster()
+    cluster.refuse = CapacityError("the fleet is full")
+    kube.apply("gate", {})
+    async with Rig(kube, cluster) as rig:
+        assert await rig.condition("gate", "Accepted", "False", "NoRoom") == "the fleet is full"
+        cluster.refuse = None
+        await rig.condition("gate", "Accepted", "True", "Accepted")
+
+
+async def test_a_controller_that_restarts_is_waited_for(kube):
+    cluster = CameraCluster()
+    cluster.away = True
+    kube.apply("gate", {})
+    async with Rig(kube, cluster):
+        await asyncio.sleep(0.3)
+        assert not cluster.calls
+        cluster.away = False
+        await until(lambda: cluster.managers() == {"gate": KUBERNETES})
+
+
+async def test_conflicting_writes_of_a_status_are_read_again_and_repeated(kube):
+    cluster = CameraCluster()
+    kube.apply("gate", {})
+    kube.conflicts = 2
+    async with Rig(kube, cluster) as rig:
+        await rig.condition("gate", "Accepted", "True", "Accepted")
+        assert kube.objects["gate"]["metadata"]["labels"], "the other one's label is still there"
+        assert kube.conflicts == 0
+
+
+async def test_statuses_are_written_when_something_changed_and_not_more_often_than_said(kube):
+    cluster = CameraCluster()
+    names = [f"cam-{number}" for number in range(6)]
+    for name in names:
+        kube.apply(name, {})
+    # Two writes a turn: everybody gets one in three turns, and no one a second one before that.
+    async with Rig(kube, cluster, status_per_s=20, status_s=0.1):
+        await until(lambda: len(kube.status_writes) >= 6)
+        assert sorted(name for name, _ in kube.status_writes[:6]) == names
+        await asyncio.sleep(0.3)
+        settled = len(kube.status_writes)
+        for number in range(20):
+            cluster.answered("cam-0", LastAnswer("person", number / 20, False, number))
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.2)
+        assert len(kube.status_writes) == settled, "figures alone wait for status_refresh_s"
+        cluster.running("cam-0")
+        await until(lambda: kube.status("cam-0")["state"] == "running")
+        assert len(kube.status_writes) == settled + 1
+
+
+async def test_a_server_that_takes_no_status_is_not_asked_for_each_camera(kube, caplog):
+    cluster = CameraCluster()
+    for number in range(12):
+        kube.apply(f"cam-{number}", {})
+    kube.refuse["status"] = [500] * 8
+    async with Rig(kube, cluster):
+        await until(lambda: not kube.refuse["status"])
+        await until(lambda: all(kube.status(name) for name in kube.objects))
+    rounds = [record.created for record in caplog.records if "is not written" in record.message]
+    assert len(rounds) == 8
+    assert rounds[4] - rounds[3] > 0.05, "four at a time, then it waits for the next round"
+
+
+ACTS = st.lists(
+    st.one_of(
+        st.tuples(st.just("apply"), st.sampled_from("abc"), st.sampled_from(["critical", "normal", "background"])),
+        st.tuples(st.just("nonsense"), st.sampled_from("abc"), st.none()),
+        st.tuples(st.just("delete"), st.sampled_from("abc"), st.none()),
+        st.tuples(st.just("disconnect"), st.none(), st.none()),
+        st.tuples(st.just("expire"), st.none(), st.none()),
+        st.tuples(st.just("away"), st.booleans(), st.none()),
+        st.tuples(st.just("pause"), st.none(), st.none()),
+    ),
+    max_size=15,
+)
+
+
+@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(acts=ACTS)
+def test_whatever_happens_the_cameras_end_like_the_resources(kube, acts):
+    async def play():
+        cluster = CameraCluster()
+        async with Rig(kube, cluster, status_s=0.1) as rig:
+            for act, what, value in acts:
+                if act == "apply":
+                    kube.apply(what, {"priority": value})
+                elif act == "nonsense":
+                    kube.apply(what, {"priority": 7})
+                elif act == "delete":
+                    kube.delete(what)
+                elif act == "away":
+                    cluster.away = what
+                elif act == "pause":
+                    await asyncio.sleep(0.02)
+                else:
+                    getattr(kube, act)()
+            cluster.away = False
+            right = {
+                name: body["spec"]["priority"] for name, body in kube.objects.items() if body["spec"]["priority"] != 7
+            }
+            wrong = kube.objects.keys() - right.keys()
+
+            def same():
+                found = cluster.priorities()
+                return {
+                    n: p for n, p in found.items() if n not in wrong
+                } == right and found.keys() <= kube.objects.keys()
+
+            await until(same, acts)
+            for name in wrong:
+                await rig.condition(name, "Accepted", "False", "Invalid")
+
+    with contextlib.suppress(AssertionError):
+        for name in list(kube.objects):
+            kube.delete(name)
+    asyncio.run(play())

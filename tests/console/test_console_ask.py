@@ -1,0 +1,80 @@
+"""The ask box in a real browser, and the pages of one camera and of the fleet."""
+
+from __future__ import annotations
+
+from browsing import change, running, say_no, until
+from playwright.sync_api import expect
+
+CAMERAS = 60
+
+
+def test_an_answer_streams_in_with_the_moments_it_rests_on_and_goes_on(open_page, gateway):
+    name = running(gateway, 2)
+    page = open_page(f"{gateway.url}/#/ask", ready="input[list]")
+    page.fill("input[list]", name)
+    page.fill("textarea", "What happened?")
+    page.keyboard.press("Enter")
+    answer = page.locator(".turn-answer").first
+    expect(answer).to_have_attribute("aria-busy", "true")
+    until(lambda: 0 < len(answer.inner_text().split()) < 12)
+    expect(answer).to_contain_text("left to the right.")
+    moments = page.locator(".moments li")
+    expect(moments).to_have_count(4)
+    expect(moments.first).to_contain_text("46 %")
+    until(lambda: moments.first.locator("canvas").evaluate("canvas => canvas.width") == 224)
+    expect(page.locator(".grounds")).to_contain_text("98,304 of 2,457,600 remembered tokens read")
+    asked = []
+    page.on("request", lambda request: request.url.endswith("/v1/ask") and asked.append(request.post_data_json))
+    page.fill("textarea", "And then?")
+    page.get_by_role("button", name="Ask", exact=True).click()
+    expect(page.locator(".moments")).to_have_count(2)
+    assert asked[0]["conversation"]
+
+
+def test_what_fails_says_why_and_an_answer_can_be_stopped(open_page, gateway):
+    name = running(gateway, 3)
+    change(gateway, name, state="connecting")
+    page = open_page(f"{gateway.url}/#/ask/{name}", ready="textarea")
+    page.fill("textarea", "Anything?")
+    page.keyboard.press("Enter")
+    expect(page.locator(".turn .error")).to_have_text(f"camera '{name}' has seen nothing yet")
+    change(gateway, name, state="running")
+    page.fill("textarea", "Anything now?")
+    page.keyboard.press("Enter")
+    page.get_by_role("button", name="Stop").click()
+    expect(page.locator(".turn .error").last).to_have_text("Stopped.")
+
+
+def test_a_camera_has_scores_over_time_savings_quality_and_memory(open_page, gateway):
+    name = running(gateway, 4)
+    change(gateway, name, rung="refresh", rung_reason="load is 0.97 of the replica's capacity")
+    page = open_page(f"{gateway.url}/#/camera/{name}", ready=".plot svg")
+    expect(page.locator(".series")).to_have_count(len(gateway.city.answers(name)))
+    points = page.locator(".series path").first.get_attribute("d").count("L")
+    figures = page.locator(".camera-page .figures")
+    expect(figures).to_contain_text("95 %")
+    expect(figures).to_contain_text("load is 0.97 of the replica's capacity")
+    expect(page.locator("section", has=page.locator("#camera-memory"))).to_contain_text("of 64.0 MiB")
+    # One more answer, one more point; a question that is switched off is not drawn.
+    say_no(gateway, name, windows=1)
+    until(lambda: page.locator(".series path").first.get_attribute("d").count("L") == points + 1)
+    page.locator(".legend-item").first.click()
+    expect(page.locator(".series")).to_have_count(len(gateway.city.answers(name)) - 1)
+    page.get_by_text("The newest scores as a table").click()
+    assert page.locator(".plot tbody tr").count() == 20
+
+
+def test_the_fleet_page_says_how_full_it_is_and_drains_a_replica(open_page, gateway):
+    page = open_page(f"{gateway.url}/#/fleet", ready="tbody tr")
+    row = page.locator("tr", has_text="replica-2")
+    expect(row).to_contain_text("97 %")
+    expect(row).to_contain_text("1.4 s")
+    full = sum(status.rung == "full" for status in gateway.city.cameras.values())
+    ladder = page.locator("section", has=page.locator("#fleet-ladder")).locator("li", has_text="full")
+    expect(ladder).to_contain_text(str(full))
+    page.on("dialog", lambda dialog: dialog.accept())
+    row.get_by_role("button", name="Drain").click()
+    expect(row).to_contain_text("draining")
+    row.get_by_role("button", name="Take back").click()
+    expect(row).not_to_contain_text("draining")
+    expect(page.locator("section", has=page.locator("#fleet-sinks"))).to_contain_text("No sink is configured")

@@ -1,0 +1,116 @@
+"""Incidents in a real browser: they appear by themselves, with picture and clip, and are seen to by who may."""
+
+from __future__ import annotations
+
+import itertools
+import re
+
+import pytest
+from browsing import running, say_no, say_yes, until
+from playwright.sync_api import expect
+
+from cluster.bench.console_city import City
+from cluster.bench.console_gateway import ConsoleGateway
+from cluster.security.roles import Role
+from cluster.security.tokens import make_token, write_tokens
+
+CAMERAS = 120
+OTHERS = itertools.count(20)
+
+
+@pytest.fixture
+def incident(gateway, open_page):
+    """A page of the list, and an incident that begins while it is open."""
+    page = open_page(f"{gateway.url}/#/incidents", ready="h1")
+    expect(page.locator(".live")).to_have_text("Live")
+    name = running(gateway, next(OTHERS))
+    say_yes(gateway, name)
+    row = page.locator(".incident-row", has_text=name)
+    expect(row).to_have_count(1)
+    return page, name, row
+
+
+def test_one_that_begins_appears_and_is_announced(incident):
+    page, name, row = incident
+    expect(row).to_contain_text("person in restricted area")
+    expect(row).to_contain_text("warning")
+    expect(row).to_contain_text("Somebody stands there.")
+    assert name in page.locator("p[role=status].unseen").last.inner_text()
+    until(lambda: row.locator("img").evaluate("image => image.naturalWidth") > 0)
+
+
+def test_it_is_acknowledged_and_its_end_shows(incident, gateway):
+    page, name, row = incident
+    row.locator("a").click()
+    detail = page.locator(".detail")
+    detail.get_by_role("button", name="Acknowledge").click()
+    expect(detail).to_contain_text("seen to by anybody")
+    expect(row).to_contain_text("seen to by anybody")
+    expect(detail.get_by_role("button", name="Acknowledge")).to_have_count(0)
+    say_no(gateway, name)
+    expect(row).to_contain_text("lasted")
+    page.keyboard.press("Escape")
+    expect(detail).to_have_count(0)
+    assert page.url.endswith("#/incidents")
+
+
+def test_its_clip_plays(incident, gateway):
+    page, _, row = incident
+    gateway.step(0)
+    row.locator("a").click()
+    video = page.locator("video.clip")
+    expect(video).to_be_visible()
+    video.evaluate("video => video.play()")
+    until(lambda: video.evaluate("video => video.currentTime") > 0.2)
+    assert video.evaluate("video => [video.videoWidth, video.videoHeight]") == [448, 256]
+
+
+def test_muting_is_a_dialog_that_gives_focus_back(incident):
+    page, name, row = incident
+    row.locator("a").click()
+    button = page.locator(".detail").get_by_role("button", name="Mute")
+    button.click()
+    dialog = page.get_by_role("dialog")
+    expect(dialog).to_contain_text(f"Mute {name}")
+    page.keyboard.press("Escape")
+    expect(dialog).to_have_count(0)
+    expect(button).to_be_focused()
+    # Escape closed the dialog and nothing else.
+    expect(page.locator(".detail")).to_be_visible()
+    button.press("Enter")
+    dialog.get_by_label("For").select_option("28800")
+    dialog.get_by_role("button", name="Mute").click()
+    muted = page.locator(".mutes li", has_text=name)
+    expect(muted).to_contain_text("person in restricted area")
+    muted.get_by_role("button", name="End").click()
+    expect(page.locator(".mutes li", has_text=name)).to_have_count(0)
+
+
+def test_what_may_not_be_done_is_not_offered_and_what_fails_says_why(tmp_path, open_page):
+    made = {role: make_token(f"{role}-person", [role]) for role in (Role.VIEW, Role.ASK)}
+    write_tokens(tmp_path / "tokens.json", [token for _, token in made.values()])
+    with ConsoleGateway(City(6, seed=3), tmp_path, tokens=tmp_path / "tokens.json", live=False, poll_s=0.1) as gateway:
+        gateway.step(8)
+        name = running(gateway)
+        say_yes(gateway, name)
+        page = open_page(f"{gateway.url}/#/incidents", ready="input[type=password]")
+        page.fill("input[type=password]", "slt_wrong")
+        page.keyboard.press("Enter")
+        expect(page.locator("#login-error")).to_have_text(re.compile("not known"))
+        page.fill("input[type=password]", made[Role.VIEW][0])
+        page.keyboard.press("Enter")
+        page.locator(".incident-row a").click()
+        expect(page.locator(".detail")).to_contain_text(name)
+        expect(page.get_by_role("button", name="Acknowledge")).to_have_count(0)
+        expect(page.get_by_role("button", name="Mute")).to_have_count(0)
+        # The token is kept from pages: only the cookie that no script can read has it.
+        assert page.evaluate("document.cookie + JSON.stringify(localStorage)").find(made[Role.VIEW][0]) == -1
+        page.get_by_role("button", name="Sign out view-person").click()
+        page.fill("input[type=password]", made[Role.ASK][0])
+        page.keyboard.press("Enter")
+        acknowledge = page.get_by_role("button", name="Acknowledge")
+        expect(acknowledge).to_be_visible()
+        # Revoked meanwhile: the next thing that is asked for brings the box that wants a token.
+        write_tokens(tmp_path / "tokens.json", [made[Role.VIEW][1]])
+        page.evaluate("document.querySelector('.detail .primary')?.click()")
+        expect(page.locator("input[type=password]")).to_be_visible()

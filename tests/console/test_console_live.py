@@ -1,0 +1,148 @@
+"""What keeps a page current: a gateway that restarts, a connection that dies, a browser that slept."""
+
+from __future__ import annotations
+
+import pytest
+from browsing import Wall, change, running, until
+from playwright.sync_api import expect
+
+from cluster.bench.console_city import City
+from cluster.bench.console_gateway import ConsoleGateway
+from cluster.types import CameraStatus
+
+
+@pytest.fixture
+def own(tmp_path):
+    """A gateway that a test may stop."""
+    with ConsoleGateway(City(30), tmp_path, live=False, poll_s=0.1) as gateway:
+        gateway.step(8)
+        yield gateway
+
+
+def test_a_gateway_that_restarts_is_not_live_and_then_live_with_what_was_missed(own, open_page):
+    page = open_page(f"{own.url}/")
+    wall = Wall(page, own)
+    expect(page.locator(".live")).to_have_text("Live")
+    own.stop()
+    expect(page.locator(".live")).to_have_text("Not live")
+    banner = page.locator(".not-live")
+    expect(banner).to_contain_text("What you see may be out of date")
+    # What was known stays on the page, and what happens meanwhile is not made up.
+    assert len(wall.shown()) > 5
+    name, gone = running(own), running(own, 1)
+    own.city.change(name, state="error", reason="it was cut off")
+    del own.city.cameras[gone]
+    own.city.put(CameraStatus("annex-1"))
+    own.restart()
+    expect(page.locator(".live")).to_have_text("Live")
+    expect(banner).to_have_count(0)
+    expect(wall.tile(name)).to_contain_text("Not working")
+    wall.search("annex")
+    expect(wall.tile("annex-1")).to_be_visible()
+    until(lambda: wall.counts()["All"] == 30)
+
+
+def test_a_page_that_opens_while_the_gateway_is_away_says_so_and_recovers(own, open_page):
+    page = open_page(f"{own.url}/")
+    page.route("**/v1/**", lambda route: route.fulfill(status=503, json={"error": "the controller does not answer"}))
+    page.reload()
+    expect(page.locator(".failure")).to_contain_text("the controller does not answer")
+    page.unroute("**/v1/**")
+    page.get_by_role("button", name="Try now").click()
+    expect(page.locator(".tile").first).to_be_visible()
+
+
+def test_a_browser_that_slept_catches_up(own, open_page):
+    page = open_page(f"{own.url}/", ready=None)
+    page.clock.install()
+    page.reload()
+    page.wait_for_selector(".live.live")
+    opened = []
+    page.on("request", lambda request: request.url.endswith("/v1/events") and opened.append(request.url))
+    # The machine sleeps for an hour: timers do not run, the clock goes on.
+    page.clock.fast_forward(3_600_000)
+    until(lambda: page.evaluate("1") and len(opened) == 1)
+    page.clock.resume()
+    expect(page.locator(".live")).to_have_text("Live")
+
+
+STORE = """async (script) => {
+  const { Store } = await import('/console/store.js');
+  const store = new Store();
+  const camera = (name, state) => ({ name, state });
+  const incident = (id, updated_s, ended_s = null) =>
+    ({ id, camera: 'gate', severity: 'warning', opened_s: 1, updated_s, ended_s });
+"""
+
+
+def test_lists_that_were_asked_for_before_an_event_do_not_undo_it(own, open_page):
+    page = open_page(f"{own.url}/")
+    found = page.evaluate(
+        STORE
+        + """
+  store.camera(camera('gate', 'running')); store.camera(camera('old', 'running'));
+  const touched = store.track();
+  store.camera(camera('gate', 'error')); store.camera(camera('new', 'waiting')); store.removed('yard');
+  store.incident(incident('a', 5, 6));
+  const listed = [camera('gate', 'running'), camera('yard', 'running')];
+  store.takeAll(listed, [incident('a', 4), incident('b', 4)], touched);
+  store.untrack(touched);
+  const states = [...store.cameras.values()].map((each) => each.name + ':' + each.state);
+  return [states, [...store.openIncidents('gate')].map((each) => each.id)];
+}"""
+    )
+    assert found == [["gate:error", "new:waiting"], ["b"]]
+
+
+def test_what_the_page_keeps_is_bounded(own, open_page):
+    page = open_page(f"{own.url}/")
+    found = page.evaluate(
+        STORE
+        + """
+  for (let i = 0; i < 3000; i++) store.incident(incident('i' + i, i, i < 10 ? null : i));
+  for (let i = 0; i < 500; i++) store.history('c' + i, { scores: { q: [[1, 0.5, false, false]] }, rungs: [] });
+  for (let i = 0; i < 900; i++) store.answer('c499', 'q', [2 + i, 0.5, false, false]);
+  store.answer('c499', 'q', [3, 0.9, false, false]);
+  const points = store.histories.get('c499').scores.get('q');
+  const open = [...store.openIncidents('gate')].length;
+  return [store.incidents.size, open, store.histories.size, points.length, points[119][0], store.changed.size];
+}"""
+    )
+    # Those that are open are kept when there are too many, and an answer that is there already does not come twice.
+    assert found == [1000, 10, 120, 120, 901, 0]
+
+
+def test_the_stream_is_read_however_it_is_cut(own, open_page):
+    page = open_page(f"{own.url}/")
+    found = page.evaluate("""async () => {
+      const { pieces, lines } = await import('/console/api.js');
+      const text = 'event: a\\r\\ndata: {"x":"é"}\\r\\n\\r\\n: ping\\n\\nevent: b\\ndata: 1\\n\\nrest';
+      const bytes = new TextEncoder().encode(text);
+      const read = async (size, how) => {
+        let at = 0;
+        const body = new ReadableStream({ pull(controller) {
+          if (at >= bytes.length) controller.close(); else controller.enqueue(bytes.slice(at, (at += size)));
+        } });
+        const out = [];
+        for await (const piece of pieces({ body }, how)) out.push(piece);
+        return out;
+      };
+      const cut = [];
+      for (const size of [1000, 1, 2, 3, 5, 7, 11]) cut.push(await read(size, /\\r?\\n\\r?\\n/));
+      return cut;
+    }""")
+    assert found == [['event: a\r\ndata: {"x":"é"}', ": ping", "event: b\ndata: 1", "rest"]] * 7
+
+
+def test_changing_scores_do_not_move_tiles_under_the_pointer(own, open_page):
+    page = open_page(f"{own.url}/")
+    wall = Wall(page, own)
+    page.locator(".tile").nth(3).hover()
+    before = wall.shown()
+    name = before[-1]
+    change(own, name, state="error", reason="gone")
+    expect(wall.tile(name)).to_contain_text("Not working")
+    assert wall.shown() == before
+    page.mouse.move(5, 5)
+    change(own, running(own), latency_s=0.1)
+    until(lambda: wall.shown() != before)

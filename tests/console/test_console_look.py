@@ -1,0 +1,112 @@
+"""How it looks and who can use it: phones, dark and light, axe's rules, no motion, nothing inline."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+from browsing import running, until
+from playwright.sync_api import expect
+
+from cluster.console import STATIC
+
+PHONE = {"viewport": {"width": 360, "height": 740}, "is_mobile": True, "has_touch": True}
+
+CAMERAS = 60
+
+
+def pages(gateway):
+    """Address after ``#/`` -> a selector of what shows that the page is there."""
+    return {
+        "": ".picture.there",
+        f"camera/{running(gateway)}": ".plot svg",
+        "incidents": ".incident-row, .empty",
+        f"ask/{running(gateway)}": "textarea",
+        "fleet": "tbody tr",
+        "nowhere": ".empty",
+    }
+
+
+def test_a_phone_scrolls_down_only(open_page, gateway):
+    page = open_page(f"{gateway.url}/", **PHONE)
+    for address, there in pages(gateway).items():
+        page.goto(f"{gateway.url}/#/{address}")
+        page.wait_for_selector(there)
+        assert page.evaluate("document.documentElement.scrollWidth") == 360, address
+    # The pages are within reach of a thumb.
+    box = page.locator(".top nav").bounding_box()
+    assert box["y"] + box["height"] == pytest.approx(740, abs=1)
+    assert min(link.bounding_box()["height"] for link in page.locator(".top nav a").all()) >= 44
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_axe_finds_nothing_on_any_page(open_page, gateway, scheme):
+    page = open_page(f"{gateway.url}/", color_scheme=scheme)
+    # Only colours are others in the dark.
+    options = {"runOnly": ["color-contrast"]} if scheme == "dark" else None
+    for address, there in pages(gateway).items():
+        page.goto(f"{gateway.url}/#/{address}")
+        page.wait_for_selector(there)
+        found = Axe().run(page, options=options).response["violations"]
+        assert not found, [(each["id"], [node["target"] for node in each["nodes"]][:4]) for each in found]
+
+
+def test_dark_and_light_follow_the_system_until_somebody_chooses(open_page, gateway):
+    page = open_page(f"{gateway.url}/", color_scheme="dark")
+
+    def lightness():
+        red, green, blue = map(
+            int, re.findall(r"\d+", page.evaluate("getComputedStyle(document.body).backgroundColor"))[:3]
+        )
+        return (red + green + blue) / 3
+
+    assert lightness() < 40
+    page.emulate_media(color_scheme="light")
+    until(lambda: lightness() > 220)
+    page.get_by_role("button", name="Dark colours").click()
+    until(lambda: lightness() < 40)
+    page.reload()
+    page.wait_for_selector(".tile")
+    until(lambda: lightness() < 40)
+
+
+def test_nothing_moves_for_those_who_want_no_motion(open_page, gateway):
+    page = open_page(f"{gateway.url}/", reduced_motion="reduce")
+    assert page.evaluate("document.getAnimations().length") == 0
+    page.evaluate("document.body.insertAdjacentHTML('beforeend', '<div class=skeleton></div>')")
+    assert page.evaluate("document.getAnimations().length") == 0
+
+
+def test_pages_have_titles_and_take_the_focus_when_they_change(open_page, gateway):
+    page = open_page(f"{gateway.url}/")
+    expect(page).to_have_title("Wall · Sightline")
+    page.get_by_role("link", name="Fleet").click()
+    expect(page).to_have_title("Fleet · Sightline")
+    assert page.evaluate("document.activeElement.id") == "main"
+    expect(page.locator("nav [aria-current=page]")).to_have_text("Fleet")
+    page.go_back()
+    expect(page.locator(".tile").first).to_be_visible()
+
+
+def test_the_page_names_all_its_modules_and_has_nothing_inline():
+    text = (STATIC / "index.html").read_text()
+    named = set(re.findall(r'(?:src|href)="/console/([\w./-]+)"', text))
+    there = {str(path.relative_to(STATIC)) for path in STATIC.rglob("*") if path.suffix in (".js", ".css", ".svg")}
+    assert named == there
+    assert not re.search(r"<script(?![^>]*\bsrc=)|<style|\sstyle=|\son\w+=|javascript:|https?://", text)
+    for path in STATIC.rglob("*.js"):
+        source = path.read_text()
+        for module in re.findall(r'from\s*"([^"]+)"', source):
+            assert module.startswith("./"), f"{path.name} imports {module}"
+            assert (path.parent / module).is_file(), f"{path.name} imports {module}"
+        if path.parent == STATIC:
+            assert not re.search(r"(inner|outer|Adjacent)HTML|dangerouslySet|\beval\(|new Function", source), path
+
+
+def test_third_party_files_carry_their_licences():
+    licences = (STATIC / "vendor" / "LICENSES.txt").read_text()
+    for path in (STATIC / "vendor").glob("*.js"):
+        assert f"{path.name}" in licences
+    assert "MIT License" in licences
+    assert "Apache License" in licences

@@ -1,0 +1,179 @@
+"""The wall of cameras in a real browser: states, live changes, finding cameras, and what it costs the browser."""
+
+from __future__ import annotations
+
+import re
+
+from browsing import change, running, say_yes, until
+from playwright.sync_api import expect
+
+from cluster.types import CameraStatus
+
+CAMERAS = 500
+
+
+def test_it_counts_all_cameras_and_holds_only_those_on_the_screen(wall):
+    statuses = list(wall.gateway.city.cameras.values())
+    counts = wall.counts()
+    assert counts["All"] == 500
+    assert counts["Not working"] == sum(status.state in ("error", "backoff") for status in statuses)
+    assert counts["Lower quality"] == sum(status.rung != "full" for status in statuses)
+    assert 8 <= len(wall.shown()) <= 60
+    assert wall.page.get_attribute(".grid > li", "aria-setsize") == "500"
+
+
+def test_cameras_with_an_incident_come_first_then_those_that_do_not_work(wall):
+    until(lambda: wall.counts()["With an incident"] == len(wall.gateway.city.hot))
+    shown = wall.shown()
+    hot = wall.gateway.city.hot
+    assert set(shown[: len(hot)]) == hot
+    assert wall.gateway.city.cameras[shown[len(hot)]].state == "error"
+
+
+def test_a_tile_says_state_answer_and_quality_and_draws_its_scores(wall):
+    name = running(wall.gateway, 5)
+    change(wall.gateway, name, rung="stride", rung_reason="load is 0.97 of the replica's capacity")
+    wall.search(name)
+    tile = wall.tile(name)
+    expect(tile.locator(".badge")).to_have_text("Quality: stride")
+    expect(tile.locator(".badge")).to_have_attribute("title", "load is 0.97 of the replica's capacity")
+    top = max(wall.gateway.city.cameras[name].last_answers, key=lambda answer: answer.score)
+    expect(tile.locator(".tile-score")).to_have_text(f"{top.score:.2f}")
+    expect(tile.locator(".sparkline .top")).to_have_attribute("d", re.compile(r"^M[\d.]+ [\d.]+(L|$)"))
+    # A picture is drawn, with the width and height that the gateway sent.
+    until(lambda: tile.locator("canvas").evaluate("canvas => canvas.width") == 320)
+    expect(tile.locator(".picture")).to_have_class("picture there")
+
+
+def test_changes_show_without_a_reload(wall):
+    name = running(wall.gateway, 6)
+    wall.search(name)
+    expect(wall.tile(name)).to_be_visible()
+    wall.page.evaluate("window.same = true")
+    change(wall.gateway, name, state="error", reason="the lens is covered")
+    expect(wall.tile(name)).to_contain_text("Not working")
+    change(wall.gateway, name, state="running", reason="")
+    expect(wall.tile(name)).not_to_contain_text("Not working")
+    say_yes(wall.gateway, name)
+    expect(wall.tile(name)).to_have_class("tile tone-warning")
+    expect(wall.tile(name).locator(".badge")).to_have_text("person in restricted area")
+    expect(wall.tile(name)).to_contain_text("yes 0.93")
+    assert wall.page.evaluate("window.same")
+
+
+def test_cameras_come_and_go(wall):
+    gateway = wall.gateway
+    gateway.city.put(CameraStatus("annex-1", source="push://"))
+    gateway.publish([])
+    wall.search("annex-1")
+    expect(wall.tile("annex-1")).to_contain_text("No answer yet")
+    del gateway.city.cameras["annex-1"]
+    gateway.publish([])
+    expect(wall.page.locator(".empty")).to_contain_text("No camera fits")
+    until(lambda: wall.counts()["All"] == 500)
+
+
+def test_search_filter_and_sort(wall):
+    page, cameras = wall.page, wall.gateway.city.cameras
+    wall.search("PLATFORM-south")
+    until(lambda: wall.shown() and all("platform-south" in name for name in wall.shown()))
+    wall.search("replica-2")
+    until(lambda: wall.shown() and all(cameras[name].replica == "replica-2" for name in wall.shown()))
+    page.press("input[type=search]", "Escape")
+    assert page.input_value("input[type=search]") == ""
+    page.select_option("select >> nth=0", "name")
+    until(lambda: wall.shown()[0] == min(cameras))
+    page.click("text=Lower quality")
+    until(lambda: wall.shown() and all(cameras[name].rung != "full" for name in wall.shown()))
+    assert page.locator(".chip[aria-pressed=true]").count() == 1
+
+
+def test_only_what_is_on_the_screen_is_fetched(open_page, gateway):
+    page = open_page(f"{gateway.url}/", ready=None)
+    asked = set()
+    page.on("request", lambda request: "/picture.jpg" in request.url and asked.add(request.url.split("/")[5]))
+    page.reload()
+    page.wait_for_selector(".picture.there")
+    page.wait_for_timeout(1500)
+    assert 4 <= len(asked) <= 40
+    before = set(asked)
+    page.keyboard.press("End")
+    page.evaluate("scrollTo(0, document.body.scrollHeight)")
+    until(lambda: page.wait_for_timeout(50) or len(asked - before) >= 4)
+    assert len(asked) < 80
+
+
+def test_the_document_does_not_grow_while_cameras_change(wall):
+    page = wall.page
+    page.wait_for_selector(".picture.there")
+    nodes = page.evaluate("document.querySelectorAll('*').length")
+    for _ in range(3):
+        wall.gateway.step(8)
+        page.wait_for_timeout(300)
+    assert page.evaluate("document.querySelectorAll('*').length") < 1.2 * nodes
+    sizes = page.evaluate(
+        "async () => { const { store } = await import('/console/store.js');"
+        " return [store.cameras.size, store.histories.size, store.changed.size] }"
+    )
+    assert sizes[0] == 500
+    assert sizes[1] <= 120
+
+
+def test_a_name_is_never_markup(wall, open_page):
+    gateway = wall.gateway
+    name, source = "<img src=x onerror=document.title='owned'>\"'&", "<script>document.title='owned'</script>"
+    gateway.city.put(CameraStatus(name, source=source, state="error", reason="<b>no</b>"))
+    gateway.publish([])
+    try:
+        wall.search("<img")
+        tile = wall.page.locator(".tile")
+        expect(tile).to_have_count(1)
+        expect(tile.locator(".tile-name")).to_have_text(name)
+        expect(tile).to_contain_text("<b>no</b>")
+        tile.click()
+        expect(wall.page.locator("h1")).to_have_text(name)
+        expect(wall.page.locator("body")).to_contain_text("<script>")
+        assert "owned" not in wall.page.title().replace(name, "")
+        assert wall.page.locator("img[src=x]").count() == 0
+    finally:
+        del gateway.city.cameras[name]
+        gateway.publish([])
+
+
+def test_by_keyboard_alone(wall):
+    page = wall.page
+
+    def focused():
+        return page.evaluate("document.activeElement.dataset.camera ?? document.activeElement.textContent.trim()")
+
+    page.select_option("select >> nth=0", "name")
+    until(lambda: wall.shown()[0] == min(wall.gateway.city.cameras))
+    page.evaluate("document.activeElement.blur()")
+    page.keyboard.press("Tab")
+    assert focused() == "Skip to the content"
+    assert page.evaluate("document.activeElement.getBoundingClientRect().top") >= 0
+    page.keyboard.press("Enter")
+    assert page.evaluate("document.activeElement.id") == "main"
+    page.keyboard.press("/")
+    assert page.evaluate("document.activeElement.type") == "search"
+    page.keyboard.press("Escape")
+    page.locator(".chip").last.focus()
+    page.keyboard.press("Tab")
+    names = sorted(wall.gateway.city.cameras)
+    assert focused() == names[0]
+    outline = page.evaluate("getComputedStyle(document.activeElement).outlineStyle")
+    assert outline == "solid"
+    page.keyboard.press("ArrowRight")
+    until(lambda: focused() == names[1])
+    page.keyboard.press("End")
+    until(lambda: focused() == names[-1])
+    assert page.evaluate("document.activeElement.getBoundingClientRect().bottom <= innerHeight")
+    page.keyboard.press("Home")
+    until(lambda: focused() == names[0])
+    # The grid is one stop: one more Tab leaves it.
+    page.keyboard.press("Tab")
+    assert focused() not in names
+    page.keyboard.press("Shift+Tab")
+    assert focused() == names[0]
+    page.keyboard.press("Enter")
+    expect(page.locator("h1")).to_have_text(names[0])

@@ -1,0 +1,80 @@
+"""A Ray cluster of two nodes, and what KubeRay does with a Serve configuration: for tests of the application."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import ray
+from ray.cluster_utils import Cluster
+
+from actors.session import FLAGS, OBJECT_STORE_BYTES, ONE_THREAD
+
+WAIT_S = 240.0
+
+
+@contextmanager
+def ray_cluster(resources: dict[str, float]) -> Iterator[None]:
+    """A head that offers nothing, as in the chart, and one more node with ``resources``; this process is a driver."""
+    before = dict(os.environ)
+    # Ray's workers run at a low priority, and would wait for whatever else this machine does.
+    os.environ.update(FLAGS | ONE_THREAD | {"RAY_worker_niceness": "0"})
+    node = {"num_cpus": 0, "num_gpus": 0, "object_store_memory": OBJECT_STORE_BYTES, "include_dashboard": False}
+    cluster = Cluster(initialize_head=True, head_node_args=node)
+    try:
+        cluster.add_node(resources=resources, **{key: node[key] for key in node if key != "include_dashboard"})
+        ray.init(address=cluster.address, log_to_driver=False, logging_level=logging.ERROR)
+        yield
+    finally:
+        ray.shutdown()
+        cluster.shutdown()
+        os.environ.clear()
+        os.environ.update(before)
+
+
+def deploy(configuration: dict[str, Any]) -> None:
+    """``PUT /api/serve/applications/`` of the head's dashboard, without the dashboard."""
+    from ray.serve._private.api import serve_start
+    from ray.serve.schema import ServeDeploySchema
+
+    schema = ServeDeploySchema.model_validate(json.loads(json.dumps(configuration)))
+    client = serve_start(
+        http_options=schema.http_options.model_dump(),
+        proxy_location=schema.proxy_location,
+        global_logging_config=schema.logging_config,
+    )
+    client.deploy_apps(schema)
+
+
+def states() -> dict[str, tuple[str, str]]:
+    """Application -> its status and message."""
+    from ray import serve
+
+    return {name: (str(app.status.value), app.message) for name, app in serve.status().applications.items()}
+
+
+def named_actors(namespace: str) -> set[str]:
+    return {each["name"] for each in ray.util.list_named_actors(all_namespaces=True) if each["namespace"] == namespace}
+
+
+def until_running() -> None:
+    def running() -> bool:
+        found = states()
+        failed = {name: state for name, state in found.items() if "FAILED" in state[0] or state[0] == "UNHEALTHY"}
+        assert not failed, failed
+        return all(status == "RUNNING" for status, _ in found.values())
+
+    until("all applications to run", running)
+
+
+def until(what: str, condition: Callable[[], Any]) -> Any:
+    deadline = time.monotonic() + WAIT_S
+    while not (value := condition()):
+        assert time.monotonic() < deadline, f"waited {WAIT_S:g} s for {what}; applications: {states()}"
+        time.sleep(0.2)
+    return value

@@ -1,0 +1,114 @@
+"""Every preset renders, lints, and is what Kubernetes and the operators expect, to the letter."""
+
+from __future__ import annotations
+
+import json
+
+import jsonschema
+import pytest
+import yaml
+from chart_parts import CHART, PRESETS, VARIANTS, helm, of_kind, pods, rendered, serve_config, validate
+
+from actors.serve_app import NOT_THE_REPLICAS
+from actors.session import FLAGS, OBJECT_STORE_BYTES, ONE_THREAD
+from cluster.config.load import load_tree
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_presets_lint(preset: str) -> None:
+    done = helm("lint", str(CHART), "--strict", "-f", str(CHART / f"values-{preset}.yaml"))
+    assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_every_object_is_valid(variant: str) -> None:
+    objects = rendered(variant)
+    assert len({(each["kind"], each["metadata"]["name"]) for each in objects}) == len(objects)
+    for each in objects:
+        validate(each)
+
+
+def test_validation_finds_what_is_wrong() -> None:
+    [service] = of_kind(rendered("cpu"), "RayService")
+    service["spec"]["rayClusterConfig"]["headGroupSpec"]["rayStartParam"] = {}
+    with pytest.raises(jsonschema.ValidationError, match="rayStartParam"):
+        validate(service)
+    [service] = of_kind(rendered("cpu"), "RayService")
+    service["spec"]["rayClusterConfig"]["workerGroupSpecs"][0]["template"]["spec"]["tolerationz"] = []
+    with pytest.raises(Exception, match="tolerationz"):
+        validate(service)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_configuration_is_one_that_sightline_takes(variant: str, monkeypatch) -> None:
+    monkeypatch.setenv("KV_REDIS_PASSWORD", "x")
+    config = serve_config(rendered(variant))
+    [processes, replicas] = config["applications"]
+    full = load_tree(processes["args"]["configuration"])
+    part = load_tree(replicas["args"]["configuration"])
+    assert full.security.tokens_file == "/etc/sightline/tokens/tokens.json"
+    assert full.gateway.host == "0.0.0.0"
+    assert full.model.device == ("cpu" if variant == "cpu" else "cuda")
+    for section in set(type(full).model_fields) - {*NOT_THE_REPLICAS, "cluster"}:
+        assert getattr(part, section) == getattr(full, section), section
+    # A change of what a replica does not read must not load its model anew.
+    assert not set(replicas["args"]["configuration"]) & set(NOT_THE_REPLICAS)
+    decoders = full.cluster.decoders
+    assert part.cluster.model_copy(update={"decoders": decoders}) == full.cluster
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_ray_resources_hold_exactly_the_processes(variant: str) -> None:
+    objects = rendered(variant)
+    cluster = of_kind(objects, "RayService")[0]["spec"]["rayClusterConfig"]
+    configuration = serve_config(objects)["applications"][0]["args"]["configuration"]["cluster"]
+    offered: dict[str, int] = {}
+    for group in cluster["workerGroupSpecs"]:
+        for name, amount in group["resources"].items():
+            offered[name] = offered.get(name, 0) + int(amount) * group["replicas"]
+        assert group["minReplicas"] == group["replicas"] == group["maxReplicas"]
+    place = configuration["placement"]
+    assert offered[place["decoder"]] == configuration["decoders"]
+    assert offered[place["replica"]] == configuration["replicas"]
+    assert offered[place["control"]] >= 8
+    assert offered.get("GPU", configuration["replicas"]) == configuration["replicas"]
+    assert cluster["headGroupSpec"]["resources"] == {"CPU": "0"}
+    for group in (cluster["headGroupSpec"], *cluster["workerGroupSpecs"]):
+        assert group["rayStartParams"]["object-store-memory"] == str(OBJECT_STORE_BYTES)
+
+
+def test_environment_is_that_of_the_command_line() -> None:
+    for component, pod in pods(rendered("cpu")).items():
+        found = {each["name"]: each.get("value") for each in pod["spec"]["containers"][0]["env"]}
+        assert (FLAGS | ONE_THREAD).items() <= found.items(), component
+
+
+def test_rules_and_dashboards_go_in_unchanged() -> None:
+    objects = rendered("city")
+    rules = [yaml.safe_load(path.read_text()) for path in sorted((CHART / "rules").glob("*.yaml"))]
+    assert [rule["spec"] for rule in of_kind(objects, "PrometheusRule")] == rules
+    files = {path.name: json.loads(path.read_text()) for path in (CHART / "dashboards").glob("*.json")}
+    found = {
+        name: json.loads(text)
+        for each in of_kind(objects, "ConfigMap")
+        if each["metadata"]["labels"].get("grafana_dashboard") == "1"
+        for name, text in each["data"].items()
+    }
+    assert found == files
+    assert files
+    assert rules
+
+
+def test_upgrade_needs_no_second_pool_of_gpus() -> None:
+    for variant in VARIANTS:
+        [service] = of_kind(rendered(variant), "RayService")
+        assert service["spec"]["upgradeStrategy"] == {"type": "None"}
+
+
+def test_changed_questions_leave_the_replicas_and_the_pods_alone() -> None:
+    before, after = rendered("cpu"), rendered("cpu", "config.alerts.cooldown_s=5", "decoders.perPod=1")
+    [old, new] = [of_kind(each, "RayService")[0]["spec"] for each in (before, after)]
+    assert old["rayClusterConfig"] == new["rayClusterConfig"]
+    [old_apps, new_apps] = [serve_config(each)["applications"] for each in (before, after)]
+    assert old_apps[0] != new_apps[0]
+    assert old_apps[1] == new_apps[1]

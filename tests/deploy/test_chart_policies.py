@@ -1,0 +1,177 @@
+"""What the chart promises about security, on what it renders."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from chart_parts import VARIANTS, of_kind, pods, rendered, serve_config
+
+ANY_VARIANT = pytest.mark.parametrize("variant", VARIANTS)
+
+
+def containers(variant: str) -> list[tuple[str, dict[str, Any], dict[str, Any]]]:
+    return [(name, pod["spec"], c) for name, pod in pods(rendered(variant)).items() for c in pod["spec"]["containers"]]
+
+
+@ANY_VARIANT
+def test_nothing_runs_as_root_or_writes_to_its_image(variant: str) -> None:
+    for name, pod, container in containers(variant):
+        assert pod["securityContext"]["runAsNonRoot"], name
+        assert pod["securityContext"]["runAsUser"] > 0
+        assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+        assert container["securityContext"] == {
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "runAsNonRoot": True,
+            "capabilities": {"drop": ["ALL"]},
+        }
+        assert not any(pod.get(key) for key in ("hostNetwork", "hostPID", "hostIPC"))
+        assert not any("hostPath" in volume for volume in pod["volumes"])
+
+
+@ANY_VARIANT
+def test_everything_has_limits_and_probes(variant: str) -> None:
+    for name, pod, container in containers(variant):
+        for amounts in (container["resources"]["requests"], container["resources"]["limits"]):
+            assert {"cpu", "memory"} <= amounts.keys(), name
+        assert container["readinessProbe"]
+        assert container["livenessProbe"]
+        assert ":latest" not in container["image"]
+        for volume in pod["volumes"]:
+            assert "sizeLimit" in volume.get("emptyDir", {"sizeLimit": 0}), volume
+
+
+@ANY_VARIANT
+def test_secrets_are_only_referred_to(variant: str) -> None:
+    objects = rendered(variant)
+    assert of_kind(objects, "Secret") == []
+    for _, _, container in containers(variant):
+        for each in container["env"]:
+            if any(word in each["name"] for word in ("PASSWORD", "TOKEN", "KEY")):
+                assert "secretKeyRef" in each["valueFrom"]
+        assert "requirepass %s" in json.dumps(container) or "PASSWORD" not in json.dumps(container.get("args", ""))
+    url = serve_config(objects)["applications"][1]["args"]["configuration"].get("tiers", {}).get("redis_url")
+    assert url is None or "${KV_REDIS_PASSWORD}" in url
+
+
+@ANY_VARIANT
+def test_only_the_gateway_is_reachable_and_it_asks_for_tokens(variant: str) -> None:
+    objects = rendered(variant)
+    outside = [each for each in of_kind(objects, "Service") if each["spec"].get("type", "ClusterIP") != "ClusterIP"]
+    assert {each["metadata"]["name"] for each in outside} <= {"sightline-gateway"}
+    security = serve_config(objects)["applications"][0]["args"]["configuration"]["security"]
+    assert security["tokens_file"]
+    assert "allow_unauthenticated" not in security
+    if outside:
+        assert security["tls"]["certificate"]
+    [service] = of_kind(objects, "RayService")
+    assert service["spec"]["rayClusterConfig"]["authOptions"] == {"mode": "token"}
+
+
+@ANY_VARIANT
+def test_tokens_and_the_certificate_are_mounted_by_the_control_pod_alone(variant: str) -> None:
+    for component, pod in pods(rendered(variant)).items():
+        secrets = {volume["name"] for volume in pod["spec"]["volumes"] if "secret" in volume}
+        assert ("tokens" in secrets) == (component == "control")
+        assert ("tls" in secrets) <= (component == "control")
+
+
+@ANY_VARIANT
+def test_probe_of_the_gateway_speaks_as_the_gateway_does(variant: str) -> None:
+    objects = rendered(variant)
+    security = serve_config(objects)["applications"][0]["args"]["configuration"]["security"]
+    probe = pods(objects)["control"]["spec"]["containers"][0]["readinessProbe"]
+    if "client_ca" in security.get("tls", {}):
+        assert probe["tcpSocket"] == {"port": "http"}
+    else:
+        assert probe["httpGet"]["scheme"] == ("HTTPS" if "tls" in security else "HTTP")
+
+
+def selected(policy: dict[str, Any], labels: dict[str, str]) -> bool:
+    selector = policy["spec"]["podSelector"]
+    return all(labels.get(key) == value for key, value in selector.get("matchLabels", {}).items()) and all(
+        labels.get(each["key"]) in each["values"] for each in selector.get("matchExpressions", [])
+    )
+
+
+@ANY_VARIANT
+def test_every_port_of_every_pod_is_behind_a_network_policy(variant: str) -> None:
+    objects = rendered(variant)
+    policies = of_kind(objects, "NetworkPolicy")
+    reachable: dict[str, set[str]] = {}
+    for component, pod in pods(objects).items():
+        mine = [policy for policy in policies if selected(policy, pod["metadata"]["labels"])]
+        assert any("Ingress" in policy["spec"]["policyTypes"] for policy in mine), component
+        names = {port["name"] for container in pod["spec"]["containers"] for port in container["ports"]}
+        for policy in mine:
+            for rule in policy["spec"]["ingress"]:
+                ports = {port["port"] for port in rule.get("ports", [])}
+                assert ports <= names, "a policy names a port that the pod does not have"
+                if "from" not in rule:
+                    reachable.setdefault(component, set()).update(ports or names)
+                assert ports or rule["from"] == [{"podSelector": policy["spec"]["podSelector"]}]
+    # From anywhere: the gateway, where no clients are named; nothing else.
+    assert reachable == ({} if variant == "everything" else {"control": {"grpc", "http"}})
+
+
+def test_the_two_redis_are_two() -> None:
+    objects = rendered("city")
+    settings = {each["metadata"]["name"]: each["data"].get("redis.conf", "") for each in of_kind(objects, "ConfigMap")}
+    assert "maxmemory-policy allkeys-lru" in settings["sightline-kv-redis"]
+    assert "maxmemory 240gb" in settings["sightline-kv-redis"]
+    assert "maxmemory-policy noeviction" in settings["sightline-gcs-redis"]
+    assert "appendonly yes" in settings["sightline-gcs-redis"]
+    [service] = of_kind(objects, "RayService")
+    ray = service["spec"]["rayClusterConfig"]["gcsFaultToleranceOptions"]
+    assert ray["redisAddress"] == "sightline-gcs-redis:6379"
+    assert "externalStorageNamespace" not in ray
+    memories = serve_config(objects)["applications"][1]["args"]["configuration"]["tiers"]["redis_url"]
+    assert memories.endswith("@sightline-kv-redis:6379/0")
+    kept = {
+        each["metadata"]["name"]: each["spec"].get("volumeClaimTemplates") for each in of_kind(objects, "StatefulSet")
+    }
+    assert kept["sightline-gcs-redis"]
+    assert not kept["sightline-kv-redis"]
+
+
+def test_least_rights() -> None:
+    objects = rendered("everything")
+    assert of_kind(objects, "ClusterRole") == of_kind(objects, "ClusterRoleBinding") == []
+    [role] = of_kind(objects, "Role")
+    allowed = {
+        (resource, verb): rule.get("resourceNames")
+        for rule in role["rules"]
+        for resource in rule["resources"]
+        for verb in rule["verbs"]
+    }
+    assert allowed == {
+        **{("cameras", verb): None for verb in ("get", "list", "watch")},
+        **{("cameras/status", verb): None for verb in ("get", "update", "patch")},
+        ("secrets", "get"): ["gate"],
+    }
+    [binding] = of_kind(objects, "RoleBinding")
+    assert [each["name"] for each in binding["subjects"]] == ["sightline-control"]
+    for component, pod in pods(objects).items():
+        assert pod["spec"]["automountServiceAccountToken"] == (component == "control")
+        assert pod["spec"]["serviceAccountName"] == f"sightline-{'control' if component == 'control' else 'worker'}"
+    assert of_kind(rendered("cpu", "cameras.enabled=false"), "Role") == []
+
+
+def test_disruption_budgets_say_what_kubernetes_can_count() -> None:
+    """It cannot ask a RayCluster for its number of pods, so only whole minAvailable works."""
+    for variant in VARIANTS:
+        for budget in of_kind(rendered(variant), "PodDisruptionBudget"):
+            assert isinstance(budget["spec"]["minAvailable"], int)
+            assert "maxUnavailable" not in budget["spec"]
+
+
+def test_gpus_are_asked_for_where_replicas_run_and_nowhere_else() -> None:
+    for variant, gpus in (("cpu", None), ("minimal", 1), ("city", 4)):
+        for component, pod in pods(rendered(variant)).items():
+            [container] = pod["spec"]["containers"]
+            expected = gpus if component == "replica" else None
+            assert container["resources"]["limits"].get("nvidia.com/gpu") == expected
+    tolerated = pods(rendered("city"))["replica"]["spec"]["tolerations"]
+    assert {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"} in tolerated

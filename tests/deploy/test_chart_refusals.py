@@ -1,0 +1,124 @@
+"""What the chart does not take: open doors, contradictions, misspelt keys. Each is said in one sentence."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import yaml
+from chart_parts import CHART, OPEN, PLAIN_INSIDE, serve_config, template
+
+TOKENS = "gateway.tokens.secretName=t"
+
+
+def refused(*settings: str, preset: str | None = None) -> str:
+    done = template(preset, *settings)
+    assert done.returncode != 0, settings
+    return done.stderr
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ((PLAIN_INSIDE,), "would ask nobody for a token: name gateway.tokens.secretName"),
+        ((PLAIN_INSIDE, "gateway.allowUnauthenticated=true"), "allowUnauthenticated: Invalid type"),
+        ((PLAIN_INSIDE, "gateway.allowUnauthenticated=yes"), "would ask nobody for a token"),
+        ((PLAIN_INSIDE, OPEN, TOKENS), "contradict each other"),
+        ((TOKENS,), "without TLS: name internalTls.secretName"),
+        (
+            (PLAIN_INSIDE, TOKENS, "gateway.service.type=LoadBalancer"),
+            "beyond the cluster without",
+        ),
+        (
+            (PLAIN_INSIDE, TOKENS, "gateway.service.type=NodePort"),
+            "beyond the cluster without TLS",
+        ),
+        (
+            (PLAIN_INSIDE, TOKENS, "gateway.tls.clientCertificates=true"),
+            "needs gateway.tls.secret",
+        ),
+        ((PLAIN_INSIDE, TOKENS, "gateway.httpPort=50051"), "are both 50051"),
+        (
+            (PLAIN_INSIDE, TOKENS, "kvRedis.enabled=true"),
+            "kvRedis.enabled needs kvRedis.secretName",
+        ),
+        (
+            (PLAIN_INSIDE, TOKENS, "gcsRedis.enabled=true"),
+            "gcsRedis.enabled needs gcsRedis.secret",
+        ),
+        (
+            (
+                *(PLAIN_INSIDE, TOKENS, "kvRedis.enabled=true", "kvRedis.secretName=r"),
+                "config.tiers.redis_url=redis://elsewhere:6379",
+            ),
+            "names another: leave one out",
+        ),
+        (
+            (PLAIN_INSIDE, TOKENS, "monitoring.podMonitor.enabled=true"),
+            "needs monitoring.podMonitor.tokenSecretName",
+        ),
+    ],
+)
+def test_open_doors_and_contradictions(settings: tuple[str, ...], reason: str) -> None:
+    assert reason in refused(*settings)
+
+
+def test_said_in_words_it_runs_without_tokens() -> None:
+    done = template(None, PLAIN_INSIDE, OPEN)
+    assert done.returncode == 0, done.stderr
+    objects = [each for each in yaml.safe_load_all(done.stdout) if each]
+    security = serve_config(objects)["applications"][0]["args"]["configuration"]["security"]
+    assert security["allow_unauthenticated"] is True
+    assert "tokens_file" not in security
+
+
+@pytest.mark.parametrize(
+    ("setting", "named"),
+    [
+        ("imgae.tag=1", "imgae"),
+        ("gateway.grpcprot=6000", "grpcprot"),
+        ("gateway.service.tpye=ClusterIP", "tpye"),
+        ("replicas.resources.limits.memroy=1Gi", "memroy"),
+        ("config.window.strde_s=4", "strde_s"),
+        ("config.alerts.health.offline.afterr_s=4", "afterr_s"),
+        ("config.windows.stride_s=4", "windows"),
+        ("secretEnv[0].nam=x", "nam"),
+        ("gateway.service.type=Clusterip", "gateway.service.type"),
+        ("decoders.pods=0", "decoders.pods"),
+        ("decoders.pods=many", "decoders.pods"),
+        ("redisImage.tag=latest", "redisImage.tag"),
+        ("image.digest=sha256:12", "image.digest"),
+        # What the chart decides is not for the configuration to say.
+        ("config.gateway.port=6000", "port"),
+        ("config.security.tokens_file=x", "tokens_file"),
+        ("config.security.allow_unauthenticated=true", "allow_unauthenticated"),
+        ("config.cluster.replicas=7", "replicas"),
+    ],
+)
+def test_misspelt_and_wrong_values(setting: str, named: str) -> None:
+    told = refused(setting, preset="cpu")
+    assert "don't meet the specifications of the schema" in told
+    assert named in told
+
+
+def test_schema_is_closed_everywhere() -> None:
+    opened: list[str] = []
+
+    def walk(node: object, path: str) -> None:
+        if isinstance(node, dict):
+            if (
+                "properties" in node
+                and isinstance(node["properties"], dict)
+                and node.get("additionalProperties") is not False
+            ):
+                opened.append(path)
+            for key, below in node.items():
+                walk(below, f"{path}.{key}")
+        elif isinstance(node, list):
+            for each in node:
+                walk(each, path)
+
+    schema = json.loads((CHART / "values.schema.json").read_text())
+    assert schema["additionalProperties"] is False
+    walk(schema, "")
+    assert opened == []

@@ -1,0 +1,124 @@
+"""The application as KubeRay deploys it: the chart's own Serve configuration on a real Ray, changed and taken away."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+from typing import Any
+
+import psutil
+import pytest
+import ray
+import yaml
+from chart_parts import OPEN, PLAIN_INSIDE, serve_config, template
+from serve_parts import deploy, named_actors, ray_cluster, states, until, until_running
+
+from actors.remote import CONTROLLER, GATEWAY, NAMESPACE
+from actors.serve_app import processes, replicas
+from cluster.clips import make_clip
+from cluster.errors import ConfigError
+from cluster.rpc.client import GatewayClient
+
+PLAIN = {"security": {"allow_plain_inside": True}}
+FAST = {"source_options": {"loop": True, "realtime": True, "speed": 4}}
+
+
+def chart_serve_config(folder, clip, *settings: str) -> dict[str, Any]:
+    """What the chart renders for a trial without a GPU, with a small model and a file for a camera."""
+    camera = {"name": "gate", "source": str(clip), **FAST}
+    done = template(
+        "cpu",
+        *(PLAIN_INSIDE, OPEN, "gateway.tokens.secretName="),
+        *("config.model.name=tiny-qwen2_5_vl", "config.model.threads=1", "cameras.enabled=false"),
+        *("config.sampling.anchor_interval_s=4", "config.window.length_s=4", "config.window.stride_s=2"),
+        *("config.window.static_gate=false", "config.cluster.heartbeat_timeout_s=8"),
+        *settings,
+    )
+    assert done.returncode == 0, done.stderr
+    config = serve_config([each for each in yaml.safe_load_all(done.stdout) if each])
+    # Folders of a container are not this machine's.
+    full = config["applications"][0]["args"]["configuration"]
+    full["alerts"]["folder"] = str(folder / "alerts")
+    full["cameras"] = [camera]
+    return config
+
+
+def process_ids() -> dict[str, int]:
+    """Of the processes that are named actors of ours."""
+    return {
+        name: ray.get(ray.get_actor(name, namespace=NAMESPACE).process_id.remote(), timeout=30)
+        for name in named_actors(NAMESPACE)
+    }
+
+
+@pytest.mark.cluster
+@pytest.mark.timeout(600)
+def test_deployed_changed_and_taken_away(tmp_path) -> None:
+    clip = tmp_path / "street.mp4"
+    make_clip("street", clip, seconds=24, size=(160, 96))
+    with socket.create_server(("127.0.0.1", 0)) as rpc, socket.create_server(("127.0.0.1", 0)) as http:
+        ports = (f"gateway.grpcPort={rpc.getsockname()[1]}", f"gateway.httpPort={http.getsockname()[1]}")
+        address = f"127.0.0.1:{rpc.getsockname()[1]}"
+    before = chart_serve_config(tmp_path, clip, *ports)
+    # The head offers nothing, as in the chart; all of this lands on the other node or nowhere.
+    with ray_cluster({"sightline_control": 16, "sightline_decoder": 1, "sightline_replica": 1}):
+        deploy(before)
+        until_running()
+        with GatewayClient(address) as client:
+            until("answers of the file's camera", lambda: client.camera_get("gate").last_answers)
+            client.camera_add("late", str(clip), settings=FAST)
+            replica = client.replicas_list()[0]
+            until("answers of a camera added later", lambda: client.camera_get("late").last_answers)
+        first = process_ids()
+        assert {CONTROLLER, GATEWAY, "alerting", "decoder-0"} < first.keys()
+        assert len([name for name in first if name.startswith("tier-")]) == 1, "none on the head"
+
+        # A process that ends for good comes back; so does the supervisor, which finds the others where they were.
+        ray.kill(ray.get_actor("alerting", namespace=NAMESPACE))
+        until("alerting again", lambda: process_ids().get("alerting", first["alerting"]) != first["alerting"])
+        [supervisor] = [p for p in psutil.process_iter(["cmdline"]) if "ray::ServeReplica:processes" in _line(p)]
+        os.kill(supervisor.pid, signal.SIGKILL)
+        until("Serve to see it", lambda: states()["processes"][0] != "RUNNING" or not supervisor.is_running())
+        until_running()
+        assert {**process_ids(), "alerting": 0} == {**first, "alerting": 0}
+
+        # Another question: the processes begin anew, the model stays loaded, added cameras stay.
+        after = json.loads(json.dumps(before))
+        after["applications"][0]["args"]["configuration"]["questions"] = [{"id": "car", "text": "Is there a car?"}]
+        deploy(after)
+        until("the change", lambda: process_ids().get(GATEWAY, first[GATEWAY]) != first[GATEWAY])
+        until_running()
+        with GatewayClient(address) as client:
+            asked = until("new answers", lambda: client.camera_get("gate").last_answers)
+            assert [answer.question for answer in asked] == ["car"]
+            until("the other camera", lambda: client.camera_get("late").last_answers)
+            assert client.replicas_list()[0].address == replica.address
+
+        deploy({"proxy_location": "Disabled", "applications": []})
+        until("the end", lambda: not states())
+        assert named_actors(NAMESPACE) == set()
+        with socket.create_server(("127.0.0.1", int(address.rpartition(":")[2]))):
+            pass
+
+
+def _line(process: psutil.Process) -> str:
+    return " ".join(process.info["cmdline"] or [])
+
+
+@pytest.mark.parametrize("application", [processes, replicas])
+def test_wrong_arguments_are_named(application) -> None:
+    with pytest.raises(ConfigError, match="args must hold configuration, a mapping, and nothing else"):
+        application({"config": "sightline.yaml"})
+    with pytest.raises(ConfigError, match="strde_s"):
+        application({"configuration": {"window": {"strde_s": 2}}})
+    with pytest.raises(ConfigError, match=r"cluster\.ray_address has no meaning"):
+        application({"configuration": {"cluster": {"ray_address": "auto"}, **PLAIN}})
+    with pytest.raises(ConfigError, match="without TLS so does whoever is on it"):
+        application({"configuration": {}})
+
+
+def test_replicas_do_not_look_at_what_is_not_theirs() -> None:
+    """Not even at what is wrong there: it is refused by the other application."""
+    replicas({"configuration": {"cameras": "none", **PLAIN}})

@@ -1,0 +1,86 @@
+"""Pictures on demand: the newest sample plain and with what is kept, and stills of a moment."""
+
+from __future__ import annotations
+
+import io
+
+import numpy as np
+import pytest
+from footage_parts import HEIGHT, STEP, WIDTH, grey, sample
+from PIL import Image
+
+from cluster.codec.privacy import PrivacyMasks
+from cluster.errors import NotReadyError, SourceError
+from cluster.footage.pictures import LatestPicture, still
+from cluster.footage.ring import PacketRing, RingBudget
+
+
+def grey_of(jpeg: bytes) -> np.ndarray:
+    return np.asarray(Image.open(io.BytesIO(jpeg)).convert("L")).astype(int)
+
+
+def test_plain_kept_and_smaller():
+    latest, mask = LatestPicture(), np.zeros((4, 6), bool)
+    with pytest.raises(NotReadyError, match="no picture of this camera yet"):
+        latest.render()
+    mask[:, :2] = True
+    latest.show(sample(3), mask)
+    plain = latest.render()
+    assert (plain.width, plain.height, plain.pts) == (96, 64, 1_500_000)
+    assert grey_of(plain.jpeg) == pytest.approx(200, abs=3)
+    kept = grey_of(latest.render(kept=True).jpeg)
+    assert kept[:, 4:26] == pytest.approx(200, abs=8)
+    assert kept[:, 44:].max() < 90
+    small = latest.render(width=48)
+    assert (small.width, small.height) == (48, 32)
+    # Never larger than it is, and never of no size.
+    assert latest.render(width=4000).width == 96
+    assert latest.render(width=1).width == 16
+
+
+def test_a_form_is_made_once_and_another_picture_is_another():
+    latest, mask = LatestPicture(), np.ones((4, 6), bool)
+    latest.show(sample(0), mask)
+    first = latest.render()
+    assert latest.render().jpeg is first.jpeg
+    tags = {latest.render(kept=kept, width=width).etag for kept in (False, True) for width in (0, 32, 48)}
+    assert len(tags) == 6
+    latest.show(sample(1), mask)
+    assert latest.render().etag not in tags
+    latest.forget()
+    with pytest.raises(NotReadyError):
+        latest.render()
+
+
+def group(header, packets, moment):
+    ring = PacketRing(100.0, 1 << 26, RingBudget(1 << 30))
+    ring.open(header)
+    for packet in packets:
+        ring.take(packet)
+    return ring.newest(moment)
+
+
+def test_a_still_shows_its_moment_in_full_size(h264, h264_b):
+    for header, packets in (h264, h264_b):
+        for index in (40, 47, 59):
+            jpeg = still(group(header, packets, index * STEP), index * STEP, None)
+            assert grey_of(jpeg).shape == (HEIGHT, WIDTH)
+            assert grey_of(jpeg).mean() == pytest.approx(grey(index), abs=4)
+
+
+def test_a_still_is_masked(h264):
+    masks = PrivacyMasks([((0.0, 0.0), (1.0, 0.0), (1.0, 0.5), (0.0, 0.5))])
+    shown = grey_of(still(group(*h264, 0), 0, masks.apply))
+    assert shown[:24].max() < 16
+    assert shown[40:].mean() == pytest.approx(grey(0), abs=6)
+
+
+def test_no_still_of_nothing(h264):
+    with pytest.raises(SourceError, match="no picture"):
+        still([], 0, None)
+
+    def refuse(frame):
+        raise ValueError("upside down")
+
+    with pytest.raises(SourceError, match="privacy masks cannot be applied"):
+        still(group(*h264, 0), 0, refuse)

@@ -1,0 +1,172 @@
+"""Cameras, replicas, the fleet and incidents over HTTP; every reply is held against the OpenAPI document."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from itertools import pairwise
+
+import pytest
+from gateway_parts import make_answer, serving
+from http_parts import Client
+
+from cluster.http.fleet import summary
+from cluster.http.plain import plain
+from cluster.types import CameraStatus
+
+
+async def test_a_camera_comes_changes_and_goes(tmp_path):
+    async with serving(tmp_path, cameras=2) as served, Client(served.url) as client:
+        _, body = await client("GET", "/v1/cameras")
+        assert [camera["name"] for camera in body["cameras"]] == ["cam-000", "cam-001"]
+        question = {"id": "person", "text": "Is there a person?", "threshold": 0.7}
+        new = {"name": "gate", "source": "rtsp://gate/1", "questions": [question], "settings": {"priority": "high"}}
+        assert (await client("POST", "/v1/cameras", new))[1]["source"] == "rtsp://gate/1"
+        status, body = await client("POST", "/v1/cameras", new)
+        assert (status, body["error"]) == (409, "there is a camera 'gate' already")
+        changed = {"source": "rtsp://gate/2", "questions": []}
+        assert (await client("PUT", "/v1/cameras/gate", changed))[1]["source"] == "rtsp://gate/2"
+        assert (await client("GET", "/v1/cameras/gate"))[1]["source"] == "rtsp://gate/2"
+        assert await client("DELETE", "/v1/cameras/gate") == (200, {})
+        status, body = await client("GET", "/v1/cameras/gate")
+        assert (status, body["error"]) == (404, "there is no camera 'gate'")
+
+
+WRONG = {
+    "no source": ({"name": "a"}, "source is missing"),
+    "a threshold": (
+        {"name": "a", "source": "", "questions": [{"id": "q", "text": "?", "threshold": 2}]},
+        "questions.0.threshold is out of range",
+    ),
+    "a question's key": (
+        {"name": "a", "source": "", "questions": [{"id": "q", "text": "?", "treshold": 0.1}]},
+        "unknown key 'treshold' in questions.0",
+    ),
+    "no list": ({"name": "a", "source": "", "questions": {}}, "questions is {}, which is not a list"),
+    "no name": ({"name": "", "source": ""}, "a camera needs a name"),
+    "half a name": ({"name": "\ud800", "source": ""}, "name is not text"),
+}
+
+
+@pytest.mark.parametrize("what", WRONG)
+async def test_a_camera_that_cannot_be_is_told_why(tmp_path, what):
+    body, sentence = WRONG[what]
+    async with serving(tmp_path, cameras=0) as served, Client(served.url) as client:
+        status, reply = await client("POST", "/v1/cameras", body)
+        assert status == 400
+        assert sentence in reply["error"]
+        assert not served.world.cameras
+
+
+async def test_a_controller_that_is_away(tmp_path):
+    async with serving(tmp_path, cameras=1) as served, Client(served.url) as client:
+        assert await client("GET", "/readyz") == (200, {"status": "ok"})
+        served.world.trouble = "the controller is restarting"
+        for path in ("/v1/cameras", "/v1/cameras/cam-000", "/v1/replicas", "/v1/memory/cam-000"):
+            status, body = await client("GET", path)
+            assert (status, body["error"]) == (503, "the controller is restarting")
+        served.gateway._live.seen_s = -math.inf
+        served.gateway._live.trouble = served.world.trouble
+        assert await client("GET", "/readyz") == (503, {"error": "the controller is restarting"})
+        assert await client("GET", "/healthz") == (200, {"status": "ok"})
+
+
+async def test_replicas_and_the_fleet(tmp_path):
+    async with serving(tmp_path, cameras=40) as served, Client(served.url) as client:
+        async with asyncio.timeout(10):
+            while not served.gateway._live.cameras:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        _, body = await client("GET", "/v1/replicas")
+        assert [(replica["name"], replica["draining"]) for replica in body["replicas"]] == [
+            ("replica-0", False),
+            ("replica-1", False),
+        ]
+        assert (await client("POST", "/v1/replicas/replica-1/drain", {}))[1]["draining"] is True
+        assert served.world.drained == {"replica-1"}
+        assert (await client("POST", "/v1/replicas/replica-1/drain", {"undo": True}))[1]["draining"] is False
+        assert (await client("POST", "/v1/replicas/none/drain", {}))[0] == 400
+        _, fleet = await client("GET", "/v1/fleet")
+        assert fleet["cameras"] == 40
+        assert sum(fleet["states"].values()) == sum(fleet["rungs"].values()) == 40
+        assert fleet["trouble"] == ""
+        assert len(fleet["replicas"]) == 2
+
+
+def test_a_fleet_is_added_up():
+    cameras = [
+        CameraStatus(f"c{number}", state="running", latency_s=number, windows_per_s=0.5, windows_done=2, tokens_full=3)
+        for number in range(1, 101)
+    ]
+    cameras += [CameraStatus("off", state="error", latency_s=1000.0, rung="fewer", expected_lag_s=7.0)]
+    body = summary(cameras)
+    assert body["states"] == {"running": 100, "error": 1}
+    assert body["rungs"] == {"full": 100, "fewer": 1}
+    assert body["lag"] == {"cameras": 100, "median_s": 50, "p95_s": 95, "highest_s": 100, "expected_highest_s": 7.0}
+    assert (body["windows_per_s"], body["windows"]["done"], body["tokens"]["full"]) == (50.0, 200, 300)
+    assert summary([])["lag"]["p95_s"] == 0.0
+
+
+async def test_scores_and_rungs_of_late(tmp_path):
+    async with serving(tmp_path, cameras=2) as served, Client(served.url) as client:
+        for window in range(130):
+            served.gateway._hub.publish([make_answer("cam-000", "person", window / 1000, window)])
+        async with asyncio.timeout(10):
+            while True:
+                _, body = await client("GET", "/v1/cameras/cam-000/history")
+                rows = body["scores"].get("person", [])
+                if len(rows) == 120 and rows[-1][1] == 0.129 and body["rungs"]:
+                    break
+        assert [row[1] for row in rows] == [window / 1000 for window in range(10, 130)]
+        assert all(earlier[0] <= later[0] for earlier, later in pairwise(rows))
+        assert [rung[1:] for rung in body["rungs"]] == [["pruned", "replica-0 has more work than it can do in time"]]
+        assert (await client("GET", "/v1/cameras/cam-001/history"))[1]["scores"] == {}
+
+
+async def test_incidents_from_their_beginning_to_a_mute(tmp_path):
+    async with serving(tmp_path, cameras=2) as served, Client(served.url) as client:
+        for window in (1, 2):
+            served.publish([make_answer("cam-000", "person", 0.9, window)])
+        _, body = await client("GET", "/v1/incidents?open=1&camera=cam-000&since_s=5.5&limit=10")
+        (incident,) = body["incidents"]
+        assert (incident["camera"], incident["subject"], incident["ended_s"]) == ("cam-000", "person", None)
+        path = f"/v1/incidents/{incident['id']}"
+        _, detail = await client("GET", path)
+        assert [event["kind"] for event in detail["events"]] == ["new"]
+        assert detail["events"][0]["incident"]["id"] == incident["id"]
+        assert (await client("POST", f"{path}/acknowledge", {"by": "Kim"}))[1]["acknowledged_by"] == "Kim"
+        _, body = await client(
+            "POST", "/v1/mutes", {"camera": "cam-000", "subject": "person", "for_s": 60, "by": "Kim"}
+        )
+        assert [(mute["camera"], mute["by"]) for mute in body["mutes"]] == [("cam-000", "Kim")]
+        assert (await client("GET", "/v1/mutes"))[1] == body
+        assert (await client("DELETE", "/v1/mutes?camera=cam-000&subject=person")) == (200, {"mutes": []})
+        assert (await client("DELETE", "/v1/mutes?camera=cam-000&subject=person"))[0] == 409
+        assert (await client("GET", "/v1/outbox?dead=5"))[1]["sinks"] == {}
+        assert (await client("GET", "/v1/incidents?camera=cam-001"))[1] == {"incidents": []}
+        for path, sentence in {
+            "/v1/incidents?open=yes": "open is 'yes'; it is 0 or 1",
+            "/v1/incidents?since_s=-1": "since_s is '-1'; it must be a number that is not negative",
+            "/v1/incidents?limit=nan": "limit is 'nan'",
+        }.items():
+            status, reply = await client("GET", path)
+            assert (status, sentence in reply["error"]) == (400, True), path
+        assert (await client("GET", "/v1/incidents/none"))[0] == 404
+
+
+async def test_whoever_has_a_token_acknowledges_in_its_name(tmp_path):
+    async with serving(tmp_path, cameras=1, tokens=True) as served, Client(served.url, served.secrets["ask"]) as client:
+        for window in (1, 2):
+            served.publish([make_answer("cam-000", "person", 0.9, window)])
+        (incident,) = await served.alerts.incidents()
+        _, body = await client("POST", f"/v1/incidents/{incident.id}/acknowledge", {"by": "somebody else"})
+        assert body["acknowledged_by"] == "ask-token"
+
+
+def test_what_is_no_number_is_none():
+    assert plain({"a": math.inf, "b": (1, math.nan), "c": CameraStatus("x").last_answers}) == {
+        "a": None,
+        "b": [1, None],
+        "c": [],
+    }
+    with pytest.raises(TypeError, match="bytes has no JSON form"):
+        plain(b"x")

@@ -1,0 +1,314 @@
+"""Every route times every role and scope; sessions; pages that are not ours; the audit log and the rate."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import aiohttp
+import pytest
+from gateway_parts import make_answer, serving
+from http_parts import Client
+
+from cluster.http.application import table_of
+from cluster.http.door import COOKIE
+from cluster.http.route import OPEN
+from cluster.security.roles import RULES, Role
+from cluster.security.tokens import make_token, read_tokens, write_tokens
+
+VIEW = {Role.VIEW, Role.ASK, Role.ADMIN}
+ASK = {Role.ASK, Role.ADMIN}
+ADMIN = {Role.ADMIN}
+ANYBODY = {*Role, None, "unknown"}
+KNOWN = set(Role)
+
+MAY = {
+    "GET /": ANYBODY,
+    "GET /console/{path:.+}": ANYBODY,
+    "GET /healthz": ANYBODY,
+    "GET /readyz": ANYBODY,
+    "GET /metrics": VIEW,
+    "GET /v1/openapi.json": ANYBODY,
+    "GET /v1/me": KNOWN,
+    "POST /v1/session": ANYBODY,
+    "DELETE /v1/session": ANYBODY,
+    "GET /v1/cameras": VIEW,
+    "POST /v1/cameras": ADMIN,
+    "GET /v1/cameras/{name}": VIEW,
+    "PUT /v1/cameras/{name}": ADMIN,
+    "DELETE /v1/cameras/{name}": ADMIN,
+    "GET /v1/cameras/{name}/history": VIEW,
+    "GET /v1/cameras/{name}/picture.jpg": VIEW,
+    "GET /v1/replicas": VIEW,
+    "POST /v1/replicas/{name}/drain": ADMIN,
+    "GET /v1/fleet": VIEW,
+    "GET /v1/incidents": VIEW,
+    "GET /v1/incidents/{id}": VIEW,
+    "GET /v1/incidents/{id}/snapshot.jpg": VIEW,
+    "GET /v1/incidents/{id}/clip.mp4": VIEW,
+    "POST /v1/incidents/{id}/acknowledge": ASK,
+    "GET /v1/mutes": VIEW,
+    "POST /v1/mutes": ASK,
+    "DELETE /v1/mutes": ASK,
+    "GET /v1/outbox": VIEW,
+    "POST /v1/ask": ASK,
+    "POST /v1/forget": ADMIN,
+    "GET /v1/memory/{name}": VIEW,
+    "GET /v1/events": VIEW,
+    "POST /v1/chat/completions": ASK,
+    "GET /v1/models": VIEW,
+    "GET /v1/models/{model:.+}": VIEW,
+}
+UNSCOPED = {
+    "GET /metrics",
+    "GET /v1/cameras",
+    "GET /v1/replicas",
+    "POST /v1/replicas/{name}/drain",
+    "GET /v1/fleet",
+    "GET /v1/incidents",
+    "GET /v1/mutes",
+    "GET /v1/outbox",
+    "GET /v1/models",
+    "GET /v1/me",
+}
+"""They name no camera: their replies hold only what the token is for, see the test of that."""
+
+
+def request_of(name, camera, incident, token):
+    """``(method, path, body)`` that names ``camera``."""
+    method, _, path = name.partition(" ")
+    replica = "replica-0" if "replicas" in path else camera
+    path = (
+        path.replace("{name}", replica)
+        .replace("{id}", incident)
+        .replace("{path:.+}", "index.html")
+        .replace("{model:.+}", f"camera/{camera}")
+    )
+    bodies = {
+        "POST /v1/session": {"token": token or ""},
+        "POST /v1/cameras": {"name": camera, "source": "x"},
+        "PUT /v1/cameras/{name}": {"source": "x"},
+        "POST /v1/replicas/{name}/drain": {"undo": True},
+        "POST /v1/incidents/{id}/acknowledge": {},
+        "POST /v1/mutes": {"camera": camera, "subject": "person", "for_s": 60},
+        "POST /v1/ask": {"camera": camera, "text": "Who?"},
+        "POST /v1/forget": {"camera": camera, "before_s": 0},
+        "POST /v1/chat/completions": {"model": f"camera/{camera}", "messages": [{"role": "user", "content": "Who?"}]},
+    }
+    query = {"DELETE /v1/mutes": f"?camera={camera}&subject=person", "GET /v1/events": f"?cameras={camera}"}
+    return method, path + query.get(name, ""), bodies.get(name)
+
+
+async def status_of(client, method, path, body, secret):
+    headers = {"Authorization": f"Bearer {secret}"} if secret else {}
+    async with client.open(method, path, json=body, headers=headers) as reply:
+        return reply.status
+
+
+async def test_every_route_times_every_role_and_scope(tmp_path):
+    async with (
+        serving(tmp_path, cameras=2, tokens=True, scopes=["cam-000"]) as served,
+        Client(served.url, cookie_jar=aiohttp.DummyCookieJar()) as client,
+    ):
+        table = table_of(served.gateway._http.application)
+        names = {route.name for route in table}
+        assert names == set(MAY), "a route that the matrix does not know, or the other way round"
+        assert all(route.rule in RULES or route.rule == OPEN for route in table)
+        incidents = await open_incidents(served, ["cam-000", "cam-001"])
+        wrong = []
+        for name in sorted(MAY):
+            for role, secret in {**served.secrets, None: None, "unknown": "sl_unknown"}.items():
+                for camera in ("cam-000", "cam-001"):
+                    served.world.cameras.setdefault(camera, served.world._camera(camera, 0))
+                    method, path, body = request_of(name, camera, incidents[camera], served.secrets["view"])
+                    status = await status_of(client, method, path, body, secret)
+                    may = role in MAY[name]
+                    if not may and role in (None, "unknown"):
+                        fits = status == 401
+                    elif not may or (camera == "cam-001" and name not in UNSCOPED and MAY[name] is not ANYBODY):
+                        fits = status == 403
+                    else:
+                        # Where there is nothing to be had, that is what is said, and not that it is forbidden.
+                        fits = status in (200, 404, 409, 503)
+                    if not fits:
+                        wrong.append((name, role, camera, status))
+        assert not wrong
+
+
+async def open_incidents(served, cameras):
+    """Incident ids by camera."""
+    for window in (1, 2):
+        served.publish([make_answer(camera, "person", 0.9, window) for camera in cameras])
+    return {incident.camera: incident.id for incident in await served.alerts.incidents()}
+
+
+async def test_replies_hold_only_what_the_token_is_for(tmp_path):
+    async with serving(tmp_path, cameras=3, tokens=True, scopes=["cam-001"]) as served:
+        await open_incidents(served, ["cam-000", "cam-001"])
+        async with Client(served.url, served.secrets["view"]) as client:
+            _, cameras = await client("GET", "/v1/cameras")
+            _, incidents = await client("GET", "/v1/incidents")
+            _, models = await client("GET", "/v1/models")
+            served.gateway._live.look()
+            for _ in range(100):
+                _, fleet = await client("GET", "/v1/fleet")
+                if fleet["cameras"]:
+                    break
+            assert [camera["name"] for camera in cameras["cameras"]] == ["cam-001"]
+            assert [incident["camera"] for incident in incidents["incidents"]] == ["cam-001"]
+            assert [model["id"] for model in models["data"]] == ["camera/cam-001"]
+            assert fleet["cameras"] == 1
+            status, body = await client("GET", "/v1/cameras/cam-000")
+            other, same = await client("GET", "/v1/cameras/cam-999")
+            assert (status, other) == (403, 403), "a camera that exists and one that does not look alike"
+            assert body["error"].replace("000", "") == same["error"].replace("999", "")
+
+
+async def test_a_session_is_the_token_in_a_cookie_that_no_script_reads(tmp_path):
+    async with serving(tmp_path, cameras=2, tokens=True) as served, Client(served.url) as client:
+        assert (await client("GET", "/v1/me"))[0] == 401
+        assert (await client("POST", "/v1/session", {"token": "sl_wrong"}))[0] == 401
+        async with client.open("POST", "/v1/session", json={"token": served.secrets["ask"]}) as reply:
+            cookie = reply.cookies[COOKIE]
+            assert (cookie["httponly"], cookie["samesite"], cookie["path"]) == (True, "Strict", "/")
+            assert await reply.json() == {
+                "name": "ask-token",
+                "roles": ["ask"],
+                "cameras": ["*"],
+                "authenticated": True,
+            }
+        assert not cookie["secure"], "it would not come back over plain HTTP"
+        proxied, token = {"X-Forwarded-Proto": "https"}, {"token": served.secrets["view"]}
+        async with (
+            Client(served.url) as other,
+            other.open("POST", "/v1/session", json=token, headers=proxied) as reply,
+        ):
+            assert reply.cookies[COOKIE]["secure"]
+        assert (await client("GET", "/v1/cameras"))[0] == 200
+        assert (await client("DELETE", "/v1/cameras/cam-000"))[0] == 403
+        tokens = tmp_path / "tokens.json"
+        write_tokens(tokens, [token for token in read_tokens(tokens) if token.name != "ask-token"])
+        async with Client(served.url, cookies={COOKIE: served.secrets["ask"]}) as other:
+            for _ in range(300):
+                if (await other("GET", "/v1/cameras"))[0] == 401:
+                    break
+                await asyncio.sleep(0.01)
+            else:
+                pytest.fail("a revoked token's session goes on")
+        assert (await client("DELETE", "/v1/session"))[0] == 200
+        assert not list(client.session.cookie_jar)
+
+
+async def test_where_nobody_is_asked_for_a_token(tmp_path):
+    async with serving(tmp_path, cameras=2) as served, Client(served.url) as client:
+        _, me = await client("GET", "/v1/me")
+        assert me == {"name": "anybody", "roles": sorted(Role), "cameras": ["*"], "authenticated": False}
+        status, same = await client("POST", "/v1/session", {"token": "whatever"})
+        assert (status, same) == (200, me)
+        assert not list(client.session.cookie_jar)
+
+
+PAGES = {
+    "another page": ({"Origin": "http://evil.example"}, 403),
+    "a page without a name": ({"Origin": "null"}, 403),
+    "another port of this machine": ({"Origin": "http://127.0.0.1:1"}, 403),
+    "a picture in another page": ({"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "no-cors"}, 403),
+    "a link in another page": ({"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate"}, 200),
+    "our own page": ({"Sec-Fetch-Site": "same-origin", "Sec-Fetch-Mode": "cors"}, 200),
+    "a name that was made to lead here": ({"Host": "evil.example:9464"}, 403),
+    "localhost": ({"Host": "localhost:9464"}, 200),
+    "IPv6": ({"Host": "[::1]:9464"}, 200),
+    "no name": ({"Host": ""}, 403),
+}
+
+
+async def test_pages_that_are_not_ours_get_nothing(tmp_path):
+    async with serving(tmp_path, cameras=1) as served, Client(served.url) as client:
+        for what, (headers, status) in PAGES.items():
+            assert (await client("GET", "/v1/cameras", headers=headers))[0] == status, what
+        assert (await client("GET", "/v1/cameras", headers={"Origin": served.url}))[0] == 200
+
+
+async def test_a_gateway_that_others_reach_has_any_name_where_it_asks_for_tokens(tmp_path):
+    async with serving(tmp_path, cameras=1, tokens=True) as served:
+        headers = {"Host": "gateway.city", "Authorization": f"Bearer {served.secrets['view']}"}
+        async with Client(served.url, headers=headers) as client:
+            assert (await client("GET", "/v1/cameras"))[0] == 200
+
+
+async def test_browsers_are_told_what_they_may_do_with_every_reply(tmp_path):
+    async with serving(tmp_path, cameras=1) as served, Client(served.url) as client:
+        for path in ("/", "/v1/cameras", "/v1/nothing", "/metrics", "/v1/events"):
+            async with client.open("GET", path) as reply:
+                policy = reply.headers["Content-Security-Policy"]
+                assert "default-src 'self'" in policy, path
+                assert "frame-ancestors 'none'" in policy, path
+                assert "unsafe" not in policy, path
+                assert reply.headers["X-Content-Type-Options"] == "nosniff"
+                assert reply.headers["Referrer-Policy"] == "no-referrer"
+                assert reply.headers["X-Request-Id"]
+                assert "aiohttp" not in reply.headers.get("Server", "")
+        async with client.open("GET", "/v1/cameras", headers={"X-Request-Id": "abc-1"}) as reply:
+            assert reply.headers["X-Request-Id"] == "abc-1"
+        async with client.open("GET", "/v1/cameras", headers={"X-Request-Id": "a b"}) as reply:
+            assert reply.headers["X-Request-Id"] != "a b"
+
+
+async def test_the_audit_log_tells_what_was_asked_over_http(tmp_path):
+    async with serving(tmp_path, cameras=2, tokens=True, scopes=["cam-000"]) as served:
+        async with Client(served.url, served.secrets["ask"]) as client:
+            await client.ask("Who?", "cam-000")
+            await client.ask("Who?", "cam-001")
+            await client("GET", "/v1/cameras")
+            async with client.open("GET", "/v1/events?cameras=cam-000"):
+                pass
+        async with Client(served.url, "sl_unknown") as client:
+            await client("GET", "/v1/cameras")
+        lines = [json.loads(line) for line in (tmp_path / "audit.jsonl").read_text().splitlines()]
+        ask = "/sightline.v1.Memory/Ask"
+        assert [(line["who"], line["call"], line["cameras"], line["outcome"], line.get("text")) for line in lines] == [
+            ("ask-token", ask, ["cam-000"], "ok", "Who?"),
+            ("ask-token", ask, ["cam-001"], "forbidden", None),
+            ("ask-token", "GET /v1/events", ["cam-000"], "ok", None),
+            ("?", "/sightline.v1.Cameras/List", [], "unauthenticated", None),
+        ]
+
+
+async def test_who_asks_too_often_is_told_when_to_come_back(tmp_path):
+    limits = {"calls_burst": 3, "calls_per_s": 0.001}
+    served_with = serving(tmp_path, cameras=1, tokens=True, security=limits)
+    async with served_with as served, Client(served.url, served.secrets["view"]) as client:
+        statuses = [(await client("GET", "/v1/cameras"))[0] for _ in range(4)]
+        assert statuses == [200, 200, 200, 429]
+        async with client.open("GET", "/v1/fleet") as reply:
+            assert (reply.status, reply.headers["Retry-After"]) == (429, "1")
+            assert "calls too often" in (await reply.json())["error"]
+        assert (await client("GET", "/healthz"))[0] == 200
+
+
+async def test_an_expired_token_is_named(tmp_path):
+    async with serving(tmp_path, cameras=1, tokens=True) as served:
+        secret, token = make_token("old", [Role.VIEW], ["*"], expires_s=1.0)
+        write_tokens(tmp_path / "tokens.json", [token])
+        async with Client(served.url, secret) as client:
+            for _ in range(300):
+                status, body = await client("GET", "/v1/cameras")
+                if "expired" in body["error"]:
+                    break
+                await asyncio.sleep(0.01)
+            assert status == 401
+            assert "'old' expired on 1970-01-01" in body["error"]
+
+
+async def test_secrets_and_questions_are_not_in_the_log(tmp_path, caplog):
+    caplog.set_level("DEBUG")
+    async with serving(tmp_path, cameras=1, tokens=True) as served:
+        secret = served.secrets["view"]
+        async with Client(served.url, secret, cookies={COOKIE: secret}) as client:
+            await client("GET", "/v1/cameras/none?secret=hush")
+            await client("POST", "/v1/session", {"token": secret})
+    text = "\n".join(record.getMessage() for record in caplog.records)
+    assert "request" in text
+    assert "/v1/cameras/none by view-token: 404" in text
+    assert secret not in text
+    assert "hush" not in text

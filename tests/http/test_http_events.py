@@ -1,0 +1,213 @@
+"""Live events: what comes when, for whom, and what a browser that does not read costs."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from dataclasses import replace
+
+import pytest
+from gateway_parts import make_answer, serving
+from http_parts import Client, bare_application, document, listening
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jsonschema import Draft202012Validator
+
+from cluster.errors import CapacityError
+from cluster.http.feed import Event, Feed
+from cluster.http.history import KEPT, MOST_QUESTIONS, History, Ring
+from cluster.rpc.guard import Guard
+from cluster.security.roles import Role
+from cluster.security.tokens import TokenFile, make_token, write_tokens
+from cluster.types import CameraStatus
+
+
+@contextlib.asynccontextmanager
+async def following(client, query=""):
+    """A function that waits for the next event: ``(kind, body)``; the stream has begun."""
+    async with client.open("GET", f"/v1/events{query}") as reply:
+        assert reply.status == 200, await reply.text()
+        assert reply.headers["Content-Type"] == "text/event-stream"
+
+        async def following_event(*kinds):
+            kind = ""
+            async for line in reply.content:
+                text = line.decode().rstrip("\n")
+                if text.startswith("event: "):
+                    kind = text.removeprefix("event: ")
+                elif text.startswith("data: ") and (not kinds or kind in kinds):
+                    return kind, json.loads(text.removeprefix("data: "))
+            return None
+
+        assert await following_event() == ("hello", {})
+        yield following_event
+
+
+async def test_answers_incidents_changes_and_removals(tmp_path):
+    async with serving(tmp_path, cameras=2) as served, Client(served.url) as client, following(client) as event:
+        served.publish([make_answer("cam-000", "person", 0.9, 1)])
+        _, answer = await event("answer")
+        assert (answer["camera"], answer["question"], answer["score"], answer["missed"]) == (
+            "cam-000",
+            "person",
+            0.9,
+            0,
+        )
+        _, history = await client("GET", "/v1/cameras/cam-000/history")
+        assert answer["end_unix_s"] == history["scores"]["person"][-1][0]
+        # The gateway's own way to alerting may not be open yet: what happens until then is in the list.
+        async with asyncio.timeout(20):
+            while not served.alerts._feed._followers:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        served.publish([make_answer("cam-000", "person", 0.9, 2)])
+        _, told = await event("incident")
+        assert (told["event"], told["incident"]["camera"]) == ("new", "cam-000")
+        served.world.cameras["cam-001"] = replace(served.world.cameras["cam-001"], state="error", reason="gone")
+        while True:
+            _, camera = await event("camera")
+            if camera["name"] == "cam-001" and camera["state"] == "error":
+                break
+        schema = {"$ref": "#/components/schemas/CameraStatus", "components": document()["components"]}
+        Draft202012Validator(schema).validate(camera)
+        del served.world.cameras["cam-001"]
+        assert await event("removed") == ("removed", {"name": "cam-001"})
+
+
+async def test_only_what_is_asked_for_and_may_be_seen(tmp_path):
+    async with (
+        serving(tmp_path, cameras=3, tokens=True, scopes=["cam-000", "cam-001"]) as served,
+        Client(served.url, served.secrets["view"]) as client,
+        following(client) as mine,
+        following(client, "?cameras=cam-001") as one,
+    ):
+        for name in ("cam-002", "cam-000", "cam-001"):
+            served.publish([make_answer(name, "person", 0.5, 1)])
+        assert [(await mine("answer"))[1]["camera"] for _ in range(2)] == ["cam-000", "cam-001"]
+        assert (await one("answer"))[1]["camera"] == "cam-001"
+        status, _ = await client("GET", "/v1/events?cameras=cam-002")
+        assert status == 403
+
+
+async def test_a_token_that_is_revoked_sees_no_more(tmp_path):
+    secret, token = make_token("somebody", [Role.VIEW], ["*"])
+    write_tokens(tmp_path / "tokens.json", [token])
+    guard = Guard(TokenFile(tmp_path / "tokens.json").verify)
+    application = bare_application(guard=guard, ping_s=0.2)
+    async with listening(application) as (url, _), Client(url, secret) as client, following(client) as event:
+        write_tokens(tmp_path / "tokens.json", [])
+        assert await event("nothing of this kind") is None, "the stream ended"
+
+
+async def test_a_gateway_that_stops_ends_its_streams(tmp_path):
+    async with serving(tmp_path, cameras=1) as served, Client(served.url) as client, following(client) as event:
+        stopping = asyncio.create_task(served.gateway._live.stop())
+        assert await event("nothing of this kind") is None
+        await stopping
+
+
+async def test_a_browser_that_leaves_is_forgotten(tmp_path):
+    async with serving(tmp_path, cameras=1) as served, Client(served.url) as client:
+        async with following(client):
+            assert len(served.gateway._live.feed) == 1
+        async with asyncio.timeout(10):
+            while len(served.gateway._live.feed):
+                served.publish([make_answer("cam-000", "person", 0.5, 1)])
+                await asyncio.sleep(0.01)
+
+
+async def test_cameras_are_looked_at_once_for_all_browsers(tmp_path):
+    async with (
+        serving(tmp_path, cameras=1) as served,
+        Client(served.url) as client,
+        contextlib.AsyncExitStack() as all_of,
+    ):
+        before = served.world.looks
+        for _ in range(20):
+            await all_of.enter_async_context(following(client))
+        await asyncio.sleep(1.5)
+        assert served.world.looks - before <= 8
+
+
+# -- one browser's queue ---------------------------------------------------------------------------
+def told(pieces):
+    lines = b"".join(pieces).decode().split("\n\n")
+    return [tuple(line.split("\n")) for line in lines if line]
+
+
+async def test_a_reader_that_does_not_read_has_the_newest_and_is_told_of_the_rest():
+    feed = Feed(limit=3)
+    with feed.read(lambda camera: camera != "secret") as reader:
+        for number in range(5):
+            feed.put(Event.of("answer", "gate", number))
+            feed.put(Event.of("camera", "gate", f"status {number}"))
+            feed.put(Event.of("answer", "secret", number))
+        piece = await reader.take(1.0)
+        assert told([piece]) == [
+            ("event: missed", 'data: {"events":2}'),
+            ("event: answer", "data: 2"),
+            ("event: answer", "data: 3"),
+            ("event: answer", "data: 4"),
+            ("event: camera", 'data: "status 4"'),
+        ]
+        assert await reader.take(0.01) == b""
+        feed.put(Event.of("camera", "gate", 1))
+        feed.put(Event.of("removed", "gate", 2))
+        assert told([await reader.take(1.0)]) == [("event: removed", "data: 2")], "what is gone has no status"
+        feed.close()
+        assert await reader.take(1.0) is None
+    assert len(feed) == 0
+
+
+async def test_there_are_only_so_many_readers():
+    feed = Feed(most=1)
+    with feed.read(bool), pytest.raises(CapacityError, match="1 pages follow this gateway already"), feed.read(bool):
+        pass
+    with feed.read(bool) as reader:
+        feed.close()
+        assert await reader.take(1.0) is None
+
+
+def test_an_event_is_one_line_whatever_is_in_it():
+    event = Event.of("camera", "x", {"reason": "a\nb\r\n\ndata: c \u2028 \ud800"})
+    assert event.data.count(b"\n") == 3
+    assert event.data.endswith(b"\n\n")
+    body = event.data.decode().split("data: ", 1)[1]
+    assert json.loads(body)["reason"].startswith("a\nb\r\n\ndata: c \u2028 ")
+
+
+# -- history -------------------------------------------------------------------------------------------
+rows = st.lists(st.tuples(st.floats(0, 2e9), st.floats(0, 1), st.booleans(), st.booleans()), max_size=20)
+
+
+@settings(max_examples=40)
+@given(rows, st.integers(1, 9))
+def test_a_ring_holds_the_newest_in_their_order(given_rows, kept):
+    ring = Ring(kept)
+    for row in given_rows:
+        ring.add(*row)
+    wanted = [[round(at, 3), round(score, 4), positive, gated] for at, score, positive, gated in given_rows[-kept:]]
+    assert ring.rows() == wanted
+
+
+def test_a_history_is_bounded_whatever_comes(monkeypatch):
+    monkeypatch.setattr("cluster.http.history.MOST_CAMERAS", 10)
+    history = History()
+    for number in range(MOST_QUESTIONS + 5):
+        history.answer(make_answer("gate", f"q{number}", 0.5, 1), 100.0)
+    assert len(history.body("gate")["scores"]) == MOST_QUESTIONS
+    for number in range(2 * KEPT):
+        history.status(CameraStatus("gate", rung=f"rung-{number % 2}", rung_reason=str(number)), float(number))
+    assert len(history.body("gate")["rungs"]) == KEPT
+    for number in range(15):
+        history.status(CameraStatus(f"c{number}"))
+    assert len(history) == 10
+    history.keep(["gate"])
+    assert len(history) == 1
+    assert history.body("none") == {"scores": {}, "rungs": []}
+
+
+def test_a_score_is_noted_when_its_window_ended():
+    history = History()
+    assert history.answer(make_answer("gate", "q", 0.5, 1), 100.0) == 99.6
+    assert history.body("gate")["scores"] == {"q": [[99.6, 0.5, True, False]]}

@@ -1,0 +1,210 @@
+"""The port itself: slow and silent clients, too many of them, taken ports, and metrics that hold up nobody."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import threading
+
+import pytest
+from aiohttp import web
+from certificates import Authority
+from gateway_parts import Replica
+from http_parts import Client, answering, bare_application, listening
+from prometheus_client import CollectorRegistry
+from prometheus_client.registry import Collector
+
+from cluster import metrics
+from cluster.errors import SightlineError
+from cluster.http.application import make_application
+from cluster.http.calls import Calls
+from cluster.http.live import Live
+from cluster.http.server import HttpServer
+from cluster.rpc.results import AnswerHub
+from cluster.rpc.tls import TlsFiles
+
+
+@contextlib.asynccontextmanager
+async def connected(url):
+    host, _, port = url.removeprefix("http://").rpartition(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    try:
+        yield reader, writer
+    finally:
+        writer.close()
+
+
+async def test_a_client_that_sends_nothing_loses_its_connection():
+    async with listening(bare_application(), header_s=0.2) as (url, _), connected(url) as (reader, _):
+        assert await reader.read() == b""
+
+
+async def test_a_client_that_drips_its_request_loses_its_connection():
+    """However often it sends a byte."""
+    async with listening(bare_application(), header_s=0.3) as (url, _), connected(url) as (reader, writer):
+
+        async def drip():
+            for letter in b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nX: " + b"x" * 1000:
+                writer.write(bytes([letter]))
+                await asyncio.sleep(0.02)
+
+        dripping = asyncio.create_task(drip())
+        with contextlib.suppress(ConnectionError):
+            assert await reader.read() == b""
+        assert not dripping.done() or dripping.exception() is not None
+        dripping.cancel()
+
+
+async def test_a_client_that_stops_in_mid_request():
+    head = b"POST /v1/ask HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 100\r\n\r\n{"
+    async with answering(Replica(), stall_s=0.2) as (client, _), connected(client.url) as (reader, writer):
+        writer.write(head)
+        reply = await reader.read()
+        assert b" 408 Request Timeout" in reply
+        assert b"ended before its Content-Length" in reply
+
+
+async def test_a_client_that_takes_nothing_loses_its_connection():
+    async def huge(_request):
+        return web.Response(body=b"x" * 2**24)
+
+    application = web.Application()
+    application.router.add_get("/", huge)
+    async with listening(application, stall_s=0.3) as (url, server), connected(url) as (_, writer):
+        writer.transport.pause_reading()
+        writer.write(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        async with asyncio.timeout(10):
+            while not server.cut:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+
+
+async def test_one_connection_more_than_may_be():
+    async with listening(bare_application(), max_connections=2) as (url, server):
+        async with connected(url), connected(url):
+            await asyncio.sleep(0.05)
+            async with connected(url) as (reader, _):
+                reply = await reader.read()
+            assert b"503 Service Unavailable" in reply
+            assert b"too many connections are open" in reply
+            assert server.refused == 1
+            assert (
+                metrics.REGISTRY.get_sample_value("sightline_http_connections_dropped_total", {"reason": "refused"})
+                >= 1
+            )
+        async with asyncio.timeout(10), Client(url) as client:
+            while True:
+                with contextlib.suppress(ConnectionError):
+                    if (await client("GET", "/healthz"))[0] == 200:
+                        break
+
+
+async def test_a_connection_that_is_kept_serves_many_requests():
+    async with listening(bare_application()) as (url, server), Client(url) as client:
+        for _ in range(5):
+            assert (await client("GET", "/healthz"))[0] == 200
+        assert len(server._connections) == 1
+
+
+async def test_heads_that_are_no_heads():
+    wrong = [
+        b"\x16\x03\x01\x02\x00\x01\x00\r\n\r\n",
+        b"GET\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost: x\r\n" + b"A: b\r\n" * 5000 + b"\r\n",
+    ]
+    wrong.append(b"GET /" + b"x" * 20_000 + b" HTTP/1.1\r\n\r\n")
+    async with listening(bare_application()) as (url, _):
+        for head in wrong:
+            async with connected(url) as (reader, writer):
+                writer.write(head)
+                with contextlib.suppress(ConnectionError):
+                    assert b" 400 Bad Request" in await reader.readline()
+        async with Client(url) as client:
+            assert (await client("GET", "/healthz"))[0] == 200
+
+
+async def test_a_port_that_is_taken_is_named():
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        server = HttpServer(bare_application())
+        with pytest.raises(
+            SightlineError, match=rf"cannot serve HTTP on 127\.0\.0\.1:{port}: .* gateway\.metrics_port"
+        ):
+            await server.start("127.0.0.1", port)
+        await server.stop()
+
+
+async def test_ipv6():
+    server = HttpServer(bare_application())
+    try:
+        port = int((await server.start("::1", 0)).rpartition(":")[2])
+        async with Client(f"http://[::1]:{port}") as client:
+            assert (await client("GET", "/healthz"))[0] == 200
+    finally:
+        await server.stop()
+
+
+async def test_a_stopped_server_frees_its_port():
+    server = HttpServer(bare_application())
+    port = int((await server.start("127.0.0.1", 0)).rpartition(":")[2])
+    await server.stop()
+    socket.create_server(("127.0.0.1", port)).close()
+
+
+async def test_a_slow_scrape_holds_up_nobody():
+    class Slow(Collector):
+        def __init__(self):
+            self.began, self.go = threading.Event(), threading.Event()
+
+        def describe(self):
+            return []
+
+        def collect(self):
+            self.began.set()
+            self.go.wait(30)
+            return []
+
+    slow, registry = Slow(), CollectorRegistry()
+    registry.register(slow)
+    application = make_application({}, Live(None, AnswerHub(), Calls({})), registry)
+    async with listening(application) as (url, _), Client(url) as client:
+        scrape = asyncio.create_task(client("GET", "/healthz"))
+        slow_one = asyncio.create_task(status(client, "/metrics"))
+        await asyncio.to_thread(slow.began.wait, 10)
+        assert (await scrape)[0] == 200
+        assert (await client("GET", "/healthz"))[0] == 200
+        assert not slow_one.done()
+        slow.go.set()
+        assert await slow_one == 200
+
+
+async def status(client, path):
+    async with client.open("GET", path) as reply:
+        return reply.status
+
+
+async def test_what_is_our_own_mistake_names_the_request_in_the_log(caplog):
+    class Broken:
+        async def List(self, request, context):  # noqa: N802
+            raise RuntimeError("the wires are crossed")
+
+    async with listening(bare_application({"sightline.v1.Replicas": Broken()})) as (url, _), Client(url) as client:
+        found, body = await client("GET", "/v1/replicas", headers={"X-Request-Id": "r-7"})
+        assert found == 500
+        assert body["error"] == "the wires are crossed; the gateway's log has more under request r-7"
+    assert any("request r-7 GET /v1/replicas failed" in record.getMessage() for record in caplog.records)
+
+
+async def test_a_client_that_does_not_shake_hands_loses_its_connection(tmp_path):
+    certificate, key = Authority().issue(tmp_path, "gateway")
+    server = HttpServer(bare_application(), stall_s=0.2, max_connections=1, tls=TlsFiles(certificate, key))
+    try:
+        address = await server.start("127.0.0.1", 0)
+        async with connected(f"http://{address}") as (reader, _):
+            await asyncio.sleep(0.05)
+            async with connected(f"http://{address}") as (second, _):
+                assert await second.read() == b"", "the one that shakes hands counts"
+            assert server.refused == 1
+            assert await reader.read() == b""
+    finally:
+        await server.stop()

@@ -1,0 +1,199 @@
+"""Every alert fires when it should, stays silent when it should, and has a runbook: with promtool on the real rules."""
+
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+from promtool import needs_promtool, promtool
+
+ROOT = Path(__file__).parents[2]
+RULES = ROOT / "deploy/helm/sightline/rules/sightline.yaml"
+
+S = "sightline_"
+STATE = S + 'camera_state{camera="%s",state="%s",process="decoder-0"}'
+WINDOWS = S + 'windows_total{result="%s",reason="%s",process="replica-0"}'
+TOTAL = 'windows_total{result="done",reason="",process="replica-0"}'
+
+# name: when it fires, and the same with one thing in order: (series that break it, series where all is well). Values in
+# promtool's notation, a sample a minute; every case ends after an hour.
+CASES = {
+    "SightlineGatewayDown": (
+        {S + 'build_info{process="replica-0"}': "1x60"},
+        {S + 'build_info{process="gateway"}': "1x60"},
+    ),
+    "SightlineProcessDown": (
+        {S + 'process_up{process="decoder-0"}': "1x30 0x30"},
+        {S + 'process_up{process="decoder-0"}': "1x58 0 1"},
+    ),
+    "SightlineMembersMissing": (
+        {S + 'fleet_members{role="replica"}': "2x30 1x30", S + 'fleet_wanted{role="replica"}': "2x60"},
+        {S + 'fleet_members{role="replica"}': "2x60", S + 'fleet_wanted{role="replica"}': "2x60"},
+    ),
+    "SightlineRestarts": (
+        {S + 'process_restarts_total{role="replica",process="controller"}': "0x40 2 4 6x20"},
+        {S + 'process_restarts_total{role="replica",process="controller"}': "0x40 1 2x20"},
+    ),
+    "SightlineConfigsDiffer": (
+        {S + f'build_info{{process="{name}",version="1",config="{config}"}}': "1x60" for name, config in ("a0", "b1")},
+        {S + f'build_info{{process="{name}",version="1",config="0"}}': "1x60" for name in "ab"},
+    ),
+    "SightlineLogErrors": (
+        {S + 'log_messages_total{level="error",process="gateway"}': "0+10x60"},
+        {S + 'log_messages_total{level="error",process="gateway"}': "0+1x60"},
+    ),
+    "SightlineManyCamerasDown": (
+        {
+            STATE % (f"c{n}", state): str(int((state == "backoff") == (n < 3))) + "x60"
+            for n in range(10)
+            for state in ("running", "backoff")
+        },
+        {
+            STATE % (f"c{n}", state): str(int((state == "backoff") == (n < 1))) + "x60"
+            for n in range(10)
+            for state in ("running", "backoff")
+        },
+    ),
+    "SightlineCameraDown": (
+        {STATE % ("gate", "backoff"): "0x30 1x30", STATE % ("gate", "error"): "0x60"},
+        {STATE % ("gate", "backoff"): "0x57 1x3", STATE % ("gate", "error"): "0x60"},
+    ),
+    "SightlineCameraSilent": (
+        {
+            S + 'camera_last_frame_age_seconds{camera="gate",process="decoder-0"}': "0x30 60+60x30",
+            STATE % ("gate", "running"): "1x60",
+        },
+        {
+            S + 'camera_last_frame_age_seconds{camera="gate",process="decoder-0"}': "0x30 60+60x30",
+            STATE % ("gate", "running"): "0x60",
+        },
+    ),
+    "SightlineCameraUnanswered": (
+        {
+            S + 'camera_answered_timestamp_seconds{camera="gate",process="replica-0"}': "600x60",
+            STATE % ("gate", "running"): "1x60",
+            S + 'camera_quality{camera="gate",process="decoder-0"}': "1x60",
+        },
+        {
+            S + 'camera_answered_timestamp_seconds{camera="gate",process="replica-0"}': "600x60",
+            STATE % ("gate", "running"): "1x60",
+            S + 'camera_quality{camera="gate",process="decoder-0"}': "0x60",
+        },
+    ),
+    "SightlineStreamDamaged": (
+        {S + 'stream_gaps_total{camera="gate"}': "0+3x60", S + 'decode_errors_total{camera="gate"}': "0x60"},
+        {S + 'stream_gaps_total{camera="gate"}': "0+1x60", S + 'decode_errors_total{camera="gate"}': "0x60"},
+    ),
+    "SightlineAnswersLate": (
+        {WINDOWS % ("late", ""): "0+3x60", WINDOWS % ("done", ""): "0+20x60", WINDOWS % ("gated", ""): "0x60"},
+        {WINDOWS % ("late", ""): "0+1x60", WINDOWS % ("done", ""): "0+20x60", WINDOWS % ("gated", ""): "0x60"},
+    ),
+    "SightlineWindowsDropped": (
+        {WINDOWS % ("dropped", "replaced"): "0+2x60", WINDOWS % ("done", ""): "0+20x60"},
+        {WINDOWS % ("dropped", "shed"): "0+20x60", WINDOWS % ("done", ""): "0+20x60"},
+    ),
+    "SightlineReplicaBehind": (
+        {S + 'replica_backlog_seconds{process="replica-0"}': "0x30 40x30"},
+        {S + 'replica_backlog_seconds{process="replica-0"}': "0x30 20x30"},
+    ),
+    "SightlineFull": (
+        {
+            S + 'fleet_utilisation{replica="replica-0"}': "0.97x60",
+            S + 'fleet_utilisation{replica="replica-1"}': "0.99x60",
+        },
+        {
+            S + 'fleet_utilisation{replica="replica-0"}': "0.97x60",
+            S + 'fleet_utilisation{replica="replica-1"}': "0.5x60",
+        },
+    ),
+    "SightlineShedding": (
+        {S + 'ladder_cameras{rung="shed"}': "0x30 2x30", S + 'ladder_cameras{rung="full"}': "9x60"},
+        {S + 'ladder_cameras{rung="shed"}': "0x60", S + 'ladder_cameras{rung="full"}': "9x60"},
+    ),
+    "SightlineFramesDropped": (
+        {S + 'frames_dropped_total{reason="replica_slow",process="decoder-0"}': "0+60x60"},
+        {S + 'frames_dropped_total{reason="shed",process="decoder-0"}': "0+60x60"},
+    ),
+    "SightlineIngestDropped": (
+        {S + 'ingest_packets_dropped_total{reason="queue_full",process="decoder-0"}': "0+1x60"},
+        {S + 'ingest_packets_dropped_total{reason="queue_full",process="decoder-0"}': "7x60"},
+    ),
+    "SightlineAsksFailing": (
+        {S + 'asks_total{result="failed"}': "0+1x60", S + 'asks_total{result="answered"}': "0+2x60"},
+        {S + 'asks_total{result="failed"}': "0+1x60", S + 'asks_total{result="answered"}': "0+9x60"},
+    ),
+    "SightlineAnswersMissed": (
+        {S + 'answers_missed_total{process="gateway"}': "0+5x60"},
+        {S + 'answers_missed_total{process="gateway"}': "0x10 5x50"},
+    ),
+    "SightlineTierDown": (
+        {
+            S + 'tier_up{tier="redis",process="replica-0"}': "1x30 0x30",
+            S + 'tier_up{tier="redis",process="replica-1"}': "1x60",
+        },
+        {S + 'tier_up{tier="redis",process="replica-0"}': "1x57 0x3"},
+    ),
+    "SightlineMemoryLost": (
+        {S + 'memory_blocks_total{event="lost",process="replica-0"}': "0x40 5x20"},
+        {S + 'memory_blocks_total{event="stored",process="replica-0"}': "0+5x60"},
+    ),
+    "SightlineAlertsUndelivered": (
+        {S + 'alerts_waiting{sink="hook"}': "0x30 3x30"},
+        {S + 'alerts_waiting{sink="hook"}': "3x50 0 3x9"},
+    ),
+    "SightlineAlertsDead": (
+        {S + 'alert_deliveries_total{sink="hook",result="dead"}': "0x40 1x20"},
+        {S + 'alert_deliveries_total{sink="hook",result="failed"}': "0+1x60"},
+    ),
+    "SightlineAlertsUnwritten": ({S + "alerts_unwritten": "0x30 2x30"}, {S + "alerts_unwritten": "0x60"}),
+    "SightlineAlertsLost": ({S + "alerts_lost_total": "0x40 1x20"}, {S + "alerts_lost_total": "3x60"}),
+}
+
+
+def rules():
+    return [rule for group in yaml.safe_load(RULES.read_text())["groups"] for rule in group["rules"]]
+
+
+def case(name, series, *, fires):
+    """One of promtool's tests: the value of ALERTS after an hour."""
+    firing = f'count(ALERTS{{alertname="{name}",alertstate="firing"}})'
+    return {
+        "interval": "1m",
+        "input_series": [{"series": labels, "values": values} for labels, values in series.items()],
+        "promql_expr_test": [
+            {"expr": firing, "eval_time": "1h", "exp_samples": [{"labels": "{}", "value": 1}] if fires else []}
+        ],
+    }
+
+
+@needs_promtool
+def test_every_alert_fires_and_does_not_fire(tmp_path):
+    assert CASES.keys() == {rule["alert"] for rule in rules()}
+    tests = [
+        case(name, series, fires=fires)
+        for name, both in CASES.items()
+        for series, fires in zip(both, (True, False), strict=True)
+    ]
+    file = tmp_path / "tests.yaml"
+    file.write_text(yaml.safe_dump({"rule_files": [str(RULES)], "evaluation_interval": "1m", "tests": tests}))
+    code, said = promtool("test", "rules", str(file))
+    assert code == 0, said
+
+
+@needs_promtool
+def test_a_wrong_expectation_is_found(tmp_path):
+    """What tells the test above from one that cannot fail."""
+    broken, _ = CASES["SightlineCameraDown"]
+    file = tmp_path / "tests.yaml"
+    tests = [case("SightlineCameraDown", broken, fires=False)]
+    file.write_text(yaml.safe_dump({"rule_files": [str(RULES)], "evaluation_interval": "1m", "tests": tests}))
+    assert promtool("test", "rules", str(file))[0] != 0
+
+
+@pytest.mark.parametrize("rule", rules(), ids=lambda rule: rule["alert"])
+def test_an_alert_says_how_bad_it_is_and_what_to_do(rule):
+    assert rule["labels"]["severity"] in ("critical", "warning", "info")
+    assert rule["annotations"].keys() == {"summary", "description", "runbook_url"}
+    page, anchor = rule["annotations"]["runbook_url"].split("#")
+    assert anchor == rule["alert"].lower()
+    assert re.search(rf"^#+ {rule['alert']}$", (ROOT / page).read_text(), re.M), f"{page} has no runbook of it"

@@ -1,0 +1,103 @@
+"""The dashboards' files: as generated, laid out without overlap, every expression valid and of metrics that exist."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+from promtool import needs_promtool, promtool
+
+from cluster.metrics.dashboards import DASHBOARDS, concrete
+from cluster.metrics.gpu import GpuCollector
+
+ROOT = Path(__file__).parents[2]
+FOLDER = ROOT / "deploy/helm/sightline/dashboards"
+ALERTS = {
+    rule["alert"]
+    for group in yaml.safe_load((ROOT / "deploy/helm/sightline/rules/sightline.yaml").read_text())["groups"]
+    for rule in group["rules"]
+}
+
+
+def test_the_files_are_what_is_generated():
+    generated = {f"{dashboard.uid}.json": dashboard.to_json() for dashboard in DASHBOARDS}
+    committed = {path.name: path.read_text() for path in FOLDER.glob("sightline-*.json")}
+    assert committed == generated, "run: make dashboards"
+
+
+@pytest.mark.parametrize("dashboard", DASHBOARDS, ids=lambda dashboard: dashboard.uid)
+def test_a_dashboard_is_whole(dashboard):
+    body = json.loads(dashboard.to_json())
+    assert body["uid"] == dashboard.uid
+    assert body["templating"]["list"][0]["type"] == "datasource"
+    panels = body["panels"]
+    assert len({panel["id"] for panel in panels}) == len(panels)
+    taken = set()
+    for panel in panels:
+        place = panel["gridPos"]
+        cells = {
+            (x, y)
+            for x in range(place["x"], place["x"] + place["w"])
+            for y in range(place["y"], place["y"] + place["h"])
+        }
+        assert not cells & taken, panel["title"]
+        assert place["x"] + place["w"] <= 24
+        taken |= cells
+        if panel["type"] == "row":
+            continue
+        assert panel["description"].endswith(".")
+        assert panel["fieldConfig"]["defaults"]["unit"]
+        assert panel["datasource"]["uid"] == "${datasource}"
+        assert len({target["refId"] for target in panel["targets"]}) == len(panel["targets"])
+        assert all(target["legendFormat"] for target in panel["targets"])
+
+
+def test_panels_name_alerts_that_exist_and_every_alert_of_a_panel_links_to_its_runbook():
+    for dashboard in DASHBOARDS:
+        named = [panel.alert for panel in dashboard.panels() if panel.alert]
+        assert set(named) <= ALERTS
+        links = re.findall(r'"url": "\$\{runbooks\}#(\w+)"', dashboard.to_json())
+        assert links == [alert.lower() for alert in named]
+
+
+@needs_promtool
+def test_every_expression_is_valid(tmp_path):
+    rules = [
+        {"record": "one", "expr": concrete(expression)}
+        for dashboard in DASHBOARDS
+        for panel in dashboard.panels()
+        for expression, _ in panel.queries
+    ]
+    file = tmp_path / "rules.yaml"
+    file.write_text(yaml.safe_dump({"groups": [{"name": "g", "rules": rules}]}))
+    code, said = promtool("check", "rules", "--lint=none", str(file))
+    assert code == 0, said
+
+
+def test_variables_become_something_prometheus_evaluates():
+    assert concrete('rate(x{camera=~"$camera"}[$__rate_interval])', "30s") == 'rate(x{camera=~".*"}[30s])'
+
+
+def exported():
+    """Names of all series that Sightline's processes may show."""
+    from prometheus_client import CollectorRegistry
+
+    from cluster import metrics
+    from cluster.memory.prefetch import PrefetchStats
+    from cluster.memory.tiers.arena import Arena
+    from cluster.memory.tiers.stack import TierStack
+
+    registry = CollectorRegistry()
+    registry.register(metrics.MemoryCollector(TierStack([Arena(8 << 20)]), PrefetchStats))
+    registry.register(metrics.FederatedCollector(lambda: {"nobody": "127.0.0.1:9"}))
+    families = [*metrics.REGISTRY.collect(), *registry.collect(), *GpuCollector(None, {}).collect()]
+    suffixes = {"counter": ["_total"], "histogram": ["_bucket", "_sum", "_count"]}
+    return {family.name + suffix for family in families for suffix in suffixes.get(family.type, [""])}
+
+
+def test_every_metric_of_ours_that_is_named_exists():
+    rules = (ROOT / "deploy/helm/sightline/rules/sightline.yaml").read_text()
+    named = set(re.findall(r"\bsightline_\w+", rules + "".join(dashboard.to_json() for dashboard in DASHBOARDS)))
+    assert len(named) > 50
+    assert named - exported() == set()

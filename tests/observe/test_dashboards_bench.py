@@ -1,0 +1,51 @@
+"""The bench of dashboards: a real Prometheus, and panels that are alive, dead, or left out."""
+
+import shutil
+import time
+
+import pytest
+from prometheus_client import CollectorRegistry, Gauge
+
+from cluster import metrics
+from cluster.bench import dashboards
+from cluster.metrics.dashboards import Panel
+
+pytestmark = pytest.mark.skipif(shutil.which("prometheus") is None, reason="prometheus is not installed")
+
+
+@pytest.fixture(scope="module")
+def prometheus(tmp_path_factory):
+    registry = CollectorRegistry()
+    Gauge("there", "Something.", ["camera"], registry=registry).labels("gate").set(1)
+    server = metrics.MetricsServer(registry=registry)
+    with dashboards._prometheus(tmp_path_factory.mktemp("prometheus"), {"one": [server.address]}) as address:
+        deadline = time.monotonic() + 60
+        while dashboards._evaluate(address, "there") == 0:
+            assert time.monotonic() < deadline, "nothing was scraped"
+            time.sleep(0.2)
+        yield address
+    server.close()
+
+
+@pytest.mark.parametrize(
+    ("queries", "needs", "state"),
+    [
+        (["there"], "", "alive"),
+        (['there{camera=~"$camera"}', "count(there)"], "", "alive"),
+        (["absent_metric"], "", "dead"),
+        (["there", "absent_metric"], "", "dead"),
+        (["there * NaN"], "", "dead"),
+        (["there == 2"], "", "dead"),
+        (["DCGM_FI_DEV_GPU_UTIL"], "dcgm", "dcgm"),
+        (["ray_node_cpu_utilization"], "ray", "dead"),
+    ],
+)
+def test_a_panel_is_dead_when_one_of_its_expressions_gives_nothing(prometheus, queries, needs, state):
+    panel = Panel("Panel", [(query, "legend") for query in queries], "About.", needs=needs)
+    assert dashboards._row("Board", panel, prometheus, {"dcgm"})["state"] == state
+
+
+def test_series_are_counted_by_camera():
+    page = 'a{camera="gate"} 1\na{camera="yard"} 1\nb{camera="gate",question="x"} 2\nc 3\n'
+    assert dashboards._most_series(page) == 2
+    assert dashboards._most_series("c 3\n") == 0

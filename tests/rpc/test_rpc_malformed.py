@@ -1,0 +1,88 @@
+"""Bytes that are no message get a sentence, in every kind of call, and nothing is logged as a failure."""
+
+from __future__ import annotations
+
+import logging
+from contextlib import asynccontextmanager
+
+import grpc
+import pytest
+from kv_parts import OURS
+from memory_parts import Replica
+from sightline.v1 import ingest_pb2_grpc, kv_pb2_grpc, memory_pb2, memory_pb2_grpc, results_pb2_grpc
+
+from cluster.errors import ConfigError, UnknownCameraError
+from cluster.memory.tiers.arena import Arena
+from cluster.rpc import ingest, kv_wire, memory, results
+from cluster.rpc.channel import open_channel
+from cluster.rpc.kv_service import KVServicer
+from cluster.rpc.server import RpcServer
+from cluster.rpc.status import is_ours, to_error
+
+JUNK = b"\xff\xff\xff\xff"
+
+
+async def _nobody(camera):
+    raise UnknownCameraError(f"there is no camera {camera!r}")
+
+
+@asynccontextmanager
+async def serving():
+    server = RpcServer()
+    server.add(memory.SERVICE, memory_pb2_grpc.add_MemoryServicer_to_server, memory.MemoryServicer(Replica()))
+    hub = results.AnswerHub()
+    server.add(results.SERVICE, results_pb2_grpc.add_ResultsServicer_to_server, results.ResultsServicer(hub))
+    pushed = ingest.IngestServicer(_nobody, max_packet_bytes=2**20)
+    server.add(ingest.SERVICE, ingest_pb2_grpc.add_IngestServicer_to_server, pushed)
+    arena = Arena(2**23)
+    kv = KVServicer(arena, fingerprint=OURS)
+    server.add(kv_wire.SERVICE, kv_pb2_grpc.add_KVServicer_to_server, kv)
+    port = server.bind("127.0.0.1", 0)
+    await server.start()
+    try:
+        async with open_channel(f"127.0.0.1:{port}") as channel:
+            yield channel
+    finally:
+        await server.stop(0.0)
+        kv.close()
+        arena.close()
+
+
+async def junk():
+    yield JUNK
+
+
+CALLS = {
+    "unary": lambda channel: channel.unary_unary("/sightline.v1.Memory/Describe")(JUNK, timeout=5),
+    "replies written": lambda channel: channel.unary_stream("/sightline.v1.Memory/Ask")(JUNK, timeout=5),
+    "replies yielded": lambda channel: channel.unary_stream("/sightline.v1.Results/Watch")(JUNK, timeout=5),
+    "requests read": lambda channel: channel.stream_stream("/sightline.v1.Ingest/Push")(junk(), timeout=5),
+    "requests iterated": lambda channel: channel.stream_unary("/sightline.v1.KV/Store")(junk(), timeout=5),
+}
+
+
+@pytest.mark.parametrize("kind", list(CALLS))
+async def test_junk(kind, caplog):
+    caplog.set_level(logging.WARNING)
+    async with serving() as channel:
+        call = CALLS[kind](channel)
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            if hasattr(call, "__aiter__"):
+                async for _ in call:
+                    pass
+            else:
+                await call
+    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert is_ours(caught.value)
+    error = to_error(caught.value)
+    assert isinstance(error, ConfigError)
+    assert "is no message of its kind" in str(error)
+    assert caplog.records == []
+
+
+async def test_messages_pass():
+    async with serving() as channel:
+        stub = memory_pb2_grpc.MemoryStub(channel)
+        assert (await stub.Describe(memory_pb2.DescribeRequest(camera="gate"), timeout=5)).camera
+        events = [event async for event in stub.Ask(memory_pb2.AskRequest(camera="gate", text="Who?"), timeout=5)]
+        assert events[-1].WhichOneof("event") == "result"

@@ -1,0 +1,177 @@
+"""Strides without video: counted once, whatever the camera's clock, its network or its decoder did."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from worker_parts import SECOND, sample
+
+from cluster.engine.native.windows import WindowClock
+from cluster.scheduling.stride_book import StrideBook
+from cluster.types import WindowRequest
+
+STRIDE_S = 2.0
+
+
+class Replica:
+    """A camera's windows as an engine closes them, beside the book: frames of one second, ``late_s`` on their way."""
+
+    def __init__(self) -> None:
+        self.book = StrideBook()
+        self.clock = WindowClock(round(4 * SECOND), round(STRIDE_S * SECOND))
+        self.ends: list[int] = []
+        self.lost: list[int] = []
+        self.unanswered = 0
+        self._last: int | None = None
+
+    def take(self, at_s: float, *, fresh=False, arrived_s=None, dropped=0, patient=False, answer=True) -> int:
+        frame = replace(sample("a", 0, fresh=fresh), pts=round(at_s * SECOND), windows_dropped=dropped)
+        arrived_s = at_s + 1 if arrived_s is None else arrived_s
+        lost = 0
+        if fresh:
+            lost += self.book.fresh(frame, arrived_s, STRIDE_S, patient=patient)
+            self.clock.restart(frame.pts)
+            self._last = None
+        place = frame.pts + frame.duration // 8
+        spans = self.clock.close(place, self._last) + self.clock.close(place + frame.duration, place)
+        closed = [WindowRequest("a", span.number, span.start, span.end, arrived_s) for span in spans]
+        self._last = place
+        lost += self.book.frame(frame, arrived_s, closed, STRIDE_S)
+        if closed and answer:
+            self.book.answered()
+            self.ends += [request.end for request in closed]
+        elif closed:
+            self.unanswered += len(closed)
+        self.lost.append(lost)
+        return lost
+
+    def run(self, first_s: float, last_s: float, **first) -> int:
+        """Frames of ``[first_s, last_s)``, the first one fresh; what they lost."""
+        times = [first_s + second for second in range(math.ceil(last_s - first_s))]
+        return sum(self.take(at_s, fresh=at_s == first_s, **(first if at_s == first_s else {})) for at_s in times)
+
+
+def test_nothing_is_lost_while_frames_come() -> None:
+    assert Replica().run(0, 60) == 0
+
+
+def test_packets_lost_for_longer_than_a_stride_are_as_many_windows() -> None:
+    replica = Replica()
+    replica.run(0, 6)
+    assert replica.run(13, 20) == 3, "those that would have ended at 8, 10 and 12"
+
+
+def test_a_window_cut_short_is_lost_and_a_piece_that_had_no_frame_is_not() -> None:
+    replica = Replica()
+    replica.run(0, 7)
+    assert replica.run(7.5, 9.5) == 1
+    assert replica.run(10.5, 12) == 0, "one closed at 9.5"
+
+
+def test_many_short_holes_add_up() -> None:
+    """Eleven and a half strides without an answer are eleven windows, however often the video began anew."""
+    replica = Replica()
+    replica.run(0, 2)
+    at_s, lost = 2.0, 0
+    for _ in range(6):
+        at_s += 3.8
+        lost += replica.take(at_s, fresh=True, answer=False)
+    assert lost == math.floor((at_s - 2.0) / STRIDE_S + 0.05) == 11
+
+
+def test_what_the_decoder_has_counted_is_not_counted_again() -> None:
+    replica = Replica()
+    replica.run(0, 6)
+    # 6 to 26 was shed: ten windows, of which the decoder has seen nine through.
+    assert replica.run(26, 30, dropped=9) == 1
+    assert replica.run(40, 44, dropped=14) == 0
+    # Another decoder counts from its own beginning.
+    assert replica.run(54, 58, dropped=2) == 3
+
+
+def test_a_replica_that_meets_a_camera_counts_nothing_of_before() -> None:
+    assert Replica().run(5000, 5004, dropped=70) == 0
+
+
+def test_a_clock_that_jumps_is_not_believed() -> None:
+    for jump_s in (3600.0, -3600.0):
+        replica = Replica()
+        replica.run(0, 6)
+        assert replica.take(7 + jump_s, fresh=True, arrived_s=8.0) == 0
+        replica = Replica()
+        replica.run(0, 6)
+        assert replica.take(7 + jump_s, fresh=True, arrived_s=16.0) == 4, "nine seconds passed"
+
+
+def test_the_camera_was_away_for_an_hour() -> None:
+    replica = Replica()
+    replica.run(0, 6)
+    assert replica.take(3606, fresh=True) == 1800
+    # Its clock began anew when it was switched on.
+    assert replica.take(0, fresh=True, arrived_s=3606 + 7201) == 3600
+
+
+def test_frames_that_arrive_in_one_burst_hide_nothing() -> None:
+    replica = Replica()
+    replica.run(0, 6)
+    assert replica.take(12, fresh=True, arrived_s=7.01) == 3
+
+
+def test_a_file_that_waits_loses_what_is_missing_in_it_and_no_time() -> None:
+    replica = Replica()
+    for second in range(6):
+        replica.take(second, fresh=second == 0, patient=True, arrived_s=100.0)
+    assert replica.take(11, fresh=True, patient=True, arrived_s=900.0) == 2
+    assert replica.take(0, fresh=True, patient=True, arrived_s=1800.0) == 1, "the window that the new round cut short"
+
+
+def test_windows_that_ended_without_a_frame_are_lost() -> None:
+    """The video stood still for nine seconds, and went on without a keyframe."""
+    replica = Replica()
+    replica.run(0, 6)
+    # The one to 8 holds a frame of before; nobody has seen anything of those to 10, 12 and 14.
+    assert replica.take(15) == 3
+    assert [end / SECOND for end in replica.ends] == [2, 4, 6, 8, 16]
+
+
+def test_a_camera_that_nobody_brings_back_has_lost_its_windows_until_then() -> None:
+    replica = Replica()
+    assert replica.book.abandoned(60.0, STRIDE_S) == 0
+    replica.run(0, 7)
+    assert replica.book.under_way
+    assert replica.book.abandoned(replica_s := 7.0, STRIDE_S) == 1
+    assert replica.book.abandoned(replica_s + 60, STRIDE_S) == 30
+
+
+def test_what_the_engine_failed_on_was_counted_with_its_windows() -> None:
+    replica = Replica()
+    replica.run(0, 7)
+    replica.book.settled()
+    assert replica.run(7.5, 8) == 0
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    pieces=st.lists(st.tuples(st.floats(0.0, 9.0), st.integers(1, 9), st.booleans()), min_size=1, max_size=8),
+    counts=st.booleans(),
+)
+def test_every_hole_between_two_answers_is_counted(pieces, counts) -> None:
+    """As a load test keeps its books: all whole strides of a hole but the one that the later answer closes."""
+    replica = Replica()
+    replica.run(0, 5)
+    at_s, dropped = 5.0, 0
+    for hole_s, frames, answers in pieces:
+        at_s += hole_s
+        if counts:
+            dropped += math.floor(hole_s / STRIDE_S)
+        for place in range(frames):
+            replica.take(at_s + place, fresh=place == 0, dropped=dropped, answer=answers)
+        at_s += frames
+    replica.run(at_s + 20, at_s + 25, dropped=dropped)
+    ends = [0, *(end / SECOND for end in replica.ends)]
+    missing = sum(math.floor((b - a) / STRIDE_S - 0.95 + 1e-9) for a, b in zip(ends, ends[1:], strict=False))
+    counted = sum(replica.lost) + dropped + replica.unanswered
+    assert missing <= counted <= missing + 2 * len(pieces) + 2, "a fresh start may cut a window short"
