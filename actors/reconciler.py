@@ -22,6 +22,9 @@ log = logging.getLogger(__name__)
 REMOVE_S = 60.0
 """Seconds that the removal of a camera may take: the controller waits some heartbeats until it is forgotten."""
 
+STOP_S = 2.0
+"""Seconds that a call under way may still take when this is to stop."""
+
 
 class ReconcilerActor:
     """Ray actor, named ``reconciler``. It has no state: a restarted one compares everything anew."""
@@ -50,7 +53,7 @@ class ReconcilerActor:
         if self._task is None or self._watch is None or self._reconciler is None:
             return
         self._task.cancel()
-        await asyncio.wait([self._task])
+        await asyncio.wait([self._task], timeout=STOP_S)
         self._reconciler.close()
         await asyncio.to_thread(self._watch.stop)
 

@@ -99,6 +99,8 @@ class Replica:
         self._name: str | None = None
         self._busy_s = 0.0
         metrics.describe_process(self._config, "replica")
+        kernel = type(getattr(engine, "kernel", engine)).__name__
+        metrics.attention_kernel.labels(kernel, self._config.model.device).set(1)
         self._answered = metrics.AnsweredCameras()
         spans = make_spans(self._config.tracing, f"replica-{self._instance}")
         traces = ReplicaTraces(spans) if spans is not None else None

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 
-# Up to the last @ of the word: people put an @ or a / into passwords without escaping it.
-_PASSWORD = re.compile(r"(?<=://)([^:/@\s]*):[^\s\"'<>]*@")
+# Up to the last @ of the word: people put an @ or a / into passwords without escaping it. Digits before a slash are a
+# port.
+_PASSWORD = re.compile(r"(?<=://)([^:/@\s]*):(?!\d+[/?#])[^\s\"'<>]*@")
 _TOKEN = re.compile(r"\bsl_[A-Za-z0-9_-]{8,}")
 _HEADER = re.compile(r"\b(bearer|basic|digest)\s+(?!realm)[\w.~+/=-]{8,}", re.IGNORECASE)
 _NAMED = re.compile(

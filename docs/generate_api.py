@@ -78,7 +78,8 @@ client.chat.completions.create(model="camera/gate", messages=[{"role": "user", "
 (at most one per camera and second, and every five seconds where only counters and ages changed); `answer`, an answer
 with `end_unix_s`, when its window ended; `incident` with `key`, `event` (new, update or end), `at_s`, `quiet` and
 `incident`; `removed` with a camera's `name`; and `missed` with the number of `events` that were dropped because they
-were not read in time. A comment comes every 15 seconds. Ask for the cameras after `hello`, and nothing is missed.
+were not read in time, or lost on their way (0: nobody knows how many): fetch the lists again then. A comment comes
+every 15 seconds. Ask for the cameras after `hello`, and nothing is missed.
 """
 
 

@@ -25,7 +25,7 @@ from cluster.errors import ConfigError, SightlineError
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
 VIEW = {"width": 1440, "height": 900}
-PAINT_S, SETTLE_S = 60.0, 3.0
+PAINT_S, SETTLE_S, WARM_S = 60.0, 3.0, 10.0
 SHOWN = "async () => { const { store } = await import('/console/store.js'); return [...store.cameras.values()]; }"
 PAINTS = (
     "() => Object.fromEntries([...performance.getEntriesByType('paint'), ...performance.getEntriesByType('mark')]"
@@ -39,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--cameras", type=int, default=500, help="cameras on the wall (default: %(default)s)")
     parser.add_argument("--loads", type=int, default=5, help="times the page is opened (default: %(default)s)")
     parser.add_argument("--seconds", type=float, default=60.0, help="how long it stays open (default: %(default)s)")
-    parser.add_argument("--every", type=float, default=0.5, help="seconds between two changes (default: %(default)s)")
+    parser.add_argument("--every", type=float, default=1.0, help="seconds between two changes (default: %(default)s)")
     parser.add_argument("--browser", help="Chromium's command (default: the first that is found)")
 
 
@@ -154,7 +154,7 @@ def stay_open(chromium: Any, url: str, seconds: float) -> dict[str, Any]:
         )
         session = context.new_cdp_session(page)
         # The first pictures and histories come in: what a page needs, and no growth.
-        page.wait_for_timeout(10_000)
+        page.wait_for_timeout(1000 * min(seconds, WARM_S))
         begin = _weigh(session)
         page.wait_for_timeout(1000 * seconds)
         end = _weigh(session)

@@ -18,7 +18,7 @@ import numpy as np
 from PIL import Image
 
 from cluster.cameras.managed import Managed
-from cluster.errors import ConfigError, NotReadyError, UnknownCameraError
+from cluster.errors import ConfigError, NotReadyError, UnavailableError, UnknownCameraError
 from cluster.scenes.dataset import SceneSet
 from cluster.scenes.render import SceneRenderer
 from cluster.scheduling.reports import ReplicaStatus
@@ -80,6 +80,8 @@ class City:
         """Cameras that answer yes to one of their questions, from second ``hot_since`` on."""
         self.hot_since = -60
         self.second = 0
+        self.trouble = ""
+        """Why the controller does not answer; empty while it does."""
         for number in range(cameras):
             self.put(self._made(number))
         self._fill_replicas()
@@ -123,7 +125,7 @@ class City:
         name = f"{place.replace(' ', '-')}-{side}-{number + 1:03d}"
         draw = self._rng.random()
         state: Any = (
-            "error" if draw < 0.006 else "backoff" if draw < 0.014 else "connecting" if draw < 0.02 else "running"
+            "error" if draw < 0.002 else "backoff" if draw < 0.006 else "connecting" if draw < 0.01 else "running"
         )
         lowered = self._rng.random() < 0.08
         if self._rng.random() < 0.012 and state == "running":
@@ -214,6 +216,8 @@ class City:
 
     # -- what a gateway asks the controller -----------------------------------------------------
     async def list(self) -> Sequence[CameraStatus]:
+        if self.trouble:
+            raise UnavailableError(self.trouble)
         return [*self.cameras.values()]
 
     async def get(self, name: str) -> CameraStatus:

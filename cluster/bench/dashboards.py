@@ -33,7 +33,10 @@ from cluster.errors import ConfigError, SightlineError
 from cluster.metrics.dashboards import DASHBOARDS, Panel, concrete
 from cluster.types import Answer, Question, StreamSpec, Timing, TokenCount
 
-SCRAPE_S = 2
+SCRAPE_S = 5
+PATIENCE_S = 60.0
+"""A panel that gives nothing for so long is dead: a machine that is busy with other things misses scrapes."""
+
 START_S = 180.0
 NEEDS = {
     "dcgm": "no dcgm-exporter: there is no GPU here",
@@ -127,11 +130,14 @@ def watch_cluster(folder: Path, seconds: float) -> tuple[list[dict[str, Any]], i
         _until_answered(cluster.metrics_address)
         _ask(cluster.gateway_address)
         time.sleep(max(0.0, seconds - (time.monotonic() - began)))
-        rows = [
-            _row(dashboard.title, panel, prometheus, lacking)
-            for dashboard in DASHBOARDS
-            for panel in dashboard.panels()
-        ]
+        rows = _rows(prometheus, lacking)
+        deadline = time.monotonic() + PATIENCE_S
+        while any(row["state"] == "dead" for row in rows) and time.monotonic() < deadline:
+            time.sleep(1.0)
+            rows = [
+                now if row["state"] == "dead" else row
+                for row, now in zip(rows, _rows(prometheus, lacking), strict=True)
+            ]
         return rows, _most_series(_page(cluster.metrics_address))
 
 
@@ -257,6 +263,12 @@ def _ask(address: str) -> None:
 
 
 # -- evaluating ----------------------------------------------------------------------------------
+def _rows(prometheus: str, lacking: set[str]) -> list[dict[str, Any]]:
+    return [
+        _row(dashboard.title, panel, prometheus, lacking) for dashboard in DASHBOARDS for panel in dashboard.panels()
+    ]
+
+
 def _row(dashboard: str, panel: Panel, prometheus: str, lacking: set[str]) -> dict[str, Any]:
     """One panel: how many series its expressions give, and ``state``: alive, dead, or what it needs and is not here."""
     counts = [_evaluate(prometheus, expression) for expression, _ in panel.queries]

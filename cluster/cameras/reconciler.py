@@ -7,6 +7,7 @@ missed, in which order things came, or what somebody else did meanwhile. A spec 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import math
 import time
@@ -137,10 +138,10 @@ class Reconciler:
                 # A defect met with one resource must not be the end of all others.
                 log.exception("cameras are not brought in line")
                 await asyncio.sleep(self._config.status_s)
-            try:
-                await asyncio.wait_for(self._wake.wait(), self._config.status_s)
-            except TimeoutError:
-                continue
+            # Not wait_for, which may swallow a cancellation that comes together with what it waits for.
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._config.status_s):
+                    await self._wake.wait()
 
     async def turn(self) -> None:
         """A pass if one is due, and the statuses that are due.

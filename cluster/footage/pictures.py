@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 from av.video.frame import VideoFrame
 
 from cluster.codec.decoder import DecodeError, Decoder
@@ -90,8 +91,10 @@ class LatestPicture:
                 self._made_of, self._made = shown, {}
             made = self._made.get((kept, width))
             if made is None:
-                pixels = overlay(shown.frame.rgb, shown.mask) if kept else shown.frame.rgb
-                made = to_jpeg(pixels, width)
+                # Smaller first: drawing what is kept takes most of the time.
+                pixels = resized(shown.frame.rgb, width)
+                high, wide = pixels.shape[:2]
+                made = to_jpeg(overlay(pixels, shown.mask) if kept else pixels), wide, high
                 if len(self._made) >= _CACHED:
                     self._made.pop(next(iter(self._made)))
                 self._made[kept, width] = made
@@ -100,17 +103,25 @@ class LatestPicture:
         return Picture(jpeg, etag, shown.frame.pts, max(0.0, time.monotonic() - shown.at_s), wide, high)
 
 
-def to_jpeg(pixels: UInt8Array, width: int) -> tuple[bytes, int, int]:
-    """RGB ``[height, width, 3]`` as JPEG of ``width`` pixels; returns the file and its width and height."""
+def resized(pixels: UInt8Array, width: int) -> UInt8Array:
+    """RGB ``[height, width, 3]`` of ``width`` pixels in the same shape; the same array if it has them."""
+    height, own = pixels.shape[:2]
+    if width == own:
+        return pixels
     # Loaded when the first picture is asked for: most decoder processes never make one.
     from PIL import Image
 
-    image = Image.fromarray(pixels)
-    if width != image.width:
-        image = image.resize((width, max(1, round(image.height * width / image.width))), Image.Resampling.BILINEAR)
+    small = Image.fromarray(pixels).resize((width, max(1, round(height * width / own))), Image.Resampling.BILINEAR)
+    return np.asarray(small)
+
+
+def to_jpeg(pixels: UInt8Array) -> bytes:
+    """RGB ``[height, width, 3]`` as JPEG."""
+    from PIL import Image
+
     file = io.BytesIO()
-    image.save(file, "JPEG", quality=QUALITY)
-    return file.getvalue(), image.width, image.height
+    Image.fromarray(pixels).save(file, "JPEG", quality=QUALITY)
+    return file.getvalue()
 
 
 def still(packets: Sequence[Placed], moment: int, painter: Painter | None) -> bytes:
@@ -147,8 +158,7 @@ def still(packets: Sequence[Placed], moment: int, painter: Painter | None) -> by
     small = found.reformat(max(2, round(found.width * scale)), max(2, round(found.height * scale)), "rgb24", threads=1)
     # Typed for every format there is.
     pixels: Any = small.to_ndarray()
-    jpeg, _, _ = to_jpeg(pixels, small.width)
-    return jpeg
+    return to_jpeg(pixels)
 
 
 def _later(found: VideoFrame | None, frames: Sequence[VideoFrame], moment: int) -> VideoFrame | None:

@@ -40,14 +40,21 @@ class Calls:
         self.check(method, request)
         return self.inner_stream(method, request, timeout_s=timeout_s)
 
-    async def inner_stream(self, method: str, request: Any, *, timeout_s: float | None = None) -> AsyncIterator[Any]:
-        """As :meth:`stream`, asked by the gateway itself: nobody is checked."""
+    async def inner_stream(
+        self,
+        method: str,
+        request: Any,
+        *,
+        timeout_s: float | None = None,
+        on_begin: Callable[[], None] | None = None,
+    ) -> AsyncIterator[Any]:
+        """As :meth:`stream`, asked by the gateway itself: nobody is checked. ``on_begin``: the service has begun."""
         behavior = self._behavior(method)
         queue: asyncio.Queue[tuple[Any, BaseException | None]] = asyncio.Queue(_AHEAD)
 
         async def run() -> None:
             try:
-                await behavior(request, _Context(timeout_s, lambda message: queue.put((message, None))))
+                await behavior(request, _Context(timeout_s, lambda message: queue.put((message, None)), on_begin))
             except Exception as error:
                 await queue.put((None, error))
             else:
@@ -87,9 +94,15 @@ class Calls:
 class _Context:
     """What our services use of a ``grpc.aio.ServicerContext``."""
 
-    def __init__(self, timeout_s: float | None, write: Callable[[Any], Awaitable[None]] | None = None) -> None:
+    def __init__(
+        self,
+        timeout_s: float | None,
+        write: Callable[[Any], Awaitable[None]] | None = None,
+        begin: Callable[[], None] | None = None,
+    ) -> None:
         self._timeout_s = timeout_s
         self._write = write
+        self._begin = begin
 
     async def abort(
         self,
@@ -103,8 +116,10 @@ class _Context:
         assert self._write is not None, "a unary call writes nothing"
         await self._write(message)
 
-    async def send_initial_metadata(self, metadata: Iterable[Any]) -> None:
-        """A stream here begins when it is asked for."""
+    async def send_initial_metadata(self, metadata: Iterable[Any]) -> None:  # noqa: ARG002
+        """What a stream's service says when it has begun."""
+        if self._begin is not None:
+            self._begin()
 
     def time_remaining(self) -> float | None:
         return self._timeout_s

@@ -54,6 +54,7 @@ class Live:
         self._told: dict[str, float] = {}
         self._tasks: list[asyncio.Task[None]] = []
         self._wake = asyncio.Event()
+        self._followed = False
         self.feed = Feed()
         self.history = History()
         self.cameras: Mapping[str, CameraStatus] = {}
@@ -104,12 +105,22 @@ class Live:
                 self.feed.put(Event.of("answer", answer.stream, {**body, "end_unix_s": end_unix_s, "missed": missed}))
 
     async def _incidents(self) -> None:
-        follow = incidents_pb2.FollowRequest()
-        async for message in self._calls.inner_stream("/sightline.v1.Incidents/Follow", follow):
+        # What opened while alerting was away comes first; what ended has to be fetched.
+        follow = incidents_pb2.FollowRequest(open=True)
+        method = "/sightline.v1.Incidents/Follow"
+        async for message in self._calls.inner_stream(method, follow, on_begin=self._follow_began):
+            if message.missed:
+                self.feed.put(Event.of("missed", "", {"events": message.missed}))
             event = event_from_proto(message)
             body = {"key": event.key, "event": event.kind, "at_s": event.at_s, "quiet": event.quiet}
             told = Event.of("incident", event.incident.camera, {**body, "incident": event.incident})
             self.feed.put(told)
+
+    def _follow_began(self) -> None:
+        if self._followed:
+            # Nobody knows how many.
+            self.feed.put(Event.of("missed", "", {"events": 0}))
+        self._followed = True
 
     async def _look(self) -> None:
         while True:

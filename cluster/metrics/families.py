@@ -128,6 +128,12 @@ build_info = Gauge(
     ["version", "engine", "model", "config"],
     registry=REGISTRY,
 )
+attention_kernel = Gauge(
+    "sightline_attention_kernel",
+    "Always 1; what computes attention in a replica, and on which device.",
+    ["kernel", "device"],
+    registry=REGISTRY,
+)
 log_records = Counter("sightline_log_records", "Messages logged, by level.", ["level"], registry=REGISTRY)
 spans = Counter(
     "sightline_spans",

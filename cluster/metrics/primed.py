@@ -10,6 +10,8 @@ from cluster.metrics.families import (
     ask_seconds,
     asks,
     frames_dropped,
+    http_dropped,
+    http_replies,
     incident_events,
     incidents_open,
     ingest_dropped,
@@ -55,6 +57,11 @@ def prime(role: Role, sinks: Sequence[str] = ()) -> None:
             ask_seconds.labels(until)
         for queue in ("windows", "frames", "questions"):
             queue_depth.labels(queue)
+    elif role == "gateway":
+        for status in ("2xx", "4xx", "5xx"):
+            http_replies.labels(status)
+        for reason in ("refused", "cut"):
+            http_dropped.labels(reason)
     elif role == "controller":
         for member in ("decoder", "replica"):
             restarts.labels(member)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -22,6 +24,9 @@ from loadtest.city.tally import Tally
 from loadtest.city.timeline import Event, split
 
 CAMERAS_PER_CONTROLLER = 10_000
+
+# Objects more than were freed, young, middle and old, before the garbage collector looks (gc.set_threshold).
+_COLLECT = 100_000, 50, 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +119,19 @@ def _part(whole: int, parts: int, place: int) -> int:
     return whole * (place + 1) // parts - whole * place // parts
 
 
+@contextmanager
+def _seldom_collected() -> Iterator[None]:
+    """A city makes millions of objects that live for a second and are part of no cycle: looking for cycles among them,
+    and among all its cameras, takes a sixth of the time."""
+    before = gc.get_threshold()
+    gc.set_threshold(*_COLLECT)
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
+
+
+@_seldom_collected()
 def simulate(plan: CityPlan, on_second: Callable[[float], None] = lambda _: None) -> CityResult:
     """Run a city from its first second to its last.
 
@@ -125,7 +143,7 @@ def simulate(plan: CityPlan, on_second: Callable[[float], None] = lambda _: None
         RuntimeError: windows were lost count of, which would be an error of the simulator.
     """
     plan.check()
-    began = time.perf_counter()
+    began, began_cpu = time.perf_counter(), time.process_time()
     dealt = deal(plan)
     city = np.random.default_rng([plan.seed, 0])
     mine = split(plan.events, [each.replicas for each in dealt], city)
@@ -185,6 +203,7 @@ def simulate(plan: CityPlan, on_second: Callable[[float], None] = lambda _: None
         tally=tally,
         balance=balance,
         simulate_s=time.perf_counter() - began,
+        simulate_cpu_s=time.process_time() - began_cpu,
         reduced=reduced,
         refused=refused,
         missing_replicas=missing,

@@ -124,7 +124,10 @@ class Pool:
 
 @dataclass(frozen=True, slots=True)
 class CityResult:
-    """One simulated city. ``warmup_s`` at the beginning is left out of ``figures``, not of ``balance``."""
+    """One simulated city. ``warmup_s`` at the beginning is left out of ``figures``, not of ``balance``.
+
+    ``simulate_s``, ``simulate_cpu_s``: what simulating it took, by the clock and of the processor.
+    """
 
     cameras: int
     pools: tuple[Pool, ...]
@@ -140,6 +143,7 @@ class CityResult:
     tally: Tally
     balance: Balance
     simulate_s: float
+    simulate_cpu_s: float
     reduced: int
     refused: int
     missing_replicas: float
@@ -218,6 +222,7 @@ class CityResult:
             "cost_per_hour": self.cost_per_hour,
             "cost_per_camera_month": self.cost_per_camera_month,
             "simulate_s": self.simulate_s,
+            "simulate_cpu_s": self.simulate_cpu_s,
             "series": self._series(),
         }
 

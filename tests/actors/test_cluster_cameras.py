@@ -33,7 +33,8 @@ def test_cameras_of_a_configuration_and_of_kubernetes(clip, tmp_path) -> None:
     kube = KubeServer(tmp_path)
     kube.apply("yard", spec)
     watching = KubernetesConfig(enabled=True, kubeconfig=str(kube.kubeconfig), resync_s=1, status_s=0.2)
-    config = configuration([{"name": "gate", "source": str(clip), "source_options": playing}], decoders=1)
+    gate = {"name": "gate", "source": str(clip), "source_options": playing}
+    config = configuration([gate], decoders=1, log_dir=str(tmp_path / "logs"))
     config = config.model_copy(update={"kubernetes": watching})
     try:
         with Cluster(config) as cluster, GatewayClient(cluster.gateway_address) as client:
@@ -44,6 +45,8 @@ def test_cameras_of_a_configuration_and_of_kubernetes(clip, tmp_path) -> None:
                 answers.stop()
     finally:
         kube.close()
+        for log in sorted((tmp_path / "logs").glob("*")):
+            print(f"--- {log.name}\n{log.read_text()[-4000:]}")
 
 
 def check(kube, spec, client, answers) -> None:

@@ -66,6 +66,19 @@ def test_a_browser_that_slept_catches_up(own, open_page):
     expect(page.locator(".live")).to_have_text("Live")
 
 
+def test_a_gateway_that_cannot_see_the_cameras_says_so(own, open_page):
+    page = open_page(f"{own.url}/")
+    banner = page.locator(".not-live")
+    own.city.trouble = "the controller does not answer"
+    own.publish([])
+    expect(banner).to_have_text(
+        "Not current. The gateway cannot see the cameras: the controller does not answer", timeout=30_000
+    )
+    own.city.trouble = ""
+    own.publish([])
+    expect(banner).to_have_count(0, timeout=30_000)
+
+
 STORE = """async (script) => {
   const { Store } = await import('/console/store.js');
   const store = new Store();

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -14,6 +15,7 @@ import ray
 from ray.cluster_utils import Cluster
 
 from actors.session import FLAGS, OBJECT_STORE_BYTES, ONE_THREAD
+from cluster.errors import UnavailableError
 
 WAIT_S = 240.0
 
@@ -65,7 +67,7 @@ def named_actors(namespace: str) -> set[str]:
 def until_running() -> None:
     def running() -> bool:
         found = states()
-        failed = {name: state for name, state in found.items() if "FAILED" in state[0] or state[0] == "UNHEALTHY"}
+        failed = {name: state for name, state in found.items() if "FAILED" in state[0]}
         assert not failed, failed
         return all(status == "RUNNING" for status, _ in found.values())
 
@@ -73,8 +75,11 @@ def until_running() -> None:
 
 
 def until(what: str, condition: Callable[[], Any]) -> Any:
+    """The condition's value once it is true; the cluster may be unavailable meanwhile."""
     deadline = time.monotonic() + WAIT_S
-    while not (value := condition()):
+    while True:
+        with contextlib.suppress(UnavailableError):
+            if value := condition():
+                return value
         assert time.monotonic() < deadline, f"waited {WAIT_S:g} s for {what}; applications: {states()}"
         time.sleep(0.2)
-    return value

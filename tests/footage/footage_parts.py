@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import io
 from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import replace
@@ -298,3 +299,7 @@ async def site(folder: Path, guard: Guard | None = None, **clips: object) -> Asy
         yield running
     finally:
         await running.stop()
+        # grpc.aio waits for ever when the last of its servers is collected after its loop has ended.
+        vars(running).clear()
+        gc.collect()
+        await asyncio.sleep(0.01)

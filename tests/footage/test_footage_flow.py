@@ -467,3 +467,18 @@ async def test_the_command_line_saves_pictures_and_clips(tmp_path, h264, monkeyp
         assert sorted(path.name for path in tmp_path.iterdir()) == sorted(
             ["fence.mp4", f"{incident.id}.jpg", "gate.jpg", "site"]
         )
+
+
+async def test_an_incident_that_ends_first_hears_of_its_clip_all_the_same(tmp_path, h264):
+    async with site(tmp_path) as running:
+        running.feed(h264, 110)
+        incident = await running.alert(5.0)
+        running.service.take(running.alarm(6.0, score=0.1))
+        await running.service._flush()
+        assert running.service.opened() == []
+        running.feed(h264, 150)
+        settled = await running.settled(incident.id)
+        assert (settled.open, settled.clip, settled.end) == (False, "whole", incident.end)
+        # Its events are as they were sent.
+        events = (await running.service.incident(incident.id)).events
+        assert [(each.kind, each.incident.clip) for each in events] == [("new", "waiting"), ("end", "waiting")]

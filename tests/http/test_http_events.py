@@ -8,16 +8,20 @@ import json
 from dataclasses import replace
 
 import pytest
-from gateway_parts import make_answer, serving
+from gateway_parts import World, make_answer, serving
 from http_parts import Client, bare_application, document, listening
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
+from sightline.v1 import incidents_pb2
 
 from cluster.errors import CapacityError
+from cluster.http.calls import Calls
 from cluster.http.feed import Event, Feed
 from cluster.http.history import KEPT, MOST_QUESTIONS, History, Ring
+from cluster.http.live import Live
 from cluster.rpc.guard import Guard
+from cluster.rpc.results import AnswerHub
 from cluster.security.roles import Role
 from cluster.security.tokens import TokenFile, make_token, write_tokens
 from cluster.types import CameraStatus
@@ -97,6 +101,40 @@ async def test_a_token_that_is_revoked_sees_no_more(tmp_path):
     async with listening(application) as (url, _), Client(url, secret) as client, following(client) as event:
         write_tokens(tmp_path / "tokens.json", [])
         assert await event("nothing of this kind") is None, "the stream ended"
+
+
+class Follow:
+    """Alerting that ends the stream, at once or after an event before which some were lost."""
+
+    def __init__(self):
+        self.begun = 0
+
+    async def Follow(self, request, context):  # noqa: N802
+        assert request.open
+        self.begun += 1
+        await context.send_initial_metadata(())
+        if self.begun == 2:
+            incident = incidents_pb2.Incident(id="i", camera="gate")
+            await context.write(incidents_pb2.IncidentEvent(key="i-1", event="new", incident=incident, missed=3))
+        if self.begun == 3:
+            await asyncio.Event().wait()
+
+
+async def test_browsers_are_told_when_incidents_were_lost_on_the_way(monkeypatch):
+    monkeypatch.setattr("cluster.http.live.RETRY_S", 0.01)
+    service = Follow()
+    live = Live(World(0), AnswerHub(), Calls({"sightline.v1.Incidents": service}))
+    with live.feed.read(lambda camera: camera in ("", "gate")) as reader:
+        live.start()
+        pieces = []
+        async with asyncio.timeout(10):
+            while service.begun < 3:
+                pieces.append(await reader.take(0.05))
+        pieces.append(await reader.take(0.1))
+        kinds = [event[0] for event in told(pieces)]
+        assert kinds == ["event: missed", "event: missed", "event: incident", "event: missed"]
+        assert told(pieces)[1] == ("event: missed", 'data: {"events":3}')
+    await live.stop()
 
 
 async def test_a_gateway_that_stops_ends_its_streams(tmp_path):

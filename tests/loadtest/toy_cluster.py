@@ -135,13 +135,13 @@ class ToyCluster:
         self.hub.publish([answer])
 
     # -- a CameraDirectory
-    async def add(self, name, source, questions, settings, force=False):
+    async def add(self, name, source, questions, settings, force=False, manager="", takeover=False):
         self.cameras[name] = ToyCamera(name, self)
         self.added.append(name)
         self.settings[name] = (source, questions, settings)
         return await self.get(name)
 
-    async def remove(self, name):
+    async def remove(self, name, manager="", takeover=False):
         self._known(name)
         del self.cameras[name]
 

@@ -39,8 +39,8 @@ CASES = {
         {S + f'build_info{{process="{name}",version="1",config="0"}}': "1x60" for name in "ab"},
     ),
     "SightlineLogErrors": (
-        {S + 'log_messages_total{level="error",process="gateway"}': "0+10x60"},
-        {S + 'log_messages_total{level="error",process="gateway"}': "0+1x60"},
+        {S + 'log_records_total{level="error",process="gateway"}': "0+10x60"},
+        {S + 'log_records_total{level="error",process="gateway"}': "0+1x60"},
     ),
     "SightlineManyCamerasDown": (
         {
@@ -90,7 +90,11 @@ CASES = {
     ),
     "SightlineWindowsDropped": (
         {WINDOWS % ("dropped", "replaced"): "0+2x60", WINDOWS % ("done", ""): "0+20x60"},
-        {WINDOWS % ("dropped", "shed"): "0+20x60", WINDOWS % ("done", ""): "0+20x60"},
+        {
+            WINDOWS % ("dropped", "shed"): "0+20x60",
+            WINDOWS % ("lost", ""): "0x50 450x10",
+            WINDOWS % ("done", ""): "0+20x60",
+        },
     ),
     "SightlineReplicaBehind": (
         {S + 'replica_backlog_seconds{process="replica-0"}': "0x30 40x30"},

@@ -52,6 +52,14 @@ async def junk():
     yield JUNK
 
 
+async def ended(call):
+    if hasattr(call, "__aiter__"):
+        async for _ in call:
+            pass
+    else:
+        await call
+
+
 CALLS = {
     "unary": lambda channel: channel.unary_unary("/sightline.v1.Memory/Describe")(JUNK, timeout=5),
     "replies written": lambda channel: channel.unary_stream("/sightline.v1.Memory/Ask")(JUNK, timeout=5),
@@ -67,11 +75,7 @@ async def test_junk(kind, caplog):
     async with serving() as channel:
         call = CALLS[kind](channel)
         with pytest.raises(grpc.aio.AioRpcError) as caught:
-            if hasattr(call, "__aiter__"):
-                async for _ in call:
-                    pass
-            else:
-                await call
+            await ended(call)
     assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
     assert is_ours(caught.value)
     error = to_error(caught.value)

@@ -196,3 +196,23 @@ async def test_nobody_there():
     with MemoryClient("127.0.0.1:1", deadline_s=0.5) as client:
         error = await in_thread(lambda: list(client.ask("gate", "Who?")))
         assert "no Sightline gateway answers at 127.0.0.1:1" in str(error)
+
+
+async def test_more_is_forgotten_along_with_a_memory():
+    """Its clips, for one; where that fails, the caller must not believe that all is gone."""
+    told = []
+
+    async def also(camera, before_s):
+        told.append((camera, before_s))
+        if len(told) == 2:
+            raise UnavailableError("alerting does not answer")
+
+    routes = Routes()
+    async with replica() as (_, address), serving(MemoryProxy(routes.of, ChannelPool(), on_forget=also)) as gateway:
+        routes["gate"] = address
+        with MemoryClient(gateway) as client:
+            assert await in_thread(lambda: client.forget("gate", 5.0)) == Forgotten(7, 2**40)
+            error = await in_thread(lambda: client.forget("gate"))
+    assert told == [("gate", 5.0), ("gate", 0.0)]
+    assert isinstance(error, UnavailableError)
+    assert str(error) == "alerting does not answer"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import replace
 
@@ -172,6 +173,6 @@ def test_every_hole_between_two_answers_is_counted(pieces, counts) -> None:
         at_s += frames
     replica.run(at_s + 20, at_s + 25, dropped=dropped)
     ends = [0, *(end / SECOND for end in replica.ends)]
-    missing = sum(math.floor((b - a) / STRIDE_S - 0.95 + 1e-9) for a, b in zip(ends, ends[1:], strict=False))
+    missing = sum(math.floor((b - a) / STRIDE_S - 0.95 + 1e-9) for a, b in itertools.pairwise(ends))
     counted = sum(replica.lost) + dropped + replica.unanswered
     assert missing <= counted <= missing + 2 * len(pieces) + 2, "a fresh start may cut a window short"

@@ -116,7 +116,7 @@ def _value(rng: random.Random, field: FieldDescriptor) -> Any:
         return rng.choice(FLOATS)
     if kind == Field.CPPTYPE_BOOL:
         return rng.random() < 0.5
-    if kind == Field.CPPTYPE_ENUM:
+    if field.enum_type is not None:
         return rng.choice([value.number for value in field.enum_type.values])
     bits = 64 if kind in (Field.CPPTYPE_INT64, Field.CPPTYPE_UINT64) else 32
     number = rng.choice(NUMBERS) % 2**bits

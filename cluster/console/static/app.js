@@ -14,7 +14,7 @@ import { theme, toggleTheme } from "./theme.js";
 import { Wall } from "./wall.js";
 
 const RESYNC_MS = 5_000;
-const OPEN_PERIOD_MS = 15_000;
+const LOOK_PERIOD_MS = 10_000;
 const OPEN = "/v1/incidents?open=1&limit=1000";
 const PAGES = [
   { path: "", word: "Wall", icon: "wall" },
@@ -40,13 +40,18 @@ async function sync() {
   store.untrack(touched);
 }
 
-/** Who has acknowledged or muted what, and which clips are ready, comes with no event. */
-async function lookAtOpen() {
+/**
+ * What comes with no event: who has acknowledged or muted what, which clips are ready, and that the gateway itself hears
+ * nothing from the controller.
+ */
+async function lookAround() {
   if (live.state !== "live" || document.visibilityState !== "visible") return;
   const touched = store.track();
   const found = await get(OPEN).catch(() => null);
   if (found) store.takeOpen(found.incidents, touched);
   store.untrack(touched);
+  const fleet = await get("/v1/fleet").catch(() => null);
+  if (fleet) store.set("trouble", fleet.trouble);
 }
 
 let announced = "";
@@ -109,7 +114,7 @@ function App() {
       setSignedOut(true);
     });
     begin();
-    const looking = setInterval(lookAtOpen, OPEN_PERIOD_MS);
+    const looking = setInterval(lookAround, LOOK_PERIOD_MS);
     return () => clearInterval(looking);
   }, []);
   const seen = useRef(location.hash);
@@ -171,11 +176,14 @@ function LiveDot() {
   return html`<span class=${`live ${state}`} role="status"><span class="dot" aria-hidden="true"></span>${word}</span>`;
 }
 
-/** Across the page while what it shows is not current: since when, why, and when the next try comes. */
+/** Across the page while what it shows is not current: why, and when the next try comes. */
 function NotLive() {
-  useTopics("live");
+  useTopics("live", "trouble");
   useClock(1);
   const { state, retryAt, reason, since, ever } = store.live;
+  if (state === "live" && store.trouble) {
+    return html`<div class="not-live"><strong>Not current.</strong> <span>The gateway cannot see the cameras: ${store.trouble}</span></div>`;
+  }
   if (state === "live" || (!ever && state === "connecting" && Date.now() - since < 4000)) return null;
   const seconds = Math.max(0, Math.ceil((retryAt - Date.now()) / 1000));
   return html`<div class="not-live">

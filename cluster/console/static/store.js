@@ -12,6 +12,7 @@ export class Store {
   constructor() {
     this.me = null;
     this.live = { state: "connecting", retryAt: 0, reason: "", since: Date.now() };
+    this.trouble = "";
     this.loaded = false;
     this.error = null;
     this.cameras = new Map();
@@ -24,6 +25,7 @@ export class Store {
     this.listeners = new Map();
     this.changed = new Set();
     this.scheduled = false;
+    this.version = 0;
   }
 
   subscribe(topic, callback) {
@@ -37,6 +39,7 @@ export class Store {
   }
 
   touch(...topics) {
+    this.version += 1;
     for (const topic of topics) if (this.listeners.has(topic)) this.changed.add(topic);
     if (this.scheduled || !this.changed.size) return;
     this.scheduled = true;
@@ -201,10 +204,12 @@ export const store = new Store();
 /** Draws the component anew whenever one of the topics has changed. */
 export function useTopics(...topics) {
   const [, redraw] = useState(0);
+  const drawn = store.version;
   useEffect(() => {
     const callback = () => redraw((serial) => serial + 1);
     const ends = topics.map((topic) => store.subscribe(topic, callback));
-    callback();
+    // Something may have come between the drawing and this.
+    if (store.version !== drawn) callback();
     return () => ends.forEach((end) => end());
   }, topics);
 }

@@ -12,6 +12,7 @@ const GAP = 12;
 const TEXT_HEIGHT = 86;
 const LEAST_WIDTH = { comfortable: 232, compact: 156 };
 const OVERSCAN_ROWS = 1;
+const FIRST_ROWS = 3;
 const HOLD_MS = 1500;
 
 const FILTERS = [
@@ -95,7 +96,7 @@ function Toolbar({ search, setSearch, sort, setSort, kept, setKept, density, set
 function Grid({ entries, least, held }) {
   const grid = useRef(null);
   const [width, setWidth] = useState(0);
-  const [range, setRange] = useState({ from: 0, to: 8 });
+  const [range, setRange] = useState({ from: 0, to: FIRST_ROWS });
   const [active, setActive] = useState(null);
   const columns = Math.max(1, Math.floor((width + GAP) / (least + GAP)));
   const tileWidth = Math.floor((width - GAP * (columns - 1)) / columns);
@@ -104,6 +105,7 @@ function Grid({ entries, least, held }) {
 
   useLayoutEffect(() => setWidth(grid.current.clientWidth), []);
   useLayoutEffect(() => {
+    if (!width) return undefined;
     const measure = () => {
       const top = grid.current.getBoundingClientRect().top;
       const pitch = tileHeight + GAP;
@@ -124,7 +126,7 @@ function Grid({ entries, least, held }) {
       removeEventListener("scroll", measure);
       removeEventListener("resize", measure);
     };
-  }, [tileHeight]);
+  }, [tileHeight, width > 0]);
   useLayoutEffect(() => {
     // A task after the frame that shows the first tiles: `sightline bench console` reads when that was.
     if (width && !painted) requestAnimationFrame(() => setTimeout(() => performance.mark("wall-painted")));

@@ -62,6 +62,13 @@ ENGINE = Dashboard(
                     ],
                     "How fast the attention and the layers' kernels are; falls when batches are too small.",
                 ),
+                Panel(
+                    "Attention kernels",
+                    [("count by (kernel, device) (sightline_attention_kernel)", "{{kernel}} {{device}}")],
+                    "Replicas by what computes their attention.",
+                    kind="table",
+                    height=4,
+                ),
             ),
         ),
         Row(
@@ -232,6 +239,31 @@ MACHINES = Dashboard(
                     "Processes by version and configuration; more than one line means that they differ.",
                     kind="table",
                     alert="SightlineConfigsDiffer",
+                ),
+            ),
+        ),
+        Row(
+            "Gateway's HTTP",
+            (
+                Panel(
+                    "Replies",
+                    [(f"sum by (status) (rate(sightline_http_replies_total{RATE}))", "{{status}}")],
+                    "Replies of the gateway's HTTP port by status.",
+                    unit="reqps",
+                ),
+                Panel(
+                    "Connections dropped",
+                    [(f"sum by (reason) (rate(sightline_http_connections_dropped_total{RATE}))", "{{reason}}")],
+                    "Refused because there were too many, or cut because they stalled.",
+                    unit="reqps",
+                ),
+                Panel(
+                    "Browsers that follow",
+                    [
+                        ("sum(sightline_http_readers)", "following"),
+                        (f"sum(rate(sightline_http_events_missed_total{RATE}))", "events missed a second"),
+                    ],
+                    "Readers of the live events, and what they lost by reading too slowly.",
                 ),
             ),
         ),

@@ -1,0 +1,164 @@
+"""The objects of decoder and alerting, without Ray: an alert becomes a clip, and a removed camera takes it along."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import io
+import time
+from types import SimpleNamespace
+
+import av
+import pytest
+from sightline.v1 import pictures_pb2_grpc
+
+import actors.alerting
+import actors.decoder
+import actors.footage
+from actors.alerting import Alerting
+from actors.decoder import Decoder
+from cluster.alerts.watched import Watched
+from cluster.config import camera_settings, load_config
+from cluster.rpc.channel import ChannelPool
+from cluster.rpc.pictures import PicturesProxy
+from cluster.rpc.pictures_client import PicturesClient
+from cluster.rpc.server import RpcServer
+from cluster.scheduling.directory import Directory
+from cluster.types import MICROSECONDS, Answer, PatchGeometry, TokenCount
+
+
+class Controller:
+    """The controller's own state, asked as a Ray handle is."""
+
+    def __init__(self, config) -> None:
+        self.directory = Directory()
+        self.directory.geometry = PatchGeometry(patch=14, merge=2, temporal=2)
+        for entry in config.cameras:
+            self.directory.add(camera_settings(config, entry))
+
+    def __getattr__(self, name):
+        async def call(*arguments):
+            return await getattr(self, f"on_{name}")(*arguments)
+
+        return SimpleNamespace(remote=call)
+
+    async def on_register_decoder(self, info, running):
+        self.directory.join_decoder(info, time.monotonic(), running)
+
+    async def on_heartbeat_decoder(self, name, instance, reports):
+        return self.directory.heartbeat_decoder(name, instance, reports, time.monotonic())
+
+    async def on_assignment(self, name, version, timeout_s):
+        deadline = time.monotonic() + timeout_s
+        while self.directory.version == version and time.monotonic() < deadline:  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
+        return self.directory.assignment(name)
+
+    async def on_where(self, name):
+        return self.directory.route(name)
+
+    async def on_replicas(self, known, timeout_s):
+        await asyncio.sleep(timeout_s)
+        return {}
+
+    async def on_watched(self, version):
+        names = self.directory.cameras
+        changed = self.directory.version != version
+        return Watched(
+            self.directory.version,
+            tuple(self.directory.settings(name) for name in names) if changed else None,
+            tuple(self.directory.status(name) for name in names),
+            {},
+        )
+
+
+@pytest.fixture
+def config(clip, tmp_path):
+    playing = {"loop": True, "realtime": True, "speed": 4}
+    return load_config(
+        None,
+        {
+            "cameras": [{"name": "gate", "source": str(clip), "source_options": playing}],
+            "questions": [{"id": "person", "text": "?"}],
+            "alerts": {"folder": str(tmp_path / "box"), "consecutive": 1},
+            "clips": {"before_s": 2, "after_s": 2, "keep_free": 0},
+            "cluster": {"heartbeat_s": 0.1},
+        },
+    )
+
+
+async def until(condition, what):
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline, f"{what} never came"
+        await asyncio.sleep(0.02)
+
+
+def test_an_alert_becomes_a_clip_and_a_removed_camera_takes_it_along(config, tmp_path, monkeypatch) -> None:
+    asyncio.run(asyncio.wait_for(_story(config, tmp_path, monkeypatch), 60))
+
+
+async def _story(config, tmp_path, monkeypatch) -> None:
+    controller = Controller(config)
+    for module in (actors.alerting, actors.decoder, actors.footage):
+        monkeypatch.setattr(module, "controller", lambda: controller)
+    for module in (actors.alerting, actors.decoder):
+        monkeypatch.setattr(module, "configure_logging", lambda process, cluster: None)
+    decoder = Decoder(config, "decoder-0", "127.0.0.1")
+    alerting = Alerting(config, "run", "127.0.0.1")
+    gateway = RpcServer()
+    try:
+        addresses = await alerting.ready()
+
+        async def decoder_of(camera):
+            return controller.directory.route(camera).decoder_address
+
+        async def alerting_at():
+            return addresses.rpc
+
+        proxy = PicturesProxy(decoder_of, alerting_at, ChannelPool())
+        gateway.add("sightline.v1.Pictures", pictures_pb2_grpc.add_PicturesServicer_to_server, proxy)
+        client = PicturesClient(f"127.0.0.1:{gateway.bind('127.0.0.1', 0)}")
+        await gateway.start()
+        await until(lambda: "gate" in decoder._cameras, "the camera")
+        ring = decoder._cameras["gate"].footage.ring
+        await until(lambda: ring.seconds > 6, "six seconds of it")
+        end = ring.newest(1 << 62)[-1].time - MICROSECONDS
+        tokens = TokenCount(full=1, kept=1, reused=0, refreshed=0, new=1, query=1, encoded=1)
+        answer = Answer("gate", 0, end - 2 * MICROSECONDS, end, "person", 0.9, True, "", False, tokens)
+        await until(lambda: alerting._service.version >= 0, "word of the cameras")
+        alerting._hub.publish([answer])
+        await until(alerting._service.opened, "the incident")
+        [incident] = alerting._service.opened()
+        await until(lambda: alerting._service.opened()[0].clip != "waiting", "its clip")
+        [incident] = alerting._service.opened()
+        assert (incident.clip, incident.footage_note) == ("whole", "")
+
+        def fetch():
+            about, data = client.footage(incident.id)
+            return about, b"".join(data), client.picture("gate", kept=True)
+
+        about, data, picture = await asyncio.to_thread(fetch)
+        with av.open(io.BytesIO(data)) as container:
+            shown = sum(1 for _ in container.decode(video=0))
+        assert about.camera == "gate"
+        # Six seconds of 12.5 pictures, and up to a group of pictures more.
+        assert 74 <= shown <= 150
+        assert picture.jpeg[:2] == b"\xff\xd8"
+        folder = tmp_path / "box" / "clips"
+        assert len(list(folder.iterdir())) == 2
+        controller.directory.remove("gate")
+        await until(lambda: not list(folder.iterdir()), "the end of its files")
+        await until(lambda: not decoder._cameras, "the end of the camera")
+        assert decoder._rings.held == 0
+        await asyncio.to_thread(client.close)
+    finally:
+        await gateway.stop(0.0)
+        await alerting.stop()
+        await decoder.stop()
+        await asyncio.sleep(0.1)
+        # grpc.aio waits for ever when the last of its servers is collected after its loop has ended.
+        for each in (gateway, alerting, decoder):
+            vars(each).clear()
+        gc.collect()
+        await asyncio.sleep(0.01)

@@ -1,0 +1,74 @@
+"""The actor's own life without Ray: it starts, follows, and stops; the controller behind it is the real table."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import pytest
+from camera_cluster import CameraCluster
+from kube_server import KubeServer
+
+from actors import reconciler
+from cluster.config import load_config
+from cluster.errors import ConfigError
+
+WAIT_S = 15.0
+
+
+class Handle:
+    """An actor handle whose methods run at once."""
+
+    def __init__(self, cluster: CameraCluster) -> None:
+        self.cluster = cluster
+
+    def __getattr__(self, name):
+        methods = {
+            "managed_cameras": self.cluster.managed,
+            "list_cameras": self.cluster.statuses,
+            "add_camera": lambda camera, force, takeover: self.cluster.add(camera, takeover=takeover),
+            "update_camera": lambda camera, takeover: self.cluster.update(camera, takeover=takeover),
+            "remove_camera": lambda name, manager: self.cluster.remove(name),
+        }
+
+        class Method:
+            remote = staticmethod(methods[name])
+
+        return Method
+
+
+def actor(monkeypatch, cluster, **kubernetes):
+    monkeypatch.setattr(reconciler, "controller", lambda: Handle(cluster))
+    monkeypatch.setattr(reconciler, "configure_logging", lambda *_: None)
+    return reconciler.ReconcilerActor(load_config(None, {"kubernetes": {"enabled": True, **kubernetes}}))
+
+
+async def until(condition):
+    deadline = time.monotonic() + WAIT_S
+    while not condition():
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.01)
+
+
+async def test_it_starts_follows_and_stops(kube: KubeServer, monkeypatch):
+    cluster = CameraCluster()
+    kube.apply("gate", {"priority": "critical"})
+    running = actor(monkeypatch, cluster, kubeconfig=str(kube.kubeconfig), status_s=0.1)
+    assert await running.ready()
+    await until(lambda: cluster.priorities() == {"gate": "critical"})
+    await until(lambda: kube.status("gate").get("manager") == "kubernetes")
+    kube.apply("gate", {"priority": "background"})
+    await until(lambda: cluster.priorities() == {"gate": "background"})
+    kube.delete("gate")
+    await until(lambda: not cluster.managers())
+    await running.stop()
+    kube.apply("late", {})
+    await asyncio.sleep(0.3)
+    assert not cluster.managers(), "it follows no more"
+
+
+async def test_without_an_identity_it_says_so_and_stops(monkeypatch):
+    running = actor(monkeypatch, CameraCluster())
+    with pytest.raises(ConfigError, match="needs a service account"):
+        await running.ready()
+    await running.stop()
