@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import io
 import time
 from types import SimpleNamespace
@@ -156,9 +155,3 @@ async def _story(config, tmp_path, monkeypatch) -> None:
         await gateway.stop(0.0)
         await alerting.stop()
         await decoder.stop()
-        await asyncio.sleep(0.1)
-        # grpc.aio waits for ever when the last of its servers is collected after its loop has ended.
-        for each in (gateway, alerting, decoder):
-            vars(each).clear()
-        gc.collect()
-        await asyncio.sleep(0.01)

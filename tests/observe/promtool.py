@@ -11,5 +11,5 @@ needs_promtool = pytest.mark.skipif(PROMTOOL is None, reason="promtool (Debian: 
 
 def promtool(*arguments):
     """Exit code and everything it said."""
-    done = subprocess.run([PROMTOOL, *arguments], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run([PROMTOOL, *arguments], capture_output=True, text=True, timeout=150, check=False)
     return done.returncode, done.stdout + done.stderr
