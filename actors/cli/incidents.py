@@ -109,9 +109,7 @@ def clip(
         Path | None, typer.Option("--output", "-o", metavar="FILE", help="Where to; ID.mp4 or ID.jpg without it.")
     ] = None,
     snapshot: Annotated[bool, typer.Option("--snapshot", help="The snapshot instead of the clip.")] = False,
-    at_end: Annotated[
-        bool, typer.Option("--end", help="The clip of its end, where clips.at_end is on.")
-    ] = False,
+    at_end: Annotated[bool, typer.Option("--end", help="The clip of its end, where clips.at_end is on.")] = False,
     gateway: Gateway = DEFAULT_GATEWAY,
 ) -> None:
     """Save the clip of an incident, from before it began to after the alert.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import contextlib
 import functools
 import json
 import threading
@@ -76,7 +77,9 @@ class KubernetesApi:
         with self._lock:
             self._closed, watching = True, self._watching
         if watching is not None:
-            watching.shutdown()
+            # The server may have hung up in this moment.
+            with contextlib.suppress(OSError, RuntimeError):
+                watching.shutdown()
 
     def list(self) -> tuple[list[CameraResource], str]:
         """All resources, and the version to watch from.

@@ -274,4 +274,8 @@ def test_the_json_form(make):
         "text": "",
         "reason": "",
         "acknowledged_by": "",
+        "snapshot_url": "",
+        "clip_url": "",
+        "clip": "",
+        "footage_note": "",
     }

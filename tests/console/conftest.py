@@ -10,8 +10,9 @@ from cluster.bench.console_city import City
 from cluster.bench.console_gateway import ConsoleGateway
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def chromium():
+    # Not for the session: while Playwright runs, its loop counts as this thread's, and no other test may run one.
     with open_browser() as chromium:
         yield chromium
 

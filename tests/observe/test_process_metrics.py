@@ -39,12 +39,12 @@ def spec(camera, *questions):
 
 def test_series_of_a_camera_come_with_its_answers_and_go_with_it():
     cameras = metrics.AnsweredCameras(clock=lambda: 1234.0)
-    cameras.answered([answer("gate")])
-    assert samples(camera="gate") == {}  # not opened: it left while its window was computed
-    cameras.opened(spec("gate", "person", "car"))
-    cameras.answered([answer("gate", "person", 0.25), answer("gate", "car", 0.75)])
-    cameras.remembers({"gate": 4096, "elsewhere": 1})
-    assert samples(camera="gate") == {
+    cameras.answered([answer("pier")])
+    assert samples(camera="pier") == {}  # not opened: it left while its window was computed
+    cameras.opened(spec("pier", "person", "car"))
+    cameras.answered([answer("pier", "person", 0.25), answer("pier", "car", 0.75)])
+    cameras.remembers({"pier": 4096, "elsewhere": 1})
+    assert samples(camera="pier") == {
         ("sightline_camera_lag_seconds",): 3.0,
         ("sightline_camera_answered_timestamp_seconds",): 1234.0,
         ("sightline_camera_memory_bytes",): 4096,
@@ -52,10 +52,10 @@ def test_series_of_a_camera_come_with_its_answers_and_go_with_it():
         ("sightline_camera_score", "car"): 0.75,
     }
     assert samples(camera="elsewhere") == {}
-    cameras.opened(spec("gate", "car"))
-    assert ("sightline_camera_score", "person") not in samples(camera="gate")
+    cameras.opened(spec("pier", "car"))
+    assert ("sightline_camera_score", "person") not in samples(camera="pier")
     cameras.keep(["another"])
-    assert samples(camera="gate") == {}
+    assert samples(camera="pier") == {}
 
 
 def test_lag_is_told_in_strides():
