@@ -13,7 +13,7 @@ from cluster.http import openapi
 from cluster.http.body import MAX_BODY_BYTES, STALL, STALL_S
 from cluster.http.calls import Calls
 from cluster.http.cameras import CameraRoutes
-from cluster.http.door import ROUTES, Door, secure
+from cluster.http.door import ROUTES, Door, nothing_here, secure
 from cluster.http.events import PING_S, EventRoutes
 from cluster.http.fleet import FleetRoutes
 from cluster.http.incidents import IncidentRoutes
@@ -83,6 +83,8 @@ def make_application(
         application[ROUTES][resource.add_route(route.method, route.handler, expect_handler=expect)] = route
         if route.method == "GET" and route.media != "text/event-stream":
             application[ROUTES][resource.add_route("HEAD", route.handler, expect_handler=expect)] = route
+    # What matches nothing else comes here too: what aiohttp itself answers quotes headers that may be no text.
+    application.router.add_resource("/{rest:.*}").add_route("*", _nothing, expect_handler=expect)
     application.on_response_prepare.append(secure)
     application.on_cleanup.append(_closing(pages))
     return application
@@ -91,6 +93,10 @@ def make_application(
 def table_of(application: web.Application) -> list[Route]:
     """Its routes, in order."""
     return list(dict.fromkeys(application[ROUTES].values()))
+
+
+async def _nothing(request: web.Request) -> web.StreamResponse:
+    raise await nothing_here(request)
 
 
 def _closing(pages: PageRoutes) -> Any:

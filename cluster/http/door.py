@@ -86,7 +86,7 @@ class Door:
             try:
                 _check_page(request, names_matter=self._guard is None and self._loopback_only)
                 if route is None:
-                    raise _nothing_here(request)
+                    raise await nothing_here(request)
                 with serving(self._admit(request, route)):
                     return await handler(request)
             except SightlineError as known:
@@ -185,10 +185,14 @@ def _is_address(host: str) -> bool:
     return True
 
 
-def _nothing_here(request: web.Request) -> HttpError:
-    allowed = getattr(request.match_info.http_exception, "allowed_methods", None)
+async def nothing_here(request: web.Request) -> HttpError:
+    """No route is for this path, or none for this method of it."""
+    methods: set[str] = set()
+    for resource in request.app.router.resources():
+        methods |= (await resource.resolve(request))[1]
+    allowed = methods - {"*", "HEAD"}
     if allowed:
-        use = ", ".join(sorted(set(allowed) - {"HEAD"}))
+        use = ", ".join(sorted(allowed))
         return HttpError(405, f"{request.method} is not for this path; use {use}", Allow=use)
     return HttpError(404, f"there is no {request.rel_url.raw_path}; /v1/openapi.json says what there is")
 

@@ -56,6 +56,14 @@ async def test_a_client_that_drips_its_request_loses_its_connection():
         dripping.cancel()
 
 
+@pytest.mark.parametrize("asked", [b"GET /v1/cameras", b"PATCH /v1/cameras", b"GET /nowhere"])
+async def test_an_expectation_that_is_no_text_is_refused(asked):
+    """Also where there is nothing, or not for this method: found by the fuzzer."""
+    async with listening(bare_application()) as (url, _), connected(url) as (reader, writer):
+        writer.write(asked + b" HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nExpect: \xff\r\n\r\n")
+        assert b" 417 " in await reader.readline()
+
+
 async def test_a_client_that_stops_in_mid_request():
     head = b"POST /v1/ask HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 100\r\n\r\n{"
     async with answering(Replica(), stall_s=0.2) as (client, _), connected(client.url) as (reader, writer):
