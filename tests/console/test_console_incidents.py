@@ -6,7 +6,7 @@ import itertools
 import re
 
 import pytest
-from browsing import running, say_no, say_yes, until
+from browsing import PATIENCE_MS, running, say_no, say_yes, until
 from playwright.sync_api import expect
 
 from cluster.bench.console_city import City
@@ -60,7 +60,7 @@ def test_its_clip_plays(incident, gateway):
     gateway.step(0)
     row.locator("a").click()
     video = page.locator("video.clip")
-    expect(video).to_be_visible()
+    expect(video).to_be_visible(timeout=PATIENCE_MS)
     video.evaluate("video => video.play()")
     until(lambda: video.evaluate("video => video.currentTime") > 0.2)
     assert video.evaluate("video => [video.videoWidth, video.videoHeight]") == [448, 256]
