@@ -102,7 +102,8 @@ def test_its_clip_plays_and_the_camera_shows_itself(running, receiver):
         wait_for(lambda: client.incident(found.id).incident.clip != "waiting", "the clip")
         incident = client.incident(found.id).incident
         [gone] = client.incidents(camera="gone", limit=1)
-        assert (incident.clip, incident.footage_note) == ("whole", "")
+        # The camera began moments before its incident: what a clip shows before that may not have been there yet.
+        assert incident.clip == "whole" or (incident.clip == "part" and incident.footage_note), incident
         wait_for(lambda: client.incident(gone.id).incident.clip == "none", "word of the clip that cannot be")
     with PicturesClient(running.gateway_address) as client:
         about, data = client.footage(incident.id)
