@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import ssl
 import urllib.error
@@ -14,10 +15,11 @@ from cluster_parts import QUESTION, until
 
 from actors.runtime import Cluster
 from cluster.config import load_config
-from cluster.errors import UnauthenticatedError
+from cluster.errors import UnauthenticatedError, UnavailableError
 from cluster.hosts import is_loopback
 from cluster.rpc.client import GatewayClient
 from cluster.rpc.credentials import ClientCredentials
+from cluster.rpc.health import is_serving
 from cluster.security.roles import Role
 from cluster.security.tokens import make_token, write_tokens
 
@@ -114,3 +116,18 @@ def test_every_port_is_closed_to_strangers(secured):
     assert doors | inner <= ports.keys()
     assert all(ports[port] for port in doors)
     assert not any(ports[port] for port in inner)
+
+
+def test_who_has_no_certificate_of_the_cluster_is_refused(secured):
+    cluster, _, _ = secured
+    for member in (*cluster.readiness().decoders.values(), *cluster.readiness().replicas.values()):
+        assert not asyncio.run(is_serving(member.address))
+        with pytest.raises(OSError, match=r"\S"):
+            urllib.request.urlopen(f"http://{member.metrics_address}/metrics", timeout=3)
+
+
+def test_a_plain_client_is_told_nothing(secured):
+    cluster, _, _ = secured
+    address = f"127.0.0.1:{port_of(cluster.gateway_address)}"
+    with GatewayClient(address, deadline_s=3.0) as client, pytest.raises(UnavailableError):
+        client.cameras_list()
