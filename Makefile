@@ -30,6 +30,12 @@ HELM_SHA256 := 3e4dd2807e8e00779312343aff59185fbf32971562434920de1ccaf4bae2b746
 # One thread per process: with two cores, tests that share them run faster than tests that fight for them.
 TEST_ENV := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false
 
+PYTEST := $(TEST_ENV) $(BIN)/python -m pytest
+
+# Real servers, browsers and clocks share two cores in the suite. What fails there runs once more with nothing beside it,
+# and what fails then has failed; more than a few failures are never the machine's.
+ALONE := { echo "Failures run once more, alone:"; $(PYTEST) --last-failed --last-failed-no-failures none --maxfail 1 -v; }
+
 .DEFAULT_GOAL := help
 .PHONY: help setup setup-vllm demo test test-vllm lint format bench protos schema api-docs chart dashboards lock system-packages clean
 
@@ -67,8 +73,8 @@ demo: $(if $(filter vllm,$(ENGINE)),setup-vllm,setup) ## four made-up cameras, a
 	@$(DEMO_BIN)/sightline demo $(if $(filter-out native,$(ENGINE)),--engine $(ENGINE)) $(ARGS)
 
 test: setup system-packages $(HELM) test-vllm ## every test
-	$(TEST_ENV) $(BIN)/python -m pytest -n 2 --dist loadscope -m "not cluster"
-	$(TEST_ENV) $(BIN)/python -m pytest -m cluster
+	$(PYTEST) -n 2 --dist loadscope -m "not cluster" || $(ALONE) -m "not cluster"
+	$(PYTEST) -m cluster || $(ALONE) -m cluster
 
 test-vllm: setup-vllm ## the tests that need vLLM (its CPU build)
 	$(TEST_ENV) $(VLLM_BIN)/python -m pytest tests/vllm
