@@ -117,6 +117,8 @@ class RunningCamera:
     def stop(self, timeout_s: float) -> bool:
         """The camera was removed or moved: end its thread and forget it at the replica."""
         self._stopping = True
+        if self.sink is not None:
+            self.sink.retire()
         stopped = self._pipeline.stop(timeout_s)
         self.footage.close()
         self._sender.close(self.settings.name)

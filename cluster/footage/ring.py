@@ -200,7 +200,12 @@ class PacketRing:
                 first = groups[0].packets[0].time
                 if not missing and first > start + MICROSECONDS:
                     late_s = (first - start) / MICROSECONDS
-                    recording.missing = f"its first {late_s:.0f} s are not held any more"
+                    gone = groups[0].stretch.cut
+                    recording.missing = (
+                        f"its first {late_s:.0f} s are not held any more"
+                        if gone
+                        else f"the camera's video begins {late_s:.0f} s into it"
+                    )
                 for placed in (each for group in groups for each in group.packets):
                     recording.add(placed)
                 if groups[0].stretch.over:
@@ -221,6 +226,8 @@ class PacketRing:
         """Hold nothing of what was; how many bytes that were. Clips under way end."""
         with self._lock:
             held = self._bytes
+            for group in self._groups:
+                group.stretch.cut = True
             self._groups.clear()
             self._overflown = True
             self._drop(held)
@@ -267,10 +274,14 @@ class PacketRing:
     def _trim(self, at_s: float) -> None:
         groups = self._groups
         while len(groups) > 1 and (at_s - groups[1].packets[0].at_s >= self.keep_s or self._is_too_much()):
-            self._drop(groups.popleft().bytes)
+            self._give_up(groups.popleft())
         if self._is_too_much():
-            self._drop(groups.popleft().bytes)
+            self._give_up(groups.popleft())
             self._overflown = True
+
+    def _give_up(self, group: _Group) -> None:
+        group.stretch.cut = True
+        self._drop(group.bytes)
 
     def _is_too_much(self) -> bool:
         return self._bytes > self.most_bytes or self._budget.is_too_much(self._bytes)

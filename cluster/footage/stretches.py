@@ -21,6 +21,7 @@ class Stretch:
 
     * ``codec``: FFmpeg's name; ``extradata``: the decoder's configuration; ``width``, ``height``: 0 when unknown
     * ``over``: why nothing follows, empty while it goes on
+    * ``cut``: its first packets were given up
     """
 
     codec: str
@@ -28,6 +29,7 @@ class Stretch:
     width: int = 0
     height: int = 0
     over: str = ""
+    cut: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from sightline.v1 import ingest_pb2
 
 from cluster.codec.push import PushSource
 from cluster.codec.source import StreamHeader
-from cluster.errors import NotReadyError
+from cluster.errors import NotReadyError, UnavailableError
 from cluster.rpc.convert import packet_from_proto
 
 
@@ -63,8 +63,13 @@ class QueueSink:
         self._poll_s = poll_s
         self._codec = ""
         self._ended = ""
+        self._retired = False
         self._told = PushProgress(0, 0)
         self._taken = asyncio.Event()
+
+    def retire(self) -> None:
+        """The camera was moved or removed: packets that still come belong to somebody else. From any thread."""
+        self._retired = True
 
     async def open(self, header: StreamHeader, session: str) -> PushProgress:
         """A new session starts at 0 and replaces the old one; one that has ended may only be ended again.
@@ -80,6 +85,13 @@ class QueueSink:
         return self._told
 
     async def offer(self, batch: ingest_pb2.PacketBatch) -> None:
+        """See :class:`PacketSink`.
+
+        Raises:
+            UnavailableError: the camera is not run here any more; nothing of the batch was taken.
+        """
+        if self._retired:
+            raise UnavailableError("the camera is not run here any more")
         if self._ended:
             raise NotReadyError(f"session {self._ended!r} has ended; open a new one with another session id")
         for message in batch.packets:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
@@ -72,12 +73,29 @@ def encode(
     format: str = "yuv420p",
 ) -> Path:
     """Encode grey pictures ``[height, width]`` uint8; ``times`` in milliseconds for variable frame rates."""
+    # SVT-AV1, run by root, makes the thread that calls it one of real time for good, and so do the children it starts:
+    # two busy ones leave nobody else a core. Hence a thread that ends with the clip.
+    with ThreadPoolExecutor(1) as apart:
+        return apart.submit(_encode, path, pictures, codec, gop, b_frames, fps, times, options or {}, format).result()
+
+
+def _encode(
+    path: Path,
+    pictures: Iterable[np.ndarray],
+    codec: str,
+    gop: int,
+    b_frames: int,
+    fps: int,
+    times: Iterable[int] | None,
+    options: dict[str, str],
+    format: str,
+) -> Path:
     ticks = iter(times) if times is not None else None
     stream = None
     with av.open(str(path), "w") as container:
         for index, luma in enumerate(pictures):
             if stream is None:
-                stream = container.add_stream(codec, rate=fps, options=QUIET.get(codec, {}) | (options or {}))
+                stream = container.add_stream(codec, rate=fps, options=QUIET.get(codec, {}) | options)
                 stream.height, stream.width = luma.shape
                 stream.pix_fmt = format
                 stream.codec_context.gop_size = gop

@@ -134,7 +134,7 @@ async def test_a_decoder_that_comes_back_is_asked_again(tmp_path, h264):
             ring.take(packet)
         settled = await running.settled(incident.id)
         assert (settled.clip, running.routes) == ("part", 2)
-        assert settled.footage_note == "the clip is not whole: its first 2 s are not held any more"
+        assert settled.footage_note == "the clip is not whole: the camera's video begins 2 s into it"
 
 
 async def test_no_decoder_no_clip_and_it_is_said(tmp_path, h264):

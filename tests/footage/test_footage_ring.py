@@ -39,6 +39,18 @@ def test_it_reaches_back_by_whole_groups(h264):
     assert ring.bytes == sum(len(p.data) for p in packets[100:])
 
 
+def test_what_never_was_is_not_called_given_up(h264):
+    header, packets = h264
+    assert ring_of(header, packets[:40]).record(-5 * S, 1 * S).missing == "the camera's video begins 5 s into it"
+    assert ring_of(header, packets[:40]).record(-S // 2, 1 * S).missing == ""
+    # What was forgotten, or given up as too much, was there.
+    ring = ring_of(header, packets[:30])
+    ring.forget()
+    for packet in packets[30:60]:
+        ring.take(packet)
+    assert ring.record(0, 3 * S).missing == "its first 2 s are not held any more"
+
+
 def test_a_recording_is_what_was_and_what_comes(h264):
     header, packets = h264
     ring = ring_of(header, packets[:150])

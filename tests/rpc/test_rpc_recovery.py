@@ -80,6 +80,29 @@ async def test_kill_minus_9_of_the_decoder_in_the_middle_of_a_push(make, until):
         assert len(gateway.channels) == 0
 
 
+async def test_a_camera_that_moves_to_a_decoder_takes_its_push_along(make, until):
+    """The first decoder lives on and serves others: it must not go on taking packets of a camera that it has lost."""
+    first, second = Decoder(), Decoder()
+    first.consume()
+    second.consume()
+    async with serving(first.servicer) as one, serving(second.servicer) as two:
+        gateway = Gateway(one)
+        source = Scripted((HEADER, make.packets(600, size=200)), hold_at=300)
+        async with serving(gateway.servicer) as address:
+            agent = PushAgent(source, address, "gate", options=PushOptions(**QUICK))
+            task = asyncio.create_task(agent.run())
+            await until(lambda: len(first.received["gate"]) == 300)
+            gateway.address = two
+            first.sinks["gate"].retire()
+            first.close()
+            source.gate.set()
+            status = await task
+            await until(lambda: len(second.received["gate"]) == 300)
+        assert (status.packets, status.reconnects, status.dropped) == (600, 0, 0)
+        assert [packet.sequence for packet in second.received["gate"]] == list(range(300, 600))
+    second.close()
+
+
 async def test_the_decoder_is_replaced_and_the_session_is_renumbered_nowhere(make, until):
     """The new decoder hears of the session at its next packet: a hole to it, not a repeat to the agent."""
     first, second = Decoder(), Decoder()
