@@ -76,7 +76,7 @@ test: setup system-packages $(HELM) test-vllm ## every test
 	$(PYTEST) -n 2 --dist loadscope -m "not cluster" || $(ALONE) -m "not cluster"
 	$(PYTEST) -m cluster || $(ALONE) -m cluster
 
-test-vllm: setup-vllm ## the tests that need vLLM (its CPU build)
+test-vllm: setup-vllm system-packages ## the tests that need vLLM (its CPU build)
 	$(TEST_ENV) $(VLLM_BIN)/python -m pytest tests/vllm
 
 lint: setup ## style, formatting and types

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import os
 import shutil
 import tempfile
@@ -64,6 +65,8 @@ class Alerting:
         self._merger = ResultsMerger(self._hub, recent=True, tls=self._tls)
         self._clips = config.clips.enabled
         self._footage = footage_collector(config, self._folder, run_id, ChannelPool(tls=self._tls), self._service)
+        if self._footage is None:
+            self._service.keep_no_clips()
         self._server = RpcServer(tls=self._tls)
         self._started = asyncio.create_task(self._start())
         self._tasks: list[asyncio.Task[None]] = []
@@ -94,11 +97,13 @@ class Alerting:
         await self._service.start()
         if self._footage is not None:
             await start_footage(self._footage, self._service, self._clips)
+        else:
+            await self._service.waiting_clips(math.inf)
         self._server.add(SERVICE, incidents_pb2_grpc.add_IncidentsServicer_to_server, IncidentsServicer(self._service))
         self._server.add(
             pictures.SERVICE,
             pictures_pb2_grpc.add_PicturesServicer_to_server,
-            pictures.FootageServicer(self._footage, self._about),
+            pictures.FootageServicer(self._footage, self._about, self._service.forget),
         )
         port = self._server.bind(self._host, 0)
         await self._server.start()

@@ -20,7 +20,8 @@ from cluster.footage.camera import CameraFootage
 from cluster.footage.recorder import Recorder
 from cluster.footage.ring import RingBudget
 from cluster.rpc import ingest, recorder
-from cluster.rpc.frame_sender import FrameSender, LostStream
+from cluster.rpc.frame_lanes import LostStream
+from cluster.rpc.frame_sender import FrameSender
 from cluster.rpc.server import RpcServer, push_message_bytes
 from cluster.scheduling.assignments import Assignment, CameraAssignment
 from cluster.scheduling.reports import CameraReport, DecoderInfo
@@ -50,6 +51,7 @@ class Decoder:
         self._spans = make_spans(config.tracing, name)
         self._rings = RingBudget(config.clips.ring_bytes)
         metrics.ring_bytes.set_function(lambda: self._rings.held)
+        metrics.rings_short.set_function(lambda: self._rings.short)
         self._recorder = Recorder(config.clips, self._footage)
         self._background: set[asyncio.Task[None]] = set()
         self._main = asyncio.create_task(self._run())

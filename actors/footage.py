@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from cluster.alerts.service import AlertService
 from cluster.config import SightlineConfig
 from cluster.errors import UnavailableError
 from cluster.footage.collector import FootageCollector, News
+from cluster.footage.reach import shortages
 from cluster.footage.store import FootageStore
 from cluster.rpc.channel import ChannelPool
 from cluster.rpc.recorder import DecoderRecorder
@@ -20,6 +22,9 @@ log = logging.getLogger(__name__)
 FOLDER, KNOWN = "clips", "clips-cameras.json"
 AGAIN_S = 600.0
 """Clips of incidents this young are made again by a process that was restarted, of what can still be had."""
+REACH_S = 30.0
+"""A clip may show so much more of the time before it was begun than its length: an answer comes late, and a clip begins
+with a keyframe."""
 
 
 def footage_collector(
@@ -32,12 +37,15 @@ def footage_collector(
         run_id: of this cluster.
     """
     clips = config.clips
+    for sentence in shortages(config):
+        log.warning("%s", sentence)
     try:
         store = FootageStore(
             Path(clips.folder) if clips.folder is not None else folder / FOLDER,
             max_bytes=clips.max_bytes,
             retention_s=clips.retention,
             keep_free=clips.keep_free,
+            reach_s=clips.longest_s + REACH_S,
         )
     except OSError as error:
         log.error("no snapshots and clips are kept: %s", error)
@@ -47,13 +55,19 @@ def footage_collector(
         await service.settle_clip(news.incident, news.clip, news.note)
 
     return FootageCollector(
-        clips, store, DecoderRecorder(_decoder_of, channels), tell, known=folder / KNOWN, run=run_id
+        clips,
+        store,
+        DecoderRecorder(_decoder_of, channels),
+        tell,
+        known=folder / KNOWN,
+        run=run_id,
+        erase=service.forget,
     )
 
 
 async def start_footage(collector: FootageCollector, service: AlertService, enabled: bool) -> None:
-    """Once the service knows its incidents."""
-    waiting = await service.waiting_clips(time.time() - AGAIN_S) if enabled else []
+    """Once the service knows its incidents. Not ``enabled``: those that were promised a clip get none."""
+    waiting = await service.waiting_clips(time.time() - AGAIN_S if enabled else math.inf)
     collector.start(waiting)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -19,12 +20,14 @@ from sightline.v1 import (
     ingest_pb2,
     ingest_pb2_grpc,
     memory_pb2_grpc,
+    pictures_pb2,
     pictures_pb2_grpc,
     replicas_pb2_grpc,
     results_pb2_grpc,
 )
 
 from actors.logs import configure_logging
+from actors.pages import Pages
 from actors.remote import alerting, ask, controller
 from actors.security import make_guard, peer_tls, tls_files
 from cluster import metrics
@@ -50,6 +53,8 @@ from cluster.types import CameraStatus, Question
 log = logging.getLogger(__name__)
 
 POLL_S = 2.0
+IDLE_REPLY_S = 2.0
+"""Between two replies to an agent that does not need them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +72,7 @@ class Gateway:
         configure_logging("gateway", config.cluster)
         metrics.describe_process(config, "gateway")
         self._config = config
-        self._controller = ControllerDirectory(config)
+        self._controller = ControllerDirectory()
         self._peers = peer_tls(config.security)
         self._channels = ChannelPool(tls=self._peers)
         self._hub = results.AnswerHub(limit=config.cluster.answer_queue)
@@ -112,7 +117,9 @@ class Gateway:
         registry = CollectorRegistry()
         scraped = metrics.FederatedCollector(lambda: self._scraped, own={"gateway": metrics.REGISTRY}, tls=self._peers)
         registry.register(scraped)
-        servicer = ingest.IngestServicer(self._sink, max_packet_bytes=self._config.gateway.max_packet_bytes)
+        servicer = ingest.IngestServicer(
+            self._sink, max_packet_bytes=self._config.gateway.max_packet_bytes, idle_reply_s=IDLE_REPLY_S
+        )
         self._server.add(ingest.SERVICE, ingest_pb2_grpc.add_IngestServicer_to_server, servicer)
         self._server.add(
             cameras.SERVICE, cameras_pb2_grpc.add_CamerasServicer_to_server, cameras.CamerasServicer(self._controller)
@@ -128,7 +135,7 @@ class Gateway:
         self._server.add(
             memory.SERVICE,
             memory_pb2_grpc.add_MemoryServicer_to_server,
-            MemoryProxy(self._replica_of, self._channels, on_forget=self._forget_footage),
+            MemoryProxy(self._replica_of, self._channels, on_forget=self._forget_kept),
         )
         self._server.add(
             incidents.SERVICE,
@@ -171,8 +178,10 @@ class Gateway:
             raise UnavailableError(f"no replica is ready for camera {camera!r} yet")
         return str(route.replica_address)
 
-    async def _forget_footage(self, camera: str, before_s: float) -> None:
-        await self._pictures.forget(camera, before_s)
+    async def _forget_kept(self, camera: str, before_s: float) -> pictures_pb2.ForgetFootageReply:
+        if self._live is not None:
+            self._live.history.forget(camera, time.time() - before_s)
+        return await self._pictures.forget(camera, before_s)
 
     async def _alerting(self) -> str:
         return await self._controller.alerting()
@@ -209,8 +218,8 @@ class CountingProxySink(ProxySink):
 class ControllerDirectory:
     """The controller as ``Cameras`` and ``Replicas`` see it (:class:`cluster.rpc.cameras.CameraDirectory`)."""
 
-    def __init__(self, config: SightlineConfig) -> None:
-        self._config = config
+    def __init__(self) -> None:
+        self._pages = Pages()
 
     async def add(
         self,
@@ -276,11 +285,8 @@ class ControllerDirectory:
         return status
 
     async def metrics_addresses(self) -> dict[str, str]:
-        """See the controller."""
-        addresses: dict[str, str] = await ask(controller().metrics_addresses.remote())
-        if self._config.alerts.enabled:
-            addresses["alerting"] = (await ask(alerting().ready.remote())).metrics
-        return addresses
+        """See :class:`actors.pages.Pages`."""
+        return await self._pages.addresses()
 
     async def alerting(self) -> str:
         """``host:port`` of ``Incidents`` behind the gateway."""

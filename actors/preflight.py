@@ -8,7 +8,7 @@ from actors.calibrated import configured_costs
 from actors.fleet import fleet_settings
 from actors.security import make_guard, peer_tls, tls_files
 from cluster.config import SightlineConfig
-from cluster.engine.vllm.settings import check_version
+from cluster.engine.vllm.settings import VllmSettings, check_version
 from cluster.errors import ConfigError
 from cluster.models.catalog import check_model
 from cluster.tracing import check_tracing
@@ -46,6 +46,9 @@ def check_settings(config: SightlineConfig) -> None:
         check_model(config.model.name)
     if config.engine == "vllm":
         check_version()
+        if config.vllm.arguments:
+            # Imports vLLM, which takes seconds: less than a cluster that starts for nothing.
+            VllmSettings(config.vllm.arguments, config.vllm.timeout_s).checked()
     fleet_settings(config)
     check_tracing(config.tracing)
     make_guard(config.security)

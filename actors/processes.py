@@ -64,7 +64,7 @@ def processes(config: SightlineConfig, run_id: str, host: str | None) -> list[Pr
     if config.alerts.enabled:
         found.append(Process(ALERTING, Alerting, (config, run_id, host), "control", remembers=True))
     if config.kubernetes.enabled:
-        found.append(Process(RECONCILER, ReconcilerActor, (config,), "control"))
+        found.append(Process(RECONCILER, ReconcilerActor, (config, host), "control"))
     return found
 
 

@@ -8,7 +8,9 @@ import os
 from collections.abc import Sequence
 
 from actors.logs import configure_logging
-from actors.remote import ask, controller
+from actors.remote import ask, controller, own_host
+from actors.security import peer_tls
+from cluster import metrics
 from cluster.cameras.kubernetes_api import KubernetesApi
 from cluster.cameras.managed import Managed
 from cluster.cameras.managers import KUBERNETES
@@ -29,8 +31,10 @@ STOP_S = 2.0
 class ReconcilerActor:
     """Ray actor, named ``reconciler``. It has no state: a restarted one compares everything anew."""
 
-    def __init__(self, config: SightlineConfig) -> None:
+    def __init__(self, config: SightlineConfig, host: str | None) -> None:
         configure_logging("reconciler", config.cluster)
+        metrics.describe_process(config, "reconciler")
+        self._page = metrics.MetricsServer(own_host(host), tls=peer_tls(config.security))
         self._config = config
         self._loop = asyncio.get_running_loop()
         self._watch: CameraWatch | None = None
@@ -43,6 +47,10 @@ class ReconcilerActor:
         says where that is, or who this is."""
         return await asyncio.shield(self._started)
 
+    async def metrics_address(self) -> str:
+        """``host:port`` of ``/metrics``; before it follows, too."""
+        return self._page.address
+
     async def process_id(self) -> int:
         """Of this process, for operators and tests."""
         return os.getpid()
@@ -50,6 +58,7 @@ class ReconcilerActor:
     async def stop(self) -> None:
         """Follow no more; the cameras stay as they are."""
         self._started.cancel()
+        await asyncio.to_thread(self._page.close)
         if self._task is None or self._watch is None or self._reconciler is None:
             return
         self._task.cancel()

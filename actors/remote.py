@@ -16,6 +16,8 @@ CONTROLLER = "controller"
 GATEWAY = "gateway"
 ALERTING = "alerting"
 RECONCILER = "reconciler"
+TIER = "tier-"
+"""How the names of tiers begin; the id of their Ray node follows."""
 
 
 def own_host(host: str | None) -> str:

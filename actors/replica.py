@@ -12,7 +12,6 @@ import logging
 import os
 import time
 import uuid
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +22,8 @@ from actors.fleet import fleet_settings
 from actors.logs import configure_logging
 from actors.memories import Forgetting, WorkerMemory, tier_stack
 from actors.remote import ask, controller, own_host
+from actors.replica_engine import load_configured, make_engine, model_fingerprint
+from actors.replica_events import ReplicaEvents, WorkerFrames
 from actors.security import peer_tls
 from actors.tier import tier_of_this_node
 from cluster import metrics
@@ -32,27 +33,21 @@ from cluster.memory import prefetch
 from cluster.memory.album import Album
 from cluster.rpc import frames, memory, results
 from cluster.rpc.conversations import Conversations
-from cluster.rpc.frames import HandedOver, WindowCounters
 from cluster.rpc.server import RpcServer
 from cluster.scheduling.reports import ReplicaInfo, ReplicaReport, StreamReport
 from cluster.scheduling.worker import EngineWorker
 from cluster.tracing import make_spans
 from cluster.tracing.replica import ReplicaTraces
-from cluster.types import Answer, FrameSample, StreamSpec
 
 if TYPE_CHECKING:
     from cluster.engine.base import Engine
     from cluster.memory.bank import MemoryBank, MemoryReport
     from cluster.memory.tiers.stack import TierStack
-    from cluster.models.base import VisionLanguageModel
 
 log = logging.getLogger(__name__)
 
 RECENT_ANSWERS = 20_000
 """Most answers of the last minute held for who comes back after a moment: 300 a second, some 10 MB."""
-
-ORPHAN_S = 60.0
-"""Seconds the window of a camera is kept after its decoder's connection broke and nobody has brought it back."""
 
 
 class Replica:
@@ -76,7 +71,7 @@ class Replica:
             tiers = await self._tiers(config, CALIBRATED)
             return await asyncio.to_thread(make_calibrated, config, tiers, self._instance)
         model = await asyncio.to_thread(load_configured, config)
-        fingerprint = await asyncio.to_thread(model_fingerprint, model)
+        fingerprint = await asyncio.to_thread(model_fingerprint, config, model)
         return await asyncio.to_thread(make_engine, config, model, await self._tiers(config, fingerprint))
 
     async def _tiers(self, config: SightlineConfig, fingerprint: str) -> TierStack:
@@ -235,153 +230,6 @@ def _with_memory(report: StreamReport, memory: MemoryReport | None) -> StreamRep
         memory_oldest_s=memory.span_s,
         memory_state=memory.state,
     )
-
-
-class WorkerFrames:
-    """Frames off the wire into the engine thread (:class:`cluster.rpc.frames.FrameHandler`)."""
-
-    def __init__(
-        self,
-        worker: EngineWorker,
-        memory: WorkerMemory,
-        answered: metrics.AnsweredCameras | None = None,
-        traces: ReplicaTraces | None = None,
-    ) -> None:
-        self._worker, self._memory = worker, memory
-        self._answered = answered or metrics.AnsweredCameras()
-        self._traces = traces
-        self._orphans: dict[str, float] = {}
-
-    async def on_open(self, spec: StreamSpec) -> None:
-        self._orphans.pop(spec.stream, None)
-        await asyncio.wrap_future(self._worker.open(spec))
-        self._memory.keep(spec)
-        self._answered.opened(spec)
-
-    async def on_frame(self, sample: FrameSample, arrived_s: float) -> None:
-        if self._traces is not None:
-            self._traces.frame(sample)
-        await asyncio.wrap_future(self._worker.offer(sample, arrived_s))
-        self._memory.see(sample)
-
-    async def on_close(self, camera: str, flush: bool) -> None:
-        if self._traces is not None and not flush:
-            self._traces.forget(camera)
-        self._worker.close(camera, flush=flush)
-
-    async def on_hand_over(self, camera: str) -> HandedOver:
-        self._orphans.pop(camera, None)
-        left = await asyncio.wrap_future(self._worker.hand_over(camera))
-        counts = left.counts
-        return HandedOver(left.saved, WindowCounters(counts.done, counts.gated, counts.dropped))
-
-    async def on_lost(self, cameras: list[str]) -> None:
-        """Keep their windows for a while: a decoder restarts in seconds."""
-        now = time.monotonic()
-        self._orphans.update((camera, now) for camera in cameras)
-
-    def counters(self, camera: str) -> WindowCounters:
-        counts = self._worker.counts(camera)
-        return WindowCounters(counts.done, counts.gated, counts.dropped)
-
-    def close_orphans(self, now_s: float) -> None:
-        """Free what nobody came back for."""
-        for camera in [camera for camera, since in self._orphans.items() if now_s - since > ORPHAN_S]:
-            del self._orphans[camera]
-            self._worker.close(camera, abandoned=True)
-
-
-class ReplicaEvents:
-    """What the engine thread tells: answers to whoever watches, counts to ``/metrics``."""
-
-    def __init__(
-        self, hub: results.AnswerHub, cameras: metrics.AnsweredCameras, traces: ReplicaTraces | None = None
-    ) -> None:
-        self._hub, self._cameras, self._traces = hub, cameras, traces
-
-    def answered(self, answers: Sequence[Answer], *, late: bool) -> None:
-        metrics.record_window(answers[0], late=late)
-        self._cameras.answered(answers)
-        self._hub.publish(answers if self._traces is None else self._traces.answered(answers))
-
-    def batch(self, windows: int) -> None:
-        metrics.batch_windows.observe(windows)
-
-    def dropped(self, stream: str, reason: str, windows: int) -> None:
-        trace = self._traces.newest(stream) if self._traces is not None else ""
-        log.info("camera %s: %d windows dropped, %s", stream, windows, reason, extra={"trace": trace})
-        metrics.drop_window(reason, windows)
-
-    def lost(self, stream: str, windows: int) -> None:
-        log.info("camera %s: %d windows lost to a fresh start", stream, windows)
-        metrics.lose_window(windows)
-
-
-def load_configured(config: SightlineConfig) -> VisionLanguageModel:
-    """The configured model; takes seconds to minutes.
-
-    Raises:
-        ModelError: the checkpoint or the device cannot be used.
-    """
-    import torch
-
-    from cluster.models import load_model
-
-    model = config.model
-    # Ray starts its workers with one arithmetic thread.
-    torch.set_num_threads(model.threads or max(1, (os.cpu_count() or 1) // config.cluster.replicas))
-    return load_model(model.name, device=model.device, dtype=model.dtype, seed=model.seed)
-
-
-def model_fingerprint(model: VisionLanguageModel) -> str:
-    """What another replica's model must have to read what this one remembers."""
-    from cluster.engine.native.fingerprint import fingerprint
-
-    return fingerprint(model)
-
-
-def make_engine(config: SightlineConfig, model: VisionLanguageModel, tiers: TierStack) -> tuple[Engine, MemoryBank]:
-    """The configured engine, and what it remembers with: nothing, with vLLM."""
-    from cluster.engine.native.engine import NativeEngine
-    from cluster.memory.bank import MemoryBank
-
-    bank = MemoryBank(tiers, default=config.memory.spec())
-    settings = config.model
-    if config.engine == "vllm":
-        return make_vllm_engine(config, model), bank
-    engine = NativeEngine(
-        model,
-        score_temperature=settings.score_temperature,
-        score_bias=settings.score_bias,
-        max_new_tokens=settings.max_new_tokens,
-        memories=bank,
-    )
-    return engine, bank
-
-
-def make_vllm_engine(config: SightlineConfig, model: VisionLanguageModel) -> Engine:
-    """The engine on vLLM; its metrics go beside ours.
-
-    Raises:
-        ConfigError: vLLM is not installed, or does not know an argument.
-        ModelError: it cannot serve the model here.
-    """
-    from cluster.engine.vllm.engine import VllmEngine
-    from cluster.engine.vllm.settings import VllmSettings
-
-    engine = VllmEngine(
-        model,
-        mode=config.vllm.mode,
-        settings=VllmSettings(arguments=config.vllm.arguments, timeout_s=config.vllm.timeout_s),
-        score_temperature=config.model.score_temperature,
-        score_bias=config.model.score_bias,
-        max_new_tokens=config.model.max_new_tokens,
-        release=True,
-    )
-    from cluster.engine.vllm.stats import VllmCollector
-
-    metrics.REGISTRY.register(VllmCollector())
-    return engine
 
 
 def replica_application(config: SightlineConfig, host: str | None) -> Any:

@@ -15,8 +15,10 @@ from cluster.codec.source import StreamHeader
 from cluster.config import CameraConfig, SightlineConfig
 from cluster.errors import CapacityError, NotReadyError
 from cluster.footage.camera import CameraFootage
+from cluster.footage.reach import reach_s
 from cluster.footage.ring import PacketRing, RingBudget
-from cluster.rpc.frame_sender import FrameSender, LostStream
+from cluster.rpc.frame_lanes import LostStream
+from cluster.rpc.frame_sender import FrameSender
 from cluster.rpc.sinks import QueueSink
 from cluster.scheduling.in_flight import InFlight
 from cluster.scheduling.ladder import FULL, Rung
@@ -33,8 +35,6 @@ ASKED = frozenset({"name", "priority", "window", "memory", "questions"})
 """Settings that concern what is asked of a camera's pictures, not the pictures: they change while it runs."""
 RING_IDLE_S = 600.0
 """Packets of a camera that sends nothing are of no use to any clip then."""
-RING_SLACK_S = 10.0
-"""An answer comes so late at most for its clip to begin where it should."""
 PATIENT_FRAMES = 8
 """Frames of a patient camera under way; a file would fill any queue, and what is under way is lost with a replica."""
 
@@ -72,6 +72,7 @@ class RunningCamera:
         self._goes_on = False
         self._totals = Totals()
         self._stopping = False
+        self._told_short = False
         self._metrics = metrics.CameraMetrics(settings.name)
         self._counted = {"decode_errors": 0, "gaps": 0, "push_dropped": 0}
         self._trace = CameraTrace(spans, settings.name, config.tracing.ratio) if spans is not None else None
@@ -151,6 +152,7 @@ class RunningCamera:
         self._pipeline.set_quality(prune=rung.prune, fps=rung.fps)
         with self._lock:
             self.spec = spec_at(self.settings.stream_spec(), rung)
+            self._reach()
             if not rung.shed:
                 self._in_flight.restride(self.spec.stride_s)
         if self.address is not None and not rung.shed:
@@ -166,16 +168,20 @@ class RunningCamera:
         ):
             return False
         self.settings = settings
-        if self.footage.ring is not None:
-            self.footage.ring.keep_s = ring_s(settings, self._config)
         self.refusal = ""
         with self._lock:
             self.spec = spec_at(settings.stream_spec(), self.rung)
+            self._reach()
             if not self.rung.shed:
                 self._in_flight.restride(self.spec.stride_s)
         if self.address is not None:
             self._sender.assign(self.spec, self.address)
         return True
+
+    def _reach(self) -> None:
+        """Windows of another stride open incidents later."""
+        if self.footage.ring is not None:
+            self.footage.ring.keep_s = reach_s(self.settings, self._config, self.spec.stride_s)
 
     def on_lost(self, event: LostStream) -> None:
         """The replica or the way to it is gone, or it refused what it was sent."""
@@ -277,6 +283,8 @@ class RunningCamera:
             reason = "no replica is ready for it"
         elif self.rung.shed and status.state is CameraState.RUNNING:
             reason = "shed: the replicas have no time for it"
+        elif status.state is CameraState.RUNNING:
+            reason = reason or self._short()
         self._measure(status, state)
         return CameraReport(
             camera=status.camera,
@@ -291,6 +299,16 @@ class RunningCamera:
             counts=self._totals.counts() | windows,
             picture=status.picture,
         )
+
+    def _short(self) -> str:
+        """Why the camera's clips begin late; empty when they do not. With figures, once, in the log."""
+        ring = self.footage.ring
+        if ring is None or not ring.short:
+            return ""
+        if not self._told_short:
+            self._told_short = True
+            log.warning("camera %s: %s", self.settings.name, ring.shortage())
+        return f"clips begin late: {ring.short} is too small"
 
     def _measure(self, status: PipelineStatus, state: str) -> None:
         self._metrics.state(state)
@@ -331,16 +349,8 @@ def camera_footage(settings: CameraConfig, config: SightlineConfig, rings: RingB
     """What is held of a camera for people to see; no packets without ``rings``, or where no clips are kept."""
     ring = None
     if rings is not None and config.clips.enabled and config.alerts.enabled:
-        ring = PacketRing(ring_s(settings, config), config.clips.ring_camera_bytes, rings)
+        ring = PacketRing(reach_s(settings, config), config.clips.ring_camera_bytes, rings)
     return CameraFootage(ring, settings.privacy_masks)
-
-
-def ring_s(settings: CameraConfig, config: SightlineConfig) -> float:
-    """How far back packets must reach when an incident opens: to the first of the windows that opened it, and by what a
-    clip shows before."""
-    consecutive = max((question.consecutive or 0 for question in settings.questions), default=0)
-    windows_s = settings.window.length_s + max(consecutive, config.alerts.consecutive) * settings.window.stride_s
-    return min(config.clips.before_s + windows_s, config.clips.longest_s) + RING_SLACK_S
 
 
 def spec_at(spec: StreamSpec, rung: Rung) -> StreamSpec:

@@ -11,8 +11,9 @@ import ray
 from sightline.v1 import kv_pb2_grpc
 
 from actors.logs import configure_logging
-from actors.remote import NAMESPACE, own_host
+from actors.remote import NAMESPACE, TIER, own_host
 from actors.security import peer_tls
+from cluster import metrics
 from cluster.config import SightlineConfig
 from cluster.errors import UnavailableError
 from cluster.memory.tiers.arena import Arena
@@ -25,7 +26,7 @@ log = logging.getLogger(__name__)
 
 def tier_name(node: str) -> str:
     """Name of the actor on a Ray node."""
-    return f"tier-{node}"
+    return f"{TIER}{node}"
 
 
 def tier_of_this_node() -> Any:
@@ -53,6 +54,10 @@ class TierNode:
         self._fingerprint = ""
         self._address = ""
         self._opening = asyncio.Lock()
+        metrics.describe_process(config, "tier")
+        self._collector = metrics.NodeTierCollector(config.tiers.node_bytes, self._look)
+        metrics.REGISTRY.register(self._collector)
+        self._page = metrics.MetricsServer(self._host, tls=self._tls)
 
     async def open(self, fingerprint: str) -> str:
         """Address of ``KV`` for blocks of one model; those of another one that it held are forgotten."""
@@ -69,13 +74,23 @@ class TierNode:
                 self._fingerprint, self._address = fingerprint, f"{self._host}:{port}"
         return self._address
 
+    async def metrics_address(self) -> str:
+        """``host:port`` of ``/metrics``."""
+        return self._page.address
+
     async def process_id(self) -> int:
         """Of this process, for operators and tests."""
         return os.getpid()
 
     async def stop(self) -> None:
         """Stop serving and let go of everything."""
+        await asyncio.to_thread(self._page.close)
+        metrics.REGISTRY.unregister(self._collector)
         await self._close()
+
+    def _look(self) -> tuple[Arena, KVServicer] | None:
+        arena, servicer = self._arena, self._servicer
+        return None if arena is None or servicer is None else (arena, servicer)
 
     async def _close(self) -> None:
         if self._server is not None:

@@ -38,10 +38,11 @@ scripts, OpenAI's clients and Prometheus. Both ask for the same API tokens, with
 
 Requests have bodies of JSON (`Content-Type: application/json`, at most 64 KiB, no unknown keys). What fails has a
 status and `{"error": "one sentence"}`: 400 wrong, 401 no token, 403 not with this token or from another web page, 404
-not there, 409 not in its present state, 429 too many, 503 another process is not there right now, 504 too late. Every
-reply has an `X-Request-Id`, which the gateway's log has too; a request may bring its own. Requests that another web
-page makes a browser send are refused; on a gateway that asks for no tokens and listens on this machine only, so are
-requests by a name other than `localhost`.
+not there, 409 not in its present state, 429 too many, 503 another process is not there right now, 504 too late. An
+incident that the token is not for is answered, with its files, as one that never was. Every reply has an
+`X-Request-Id`, which the gateway's log has too; a request may bring its own. Requests that another web page makes a
+browser send are refused; on a gateway that asks for no tokens and listens on this machine only, so are requests by a
+name other than `localhost`.
 
 ## Asking
 
@@ -76,10 +77,12 @@ client.chat.completions.create(model="camera/gate", messages=[{"role": "user", "
 
 `GET /v1/events` is a stream of server-sent events: `hello` at the beginning; `camera`, a `CameraStatus` that changed
 (at most one per camera and second, and every five seconds where only counters and ages changed); `answer`, an answer
-with `end_unix_s`, when its window ended; `incident` with `key`, `event` (new, update or end), `at_s`, `quiet` and
-`incident`; `removed` with a camera's `name`; and `missed` with the number of `events` that were dropped because they
-were not read in time, or lost on their way (0: nobody knows how many): fetch the lists again then. A comment comes
-every 15 seconds. Ask for the cameras after `hello`, and nothing is missed.
+with `end_unix_s`, when its window ended; `incident` with `key`, `event` (new, update or end), `cause`, `at_s`,
+`quiet` and `incident`; `removed` with a camera's `name`; and `missed` with the number of `events` that were dropped
+because they were not read in time, or lost on their way (0: nobody knows how many): fetch the lists again then. Of an
+incident's updates, those with the cause `acknowledged` say that somebody sees to it, those with the cause `clip` that
+its clip is there or cannot be had (`clip` and `footage_note` of the incident say which; it may have ended by then). A
+comment comes every 15 seconds. Ask for the cameras after `hello`, and nothing is missed.
 """
 
 

@@ -53,11 +53,6 @@ class Footage:
     def frames(self) -> int:
         return sum(len(gop.packets) for gop in self.gops)
 
-    @property
-    def bytes_per_s(self) -> float:
-        """Bytes of one camera a second."""
-        return sum(len(packet.data) for gop in self.gops for packet in gop.packets) / self.seconds
-
 
 def read_footage(path: str | Path, name: str | None = None) -> Footage:
     """A video file as footage.

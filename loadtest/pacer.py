@@ -13,6 +13,9 @@ from loadtest.script import Due
 
 POLL_S = 0.1
 
+TICK_S = 0.01
+"""Packets that are due within so long leave together: waking for each would cost more than sending it."""
+
 
 class Pacer:
     """One heap of packets for all cameras, in monotonic seconds. A camera's packets come from an iterator that never
@@ -51,7 +54,7 @@ class Pacer:
             if wait_s > 0:
                 self._woken.clear()
                 try:
-                    async with asyncio.timeout(wait_s):
+                    async with asyncio.timeout(max(wait_s, TICK_S)):
                         await self._woken.wait()
                 except TimeoutError:
                     continue

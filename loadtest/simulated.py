@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict
+from itertools import chain
 from typing import Any
 
 from cluster.config import SightlineConfig
@@ -39,9 +40,11 @@ def city(
     """
     from_s, until_s = began_s + found.from_s, began_s + found.until_s
     groups: dict[str, list[list[Slot]]] = {}
+    phases: dict[str, list[float]] = {}
     for camera in cameras:
-        slots = within(camera.books.slots(until_s), from_s, until_s)
-        groups.setdefault(kind_at(profile, camera.script.rank, found.from_s), []).append(slots)
+        kind = kind_at(profile, camera.script.rank, found.from_s)
+        groups.setdefault(kind, []).append(within(camera.books.slots(until_s), from_s, until_s))
+        phases.setdefault(kind, []).append(camera.script.phase)
     seconds = max(1e-9, found.seconds)
     computed = found.measured - found.missing - found.gated
     return {
@@ -49,7 +52,9 @@ def city(
         "replicas": config.cluster.replicas,
         "seconds": found.seconds,
         "warmup_s": found.from_s,
-        "phases": profile.phases,
+        # Of few cameras it is their own phases that decide who waits for whom. Those of cameras that come and go, or
+        # that begin anew, are as good as drawn.
+        "phases": profile.phases if profile.churn_per_min or profile.storm else [*chain(*phases.values())],
         "max_batch": config.cluster.max_batch,
         "per_stream": config.cluster.window_queue,
         "ladder": any(rung != "full" for rung in found.rungs),

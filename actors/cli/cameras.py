@@ -69,7 +69,7 @@ def add(
 
     $ sightline cameras add yard rtsp://10.0.0.13/stream1 --mask "0,0 0.4,0 0.4,0.3 0,0.3"
 
-    $ sightline cameras add depot --set window.stride_s=4     (fed by `sightline push`)
+    $ sightline cameras add depot --set window.stride_s=4   # fed by `sightline push`
     """
     from dataclasses import asdict
 

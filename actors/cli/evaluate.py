@@ -30,11 +30,6 @@ QUICK_SCENES, SCENES = 14, 70
 MOST_JOBS = 8
 
 
-@app.callback(help=HELP)
-def _group() -> None:
-    """Keep ``accuracy`` a command of its own: a group of one would swallow its name."""
-
-
 @app.command("accuracy")
 def accuracy(
     scenes: Annotated[

@@ -200,7 +200,7 @@ def follow(
                 if missed:
                     console(stderr=True).print(f"[yellow]{missed} events were missed: this client reads too slowly[/]")
                 if lines is not None:
-                    lines.write({**event.body(), "missed": missed})
+                    lines.write({**event.body(), "cause": event.cause, "missed": missed})
                 if json != "-":
                     screen.print(event_line(event))
                 if shown == count:
@@ -329,12 +329,22 @@ def event_line(event: AlertEvent) -> str:
 
     incident = event.incident
     style = STYLE.get(incident.severity, "")
-    said = incident.reason if event.kind == "end" else incident.text
+    said = _said(event)
     score = f"  {incident.score:.2f}" if incident.kind == "question" else ""
     return (
         f"{_clock(event.at_s)}  [{style}]{event.kind:6}[/] {escape(incident.camera):16} {escape(incident.subject):14}"
         f"{score}  {incident.id}{'  muted' if event.quiet else ''}{f'  {escape(said)}' if said else ''}"
     )
+
+
+def _said(event: AlertEvent) -> str:
+    """What is new with this event, in words."""
+    incident = event.incident
+    if event.cause == "acknowledged":
+        return f"{incident.acknowledged_by} sees to it"
+    if event.cause == "clip":
+        return incident.footage_note or "its clip is there"
+    return incident.reason if event.kind == "end" else incident.text
 
 
 def sinks_table(status: Outbox) -> Table:

@@ -195,7 +195,10 @@ def search(
 
 @app.command("profiles")
 def profiles() -> None:
-    """List the load profiles that come with Sightline."""
+    """List the load profiles that come with Sightline.
+
+    $ sightline loadtest profiles
+    """
     from actors.cli.output import console
     from loadtest.profile import load_profile, profile_names
 
@@ -204,7 +207,10 @@ def profiles() -> None:
 
 @app.command("faults")
 def list_faults() -> None:
-    """List what `loadtest run --fault` can do to a cluster."""
+    """List what `loadtest run --fault` can do to a cluster.
+
+    $ sightline loadtest faults
+    """
     from actors.cli.output import console
     from loadtest.faults import NOT_BUILT, faults
 

@@ -43,13 +43,14 @@ def memory(camera: Name, gateway: Gateway = DEFAULT_GATEWAY, json: Json = None) 
 def forget(
     camera: Name,
     before: Annotated[
-        str, typer.Option(metavar="DURATION", help="Only what was seen longer ago than 90s, 10m, 2h, 1d.")
+        str, typer.Option(metavar="DURATION", help="Only what was longer ago than 90s, 10m, 2h, 1d.")
     ] = "",
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask before everything is forgotten.")] = False,
     gateway: Gateway = DEFAULT_GATEWAY,
     json: Json = None,
 ) -> None:
-    """Make a camera forget what it saw, in every tier; its conversations are over. Cannot be undone.
+    """Make a camera forget what it saw: its memory in every tier, its conversations, snapshots and clips, and what was
+    recorded of its incidents. Says what went. Cannot be undone.
 
     $ sightline forget gate --before 2h
 
@@ -72,7 +73,11 @@ def forget(
     if json is not None:
         write_json(json, asdict(forgotten))
     if json != "-":
-        print(f"{camera}: forgot {plural(forgotten.frames, 'frame')}, {spoken_bytes(forgotten.bytes)}")
+        print(
+            f"{camera}: forgot {plural(forgotten.frames, 'frame')}, {spoken_bytes(forgotten.bytes)} of memory; "
+            f"{plural(forgotten.files, 'file')}, {spoken_bytes(forgotten.file_bytes)} of footage; "
+            f"{plural(forgotten.incidents, 'incident')}, {plural(forgotten.alerts, 'alert')}"
+        )
 
 
 def summary(status: MemoryStatus) -> list[str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -24,11 +23,6 @@ Json = Annotated[str | None, typer.Option("--json", metavar="FILE", help="Write 
 Settings = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Set one key, as in --set window.stride_s=4; may be repeated."),
-]
-
-ConfigFile = Annotated[
-    Path | None,
-    typer.Option("--config", "-c", metavar="FILE", help="Configuration file (YAML); see `sightline config`."),
 ]
 
 _QUESTION = re.compile(r"(?:(?P<id>[\w.-]+)(?:@(?P<threshold>[\d.]+))?=)?(?P<text>.+)", re.DOTALL)

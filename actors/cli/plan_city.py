@@ -85,7 +85,7 @@ def city(
 ) -> None:
     """Simulate a city: production's placement, admission, queues and ladder on made time, with a model of costs.
 
-    $ sightline plan city --cameras 130000 --gpus h100=400 --price 2.5 --out city.html
+    $ sightline plan city --cameras 130000 --gpus h100=800 --price 2.5 --out city.html
 
     $ sightline plan city --cameras 130000 --gpus h100          # the least number of them
 

@@ -38,6 +38,9 @@ def list_replicas(gateway: Gateway = DEFAULT_GATEWAY, json: Json = None) -> None
         write_json(json, [asdict(replica) for replica in replicas])
     if json != "-":
         console().print(replicas_table(replicas) if replicas else "no replica is ready", markup=False)
+        for each in replicas:
+            if each.trouble:
+                console().print(f"{each.name}: {each.trouble}", markup=False)
 
 
 @app.command("drain")
@@ -68,6 +71,13 @@ def drain(
         print(f"{name}: takes cameras again" if undo else f"{name}: drained; it still holds {status.held} cameras")
 
 
+def replica_state(replica: ReplicaStatus) -> str:
+    """In a word."""
+    if replica.draining:
+        return "draining" if replica.held else "drained"
+    return "no engine" if replica.trouble else "ready"
+
+
 def replicas_table(replicas: Sequence[ReplicaStatus]) -> Table:
     """One row per replica."""
     from rich import box
@@ -81,7 +91,7 @@ def replicas_table(replicas: Sequence[ReplicaStatus]) -> Table:
     for each in replicas:
         table.add_row(
             each.name,
-            "draining" if each.draining and each.held else "drained" if each.draining else "ready",
+            replica_state(each),
             str(each.cameras),
             str(each.held),
             str(each.lowered),

@@ -29,9 +29,12 @@ def serve(
 
     $ sightline serve -c configs/city.yaml --set gateway.port=6000 --set cluster.replicas=2
     """
+    from rich.markup import escape
+
     from actors.cli.options import parse_settings
     from actors.cli.output import console, plural, write_json
     from cluster.config import load_config
+    from cluster.models.catalog import PRESETS
 
     loaded = load_config(config, parse_settings(settings))
     screen = console(stderr=json == "-")
@@ -39,6 +42,7 @@ def serve(
     with screen.status("loading the libraries") as status:
         from actors.calibrated import WARNING
         from actors.runtime import Cluster
+        from cluster.footage.reach import shortages
 
         cluster = Cluster(loaded, on_phase=status.update if screen.is_terminal else screen.print)
         cluster.start()
@@ -49,10 +53,16 @@ def serve(
             write_json(json, {"gateway": cluster.gateway_address, "metrics": cluster.metrics_address})
         if loaded.engine == "calibrated":
             screen.print(f"[bold yellow]warning[/]  {WARNING}")
+        elif loaded.model.name in PRESETS:
+            screen.print(f"[bold yellow]warning[/]  {random_weights(loaded.model.name)}")
+        for sentence in shortages(loaded):
+            screen.print(f"[bold yellow]warning[/]  {escape(sentence)}")
+        scheme = "http" if loaded.security.tls.certificate is None else "https"
         screen.print(
             f"[bold green]ready[/]    {plural(len(loaded.cameras), 'camera')}, model {loaded.model.name}\n"
             f"gRPC     {cluster.gateway_address}\n"
-            f"metrics  http://{cluster.metrics_address}/metrics\n"
+            f"console  {scheme}://{cluster.metrics_address}/\n"
+            f"metrics  {scheme}://{cluster.metrics_address}/metrics\n"
             f"answers  sightline watch --gateway {cluster.gateway_address}\n"
             "Stop it with Ctrl-C."
         )
@@ -61,3 +71,11 @@ def serve(
         with screen.status("stopping"):
             cluster.stop()
         screen.print("stopped")
+
+
+def random_weights(name: str) -> str:
+    """What is said of a preset, which nobody has trained."""
+    return (
+        f"model {name} has random weights: it costs what a trained one would, and its answers mean nothing; "
+        "model.name names the bundled model (demo), a checkpoint's folder or a hub id"
+    )

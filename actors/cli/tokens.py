@@ -56,7 +56,10 @@ def create(
 
 @app.command("list")
 def list_tokens(file: File = DEFAULT_FILE, json: Json = None) -> None:
-    """Show the tokens of a file, without their secrets, which nobody has."""
+    """Show the tokens of a file, without their secrets, which nobody has.
+
+    $ sightline tokens list --file tokens.json
+    """
     import time
 
     from rich.table import Table
@@ -82,7 +85,10 @@ def list_tokens(file: File = DEFAULT_FILE, json: Json = None) -> None:
 
 @app.command()
 def revoke(name: Annotated[str, typer.Argument(help="As `tokens list` shows it.")], file: File = DEFAULT_FILE) -> None:
-    """Take a token out; a running gateway refuses it within a second. Calls under way go on to their end."""
+    """Take a token out; a running gateway refuses it within a second. Calls under way go on to their end.
+
+    $ sightline tokens revoke control-room --file tokens.json
+    """
     from cluster.errors import ConfigError
     from cluster.security.tokens import read_tokens, write_tokens
 

@@ -6,7 +6,10 @@ import typer
 
 
 def version() -> None:
-    """Print the versions of Sightline and of what it stands on."""
+    """Print the versions of Sightline and of what it stands on.
+
+    $ sightline version
+    """
     import platform
 
     print(f"sightline {_installed('sightline')}")

@@ -6,9 +6,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from cluster.alerts.changes import Changes, Subject
+from cluster.alerts.forgetting import FORGOTTEN, Forgetting, bare
 from cluster.alerts.incident import (
     AlertEvent,
     ClipState,
+    EventCause,
     EventKind,
     Incident,
     Kind,
@@ -115,7 +117,7 @@ class IncidentBook:
         return self._note(incident)
 
     def settle_clip(self, incident_id: str, clip: ClipState, note: str) -> bool:
-        """What became of an open incident's clip, without an event; false when it is not open."""
+        """What became of an open incident's clip, for the record: sinks are told nothing. False when it is not open."""
         for incident in self._open.values():
             if incident.id == incident_id:
                 self._note(replace(incident, clip=clip, footage_note=note))
@@ -128,6 +130,20 @@ class IncidentBook:
         if incident is not None:
             self._tell(replace(incident, ended_s=now_s, updated_s=now_s, reason=reason), "end", now_s)
 
+    def call_off(self, camera: str, now_s: float) -> None:
+        """End what goes on of a camera's questions, because it forgets: told with nothing of what was seen."""
+        for incident in self.open:
+            if incident.camera == camera and incident.kind == "question":
+                over = replace(bare(incident), ended_s=now_s, updated_s=now_s, reason=FORGOTTEN)
+                self._tell(over, "end", now_s)
+
+    def forget(self, forgetting: Forgetting) -> None:
+        """What goes on keeps no text that may be of before."""
+        for incident in self.open:
+            kept = forgetting.incident(incident)
+            if kept is not None and kept != incident:
+                self._note(kept)
+
     def acknowledge(self, incident_id: str, by: str, now_s: float) -> Incident:
         """Someone has seen to it; told once, as an update.
 
@@ -138,7 +154,8 @@ class IncidentBook:
             if incident.id == incident_id:
                 if incident.acknowledged_s is not None:
                     return incident
-                return self._tell(replace(incident, acknowledged_by=by, acknowledged_s=now_s), "update", now_s)
+                seen_to = replace(incident, acknowledged_by=by, acknowledged_s=now_s)
+                return self._tell(seen_to, "update", now_s, "acknowledged")
         raise NotReadyError(f"no incident {incident_id!r} is open; `sightline incidents list` shows those that are")
 
     # -- mutes ----------------------------------------------------------------------------------
@@ -185,7 +202,7 @@ class IncidentBook:
         self._changes.incidents[incident.id] = incident
         return incident
 
-    def _tell(self, incident: Incident, kind: EventKind, now_s: float) -> Incident:
+    def _tell(self, incident: Incident, kind: EventKind, now_s: float, cause: EventCause = "") -> Incident:
         muted = any(mute.covers(incident.camera, incident.subject, now_s) for mute in self._mutes.values())
         # What was announced is also called off, muted or not; what nobody heard of ends without a word.
         quiet = not incident.announced if kind == "end" else muted
@@ -193,5 +210,5 @@ class IncidentBook:
             kind = "new"
         incident = replace(incident, events=incident.events + 1, muted=muted, announced=incident.announced or not quiet)
         key = event_key(incident.id, incident.events)
-        self._changes.events[key] = AlertEvent(key, kind, now_s, incident, quiet)
+        self._changes.events[key] = AlertEvent(key, kind, now_s, incident, quiet, cause)
         return self._note(incident)

@@ -27,7 +27,8 @@ class Delivery:
 
 @dataclass(slots=True)
 class Changes:
-    """New values by what they belong to; None removes. ``deliveries`` by (event key, sink)."""
+    """New values by what they belong to; None removes. ``deliveries`` by (event key, sink). ``forgetting``: by camera
+    (empty: all of them) the time before which nothing is kept, of what is written before or with it."""
 
     tracks: dict[Subject, Mapping[str, Any] | None] = field(default_factory=dict)
     serials: dict[Subject, int] = field(default_factory=dict)
@@ -35,9 +36,12 @@ class Changes:
     mutes: dict[Subject, Mute | None] = field(default_factory=dict)
     events: dict[str, AlertEvent] = field(default_factory=dict)
     deliveries: dict[tuple[str, str], Delivery] = field(default_factory=dict)
+    forgetting: dict[str, float] = field(default_factory=dict)
 
     def __bool__(self) -> bool:
-        return any((self.tracks, self.serials, self.incidents, self.mutes, self.events, self.deliveries))
+        return any(
+            (self.tracks, self.serials, self.incidents, self.mutes, self.events, self.deliveries, self.forgetting)
+        )
 
     def add(self, newer: Changes) -> None:
         """Lay ``newer`` over this."""
@@ -47,6 +51,8 @@ class Changes:
         self.mutes.update(newer.mutes)
         self.events.update(newer.events)
         self.deliveries.update(newer.deliveries)
+        for camera, before_s in newer.forgetting.items():
+            self.forgetting[camera] = max(before_s, self.forgetting.get(camera, 0.0))
 
     def shed(self, most: int) -> tuple[int, int]:
         """Keep at most ``most`` events: the oldest delivered ones go first, then the oldest. How many of each went."""

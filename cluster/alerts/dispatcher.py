@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from cluster.alerts.changes import Delivery
+from cluster.alerts.incident import AlertEvent
 from cluster.alerts.sinks.base import DeliveryError, Sink
 
 log = logging.getLogger(__name__)
@@ -96,6 +97,13 @@ class Dispatcher:
             else:
                 lane.put(delivery)
 
+    def revise(self, change: Callable[[AlertEvent], AlertEvent | None]) -> int:
+        """What still waits becomes what ``change`` makes of it; None: nobody is told of it. How many those are.
+
+        One that is under way is not called back, but it is not tried again.
+        """
+        return sum(lane.revise(change) for lane in self._lanes.values())
+
     def status(self) -> dict[str, LaneStatus]:
         """By sink."""
         return {name: lane.status() for name, lane in self._lanes.items()}
@@ -148,6 +156,18 @@ class _Lane:
         self._held += 1
         if self._held > self._most:
             self._drop_oldest()
+
+    def revise(self, change: Callable[[AlertEvent], AlertEvent | None]) -> int:
+        gone = 0
+        for incident, queue in list(self._queues.items()):
+            kept = [(each, change(each.event)) for each in queue]
+            queue.clear()
+            queue.extend(replace(each, event=event) for each, event in kept if event is not None)
+            gone += len(kept) - len(queue)
+            if not queue and incident not in self._busy:
+                del self._queues[incident]
+        self._held -= gone
+        return gone
 
     async def stop(self) -> None:
         tasks = [task for task in (self._main, *self._tasks) if task is not None]
@@ -204,6 +224,12 @@ class _Lane:
 
     async def _send(self, incident: str) -> None:
         queue = self._queues[incident]
+        if not queue:
+            # Forgotten between being due and being sent.
+            self._busy.discard(incident)
+            del self._queues[incident]
+            self._changed.set()
+            return
         delivery = queue[0]
         error: DeliveryError | None = None
         try:
@@ -221,11 +247,15 @@ class _Lane:
         delay_s = 0.0 if error is None else self._fail(delivery, error)
         if error is None:
             self._succeed(delivery)
-        if delay_s:
-            queue[0] = delivery
+        # Otherwise it was forgotten while it was under way.
+        if queue and queue[0].event.key == delivery.event.key:
+            if delay_s:
+                queue[0] = replace(delivery, event=queue[0].event)
+            else:
+                queue.popleft()
+                self._held -= 1
         else:
-            queue.popleft()
-            self._held -= 1
+            delay_s = 0.0
         if queue:
             self._schedule(incident, time.monotonic() + delay_s if delay_s else 0.0)
         else:

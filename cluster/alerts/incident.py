@@ -8,6 +8,8 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from typing import Any, Literal
 
+from cluster.errors import UnknownIncidentError
+
 Severity = Literal["info", "warning", "critical"]
 SEVERITIES: tuple[Severity, ...] = ("info", "warning", "critical")
 
@@ -15,6 +17,9 @@ Kind = Literal["question", "health"]
 """What an incident rests on: the answers to a standing question, or the state of the camera itself."""
 
 EventKind = Literal["new", "update", "end"]
+EventCause = Literal["", "acknowledged", "clip"]
+"""Why it is told: somebody has seen to it; its clip is there, or cannot be had; empty: it began, goes on or is over."""
+
 ClipState = Literal["", "waiting", "whole", "part", "none"]
 """Of an incident's clip: none is kept, being made, there, there but not whole, not there."""
 
@@ -73,7 +78,7 @@ class AlertEvent:
     """One thing to tell of an incident, which is as it was then.
 
     ``key`` is the same however often it is sent and whoever sends it: receivers drop what they have seen. ``quiet``:
-    muted, for the records only.
+    muted, for the records only. Of the causes, ``clip`` is for followers only: see :func:`clip_settled`.
     """
 
     key: str
@@ -81,6 +86,7 @@ class AlertEvent:
     at_s: float
     incident: Incident
     quiet: bool = False
+    cause: EventCause = ""
 
     def body(self) -> dict[str, Any]:
         """The JSON form: what every sink sends, ``docs/alerts.md`` describes it."""
@@ -137,6 +143,20 @@ def incident_id(salt: str, camera: str, subject: str, serial: int) -> str:
 def event_key(incident: str, number: int) -> str:
     """Idempotency key of an incident's ``number``-th event, counted from 1."""
     return f"{incident}-{number}"
+
+
+def clip_settled(incident: Incident, now_s: float) -> AlertEvent:
+    """What followers are told when the clip of ``incident`` is there, or is known never to be.
+
+    Neither recorded nor sent to a sink: the incident has it, for whoever was not there to be told. It happens once to
+    an incident, so that its key needs no number.
+    """
+    return AlertEvent(f"{incident.id}-clip", "update", now_s, incident, incident.muted, "clip")
+
+
+def unknown_incident(incident: str) -> UnknownIncidentError:
+    """The same for one that is not there and for one that the caller may not see: ids are nobody's business either."""
+    return UnknownIncidentError(f"there is no incident {incident!r}, or it is forgotten already")
 
 
 def incident_to_dict(incident: Incident) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 from cluster.alerts.changes import Changes, Delivery
+from cluster.alerts.incident import Incident
 from cluster.alerts.store import AlertStore, Kept
 from cluster.errors import CapacityError, UnavailableError
 
@@ -95,6 +96,10 @@ class Journal:
                 return False
         return True
 
+    def unwritten(self, incident_id: str) -> Incident | None:
+        """An incident as it is to be written; None: it is on the disk as it is, or there is none."""
+        return self._waiting.incidents.get(incident_id) or self._batch.incidents.get(incident_id)
+
     async def read(self, query: Callable[[AlertStore], T]) -> T:
         """Ask the store on its thread.
 
@@ -134,7 +139,7 @@ class Journal:
     def _write(self, batch: Changes) -> list[Delivery]:
         late = self._open().undone if self._store is None else []
         assert self._store is not None
-        self._store.write(batch, time.time())
+        self._store.write(batch)
         return late
 
     def _written(self, done: asyncio.Future[list[Delivery]]) -> None:

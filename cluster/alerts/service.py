@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 import uuid
 from collections.abc import Callable, Mapping
@@ -16,8 +17,18 @@ from cluster.alerts.book import IncidentBook
 from cluster.alerts.changes import Changes, Delivery, Subject
 from cluster.alerts.dispatcher import Dispatcher, LaneStatus, Retry
 from cluster.alerts.feed import EventFeed, Follower
+from cluster.alerts.forgetting import Erased, Forgetting
 from cluster.alerts.health import HealthMonitor
-from cluster.alerts.incident import HEALTH_SUBJECTS, SEVERITIES, AlertEvent, ClipState, Incident, Mute
+from cluster.alerts.incident import (
+    HEALTH_SUBJECTS,
+    SEVERITIES,
+    AlertEvent,
+    ClipState,
+    Incident,
+    Mute,
+    clip_settled,
+    unknown_incident,
+)
 from cluster.alerts.journal import Journal
 from cluster.alerts.sinks import sinks
 from cluster.alerts.store import AlertStore, Kept
@@ -25,7 +36,7 @@ from cluster.alerts.tracker import IncidentTracker, Rule
 from cluster.alerts.watched import Watched, default_rule, health_rules, question_rules
 from cluster.config import SightlineConfig, camera_settings
 from cluster.config.alerts import AlertsConfig, SinkConfig
-from cluster.errors import NotReadyError, UnavailableError, UnknownIncidentError
+from cluster.errors import NotReadyError, UnavailableError
 from cluster.types import Answer
 
 log = logging.getLogger(__name__)
@@ -34,6 +45,10 @@ FILE = "alerts.sqlite"
 TICK_S = 1.0
 SETTLE_S = 0.05
 """What sinks have taken is written so much later, together: were it lost, they would only get it again."""
+EXPIRE_S = 60.0
+
+MOST_WAITING = 1000
+"""Incidents that a process which was restarted looks through for clips that were being made."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +105,6 @@ class AlertService:
                 folder / FILE,
                 max_events=alerts.max_events,
                 max_bytes=alerts.max_bytes,
-                retention_s=alerts.retention,
             ),
             on_late=self._owed,
         )
@@ -104,6 +118,9 @@ class AlertService:
         )
         self._feed = EventFeed()
         self._settled: dict[tuple[str, str], Delivery] = {}
+        self._clips: list[str] = []
+        self._expired = 0
+        self._expire_s = 0.0
         self._changed = asyncio.Event()
         self._flushing = asyncio.Lock()
         self._tasks: list[asyncio.Task[None]] = []
@@ -180,35 +197,61 @@ class AlertService:
         """Raises ``UnknownIncidentError``; ``UnavailableError`` while the records cannot be read."""
         found = await self._journal.read(lambda store: store.incident(incident_id))
         if found is None:
-            raise UnknownIncidentError(f"there is no incident {incident_id!r}, or it is forgotten already")
+            raise unknown_incident(incident_id)
         return Detail(*found)
 
     async def acknowledge(self, incident_id: str, by: str) -> Incident:
-        """Raises ``NotReadyError``: it is not open."""
-        incident = self._book.acknowledge(incident_id, by, time.time())
+        """Whoever repeats it gets what the first one got. Raises ``NotReadyError``: it is not open, and nobody did."""
+        try:
+            incident = self._book.acknowledge(incident_id, by, time.time())
+        except NotReadyError:
+            ended = await self._ended(incident_id)
+            if ended is None or ended.acknowledged_s is None:
+                raise
+            return ended
         await self._flush()
         return incident
 
     async def settle_clip(self, incident_id: str, clip: ClipState, note: str) -> None:
-        """What became of an incident's clip is part of its record. Raises ``UnavailableError``: it cannot be read."""
+        """What became of an incident's clip is part of its record, and followers are told.
+
+        Raises:
+            UnavailableError: the record cannot be read.
+        """
         if self._book.settle_clip(incident_id, clip, note):
+            self._clips.append(incident_id)
             await self._flush()
             return
-        # It has ended: first what is known of its end is written, then this over it.
+        # It has ended: first what is known of its end is written, and told, then this.
         await self._flush()
-        found = await self._journal.read(lambda store: store.incident(incident_id))
-        if found is not None:
-            ended = replace(found[0], clip=clip, footage_note=note)
+        async with self._flushing:
+            # Nothing is forgotten between reading and writing: it would be there again.
+            ended = await self._ended(incident_id)
+            if ended is None:
+                return
+            ended = replace(ended, clip=clip, footage_note=note)
             await self._journal.write(Changes(incidents={incident_id: ended}))
+            self._feed.publish([clip_settled(ended, time.time())])
 
     async def waiting_clips(self, since_s: float) -> list[Incident]:
-        """Incidents opened since then whose clip was being made when this process began."""
+        """Incidents opened since then whose clip was being made when this process began.
+
+        Older ones get none, and that is said of them: nobody holds any more what would be in it.
+        """
         try:
-            recent = await self._journal.read(lambda store: store.incidents(since_s=since_s, limit=1000))
+            recent = await self._journal.read(lambda store: store.incidents(limit=MOST_WAITING))
+            waiting = [incident for incident in recent if incident.clip == "waiting"]
+            for incident in waiting:
+                if incident.opened_s < since_s:
+                    await self.settle_clip(incident.id, "none", "no clip: alerting was away while it was to be made")
         except UnavailableError as error:
             log.warning("%s", error)
             return []
-        return [incident for incident in recent if incident.clip == "waiting"]
+        return [incident for incident in waiting if incident.opened_s >= since_s]
+
+    def keep_no_clips(self) -> None:
+        """They cannot be kept, whatever the configuration says: incidents promise none. Before :meth:`start`."""
+        self._footage_url = None
 
     async def mute(self, camera: str, subject: str, for_s: float, by: str) -> list[Mute]:
         """Silence for ``for_s`` seconds; returns the mutes that hold. Raises ``ConfigError``: not in the future."""
@@ -218,9 +261,8 @@ class AlertService:
         return self._book.mutes(now_s)
 
     async def unmute(self, camera: str, subject: str) -> list[Mute]:
-        """Raises ``NotReadyError``: there is no such mute."""
-        if not self._book.unmute(camera or "*", subject or "*"):
-            raise NotReadyError(f"nothing mutes camera {camera or '*'!r}, question {subject or '*'!r}")
+        """End a mute, named as it was set; also where there is none any more, so that it can be asked for twice."""
+        self._book.unmute(camera or "*", subject or "*")
         await self._flush()
         return self.mutes()
 
@@ -245,16 +287,48 @@ class AlertService:
         lanes = {name: (kinds[name], status) for name, status in self._dispatcher.status().items()}
         journal = self._journal
         return Outbox(
-            lanes, journal.trouble, journal.waiting, journal.trimmed, journal.lost, self.answers_missed, letters
+            lanes, journal.trouble, journal.waiting, journal.trimmed, self._lost, self.answers_missed, letters
         )
 
     async def resend(self, sink: str = "", key: str = "") -> int:
         """Try dead letters again; how many there were."""
-        letters = await self._journal.read(lambda store: store.dead(sink=sink, limit=self._config.max_events))
-        chosen = [Delivery(letter.event, letter.sink) for letter in letters if key in ("", letter.event.key)]
-        await self._journal.write(Changes(deliveries={(each.event.key, each.sink): each for each in chosen}))
-        self._dispatcher.put(chosen)
-        return len(chosen)
+        async with self._flushing:
+            letters = await self._journal.read(lambda store: store.dead(sink=sink, limit=self._config.max_events))
+            chosen = [Delivery(letter.event, letter.sink) for letter in letters if key in ("", letter.event.key)]
+            await self._journal.write(Changes(deliveries={(each.event.key, each.sink): each for each in chosen}))
+            self._dispatcher.put(chosen)
+            return len(chosen)
+
+    async def forget(self, camera: str, before_s: float = 0.0) -> Erased:
+        """Erase what is recorded of a camera's incidents more than ``before_s`` seconds ago, and of what sinks have yet
+        to take; 0: all of it, and what goes on ends. See :class:`~cluster.alerts.forgetting.Forgetting`.
+
+        Raises:
+            UnavailableError: the disk does not take it, or not now; then it is erased with the next write it takes.
+        """
+        now_s = time.time()
+        forgetting = Forgetting(camera, now_s - before_s if before_s else math.nextafter(now_s, math.inf))
+        if not before_s:
+            self._book.call_off(camera, now_s)
+            self._tracker.forget(camera)
+        self._book.forget(forgetting)
+        await self._flush()
+        async with self._flushing:
+            trouble = ""
+            try:
+                found = await self._journal.read(lambda store: store.find(forgetting))
+            except UnavailableError as error:
+                found, trouble = Erased(), str(error)
+            self._unsend(forgetting)
+            if not await self._journal.write(_changes(forgetting)) or trouble:
+                reason = trouble or self._journal.trouble
+                raise UnavailableError(f"the incidents of camera {camera!r} are not erased yet: {reason}")
+            if left := await self._journal.read(lambda store: store.find(forgetting)):
+                raise UnavailableError(
+                    f"{left.incidents} incidents and {left.alerts} alerts of camera {camera!r} could not be erased"
+                )
+        log.info("camera %s: %d incidents and %d alerts are forgotten", camera, found.incidents, found.alerts)
+        return found
 
     # -- inside ---------------------------------------------------------------------------------
     def _rule(self, camera: str, question: str) -> Rule | None:
@@ -263,6 +337,14 @@ class AlertService:
             return rules.get(question)
         # Before the cameras are known, an answer of one that was added at run time must not be lost.
         return None if self._informed else self._default
+
+    async def _ended(self, incident_id: str) -> Incident | None:
+        """One that is not open any more; what is not on the disk yet counts more than what is."""
+        found = self._journal.unwritten(incident_id)
+        if found is None:
+            kept = await self._journal.read(lambda store: store.incident(incident_id))
+            found = kept[0] if kept is not None else None
+        return found
 
     def _owed(self, deliveries: list[Delivery]) -> None:
         if deliveries:
@@ -286,6 +368,7 @@ class AlertService:
         async with self._flushing:
             changes = self._book.take()
             settled, self._settled = self._settled, {}
+            clips, self._clips = self._clips, []
             routed = [Delivery(e, name) for e in changes.events.values() for name in self._sinks_of(e)]
             changes.deliveries = settled | {(each.event.key, each.sink): each for each in routed}
             if not changes:
@@ -293,6 +376,10 @@ class AlertService:
             await self._journal.write(changes)
             self._dispatcher.put(routed)
             self._feed.publish(changes.events.values())
+            # Last, and as the incident is by now: what came before it in this batch must not be taken back. One that
+            # was forgotten meanwhile has none.
+            settled_now = [changes.incidents[each] for each in clips if each in changes.incidents]
+            self._feed.publish(clip_settled(incident, time.time()) for incident in settled_now)
             for event in changes.events.values():
                 metrics.incident_events.labels(event.incident.kind, event.kind).inc()
                 self._on_event(event)
@@ -307,7 +394,27 @@ class AlertService:
             self._changed.set()
             if self._journal.waiting:
                 await self._journal.write(Changes())
+            if time.monotonic() >= self._expire_s:
+                self._expire_s = time.monotonic() + EXPIRE_S
+                await self._expire()
             self._measure()
+
+    async def _expire(self) -> None:
+        """What is older than its retention goes as what is forgotten does, whether a sink has taken it or not."""
+        forgetting = Forgetting("", time.time() - self._config.retention)
+        self._book.forget(forgetting)
+        await self._flush()
+        async with self._flushing:
+            self._expired += self._unsend(forgetting)
+            await self._journal.write(_changes(forgetting))
+
+    def _unsend(self, forgetting: Forgetting) -> int:
+        """From now on nobody is told of it; how many alerts no sink gets."""
+        return self._dispatcher.revise(lambda event: forgetting.event(event, owed=True))
+
+    @property
+    def _lost(self) -> int:
+        return self._journal.lost + self._expired
 
     def _measure(self) -> None:
         for name, status in self._dispatcher.status().items():
@@ -316,11 +423,15 @@ class AlertService:
         for kind in ("question", "health"):
             metrics.incidents_open.labels(kind).set(sum(incident.kind == kind for incident in self._book.open))
         for name, counter, value in (
-            ("lost", metrics.alerts_lost, self._journal.lost),
+            ("lost", metrics.alerts_lost, self._lost),
             ("trimmed", metrics.alerts_trimmed, self._journal.trimmed),
         ):
             counter.inc(max(0, value - self._counted[name]))
             self._counted[name] = value
+
+
+def _changes(forgetting: Forgetting) -> Changes:
+    return Changes(forgetting={forgetting.camera: forgetting.before_s})
 
 
 def _of_questions(tracks: Mapping[Subject, dict[str, object]], *, health: bool) -> dict[Subject, dict[str, object]]:

@@ -12,12 +12,14 @@ from pathlib import Path
 from typing import Any, cast
 
 from cluster.alerts.changes import Changes, Delivery, DeliveryState, Subject
-from cluster.alerts.incident import AlertEvent, EventKind, Incident, Mute, incident_from_dict, incident_to_dict
+from cluster.alerts.erasing import DAMAGED, Eraser, erase_damaged
+from cluster.alerts.forgetting import Erased, Forgetting
+from cluster.alerts.incident import AlertEvent, Incident, Mute
+from cluster.alerts.rows import event_of, event_text, incident_of, incident_text
 from cluster.errors import CapacityError
 
 VERSION = 1
 PAGE_BYTES = 4096
-RETENTION_EVERY_S = 60.0
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS meta (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
@@ -61,17 +63,12 @@ class AlertStore:
         path: the file; its folder is made. One that is damaged is put aside under another name and begun anew.
         max_events: most events kept. Beyond it the oldest go that every sink has taken; never one that is still owed.
         max_bytes: most bytes of the file, the same.
-        retention_s: ended incidents and their events are forgotten after so long.
     """
 
-    def __init__(
-        self, path: Path, *, max_events: int = 10_000, max_bytes: int = 64 * 2**20, retention_s: float = 30 * 86_400.0
-    ) -> None:
+    def __init__(self, path: Path, *, max_events: int = 10_000, max_bytes: int = 64 * 2**20) -> None:
         self._path = path
         self._max_events = max_events
         self._max_bytes = max_bytes
-        self._retention_s = retention_s
-        self._next_retention_s = 0.0
         self.trimmed = 0
         self.damaged: Path | None = None
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -80,11 +77,12 @@ class AlertStore:
         except sqlite3.DatabaseError as error:
             if isinstance(error, sqlite3.OperationalError):
                 raise
-            self.damaged = path.with_name(f"{path.name}.damaged-{int(time.time())}")
+            self.damaged = path.with_name(f"{path.name}{DAMAGED}{int(time.time())}")
             path.rename(self.damaged)
             for side in ("-wal", "-shm"):
                 path.with_name(path.name + side).unlink(missing_ok=True)
             self._db = self._open()
+        self._eraser = Eraser(self._db)
         self.salt = self._meta("salt", uuid.uuid4().hex)
 
     def close(self) -> None:
@@ -97,6 +95,8 @@ class AlertStore:
             db.execute("PRAGMA journal_mode = WAL")
             # FULL: a committed event survives the machine's power as well, before it is sent.
             db.execute("PRAGMA synchronous = FULL")
+            # What is deleted is zeros in the file, and not only free.
+            db.execute("PRAGMA secure_delete = ON")
             db.execute(f"PRAGMA max_page_count = {max(64, self._max_bytes // PAGE_BYTES)}")
             version = db.execute("PRAGMA user_version").fetchone()[0]
             if version not in (0, VERSION):
@@ -123,13 +123,13 @@ class AlertStore:
         return Kept(
             tracks={(camera, subject): json.loads(body) for camera, subject, body in rows("SELECT * FROM tracks")},
             serials={(camera, subject): serial for camera, subject, serial in rows("SELECT * FROM serials")},
-            incidents=[_incident(body) for (body,) in rows("SELECT body FROM incidents WHERE is_open")],
+            incidents=[incident_of(body) for (body,) in rows("SELECT body FROM incidents WHERE is_open")],
             mutes=[Mute(*row) for row in rows("SELECT camera, subject, until_s, owner FROM mutes")],
-            undone=[Delivery(_event(body), sink, "pending", tries, error) for body, sink, tries, error in undone],
+            undone=[Delivery(event_of(body), sink, "pending", tries, error) for body, sink, tries, error in undone],
         )
 
     # -- writing --------------------------------------------------------------------------------
-    def write(self, changes: Changes, now_s: float) -> None:
+    def write(self, changes: Changes) -> None:
         """All of it or nothing.
 
         Raises:
@@ -137,33 +137,41 @@ class AlertStore:
             sqlite3.Error: the disk.
         """
         try:
-            self._transaction(changes, now_s)
+            self._transaction(changes)
         except sqlite3.OperationalError as error:
             if "full" not in str(error) or not self._make_room():
                 raise
-            self._transaction(changes, now_s)
+            self._transaction(changes)
 
-    def _transaction(self, changes: Changes, now_s: float) -> None:
+    def _transaction(self, changes: Changes) -> None:
         db = self._db
+        forgettings = [Forgetting(camera, before_s) for camera, before_s in changes.forgetting.items()]
         db.execute("BEGIN IMMEDIATE")
         try:
             self._state(changes)
             db.executemany(
                 "INSERT OR IGNORE INTO events (key, incident, kind, at_s, quiet, body) VALUES (?, ?, ?, ?, ?, ?)",
-                [(e.key, e.incident.id, e.kind, e.at_s, e.quiet, _event_text(e)) for e in changes.events.values()],
+                [(e.key, e.incident.id, e.kind, e.at_s, e.quiet, event_text(e)) for e in changes.events.values()],
             )
             db.executemany(
                 # Not of an event that had to make room in the meantime.
                 "INSERT OR REPLACE INTO deliveries SELECT key, ?, ?, ?, ? FROM events WHERE key = ?",
                 [(sink, d.state, d.attempts, d.error, key) for (key, sink), d in changes.deliveries.items()],
             )
+            erased = [self._eraser.erase(each) for each in forgettings]
+            if forgettings:
+                self._eraser.drop_told()
             if changes.events:
-                self._trim(now_s)
+                self._trim()
             db.execute("COMMIT")
         except BaseException:
             if db.in_transaction:
                 db.execute("ROLLBACK")
             raise
+        if any(erased):
+            self._eraser.leave_no_trace()
+        for each in forgettings:
+            erase_damaged(self._path, None if each.camera else each.before_s)
 
     def _state(self, changes: Changes) -> None:
         db = self._db
@@ -180,21 +188,15 @@ class AlertStore:
         db.executemany("INSERT OR REPLACE INTO serials VALUES (?, ?, ?)", [(*k, n) for k, n in changes.serials.items()])
         db.executemany(
             "INSERT OR REPLACE INTO incidents VALUES (?, ?, ?, ?, ?, ?)",
-            [
-                (i.id, i.camera, i.subject, i.open, i.opened_s, json.dumps(incident_to_dict(i)))
-                for i in changes.incidents.values()
-            ],
+            [(i.id, i.camera, i.subject, i.open, i.opened_s, incident_text(i)) for i in changes.incidents.values()],
         )
 
-    def _trim(self, now_s: float) -> None:
-        """Forget what is past its retention, and the oldest delivered events beyond the bound."""
-        if now_s >= self._next_retention_s:
-            self._next_retention_s = now_s + RETENTION_EVERY_S
-            self._forget("e.at_s < ?", now_s - self._retention_s, -1)
+    def _trim(self) -> None:
+        """Forget the oldest delivered events beyond the bound."""
         excess = self.events_held() - self._max_events
         if excess > 0:
             # More than it takes, so that not every write has to look.
-            self.trimmed += self._forget("?", True, excess + self._max_events // 20)
+            self.trimmed += self._forget(excess + self._max_events // 20)
             if self.events_held() > self._max_events:
                 raise CapacityError(
                     f"the outbox holds {self._max_events} alerts that no sink has taken yet; mend the sink, or raise "
@@ -209,24 +211,29 @@ class AlertStore:
             return False
         db.execute("BEGIN IMMEDIATE")
         try:
-            self.trimmed += self._forget("?", True, max(1, int(done) // 10))
+            self.trimmed += self._forget(max(1, int(done) // 10))
             db.execute("COMMIT")
         except sqlite3.Error:
-            db.execute("ROLLBACK")
+            # SQLite may have taken it back by itself, as when the disk is full.
+            if db.in_transaction:
+                db.execute("ROLLBACK")
             return False
         return True
 
-    def _forget(self, condition: str, value: object, most: int) -> int:
-        """Delete the oldest ``most`` (-1: all) events that every sink has taken and that fulfil ``condition``."""
+    def _forget(self, most: int) -> int:
+        """Delete the oldest ``most`` events that every sink has taken."""
         db = self._db
-        chosen = f"SELECT e.key FROM events e WHERE {condition} AND {_DONE} ORDER BY e.number LIMIT ?"
-        keys = db.execute(chosen, (value, most)).fetchall()
+        keys = db.execute(f"SELECT e.key FROM events e WHERE {_DONE} ORDER BY e.number LIMIT ?", (most,)).fetchall()
         db.executemany("DELETE FROM deliveries WHERE key = ?", keys)
         db.executemany("DELETE FROM events WHERE key = ?", keys)
         if keys:
             # An ended incident goes with the last of its events.
             db.execute("DELETE FROM incidents WHERE NOT is_open AND id NOT IN (SELECT incident FROM events)")
         return len(keys)
+
+    def find(self, forgetting: Forgetting) -> Erased:
+        """What writing it would erase."""
+        return self._eraser.find(forgetting)
 
     # -- reading --------------------------------------------------------------------------------
     def incidents(
@@ -238,7 +245,7 @@ class AlertStore:
             "AND (NOT ? OR is_open) AND opened_s >= ? ORDER BY opened_s DESC, id LIMIT ?",
             (camera, camera, subject, subject, only_open, since_s, limit),
         )
-        return [_incident(body) for (body,) in rows]
+        return [incident_of(body) for (body,) in rows]
 
     def incident(self, incident_id: str) -> tuple[Incident, list[AlertEvent], list[Delivery]] | None:
         """One incident with its events and what became of them, oldest first; None for an unknown id."""
@@ -246,8 +253,8 @@ class AlertStore:
         if found is None:
             return None
         bodies = self._db.execute("SELECT body FROM events WHERE incident = ? ORDER BY number", (incident_id,))
-        events = [_event(body) for (body,) in bodies]
-        return _incident(found[0]), events, self._deliveries("e.incident = ?", incident_id, -1)
+        events = [event_of(body) for (body,) in bodies]
+        return incident_of(found[0]), events, self._deliveries("e.incident = ?", incident_id, -1)
 
     def dead(self, *, sink: str = "", limit: int = 100) -> list[Delivery]:
         """What no longer is tried, oldest first; an empty sink stands for all."""
@@ -267,22 +274,7 @@ class AlertStore:
             f"WHERE {condition} ORDER BY e.number, d.sink LIMIT ?2",
             (value, limit),
         ).fetchall()
-        return [Delivery(_event(body), sink, state, attempts, error) for body, sink, state, attempts, error in rows]
+        return [Delivery(event_of(body), sink, state, attempts, error) for body, sink, state, attempts, error in rows]
 
 
 _DONE = "NOT EXISTS (SELECT 1 FROM deliveries d WHERE d.key = e.key AND d.state != 'delivered')"
-
-
-def _incident(body: str) -> Incident:
-    return incident_from_dict(json.loads(body))
-
-
-def _event_text(event: AlertEvent) -> str:
-    body = {"key": event.key, "kind": event.kind, "at_s": event.at_s, "quiet": event.quiet}
-    return json.dumps(body | {"incident": incident_to_dict(event.incident)})
-
-
-def _event(text: str) -> AlertEvent:
-    body = json.loads(text)
-    kind = cast(EventKind, body["kind"])
-    return AlertEvent(body["key"], kind, body["at_s"], incident_from_dict(body["incident"]), body["quiet"])

@@ -126,6 +126,15 @@ class IncidentTracker:
             elif now_s - track.seen_s > self._stale_s:
                 self._end(where, now_s, f"no answer for {self._stale_s:.0f} s")
 
+    def forget(self, camera: str) -> None:
+        """Nothing that a camera showed counts any more: no windows in a row, no pause after an incident. Answers that
+        come again are still known."""
+        for where, track in self._tracks.items():
+            if where[0] == camera:
+                track.run = track.run_start = track.off = 0
+                track.run_score, track.ended_end = 0.0, None
+                self._book.keep(where, track.to_dict())
+
     # -- inside ---------------------------------------------------------------------------------
     def _connect(self, track: Track, answer: Answer, now_s: float) -> None:
         """Whether this window follows on the last one."""

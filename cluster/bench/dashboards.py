@@ -40,6 +40,7 @@ PATIENCE_S = 60.0
 START_S = 180.0
 NEEDS = {
     "dcgm": "no dcgm-exporter: there is no GPU here",
+    "kubernetes": "its cameras come from a configuration, not from Kubernetes",
     "nvml": "no GPU, or no nvidia-ml-py, here",
     "ray": "Ray serves no metrics here",
     "redis": "no redis-server here",
@@ -233,7 +234,7 @@ def _ray_metrics() -> list[str]:
 
 
 def _lacking(*, redis: bool, ray: bool) -> set[str]:
-    lacking = set() if metrics.gpu_collector() is not None else {"nvml", "dcgm"}
+    lacking = {"kubernetes"} if metrics.gpu_collector() is not None else {"kubernetes", "nvml", "dcgm"}
     return lacking | ({"redis"} if not redis else set()) | ({"ray"} if not ray else set())
 
 

@@ -24,6 +24,7 @@ BENCHES: dict[str, str] = {
     "window": "full computation against pruned and refreshed, same engine, same clips",
     "codec": "the whole front end against bare decoding of the same clip, one core",
     "ingest": "packets per second through the gateway by gRPC push, flow control on",
+    "streams": "milliseconds of a core for each second of a pushed camera, by process",
     "batch": "streams stepped together against one by one",
     "engines": "our engine against vLLM: full, pruned, with reuse, on the same windows",
     "cost": "seconds of steps over windows of many sizes, and the cost model fitted to them",

@@ -68,19 +68,19 @@ class Synthetic:
 
 
 class Process:
-    """One of ``cluster.bench.ingest_processes``."""
+    """One of ``cluster.bench.ingest_processes``, or of another module that serves alike; ``hello``: its first words."""
 
-    def __init__(self, role: str, cores: set[int], *options: str) -> None:
-        where = ",".join(str(core) for core in sorted(cores))
+    def __init__(self, role: str, *options: str, module: str = "cluster.bench.ingest_processes") -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "cluster.bench.ingest_processes", role, "--cores", where, *options],
+            [sys.executable, "-m", module, role, *options],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
         )
-        self.address = f"127.0.0.1:{self._line()['port']}"
+        self.hello = self._line()
+        self.address = f"127.0.0.1:{self.hello['port']}"
 
-    def ask(self) -> dict[str, float]:
+    def ask(self) -> dict[str, Any]:
         assert self._process.stdin is not None
         self._process.stdin.write("\n")
         self._process.stdin.flush()
@@ -115,13 +115,17 @@ def processes(credit: int) -> Iterator[tuple[Process, Process]]:
     os.sched_setaffinity(0, rest)
     running: list[Process] = []
     try:
-        running.append(Process("decoder", rest, "--credit", str(credit)))
-        running.append(Process("gateway", one, "--decoder", running[0].address))
+        running.append(Process("decoder", "--cores", _list(rest), "--credit", str(credit)))
+        running.append(Process("gateway", "--cores", _list(one), "--decoder", running[0].address))
         yield running[1], running[0]
     finally:
         os.sched_setaffinity(0, cores)
         for process in running:
             process.stop()
+
+
+def _list(cores: set[int]) -> str:
+    return ",".join(str(core) for core in sorted(cores))
 
 
 class Bench:

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Protocol, TypeVar
 
+from cluster import metrics
 from cluster.cameras.conditions import ACCEPTED, Outcome, status_of, worth_writing
 from cluster.cameras.keys import in_resource_words
 from cluster.cameras.kubernetes_api import ChangedError
@@ -47,6 +48,14 @@ CALLS = 4
 
 ATTEMPTS = 4
 """Times that a status is written before the next round takes it up again."""
+
+_STATES: dict[str, metrics.ResourceState] = {
+    "Accepted": "accepted",
+    "Conflict": "conflict",
+    "NoRoom": "no_room",
+    "Invalid": "invalid",
+}
+"""By the reason of what became of a spec."""
 
 
 class CameraCluster(Protocol):
@@ -164,6 +173,18 @@ class Reconciler:
         resources = self._resources.snapshot()
         if resources is None:
             return
+        began_s = self._clock()
+        try:
+            errors = await self._compare(resources)
+        except Exception as error:
+            self._passed(resources, began_s, [error])
+            raise
+        self._passed(resources, began_s, errors)
+        if errors:
+            raise UnavailableError(f"not every camera could be brought in line: {errors[0]}")
+
+    async def _compare(self, resources: Mapping[str, CameraResource]) -> list[BaseException]:
+        """What stood in the way of single cameras."""
         cameras = {camera.entry.name: camera for camera in await self._cluster.managed()}
         gone = [name for name, camera in cameras.items() if camera.manager == KUBERNETES and name not in resources]
         self._done = {name: done for name, done in self._done.items() if name in resources}
@@ -178,16 +199,28 @@ class Reconciler:
         jobs = [self._remove(name) for name in gone]
         jobs += [self._bring(resource, cameras.get(name), secrets) for name, resource in resources.items()]
         results = await asyncio.gather(*map(bounded, jobs), return_exceptions=True)
-        for error in results:
-            if isinstance(error, BaseException) and not isinstance(error, UnavailableError):
+        errors = [error for error in results if isinstance(error, BaseException)]
+        for error in errors:
+            if not isinstance(error, UnavailableError):
                 log.error("a camera could not be brought in line", exc_info=error)
-        away = next((error for error in results if isinstance(error, BaseException)), None)
-        if away is not None:
-            raise UnavailableError(f"not every camera could be brought in line: {away}")
+        return errors
+
+    def _passed(self, resources: Mapping[str, CameraResource], began_s: float, errors: Sequence[BaseException]) -> None:
+        away = all(isinstance(error, UnavailableError) for error in errors)
+        result = "done" if not errors else "unavailable" if away else "failed"
+        metrics.reconciler_pass_seconds.labels(result).observe(self._clock() - began_s)
+        metrics.show_resources(map(self._state, resources.values()))
+
+    def _state(self, resource: CameraResource) -> metrics.ResourceState:
+        done = self._done.get(resource.name)
+        if done is None or done.asked != resource.asked:
+            return "waiting"
+        return _STATES[done.outcome.reason]
 
     async def _remove(self, name: str) -> None:
         try:
             await self._cluster.remove(name)
+            metrics.reconciler_changes.labels("removed").inc()
             log.info("camera %s: its resource is gone, it is removed", name)
         except (UnknownCameraError, ManagedElsewhereError):
             # Somebody was faster.
@@ -219,9 +252,11 @@ class Reconciler:
                 camera = None
         if camera is None:
             await self._cluster.add(wanted, takeover=resource.takeover)
+            metrics.reconciler_changes.labels("added").inc()
             log.info("camera %s: added for its resource", resource.name)
         elif (camera.manager, written(camera.entry)) != (KUBERNETES, written(entry)):
             await self._cluster.update(wanted, takeover=resource.takeover)
+            metrics.reconciler_changes.labels("changed").inc()
             log.info("camera %s: changed for its resource", resource.name)
         return ACCEPTED
 
@@ -272,6 +307,7 @@ class Reconciler:
             try:
                 after = await self._in_thread(self._api.write_status, resource, status)
             except ChangedError:
+                metrics.reconciler_status_writes.labels("conflict").inc()
                 try:
                     resource = await self._in_thread(self._api.get, name)
                 except SightlineError:
@@ -281,10 +317,13 @@ class Reconciler:
                     return True
                 continue
             except UnknownCameraError:
+                metrics.reconciler_status_writes.labels("gone").inc()
                 return True
             except SightlineError as error:
+                metrics.reconciler_status_writes.labels("failed").inc()
                 log.warning("the status of camera resource %s is not written: %s", name, error)
                 return False
+            metrics.reconciler_status_writes.labels("written").inc()
             self._resources.learn(resource, after)
             return True
         return True

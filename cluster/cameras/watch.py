@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Protocol
 
+from cluster import metrics
 from cluster.cameras.kubernetes_api import ExpiredError
 from cluster.cameras.resource import CameraResource
 from cluster.errors import SightlineError
@@ -54,6 +55,7 @@ class CameraWatch:
         self._listed = False
         self._version: str | None = None
         self._failures = 0
+        self._metrics = metrics.WatchMetrics()
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="camera resources", daemon=True)
         self.trouble = ""
@@ -84,18 +86,21 @@ class CameraWatch:
     def _run(self) -> None:
         while not self._stopped.is_set():
             began_s = time.monotonic()
+            end: metrics.WatchEnd = "ended"
             try:
                 told = self._once()
             except ExpiredError as error:
                 log.info("camera resources are listed anew: %s", error)
-                self._version, told = None, False
+                self._version, told, end = None, False, "expired"
             except SightlineError as error:
                 if not self._stopped.is_set() and self.trouble != str(error):
                     log.warning("camera resources are not followed: %s", error)
-                self.trouble, told = str(error), False
+                self.trouble, told, end = str(error), False, "broken"
             except Exception:
                 log.exception("camera resources are listed anew")
-                self._version, told = None, False
+                self._version, told, end = None, False, "failed"
+            if not self._stopped.is_set():
+                self._metrics.restarted(end)
             hasty = not told and time.monotonic() - began_s < HASTY_S
             self._failures = self._failures + 1 if hasty else 0
             if hasty:
@@ -111,10 +116,12 @@ class CameraWatch:
         told = False
         if self._version is None:
             resources, version = self._source.list()
+            self._metrics.listed()
             self._replace(resources)
             self._version, told = version, self._failures == 0
         for kind, what in self._source.watch(self._version):
             told, self._failures, self.trouble = True, 0, ""
+            self._metrics.heard()
             if isinstance(what, str):
                 self._version = what
             else:
@@ -124,6 +131,7 @@ class CameraWatch:
                 break
         else:
             self.trouble = ""
+            self._metrics.heard()
         return told
 
     def _replace(self, resources: list[CameraResource]) -> None:

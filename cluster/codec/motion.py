@@ -92,6 +92,7 @@ class MotionField:
         self._pictures: list[bytes] = []
         self._reach: list[tuple[float, float]] = []
         self._waiting = 0
+        self._moved = False
 
     def add_uncovered(self) -> None:
         """An inter picture without a single vector: all of it is new content."""
@@ -132,6 +133,7 @@ class MotionField:
             moving = moving[self._seen[block[moving]]]
         if moving.size == 0:
             return
+        self._moved = True
         # A vector points from the block to its reference: content came from a past one, goes to a future one.
         ahead = (vectors["source"][moving] >= 0).astype(np.intp)
         factor = reach[picture[moving], ahead] / float(vectors["motion_scale"][0])
@@ -161,6 +163,11 @@ class MotionField:
         """``max_motion, net_motion, intra``, each ``[rows, cols]`` (see ChangeGrid); starts anew."""
         if self._pictures:
             self._fold()
+        if not self._moved:
+            still = np.zeros(self._shape, np.float32)
+            planes = still, still, self._intra
+            self.reset()
+            return planes
         shape = (self._rows, self._cols)
         x = self._down @ self._x.reshape(shape).astype(np.float32) @ self._across
         y = self._down @ self._y.reshape(shape).astype(np.float32) @ self._across

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
+from collections.abc import Sequence
 
 from cluster.types import EncodedPacket
 
@@ -38,19 +39,29 @@ class PacketQueue:
 
     def put(self, packet: EncodedPacket) -> bool:
         """False: dropped."""
+        return self.put_all((packet,)) == 1
+
+    def put_all(self, packets: Sequence[EncodedPacket]) -> int:
+        """How many were taken; the others were dropped. Whoever waits is woken once for all of them."""
+        came = time.monotonic()
         with self._changed:
-            if self._until_keyframe and packet.keyframe:
-                self._until_keyframe = False
-            full = len(self._packets) >= self.max_packets or self.bytes + len(packet.data) > self.max_bytes
-            if self._closed or self._until_keyframe or full:
-                self.dropped += 1
-                self._until_keyframe = True
-                return False
-            self._packets.append(packet)
-            self._came.append(time.monotonic())
-            self.bytes += len(packet.data)
-            self._changed.notify()
-            return True
+            taken = sum(self._put(packet, came) for packet in packets)
+            if taken:
+                self._changed.notify()
+            return taken
+
+    def _put(self, packet: EncodedPacket, came: float) -> bool:
+        if self._until_keyframe and packet.keyframe:
+            self._until_keyframe = False
+        full = len(self._packets) >= self.max_packets or self.bytes + len(packet.data) > self.max_bytes
+        if self._closed or self._until_keyframe or full:
+            self.dropped += 1
+            self._until_keyframe = True
+            return False
+        self._packets.append(packet)
+        self._came.append(came)
+        self.bytes += len(packet.data)
+        return True
 
     def get(self, timeout_s: float | None = None) -> EncodedPacket | None:
         """The oldest packet; None when closed and empty, or nothing came within ``timeout_s``."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from cluster.codec.packet_queue import PacketQueue
 from cluster.codec.source import StreamHeader
@@ -61,14 +61,21 @@ class PushSource:
 
     def offer(self, packet: EncodedPacket) -> bool:
         """False: dropped because the queue is full (or closed), and counted; a gap follows."""
+        return self.offer_all((packet,)) == 0
+
+    def offer_all(self, packets: Sequence[EncodedPacket]) -> int:
+        """How many of them were dropped, see :meth:`offer`; the decoder is woken once for all of them."""
         with self._state:
-            if packet.sequence < self.next_sequence:
-                self.repeated += 1
-                return True
-            if packet.sequence > self.next_sequence:
-                self.gaps += 1
-            self.next_sequence = packet.sequence + 1
-            return self._queue.put(packet)
+            new = []
+            for packet in packets:
+                if packet.sequence < self.next_sequence:
+                    self.repeated += 1
+                    continue
+                if packet.sequence > self.next_sequence:
+                    self.gaps += 1
+                self.next_sequence = packet.sequence + 1
+                new.append(packet)
+            return len(new) - self._queue.put_all(new)
 
     def end(self) -> None:
         """The video is over: what is queued is still decoded, then the camera has ended."""

@@ -26,13 +26,15 @@ class ClipsConfig(Section):
         default=False, description="Make a second clip when an incident ends, unless the first one shows its end."
     )
     ring_bytes: Size = Field(
-        default=512 * 2**20,
+        default=2**30,
         ge=2**20,
         description="Encoded packets that a decoder process holds of all its cameras, so that clips can begin before "
-        "their incident: bytes, or a size like 512MiB (the default).",
+        "their incident: bytes, or a size like 1GiB (the default, which 25 cameras of 4 Mbit/s take).",
     )
     ring_camera_bytes: Size = Field(
-        default=16 * 2**20, ge=2**18, description="The same of one camera, like 16MiB (the default)."
+        default=48 * 2**20,
+        ge=2**18,
+        description="The same of one camera, like 48MiB (the default, 4.8 Mbit/s with windows of 40 s every 8 s).",
     )
     max_bytes: Size = Field(
         default=10 * 2**30, ge=2**20, description="Most bytes of snapshots and clips; beyond it the oldest go."

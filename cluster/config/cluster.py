@@ -72,7 +72,6 @@ class ClusterConfig(Section):
     start_timeout_s: float = Field(
         default=120.0, gt=0, description="Seconds a process may take to start, model loading included."
     )
-    restart_timeout_s: float = Field(default=60.0, gt=0, description="Seconds a dead process may take to come back.")
     stop_timeout_s: float = Field(
         default=10.0, gt=0, description="Seconds a process may take to stop before it is killed."
     )

@@ -44,6 +44,13 @@ def conflicts(config: SightlineConfig) -> list[Problem]:
             f"must be above heartbeat_s = {config.cluster.heartbeat_s:g}, not {config.cluster.heartbeat_timeout_s:g}"
         )
         found.append(Problem(("cluster", "heartbeat_timeout_s"), message))
+    stall_s, batch_s = config.cluster.stall_timeout_s, config.vllm.timeout_s
+    if config.engine == "vllm" and batch_s >= stall_s:
+        message = (
+            f"must be below cluster.stall_timeout_s = {stall_s:g}, not {batch_s:g}: the replica would be replaced "
+            "before its engine core is given up"
+        )
+        found.append(Problem(("vllm", "timeout_s"), message))
     gateway = config.gateway
     if gateway.port and gateway.port == gateway.metrics_port:
         found.append(Problem(("gateway", "metrics_port"), f"must differ from port, both are {gateway.port}"))

@@ -31,10 +31,11 @@ class CameraFootage:
         """The same source, whose packets also go into the ring."""
         return source if self.ring is None else _Watched(source, self.ring)
 
-    def forget(self) -> int:
-        """Everything up to now; how many bytes of packets."""
+    def forget(self, before_s: float = 0.0) -> int:
+        """Everything up to ``before_s`` seconds ago; how many bytes of packets."""
+        # Whenever it was: there is another one in a moment.
         self.latest.forget()
-        return 0 if self.ring is None else self.ring.forget()
+        return 0 if self.ring is None else self.ring.forget(before_s)
 
     def close(self) -> None:
         """The camera goes."""

@@ -16,7 +16,6 @@ from cluster.errors import SourceError
 from cluster.footage.stretches import Placed, Stretch
 from cluster.types import MICROSECONDS
 
-MEDIA_TYPE = "video/mp4"
 PLAYED = frozenset({"h264"})
 """Codecs that every browser plays as they are."""
 

@@ -59,23 +59,33 @@ class FootageCollector:
         record: see :data:`Record`.
         tell: takes the news of an incident.
         run: cameras that are no longer there are forgotten if they were there before in the same run.
+        erase: erases what is recorded of such a camera's incidents; raises ``SightlineError``, and is tried again.
     """
 
     def __init__(
-        self, settings: ClipsConfig, store: FootageStore, record: Record, tell: Tell, *, known: Path, run: str
+        self,
+        settings: ClipsConfig,
+        store: FootageStore,
+        record: Record,
+        tell: Tell,
+        *,
+        known: Path,
+        run: str,
+        erase: Callable[[str], Awaitable[object]],
     ) -> None:
         self._settings = settings
         self.store = store
         self._record = record
         self._tell = tell
         self._disk = ThreadPoolExecutor(1, "footage")
-        self._work: dict[tuple[str, Kind], tuple[str, asyncio.Task[None]]] = {}
+        self._work: dict[tuple[str, Kind], tuple[Incident, asyncio.Task[None]]] = {}
         self._covered: dict[str, int] = {}
         self._news: dict[str, News] = {}
         self._fresh = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
         self._known_file = known
         self._run = run
+        self._erase = erase
         self._cameras = _read_known(known, run)
         self._owed: set[str] = set()
 
@@ -109,18 +119,20 @@ class FootageCollector:
                 self._begin(incident, "end")
 
     async def forget(self, camera: str, before_s: float = 0.0) -> Deleted:
-        """Delete what was kept of a camera more than ``before_s`` seconds ago; 0: all, what is being made included.
+        """Delete what shows a camera more than ``before_s`` seconds ago, what is being made included; 0: all.
 
         Raises:
             StorageError: a file could not be deleted.
         """
-        if before_s:
-            return await self._on_disk(lambda: self.store.forget(camera, before_s=time.time() - before_s))
-        mine = [task for name, task in self._work.values() if name == camera]
-        for task in mine:
-            task.cancel()
-        await asyncio.gather(*mine, return_exceptions=True)
-        return await self._on_disk(lambda: self.store.forget(camera))
+        at_s = time.time() - before_s if before_s else None
+        if before_s <= self.store.reach_s:
+            mine = [(*each, kind) for (_, kind), each in self._work.items() if each[0].camera == camera]
+            for _, task, _ in mine:
+                task.cancel()
+            await asyncio.gather(*(task for _, task, _ in mine), return_exceptions=True)
+            for incident, _, kind in mine:
+                self._settle(incident, kind, "none", "no clip: the camera was forgotten")
+        return await self._on_disk(lambda: self.store.forget(camera, before_s=at_s))
 
     async def retain(self, cameras: Collection[str]) -> None:
         """These are all the cameras there are; those that were there before and are gone are forgotten."""
@@ -135,9 +147,13 @@ class FootageCollector:
 
     async def _forget_removed(self, camera: str) -> bool:
         try:
-            deleted = await self.forget(camera)
-        except StorageError as error:
-            log.error("camera %s was removed, and its clips are still there: %s", camera, error)
+            # The records first: an incident that ends may still ask for a clip of its end.
+            try:
+                await self._erase(camera)
+            finally:
+                deleted = await self.forget(camera)
+        except SightlineError as error:
+            log.error("camera %s was removed, and what is kept of its incidents is still there: %s", camera, error)
             return False
         log.info("camera %s was removed: %d snapshots and clips are deleted", camera, deleted.files)
         return True
@@ -151,7 +167,7 @@ class FootageCollector:
             self._settle(incident, kind, "none", f"no clip: {len(self._work)} are being made already (clips.at_once)")
             return
         task = asyncio.create_task(self._make(incident, kind))
-        self._work[key] = incident.camera, task
+        self._work[key] = incident, task
         task.add_done_callback(lambda _: self._work.pop(key, None))
 
     async def _make(self, incident: Incident, kind: Kind) -> None:
@@ -195,7 +211,9 @@ class FootageCollector:
     def _settle(self, incident: Incident, kind: Kind, state: ClipState, note: str) -> None:
         metrics.clips.labels(state).inc()
         if note:
-            log.warning("incident %s of camera %s: %s", incident.id, incident.camera, note)
+            # What is wrong with the disk is said by the store, once for all incidents.
+            level = logging.INFO if self.store.trouble and self.store.trouble in note else logging.WARNING
+            log.log(level, "incident %s of camera %s: %s", incident.id, incident.camera, note)
         if kind == "clip":
             self._news[incident.id] = News(incident.id, state, note)
             if len(self._news) > MOST_NEWS:

@@ -106,9 +106,9 @@ class Recorder:
         finally:
             self._asked -= 1
 
-    def forget(self, camera: str) -> int:
-        """What is held of a camera up to now; bytes. Raises ``UnknownCameraError``."""
-        return self._cameras(camera).forget()
+    def forget(self, camera: str, before_s: float = 0.0) -> int:
+        """What is held of a camera up to ``before_s`` seconds ago; bytes. Raises ``UnknownCameraError``."""
+        return self._cameras(camera).forget(before_s)
 
     async def record(self, order: Order) -> AsyncGenerator[Snapshot | ClipPart | ClipEnd, None]:
         """The snapshot, the clip as it grows, and its end. Close it to give up.

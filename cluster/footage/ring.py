@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections import deque
@@ -12,6 +13,7 @@ from cluster.footage.stretches import Placed, Splitter, Stretch
 from cluster.types import MICROSECONDS, EncodedPacket
 
 STOPPED = "the camera was stopped"
+OF_CAMERA, OF_ALL = "clips.ring_camera_bytes", "clips.ring_bytes"
 
 
 class RingBudget:
@@ -26,10 +28,21 @@ class RingBudget:
         self._lock = threading.Lock()
         self._held = 0
         self._rings = 0
+        self._short = 0
 
     @property
     def held(self) -> int:
         return self._held
+
+    @property
+    def short(self) -> int:
+        """Rings that do not reach back as far as they should."""
+        return self._short
+
+    def count_short(self, by: int) -> None:
+        """So many rings more do not reach back as far as they should."""
+        with self._lock:
+            self._short += by
 
     def join(self) -> None:
         """One ring more."""
@@ -133,12 +146,32 @@ class PacketRing:
         self._bytes = 0
         self._joined = True
         self._overflown = False
+        self._short = ""
         self._arrived_s = 0.0
         budget.join()
 
     @property
     def bytes(self) -> int:
         return self._bytes
+
+    @property
+    def short(self) -> str:
+        """The setting that keeps it from reaching back ``keep_s``; empty when none does."""
+        return self._short
+
+    def shortage(self) -> str:
+        """The same with figures, a sentence."""
+        with self._lock:
+            groups = self._groups
+            held_s = groups[-1].packets[-1].at_s - groups[0].packets[0].at_s if groups else 0.0
+            rate = f" at {8e-6 * self._bytes / held_s:.1f} Mbit/s" if held_s else ""
+            limit = f"{self.most_bytes / 1e6:.0f} MB"
+            if self._short == OF_ALL:
+                limit = f"{self._budget.limit / 1e6:.0f} MB for all cameras"
+            return (
+                f"its packets reach back {held_s:.0f} of {self.keep_s:.0f} s{rate}, so that clips begin late: "
+                f"{self._short} is {limit}"
+            )
 
     @property
     def seconds(self) -> float:
@@ -222,17 +255,21 @@ class PacketRing:
                     return list(group.packets)
             return list(self._groups[-1].packets) if self._groups else []
 
-    def forget(self) -> int:
-        """Hold nothing of what was; how many bytes that were. Clips under way end."""
+    def forget(self, before_s: float = 0.0) -> int:
+        """Hold no group of pictures that began more than ``before_s`` seconds ago (0: none at all), and end the clips
+        under way that begin earlier; how many bytes are gone."""
         with self._lock:
-            held = self._bytes
-            for group in self._groups:
-                group.stretch.cut = True
-            self._groups.clear()
-            self._overflown = True
-            self._drop(held)
-            self._end_recordings("the camera was forgotten")
-            return held
+            held, groups = self._bytes, self._groups
+            newest = groups[-1].packets[-1] if groups else None
+            keep_s = before_s - (time.monotonic() - self._arrived_s) if before_s else -math.inf
+            while newest is not None and groups and newest.at_s - groups[0].packets[0].at_s > keep_s:
+                self._give_up(groups.popleft())
+            self._overflown |= not groups
+            for recording in self._recordings:
+                if newest is None or recording.start < newest.order - keep_s * MICROSECONDS:
+                    recording.end("the camera was forgotten")
+            self._recordings = [each for each in self._recordings if not each.done]
+            return held - self._bytes
 
     def expire(self, idle_s: float) -> None:
         """Hold nothing of a camera that has sent nothing for so long."""
@@ -246,6 +283,7 @@ class PacketRing:
                 return
             self._joined = False
             self._groups.clear()
+            self._note_short("")
             self._budget.leave(self._bytes)
             self._bytes = 0
             self._end_recordings(STOPPED)
@@ -273,9 +311,15 @@ class PacketRing:
 
     def _trim(self, at_s: float) -> None:
         groups = self._groups
-        while len(groups) > 1 and (at_s - groups[1].packets[0].at_s >= self.keep_s or self._is_too_much()):
+        while len(groups) > 1:
+            old = at_s - groups[1].packets[0].at_s >= self.keep_s
+            short = "" if old else self._too_much()
+            if not old and not short:
+                return
+            self._note_short(short)
             self._give_up(groups.popleft())
-        if self._is_too_much():
+        if short := self._too_much():
+            self._note_short(short)
             self._give_up(groups.popleft())
             self._overflown = True
 
@@ -283,8 +327,15 @@ class PacketRing:
         group.stretch.cut = True
         self._drop(group.bytes)
 
-    def _is_too_much(self) -> bool:
-        return self._bytes > self.most_bytes or self._budget.is_too_much(self._bytes)
+    def _too_much(self) -> str:
+        """The setting by which it holds too much."""
+        if self._bytes > self.most_bytes:
+            return OF_CAMERA
+        return OF_ALL if self._budget.is_too_much(self._bytes) else ""
+
+    def _note_short(self, short: str) -> None:
+        self._budget.count_short(bool(short) - bool(self._short))
+        self._short = short
 
     def _drop(self, size: int) -> None:
         self._bytes -= size

@@ -6,6 +6,7 @@ import contextlib
 import errno
 import hashlib
 import logging
+import math
 import os
 import re
 import shutil
@@ -80,16 +81,20 @@ class FootageStore:
         max_bytes: most bytes of all files, the ones being written included; the oldest go first.
         retention_s: files are deleted after so long.
         keep_free: bytes that must be free on the disk for one to be written.
+        reach_s: a file shows at most so much of the time before it was begun.
 
     Raises:
         OSError: the folder cannot be made or read.
     """
 
-    def __init__(self, folder: Path, *, max_bytes: int, retention_s: float, keep_free: int) -> None:
+    def __init__(
+        self, folder: Path, *, max_bytes: int, retention_s: float, keep_free: int, reach_s: float = 0.0
+    ) -> None:
         self._folder = folder
         self._max_bytes = max_bytes
         self._retention_s = retention_s
         self._keep_free = keep_free
+        self.reach_s = reach_s
         self._lock = threading.RLock()
         self._files: dict[tuple[str, Kind], Stored] = {}
         self._bytes = self._being_written = 0
@@ -160,6 +165,8 @@ class FootageStore:
             self._done(draft)
             self._files[stored.incident, stored.kind] = stored
             self._bytes += stored.size
+            if self.trouble:
+                log.info("snapshots and clips are kept again")
             self.trouble = ""
             return stored
 
@@ -191,7 +198,10 @@ class FootageStore:
     def _check_room(self) -> None:
         free = shutil.disk_usage(self._folder).free
         if free < self._keep_free:
-            raise StorageError(f"the disk is full ({free >> 20} MiB are free, clips.keep_free is {self._keep_free})")
+            # The same words as long as it lasts: they are logged once.
+            raise StorageError(
+                f"the disk is full: less than clips.keep_free = {self._keep_free / 2**20:.4g} MiB is free"
+            )
 
     # -- reading --------------------------------------------------------------------------------
     def find(self, incident: str, kind: Kind) -> Stored | None:
@@ -220,26 +230,26 @@ class FootageStore:
             return gone
 
     def forget(self, camera: str, *, before_s: float | None = None) -> Deleted:
-        """Delete everything of a camera, what is being written included; with ``before_s`` (seconds since 1970) only
-        what was begun before.
+        """Delete everything of a camera, what is being written included; with ``before_s`` (seconds since 1970) what
+        may show the time before that.
 
         Raises:
             StorageError: a file cannot be deleted, or is still there after it was.
         """
         key = camera_key(camera)
+        until_ms = math.inf if before_s is None else (before_s + self.reach_s) * 1000
+
+        def goes(stored: Stored) -> bool:
+            return stored.camera == key and stored.at_ms < until_ms
+
         with self._lock:
-            if before_s is not None:
-                old = [each for each in self._files.values() if each.camera == key and each.at_ms < before_s * 1000]
-                gone = self._delete(old)
-                if gone.files < len(old):
-                    raise StorageError(f"{len(old) - gone.files} files of camera {camera!r} could not be deleted")
-                return gone
-            for draft in [draft for draft in self._drafts if draft.stored.camera == key]:
+            for draft in [draft for draft in self._drafts if goes(draft.stored)]:
                 draft.abandon()
-            gone = self._delete([each for each in self._files.values() if each.camera == key])
+            gone = self._delete([each for each in self._files.values() if goes(each)])
             with self._explained():
                 self._sync_folder()
-            left = [path.name for path in self._folder.iterdir() if f"-{key}-" in path.name]
+            names = [path.name for path in self._folder.iterdir() if f"-{key}-" in path.name]
+            left = [name for name in names if before_s is None or _begun_ms(name) < until_ms]
             if left:
                 raise StorageError(f"{len(left)} files of camera {camera!r} could not be deleted: {left[0]}")
             return gone
@@ -336,6 +346,11 @@ class Draft:
             self._file.close()
         with contextlib.suppress(OSError):
             self.path.unlink(missing_ok=True)
+
+
+def _begun_ms(name: str) -> int:
+    digits = name.partition("-")[0]
+    return int(digits) if digits.isdecimal() else 0
 
 
 def _reason(error: OSError) -> str:

@@ -35,6 +35,14 @@ class Ring:
         self._data[_WIDTH * self._next : _WIDTH * (self._next + 1)] = array("d", row)
         self._next = (self._next + 1) % self._kept
 
+    def since(self, at_s: float) -> Ring:
+        """Only windows that ended at this Unix time or later."""
+        kept = Ring(self._kept)
+        for row in self.rows():
+            if row[0] >= at_s:
+                kept.add(*row)
+        return kept
+
     def rows(self) -> list[list[Any]]:
         """Oldest first: ``[end_unix_s, score, positive, gated]``."""
         data, count = self._data, len(self._data) // _WIDTH
@@ -93,6 +101,11 @@ class History:
         """Forget all cameras but these."""
         for gone in self._cameras.keys() - set(names):
             del self._cameras[gone]
+
+    def forget(self, name: str, before_s: float) -> None:
+        """Scores of windows that ended before this Unix time."""
+        camera = self._cameras.get(name, _Camera())
+        camera.scores = {question: ring.since(before_s) for question, ring in camera.scores.items()}
 
     def body(self, name: str) -> dict[str, Any]:
         """``{"scores": {question: rows}, "rungs": [[unix_s, rung, reason], …]}``; empty for a camera not known yet."""

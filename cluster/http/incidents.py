@@ -85,10 +85,9 @@ class IncidentRoutes:
                 mutes,
                 f"{SERVICE}Unmute",
                 self.unmute,
-                "End a mute, named as it is listed.",
+                "End a mute, named as it is listed; where there is none, nothing changes. Mutes that hold.",
                 Mutes,
                 query=query[:2],
-                errors=(409,),
             ),
             Route(
                 "GET",

@@ -112,9 +112,9 @@ class Live:
             if message.missed:
                 self.feed.put(Event.of("missed", "", {"events": message.missed}))
             event = event_from_proto(message)
-            body = {"key": event.key, "event": event.kind, "at_s": event.at_s, "quiet": event.quiet}
-            told = Event.of("incident", event.incident.camera, {**body, "incident": event.incident})
-            self.feed.put(told)
+            body = {"key": event.key, "event": event.kind, "cause": event.cause, "at_s": event.at_s}
+            body |= {"quiet": event.quiet, "incident": event.incident}
+            self.feed.put(Event.of("incident", event.incident.camera, body))
 
     def _follow_began(self) -> None:
         if self._followed:

@@ -26,15 +26,17 @@ from cluster.http.plain import plain
 from cluster.http.replies import reply
 from cluster.http.route import Route
 from cluster.rpc.memory_wire import (
+    ForgottenCamera,
     Told,
     ago_s,
     check_camera,
     check_name,
     check_question,
+    forgotten_from_proto,
     status_from_proto,
     told_from_proto,
 )
-from cluster.types import Forgotten, MemoryStatus
+from cluster.types import MemoryStatus
 
 SERVICE = "/sightline.v1.Memory/"
 
@@ -136,8 +138,8 @@ class MemoryRoutes:
                 "/v1/forget",
                 f"{SERVICE}Forget",
                 self.forget,
-                "Make a camera forget.",
-                Forgotten,
+                "Make a camera forget: its memory, its footage and what was recorded of its incidents.",
+                ForgottenCamera,
                 body=Forget,
                 errors=(404,),
             ),
@@ -177,7 +179,7 @@ class MemoryRoutes:
         body = await read(request, Forget)
         asked = memory_pb2.ForgetRequest(camera=check_camera(body.camera), before_s=body.before_s)
         done = await self._calls.unary(f"{SERVICE}Forget", asked)
-        return reply({"frames": done.frames, "bytes": done.bytes})
+        return reply(plain(forgotten_from_proto(done)))
 
     async def describe(self, request: web.Request) -> web.Response:
         asked = memory_pb2.DescribeRequest(camera=check_camera(name_of(request)))

@@ -46,12 +46,17 @@ from cluster.metrics.families import (
     ladder_steps,
     lag_strides,
     log_records,
+    node_tier_moved_bytes,
     queue_depth,
+    reconciler_changes,
+    reconciler_pass_seconds,
+    reconciler_status_writes,
     replica_backlog_seconds,
     replica_busy_seconds,
     replica_cameras,
     restarts,
     ring_bytes,
+    rings_short,
     spans,
     stage_seconds,
     stream_gaps,
@@ -62,8 +67,10 @@ from cluster.metrics.federation import FederatedCollector
 from cluster.metrics.fleet import FleetMetrics
 from cluster.metrics.gpu import gpu_collector
 from cluster.metrics.memory import MemoryCollector
+from cluster.metrics.node_tier import NodeTierCall, NodeTierCollector, NodeTierResult
 from cluster.metrics.outcomes import Stage, WindowResult, drop_window, lose_window, record_ask, record_window
 from cluster.metrics.process import config_digest, describe_process
+from cluster.metrics.reconciler import ResourceState, WatchEnd, WatchMetrics, show_resources
 
 __all__ = [
     "MAX_QUESTIONS",
@@ -75,7 +82,13 @@ __all__ = [
     "FleetMetrics",
     "MemoryCollector",
     "MetricsServer",
+    "NodeTierCall",
+    "NodeTierCollector",
+    "NodeTierResult",
+    "ResourceState",
     "Stage",
+    "WatchEnd",
+    "WatchMetrics",
     "WindowResult",
     "alert_deliveries",
     "alerts_lost",
@@ -124,7 +137,11 @@ __all__ = [
     "lag_strides",
     "log_records",
     "lose_window",
+    "node_tier_moved_bytes",
     "queue_depth",
+    "reconciler_changes",
+    "reconciler_pass_seconds",
+    "reconciler_status_writes",
     "record_ask",
     "record_window",
     "replica_backlog_seconds",
@@ -132,7 +149,9 @@ __all__ = [
     "replica_cameras",
     "restarts",
     "ring_bytes",
+    "rings_short",
     "serve_metrics",
+    "show_resources",
     "spans",
     "stage_seconds",
     "stream_gaps",

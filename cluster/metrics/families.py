@@ -96,7 +96,9 @@ alerts_unwritten = Gauge(
     "sightline_alerts_unwritten", "Alerts that the disk does not take: they are in memory only.", registry=REGISTRY
 )
 alerts_lost = Counter(
-    "sightline_alerts_lost", "Alerts that were neither written nor delivered when memory was full.", registry=REGISTRY
+    "sightline_alerts_lost",
+    "Alerts that no sink got: neither written nor delivered when memory was full, or older than alerts.retention.",
+    registry=REGISTRY,
 )
 alerts_trimmed = Counter(
     "sightline_alerts_trimmed", "Delivered alerts forgotten early to make room for newer ones.", registry=REGISTRY
@@ -111,6 +113,11 @@ footage_bytes = Gauge("sightline_footage_bytes", "Bytes of snapshots and clips o
 ring_bytes = Gauge(
     "sightline_ring_bytes",
     "Encoded packets that a decoder process holds so that clips can begin before their incident.",
+    registry=REGISTRY,
+)
+rings_short = Gauge(
+    "sightline_rings_short",
+    "Cameras of a decoder process whose packets do not reach back as far as their clips should begin.",
     registry=REGISTRY,
 )
 restarts = Counter(
@@ -224,6 +231,69 @@ http_readers = Gauge("sightline_http_readers", "Browsers that follow live events
 http_events_missed = Counter(
     "sightline_http_events_missed",
     "Live events dropped because a browser did not read them in time.",
+    registry=REGISTRY,
+)
+node_tier_requests = Counter(
+    "sightline_node_tier_requests",
+    "Calls to a node's tier: ok, refused (too much to do, too large), invalid, late, left (the caller went), failed.",
+    ["method", "result"],
+    registry=REGISTRY,
+)
+node_tier_seconds = Histogram(
+    "sightline_node_tier_request_seconds",
+    "Seconds that a node's tier worked on a call, the time in which its caller read or wrote a stream included.",
+    ["method"],
+    buckets=(0.001, 0.005, 0.025, 0.1, 0.25, 0.5, 1, 2, 5, 30),
+    registry=REGISTRY,
+)
+node_tier_blocks = Counter(
+    "sightline_node_tier_blocks",
+    "Blocks that a node's tier was asked for, by what it said: hit, miss, pending (on its way), retry (not now).",
+    ["method", "outcome"],
+    registry=REGISTRY,
+)
+node_tier_moved_bytes = Counter(
+    "sightline_node_tier_moved_bytes",
+    "Bytes of blocks, as they travel, into and out of a node's tier.",
+    ["direction"],
+    registry=REGISTRY,
+)
+camera_resources = Gauge(
+    "sightline_camera_resources",
+    "Camera resources of Kubernetes: accepted, conflict (another manager's), invalid, no_room, waiting (for a pass).",
+    ["state"],
+    registry=REGISTRY,
+)
+reconciler_pass_seconds = Histogram(
+    "sightline_reconciler_pass_seconds",
+    "Seconds of comparing all resources with all cameras: done, unavailable (a side does not answer), failed.",
+    ["result"],
+    buckets=(0.01, 0.1, 0.5, 1, 5, 15, 60),
+    registry=REGISTRY,
+)
+reconciler_changes = Counter(
+    "sightline_reconciler_changes",
+    "Cameras that were added, changed or removed for their resources.",
+    ["change"],
+    registry=REGISTRY,
+)
+reconciler_status_writes = Counter(
+    "sightline_reconciler_status_writes",
+    "Statuses of resources: written, conflict (changed meanwhile, read again), gone, failed.",
+    ["result"],
+    registry=REGISTRY,
+)
+reconciler_watch_restarts = Counter(
+    "sightline_reconciler_watch_restarts",
+    "Watches of the resources that began anew: ended (by the server, in time), broken (no connection, or refused), "
+    "expired (410 Gone, listed anew), failed.",
+    ["reason"],
+    registry=REGISTRY,
+)
+reconciler_age = Gauge(
+    "sightline_reconciler_age_seconds",
+    "Seconds since the newest list of the resources, and since the newest word of the API server; +Inf before it.",
+    ["since"],
     registry=REGISTRY,
 )
 ProcessCollector(registry=REGISTRY)

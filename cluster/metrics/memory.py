@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from cluster.memory.tiers.stack import TierStack
 
 _BYTES = {"bytes_in": "in", "bytes_out": "out"}
-_EVENTS = ("hits", "misses", "retries", "stored", "evicted")
+_EVENTS = ("hits", "misses", "retries", "stored", "evicted", "damaged")
 """Shown from the first scrape on, so that a rate has a zero to begin with; others when they happen."""
 
 _PREFETCHED = ("predicted", "used", "late", "wasted", "missed", "expired")

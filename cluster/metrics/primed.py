@@ -9,6 +9,7 @@ from cluster.metrics.families import (
     alert_deliveries,
     ask_seconds,
     asks,
+    clips,
     frames_dropped,
     http_dropped,
     http_replies,
@@ -17,15 +18,24 @@ from cluster.metrics.families import (
     ingest_dropped,
     ladder_steps,
     log_records,
+    node_tier_blocks,
+    node_tier_moved_bytes,
+    node_tier_requests,
+    node_tier_seconds,
     queue_depth,
+    reconciler_changes,
+    reconciler_pass_seconds,
+    reconciler_status_writes,
+    reconciler_watch_restarts,
     restarts,
     spans,
     stage_seconds,
     tokens,
     windows,
 )
+from cluster.metrics.reconciler import WATCH_ENDS, show_resources
 
-Role = Literal["controller", "decoder", "replica", "gateway", "alerting", "tier"]
+Role = Literal["controller", "decoder", "replica", "gateway", "alerting", "tier", "reconciler"]
 
 
 def prime(role: Role, sinks: Sequence[str] = ()) -> None:
@@ -72,6 +82,28 @@ def prime(role: Role, sinks: Sequence[str] = ()) -> None:
             incidents_open.labels(kind)
             for event in ("new", "update", "end"):
                 incident_events.labels(kind, event)
+        for made in ("whole", "part", "none"):
+            clips.labels(made)
         for sink in sinks:
             for outcome in ("delivered", "failed", "dead"):
                 alert_deliveries.labels(sink, outcome)
+    elif role == "tier":
+        for method in ("lookup", "store", "load", "drop", "put_manifest", "get_manifest", "usage"):
+            node_tier_seconds.labels(method)
+            for result in ("ok", "refused", "invalid", "late", "left", "failed"):
+                node_tier_requests.labels(method, result)
+        for method in ("lookup", "store", "load"):
+            for outcome in ("hit", "miss", "pending", "retry"):
+                node_tier_blocks.labels(method, outcome)
+        for direction in ("in", "out"):
+            node_tier_moved_bytes.labels(direction)
+    elif role == "reconciler":
+        show_resources(())
+        for change in ("added", "changed", "removed"):
+            reconciler_changes.labels(change)
+        for result in ("done", "unavailable", "failed"):
+            reconciler_pass_seconds.labels(result)
+        for result in ("written", "conflict", "gone", "failed"):
+            reconciler_status_writes.labels(result)
+        for why in WATCH_ENDS:
+            reconciler_watch_restarts.labels(why)

@@ -7,10 +7,7 @@ import contextlib
 import logging
 import random
 import threading
-from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Literal
 
 import grpc.aio
 from sightline.v1 import frames_pb2, frames_pb2_grpc
@@ -19,93 +16,11 @@ from cluster.codec.supervisor import Backoff
 from cluster.rpc.calls import Call, CallEndedError, finish, write
 from cluster.rpc.channel import open_channel
 from cluster.rpc.convert import frame_to_proto, spec_to_json
+from cluster.rpc.frame_lanes import NO_WINDOWS, Lane, LaneStatus, Link, LostStream, Move
 from cluster.rpc.tls import PeerTls
 from cluster.types import FrameSample, StreamSpec
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class LostStream:
-    """A camera whose window at the replica is gone, or whose replica cannot be reached.
-
-    ``frames``: how many of its frames were under way or waiting and are lost. ``refused``: the replica is there and did
-    not take the camera (``open``) or one of its frames (``frame``). ``settled``: the camera was to be handed over to
-    another replica, the old one had settled so many windows, and the window in the making is lost; frames go on at the
-    other with a fresh one, which has been sent or held already.
-    """
-
-    camera: str
-    address: str
-    frames: int
-    reason: str
-    refused: Literal["", "open", "frame"] = ""
-    settled: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class LaneStatus:
-    """One camera's way to its replica. ``dropped``: the replica was slow; ``lost``: the connection broke."""
-
-    address: str
-    connected: bool
-    queued: int
-    in_flight: int
-    sent: int
-    dropped: int
-    lost: int
-    windows_done: int
-    windows_gated: int
-    windows_dropped: int
-
-
-@dataclass(slots=True)
-class _Move:
-    """A camera on its way to ``target``. Frames from its fresh one on are ``held`` until the old replica has let go.
-
-    ``fresh``: that frame has come; ``leaving``: nothing more goes to the old replica, which has been ``told``;
-    ``done``: it has ``closed`` the camera and perhaps ``saved`` its window, or is gone.
-    """
-
-    target: str
-    held: deque[frames_pb2.Frame] = field(default_factory=deque)
-    fresh: asyncio.Event = field(default_factory=asyncio.Event)
-    done: asyncio.Event = field(default_factory=asyncio.Event)
-    leaving: bool = False
-    told: bool = False
-    closed: bool = False
-    saved: bool = False
-
-
-@dataclass(slots=True)
-class _Lane:
-    spec: StreamSpec
-    address: str
-    queue: deque[frames_pb2.Frame] = field(default_factory=deque)
-    in_flight: deque[int] = field(default_factory=deque)
-    credit: int = 0
-    opened: bool = False
-    wants_fresh: bool = True
-    closing: frames_pb2.StreamClose | None = None
-    sent: int = 0
-    dropped: int = 0
-    lost: int = 0
-    windows: tuple[int, int, int] = (0, 0, 0)
-    # At replicas that have handed it over.
-    before: tuple[int, int, int] = (0, 0, 0)
-    move: _Move | None = None
-
-
-@dataclass(slots=True)
-class _Link:
-    """One replica: which lanes may have something to send, and messages of lanes that have left."""
-
-    address: str
-    ready: deque[str] = field(default_factory=deque)
-    farewells: deque[frames_pb2.StreamClose] = field(default_factory=deque)
-    work: asyncio.Event = field(default_factory=asyncio.Event)
-    woken: bool = False
-    connected: bool = False
 
 
 class FrameSender:
@@ -141,8 +56,8 @@ class FrameSender:
         self._connect_s = connect_s
         self._fresh_s, self._hand_over_s = fresh_s, hand_over_s
         self._lock = threading.Condition()
-        self._lanes: dict[str, _Lane] = {}
-        self._links: dict[str, _Link] = {}
+        self._lanes: dict[str, Lane] = {}
+        self._links: dict[str, Link] = {}
         self._stopped = False
         self._left = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -165,17 +80,17 @@ class FrameSender:
                 lane.spec, lane.move.target = spec, address
                 return True
             if hand_over and lane is not None and lane.closing is None and self._can_move(lane, address):
-                lane.spec, lane.move = spec, _Move(address)
+                lane.spec, lane.move = spec, Move(address)
                 self._loop.call_soon_threadsafe(self._begin_move, camera, lane, lane.move)
                 return True
             if lane is None or lane.closing is not None:
-                self._lanes[camera] = _Lane(spec, address)
+                self._lanes[camera] = Lane(spec, address)
             elif lane.address != address:
                 if old := self._links.get(lane.address):
                     old.farewells.append(frames_pb2.StreamClose(camera=camera))
                     self._wake(old)
-                self._reset(lane, count_lost=True)
-                lane.spec, lane.address, lane.windows, lane.before = spec, address, (0, 0, 0), (0, 0, 0)
+                lane.reset()
+                lane.spec, lane.address, lane.windows, lane.before = spec, address, NO_WINDOWS, NO_WINDOWS
             elif lane.spec != spec:
                 lane.spec, lane.opened = spec, False
             self._ready(camera, self._link(address))
@@ -192,29 +107,21 @@ class FrameSender:
                 return False
             if wait_s > 0.0:
                 self._lock.wait_for(lambda: len(lane.queue) < self._max_queue or self._stopped, wait_s)
-            if not self._wants(lane, sample):
+            if not lane.wants(sample):
                 lane.dropped += 1
                 return False
         # The copy is made outside of the lock, by the camera's own thread, which is the only one to send for it.
         message = frame_to_proto(sample)
         with self._lock:
-            held = lane.move is not None and bool(sample.fresh or lane.move.held)
-            queue = lane.move.held if lane.move is not None and held else lane.queue
-            if len(queue) >= self._max_queue:
-                lane.dropped += len(queue)
-                queue.clear()
-                lane.wants_fresh = True
-            if not self._wants(lane, sample) or self._stopped:
+            if self._stopped:
                 lane.dropped += 1
                 return False
-            lane.wants_fresh = False
-            queue.append(message)
-            if lane.move is not None and held:
+            taken = lane.take(sample, message, self._max_queue)
+            if taken == "held" and lane.move is not None:
                 self._loop.call_soon_threadsafe(lane.move.fresh.set)
-                return True
-            if link := self._links.get(lane.address):
+            elif taken == "queued" and (link := self._links.get(lane.address)):
                 self._ready(sample.stream, link)
-            return True
+            return taken != "dropped"
 
     def close(self, camera: str, *, flush: bool = False) -> None:
         """The camera goes; ``flush``: after what is queued, and its last window is answered."""
@@ -240,16 +147,7 @@ class FrameSender:
             if lane is None:
                 return None
             link = self._links.get(lane.address)
-            return LaneStatus(
-                lane.address,
-                link is not None and link.connected,
-                len(lane.queue),
-                len(lane.in_flight),
-                lane.sent,
-                lane.dropped,
-                lane.lost,
-                *(now + before for now, before in zip(lane.windows, lane.before, strict=True)),
-            )
+            return lane.status(connected=link is not None and link.connected)
 
     # -- the event loop -------------------------------------------------------------------------
     async def stop(self, flush_s: float = 2.0) -> None:
@@ -269,18 +167,18 @@ class FrameSender:
         if self._tasks:
             await asyncio.wait(self._tasks)
 
-    def _start(self, link: _Link) -> None:
+    def _start(self, link: Link) -> None:
         if not self._stopped:
             task = self._loop.create_task(self._run(link), name=f"frames to {link.address}")
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
-    def _begin_move(self, camera: str, lane: _Lane, move: _Move) -> None:
+    def _begin_move(self, camera: str, lane: Lane, move: Move) -> None:
         task = self._loop.create_task(self._move(camera, lane, move), name=f"{camera} moves to {move.target}")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _move(self, camera: str, lane: _Lane, move: _Move) -> None:
+    async def _move(self, camera: str, lane: Lane, move: Move) -> None:
         """Let the old replica go, wait until it has, and go on at the new one."""
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(move.fresh.wait(), self._fresh_s)
@@ -293,24 +191,20 @@ class FrameSender:
         with self._lock:
             if self._lanes.get(camera) is not lane:
                 return
-            old, settled = lane.address, sum(lane.before) + sum(lane.windows)
-            frames = self._reset(lane, count_lost=True)
+            old, settled = lane.address, sum(lane.settled)
+            frames = lane.reset()
             if link := self._links.get(old):
                 if not move.closed:
                     link.farewells.append(frames_pb2.StreamClose(camera=camera))
                 self._wake(link)
-            total = tuple(now + before for now, before in zip(lane.windows, lane.before, strict=True))
-            lane.before = (total[0], total[1], total[2]) if move.saved else (0, 0, 0)
-            lane.windows = (0, 0, 0)
-            lane.address, lane.queue, lane.move = move.target, move.held, None
-            lane.wants_fresh = not lane.queue
+            lane.arrive(move)
             self._ready(camera, self._link(lane.address))
             self._lock.notify_all()
         if not move.saved:
             reason = "the replica could not hand its window over" if move.closed else "the replica did not let it go"
             self._on_lost([LostStream(camera, old, frames, reason, settled=settled)])
 
-    async def _run(self, link: _Link) -> None:
+    async def _run(self, link: Link) -> None:
         """Connect, send, and again after every break, as long as a camera is assigned to this replica."""
         attempt = 0
         told = False
@@ -336,7 +230,7 @@ class FrameSender:
             link.connected = False
             await asyncio.sleep(self._backoff.delay_s(attempt, random.random()))
 
-    def _in_use(self, link: _Link) -> bool:
+    def _in_use(self, link: Link) -> bool:
         """Whether anything is left to do here; if not the link is forgotten."""
         with self._lock:
             if self._links.get(link.address) is not link:
@@ -348,7 +242,7 @@ class FrameSender:
             del self._links[link.address]
             return False
 
-    def _break(self, link: _Link, reason: str) -> None:
+    def _break(self, link: Link, reason: str) -> None:
         lost: list[LostStream] = []
         with self._lock:
             link.farewells.clear()
@@ -359,7 +253,7 @@ class FrameSender:
                     lane.move.done.set()
                     continue
                 # What waits for a replica that was never reached can still be sent.
-                frames = self._reset(lane, count_lost=True) if link.connected else 0
+                frames = lane.reset() if link.connected else 0
                 lost.append(LostStream(camera, link.address, frames, reason))
                 if lane.closing is not None and link.connected:
                     del self._lanes[camera]
@@ -370,7 +264,7 @@ class FrameSender:
         if lost:
             self._on_lost(lost)
 
-    async def _exchange(self, link: _Link, call: Call) -> None:
+    async def _exchange(self, link: Link, call: Call) -> None:
         try:
             async with asyncio.timeout(self._connect_s):
                 await call.wait_for_connection()
@@ -389,11 +283,12 @@ class FrameSender:
         finally:
             call.cancel()
 
-    async def _read(self, link: _Link, call: Call) -> None:
+    async def _read(self, link: Link, call: Call) -> None:
         while (ack := await call.read()) is not grpc.aio.EOF:
-            self._acknowledge(link, ack)
+            for each in (ack, *ack.more):
+                self._acknowledge(link, each)
 
-    async def _write(self, link: _Link, call: Call) -> bool:
+    async def _write(self, link: Link, call: Call) -> bool:
         """True: nothing is left for this replica."""
         try:
             while True:
@@ -408,7 +303,7 @@ class FrameSender:
             await finish(call)
             return False
 
-    def _next(self, link: _Link) -> frames_pb2.FrameMessage | None:
+    def _next(self, link: Link) -> frames_pb2.FrameMessage | None:
         """The next message, cameras in turn."""
         with self._lock:
             if link.farewells:
@@ -440,66 +335,36 @@ class FrameSender:
                     return frames_pb2.FrameMessage(close=lane.closing)
             return None
 
-    def _acknowledge(self, link: _Link, ack: frames_pb2.FrameAck) -> None:
-        lost: list[LostStream] = []
+    def _acknowledge(self, link: Link, ack: frames_pb2.FrameAck) -> None:
         with self._lock:
             lane = self._lanes.get(ack.camera)
             if lane is None or lane.address != link.address:
                 return
-            if not ack.opened and ack.index in lane.in_flight:
-                while lane.in_flight.popleft() != ack.index:
-                    pass
-            lane.credit = ack.credit
-            lane.windows = (ack.windows_done, ack.windows_gated, ack.windows_dropped)
-            if ack.closed and lane.move is not None:
-                lane.move.closed, lane.move.saved = True, ack.saved
-                lane.move.done.set()
-            if ack.refused:
-                frames = len(lane.queue) + (0 if ack.opened else 1)
-                lane.lost += frames
-                lane.queue.clear()
-                lane.wants_fresh = True
-                refused: Literal["open", "frame"] = "open" if ack.opened else "frame"
-                lost.append(LostStream(ack.camera, link.address, frames, ack.refused, refused))
+            refused = lane.acknowledge(ack)
             self._ready(ack.camera, link)
             self._lock.notify_all()
-        if lost:
-            self._on_lost(lost)
+        if refused is not None:
+            self._on_lost([refused])
 
     # -- under the lock -------------------------------------------------------------------------
-    def _can_move(self, lane: _Lane, address: str) -> bool:
+    def _can_move(self, lane: Lane, address: str) -> bool:
         """Whether a camera has something at its old replica that can be asked to hand it over."""
         link = self._links.get(lane.address)
         return lane.address != address and lane.sent > 0 and link is not None and link.connected
 
-    def _link(self, address: str) -> _Link:
+    def _link(self, address: str) -> Link:
         link = self._links.get(address)
         if link is None:
-            link = self._links[address] = _Link(address)
+            link = self._links[address] = Link(address)
             self._loop.call_soon_threadsafe(self._start, link)
         return link
 
-    @staticmethod
-    def _wants(lane: _Lane, sample: FrameSample) -> bool:
-        """Whether a frame can be used: after a loss, and once the old replica was told to let go, a fresh one first."""
-        left = lane.move is not None and lane.move.leaving and not lane.move.held
-        return sample.fresh or not (lane.wants_fresh or left)
-
-    def _reset(self, lane: _Lane, *, count_lost: bool) -> int:
-        """Forget what is queued and under way; returns how many frames that were."""
-        frames = len(lane.queue) + len(lane.in_flight)
-        lane.lost += frames if count_lost else 0
-        lane.queue.clear()
-        lane.in_flight.clear()
-        lane.credit, lane.opened, lane.wants_fresh = 0, False, True
-        return frames
-
-    def _ready(self, camera: str, link: _Link) -> None:
+    def _ready(self, camera: str, link: Link) -> None:
         if camera not in link.ready:
             link.ready.append(camera)
         self._wake(link)
 
-    def _wake(self, link: _Link) -> None:
+    def _wake(self, link: Link) -> None:
         if not link.woken and not self._loop.is_closed():
             link.woken = True
             self._loop.call_soon_threadsafe(link.work.set)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections import deque
@@ -97,16 +98,21 @@ def _sentence(error: Exception) -> str:
 
 
 class FramesServicer(frames_pb2_grpc.FramesServicer):
-    """Memory: at most ``credit`` frames of a camera wait here; a decoder that sends more is cut off."""
+    """Memory: at most ``credit`` frames of a camera wait here; a decoder that sends more is cut off.
 
-    def __init__(self, handler: FrameHandler, *, credit: int = 64) -> None:
+    ``gather_s``: a camera's acknowledgement waits so long for those of others, to go with them in one message: each of
+    its own would cost as much as a frame. Refusals, and cameras that send faster than that, do not wait.
+    """
+
+    def __init__(self, handler: FrameHandler, *, credit: int = 64, gather_s: float = 0.1) -> None:
         self._handler = handler
         self._credit = credit
+        self._gather_s = gather_s
         self._owners: dict[str, _Connection] = {}
 
     async def Send(self, request_iterator: object, context: Context) -> None:  # noqa: ARG002, N802
         """See protos/sightline/v1/frames.proto."""
-        connection = _Connection(self._handler, self._credit, self._owners)
+        connection = _Connection(self._handler, self._credit, self._owners, self._gather_s)
         try:
             # The decoder takes it as the sign that it is connected.
             await context.send_initial_metadata(())
@@ -120,13 +126,15 @@ class FramesServicer(frames_pb2_grpc.FramesServicer):
 class _Connection:
     """One decoder's stream."""
 
-    def __init__(self, handler: FrameHandler, credit: int, owners: dict[str, _Connection]) -> None:
+    def __init__(self, handler: FrameHandler, credit: int, owners: dict[str, _Connection], gather_s: float) -> None:
         self._handler = handler
         self._credit = credit
         self._owners = owners
         self._lanes: dict[str, _Lane] = {}
         self._acks: dict[str, frames_pb2.FrameAck] = {}
         self._ack_ready = asyncio.Event()
+        self._gather_s = gather_s
+        self._urgent = asyncio.Event()
 
     async def serve(self, context: Context) -> None:
         acks = asyncio.create_task(self._write_acks(context))
@@ -137,6 +145,8 @@ class _Connection:
         finally:
             acks.cancel()
             await asyncio.wait({acks})
+        if self._acks:
+            await context.write(self._gathered())
 
     async def _drain(self) -> None:
         """The decoder has ended the stream itself: what it sent before is still taken."""
@@ -227,7 +237,14 @@ class _Connection:
                 if mine:
                     del self._owners[camera]
                 if item.hand_over:
-                    self._acks[camera] = await self._hand_over(camera, mine=mine)
+                    # What was acknowledged before must not be lost with this replica.
+                    self._urgent.set()
+                    handed = await self._hand_over(camera, mine=mine)
+                    before = self._acks.get(camera)
+                    if before is not None and not before.opened:
+                        handed.index, handed.opened, handed.refused = before.index, False, before.refused
+                    self._acks[camera] = handed
+                    self._urgent.set()
                     self._ack_ready.set()
                 elif mine:
                     await self._leave(camera, item.flush)
@@ -297,6 +314,8 @@ class _Connection:
             opened=opened,
             refused=refused or (before.refused if before is not None else ""),
         )
+        if opened or refused or before is not None or 2 * (self._lanes[camera].frames + 1) >= self._credit:
+            self._urgent.set()
         self._ack_ready.set()
 
     async def _write_acks(self, context: Context) -> None:
@@ -304,5 +323,15 @@ class _Connection:
             while not self._acks:
                 self._ack_ready.clear()
                 await self._ack_ready.wait()
-            camera = next(iter(self._acks))
-            await context.write(self._acks.pop(camera))
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._gather_s):
+                    await self._urgent.wait()
+            self._urgent.clear()
+            await context.write(self._gathered())
+
+    def _gathered(self) -> frames_pb2.FrameAck:
+        """All that wait, in one message."""
+        first, *others = self._acks.values()
+        self._acks = {}
+        first.more.extend(others)
+        return first

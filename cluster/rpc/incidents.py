@@ -11,7 +11,7 @@ import grpc
 import grpc.aio
 from sightline.v1 import incidents_pb2, incidents_pb2_grpc
 
-from cluster.alerts.incident import AlertEvent
+from cluster.alerts.incident import AlertEvent, unknown_incident
 from cluster.alerts.service import AlertService
 from cluster.errors import ConfigError, SightlineError, UnavailableError
 from cluster.rpc.channel import ChannelPool
@@ -22,7 +22,7 @@ from cluster.rpc.incidents_wire import (
     mutes_to_proto,
     outbox_to_proto,
 )
-from cluster.rpc.status import RefusedError, abort, is_ours
+from cluster.rpc.status import RefusedError, abort, as_refused, is_ours
 from cluster.security.access import ANYBODY, current
 from cluster.security.roles import Role
 
@@ -91,16 +91,21 @@ class IncidentsServicer(incidents_pb2_grpc.IncidentsServicer):
         async with _explained(context):
             wanted = set(request.cameras)
             with self._service.follow() as follower:
+                # At one moment with it: an incident that opens from here on is told as what it is, new.
+                opened = self._service.opened() if request.open else []
                 await context.send_initial_metadata(())
-                for incident in self._service.opened() if request.open else ():
+                for incident in opened:
                     if not wanted or incident.camera in wanted:
                         event = AlertEvent(
                             f"{incident.id}-open", "update", incident.updated_s, incident, incident.muted
                         )
                         await context.write(event_to_proto(event))
+                told = {incident.id: incident.events for incident in opened}
                 lost = 0
                 async for event, missed in follower:
                     lost += missed
+                    if _is_told(event, told.get(event.incident.id, 0)):
+                        continue
                     if not wanted or event.incident.camera in wanted:
                         await context.write(event_to_proto(event, lost))
                         lost = 0
@@ -185,8 +190,11 @@ class IncidentsProxy(incidents_pb2_grpc.IncidentsServicer):
             try:
                 await call.initial_metadata()
                 await context.send_initial_metadata(())
+                lost = 0
                 async for event in call:
+                    lost += event.missed
                     if sees(event.incident.camera):
+                        event.missed, lost = lost, 0
                         await context.write(event)
             finally:
                 call.cancel()
@@ -213,7 +221,9 @@ class IncidentsProxy(incidents_pb2_grpc.IncidentsServicer):
         detail: incidents_pb2.IncidentDetail = await stub.Get(
             incidents_pb2.GetIncidentRequest(id=incident_id), timeout=self._call_s
         )
-        current().require(role, [detail.incident.camera])
+        current().require(role)
+        if not current().sees(detail.incident.camera):
+            raise as_refused(unknown_incident(incident_id))
         return detail
 
     @staticmethod
@@ -242,6 +252,11 @@ async def _explained(context: Context) -> AsyncIterator[None]:
         yield
     except (SightlineError, ValueError) as error:
         await abort(context, error)
+
+
+def _is_told(event: AlertEvent, events: int) -> bool:
+    """Whether an incident that was told had all that this event says: it had had ``events`` of them by then."""
+    return event.incident.events < events or (event.incident.events == events and event.cause != "clip")
 
 
 def _as_told(error: grpc.aio.AioRpcError) -> SightlineError:

@@ -9,7 +9,7 @@ from sightline.v1 import incidents_pb2
 
 from cluster.alerts.changes import Delivery, DeliveryState
 from cluster.alerts.dispatcher import LaneStatus
-from cluster.alerts.incident import AlertEvent, ClipState, EventKind, Incident, Kind, Mute, Severity
+from cluster.alerts.incident import AlertEvent, ClipState, EventCause, EventKind, Incident, Kind, Mute, Severity
 from cluster.alerts.service import Detail, Outbox
 
 _FIELDS = (
@@ -78,13 +78,14 @@ def event_to_proto(event: AlertEvent, missed: int = 0) -> incidents_pb2.Incident
         incident=incident_to_proto(event.incident),
         missed=missed,
         quiet=event.quiet,
+        cause=event.cause,
     )
 
 
 def event_from_proto(message: incidents_pb2.IncidentEvent) -> AlertEvent:
     """The inverse of :func:`event_to_proto`."""
-    incident = incident_from_proto(message.incident)
-    return AlertEvent(message.key, cast(EventKind, message.event), message.at_s, incident, message.quiet)
+    kind, cause = cast(EventKind, message.event), cast(EventCause, message.cause)
+    return AlertEvent(message.key, kind, message.at_s, incident_from_proto(message.incident), message.quiet, cause)
 
 
 def delivery_to_proto(delivery: Delivery) -> incidents_pb2.Delivery:

@@ -39,6 +39,7 @@ Sinks = Callable[[str], Awaitable[PacketSink]]
 class _Connection:
     session: str
     evicted: asyncio.Event = field(default_factory=asyncio.Event)
+    pressing: asyncio.Event = field(default_factory=asyncio.Event)
     closed: asyncio.Event = field(default_factory=asyncio.Event)
 
 
@@ -51,6 +52,10 @@ class IngestServicer(ingest_pb2_grpc.IngestServicer):
         open_s: seconds a new connection has for its ``open``.
         reply_s: seconds a pusher may leave a reply unread before it counts as one that never reads.
         reply_interval_s: replies are merged to at most one per interval.
+        idle_reply_s: and to one per so long while a pusher has credit enough (:attr:`Ledger.pressing`): a reply costs
+            as much as a message of packets. What was not told yet comes again when the pusher loses its connection:
+            harmless before a decoder that lives and knows the session, but 0 between gateway and decoder, since video
+            that a dead decoder had sent on must not go to the next one.
     """
 
     def __init__(
@@ -61,12 +66,14 @@ class IngestServicer(ingest_pb2_grpc.IngestServicer):
         open_s: float = 10.0,
         reply_s: float = 10.0,
         reply_interval_s: float = 0.01,
+        idle_reply_s: float = 0.0,
     ) -> None:
         self._sinks = sinks
         self._max_packet_bytes = max_packet_bytes
         self._open_s = open_s
         self._reply_s = reply_s
         self._reply_interval_s = reply_interval_s
+        self._idle_reply_s = idle_reply_s
         self._connections: dict[str, _Connection] = {}
 
     @property
@@ -127,8 +134,8 @@ class IngestServicer(ingest_pb2_grpc.IngestServicer):
     async def _relay(
         self, context: Context, replies: _Replies, sink: PacketSink, ledger: Ledger, connection: _Connection
     ) -> None:
-        reads = asyncio.create_task(self._read(context, sink, ledger))
-        tells = asyncio.create_task(self._tell(replies, sink, ledger))
+        reads = asyncio.create_task(self._read(context, sink, ledger, connection))
+        tells = asyncio.create_task(self._tell(replies, sink, ledger, connection))
         evicted = asyncio.create_task(connection.evicted.wait())
         tasks = {reads, tells, evicted}
         try:
@@ -137,6 +144,8 @@ class IngestServicer(ingest_pb2_grpc.IngestServicer):
             for task in tasks:
                 task.cancel()
             await asyncio.wait(tasks)
+        if reads in done:
+            await self._last_word(replies, sink, ledger)
         for task in (reads, tells):
             if task in done:
                 task.result()
@@ -145,12 +154,14 @@ class IngestServicer(ingest_pb2_grpc.IngestServicer):
         if reads in done and reads.result():
             await replies.send(await sink.end(), ledger)
 
-    async def _read(self, context: Context, sink: PacketSink, ledger: Ledger) -> bool:
+    async def _read(self, context: Context, sink: PacketSink, ledger: Ledger, connection: _Connection) -> bool:
         """Until the pusher says ``end`` (True) or just leaves (False)."""
         while (request := await context.read()) is not grpc.aio.EOF:
             kind = request.WhichOneof("message")
             if kind == "packets":
                 if batch := ledger.admit(request.packets):
+                    if ledger.pressing:
+                        connection.pressing.set()
                     await sink.offer(batch)
             elif kind == "end":
                 return True
@@ -158,10 +169,24 @@ class IngestServicer(ingest_pb2_grpc.IngestServicer):
                 raise ValueError(f"after `open` a push takes `packets` and `end`, not {kind or 'an empty message'!r}")
         return False
 
-    async def _tell(self, replies: _Replies, sink: PacketSink, ledger: Ledger) -> None:
+    async def _last_word(self, replies: _Replies, sink: PacketSink, ledger: Ledger) -> None:
+        """What was taken over and not told yet: a pusher that goes on elsewhere must not send it there once more."""
+        if replies.under_way:
+            return
+        with contextlib.suppress(SightlineError, TimeoutError):
+            async with asyncio.timeout(0):
+                progress = await sink.progress()
+            await replies.send(progress, ledger)
+
+    async def _tell(self, replies: _Replies, sink: PacketSink, ledger: Ledger, connection: _Connection) -> None:
         while True:
             await replies.send(await sink.progress(), ledger)
             await asyncio.sleep(self._reply_interval_s)
+            if self._idle_reply_s and not ledger.pressing:
+                connection.pressing.clear()
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(self._idle_reply_s):
+                        await connection.pressing.wait()
 
 
 class _Replies:
@@ -191,9 +216,14 @@ class _Replies:
         if not self._pending.done():
             raise CapacityError(f"the agent has not read its replies for {self._reply_s:g} s; read them to get credit")
 
+    @property
+    def under_way(self) -> bool:
+        """A reply is being written."""
+        return self._pending is not None and not self._pending.done()
+
     async def drained(self) -> None:
         """Wait until nothing is pending: core takes no status beside an unfinished write."""
-        if self._pending is not None and not self._pending.done():
+        if self._pending is not None and self.under_way:
             await asyncio.wait({self._pending})
 
     async def _write(self, reply: ingest_pb2.PushReply) -> None:

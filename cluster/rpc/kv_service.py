@@ -13,6 +13,7 @@ from typing import Protocol, TypeAlias, TypeVar
 import grpc.aio
 from sightline.v1 import kv_pb2, kv_pb2_grpc
 
+from cluster import metrics
 from cluster.errors import CapacityError
 from cluster.memory.tiers.base import Block, BlockKey, Loaded, Outcome, Tier
 from cluster.memory.tiers.codec import Fault, check_storage, encode_block, open_block
@@ -21,15 +22,26 @@ from cluster.rpc.kv_wire import (
     MAX_KV_MESSAGE_BYTES,
     batches,
     key_from_proto,
+    outcome_from_proto,
     outcome_to_proto,
     runs,
 )
-from cluster.rpc.status import abort
+from cluster.rpc.status import abort, code_of
 
 T = TypeVar("T")
 Context: TypeAlias = grpc.aio.ServicerContext
 
 _RUN = 64
+
+_RESULTS: dict[grpc.StatusCode, metrics.NodeTierResult] = {
+    grpc.StatusCode.RESOURCE_EXHAUSTED: "refused",
+    grpc.StatusCode.INVALID_ARGUMENT: "invalid",
+    grpc.StatusCode.DEADLINE_EXCEEDED: "late",
+}
+
+_NEARLY_S = 0.1
+"""A caller that leaves when no more than this is left of its deadline was not answered in time: it counts from when it
+asked, and this side from when it was asked."""
 
 
 class _Sized(Protocol):
@@ -76,13 +88,19 @@ class KVServicer(kv_pb2_grpc.KVServicer):
         """Take no more work; what runs ends by itself."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
+    def counted(self) -> dict[str, int]:
+        """``counts`` as they are now; from any thread."""
+        with self._lock:
+            return dict(self.counts)
+
     async def Lookup(self, request: kv_pb2.LookupRequest, context: Context) -> kv_pb2.LookupReply:  # noqa: N802
         """See protos/sightline/v1/kv.proto."""
-        async with self._answering(request, context):
+        async with self._answering("lookup", request, context) as call:
             keys = [key_from_proto(key) for key in request.keys]
             outcomes = [Outcome.MISS] * len(keys)
             if self._is_ours(request.fingerprint, len(keys)):
                 outcomes = await self._on_tier(lambda: self._tier.lookup(keys))
+            call.told(outcomes)
             return kv_pb2.LookupReply(outcomes=map(outcome_to_proto, outcomes))
 
     async def Store(  # noqa: N802
@@ -90,27 +108,33 @@ class KVServicer(kv_pb2_grpc.KVServicer):
     ) -> kv_pb2.StoreReply:
         """See protos/sightline/v1/kv.proto."""
         reply = kv_pb2.StoreReply()
-        async with self._answering(None, context):
+        async with self._answering("store", None, context) as call:
             async for request in request_iterator:
                 self._check_size(request)
-                reply.outcomes.extend(map(outcome_to_proto, await self._on_tier(self._storing(request))))
+                outcomes = await self._on_tier(self._storing(request))
+                metrics.node_tier_moved_bytes.labels("in").inc(sum(len(stored.data) for stored in request.blocks))
+                call.told(outcomes)
+                reply.outcomes.extend(map(outcome_to_proto, outcomes))
         return reply
 
     async def Load(self, request: kv_pb2.LoadRequest, context: Context) -> None:  # noqa: N802
         """See protos/sightline/v1/kv.proto."""
-        async with self._answering(request, context):
+        async with self._answering("load", request, context) as call:
             keys = [key_from_proto(key) for key in request.keys]
             if not self._is_ours(request.fingerprint, len(keys)):
                 miss = kv_pb2.LoadedBlock(outcome=kv_pb2.KV_OUTCOME_MISS)
+                call.told([Outcome.MISS] * len(keys))
                 await context.write(kv_pb2.LoadReply(blocks=[miss] * len(keys)))
                 return
             for run in runs(keys, _RUN):
                 for reply in await self._on_tier(self._loading(run)):
+                    call.told(outcome_from_proto(block.outcome) for block in reply.blocks)
+                    metrics.node_tier_moved_bytes.labels("out").inc(sum(len(block.data) for block in reply.blocks))
                     await context.write(reply)
 
     async def Drop(self, request: kv_pb2.DropRequest, context: Context) -> kv_pb2.DropReply:  # noqa: N802
         """See protos/sightline/v1/kv.proto."""
-        async with self._answering(request, context):
+        async with self._answering("drop", request, context):
             keys = None if request.all else [key_from_proto(key) for key in request.keys]
             dropped = 0
             if self._is_ours(request.fingerprint, 0):
@@ -121,7 +145,7 @@ class KVServicer(kv_pb2_grpc.KVServicer):
         self, request: kv_pb2.PutManifestRequest, context: Context
     ) -> kv_pb2.PutManifestReply:
         """See protos/sightline/v1/kv.proto."""
-        async with self._answering(request, context):
+        async with self._answering("put_manifest", request, context):
             outcome = Outcome.MISS
             if self._is_ours(request.fingerprint, 1):
                 outcome = await self._on_tier(lambda: self._tier.put_manifest(request.stream, request.manifest))
@@ -131,7 +155,7 @@ class KVServicer(kv_pb2_grpc.KVServicer):
         self, request: kv_pb2.GetManifestRequest, context: Context
     ) -> kv_pb2.GetManifestReply:
         """See protos/sightline/v1/kv.proto."""
-        async with self._answering(request, context):
+        async with self._answering("get_manifest", request, context):
             outcome, manifest = Outcome.MISS, None
             if self._is_ours(request.fingerprint, 1):
                 outcome, manifest = await self._on_tier(lambda: self._tier.manifest(request.stream))
@@ -139,25 +163,39 @@ class KVServicer(kv_pb2_grpc.KVServicer):
 
     async def Usage(self, request: kv_pb2.UsageRequest, context: Context) -> kv_pb2.UsageReply:  # noqa: N802
         """See protos/sightline/v1/kv.proto."""
-        async with self._answering(request, context):
+        async with self._answering("usage", request, context):
             held = 0
             if self._is_ours(request.fingerprint, 0):
                 held = await self._on_tier(lambda: self._tier.nbytes(request.stream or None))
             return kv_pb2.UsageReply(bytes=held)
 
     @asynccontextmanager
-    async def _answering(self, request: _Sized | None, context: Context) -> AsyncIterator[None]:
-        """Ends the call with a status and a sentence when it cannot be answered, or not in time."""
+    async def _answering(
+        self, method: str, request: _Sized | None, context: Context
+    ) -> AsyncIterator[metrics.NodeTierCall]:
+        """Ends the call with a status and a sentence when it cannot be answered, or not in time; counts it either way,
+        before its caller takes that sentence, which may take as long as it likes."""
+        call = metrics.NodeTierCall(method)
         try:
             if request is not None:
                 self._check_size(request)
             async with asyncio.timeout(self._deadline_s) as limit:
-                yield
+                yield call
+        except asyncio.CancelledError:
+            left_s = context.time_remaining()
+            call.ended("left" if left_s is None or left_s > _NEARLY_S else "late")
+            raise
         except TimeoutError as error:
+            call.ended("late")
             late = TimeoutError(f"the tier did not answer within {self._deadline_s:g} s")
             await abort(context, late if limit.expired() else error)
         except Exception as error:
+            # That error says that there is nobody to write to.
+            gone = isinstance(error, grpc.aio.InternalError)
+            call.ended("left" if gone else _RESULTS.get(code_of(error), "failed"))
             await abort(context, error)
+        else:
+            call.ended("ok")
 
     def _check_size(self, request: _Sized) -> None:
         if request.ByteSize() > MAX_KV_MESSAGE_BYTES:

@@ -9,6 +9,9 @@ from sightline.v1 import ingest_pb2
 from cluster.errors import CapacityError
 from cluster.rpc.sinks import PushProgress
 
+UNTOLD_BYTES, SHORT_CREDIT = 256 * 1024, 32
+"""Beyond so many bytes, or with no more credit left than two of an agent's batches, a pusher is told at once."""
+
 
 class Ledger:
     """Checks every batch of one connection against order, size and credit.
@@ -24,6 +27,8 @@ class Ledger:
         self._catching_up = True
         self._received = 0
         self._limit = start.credit
+        self._most = start.credit
+        self._untold = 0
         self._taken = 0
         # (last sequence, packets received so far) of every batch not acknowledged; holes make the two differ.
         self._marks: deque[tuple[int, int]] = deque()
@@ -63,6 +68,7 @@ class Ledger:
                 f"credit of {self._limit - self._taken}; wait for replies before sending on"
             )
         self._received += count
+        self._untold += sum(len(packet.data) for packet in batch.packets)
         self._marks.append((batch.packets[-1].sequence, self._received))
         return batch
 
@@ -71,6 +77,14 @@ class Ledger:
         while self._marks and self._marks[0][0] < progress.next_sequence:
             self._taken = self._marks.popleft()[1]
         self._limit = max(self._limit, self._taken + progress.credit)
+        self._most = max(self._most, progress.credit)
+        self._untold = 0
+
+    @property
+    def pressing(self) -> bool:
+        """Whether the pusher should be told soon what was taken over: half of its credit is used, so that it may come
+        to wait for more, or it holds ``UNTOLD_BYTES`` until then."""
+        return self._limit - self._received <= max(self._most // 2, SHORT_CREDIT) or self._untold >= UNTOLD_BYTES
 
     def _bad_size(self, sequence: int, size: int) -> str:
         if not size:

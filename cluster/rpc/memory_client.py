@@ -10,9 +10,18 @@ from sightline.v1 import memory_pb2, memory_pb2_grpc
 from cluster.errors import UnavailableError
 from cluster.rpc.client import GatewayClient
 from cluster.rpc.credentials import ClientCredentials
-from cluster.rpc.memory_wire import Told, check_camera, check_name, check_question, status_from_proto, told_from_proto
+from cluster.rpc.memory_wire import (
+    ForgottenCamera,
+    Told,
+    check_camera,
+    check_name,
+    check_question,
+    forgotten_from_proto,
+    status_from_proto,
+    told_from_proto,
+)
 from cluster.rpc.status import is_ours
-from cluster.types import Forgotten, MemoryStatus
+from cluster.types import MemoryStatus
 
 
 class MemoryClient(GatewayClient):
@@ -73,11 +82,11 @@ class MemoryClient(GatewayClient):
             call.cancel()
         raise UnavailableError(f"the gateway at {self.address} ended the answer without a result")
 
-    def forget(self, camera: str, before_s: float = 0.0) -> Forgotten:
-        """Forget what was seen more than ``before_s`` seconds before the newest frame; 0 forgets everything."""
+    def forget(self, camera: str, before_s: float = 0.0) -> ForgottenCamera:
+        """Forget what was seen more than ``before_s`` seconds before the newest frame, and what was kept of incidents
+        more than so many seconds ago; 0 forgets everything."""
         request = memory_pb2.ForgetRequest(camera=check_camera(camera), before_s=before_s)
-        reply = self._call(self._memory.Forget, request)
-        return Forgotten(reply.frames, reply.bytes)
+        return forgotten_from_proto(self._call(self._memory.Forget, request))
 
     def memory(self, camera: str) -> MemoryStatus:
         """What the camera remembers."""

@@ -9,7 +9,7 @@ from typing import TypeAlias
 
 import grpc
 import grpc.aio
-from sightline.v1 import memory_pb2, memory_pb2_grpc
+from sightline.v1 import memory_pb2, memory_pb2_grpc, pictures_pb2
 
 from cluster.errors import CapacityError, UnavailableError
 from cluster.rpc.channel import ChannelPool
@@ -20,6 +20,7 @@ Context: TypeAlias = grpc.aio.ServicerContext
 
 Route = Callable[[str], Awaitable[str]]
 """Camera -> ``host:port`` of its replica; raises ``UnavailableError`` while there is none."""
+ForgetKept = Callable[[str, float], Awaitable[pictures_pb2.ForgetFootageReply]]
 
 
 class MemoryProxy(memory_pb2_grpc.MemoryServicer):
@@ -29,8 +30,8 @@ class MemoryProxy(memory_pb2_grpc.MemoryServicer):
         route: where a camera's replica is.
         channels: to replicas.
         max_calls: calls at once; one more is refused with ``CapacityError``.
-        on_forget: told of a camera, and how far back it was not forgotten (0: all was), after its memory is; raises
-            ``SightlineError`` where more should have been forgotten and was not.
+        on_forget: forgets the rest that is kept of a camera (all of it, or with seconds what was kept before), once its
+            memory is forgotten; raises ``SightlineError`` where something may still be there.
         ask_s, call_s: longest that an answer, and any other call, may take, whatever the client allows.
     """
 
@@ -40,7 +41,7 @@ class MemoryProxy(memory_pb2_grpc.MemoryServicer):
         channels: ChannelPool,
         *,
         max_calls: int = 256,
-        on_forget: Callable[[str, float], Awaitable[None]] | None = None,
+        on_forget: ForgetKept | None = None,
         ask_s: float = 300.0,
         call_s: float = 30.0,
     ) -> None:
@@ -65,9 +66,17 @@ class MemoryProxy(memory_pb2_grpc.MemoryServicer):
     ) -> memory_pb2.ForgetResponse:
         """See protos/sightline/v1/memory.proto."""
         async with self._forwarding(request.camera, context, self._call_s) as (replica, limit_s):
-            forgotten: memory_pb2.ForgetResponse = await replica.Forget(request, timeout=limit_s)
+            try:
+                forgotten: memory_pb2.ForgetResponse = await replica.Forget(request, timeout=limit_s)
+            except grpc.aio.AioRpcError as error:
+                # Without a memory there is still what was kept of incidents.
+                if self._on_forget is None or error.code() is not grpc.StatusCode.FAILED_PRECONDITION:
+                    raise
+                forgotten = memory_pb2.ForgetResponse()
             if self._on_forget is not None:
-                await self._on_forget(request.camera, request.before_s)
+                kept = await self._on_forget(request.camera, request.before_s)
+                forgotten.files, forgotten.file_bytes = kept.files, kept.bytes
+                forgotten.incidents, forgotten.alerts = kept.incidents, kept.alerts
             return forgotten
 
     async def Describe(  # noqa: N802

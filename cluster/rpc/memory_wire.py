@@ -166,6 +166,30 @@ def told_from_proto(message: memory_pb2.AskResult, camera: str) -> Told:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class ForgottenCamera:
+    """What is gone of a camera.
+
+    * ``frames``, ``bytes``: of its memory
+    * ``files``, ``file_bytes``: snapshots and clips, and their bytes together with those of packets held for clips
+    * ``incidents``, ``alerts``: records that are gone or lost what they said of before, and what was made of them
+    """
+
+    frames: int
+    bytes: int
+    files: int = 0
+    file_bytes: int = 0
+    incidents: int = 0
+    alerts: int = 0
+
+
+def forgotten_from_proto(message: memory_pb2.ForgetResponse) -> ForgottenCamera:
+    """Off the wire."""
+    return ForgottenCamera(
+        message.frames, message.bytes, message.files, message.file_bytes, message.incidents, message.alerts
+    )
+
+
 def forgotten_to_proto(forgotten: Forgotten) -> memory_pb2.ForgetResponse:
     """Frames that come in meanwhile can make a memory grow while it forgets: that is nothing, not less than nothing."""
     return memory_pb2.ForgetResponse(frames=max(0, forgotten.frames), bytes=max(0, forgotten.bytes))

@@ -12,23 +12,28 @@ import grpc
 import grpc.aio
 from sightline.v1 import pictures_pb2, pictures_pb2_grpc
 
+from cluster.alerts.forgetting import Erased
+from cluster.alerts.incident import unknown_incident
 from cluster.errors import CapacityError, ConfigError, NotReadyError, SightlineError, UnavailableError
 from cluster.footage.collector import FootageCollector
-from cluster.footage.store import KINDS, READ_BYTES, Kind, Stored
+from cluster.footage.store import KINDS, READ_BYTES, Deleted, Kind, Stored
 from cluster.rpc.channel import ChannelPool
-from cluster.rpc.memory_wire import check_camera
-from cluster.rpc.status import RefusedError, abort, is_ours
+from cluster.rpc.memory_wire import check_camera, check_seconds
+from cluster.rpc.status import RefusedError, abort, as_refused, is_ours
 from cluster.security.access import current
-from cluster.security.roles import Role
 
 SERVICE = "sightline.v1.Pictures"
 CALL_S = 10.0
 FILE_S = 300.0
 LONGEST_ID = 64
+CAMERA = "sightline-camera-bin"
+"""In the initial metadata of ``Footage``: whose incident it is, for the gateway, also where there is no file of it."""
 
 Context: TypeAlias = grpc.aio.ServicerContext
 AboutIncident: TypeAlias = Callable[[str], Awaitable[tuple[str, str]]]
 """Incident -> its camera, and what is missing of its footage; raises ``UnknownIncidentError``."""
+EraseRecords: TypeAlias = Callable[[str, float], Awaitable[Erased]]
+"""Camera, and how many seconds ago what may stay was recorded (0: nothing may); raises ``UnavailableError``."""
 
 
 class FootageServicer(pictures_pb2_grpc.PicturesServicer):
@@ -37,17 +42,20 @@ class FootageServicer(pictures_pb2_grpc.PicturesServicer):
     Args:
         collector: keeps the files; None where no clips are kept.
         about: what is known of an incident.
+        erase: erases what is recorded of a camera's incidents.
     """
 
-    def __init__(self, collector: FootageCollector | None, about: AboutIncident) -> None:
+    def __init__(self, collector: FootageCollector | None, about: AboutIncident, erase: EraseRecords) -> None:
         self._collector = collector
         self._about = about
+        self._erase = erase
 
     async def Footage(self, request: pictures_pb2.FootageRequest, context: Context) -> None:  # noqa: N802
         """See the proto."""
         async with _explained(context):
             kind = _kind(request.kind)
             camera, note = await self._about(_incident(request.incident))
+            await context.send_initial_metadata(((CAMERA, camera.encode()),))
             if self._collector is None:
                 raise NotReadyError("no snapshots and clips are kept; see clips.enabled")
             stored = self._collector.store.find(request.incident, kind)
@@ -70,10 +78,17 @@ class FootageServicer(pictures_pb2_grpc.PicturesServicer):
     ) -> pictures_pb2.ForgetFootageReply:
         """See the proto."""
         async with _explained(context):
-            if self._collector is None:
-                return pictures_pb2.ForgetFootageReply()
-            deleted = await self._collector.forget(check_camera(request.camera), max(0.0, request.before_s))
-            return pictures_pb2.ForgetFootageReply(files=deleted.files, bytes=deleted.bytes)
+            camera, before_s = check_camera(request.camera), check_seconds(request.before_s, "before_s") or 0.0
+            # The records first: an incident that ends may still ask for a clip of its end.
+            deleted = Deleted(0, 0)
+            try:
+                erased = await self._erase(camera, before_s)
+            finally:
+                if self._collector is not None:
+                    deleted = await self._collector.forget(camera, before_s)
+            return pictures_pb2.ForgetFootageReply(
+                files=deleted.files, bytes=deleted.bytes, incidents=erased.incidents, alerts=erased.alerts
+            )
 
     async def _read(self, stored: Stored, offset: int, length: int) -> AsyncIterator[bytes]:
         assert self._collector is not None
@@ -125,16 +140,21 @@ class PicturesProxy(pictures_pb2_grpc.PicturesServicer):
         """See the proto."""
         async with self._forwarding(context, self._keeper) as channel:
             call = pictures_pb2_grpc.PicturesStub(channel).Footage(request, timeout=FILE_S)
+            hidden = True
             try:
-                allowed = False
+                # Whose footage it is, is known by the incident and not by the request. Where nobody says, it is for
+                # those alone who may see every camera.
+                camera = dict(await call.initial_metadata() or ()).get(CAMERA, b"")
+                hidden = not current().sees(camera.decode())
                 async for part in call:
-                    if part.HasField("about"):
-                        # Whose footage it is, is known by the incident and not by the request.
-                        current().require(Role.VIEW, [part.about.camera])
-                        allowed = True
-                    if not allowed:
-                        raise UnavailableError("alerting sent a file and did not say whose it is")
+                    if hidden:
+                        raise as_refused(unknown_incident(request.incident))
                     await context.write(part)
+            except grpc.aio.AioRpcError as error:
+                if hidden and error.code() is grpc.StatusCode.FAILED_PRECONDITION:
+                    # That there is no file of it would say that there was such an incident.
+                    raise as_refused(unknown_incident(request.incident)) from None
+                raise
             finally:
                 call.cancel()
 
@@ -146,27 +166,27 @@ class PicturesProxy(pictures_pb2_grpc.PicturesServicer):
             return await self.forget(request.camera, request.before_s)
 
     async def forget(self, camera: str, before_s: float = 0.0) -> pictures_pb2.ForgetFootageReply:
-        """Delete what was kept of a camera more than ``before_s`` seconds ago; 0: all, and what its decoder holds.
+        """Delete what was kept of a camera more than ``before_s`` seconds ago, in its decoder as well; 0: everything.
 
         Raises:
             UnavailableError: somebody does not answer: it may still be there.
         """
         request = pictures_pb2.ForgetFootageRequest(camera=check_camera(camera), before_s=before_s)
-        held = kept = pictures_pb2.ForgetFootageReply()
+        held, kept = pictures_pb2.ForgetFootageReply(), pictures_pb2.ForgetFootageReply()
         try:
-            if not before_s:
-                # The decoder first: a clip that is being made gets nothing more from there. Without one, nobody holds
-                # any packets.
-                with contextlib.suppress(UnavailableError):
-                    decoder = await self._decoder(camera)
-                    async with self._channels.lease(decoder) as channel:
-                        held = await pictures_pb2_grpc.RecorderStub(channel).Forget(request, timeout=CALL_S)
+            # The decoder first: a clip that is being made gets nothing more from there. Without one, nobody holds any
+            # packets.
+            with contextlib.suppress(UnavailableError):
+                decoder = await self._decoder(camera)
+                async with self._channels.lease(decoder) as channel:
+                    held = await pictures_pb2_grpc.RecorderStub(channel).Forget(request, timeout=CALL_S)
             if self._alerting is not None:
                 async with self._channels.lease(await self._alerting()) as channel:
                     kept = await pictures_pb2_grpc.PicturesStub(channel).Forget(request, timeout=CALL_S)
         except grpc.aio.AioRpcError as error:
             raise as_told(error, f"what is kept of camera {camera!r}") from None
-        return pictures_pb2.ForgetFootageReply(files=kept.files, bytes=kept.bytes + held.bytes)
+        kept.bytes += held.bytes
+        return kept
 
     async def _keeper(self) -> str:
         if self._alerting is None:

@@ -235,7 +235,10 @@ class ProxySink:
         self._upstream = told
         # A new decoder knows nothing of what the old one took; the pusher must not be told to go back.
         self._next = max(self._next, reply.next_sequence)
-        self._wake_all()
+        self._news.set()
+        self._room.set()
+        if self._unsent:
+            self._work.set()
 
     async def _read(self, call: Call) -> None:
         while (reply := await call.read()) is not grpc.aio.EOF:

@@ -161,7 +161,7 @@ class PushAgent:
     def _on_packet(self, packet: EncodedPacket) -> None:
         if self._offset is None:
             self._offset = self._numbered + 1 - packet.sequence
-        numbered = replace(packet, sequence=packet.sequence + self._offset)
+        numbered = replace(packet, sequence=packet.sequence + self._offset) if self._offset else packet
         self._numbered = numbered.sequence + 1
         self._buffer.put(numbered)
 

@@ -75,7 +75,7 @@ class RecorderServicer(pictures_pb2_grpc.RecorderServicer):
     ) -> pictures_pb2.ForgetFootageReply:
         """See the proto."""
         try:
-            return pictures_pb2.ForgetFootageReply(bytes=self._recorder.forget(request.camera))
+            return pictures_pb2.ForgetFootageReply(bytes=self._recorder.forget(request.camera, request.before_s))
         except SightlineError as error:
             await abort(context, error)
 

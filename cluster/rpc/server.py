@@ -101,9 +101,6 @@ class RpcServer:
         await self._health.enter_graceful_shutdown()
         await asyncio.wait_for(self._server.stop(grace_s), grace_s + 5.0)
 
-    async def wait_closed(self) -> None:
-        await self._server.wait_for_termination()
-
 
 def _why_not(host: str, port: int, setting: str) -> str:
     """gRPC keeps the operating system's reason to its log: ask again with a plain socket."""

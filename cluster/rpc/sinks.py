@@ -94,9 +94,8 @@ class QueueSink:
             raise UnavailableError("the camera is not run here any more")
         if self._ended:
             raise NotReadyError(f"session {self._ended!r} has ended; open a new one with another session id")
-        for message in batch.packets:
-            # A packet that does not fit is dropped and counted there; the pusher learns it with the next reply.
-            self._source.offer(packet_from_proto(message, self._codec))
+        # A packet that does not fit is dropped and counted there; the pusher learns it with the next reply.
+        self._source.offer_all([packet_from_proto(message, self._codec) for message in batch.packets])
         self._taken.set()
 
     async def progress(self) -> PushProgress:

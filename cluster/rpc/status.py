@@ -82,6 +82,11 @@ class CallStatus(Protocol):
     def trailing_metadata(self) -> Iterable[tuple[str, str | bytes]] | None: ...
 
 
+def as_refused(error: SightlineError) -> RefusedError:
+    """An error of ours as if the far server had sent it: callers cannot tell by the answer who of the two refused."""
+    return RefusedError(code_of(error), str(error))
+
+
 def code_of(error: BaseException) -> grpc.StatusCode:
     """The status code of an error; ``INTERNAL`` for anything not raised on purpose."""
     if isinstance(error, RefusedError):

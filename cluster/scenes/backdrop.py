@@ -5,12 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from cluster.scenes.layout import ASPECT, Layout
 from cluster.scenes.textures import Float, clouds, texture
-
-Bool = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)

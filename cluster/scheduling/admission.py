@@ -54,9 +54,8 @@ class Totals:
 
     def change(self, camera: CameraOnLadder, loads: Sequence[float]) -> None:
         """A camera is about to have these loads."""
-        sums = self._sums[camera.priority]
-        for place, (old, new) in enumerate(zip(camera.loads, loads, strict=True)):
-            sums[place] += new - old
+        each = zip(self._sums[camera.priority], camera.loads, loads, strict=True)
+        self._sums[camera.priority] = [total + (new - old) for total, old, new in each]
 
     def missing_s(self, priority: Priority, loads: Sequence[float], room_s: float) -> float:
         """Seconds a second beyond ``room_s`` when one more camera comes and everyone stands as low as it may for its

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from cluster.scheduling.costs.model import CostModel, WindowWork
 from cluster.scheduling.ladder.rung import Rung
@@ -51,8 +52,7 @@ class Demand:
     cost: float = 1.0
 
 
-@dataclass(frozen=True, slots=True)
-class Measured:
+class Measured(NamedTuple):
     """What was counted of one camera over ``period_s``.
 
     ``windows``: answered, gated ones included; ``dropped``: those that were not. Tokens are of the computed ones
@@ -106,20 +106,31 @@ def load(demand: Demand, rung: Rung, costs: CostModel, *, batch: int = STEP_WIND
     """Seconds of a replica a second, the gate included, when ``batch`` windows share a step."""
     if rung.shed:
         return 0.0
-    seconds = costs.window_seconds(work(demand, rung)) + costs.step_s / batch
-    return windows_per_s(demand, rung) * demand.busy * demand.cost * seconds
+    return windows_per_s(demand, rung) * demand.busy * demand.cost * _seconds(demand, rung, costs, batch)
+
+
+def declared_load(demand: Demand, rung: Rung, costs: CostModel, *, batch: int = STEP_WINDOWS) -> float:
+    """The same of a camera whose windows come at the declared rate, are all computed and take what the costs say."""
+    if rung.shed:
+        return 0.0
+    return 1.0 / (demand.stride_s * rung.stride) * _seconds(demand, rung, costs, batch)
+
+
+def _seconds(demand: Demand, rung: Rung, costs: CostModel, batch: int) -> float:
+    return costs.window_seconds(work(demand, rung)) + costs.step_s / batch
 
 
 class DemandEstimate:
     """One camera's demand: declared at first, then what its codec shows, then what is counted of it.
 
-    Counts are taken in stretches of at least a stride and averaged exponentially over about ``memory_s``.
+    Counts are taken in stretches of at least a stride and averaged exponentially over about ``memory_s``. ``declared``
+    is as it was told.
     """
 
-    __slots__ = ("_counted", "_declared", "_memory_s", "_waiting", "busy", "cost", "kept", "rate")
+    __slots__ = ("_counted", "_memory_s", "_waiting", "busy", "cost", "declared", "kept", "rate")
 
     def __init__(self, declared: Demand, *, memory_s: float = 60.0) -> None:
-        self._declared = declared
+        self.declared = declared
         self._memory_s = memory_s
         self._counted = False
         self._waiting: Measured | None = None
@@ -128,12 +139,7 @@ class DemandEstimate:
     @property
     def demand(self) -> Demand:
         """As it is known now."""
-        return replace(self._declared, rate=self.rate, busy=self.busy, kept=self.kept, cost=self.cost)
-
-    @property
-    def declared(self) -> Demand:
-        """As it was told."""
-        return self._declared
+        return replace(self.declared, rate=self.rate, busy=self.busy, kept=self.kept, cost=self.cost)
 
     @property
     def factor(self) -> float:
@@ -158,7 +164,7 @@ class DemandEstimate:
             return False
         if self._waiting is not None:
             counts = _together(self._waiting, counts)
-        stride_s = self._declared.stride_s * rung.stride
+        stride_s = self.declared.stride_s * rung.stride
         # Heartbeats come when they come: a stride is over when all but a tenth of it is.
         if counts.period_s < 0.9 * stride_s:
             self._waiting = counts
@@ -173,7 +179,7 @@ class DemandEstimate:
         computed = counts.windows - counts.gated
         self.busy += pace * (computed / counts.windows - self.busy)
         if counts.tokens_full > 0:
-            whole = whole_share(self._declared, self._declared.fps)
+            whole = whole_share(self.declared, self.declared.fps)
             share = min(1.0, counts.tokens_kept / counts.tokens_full / rung.kept)
             kept = max(0.0, (share - whole) / (1 - whole)) if whole < 1 else 0.0
             self.kept += pace * (kept - self.kept)

@@ -10,8 +10,6 @@ import difflib
 import math
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Generic, TypeVar
 
 from cluster.cameras.managers import CLUSTER, check_manager
 from cluster.config import CameraConfig
@@ -21,6 +19,7 @@ from cluster.scheduling.assignments import Assignment, CameraAssignment, Route
 from cluster.scheduling.camera_record import CameraRecord, Counted
 from cluster.scheduling.demand import windows_per_s
 from cluster.scheduling.ladder import Step
+from cluster.scheduling.member import Member
 from cluster.scheduling.placement import Placement
 from cluster.scheduling.quality import ALL_EQUAL, FleetSettings, demand_of
 from cluster.scheduling.reports import (
@@ -32,18 +31,6 @@ from cluster.scheduling.reports import (
     StreamReport,
 )
 from cluster.types import CameraStatus, PatchGeometry, PictureHealth
-
-Info = TypeVar("Info", DecoderInfo, ReplicaInfo)
-
-
-@dataclass(slots=True)
-class Member(Generic[Info]):
-    """A decoder or replica that is alive as far as we know."""
-
-    info: Info
-    seen_s: float
-    load: ReplicaReport | None = None
-
 
 KEPT_STEPS = 1000
 """Steps on the quality ladder that are remembered."""
@@ -230,15 +217,10 @@ class Directory:
                 if counts is not None:
                     self._fleet.measured(report.camera, counts)
         if load is not None:
-            if member.load is not None and now_s > member.seen_s:
-                busy = (load.busy_s - member.load.busy_s) / (now_s - member.seen_s)
+            if (since := member.since(load, now_s)) is not None:
+                busy, steps, windows = since
                 self._fleet.replica_report(
-                    name,
-                    busy_share=busy,
-                    backlog_s=load.backlog_s,
-                    now_s=now_s,
-                    steps=load.steps - member.load.steps,
-                    windows=load.windows - member.load.windows,
+                    name, busy_share=busy, backlog_s=load.backlog_s, now_s=now_s, steps=steps, windows=windows
                 )
             member.load = load
         member.seen_s = now_s
@@ -294,6 +276,7 @@ class Directory:
                 utilisation=self._fleet.utilisation(name) if self._measured else 0.0,
                 expected_lag_s=self._lag_s(name),
                 backlog_s=0.0 if member.load is None else member.load.backlog_s,
+                trouble="" if member.load is None else member.load.trouble,
             )
             for name, member in sorted(self._replicas.items())
         ]

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import replace
 
 from cluster.errors import UnknownCameraError
 from cluster.scheduling.admission import Admission, Totals, expected_lag_s, refused
 from cluster.scheduling.changes import CameraPlan, FleetChanges, Move
 from cluster.scheduling.costs.model import CostModel
-from cluster.scheduling.demand import STEP_WINDOWS, Demand, DemandEstimate, Measured, load
+from cluster.scheduling.demand import STEP_WINDOWS, Demand, DemandEstimate, Measured, declared_load
 from cluster.scheduling.ladder.policy import CameraOnLadder, LadderPolicy, Step
 from cluster.scheduling.ladder.rung import Ladder
 from cluster.scheduling.placement import Placement
@@ -326,8 +325,7 @@ class Fleet:
         return (0.0, 0.0) if rung.shed else (camera.rates[0] / rung.stride, camera.rates[1] / rung.stride)
 
     def _unit(self, demand: Demand) -> tuple[float, ...]:
-        plain = replace(demand, rate=1.0, busy=1.0, cost=1.0)
-        return tuple(load(plain, rung, self.costs, batch=self._max_batch) for rung in self.ladder.rungs)
+        return tuple(declared_load(demand, rung, self.costs, batch=self._max_batch) for rung in self.ladder.rungs)
 
     def _reload(self, name: str, camera: _Camera, *, always: bool = False) -> None:
         """Act on a demand that changed, if by enough to matter."""
@@ -337,7 +335,7 @@ class Fleet:
         factor, old = estimate.factor, on.loads[0]
         if not always and abs(camera.unit[0] * factor - old) <= NOTICED * old:
             return
-        loads = tuple(each * factor for each in camera.unit)
+        loads = tuple([each * factor for each in camera.unit])
         if always:
             owner = camera.owner
             phase = self._disown(name)

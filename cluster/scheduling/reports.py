@@ -72,13 +72,15 @@ class StreamReport:
 @dataclass(frozen=True, slots=True)
 class ReplicaReport:
     """How full a replica is. ``busy_s``: seconds that it spent on windows and questions since it started, in ``steps``
-    that computed ``windows``; ``backlog_s``: seconds of windows that wait; ``held``: cameras whose windows it holds."""
+    that computed ``windows``; ``backlog_s``: seconds of windows that wait; ``held``: cameras whose windows it holds;
+    ``trouble``: why its engine answers nothing just now, empty while it does."""
 
     busy_s: float
     backlog_s: float
     held: int = 0
     steps: int = 0
     windows: int = 0
+    trouble: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +92,7 @@ class ReplicaStatus:
     * ``utilisation``: work over capacity, what waits included; 0 where nobody knows what a window costs, and so is
       ``expected_lag_s``, from a window's last frame to its answer
     * ``backlog_s``: seconds of windows that wait
+    * ``trouble``: why its engine answers nothing just now; empty while it does
     """
 
     name: str
@@ -101,6 +104,7 @@ class ReplicaStatus:
     utilisation: float = 0.0
     expected_lag_s: float = 0.0
     backlog_s: float = 0.0
+    trouble: str = ""
 
 
 class Totals:

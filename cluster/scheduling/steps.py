@@ -47,7 +47,8 @@ class Steps:
     """The windows that wait, and the engine that answers them. Called on the engine's thread.
 
     ``failures``: steps in a row in which every window failed; ``began_s``: when the engine was last called, monotonic;
-    ``steps``: so far, in which ``windows`` were computed.
+    ``steps``: so far, in which ``windows`` were computed; ``trouble``: why the engine was not there when it was last
+    asked, empty where it was.
 
     Args:
         streams: the cameras that are open, by name; ``lock``: held while what a camera reports changes.
@@ -68,6 +69,7 @@ class Steps:
         step_budget_s: float,
     ) -> None:
         self.failures = 0
+        self.trouble = ""
         self.began_s = -math.inf
         self.steps = self.windows = 0
         self._engine = engine
@@ -128,6 +130,7 @@ class Steps:
     def _put_back(self, requests: Sequence[WindowRequest], error: UnavailableError) -> None:
         """The engine is not there, which is no fault of the windows: they wait for the next step."""
         self.failures += 1
+        self.trouble = str(error)
         self._rested_s = time.monotonic() + REST_S
         log.warning("%d windows wait: %s", len(requests), error)
         for request in requests:
@@ -160,6 +163,7 @@ class Steps:
     def _answer(self, requests: Sequence[WindowRequest]) -> None:
         self.began_s = time.monotonic()
         answers = self._engine.step(requests)
+        self.trouble = ""
         self._pace.stepped(answers, time.monotonic() - self.began_s)
         computed = len({answer.stream for answer in answers if not answer.gated})
         self.steps += computed > 0

@@ -58,8 +58,9 @@ class _Waiting(NamedTuple):
     seconds: float
 
 
-# What ``_Waiting(...)`` does, at a third of its time: every window that waits is one.
+# What ``_Waiting(...)`` and ``Batch(...)`` do, at a third of their time: every window that waits and every step is one.
 _new_waiting: Callable[[tuple[WindowRequest, float, float, float]], _Waiting] = partial(tuple.__new__, _Waiting)
+_new_batch: Callable[[tuple[list[WindowRequest], list[DroppedWindow]]], Batch] = partial(tuple.__new__, Batch)
 
 _VOID = 64
 """Void entries that a heap may hold besides as many as there are cameras."""
@@ -194,6 +195,7 @@ class WindowQueue:
         crowded = len(self._cameras) > 2 * self.capacity
         if (self._late_s < now_s or crowded) and abs(now_s - self._swept_s) >= SWEEP_S:
             self._sweep(now_s, dropped)
+        some_late = self._late_s < now_s
         requests: list[WindowRequest] = []
         again: list[_Camera] = []
         left = budget_s
@@ -204,7 +206,7 @@ class WindowQueue:
                 if camera.ticket != ticket:
                     heappop(heap)
                     continue
-                if self._cancel_late(camera, now_s, dropped):
+                if some_late and self._cancel_late(camera, now_s, dropped):
                     continue
                 first = camera.windows[0]
                 if requests and first.seconds > left:
@@ -223,7 +225,7 @@ class WindowQueue:
         for camera in again:
             camera.turn = self._due(camera, camera.windows[0])
             self._push(camera)
-        return Batch(requests, dropped)
+        return _new_batch((requests, dropped))
 
     def discard(self, stream: str) -> list[WindowRequest]:
         """Forget a camera that went away or began anew; its waiting windows are returned, not counted as drops."""
@@ -264,7 +266,7 @@ class WindowQueue:
         self._swept_s, self._late_s = now_s, math.inf
         idle = []
         for name, camera in self._cameras.items():
-            if not self._cancel_late(camera, now_s, dropped):
+            if camera.windows and not self._cancel_late(camera, now_s, dropped):
                 self._late_s = min(self._late_s, *(waiting.until_s for waiting in camera.windows))
             elif camera.served_s <= now_s:
                 idle.append(name)

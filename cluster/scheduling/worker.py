@@ -13,13 +13,13 @@ import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import replace
 from typing import TypeVar
 
 from cluster.engine.base import Engine
 from cluster.errors import CapacityError, ConfigError, NotReadyError, UnavailableError, UnknownCameraError
 from cluster.scheduling.asks import AskQueue
 from cluster.scheduling.costs.model import CostModel
+from cluster.scheduling.intake import Intake
 from cluster.scheduling.open_stream import Departure, Offer, OpenStream, WindowCounts
 from cluster.scheduling.pace import StepPace
 from cluster.scheduling.priority import Priority
@@ -67,7 +67,6 @@ class EngineWorker:
     ) -> None:
         self._engine = engine
         self._asks = AskQueue(engine.ask, share=ask_share, limit=ask_queue)
-        self._events = events
         self._pace = StepPace(costs)
         self._inbox = inbox
         self._stall_s = stall_s
@@ -89,6 +88,7 @@ class EngineWorker:
             max_batch=max_batch,
             step_budget_s=step_budget_s,
         )
+        self._intake = Intake(engine, events, self._wake, queue=self._queue, steps=self._steps)
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
     # -- any thread -----------------------------------------------------------------------------
@@ -218,7 +218,9 @@ class EngineWorker:
         since = self._busy_since
         # A step under way counts as far as it has come.
         busy_s = self._busy_s + (0.0 if since is None else time.monotonic() - since)
-        return ReplicaReport(busy_s, backlog_s, len(waiting), self._steps.steps, self._steps.windows)
+        return ReplicaReport(
+            busy_s, backlog_s, len(waiting), self._steps.steps, self._steps.windows, self._steps.trouble
+        )
 
     def check(self) -> None:
         """Whether the engine thread is alive and moving.
@@ -268,7 +270,7 @@ class EngineWorker:
         if self._stopping or self._commands:
             return True
         if self._steps.rest_s is not None:
-            return any(stream.inbox and not self._must_wait(stream) for stream in self._streams.values())
+            return any(stream.inbox and not self._intake.must_wait(stream) for stream in self._streams.values())
         return bool(
             len(self._queue)
             or len(self._asks)
@@ -296,7 +298,7 @@ class EngineWorker:
         if stream is None:
             return
         if abandoned:
-            self._lose(stream, stream.book.abandoned(time.monotonic(), stream.spec.stride_s))
+            self._intake.lose(stream, stream.book.abandoned(time.monotonic(), stream.spec.stride_s))
         if flush:
             stream.ending = True
         else:
@@ -356,48 +358,11 @@ class EngineWorker:
 
     def _take_frames(self, name: str) -> None:
         stream = self._streams[name]
-        while stream.inbox and not self._must_wait(stream):
-            with self._wake:
-                offer = stream.inbox.popleft()
-            try:
-                self._push(stream, offer)
-            except ValueError as error:
-                offer.taken.set_exception(error)
-            else:
-                offer.taken.set_result(None)
-        if stream.ending and not stream.inbox:
-            self._finish(name, stream)
-        elif stream.leaving is not None and not stream.inbox and not self._queue.waiting(name):
-            self._hand_over(name, stream)
-
-    def _must_wait(self, stream: OpenStream) -> bool:
-        """A fresh frame makes the engine forget the windows that still wait; a patient camera loses none either way."""
-        waiting = self._queue.waiting(stream.spec.stream)
-        return waiting > 0 and (stream.spec.patient or stream.inbox[0].sample.fresh)
-
-    def _push(self, stream: OpenStream, offer: Offer) -> None:
-        sample, spec = offer.sample, stream.spec
-        if sample.fresh:
-            stream.broken = ""
-            self._lose(stream, stream.book.fresh(sample, offer.arrived_s, spec.stride_s, patient=spec.patient))
-        elif stream.broken:
-            raise ValueError(stream.broken)
-        closed = self._engine.push(sample)
-        self._lose(stream, stream.book.frame(sample, offer.arrived_s, closed, spec.stride_s))
-        self._steps.enqueue(stream, [replace(request, arrived_s=offer.arrived_s) for request in closed])
-
-    def _lose(self, stream: OpenStream, windows: int) -> None:
-        if windows:
-            stream.counts["windows_lost"] += windows
-            self._events.lost(stream.spec.stream, windows)
-
-    def _finish(self, name: str, stream: OpenStream) -> None:
-        """Answer what is left of a camera whose source ended, then forget it."""
-        if stream.book.under_way:
-            stream.book.settled()
-            self._steps.enqueue(stream, self._engine.flush(name))
-        if not self._queue.waiting(name):
-            self._let_go(name)
+        match self._intake.take(stream):
+            case "ended":
+                self._let_go(name)
+            case "leaves":
+                self._hand_over(name, stream)
 
 
 def _future() -> Future[None]:

@@ -175,6 +175,8 @@ class _Memory:
         self.means = means
 
     def update(self, mask: BoolGrid, luma: UInt8Array, means: FloatGrid) -> None:
+        if not mask.any():
+            return
         pixels = mask.repeat(self.grid.patch, axis=0).repeat(self.grid.patch, axis=1)
         np.copyto(self.luma, luma, where=pixels)
         self.means = np.where(mask, means, self.means)

@@ -66,7 +66,7 @@ class Cameras:
         self._covered_s = np.zeros(count)
         self._since_fresh = np.zeros(count, dtype=np.int64)
         self._owed = np.zeros(count, dtype=bool)
-        self._moving = rng.random(count) < self._share(0.0)
+        self._moving = rng.random(count) < self._share(kinds, 0.0)
 
     def __len__(self) -> int:
         return len(self.kinds)
@@ -81,8 +81,9 @@ class Cameras:
         self._since_fresh[camera] = 0
         self._owed[camera] = False
 
-    def stretch(self, camera: int, factor: float) -> None:
-        """Set its stride to ``factor`` of its own; the next window ends one new stride after the last closed one."""
+    def stretch(self, camera: int | Ints, factor: float | Floats) -> None:
+        """Set strides to ``factor`` of the cameras' own; the next window ends one new stride after the last closed one.
+        Of one camera or of several, each there once."""
         change = (factor - self.factor[camera]) * self.stride_s[camera]
         self.factor[camera] = factor
         self._next_s[camera] += change
@@ -130,14 +131,15 @@ class Cameras:
 
     def _move(self, now: Ints, end: Floats, stride: Floats) -> Bools:
         """One step of each camera's Markov chain over its stride; exact for any length (ActivitySection)."""
-        share = self._share(float(end.mean()))[now]
+        share = self._share(self.kinds[now], float(end.mean()))
         kept = np.exp(-stride / np.maximum((1 - share) * self._dwell_s[now], 1e-12))
         chance = share + (self._moving[now] - share) * kept
         moving: Bools = self._rng.random(len(now)) < chance
         self._moving[now] = moving
         return moving.copy()
 
-    def _share(self, now_s: float) -> Floats:
+    def _share(self, kinds: Ints, now_s: float) -> Floats:
+        """The busy share of cameras of these classes."""
         hour = self._hour + now_s / 3600
-        shares: Floats = np.array([each.activity.share(hour) for each in self.classes])[self.kinds]
+        shares: Floats = np.array([each.activity.share(hour) for each in self.classes])[kinds]
         return shares

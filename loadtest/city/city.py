@@ -17,7 +17,7 @@ from cluster.scheduling.demand import load
 from cluster.scheduling.ladder import Ladder, Rung
 from loadtest.city.bursts import spells
 from loadtest.city.district import District, DistrictPlan, Timing
-from loadtest.city.mix import Mix
+from loadtest.city.mix import HOURS, Mix
 from loadtest.city.replica import EngineSettings
 from loadtest.city.result import Balance, CityResult, Pool
 from loadtest.city.tally import Tally
@@ -74,8 +74,11 @@ class CityPlan:
             raise ConfigError(f"a city needs cameras and replicas, not {self.cameras} and {self.replicas}")
         if not 0 <= self.warmup_s < self.timing.seconds:
             raise ConfigError(
-                f"the warm-up of {self.warmup_s:g} s must be shorter than the simulated {self.timing.seconds:g} s"
+                f"the warm-up must be at least 0 s and shorter than the simulated {self.timing.seconds:g} s, not "
+                f"{self.warmup_s:g} s"
             )
+        if not 0 <= self.hour <= HOURS:
+            raise ConfigError(f"the time of day at the beginning must be from 0 to {HOURS}, not {self.hour:g}")
         if late := [event for event in self.events if event.at_s >= self.timing.seconds]:
             raise ConfigError(
                 f"the event at {late[0].at_s:g} s comes after the end of the simulation at {self.timing.seconds:g} s"
@@ -207,7 +210,8 @@ def simulate(plan: CityPlan, on_second: Callable[[float], None] = lambda _: None
         reduced=reduced,
         refused=refused,
         missing_replicas=missing,
-        events=tuple(f"{event.at_s:g}:{event.what}:{event.amount:g}" for event in plan.events),
+        events=plan.events,
+        bursts=tuple(weather),
         price_per_hour=plan.price_per_hour,
     )
 

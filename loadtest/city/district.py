@@ -99,6 +99,7 @@ class District:
         self._ladder = plan.ladder or FULL
         self._value = np.array([rung.value for rung in self._ladder.rungs])
         self._sheds = np.array([rung.shed for rung in self._ladder.rungs])
+        self._strides = np.array([rung.stride for rung in self._ladder.rungs])
         bins = max(1, round(timing.seconds / timing.bin_s))
         self.tally = Tally(bins=bins, bin_s=timing.seconds / bins, rungs=len(self._ladder.rungs))
         self._index = {name: index for index, name in enumerate(self.names)}
@@ -190,21 +191,23 @@ class District:
             if not self._refused[camera]:
                 self._fleet.measured(self.names[camera], counts)
         changes = self._fleet.tick(now_s)
-        for step in changes.steps:
-            self._step(step, now_s)
+        if changes.steps:
+            self._take(changes.steps, now_s)
         self._apply(changes.moves, now_s)
 
-    def _step(self, step: Step, now_s: float) -> None:
-        camera, rung = self._index[step.camera], self._ladder.rungs[step.rung_to]
-        self.tally.steps[self._bin(now_s)] += 1
-        self._rung[camera] = step.rung_to
+    def _take(self, steps: Sequence[Step], now_s: float) -> None:
+        """Steps on the ladder, at most one of a camera."""
+        camera = np.array([self._index[step.camera] for step in steps])
+        to = np.array([step.rung_to for step in steps])
+        was_shed = self._sheds[[step.rung_from for step in steps]]
+        self.tally.steps[self._bin(now_s)] += len(steps)
+        self._rung[camera] = to
         self._heard.forget(camera, now_s)
-        if self._ladder.rungs[step.rung_from].shed:
+        self.cameras.stretch(camera[~was_shed], self._strides[to[~was_shed]])
+        for back, rung in zip(camera[was_shed].tolist(), to[was_shed].tolist(), strict=True):
             # Nobody has kept its frames.
-            self.cameras.factor[camera] = rung.stride
-            self.cameras.start(camera, now_s, self._fleet.plan(step.camera).phase)
-        else:
-            self.cameras.stretch(camera, rung.stride)
+            self.cameras.factor[back] = self._strides[rung]
+            self.cameras.start(back, now_s, self._fleet.plan(self.names[back]).phase)
 
     def _apply(self, moves: Iterable[Move], now_s: float) -> None:
         for move in moves:
@@ -367,20 +370,25 @@ class District:
             useful_s=work + self.plan.costs.step_s / self.plan.engine.max_batch,
         )
         order = np.argsort(owner, kind="stable")
-        streams = [self.names[index] for index in camera[order].tolist()]
+        numbers = camera[order].tolist()
+        streams = [self.names[index] for index in numbers]
         # Where a window lies on its camera's clock is nothing that the queue looks at.
         nowhere = [0] * len(streams)
-        columns = (end_s, camera, stride_s, expected, work, strides, more)
+        # Strides are whole numbers, and small ones of those are not made anew each time.
+        columns = (stride_s, expected, work, strides.astype(np.int64), more)
         values = (column[order].tolist() for column in columns)
         # What ``_make`` does, at a third of its time.
         make = partial(tuple.__new__, Arrival)
-        rows = zip(streams, (first + order).tolist(), nowhere, nowhere, *values, strict=True)
+        rows = zip(
+            streams, (first + order).tolist(), nowhere, nowhere, end_s[order].tolist(), numbers, *values, strict=True
+        )
         arrivals: list[Arrival] = list(map(make, rows))
         if not arrivals:
             return {}
-        numbers, starts = np.unique(owner[order], return_index=True)
+        owners = owner[order]
+        starts = np.concatenate(([0], np.flatnonzero(np.diff(owners)) + 1))
         ends = [*starts.tolist()[1:], len(which)]
-        return {to: arrivals[a:b] for to, a, b in zip(numbers.tolist(), starts.tolist(), ends, strict=True)}
+        return {to: arrivals[a:b] for to, a, b in zip(owners[starts].tolist(), starts.tolist(), ends, strict=True)}
 
     def _settle(self, out: Outcome) -> None:
         camera, work_s = self._rows.answered(out.answered, out.finish_s)

@@ -41,8 +41,8 @@ class Heard:
         """A window of each of these was given up."""
         np.add.at(self._dropped, camera, 1)
 
-    def forget(self, camera: int, now_s: float) -> None:
-        """What was counted so far was under other settings, or the camera has begun anew."""
+    def forget(self, camera: int | npt.NDArray[np.int64], now_s: float) -> None:
+        """What was counted so far was under other settings, or the camera has begun anew; of one or of several."""
         self._gated[camera] = self._computed[camera] = self._dropped[camera] = 0
         self._seconds[camera] = 0.0
         self._since_s[camera] = now_s

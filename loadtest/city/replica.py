@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
 from cluster.scheduling.costs import CostModel
 from cluster.scheduling.priority import Priority
 from cluster.scheduling.windows import DroppedWindow, WindowQueue
-from cluster.types import WindowRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +120,10 @@ class Replica:
         ``out`` gets what came of it; what is answered after ``until_s`` is told by a later call.
         """
         queue, max_batch, budget_s = self._queue, self._settings.max_batch, self._settings.budget_s
+        # Arrivals pass for requests: see there.
+        offer: Callable[..., list[DroppedWindow]] = queue.offer
+        take: Callable[..., tuple[list[Any], list[DroppedWindow]]] = queue.take
+        late_s, priorities = self._facts.late_s, self._facts.priorities
         if self._under_way and self.free_s <= until_s:
             self._finish(out, self.free_s)
         now, at, count = max(self.free_s, from_s), 0, len(arrivals)
@@ -131,21 +134,33 @@ class Replica:
                 if at == count:
                     break
                 now = max(now, arrivals[at].arrived_s)
-            if now >= until_s:
-                break
-            while at < count and arrivals[at].arrived_s <= now:
-                self._offer(arrivals[at], out)
+            over = now >= until_s
+            while at < count and (over or arrivals[at].arrived_s <= now):
+                arrival = arrivals[at]
+                camera, expected_s = arrival.camera, arrival.expected_s
+                self._waiting_s += expected_s
+                dropped = offer(
+                    arrival,
+                    stride_s=arrival.stride_s,
+                    late_s=late_s[camera],
+                    priority=priorities[camera],
+                    seconds=expected_s,
+                )
+                if dropped:
+                    self._drop(dropped, out)
                 at += 1
-            requests, dropped = queue.take(max_batch, now, budget_s)
+            if over:
+                break
+            taken, dropped = take(max_batch, now, budget_s)
             if dropped:
                 self._drop(dropped, out)
-            if not requests:
+            if not taken:
                 continue
-            taken = cast(list[Arrival], requests)
-            seconds = self._costs.step_s
+            seconds, waiting_s = self._costs.step_s, self._waiting_s
             for arrival in taken:
                 seconds += arrival.work_s
-                self._waiting_s -= arrival.expected_s
+                waiting_s -= arrival.expected_s
+            self._waiting_s = waiting_s
             if self._left:
                 seconds += sum(self._left.pop(arrival.camera, 0.0) * arrival.more_s for arrival in taken)
             seconds *= self._scatter()
@@ -156,8 +171,6 @@ class Replica:
             self._under_way = [arrival.window for arrival in taken]
             if now <= until_s:
                 self._finish(out, now)
-        for arrival in arrivals[at:]:
-            self._offer(arrival, out)
         self.free_s = now
 
     def release(self, stream: str) -> list[Arrival]:
@@ -178,19 +191,6 @@ class Replica:
         out.finish_s += [at_s] * count
         out.part_s += [self._costs.step_s / count] * count
         self._under_way = []
-
-    def _offer(self, arrival: Arrival, out: Outcome) -> None:
-        camera = arrival.camera
-        self._waiting_s += arrival.expected_s
-        dropped = self._queue.offer(
-            cast(WindowRequest, arrival),
-            stride_s=arrival.stride_s,
-            late_s=self._facts.late_s[camera],
-            priority=self._facts.priorities[camera],
-            seconds=arrival.expected_s,
-        )
-        if dropped:
-            self._drop(dropped, out)
 
     def _drop(self, gone: Sequence[DroppedWindow], out: Outcome) -> None:
         for each in gone:

@@ -11,9 +11,11 @@ from markupsafe import Markup
 
 from cluster.errors import SightlineError
 from loadtest.city.against import Compared
+from loadtest.city.bursts import Spell
 from loadtest.city.charts import city_charts, search_charts
 from loadtest.city.result import CityResult, Figures, Objective
 from loadtest.city.search import Trial
+from loadtest.city.timeline import Event
 
 NOTES = (
     "Placement, admission, window queues and the quality ladder are production's code on simulated time; engines take "
@@ -51,12 +53,14 @@ def facts(result: CityResult) -> list[tuple[str, str]]:
         ("cameras", f"{result.cameras:,}, mix {result.mix}" + (f": {result.mix_title}" if result.mix_title else "")),
         ("replicas", _pool(result)),
         ("ladder", f"{result.ladder}: {result.ladder_source}"),
-        ("time", f"{result.seconds:g} s, of which the first {result.warmup_s:g} s do not count; seed {result.seed}"),
+        ("time", f"{_span(result.seconds)}; the first {_span(result.counted_from_s)} do not count; seed {result.seed}"),
         ("controllers", f"{result.districts}"),
     ]
     found += [("costs", f"{pool.costs}: {pool.source}") for pool in result.pools]
     if result.events:
-        found.append(("events", ", ".join(result.events)))
+        found.append(("events", ", ".join(map(_event, result.events))))
+    if result.bursts:
+        found.append(("bursts", ", ".join(map(_burst, result.bursts))))
     accepted = result.cameras - result.reduced - result.refused
     admission = f"{accepted:,} accepted, {result.reduced:,} at reduced quality, {result.refused:,} refused"
     if result.refused:
@@ -68,7 +72,7 @@ def facts(result: CityResult) -> list[tuple[str, str]]:
     balance = result.balance
     found.append(
         (
-            "windows",
+            "windows of the whole time",
             f"{balance.expected:,} = {balance.answered:,} computed + {balance.gated:,} held by the gate + "
             f"{balance.dropped:,} dropped + {balance.waiting:,} waiting",
         )
@@ -76,7 +80,7 @@ def facts(result: CityResult) -> list[tuple[str, str]]:
     return found
 
 
-HEADS = ("cameras", "windows", "on time", "answered", "quality", "lag p50", "p95", "p99", "dropped")
+HEADS = ("priority", "windows", "on time", "answered", "quality", "lag p50", "p95", "p99", "dropped")
 
 
 def tables(result: CityResult) -> list[Table]:
@@ -177,6 +181,19 @@ def _figures_row(name: str, figures: Figures) -> tuple[str, ...]:
         _seconds(figures.lag_p99_s),
         ", ".join(f"{reason} {count:,}" for reason, count in figures.dropped.items()) or "none",
     )
+
+
+def _event(event: Event) -> str:
+    return f"minute {event.at_s / 60:.4g}: {event.what} {event.amount:g}"
+
+
+def _burst(spell: Spell) -> str:
+    minutes = f"minutes {spell.start_s / 60:.4g} to {spell.end_s / 60:.4g}"
+    return f"{minutes}: {spell.name} at {_percent(spell.share)} of the cameras it reaches"
+
+
+def _span(seconds: float) -> str:
+    return f"{seconds / 60:g} min" if seconds % 60 == 0 else f"{seconds:g} s"
 
 
 def _pool(result: CityResult) -> str:

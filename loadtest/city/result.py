@@ -9,7 +9,9 @@ from typing import Any
 import numpy as np
 
 from cluster.scheduling.priority import Priority
+from loadtest.city.bursts import Spell
 from loadtest.city.tally import Tally, by_reason, lag_quantile
+from loadtest.city.timeline import Event
 
 HOURS_A_MONTH = 730.0
 
@@ -126,7 +128,8 @@ class Pool:
 class CityResult:
     """One simulated city. ``warmup_s`` at the beginning is left out of ``figures``, not of ``balance``.
 
-    ``simulate_s``, ``simulate_cpu_s``: what simulating it took, by the clock and of the processor.
+    ``bursts``: of the mix, those that fell into its time. ``simulate_s``, ``simulate_cpu_s``: what simulating it took,
+    by the clock and of the processor.
     """
 
     cameras: int
@@ -147,7 +150,8 @@ class CityResult:
     reduced: int
     refused: int
     missing_replicas: float
-    events: tuple[str, ...] = ()
+    events: tuple[Event, ...] = ()
+    bursts: tuple[Spell, ...] = ()
     price_per_hour: float | None = None
 
     @property
@@ -158,6 +162,11 @@ class CityResult:
     def first(self) -> int:
         """The first stretch of time that counts."""
         return min(self.tally.bins - 1, int(np.ceil(self.warmup_s / self.tally.bin_s)))
+
+    @property
+    def counted_from_s(self) -> float:
+        """Seconds at the beginning that do not count: whole stretches, which may be more than the warm-up."""
+        return self.first * self.tally.bin_s
 
     @property
     def figures(self) -> Figures:
@@ -203,7 +212,11 @@ class CityResult:
             "warmup_s": self.warmup_s,
             "seed": self.seed,
             "districts": self.districts,
-            "events": list(self.events),
+            "events": [str(event) for event in self.events],
+            "bursts": [
+                {"name": spell.name, "from_s": spell.start_s, "to_s": spell.end_s, "share": spell.share}
+                for spell in self.bursts
+            ],
             "admission": {
                 "accepted": self.cameras - self.reduced - self.refused,
                 "reduced": self.reduced,

@@ -74,7 +74,8 @@ def study(
     told.begins("the fewest replicas" if cameras else "the most cameras")
     if cameras:
         result = _whole(plan, objective, search.least_replicas(), told)
-        figures = {"replicas_at_objective": float(result.replicas)} | _seconds(result)
+        held = objective.met(result.figures)
+        figures = ({"replicas_at_objective": float(result.replicas)} if held else {}) | _seconds(result)
         return Study(result, objective, figures, search.trials, fewer=True)
     result = search.most_cameras()
     figures = {
@@ -97,8 +98,10 @@ def _seconds(result: CityResult) -> dict[str, float]:
 def _whole(plan: CityPlan, objective: Objective, enough: int, told: Audience) -> CityResult:
     """The whole of the time, which a search tries ten minutes of. An hour may be busier later on, or something may
     happen in it: then a few more replicas are given."""
+    replicas = 0
     for more in range(TOP_UPS + 1):
-        replicas = math.ceil(enough * (1 + TOP_UP * more))
+        # Three percent of a few are none.
+        replicas = max(replicas + 1, math.ceil(enough * (1 + TOP_UP * more)))
         told.begins(f"{plan.cameras:,} cameras on {replicas:,} replicas")
         result = simulate(with_pool(plan, replicas=replicas), told.share)
         if objective.met(result.figures):

@@ -74,40 +74,47 @@ class Tally:
     def close(self, end_s: Floats, rank: Ints, stride_s: Floats, rung: Ints) -> None:
         """These windows ended at their cameras."""
         at = self.bin(end_s)
-        np.add.at(self.due, (at, rank), 1)
-        np.add.at(self.due_s, (at, rank), stride_s)
-        np.add.at(self.rung_s, (at, rung), stride_s)
+        cell = at * RANKS + rank
+        _add(self.due, cell, 1)
+        _add(self.due_s, cell, stride_s)
+        _add(self.rung_s, at * self.rung_s.shape[1] + rung, stride_s)
 
     def gate(self, end_s: Floats, rank: Ints, value_s: Floats) -> None:
         """For these the last answer stands."""
-        at = self.bin(end_s)
-        np.add.at(self.gated, (at, rank), 1)
-        np.add.at(self.value_s, (at, rank), value_s)
+        cell = self.bin(end_s) * RANKS + rank
+        _add(self.gated, cell, 1)
+        _add(self.value_s, cell, value_s)
 
     def answer(
         self, end_s: Floats, rank: Ints, lag_s: Floats, stride_s: Floats, value_s: Floats, useful_s: Floats
     ) -> None:
         """These were computed, ``lag_s`` after their last frame arrived; ``useful_s``: of a replica, in full steps."""
-        at = self.bin(end_s)
+        cell = self.bin(end_s) * RANKS + rank
         on_time = lag_s <= stride_s
-        np.add.at(self.answered, (at, rank), 1)
-        np.add.at(self.on_time, (at, rank), on_time)
-        np.add.at(self.value_s, (at, rank), value_s)
+        _add(self.answered, cell, 1)
+        _add(self.on_time, cell[on_time], 1)
+        _add(self.value_s, cell, value_s)
+        _add(self.lags, cell * LAG_BINS + lag_bin(lag_s), 1)
         # Throughput counts when it is done, which is what a replica's time is held against.
         done = self.bin(end_s + lag_s)
-        np.add.at(self.done, (done, rank), 1)
-        np.add.at(self.useful_s, done, useful_s * on_time)
-        np.add.at(self.lags, (at, rank, lag_bin(lag_s)), 1)
+        _add(self.done, done * RANKS + rank, 1)
+        _add(self.useful_s, done[on_time], useful_s[on_time])
 
     def drop(self, end_s: Floats, rank: Ints, reason: str) -> None:
         """These are given up."""
-        np.add.at(self.dropped[:, :, PLACES[reason]], (self.bin(end_s), rank), 1)
+        _add(self.dropped, (self.bin(end_s) * RANKS + rank) * len(REASONS) + PLACES[reason], 1)
 
     def add(self, other: Tally) -> None:
         """Take in another district's counts."""
         for name, mine in vars(self).items():
             if isinstance(mine, np.ndarray):
                 mine += getattr(other, name)
+
+
+def _add(table: Ints | Floats, cell: Ints, amount: int | Floats) -> None:
+    """Add to cells of a table, numbered through row by row; one after the other, wherever a cell comes again. Over one
+    dimension ``np.add.at`` is many times faster than over several."""
+    np.add.at(table.reshape(-1), cell, amount)
 
 
 def lag_bin(lag_s: Floats) -> Ints:

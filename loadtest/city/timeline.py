@@ -40,6 +40,10 @@ class Event:
     what: What
     amount: float
 
+    def __str__(self) -> str:
+        """As it is written."""
+        return f"{self.at_s:g}:{self.what}:{self.amount:g}"
+
 
 def parse_event(text: str) -> Event:
     """``SECONDS:WHAT:N``.
@@ -59,7 +63,7 @@ def parse_event(text: str) -> Event:
     if not 0 <= at_s < float("inf"):
         raise ConfigError(f"event {text!r}: the time is seconds from the beginning, at least 0")
     whole = event.what in (What.KILL, What.JOIN, What.DRAIN)
-    if whole and (amount < 1 or amount != int(amount)):
+    if whole and not (amount >= 1 and amount.is_integer()):
         raise ConfigError(f"event {text!r}: {event.what} takes a number of replicas, at least 1")
     if not 0 < amount < float("inf") or (event.what is What.WAKE and amount > 1):
         raise ConfigError(f"event {text!r}: {MEANING[event.what]}; N must be above 0, and a share at most 1")

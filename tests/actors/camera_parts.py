@@ -16,7 +16,8 @@ from cluster.codec.supervisor import Backoff
 from cluster.config import CameraEntry, SightlineConfig, camera_settings, load_config
 from cluster.footage.ring import RingBudget
 from cluster.rpc.convert import packet_to_proto
-from cluster.rpc.frame_sender import FrameSender, LostStream
+from cluster.rpc.frame_lanes import LostStream
+from cluster.rpc.frame_sender import FrameSender
 from cluster.rpc.frames import SERVICE, FrameHandler, FramesServicer, WindowCounters
 from cluster.rpc.loop import EventLoopThread
 from cluster.rpc.server import RpcServer

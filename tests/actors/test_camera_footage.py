@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from camera_parts import Keeper, camera_bench, until
 from PIL import Image
 
-from actors.running_camera import RING_SLACK_S, camera_footage, ring_s
+from actors.running_camera import camera_footage
 from cluster.config import camera_settings, load_config
 from cluster.errors import NotReadyError
+from cluster.footage.reach import reach_s
 from cluster.footage.ring import RingBudget
+from cluster.scheduling.ladder import FULL
 from cluster.types import MICROSECONDS
 
 LEFT = [[0, 0], [0.5, 0], [0.5, 1], [0, 1]]
@@ -54,19 +57,39 @@ def test_a_masked_camera_shows_its_mask(clip) -> None:
         assert bench.camera.footage.painter() is not None
 
 
-def test_the_ring_reaches_back_to_what_opens_an_incident() -> None:
-    config = load_config(
-        None,
-        {
-            "cameras": [{"name": "gate"}],
-            "questions": [{"id": "a", "text": "?", "consecutive": 3}],
-            "window": {"length_s": 40, "stride_s": 8},
-        },
-    )
+def test_no_packets_are_held_where_no_clips_are_kept() -> None:
+    config = load_config(None, {"cameras": [{"name": "gate"}], "questions": [{"id": "a", "text": "?"}]})
     settings = camera_settings(config, config.cameras[0])
-    assert ring_s(settings, config) == 10 + 40 + 3 * 8 + RING_SLACK_S
-    longest = config.model_copy(update={"clips": config.clips.model_copy(update={"longest_s": 30.0})})
-    assert ring_s(settings, longest) == 30 + RING_SLACK_S
+    assert camera_footage(settings, config, RingBudget(1 << 20)).ring is not None
     for section in ("clips", "alerts"):
         off = config.model_copy(update={section: getattr(config, section).model_copy(update={"enabled": False})})
         assert camera_footage(settings, off, RingBudget(1 << 20)).ring is None
+
+
+def test_the_ring_follows_the_windows(clip) -> None:
+    with camera_bench(clip) as bench:
+        ring, camera = bench.camera.footage.ring, bench.camera
+        assert ring.keep_s == reach_s(camera.settings, bench.config)
+        longer = camera.settings.window.model_copy(update={"length_s": 100.0})
+        assert camera.change(camera.settings.model_copy(update={"window": longer}))
+        assert ring.keep_s == reach_s(camera.settings, bench.config)
+        # At a lower quality windows come less often, and answers later.
+        before = ring.keep_s
+        camera.run_at(replace(FULL, stride=2.0))
+        assert ring.keep_s > before
+
+
+def test_a_camera_whose_clips_begin_late_says_so(clip, caplog) -> None:
+    with camera_bench(clip) as bench:
+        ring = bench.camera.footage.ring
+        bench.camera.route(bench.replica(Keeper()))
+        bench.push(6)
+        assert bench.camera.report().reason != "clips begin late: clips.ring_camera_bytes is too small"
+        ring.most_bytes = ring.bytes // 2
+        bench.push(12)
+        for _ in range(2):
+            report = bench.camera.report()
+        assert report.reason == "clips begin late: clips.ring_camera_bytes is too small"
+        assert caplog.text.count("so that clips begin late: clips.ring_camera_bytes is") == 1
+        assert bench.rings.short == 1
+    assert bench.rings.short == 0

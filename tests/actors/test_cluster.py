@@ -159,8 +159,14 @@ def sample(text: str, name: str, label: str = "") -> float:
 
 
 def test_metrics_of_every_process_are_on_one_page(cluster: Cluster, client) -> None:
-    text = until("all processes", lambda: (text := page(client)) and 'process="replica-0"' in text and text)
-    for process in ("gateway", "controller", "decoder-0", "decoder-1", "replica-0"):
+    tier = f"tier-{ray.nodes()[0]['NodeID'][:12]}"
+
+    def everybody() -> str | None:
+        text = page(client)
+        return text if all(f'{{process="{name}"}}' in text for name in ("replica-0", tier)) else None
+
+    text = until("all processes", everybody)
+    for process in ("gateway", "controller", "decoder-0", "decoder-1", "replica-0", tier):
         assert f'process_resident_memory_bytes{{process="{process}"}}' in text
     assert 'sightline_camera_state{camera="gate",process="decoder-' in text
     done = [

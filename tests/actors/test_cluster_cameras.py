@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import urllib.request
 from pathlib import Path
 
 import pytest
@@ -40,7 +41,7 @@ def test_cameras_of_a_configuration_and_of_kubernetes(clip, tmp_path) -> None:
         with Cluster(config) as cluster, GatewayClient(cluster.gateway_address) as client:
             answers = Answers(cluster.gateway_address)
             try:
-                check(kube, spec, client, answers)
+                check(kube, spec, client, answers, f"http://{cluster.metrics_address}/metrics")
             finally:
                 answers.stop()
     finally:
@@ -49,7 +50,13 @@ def test_cameras_of_a_configuration_and_of_kubernetes(clip, tmp_path) -> None:
             print(f"--- {log.name}\n{log.read_text()[-4000:]}")
 
 
-def check(kube, spec, client, answers) -> None:
+def followed(page) -> bool:
+    with urllib.request.urlopen(page, timeout=10) as reply:
+        text = reply.read().decode()
+    return 'sightline_camera_resources{process="reconciler",state="accepted"} 1.0' in text
+
+
+def check(kube, spec, client, answers, page) -> None:
     def managers():
         return {status.name: status.manager for status in client.cameras_list()}
 
@@ -91,3 +98,4 @@ def check(kube, spec, client, answers) -> None:
     assert client.camera_get("gate").priority == "background"
     kube.apply("yard", spec)
     until("it comes back", lambda: kube.condition("yard", "Running") == ("True", "Running", ""))
+    until("the reconciler is on the gateway's page again", lambda: followed(page))

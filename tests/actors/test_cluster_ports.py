@@ -122,7 +122,7 @@ def test_every_port_is_closed_to_strangers(secured):
 
 
 def speaks(port):
-    """Whether a stranger gets a page of ours there, with TLS or without. Not asked for gRPC health: Ray has that too."""
+    """Whether a stranger gets a page of ours there, with TLS or without; gRPC health is no sign, Ray has it too."""
     trusting = ssl.create_default_context()
     trusting.check_hostname, trusting.verify_mode = False, ssl.CERT_NONE
     for scheme in ("http", "https"):

@@ -8,7 +8,7 @@ import pytest
 from camera_parts import Keeper, camera_bench, until
 
 from actors.memories import WorkerMemory
-from actors.replica import WorkerFrames
+from actors.replica_events import WorkerFrames
 from cluster.memory.album import Album
 from cluster.memory.bank import MemoryBank
 from cluster.memory.tiers.arena import Arena

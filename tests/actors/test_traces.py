@@ -10,7 +10,7 @@ from camera_parts import camera_bench, until
 from otlp_collector import Collector
 
 from actors.memories import WorkerMemory
-from actors.replica import ReplicaEvents, WorkerFrames
+from actors.replica_events import ReplicaEvents, WorkerFrames
 from cluster import metrics
 from cluster.alerts.service import AlertService
 from cluster.config import load_config

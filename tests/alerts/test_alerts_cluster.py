@@ -6,6 +6,7 @@ import asyncio
 import io
 import json
 import os
+import re
 import signal
 import threading
 import time
@@ -21,11 +22,11 @@ from actors.remote import ALERTING, NAMESPACE
 from actors.runtime import Cluster
 from cluster.clips import make_clip
 from cluster.config import load_config
-from cluster.errors import UnavailableError
+from cluster.errors import UnavailableError, UnknownCameraError
 from cluster.rpc.incidents_client import IncidentsClient
 from cluster.rpc.pictures_client import PicturesClient
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(400)]
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +69,7 @@ def running(tmp_path_factory, receiver):
             },
             # The camera begins moments before its incident: there is nothing to show of before.
             "clips": {"before_s": 0},
-            "cluster": {"heartbeat_s": 0.25, "heartbeat_timeout_s": 8},
+            "cluster": {"heartbeat_s": 0.25, "heartbeat_timeout_s": 8, "start_timeout_s": 300},
         },
     )
     with Cluster(config) as cluster:
@@ -173,3 +174,19 @@ def test_the_command_line(running, capsys):
     assert {line["incident"]["camera"] for line in lines} == {"gate", "gone"}
     assert main(["incidents", "show", "nothing", *gateway]) == 1
     assert "there is no incident 'nothing'" in capsys.readouterr().err
+
+
+def test_a_camera_that_forgets_takes_its_incidents_along(running, receiver, capsys):
+    with IncidentsClient(running.gateway_address) as client:
+        [gate] = client.incidents(camera="gate", only_open=True)
+        assert main(["forget", "gate", "--yes", "--gateway", running.gateway_address]) == 0
+        told = capsys.readouterr().out
+        assert re.search(r"gate: forgot \d+ frames?, .* of memory; [2-9] files, .* of footage; 1 incident, ", told)
+        with pytest.raises(UnknownCameraError, match="there is no incident"):
+            client.incident(gate.id)
+        assert all(each.id != gate.id for each in client.incidents(camera="gate"))
+        assert [each.subject for each in client.incidents(camera="gone")] == ["camera-offline"]
+    # Nobody waits for what nobody will hear of again.
+    wait_for(lambda: ("end", "gate", "always") in arrived(receiver), "the end")
+    last = [json.loads(body)["incident"] for _, body in receiver.got if gate.id in str(body)][-1]
+    assert (last["state"], last["text"], last["score"], last["clip_url"]) == ("ended", "", 0.0, "")

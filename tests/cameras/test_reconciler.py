@@ -5,66 +5,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import time
 
 from camera_cluster import CLUSTER, KUBERNETES, CameraCluster
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from reconciler_rig import Rig, until
 
-from cluster.cameras.kubernetes_api import KubernetesApi
 from cluster.cameras.managed import Managed
-from cluster.cameras.reconciler import Reconciler
-from cluster.cameras.watch import CameraWatch
 from cluster.config import CameraEntry
-from cluster.config.kubernetes import KubernetesConfig
 from cluster.errors import CapacityError
 from cluster.types import LastAnswer
-
-WAIT_S = 10.0
-
-
-async def until(condition, what="it"):
-    deadline = time.monotonic() + WAIT_S
-    while not condition():
-        assert time.monotonic() < deadline, f"{what() if callable(what) else what} never came"
-        await asyncio.sleep(0.005)
-
-
-class Rig:
-    """A reconciler that runs, with a clock that tests move."""
-
-    def __init__(self, kube, cluster, **keys):
-        keys = {"resync_s": 1, "status_s": 0.1, "status_refresh_s": 1000, "status_per_s": 1e6, **keys}
-        self.kube, self.cluster = kube, cluster
-        config = KubernetesConfig(enabled=True, kubeconfig=str(kube.kubeconfig), **keys)
-        self.api = KubernetesApi(config)
-        self.loop = asyncio.get_running_loop()
-        self.watch = CameraWatch(self.api, self._changed, wait_s=(0.01, 0.05))
-        self.reconciler = Reconciler(config, cluster, self.watch, self.api)
-
-    def _changed(self):
-        self.loop.call_soon_threadsafe(self.reconciler.changed)
-
-    async def __aenter__(self):
-        self.watch.start()
-        self.task = asyncio.create_task(self.reconciler.run())
-        return self
-
-    async def __aexit__(self, *_):
-        self.task.cancel()
-        await asyncio.wait([self.task])
-        self.reconciler.close()
-        assert await asyncio.to_thread(self.watch.stop)
-
-    async def condition(self, name, kind, status, reason):
-        """Wait for it; its sentence."""
-
-        def found():
-            condition = self.kube.condition(name, kind)
-            return condition is not None and condition[:2] == (status, reason)
-
-        await until(found, lambda: self.kube.status(name))
-        return self.kube.condition(name, kind)[2]
 
 
 async def test_cameras_come_change_and_go_with_their_resources(kube):

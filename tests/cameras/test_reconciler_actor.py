@@ -40,7 +40,7 @@ class Handle:
 def actor(monkeypatch, cluster, **kubernetes):
     monkeypatch.setattr(reconciler, "controller", lambda: Handle(cluster))
     monkeypatch.setattr(reconciler, "configure_logging", lambda *_: None)
-    return reconciler.ReconcilerActor(load_config(None, {"kubernetes": {"enabled": True, **kubernetes}}))
+    return reconciler.ReconcilerActor(load_config(None, {"kubernetes": {"enabled": True, **kubernetes}}), "127.0.0.1")
 
 
 async def until(condition):

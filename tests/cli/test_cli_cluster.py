@@ -110,6 +110,9 @@ def test_terminating_serve_is_a_clean_end(cli, wait_for):
     process.send_signal(signal.SIGTERM)
     assert process.wait(60) == 0, log.read_text()
     assert log.read_text().endswith("stopped\n")
+    told = " ".join(log.read_text().split())
+    assert "model tiny-qwen2_5_vl has random weights" in told
+    assert f"console http://{read_json(cli.folder / 'addresses.json')['metrics']}/ " in told
     assert cli.orphans() == []
 
 

@@ -360,8 +360,13 @@ def test_forgetting_everything_is_asked_for_first(gateway, terminal):
 
 
 def test_forget(gateway, run):
-    assert run("forget", "gate", "--before", "2h") == (0, "gate: forgot 1 frame, 34.3 MiB\n", "")
-    assert run("forget", "gate", "--yes", "--json", "-")[1] == '{\n  "frames": 1,\n  "bytes": 36000000\n}\n'
+    assert run("forget", "gate", "--before", "2h") == (
+        0,
+        "gate: forgot 1 frame, 34.3 MiB of memory; 0 files, 0 B of footage; 0 incidents, 0 alerts\n",
+        "",
+    )
+    told = json.loads(run("forget", "gate", "--yes", "--json", "-")[1])
+    assert told == {"frames": 1, "bytes": 36000000, "files": 0, "file_bytes": 0, "incidents": 0, "alerts": 0}
     assert gateway.forgotten == [("gate", 7200.0), ("gate", None)]
 
 

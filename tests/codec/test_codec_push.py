@@ -170,3 +170,33 @@ def test_the_queue_never_exceeds_its_bounds_nor_breaks_a_group(
     assert queue.bytes == 0
     for before, after in itertools.pairwise(out):
         assert after.sequence == before.sequence + 1 or after.keyframe
+
+
+@settings(deadline=None, max_examples=100)
+@given(
+    st.lists(st.lists(st.tuples(st.integers(-1, 2), st.booleans(), st.integers(1, 40)), max_size=6), max_size=8),
+    st.integers(1, 8),
+    st.integers(20, 200),
+)
+def test_packets_that_come_together_are_as_packets_one_by_one(
+    batches: list[list[tuple[int, bool, int]]], max_packets: int, max_bytes: int
+) -> None:
+    together, single = (PushSource(max_packets=max_packets, max_bytes=max_bytes) for _ in range(2))
+    for source in (together, single):
+        source.begin(HEADER, "a")
+    sequence = 0
+    for batch in batches:
+        packets = []
+        for step, keyframe, size in batch:
+            packets.append(packet(max(0, sequence + step), keyframe=keyframe, size=size))
+            sequence = max(sequence, packets[-1].sequence + 1)
+        dropped = together.offer_all(packets)
+        assert dropped == sum(not single.offer(each) for each in packets)
+    for attribute in ("next_sequence", "repeated", "gaps", "dropped", "queued"):
+        assert getattr(together, attribute) == getattr(single, attribute)
+    found = []
+    for source in (together, single):
+        source.end()
+        source.open()
+        found.append(list(source.packets()))
+    assert found[0] == found[1]

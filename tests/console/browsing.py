@@ -41,18 +41,23 @@ def change(gateway, name, **fields):
     gateway.publish([])
 
 
+def yes_of(gateway, name, question="person-in-restricted-area"):
+    """A camera's next answer, which is yes; nobody is told of it."""
+    gateway.city.second += 8
+    status = gateway.city.cameras[name]
+    made = gateway.city.answers(name)[0]
+    said = replace(made, question=question, score=0.93, positive=True, text="Somebody stands there.", gated=False)
+    last = (LastAnswer(question, 0.93, True, said.end),)
+    gateway.city.put(replace(status, windows_done=status.windows_done + 1, last_answers=last))
+    return said
+
+
 def say_yes(gateway, name, question="person-in-restricted-area", windows=2):
     """A camera answers yes, so often that there is an incident; returns the answers."""
     answers = []
     for _ in range(windows):
-        gateway.city.second += 8
-        status = gateway.city.cameras[name]
-        made = gateway.city.answers(name)[0]
-        said = replace(made, question=question, score=0.93, positive=True, text="Somebody stands there.", gated=False)
-        last = (LastAnswer(question, 0.93, True, said.end),)
-        gateway.city.put(replace(status, windows_done=status.windows_done + 1, last_answers=last))
-        gateway.publish([said])
-        answers.append(said)
+        answers.append(yes_of(gateway, name, question))
+        gateway.publish(answers[-1:])
     return answers
 
 

@@ -66,6 +66,35 @@ def test_its_clip_plays(incident, gateway):
     assert video.evaluate("video => [video.videoWidth, video.videoHeight]") == [448, 256]
 
 
+def test_who_sees_to_it_and_what_became_of_its_clip_come_without_asking(incident, gateway):
+    page, _, row = incident
+    row.locator("a").click()
+    detail = page.locator(".detail")
+    expect(detail).to_contain_text("The clip is being recorded")
+    expect(detail.locator("ol.events li")).to_have_count(1)
+    # From here on nothing can be fetched of any incident: what shows was told.
+    page.route(re.compile(r"/v1/incidents(\?|/[0-9a-f]+$)"), lambda route: route.abort())
+    its_id = page.url.rpartition("/")[2]
+    gateway._thread.run(gateway.alerts.acknowledge(its_id, "Kim"), 10.0)
+    expect(row).to_contain_text("seen to by Kim")
+    expect(detail.get_by_role("button", name="Acknowledge")).to_have_count(0)
+    gateway._thread.run(gateway.alerts.settle_clip(its_id, "none", "no clip: the disk is full"), 10.0)
+    expect(detail.locator(".clip-note")).to_have_text("no clip: the disk is full")
+
+
+def test_its_picture_shows_once_it_is_there(gateway, open_page):
+    page = open_page(f"{gateway.url}/#/incidents", ready="h1")
+    expect(page.locator(".nav-count")).to_be_visible()
+    page.route("**/snapshot.jpg", lambda route: route.fulfill(status=404, json={"error": "not made yet"}))
+    name = running(gateway, next(OTHERS))
+    say_yes(gateway, name)
+    row = page.locator(".incident-row", has_text=name)
+    expect(row.locator(".snapshot.none")).to_have_count(1)
+    page.unroute("**/snapshot.jpg")
+    gateway.step(0)
+    until(lambda: row.locator("img").evaluate("image => image.naturalWidth") > 0)
+
+
 def test_muting_is_a_dialog_that_gives_focus_back(incident):
     page, name, row = incident
     row.locator("a").click()

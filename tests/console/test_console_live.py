@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
-from browsing import PATIENCE_MS, Wall, change, running, until
+from browsing import PATIENCE_MS, Wall, change, running, until, yes_of
 from playwright.sync_api import expect
 
 from cluster.bench.console_city import City
 from cluster.bench.console_gateway import ConsoleGateway
+from cluster.http.feed import Event
 from cluster.types import CameraStatus
 
 
@@ -79,6 +82,31 @@ def test_a_gateway_that_cannot_see_the_cameras_says_so(own, open_page):
     own.city.trouble = ""
     own.publish([])
     expect(banner).to_have_count(0, timeout=30_000)
+
+
+def test_a_browser_that_missed_events_fetches_what_they_said(own, open_page):
+    """However often it is told that it missed some."""
+    own._live.feed._limit = 1
+    page = open_page(f"{own.url}/#/incidents", ready="h1")
+    expect(page.locator(".live")).to_have_text("Live")
+    fetched = []
+    page.on("request", lambda request: "incidents?open=1" in request.url and fetched.append(request.url))
+    name = running(own)
+    answers = [yes_of(own, name) for _ in range(2)]
+    other = Event.of("removed", "nobody", {"name": "nobody"})
+
+    async def push_out_whatever_comes():
+        for turn in range(600):
+            if turn == 300:
+                for answer in answers:
+                    own.alerts.take(answer)
+            own._live.feed.put(other)
+            own._live.feed.put(other)
+            await asyncio.sleep(0.002)
+
+    own._thread.run(push_out_whatever_comes(), 60.0)
+    until(lambda: page.evaluate("1") and len(fetched) >= 2)
+    expect(page.locator(".incident-row", has_text=name)).to_be_visible(timeout=PATIENCE_MS)
 
 
 STORE = """async (script) => {

@@ -6,7 +6,9 @@ import asyncio
 import contextlib
 import gc
 import io
-from collections.abc import AsyncIterator, Callable, Iterable
+import resource
+import signal
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from dataclasses import replace
 from fractions import Fraction
 from itertools import count
@@ -202,6 +204,7 @@ class Site:
             max_bytes=clips.max_bytes,
             retention_s=clips.retention,
             keep_free=clips.keep_free,
+            reach_s=clips.longest_s,
         )
         self.collector = FootageCollector(
             clips,
@@ -210,12 +213,13 @@ class Site:
             lambda news: self.service.settle_clip(news.incident, news.clip, news.note),
             known=self._folder / "known.json",
             run="run",
+            erase=lambda camera: self.service.forget(camera),
         )
         self.service = AlertService(self.config, self._folder, on_event=self.collector.offer)
         await self.service.start()
         self.collector.start(await self.service.waiting_clips(0.0))
         self.alerting = RpcServer()
-        servicer = FootageServicer(self.collector, self.about)
+        servicer = FootageServicer(self.collector, self.about, self.service.forget)
         self.alerting.add(pictures.SERVICE, pictures_pb2_grpc.add_PicturesServicer_to_server, servicer)
         self.alerting_address = f"127.0.0.1:{self.alerting.bind('127.0.0.1', 0)}"
         await self.alerting.start()
@@ -288,6 +292,19 @@ async def until(condition: Callable[[], object], timeout_s: float = 20.0) -> Non
     while not condition():
         assert asyncio.get_running_loop().time() < deadline, "never happened"
         await asyncio.sleep(0.01)
+
+
+@contextlib.contextmanager
+def full_disk(most: int) -> Iterator[None]:
+    """Files of this process end at so many bytes: what a full disk does, without one."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (most, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, handler)
 
 
 @contextlib.asynccontextmanager

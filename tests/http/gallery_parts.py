@@ -11,6 +11,7 @@ from PIL import Image, ImageDraw
 from sightline.v1 import pictures_pb2, pictures_pb2_grpc
 
 from cluster.errors import NotReadyError, SightlineError
+from cluster.rpc.pictures import CAMERA
 from cluster.rpc.status import abort
 
 
@@ -41,6 +42,7 @@ class Gallery(pictures_pb2_grpc.PicturesServicer, pictures_pb2_grpc.RecorderServ
             camera = (await self._alerts.incident(request.incident)).incident.camera
         except SightlineError as error:
             await abort(context, error)
+        await context.send_initial_metadata(((CAMERA, camera.encode()),))
         if request.kind == "end":
             await abort(context, NotReadyError("the clip of its end is not there"))
         data = picture(camera, 320, False, 1) if request.kind == "snapshot" else clip()

@@ -139,8 +139,9 @@ async def test_incidents_from_their_beginning_to_a_mute(tmp_path):
         )
         assert [(mute["camera"], mute["by"]) for mute in body["mutes"]] == [("cam-000", "Kim")]
         assert (await client("GET", "/v1/mutes"))[1] == body
-        assert (await client("DELETE", "/v1/mutes?camera=cam-000&subject=person")) == (200, {"mutes": []})
-        assert (await client("DELETE", "/v1/mutes?camera=cam-000&subject=person"))[0] == 409
+        for _ in range(2):
+            unmuted = await client("DELETE", "/v1/mutes?camera=cam-000&subject=person")
+            assert unmuted == (200, {"mutes": []}), "once more is no error"
         assert (await client("GET", "/v1/outbox?dead=5"))[1]["sinks"] == {}
         assert (await client("GET", "/v1/incidents?camera=cam-001"))[1] == {"incidents": []}
         for path, sentence in {

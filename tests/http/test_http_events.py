@@ -249,3 +249,15 @@ def test_a_score_is_noted_when_its_window_ended():
     history = History()
     assert history.answer(make_answer("gate", "q", 0.5, 1), 100.0) == 99.6
     assert history.body("gate")["scores"] == {"q": [[99.6, 0.5, True, False]]}
+
+
+def test_scores_of_before_are_forgotten():
+    history = History()
+    for number in range(KEPT + 10):
+        history.answer(make_answer("gate", "q", 0.5, number), 100.4 + number)
+        history.answer(make_answer("yard", "q", 0.5, number), 100.4 + number)
+    history.forget("gate", 220.0)
+    assert [row[0] for row in history.body("gate")["scores"]["q"]] == [float(at) for at in range(220, 230)]
+    assert len(history.body("yard")["scores"]["q"]) == KEPT
+    history.forget("nobody", 0.0)
+    assert len(history) == 2

@@ -113,7 +113,7 @@ async def test_forget_and_memory():
     async with gate() as (client, _, replica):
         assert await client("POST", "/v1/forget", {"camera": "gate", "before_s": 7200}) == (
             200,
-            {"frames": 7, "bytes": 2**20},
+            {"frames": 7, "bytes": 2**20, "files": 0, "file_bytes": 0, "incidents": 0, "alerts": 0},
         )
         assert (await client("POST", "/v1/forget", {"camera": "gate", "before_s": 0}))[0] == 200
         assert replica.forgotten == [("gate", 7200.0), ("gate", None)]

@@ -69,6 +69,15 @@ def test_a_study_of_cameras_makes_the_pool_larger_when_the_rest_of_the_time_asks
     assert study(hit, OBJECTIVE, cameras=True, replicas=False).result.replicas > 2
 
 
+def test_a_number_that_does_not_hold_is_no_figure():
+    told = []
+    bad = [f"{at}:kill:2" for at in range(50, 190, 20)] + [f"{at}:join:2" for at in range(55, 190, 20)]
+    doomed = plan(cameras=12, events=tuple(map(parse_event, bad)))
+    never = study(doomed, OBJECTIVE, cameras=True, replicas=False, audience=Audience(begins=told.append))
+    assert "replicas_at_objective" not in never.figures
+    assert told[1:] == [f"12 cameras on {count} replicas" for count in range(2, 8)], "each a larger pool"
+
+
 def test_an_objective_that_cannot_be_held_is_said():
     slow = replace(COSTS, window_s=20.0)
     one = replace(plan(), pools=(PoolPlan("slow", 1, slow),))

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadtest.city.tally import Lost, Tally, by_reason, lag_bin, lag_quantile
+from loadtest.city.tally import PLACES, Lost, Tally, by_reason, lag_bin, lag_quantile
 from loadtest.city.windows import Rows
 
 
@@ -73,3 +73,35 @@ def test_tallies_add_up():
     one.add(two)
     assert one.due.tolist() == [[2, 2, 0]]
     assert one.rung_s.tolist() == [[16.0, 32.0]]
+
+
+def test_tables_hold_what_counting_one_by_one_gives():
+    rng = np.random.default_rng(4)
+    count, bins = 300, 5
+    tally = Tally(bins=bins, bin_s=10.0, rungs=3)
+    end_s, lag_s = rng.uniform(0, 60, count), rng.lognormal(1.0, 1.5, count)
+    rank, rung = rng.integers(0, 3, count), rng.integers(0, 3, count)
+    value_s, useful_s, stride_s = rng.uniform(0, 8, (3, count))
+    tally.close(end_s, rank, stride_s, rung)
+    tally.gate(end_s, rank, value_s)
+    tally.answer(end_s, rank, lag_s, stride_s, value_s, useful_s)
+    tally.drop(end_s, rank, Lost.SHED)
+    wanted = Tally(bins=bins, bin_s=10.0, rungs=3)
+    for at in range(count):
+        cell = min(int(end_s[at] / 10), bins - 1), rank[at]
+        done = min(int((end_s[at] + lag_s[at]) / 10), bins - 1)
+        on_time = lag_s[at] <= stride_s[at]
+        for table in (wanted.due, wanted.gated, wanted.answered):
+            table[cell] += 1
+        wanted.due_s[cell] += stride_s[at]
+        wanted.rung_s[cell[0], rung[at]] += stride_s[at]
+        wanted.on_time[cell] += on_time
+        wanted.done[done, rank[at]] += 1
+        wanted.useful_s[done] += useful_s[at] * on_time
+        wanted.lags[(*cell, lag_bin(lag_s[at]))] += 1
+        wanted.dropped[(*cell, PLACES[Lost.SHED])] += 1
+    # What is answered adds to what the gate holds, in that order.
+    for at in [*range(count), *range(count)]:
+        wanted.value_s[min(int(end_s[at] / 10), bins - 1), rank[at]] += value_s[at]
+    for name, table in vars(wanted).items():
+        assert np.array_equal(getattr(tally, name), table), name

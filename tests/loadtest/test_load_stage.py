@@ -7,6 +7,7 @@ import math
 import signal
 import subprocess
 import time
+from dataclasses import replace
 from itertools import pairwise
 
 import psutil
@@ -17,6 +18,7 @@ from cluster.errors import ConfigError, SightlineError, UnavailableError
 from loadtest.faults import inflict
 from loadtest.profile import Storm
 from loadtest.run import camera_setup, run_search, run_test
+from loadtest.script import script
 from loadtest.search import Search
 from loadtest.stage import on_stage
 from loadtest.target import Target
@@ -41,6 +43,15 @@ async def test_a_cluster_that_answers_everything_is_stable() -> None:
     assert measured.packets > 0 == measured.packets_dropped
     source, questions, settings = toy.settings["load-00000"]
     assert (source, questions[0].id, settings["window"]["stride_s"]) == ("", "person", STRIDE_S)
+
+
+async def test_a_simulation_is_told_every_cameras_phase() -> None:
+    async with ToyCluster().target() as target:
+        target = replace(target, config=target.config.model_copy(update={"engine": "calibrated"}))
+        found = await run_test(target, profile(), CLIPS)
+    assert found.city is not None
+    assert [group["count"] for group in found.city["cameras"]] == [4]
+    assert found.city["phases"] == [script(profile(), number).phase for number in range(4)]
 
 
 async def test_windows_that_vanish_are_found_and_windows_that_are_counted_are_not_silent() -> None:

@@ -12,9 +12,11 @@ from torch.nn import functional as F
 
 from cluster.memory.compress import compressors
 from cluster.memory.compress.base import best
-from cluster.memory.compress.cords import CoRDS, centroids, greedy_cover, log_det_greedy
+from cluster.memory.compress.cords import CoRDS, centroids, cut, greedy_cover, log_det_greedy
 from cluster.memory.compress.infinipot_v import InfiniPotV, pool_steps, pooled_norms, temporal_redundancy
+from cluster.memory.compress.standing import Standing, handed_on
 from cluster.memory.coverage import coverage_area, nearest_distances
+from cluster.memory.held import HeldKV
 from cluster.memory.layer import LayerKV
 
 COLUMNS = 4
@@ -54,6 +56,13 @@ def test_never_more_than_the_budget_and_each_token_once(name: str, seed: int, fr
         assert int(kept.min()) >= 0
         assert int(kept.max()) < layer.tokens
         layer.take(kept)
+
+
+@pytest.mark.parametrize("name", bounded)
+def test_after_room_for_nothing_there_is_room_again(name: str) -> None:
+    compressor = compressors.get(name)(COLUMNS)
+    assert all(kept.shape == (2, 0) for kept in compressor.select(ragged(2, 3), 0))
+    assert all(kept.shape == (2, 5) for kept in compressor.select(ragged(2, 6), 5))
 
 
 @given(seed=st.integers(0, 200), count=st.integers(0, 12))
@@ -131,10 +140,10 @@ def test_redundancy_of_complete_frames_is_the_papers() -> None:
     torch.testing.assert_close(found, wanted.flatten())
 
 
-def test_the_last_token_of_a_cell_is_what_it_shows_now() -> None:
-    cell = torch.tensor([3, 1, 3, 0, 1])
-    _, last = redundancy(torch.ones(5, 2), torch.arange(5), cell, first=4)
-    assert last.tolist() == [False, False, True, True, True]
+def test_the_only_token_of_a_cell_is_known_as_such() -> None:
+    cell = torch.tensor([3, 1, 3, 0, 1, 2])
+    _, only = redundancy(torch.ones(6, 2), torch.arange(6), cell, first=5)
+    assert only.tolist() == [False, False, False, True, False, True]
 
 
 @pytest.mark.parametrize("pool", [1, 3, 5, 7])
@@ -163,10 +172,24 @@ def test_what_is_new_at_its_place_and_what_is_there_now_stay() -> None:
     layer = LayerKV(
         key, torch.ones(1, 64, 3), torch.arange(16).repeat_interleave(4)[None], torch.arange(4).repeat(16)[None]
     )
-    (kept,) = InfiniPotV(2).select([layer], 20)
+    (kept,) = InfiniPotV(2, recent=0.125).select([layer], 20)
     assert 21 in kept[0].tolist()
     # Two recent frames.
     assert set(range(56, 64)) <= set(kept[0].tolist())
+
+
+def test_what_a_small_memory_holds_is_not_all_of_it_the_present() -> None:
+    """Half a picture of room: cells that were seen twice, the second time quite unlike the first. Of 32 tokens the two
+    newest stay for being new; the rest are the most unlike what their cells show now, whether it came first or last."""
+    key = torch.randn(1, 32, 6, generator=torch.Generator().manual_seed(3))
+    cell = torch.arange(16).repeat(2)[None]
+    (kept,) = InfiniPotV(COLUMNS).select([LayerKV(key, key, torch.arange(2).repeat_interleave(16)[None], cell)], 8)
+    assert {30, 31} <= set(kept[0].tolist())
+    older = [token for token in kept[0].tolist() if token < 16]
+    cosine = F.cosine_similarity(key[0, :16], key[0, 16:], dim=1)
+    # 90 % of 8 tokens, less the two.
+    assert len(older) >= 5
+    assert set(cosine.argsort()[:5].tolist()) <= set(older)
 
 
 def test_the_only_copy_of_a_still_cell_survives() -> None:
@@ -270,10 +293,78 @@ def test_of_the_last_frame_what_fits_is_spread_over_it() -> None:
     """Three frames of four tokens. The newest comes first, then the one unlike it; of that one two still fit."""
     key = torch.tensor([5.0, 1.0, 1.0]).repeat_interleave(4)[None, :, None]
     layer = LayerKV(key, key, torch.arange(3).repeat_interleave(4)[None], torch.arange(4).repeat(3)[None])
-    (kept,) = CoRDS(2).select([layer], 6)
+    (kept,) = CoRDS(2, pieces=1).select([layer], 6)
     assert kept[0].tolist() == [1, 3, 8, 9, 10, 11]
-    (kept,) = CoRDS(2).select([layer], 8)
+    (kept,) = CoRDS(2, pieces=1).select([layer], 8)
     assert kept[0].tolist() == [0, 1, 2, 3, 8, 9, 10, 11]
+
+
+def test_large_frames_are_chosen_piece_by_piece() -> None:
+    assert cut(torch.tensor([[0, 0, 0, 0, 0, 1, 1, 2]]), 2).tolist() == [[0, 0, 1, 1, 2, 3, 3, 4]]
+    assert cut(torch.tensor([[0, 0, 0, 1, 1, 1], [0, 1, 1, 1, 1, 2]]), 9).tolist() == [
+        [0, 0, 0, 1, 1, 1],
+        [0, 1, 1, 1, 1, 2],
+    ]
+    # Two frames of eight tokens, of which two are unlike all others: with room for six, whole frames leave one out.
+    key = torch.zeros(1, 16, 2)
+    key[0, 2], key[0, 12] = torch.tensor([9.0, 0.0]), torch.tensor([0.0, 9.0])
+    layer = LayerKV(key, key, torch.arange(2).repeat_interleave(8)[None], torch.arange(8).repeat(2)[None])
+    assert {2, 12} <= set(CoRDS(COLUMNS).select([layer], 6)[0][0].tolist())
+    assert not {2, 12} <= set(CoRDS(COLUMNS, pieces=1).select([layer], 6)[0][0].tolist())
+
+
+def test_what_was_seen_often_is_chosen_before_what_is_as_far_off_and_was_not() -> None:
+    keys = torch.tensor([[0.0, 3.0], [3.0, 0.0], [0.0, 0.0]])
+    weights = {"key_weight": 1.0, "bonus": 0.0, "bonus_key_weight": 0.25}
+    for heavy, second in (([1.0, 2.0, 1.0], 1), ([2.0, 1.0, 1.0], 0)):
+        (rank,) = greedy_cover(
+            keys[None],
+            keys[None],
+            torch.ones(1, 3, dtype=torch.int64),
+            2,
+            torch.tensor([heavy]),
+            **weights,
+        )
+        assert rank.argsort()[:2].tolist() == [2, second]
+
+
+@given(seed=st.integers(0, 50))
+def test_what_is_held_stands_for_all_there_was(seed: int) -> None:
+    """A memory that is compressed again and again: its weights add up to every token it was ever given."""
+    compressor = CoRDS(COLUMNS, pieces=4)
+    held = HeldKV(compressor, cap=30)
+    layers = ragged(seed, 14, layers=1)[0]
+    for number in range(14):
+        (at,) = (layers.frame[0] == number).nonzero(as_tuple=True)
+        held.add([layers.take(at.expand(2, -1))])
+    assert held.compressions > 1
+    (layer,) = held.layers
+    assert compressor.standing_of(0, layer).sum(dim=1).tolist() == pytest.approx([layers.tokens] * 2)
+
+
+def test_weights_go_to_the_nearest_that_stays() -> None:
+    points, weight = torch.randn(2, 40, 3, generator=torch.Generator().manual_seed(8)), torch.rand(2, 40)
+    stays = torch.rand(2, 40, generator=torch.Generator().manual_seed(9)) < 0.2
+    found = handed_on(points, weight, stays)
+    for head in range(2):
+        wanted = torch.zeros(40)
+        for i in range(40):
+            apart = [
+                float((points[head, i] - points[head, j]).norm()) if stays[head, j] else math.inf for j in range(40)
+            ]
+            wanted[apart.index(min(apart))] += weight[head, i]
+        torch.testing.assert_close(found[head], wanted)
+
+
+def test_tokens_are_known_again_by_frame_and_cell() -> None:
+    layer = ragged(2, 5, layers=1)[0]
+    standing = Standing()
+    assert bool((standing.of(layer) == 1).all())
+    chosen = torch.tensor([[0, 3, 7], [1, 2, 9]])
+    standing.keep(layer, chosen, torch.tensor([[5.0, 6.0, 7.0], [2.0, 3.0, 4.0]]))
+    # The middle one was forgotten, and newer ones came.
+    later = layer.take(torch.tensor([[0, 7, 13, 14], [1, 9, 13, 14]]))
+    assert standing.of(later).tolist() == [[5.0, 7.0, 1.0, 1.0], [2.0, 4.0, 1.0, 1.0]]
 
 
 def test_the_papers_anchors_of_28_layers_and_what_follows_them() -> None:

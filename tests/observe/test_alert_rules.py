@@ -14,6 +14,8 @@ S = "sightline_"
 STATE = S + 'camera_state{camera="%s",state="%s",process="decoder-0"}'
 WINDOWS = S + 'windows_total{result="%s",reason="%s",process="replica-0"}'
 TOTAL = 'windows_total{result="done",reason="",process="replica-0"}'
+PASSES = S + 'reconciler_pass_seconds_count{result="%s",process="reconciler"}'
+CALLS = S + 'node_tier_requests_total{method="load",result="%s",process="tier-0"}'
 
 # name: when it fires, and the same with one thing in order: (series that break it, series where all is well). Values in
 # promtool's notation, a sample a minute; every case ends after an hour.
@@ -84,6 +86,21 @@ CASES = {
         {S + 'stream_gaps_total{camera="gate"}': "0+3x60", S + 'decode_errors_total{camera="gate"}': "0x60"},
         {S + 'stream_gaps_total{camera="gate"}': "0+1x60", S + 'decode_errors_total{camera="gate"}': "0x60"},
     ),
+    "SightlineResourcesStale": (
+        {S + 'reconciler_age_seconds{since="word",process="reconciler"}': "30x30 30+60x30"},
+        {
+            S + 'reconciler_age_seconds{since="word",process="reconciler"}': "0 100 200 300 0 100 200 300 250x60",
+            S + 'reconciler_age_seconds{since="list",process="reconciler"}': "0+60x60",
+        },
+    ),
+    "SightlineReconcilerFailing": (
+        {PASSES % "unavailable": "0+8x60", PASSES % "done": "0+2x60"},
+        {PASSES % "unavailable": "0+2x60", PASSES % "done": "0+8x60"},
+    ),
+    "SightlineResourcesRefused": (
+        {S + 'camera_resources{state="conflict"}': "0x30 1x30", S + 'camera_resources{state="accepted"}': "9x60"},
+        {S + 'camera_resources{state="conflict"}': "0x50 1x10", S + 'camera_resources{state="waiting"}': "9x60"},
+    ),
     "SightlineAnswersLate": (
         {WINDOWS % ("late", ""): "0+3x60", WINDOWS % ("done", ""): "0+20x60", WINDOWS % ("gated", ""): "0x60"},
         {WINDOWS % ("late", ""): "0+1x60", WINDOWS % ("done", ""): "0+20x60", WINDOWS % ("gated", ""): "0x60"},
@@ -141,6 +158,17 @@ CASES = {
         {S + 'memory_blocks_total{event="lost",process="replica-0"}': "0x40 5x20"},
         {S + 'memory_blocks_total{event="stored",process="replica-0"}': "0+5x60"},
     ),
+    "SightlineNodeTierFailing": (
+        {CALLS % "refused": "0+1x60", CALLS % "late": "0+1x60", CALLS % "ok": "0+20x60"},
+        {CALLS % "left": "0+2x60", CALLS % "late": "0x30 5x30", CALLS % "ok": "0+20x60"},
+    ),
+    "SightlineBlocksDamaged": (
+        {
+            S + 'node_tier_events_total{event="damaged",process="tier-0"}': "0x60",
+            S + 'tier_blocks_total{event="damaged",tier="redis",process="replica-0"}': "0x40 1x20",
+        },
+        {S + 'node_tier_events_total{event="evicted",process="tier-0"}': "0+5x60"},
+    ),
     "SightlineAlertsUndelivered": (
         {S + 'alerts_waiting{sink="hook"}': "0x30 3x30"},
         {S + 'alerts_waiting{sink="hook"}': "3x50 0 3x9"},
@@ -151,6 +179,10 @@ CASES = {
     ),
     "SightlineAlertsUnwritten": ({S + "alerts_unwritten": "0x30 2x30"}, {S + "alerts_unwritten": "0x60"}),
     "SightlineAlertsLost": ({S + "alerts_lost_total": "0x40 1x20"}, {S + "alerts_lost_total": "3x60"}),
+    "SightlineRingsShort": (
+        {S + 'rings_short{process="decoder-0"}': "0x10 2x50", S + 'rings_short{process="decoder-1"}': "0x60"},
+        {S + 'rings_short{process="decoder-0"}': "0x10 2x20 0x30"},
+    ),
 }
 
 

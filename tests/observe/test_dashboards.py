@@ -91,6 +91,7 @@ def exported():
     registry = CollectorRegistry()
     registry.register(metrics.MemoryCollector(TierStack([Arena(8 << 20)]), PrefetchStats))
     registry.register(metrics.FederatedCollector(lambda: {"nobody": "127.0.0.1:9"}))
+    registry.register(metrics.NodeTierCollector(1, lambda: None))
     families = [*metrics.REGISTRY.collect(), *registry.collect(), *GpuCollector(None, {}).collect()]
     suffixes = {"counter": ["_total"], "histogram": ["_bucket", "_sum", "_count"]}
     return {family.name + suffix for family in families for suffix in suffixes.get(family.type, [""])}

@@ -149,6 +149,8 @@ def test_what_a_process_counts_is_there_from_the_first_scrape_on():
         "decoder": ("sightline_frames_dropped_total", "replica_slow"),
         "replica": ("sightline_windows_total", "", "done"),
         "alerting": ("sightline_alert_deliveries_total", "dead", "hook"),
+        "tier": ("sightline_node_tier_requests_total", "load", "refused"),
+        "reconciler": ("sightline_reconciler_watch_restarts_total", "expired"),
     }
     code = f"""
 from cluster import metrics

@@ -91,6 +91,7 @@ class Gateway:
         self.channels = ChannelPool()
         self.proxies = []
         self.options = {"reconnect_s": 5.0} | (options or {})
+        servicer_options = {"idle_reply_s": 0.05} | servicer_options
         self.servicer = IngestServicer(self.find, max_packet_bytes=LIMIT, **servicer_options)
 
     async def find(self, camera):

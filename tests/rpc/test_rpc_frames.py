@@ -63,9 +63,10 @@ class Replica:
 
 
 @asynccontextmanager
-async def serving(handler, *, port=0, credit=8):
+async def serving(handler, *, port=0, credit=8, gather_s=0.02):
     server = RpcServer()
-    server.add(SERVICE, frames_pb2_grpc.add_FramesServicer_to_server, FramesServicer(handler, credit=credit))
+    servicer = FramesServicer(handler, credit=credit, gather_s=gather_s)
+    server.add(SERVICE, frames_pb2_grpc.add_FramesServicer_to_server, servicer)
     bound = server.bind("127.0.0.1", port)
     await server.start()
     try:
@@ -101,6 +102,40 @@ async def test_frames_arrive_in_order_and_unchanged(make, until):
         await until(lambda: sender.status("gate").windows_done == 20)
         assert (sender.status("gate").in_flight, sender.status("gate").dropped) == (0, 0)
         assert lost == []
+
+
+async def test_acknowledgements_of_many_cameras_go_together_and_refusals_at_once(make, until):
+    replica = Replica()
+    cameras = ["gate", "yard", "dock"]
+    async with serving(replica, gather_s=60.0) as address, open_channel(address) as channel:
+        call = frames_pb2_grpc.FramesStub(channel).Send()
+        for camera in cameras:
+            opened = frames_pb2.StreamOpen(camera=camera, spec_json=spec_to_json(make.spec(camera)))
+            await call.write(frames_pb2.FrameMessage(open=opened))
+        told = []
+        while len(told) < 3:
+            ack = await call.read()
+            told += [each.camera for each in (ack, *ack.more) if each.opened]
+        for camera in cameras:
+            await call.write(frames_pb2.FrameMessage(frame=frame_to_proto(make.sample(camera, 0))))
+        await until(lambda: all(replica.indices(camera) == [0] for camera in cameras))
+        replica.refuse = {1: "pts went back"}
+        await call.write(frames_pb2.FrameMessage(frame=frame_to_proto(make.sample("gate", 1))))
+        ack = await call.read()
+        found = {each.camera: (each.index, each.refused) for each in (ack, *ack.more)}
+        assert found == {"gate": (1, "pts went back"), "yard": (0, ""), "dock": (0, "")}
+        call.cancel()
+
+
+async def test_a_sender_reads_acknowledgements_of_many_cameras(make, until):
+    replica = Replica()
+    cameras = [f"camera-{n}" for n in range(5)]
+    async with serving(replica, gather_s=0.05) as address, sending() as (sender, _):
+        for camera in cameras:
+            sender.assign(make.spec(camera), address)
+            assert sender.send(make.sample(camera, 0))
+        await until(lambda: all(sender.status(camera).windows_done == 1 for camera in cameras))
+        assert [sender.status(camera).in_flight for camera in cameras] == [0] * 5
 
 
 async def test_many_threads_send_at_once(make, until):

@@ -57,7 +57,7 @@ def http_request(address, method, path, body=None):
 @pytest.fixture
 def one_directory(monkeypatch):
     directory = Directory(None)
-    monkeypatch.setattr(gateway, "ControllerDirectory", lambda config: directory)
+    monkeypatch.setattr(gateway, "ControllerDirectory", lambda: directory)
     monkeypatch.setattr(gateway, "configure_logging", lambda process, log_dir: None)
     return directory
 

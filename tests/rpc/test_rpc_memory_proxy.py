@@ -9,7 +9,7 @@ import grpc
 import grpc.aio
 import pytest
 from memory_parts import STATUS, replica, result, serving
-from sightline.v1 import memory_pb2, memory_pb2_grpc
+from sightline.v1 import memory_pb2, memory_pb2_grpc, pictures_pb2
 
 from cluster.errors import (
     CapacityError,
@@ -21,9 +21,8 @@ from cluster.errors import (
 from cluster.rpc.channel import ChannelPool, open_channel
 from cluster.rpc.memory_client import MemoryClient
 from cluster.rpc.memory_proxy import MemoryProxy
-from cluster.rpc.memory_wire import Told
+from cluster.rpc.memory_wire import ForgottenCamera, Told
 from cluster.rpc.server import RpcServer
-from cluster.types import Forgotten
 
 
 class Routes(dict):
@@ -60,7 +59,7 @@ async def test_everything_through_the_gateway():
                 assert (handler.asked[0].since_s, handler.asked[0].max_new_tokens) == (60.0, 9)
                 assert handler.asked[1].turns == (("Who?", "two words"),)
                 assert await in_thread(lambda: client.memory("gate")) == STATUS
-                assert await in_thread(lambda: client.forget("gate", 5.0)) == Forgotten(7, 2**40)
+                assert await in_thread(lambda: client.forget("gate", 5.0)) == ForgottenCamera(7, 2**40)
                 assert handler.forgotten == [("gate", 5.0)]
         assert len(pool) == 0, "channels are given back"
 
@@ -206,13 +205,30 @@ async def test_more_is_forgotten_along_with_a_memory():
         told.append((camera, before_s))
         if len(told) == 2:
             raise UnavailableError("alerting does not answer")
+        return pictures_pb2.ForgetFootageReply(files=3, bytes=1000, incidents=2, alerts=5)
 
     routes = Routes()
     async with replica() as (_, address), serving(MemoryProxy(routes.of, ChannelPool(), on_forget=also)) as gateway:
         routes["gate"] = address
         with MemoryClient(gateway) as client:
-            assert await in_thread(lambda: client.forget("gate", 5.0)) == Forgotten(7, 2**40)
+            assert await in_thread(lambda: client.forget("gate", 5.0)) == ForgottenCamera(7, 2**40, 3, 1000, 2, 5)
             error = await in_thread(lambda: client.forget("gate"))
     assert told == [("gate", 5.0), ("gate", 0.0)]
     assert isinstance(error, UnavailableError)
     assert str(error) == "alerting does not answer"
+
+
+async def test_without_a_memory_the_rest_is_forgotten_all_the_same():
+    """An engine that remembers nothing still had its incidents and their clips."""
+
+    async def also(camera, before_s):
+        return pictures_pb2.ForgetFootageReply(files=2)
+
+    async def nothing(camera, ago_s):
+        raise NotReadyError("this engine keeps no memory")
+
+    async with replica() as (handler, address):
+        handler.forget = nothing
+        async with serving(MemoryProxy(Routes(gate=address).of, ChannelPool(), on_forget=also)) as gateway:
+            with MemoryClient(gateway) as client:
+                assert await in_thread(lambda: client.forget("gate")) == ForgottenCamera(0, 0, files=2)

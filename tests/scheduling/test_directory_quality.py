@@ -231,10 +231,11 @@ def test_a_drained_replica_gives_its_cameras_away_and_gets_none_until_it_may_aga
     made = directory(replicas=3)
     for number in range(9):
         made.add(camera(f"cam-{number}"), 0.0)
-    made.heartbeat_replica("r1", [], 1.0, ReplicaReport(0.1, 0.7, held=3))
+    made.heartbeat_replica("r1", [], 1.0, ReplicaReport(0.1, 0.7, held=3, trouble="no core"))
     before = {status.name: status for status in made.replica_statuses()}
     assert sum(status.cameras for status in before.values()) == 9
     assert (before["replica-1"].held, before["replica-1"].backlog_s, before["replica-1"].draining) == (3, 0.7, False)
+    assert [before[name].trouble for name in sorted(before)] == ["", "no core", ""]
     assert before["replica-1"].utilisation == pytest.approx(0.1 * before["replica-1"].cameras)
     version = made.version
     status = made.drain("replica-1")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import random
 from dataclasses import replace
 
 import pytest
@@ -16,6 +17,7 @@ from cluster.scheduling.ladder import CameraOnLadder, Ladder, LadderPolicy, Rung
 from cluster.scheduling.priority import Priority
 
 POLICY = LadderPolicy(LADDER, high=0.95, aim=0.9, low=0.8, hold_s=8.0, climb=1.0)
+LOOSE = replace(POLICY, weights=dict.fromkeys(Priority, 1.0), climb=0.05)
 SHED = len(LADDER.rungs) - 1
 
 
@@ -116,6 +118,31 @@ def test_cameras_climb_a_few_at_a_time_and_one_in_any_case() -> None:
     assert 0.03 < apply(cameras, steps) - 20 * 0.01 <= 0.05
     alone = {"large": camera(Priority.NORMAL, 0.3, 0.25, 0.1, 0.0, rung=2)}
     assert [step.rung_to for step in policy.decide(alone, 0.2, 100.0)] == [1]
+
+
+@given(st.integers(0, 2**32 - 1))
+@settings(deadline=None, max_examples=60)
+def test_what_was_noted_of_cameras_before_changes_no_decision(seed) -> None:
+    """Cameras come to other loads, classes and rungs between decisions; fresh ones like them decide the same."""
+    draw = random.Random(seed)
+    cameras = {f"c{n}": camera(draw.choice(list(Priority))) for n in range(8)}
+    for second in range(12):
+        for each in draw.sample(list(cameras.values()), 3):
+            full = draw.uniform(0.02, 0.5)
+            match draw.randrange(4):
+                case 0:
+                    each.loads = (full, full * draw.uniform(0.5, 1.0), full * draw.uniform(0.1, 0.5), 0.0)
+                case 1:
+                    each.priority = draw.choice(list(Priority))
+                case 2:
+                    each.rung = draw.randrange(SHED + (each.priority is not Priority.CRITICAL))
+        fresh = {name: CameraOnLadder(each.priority, each.loads, each.rung) for name, each in cameras.items()}
+        for name, each in cameras.items():
+            each.since_s = fresh[name].since_s = draw.choice([0.0, float(second)])
+        utilisation, now_s, policy = draw.uniform(0.3, 1.6), second + 8.0, draw.choice([POLICY, LOOSE])
+        steps = policy.decide(cameras, utilisation, now_s)
+        assert steps == policy.decide(fresh, utilisation, now_s)
+        apply(cameras, steps)
 
 
 def test_a_shed_normal_camera_comes_back_before_anybody_gets_better() -> None:

@@ -122,8 +122,11 @@ def test_what_waits_is_bounded_and_what_leaves_is_counted(start, absent) -> None
     until(lambda: worker.counts("a").dropped == 3)
     assert log.drops == [("a", "replaced", 1)] * 3
     assert worker.depths()["windows"] == 2
+    # The heartbeat says why, for as long as it is so.
+    assert worker.load().trouble == "the engine core has died; it must be started anew"
     absent.absences = 0
     until(lambda: log.answers == [("a", 3), ("a", 4)])
+    assert worker.load().trouble == ""
     assert worker.counts("a") == WindowCounts(done=2, dropped=3)
     assert log.losses == []
 

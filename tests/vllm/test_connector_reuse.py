@@ -16,13 +16,10 @@ from cluster.bench.synthetic import SyntheticCamera
 from cluster.engine.base import Engine, WindowRequest
 from cluster.engine.native import NativeEngine
 from cluster.engine.native.stats import WindowStats
-from cluster.engine.vllm.connector.courier import Courier
-from cluster.engine.vllm.connector.store import KVShape
 from cluster.engine.vllm.engine import VllmEngine
 from cluster.engine.vllm.reuse import ReuseLayout
 from cluster.engine.vllm.settings import VllmSettings
 from cluster.errors import UnavailableError
-from cluster.memory.tiers.arena import Arena
 from cluster.models import load_model
 from cluster.models.base import VisionLanguageModel
 from cluster.types import Answer, Question, StreamSpec
@@ -144,23 +141,11 @@ def test_a_block_that_is_damaged_costs_a_full_window(engine: VllmEngine) -> None
     assert all(window.tokens.reused > 0 for window in engine.stats.windows)
 
 
-def test_a_window_goes_on_from_a_tier_and_after_the_core_died(engine: VllmEngine, model: VisionLanguageModel) -> None:
-    layout = layout_of(engine)
-    config = model.text_config
-    shape = KVShape(config.num_hidden_layers, config.num_key_value_heads, 32, torch.float32)
-    tier = Arena(2**25, slab_bytes=2**16)
-    layout.courier = Courier(layout.blocks, tier, shape=shape, fingerprint=engine.fingerprint, cap_bytes=2**26)
+def test_a_window_goes_on_after_the_core_died(engine: VllmEngine) -> None:
+    """Its blocks are in shared memory, which the core does not take along."""
     pair = Pair(engine, ["moves"])
     for _ in range(6):
         pair.same()
-    assert layout.courier.flush(30)
-    # What is left of a camera on a host that it comes to: its frames, and what the tier has.
-    layout.forget("moves")
-    layout.blocks.drop(["system"])
-    (window,) = pair.same()
-    assert window.tokens.reused > 0
-    assert layout.courier.counts["restored"] > 0
-
     mine, natives = pair.push()
     os.kill(engine.processes()[0], signal.SIGKILL)
     with pytest.raises(UnavailableError):
@@ -169,8 +154,3 @@ def test_a_window_goes_on_from_a_tier_and_after_the_core_died(engine: VllmEngine
     assert [one.score for one in ours] == pytest.approx([two.score for two in theirs], abs=NEAR)
     (window,) = engine.stats.windows
     assert window.tokens.reused > 0
-
-    layout.courier.flush(30)
-    layout.forget("moves", everywhere=True)
-    assert tier.nbytes("moves") == 0
-    assert layout.courier.noted("moves") is None

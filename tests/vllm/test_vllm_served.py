@@ -103,6 +103,17 @@ def test_arguments_vllm_does_not_take(arguments: dict[str, Any], message: str) -
         VllmSettings(arguments).checked()
 
 
+def test_an_argument_vllm_does_not_know_is_told_before_anything_starts() -> None:
+    pytest.importorskip("vllm.version", reason="vLLM is not installed here (make setup-vllm)")
+    from actors.preflight import check_settings
+    from cluster.config import load_config
+
+    model = {"engine": "vllm", "model": {"name": "tiny-qwen2_5_vl"}}
+    check_settings(load_config(None, {**model, "vllm": {"arguments": {"tensor_parallel_size": 2}}}))
+    with pytest.raises(ConfigError, match="did you mean tensor_parallel_size"):
+        check_settings(load_config(None, {**model, "vllm": {"arguments": {"tensor_paralel_size": 2}}}))
+
+
 def test_settings_out_of_range() -> None:
     pytest.importorskip("vllm.version", reason="vLLM is not installed here (make setup-vllm)")
     with pytest.raises(ConfigError, match="timeout_s must be above 0"):

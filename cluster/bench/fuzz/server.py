@@ -25,6 +25,7 @@ from sightline.v1 import (
     results_pb2_grpc,
 )
 
+from cluster.alerts.forgetting import Erased
 from cluster.alerts.service import AlertService
 from cluster.cameras.managed import Managed
 from cluster.codec.push import PushSource
@@ -244,7 +245,7 @@ class Server:
         inner.add(
             pictures.SERVICE,
             pictures_pb2_grpc.add_PicturesServicer_to_server,
-            pictures.FootageServicer(None, _no_incident),
+            pictures.FootageServicer(None, _no_incident, _no_records),
         )
         self._inner_address = f"127.0.0.1:{inner.bind('127.0.0.1', 0)}"
         await inner.start()
@@ -307,6 +308,10 @@ class Server:
 
     async def _no_decoder(self, camera: str) -> str:
         raise UnknownCameraError(f"nobody decodes camera {camera!r} here")
+
+
+async def _no_records(camera: str, before_s: float) -> Erased:  # noqa: ARG001
+    return Erased()
 
 
 async def _no_incident(incident: str) -> tuple[str, str]:

@@ -10,7 +10,7 @@ import { Live } from "./live.js";
 import { Login } from "./login.js";
 import { Empty, Icon, useClock } from "./parts.js";
 import { store, useTopics } from "./store.js";
-import { theme, toggleTheme } from "./theme.js";
+import { onTheme, theme, toggleTheme } from "./theme.js";
 import { Wall } from "./wall.js";
 
 const RESYNC_MS = 5_000;
@@ -26,12 +26,8 @@ const PAGES = [
 async function sync() {
   const touched = store.track();
   try {
-    const [cameras, incidents] = await Promise.all([
-      get("/v1/cameras"),
-      // Without alerting there are no incidents, and there are cameras all the same.
-      get(OPEN).catch((error) => (error.status === 401 ? Promise.reject(error) : { incidents: [] })),
-    ]);
-    store.takeAll(cameras.cameras, incidents.incidents, touched);
+    const [cameras, incidents] = await Promise.all([get("/v1/cameras"), openIncidents()]);
+    store.takeAll(cameras.cameras, incidents, touched);
   } catch (error) {
     store.error = error;
     store.touch("cameras", "epoch");
@@ -40,22 +36,37 @@ async function sync() {
   store.untrack(touched);
 }
 
-/**
- * What comes with no event: who has acknowledged or muted what, which clips are ready, and that the gateway itself hears
- * nothing from the controller.
- */
+let incidentsOwed = false;
+
+/** Those that are open; null while nobody can say. Without alerting there are no incidents, and there are cameras. */
+async function openIncidents() {
+  try {
+    const { incidents } = await get(OPEN);
+    incidentsOwed = false;
+    return incidents;
+  } catch (error) {
+    if (error.status === 401) throw error;
+    incidentsOwed = true;
+    return null;
+  }
+}
+
+/** What comes with no event: that the gateway hears nothing of the cameras; and incidents that could not be had. */
 async function lookAround() {
   if (live.state !== "live" || document.visibilityState !== "visible") return;
-  const touched = store.track();
-  const found = await get(OPEN).catch(() => null);
-  if (found) store.takeOpen(found.incidents, touched);
-  store.untrack(touched);
+  if (incidentsOwed) {
+    const touched = store.track();
+    const found = await openIncidents().catch(() => null);
+    if (found) store.takeOpen(found, touched);
+    store.untrack(touched);
+  }
   const fleet = await get("/v1/fleet").catch(() => null);
   if (fleet) store.set("trouble", fleet.trouble);
 }
 
 let announced = "";
-let lastMissed = 0;
+let caughtUp = 0;
+let catchingUp = 0;
 
 const HANDLERS = {
   camera: (status) => store.camera(status),
@@ -65,18 +76,20 @@ const HANDLERS = {
     store.answer(answer.camera, answer.question, [end, answer.score, answer.positive, answer.gated]);
     if (answer.missed) HANDLERS.missed();
   },
-  incident({ incident }) {
-    if (!store.incidents.has(incident.id) && incident.ended_s == null) {
+  incident({ incident, cause }) {
+    if (!cause && !store.incidents.has(incident.id) && incident.ended_s == null) {
       announced = `New incident, ${incident.severity}: ${words(incident.subject)} at ${incident.camera}`;
     }
     store.incident(incident);
   },
   missed() {
-    // The gateway dropped events because this browser was slow: the lists have what they said.
-    const wait = Math.max(0, lastMissed + RESYNC_MS - Date.now());
-    lastMissed = Date.now() + wait;
-    clearTimeout(HANDLERS.timer);
-    HANDLERS.timer = setTimeout(sync, wait);
+    // The gateway dropped events because this browser was slow: the lists have what they said. However often it is told,
+    // they are fetched once in a while: a browser that is too slow already would only get slower.
+    catchingUp ||= setTimeout(() => {
+      catchingUp = 0;
+      caughtUp = Date.now();
+      sync();
+    }, Math.max(0, caughtUp + RESYNC_MS - Date.now()));
   },
 };
 
@@ -152,6 +165,7 @@ function Page({ route }) {
 function Header({ route, onSignOut }) {
   useTopics("me", "incidents");
   const [, redraw] = useState(0);
+  useEffect(() => onTheme(() => redraw((serial) => serial + 1)), []);
   const open = [...store.incidents.values()].filter((each) => each.ended_s == null && !each.acknowledged_by && !each.muted).length;
   const dark = theme() === "dark";
   return html`<header class="top">
@@ -163,7 +177,7 @@ function Header({ route, onSignOut }) {
     <div class="top-right">
       <${LiveDot} />
       <button type="button" class="icon-button" aria-label=${dark ? "Light colours" : "Dark colours"} title=${dark ? "Light colours" : "Dark colours"}
-        onClick=${() => (toggleTheme(), redraw((serial) => serial + 1))}><${Icon} name=${dark ? "sun" : "moon"} /></button>
+        onClick=${toggleTheme}><${Icon} name=${dark ? "sun" : "moon"} /></button>
       ${store.me?.authenticated && html`<button type="button" class="icon-button" onClick=${onSignOut} aria-label=${`Sign out ${store.me.name}`} title=${`Signed in as ${store.me.name}; sign out`}><${Icon} name="out" /></button>`}
     </div>
   </header>`;

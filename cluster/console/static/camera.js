@@ -9,7 +9,7 @@ import { MuteButton } from "./mutes.js";
 import { Badge, Empty, Failure, Figure, Icon, Picture, RungBadge, Skeleton, StateBadge } from "./parts.js";
 import { pictures } from "./pictures.js";
 import { Plot } from "./plot.js";
-import { may, store, useTopics } from "./store.js";
+import { isOlder, may, store, useTopics } from "./store.js";
 
 export function CameraPage({ name }) {
   useTopics(`camera:${name}`, "epoch", "me");
@@ -134,7 +134,9 @@ function Incidents({ name }) {
   if (error && !data) return html`<${Failure} error=${error} onRetry=${reload} />`;
   if (!data) return html`<${Skeleton} rows=${2} />`;
   const found = new Map(data.incidents.map((incident) => [incident.id, incident]));
-  for (const incident of store.incidents.values()) if (incident.camera === name) found.set(incident.id, incident);
+  for (const incident of store.incidents.values()) {
+    if (incident.camera === name && !isOlder(incident, found.get(incident.id))) found.set(incident.id, incident);
+  }
   const listed = [...found.values()].sort((a, b) => b.opened_s - a.opened_s).slice(0, 20);
   if (!listed.length) return html`<${Empty} title="No incidents">Nothing has happened here that anybody asked about.<//>`;
   return html`<ul class="incident-list">${listed.map((incident) => html`<${IncidentRow} key=${incident.id} incident=${incident} bare />`)}</ul>`;

@@ -100,7 +100,7 @@ function Replicas({ replicas, reload }) {
   <div class="scroll" tabindex="0" role="region" aria-label="Table of replicas"><table>
     <thead><tr><th scope="col">Replica</th><th scope="col">Load</th><th scope="col">Cameras</th><th scope="col">Lowered</th><th scope="col">Expected lag</th><th scope="col">Waiting</th>${may("admin") && html`<th scope="col"><span class="unseen">Actions</span></th>`}</tr></thead>
     <tbody>${replicas.map((replica) => html`<tr key=${replica.name}>
-      <th scope="row">${replica.name} ${replica.draining && html`<${Badge} tone="warning">draining, holds ${count(replica.held)}<//>`}</th>
+      <th scope="row">${replica.name} ${replica.draining && html`<${Badge} tone="warning">draining, holds ${count(replica.held)}<//>`} ${replica.trouble && html`<${Badge} tone="critical">${replica.trouble}<//>`}</th>
       <td><span class="load"><span class="bar" aria-hidden="true"><span class=${replica.utilisation > FULL_AT ? "critical" : replica.utilisation > BUSY_AT ? "warning" : "good"}
         style=${{ width: `${Math.min(100, 100 * replica.utilisation)}%` }}></span></span>${replica.utilisation ? percent(replica.utilisation) : "unknown"}</span></td>
       <td>${count(replica.cameras)}</td><td>${count(replica.lowered)}</td>

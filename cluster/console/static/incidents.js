@@ -1,16 +1,16 @@
 // The timeline of incidents, and one of them in full: picture, clip, what was told to whom, and who saw to it.
-import { get, incidentPath, open as openPath, post } from "./api.js";
+import { incidentPath, open as openPath, post } from "./api.js";
 import { severityRank } from "./attention.js";
-import { html, useEffect, useState } from "./dom.js";
+import { html, useEffect, useRef, useState } from "./dom.js";
 import { useFetched } from "./fetching.js";
 import { clock, day, duration, moment, now, plural, score, words } from "./format.js";
 import { IncidentRow, Snapshot, StateOf } from "./incident_row.js";
 import { MuteButton, Mutes } from "./mutes.js";
 import { Badge, Empty, Failure, Icon, SeverityBadge, Skeleton, useClock } from "./parts.js";
-import { may, store, useTopics } from "./store.js";
+import { isOlder, may, store, useTopics } from "./store.js";
 
 const LIMIT = 200;
-const CLIP_PERIOD_S = 4;
+const OWED_PERIOD_S = 4;
 const SPANS = [[3600, "the last hour"], [24 * 3600, "the last day"], [7 * 24 * 3600, "the last week"], [0, "everything"]];
 
 export function IncidentsPage({ id }) {
@@ -27,7 +27,9 @@ export function IncidentsPage({ id }) {
   useEffect(() => setSinceAsked(since), [span]);
   const { data, error, reload } = useFetched(`/v1/incidents?limit=${LIMIT}${onlyOpen ? "&open=1" : ""}${sinceAsked ? `&since_s=${sinceAsked}` : ""}`);
   const found = new Map((data?.incidents ?? []).map((incident) => [incident.id, incident]));
-  for (const incident of store.incidents.values()) if (!span || incident.updated_s >= since) found.set(incident.id, incident);
+  for (const incident of store.incidents.values()) {
+    if ((!span || incident.updated_s >= since) && !isOlder(incident, found.get(incident.id))) found.set(incident.id, incident);
+  }
   const needle = camera.trim().toLocaleLowerCase();
   const listed = [...found.values()]
     .filter((incident) => (!onlyOpen || incident.ended_s == null) && (!severity || incident.severity === severity))
@@ -94,14 +96,21 @@ function Strip({ incidents, span }) {
 function Detail({ id, onMuted }) {
   useTopics(`incident:${id}`, "epoch");
   const newest = store.incidents.get(id);
-  // Nobody is told when a clip is ready: it is looked for while somebody waits for it.
-  const { data, error, reload } = useFetched(incidentPath(id), { periodS: newest?.clip === "waiting" ? CLIP_PERIOD_S : 0 });
+  const [owed, setOwed] = useState(false);
+  const askedFor = useRef(null);
+  // What becomes of the incident comes with events; which sinks have taken it by now does not.
+  const { data, error, reload } = useFetched(incidentPath(id), { periodS: owed ? OWED_PERIOD_S : 0 });
   useEffect(() => {
-    if (data && (!newest || newest.updated_s <= data.incident.updated_s)) store.incident(data.incident);
+    if (!data) return;
+    store.fetchedIncident(data.incident);
+    setOwed(data.deliveries.some((each) => each.state === "pending"));
   }, [data]);
   useEffect(() => {
-    if (data && newest && newest.updated_s > data.incident.updated_s) reload();
-  }, [newest?.updated_s]);
+    // Once for each event: while the records cannot be written, what is fetched stays behind.
+    if (!data || askedFor.current === newest || !isOlder(data.incident, newest)) return;
+    askedFor.current = newest;
+    reload();
+  }, [data, newest]);
   useEffect(() => {
     const escape = (event) => event.key === "Escape" && !document.querySelector("dialog[open]") && (location.hash = "#/incidents");
     addEventListener("keydown", escape);
@@ -133,7 +142,7 @@ function InFull({ incident, detail, onMuted }) {
       <div><dt>Id</dt><dd><code>${incident.id}</code></dd></div>
     </dl>
     ${detail?.events?.length > 0 && html`<h3>What was told</h3><ol class="plain events">
-      ${detail.events.map((event) => html`<li key=${event.key}><span>${clock(event.at_s)}</span> ${event.event ?? event.kind}${event.quiet ? " (muted)" : ""}</li>`)}</ol>`}
+      ${detail.events.map((event) => html`<li key=${event.key}><span>${clock(event.at_s)}</span> ${event.cause || event.kind}${event.quiet ? " (muted)" : ""}</li>`)}</ol>`}
     ${detail?.deliveries?.length > 0 && html`<h3>To whom</h3><ul class="plain">
       ${detail.deliveries.map((each, i) => html`<li key=${i}><span>${each.sink}</span>
         <${Badge} tone=${each.state === "delivered" ? "good" : each.state === "dead" ? "critical" : "warning"}>${each.state}<//>
@@ -171,9 +180,7 @@ function Acknowledge({ incident }) {
   const acknowledge = async () => {
     setBusy(true);
     try {
-      await post(`${incidentPath(incident.id)}/acknowledge`, { by: store.me?.name || "console" });
-      const detail = await get(incidentPath(incident.id));
-      store.incident(detail.incident);
+      store.fetchedIncident(await post(`${incidentPath(incident.id)}/acknowledge`, { by: store.me?.name || "console" }));
       setError("");
     } catch (failure) {
       setError(failure.message);

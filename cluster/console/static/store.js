@@ -75,10 +75,10 @@ export class Store {
     for (const touched of this.trackers) touched.add(key);
   }
 
-  /** Take whole lists over, save for what is `touched`. */
+  /** Take whole lists over, save for what is `touched`; `incidents` null: nobody can say, and what is known stays. */
   takeAll(cameras, incidents, touched) {
     this.takeCameras(cameras, touched);
-    this.takeOpen(incidents, touched);
+    if (incidents) this.takeOpen(incidents, touched);
     this.loaded = true;
     this.error = null;
     this.epoch += 1;
@@ -108,7 +108,7 @@ export class Store {
     }
     for (const incident of incidents) {
       const before = this.incidents.get(incident.id);
-      if (!touched.has(`incident:${incident.id}`) && !(before?.updated_s > incident.updated_s)) this.keepIncident(incident);
+      if (!touched.has(`incident:${incident.id}`) && !isOlder(incident, before)) this.keepIncident(incident);
     }
     this.touch("incidents", "cameras");
   }
@@ -124,6 +124,11 @@ export class Store {
     this.histories.delete(name);
     this.note(`camera:${name}`);
     this.touch("cameras", `camera:${name}`);
+  }
+
+  /** One that was fetched: what events have told of it since then stays. */
+  fetchedIncident(incident) {
+    if (!isOlder(incident, this.incidents.get(incident.id))) this.incident(incident);
   }
 
   incident(incident) {
@@ -192,6 +197,15 @@ export class Store {
     this.loaded = false;
     this.touch("cameras", "incidents", "me");
   }
+}
+
+/** Whether something that `known` has has not happened yet in `incident`: of each of these steps there is no way back. */
+export function isOlder(incident, known) {
+  if (!known) return false;
+  return incident.updated_s < known.updated_s
+    || (incident.ended_s == null && known.ended_s != null)
+    || (!incident.acknowledged_by && Boolean(known.acknowledged_by))
+    || (incident.clip === "waiting" && known.clip !== "waiting");
 }
 
 /** A window that took longer to answer may come after the next one. */

@@ -161,7 +161,12 @@ function Grid({ entries, least, held }) {
     if (activeIndex >= 0 && !inRange.includes(activeIndex)) inRange.push(activeIndex);
   }
   const stop = activeIndex >= 0 ? activeIndex : (inRange[0] ?? 0);
-  const hold = (busy) => () => Object.assign(held, { busy, until: Date.now() + HOLD_MS });
+  const hold = (busy) => () => {
+    Object.assign(held, { busy, until: Date.now() + HOLD_MS });
+    clearTimeout(held.timer);
+    // What came meanwhile finds its place when the hold is over, also where nothing else comes.
+    if (!busy) held.timer = setTimeout(() => store.touch("cameras"), HOLD_MS);
+  };
   return html`<ul class="grid" ref=${grid} aria-label="Cameras; move with the arrow keys" style=${{ height: `${rows * (tileHeight + GAP)}px` }}
       onKeyDown=${onKeyDown} onPointerMove=${hold(true)} onPointerLeave=${hold(false)} onFocusIn=${hold(true)} onFocusOut=${hold(false)}>
     ${inRange.map((index) => {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import tempfile
 import time
@@ -26,7 +27,7 @@ from cluster.engine.native.windowed import WindowedEngine, Work, first_set, shap
 from cluster.engine.native.windows import WindowClock
 from cluster.engine.vllm.served import Served, serve_folder
 from cluster.engine.vllm.settings import VllmSettings
-from cluster.errors import ConfigError, NotReadyError, UnavailableError
+from cluster.errors import ConfigError, ModelError, NotReadyError, UnavailableError
 from cluster.models.base import VisionLanguageModel
 from cluster.types import (
     MICROSECONDS,
@@ -37,12 +38,16 @@ from cluster.types import (
     StreamSpec,
     Timing,
     TokenCount,
+    WindowRequest,
 )
 
 if TYPE_CHECKING:
     from cluster.engine.vllm.core import Ask, Reply
+    from cluster.engine.vllm.keeping import WindowKeeper
     from cluster.engine.vllm.layout import Layout, Window
-    from cluster.memory.tiers.base import Tier
+    from cluster.memory.tiers.stack import TierStack
+
+log = logging.getLogger(__name__)
 
 Mode = Literal["full", "pruned", "reuse"]
 
@@ -59,7 +64,7 @@ class VllmEngine(WindowedEngine):
     * ``settings``: how vLLM is run
     * ``score_temperature``, ``score_bias``, ``max_new_tokens``: as of ``NativeEngine``
     * ``release``: the model's decoder layers leave this process's memory; nothing else may use the model then
-    * ``tier``: where KV outlives this process, with ``reuse``
+    * ``tiers``: where windows outlive this process, and with ``reuse`` their KV; not closed with the engine
 
     Raises:
         ConfigError: vLLM is not there, of an untested version, or does not know an argument.
@@ -76,11 +81,12 @@ class VllmEngine(WindowedEngine):
         score_bias: float | None = None,
         max_new_tokens: int = 32,
         release: bool = False,
-        tier: Tier | None = None,
+        tiers: TierStack | None = None,
     ) -> None:
         super().__init__(model, max_new_tokens)
         self.mode = mode
-        self._tier = tier
+        self._tiers = tiers
+        self._keeper: WindowKeeper | None = None
         self.settings = (settings or VllmSettings()).checked()
         yes, no = model.yes_no_ids()
         self._watched = [*yes, *no]
@@ -104,15 +110,21 @@ class VllmEngine(WindowedEngine):
 
     # -- streams --------------------------------------------------------------------------------------
     def admit(self, spec: StreamSpec) -> None:
-        """See ``Engine.admit``."""
+        """See ``Engine.admit``. A window that another process left in the tiers goes on, where the stream has a memory:
+        nothing of one without it is written there."""
         self._check(spec)
         window, stride = shape_of(spec)
         held = self._streams.get(spec.stream)
-        if held is None:
-            self._streams[spec.stream] = Stream(spec, KVSlab.of(self.model), WindowClock(window, stride))
-        else:
+        new = held is None and not (spec.memory is not None and self._resumed(spec))
+        if new and self._keeper is not None:
+            self._keeper.begin(spec.stream)
+        if held is not None:
+            if spec.memory is None and self._keeper is not None:
+                self._keeper.clear(spec.stream)
             held.spec = spec
             held.clock.reshape(window, stride)
+        elif new:
+            self._streams[spec.stream] = Stream(spec, KVSlab.of(self.model), WindowClock(window, stride))
 
     def evict(self, stream: str) -> None:
         """See ``Engine.evict``. Nothing of it is under way in vLLM: a step ends with all its requests."""
@@ -126,9 +138,11 @@ class VllmEngine(WindowedEngine):
         return self._fingerprint
 
     def hand_over(self, stream: str) -> bool:
-        """See ``Engine.hand_over``: without memory there are no tiers to put a window into."""
+        """See ``Engine.hand_over``: the window goes through the tiers, and with mode reuse its KV."""
+        keeper = self._keeper_of(stream)
+        saved = keeper is not None and keeper.hand_over(stream, self.export_stream(stream))
         self.evict(stream)
-        return False
+        return saved
 
     def export_stream(self, stream: str) -> bytes:
         """See ``Engine.export_stream``: frames and their embeddings, in the form that the native engine reads too."""
@@ -144,7 +158,33 @@ class VllmEngine(WindowedEngine):
         self.layout.forget(spec.stream)
         self._streams[spec.stream] = taken
 
+    def _keeper_of(self, stream: str) -> WindowKeeper | None:
+        held = self._streams.get(stream)
+        return None if held is None or held.spec.memory is None else self._keeper
+
+    def _resumed(self, spec: StreamSpec) -> bool:
+        """Go on with a window that another process left; false where there is none, or none of use."""
+        state = None if self._keeper is None else self._keeper.found(spec.stream)
+        if state is None:
+            return False
+        try:
+            self.import_stream(spec, state)
+        except ModelError as error:
+            log.warning("camera %s begins anew: %s", spec.stream, error)
+            return False
+        self._streams[spec.stream].resumed = True
+        return True
+
     # -- windows --------------------------------------------------------------------------------------
+    def step(self, requests: Sequence[WindowRequest]) -> list[Answer]:
+        """See ``Engine.step``."""
+        answers = super().step(requests)
+        for request in requests:
+            keeper = self._keeper_of(request.stream)
+            if keeper is not None:
+                keeper.note(request.stream, self.export_stream(request.stream))
+        return answers
+
     def _compute(self, work: Sequence[Work], started: float, answers: dict[str, list[Answer]]) -> list[WindowStats]:
         from cluster.engine.vllm.layout import Window, positions_of
 
@@ -244,17 +284,16 @@ class VllmEngine(WindowedEngine):
         )
 
     def forget(self, stream: str, ago_s: float | None = None) -> Forgotten:
-        """See ``Engine.forget``: the window's frames go.
-
-        Raises:
-            NotReadyError: always, once they are gone; there is no memory to forget.
-        """
+        """See ``Engine.forget``: frames of the window go, here and in the tiers; there is no memory behind it."""
         held = self._streams.get(stream)
+        frames = nbytes = 0
         if held is not None:
-            newest = held.newest
+            frames, nbytes, newest = len(held.frames), held.nbytes, held.newest
             held.forget_before(None if ago_s is None or newest is None else newest - round(ago_s * MICROSECONDS))
+            frames, nbytes = frames - len(held.frames), nbytes - held.nbytes
+        # All of it: what is left of the window is written anew with its next step.
         self.layout.forget(stream, everywhere=True)
-        raise NotReadyError("engine vllm keeps no memory; the frames in the window are forgotten")
+        return Forgotten(frames, nbytes)
 
     def describe(self, stream: str) -> MemoryStatus:
         """See ``Engine.describe``.
@@ -293,6 +332,7 @@ class VllmEngine(WindowedEngine):
 
         from cluster.engine.vllm import plugin
         from cluster.engine.vllm.host import VllmHost, engine_arguments
+        from cluster.engine.vllm.keeping import WindowKeeper
 
         plugin.register()
         cpu = current_platform.is_cpu()
@@ -311,6 +351,8 @@ class VllmEngine(WindowedEngine):
         except BaseException:
             self.layout.close()
             raise
+        if self._tiers is not None and self.layout.post is not None:
+            self._keeper = WindowKeeper(self._tiers, self.layout.post, self.layout.held)
 
     def _make_layout(self, folder: Path, head_sizes: Sequence[int] | None) -> tuple[Layout, Served, Mapping[str, Any]]:
         """How windows become prompts, what vLLM serves for it, and the engine arguments that takes."""
@@ -320,11 +362,12 @@ class VllmEngine(WindowedEngine):
 
             given = self.settings.arguments
             shards = int(given.get("tensor_parallel_size", 1)) * int(given.get("pipeline_parallel_size", 1))
-            layout, needed = reuse_layout(self.model, served, tier=self._tier, shards=shards)
+            layout, needed = reuse_layout(self.model, served, tier=self._tiers, shards=shards)
             return layout, served, needed
+        from cluster.engine.vllm.connector.post import Post
         from cluster.engine.vllm.layout import TimeOrder
 
-        return TimeOrder(self.model, served), served, {}
+        return TimeOrder(self.model, served, None if self._tiers is None else Post(self._tiers)), served, {}
 
     # -- set-up ---------------------------------------------------------------------------------------
     def _check(self, spec: StreamSpec) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -12,6 +12,7 @@ from torch.nn import functional as F
 
 from cluster.engine.native.encode import encode_pending
 from cluster.engine.native.stream import HeldFrame, Stream
+from cluster.engine.vllm.connector.post import Post
 from cluster.engine.vllm.core import Ask, Reply
 from cluster.engine.vllm.items import WindowItem, check_items, content_digest, window_prompt
 from cluster.engine.vllm.served import Served
@@ -62,6 +63,11 @@ class Counted:
 class Layout(Protocol):
     """Makes prompts of windows. Called by the engine's thread only."""
 
+    @property
+    def post(self) -> Post | None:
+        """Brings what outlives this process to the tiers; None where nothing does."""
+        ...
+
     def encode(self, frames: Sequence[HeldFrame]) -> dict[int, int]:
         """Run those frames through the tower that have not been; its FLOPs by ``id(frame)``."""
         ...
@@ -82,6 +88,10 @@ class Layout(Protocol):
         """The stream is gone from here; ``everywhere``: from wherever something of it outlives this process too."""
         ...
 
+    def held(self, stream: str) -> Mapping[str, Any]:
+        """What it takes to find again what was kept of a stream's KV, as JSON takes it; nothing where none is."""
+        ...
+
     def lost(self) -> None:
         """The engine core died, and with it all that it held."""
         ...
@@ -94,8 +104,9 @@ class Layout(Protocol):
 class TimeOrder:
     """``[system | frames in time order | question]``: vLLM's prefix cache shares it among a window's questions."""
 
-    def __init__(self, model: VisionLanguageModel, served: Served) -> None:
+    def __init__(self, model: VisionLanguageModel, served: Served, post: Post | None = None) -> None:
         self.prompts = Prompts(model, served)
+        self.post = post
 
     def encode(self, frames: Sequence[HeldFrame]) -> dict[int, int]:
         """See :class:`Layout`."""
@@ -125,14 +136,23 @@ class TimeOrder:
         return Counted.of(reused, 0, visual - reused, replies)
 
     def forget(self, stream: str, *, everywhere: bool = False) -> None:
-        del everywhere
         self.prompts.forget(stream)
+        if self.post is not None and everywhere:
+            self.post.forget(stream)
+        elif self.post is not None:
+            self.post.release(stream)
+
+    def held(self, stream: str) -> Mapping[str, Any]:
+        """See :class:`Layout`: vLLM keeps no KV that outlives its core."""
+        del stream
+        return {}
 
     def lost(self) -> None:
         return
 
     def close(self) -> None:
-        return
+        if self.post is not None:
+            self.post.close()
 
 
 class Prompts:

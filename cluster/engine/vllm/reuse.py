@@ -7,7 +7,6 @@ policies that narrow their choice from layer to layer cannot here and compute al
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -23,27 +22,27 @@ from cluster.engine.native.refresh import refresh_policies
 from cluster.engine.native.stream import HeldFrame
 from cluster.engine.vllm.connector.courier import Courier
 from cluster.engine.vllm.connector.order import Order, Piece, WindowFrame, reordered
+from cluster.engine.vllm.connector.post import Shelf
 from cluster.engine.vllm.connector.prompts import without_content
 from cluster.engine.vllm.connector.settings import transfer_config
 from cluster.engine.vllm.connector.shared_folder import SharedFolder
 from cluster.engine.vllm.connector.store import BlockFolder, KVShape
 from cluster.engine.vllm.core import Ask, Reply
 from cluster.engine.vllm.items import WindowItem, content_digest
+from cluster.engine.vllm.keeping import unpack
 from cluster.engine.vllm.layout import Counted, Prompts, Window, frame_tokens
 from cluster.engine.vllm.served import Served
-from cluster.memory.tiers.base import Tier
 from cluster.models.base import VisionLanguageModel
 from cluster.types import mask_digest
 
 # Seconds that a stream's first window here may wait for what a tier has of the one before.
 RESUME_S = 5.0
-VERSION = 1
 # Key of the system prompt's block; a store's fingerprint tells models apart.
 SYSTEM = "system"
 
 
 def reuse_layout(
-    model: VisionLanguageModel, served: Served, *, tier: Tier | None = None, shards: int = 1
+    model: VisionLanguageModel, served: Served, *, tier: Shelf | None = None, shards: int = 1
 ) -> tuple[ReuseLayout, dict[str, Any]]:
     """The layout, and the engine arguments it needs.
 
@@ -119,6 +118,11 @@ class ReuseLayout:
         self._plans: dict[str, _Plan] = {}
 
     # -- the layout -------------------------------------------------------------------------------
+    @property
+    def post(self) -> Courier | None:
+        """See :class:`~cluster.engine.vllm.layout.Layout`."""
+        return self.courier
+
     def encode(self, frames: Sequence[HeldFrame]) -> dict[int, int]:
         """See :class:`~cluster.engine.vllm.layout.Layout`."""
         return encode_pending(self.prompts.model, frames)
@@ -146,8 +150,15 @@ class ReuseLayout:
         camera = self._cameras.pop(stream, None)
         if camera is not None:
             self.blocks.drop([held.key for held in camera.held.values()])
-        if everywhere and self.courier is not None:
+        if self.courier is not None and everywhere:
             self.courier.forget(stream)
+        elif self.courier is not None:
+            self.courier.release(stream)
+
+    def held(self, stream: str) -> Mapping[str, Any]:
+        """See :class:`~cluster.engine.vllm.layout.Layout`: which frames have KV, and under which keys it lies."""
+        camera = self._cameras.get(stream)
+        return {} if camera is None else _described(camera)
 
     def lost(self) -> None:
         """See :class:`~cluster.engine.vllm.layout.Layout`: what is in the folder stays, and the next core loads it."""
@@ -266,45 +277,54 @@ class ReuseLayout:
             if held.key != key or through.all():
                 kept.append(key)
             held.key = key
-        if self.courier is None:
+        courier = self._courier_of(window)
+        if courier is None:
             self.blocks.drop(replaced)
         else:
             if not camera.begun:
                 kept.append(SYSTEM)
             camera.begun = True
-            self.courier.drop(stream, replaced)
-            self.courier.keep(stream, kept)
-            self.courier.note(stream, _manifest(camera))
+            courier.drop(stream, replaced)
+            courier.keep(stream, kept)
 
     def _let_go(self, stream: str, camera: _Camera, window: Window) -> None:
         """Forget blocks of frames that left the window."""
         alive = {frame.pts: frame for frame in window.frames}
         gone = [pts for pts, held in camera.held.items() if alive.get(pts) is not held.frame]
         keys = [camera.held.pop(pts).key for pts in gone]
-        if self.courier is None:
+        courier = self._courier_of(window)
+        if courier is None:
             self.blocks.drop(keys)
         else:
-            self.courier.drop(stream, keys)
+            courier.drop(stream, keys)
         for pts in [pts for pts in camera.contents if pts not in alive]:
             del camera.contents[pts]
         if not camera.held:
             camera.first_token = camera.next_token
 
+    def _courier_of(self, window: Window) -> Courier | None:
+        """Nothing of a stream without a memory is written to the tiers."""
+        return None if window.stream.spec.memory is None else self.courier
+
     def _resumed(self, window: Window) -> _Camera:
         """The camera as a tier knows it, of those frames that the window has; a new one where it knows nothing."""
         stream = window.stream.spec.stream
-        noted = None if self.courier is None else self.courier.noted(stream)
-        camera = None if noted is None else _camera_of(noted)
-        if camera is None or self.courier is None:
+        courier = self._courier_of(window)
+        kept = None if courier is None else unpack(courier.noted(stream))
+        camera = None if kept is None else _camera_of(kept.held)
+        if camera is None or courier is None:
             return _Camera()
         for frame in window.frames:
             held = camera.held.get(frame.pts)
             if held is not None and len(frame_tokens(frame)) and held.content == _content(camera, frame):
                 held.frame = frame
-        camera.held = {pts: held for pts, held in camera.held.items() if held.frame is not None}
-        wanted = [(held.key, held.computed.shape[1]) for held in camera.held.values()]
-        there = self.courier.restore(stream, [(SYSTEM, self._system.tokens), *wanted], RESUME_S)
-        camera.held = {pts: held for pts, held in camera.held.items() if held.key in there}
+        shown = [held for held in camera.held.values() if held.frame is not None]
+        wanted = [(held.key, held.computed.shape[1]) for held in shown]
+        there = courier.restore(stream, [(SYSTEM, self._system.tokens), *wanted], RESUME_S)
+        found = {pts: held for pts, held in camera.held.items() if held.frame is not None and held.key in there}
+        # Nobody else would ask for the others again.
+        courier.drop(stream, [held.key for pts, held in camera.held.items() if pts not in found])
+        camera.held = found
         return camera
 
 
@@ -321,27 +341,23 @@ def _rows_of(embeds: torch.Tensor, piece: Piece) -> torch.Tensor:
     return embeds if piece.rows is None else embeds[torch.tensor(piece.rows, device=embeds.device)]
 
 
-def _manifest(camera: _Camera) -> bytes:
+def _described(camera: _Camera) -> dict[str, Any]:
     held = [
         {"pts": pts, "content": h.content, "key": h.key, "first": h.first, "computed": h.computed.tolist()}
         for pts, h in camera.held.items()
     ]
-    body = {"version": VERSION, "next_token": camera.next_token, "first_token": camera.first_token, "held": held}
-    return json.dumps(body).encode()
+    return {"next_token": camera.next_token, "first_token": camera.first_token, "frames": held}
 
 
-def _camera_of(manifest: bytes) -> _Camera | None:
-    """The inverse of :func:`_manifest`, frames yet to be found; None for anything else."""
+def _camera_of(described: Mapping[str, Any]) -> _Camera | None:
+    """The inverse of :func:`_described`, frames yet to be found; None where nothing was."""
     try:
-        body: Mapping[str, Any] = json.loads(manifest)
-        if body["version"] != VERSION:
-            return None
         held = {
             int(each["pts"]): _Held(
                 None, str(each["content"]), str(each["key"]), int(each["first"]), np.array(each["computed"], np.int64)
             )
-            for each in body["held"]
+            for each in described["frames"]
         }
-        return _Camera(held, next_token=int(body["next_token"]), first_token=int(body["first_token"]))
+        return _Camera(held, next_token=int(described["next_token"]), first_token=int(described["first_token"]))
     except (ValueError, KeyError, TypeError):
         return None

@@ -39,6 +39,8 @@ OURS = frozenset(
         "data_parallel_size",
     }
 )
+# Engine arguments under which the same tokens have other KV.
+_CHANGE_KV = ("quantization", "kv_cache_dtype", "load_format", "revision")
 # Of the KV cache on a CPU, where nothing else is said: vLLM's own default is most of the machine.
 CPU_KV_BYTES = 2**30
 
@@ -81,6 +83,12 @@ class VllmSettings:
             if name in OURS:
                 raise ConfigError(f"vllm: the engine argument {name!r} follows from the model; leave it out")
         return self
+
+
+def tier_fingerprint(fingerprint: str, arguments: Mapping[str, Any]) -> str:
+    """What two replicas must have in common to go on with each other's windows: the model, and how vLLM computes it."""
+    chosen = [f"{name}={arguments[name]}" for name in _CHANGE_KV if arguments.get(name) is not None]
+    return " ".join([fingerprint, "vllm", *chosen])
 
 
 def version_text() -> str:

@@ -1,4 +1,4 @@
-"""CoRDS (papers: eq. 4, 6-10): the frames that cover all frames, in keys and in values, and point in new directions."""
+"""CoRDS (papers: eq. 2, 4, 6-10): frames that cover what there was, in keys and values, and point in new directions."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from cluster.memory.compress.base import Compressor, best, compressors, every, sizes, slots
+from cluster.memory.compress.standing import Standing, handed_on
 from cluster.memory.layer import LayerKV
 
 
@@ -21,12 +22,25 @@ class CoRDS(Compressor):
     picture; the paper does not say). The choice is made at anchor layers of the lowest quarter; every other layer takes
     that of the nearest anchor below.
 
+    Two readings of what the paper leaves open, for a memory that is compressed again and again and whose frames are
+    pruned to few tokens or to none of them:
+
+    * A coreset is weighted (eq. 2): what was chosen stands for what was left out near it and counts for as much when
+      there is less room the next time, or else what was seen last would count most. D^2 selection multiplies a
+      candidate's distance (eq. 4) by its weight; here by the root of it (``standing``), since what came once must not
+      drown in what came a thousand times. Weights are not written to the tiers: after a restart all that is held
+      counts alike.
+    * Frames of more than a ``pieces``-th of the budget are candidates in pieces of neighbouring tokens (the paper
+      chooses tokens, and frames where a budget holds hundreds of them).
+
     Args:
         columns: cells of one row; unused.
         key_weight: of keys against values in the distance (lambda).
         bonus: weight of novelty (gamma); ``bonus_key_weight``: of keys in it (beta).
         recent: share of the budget for the newest tokens.
         active: share of the layers, from the lowest, among which every second one is an anchor.
+        pieces: as many as the budget holds at least, where frames are large; 1 leaves frames whole.
+        standing: power of the weights: 1 is k-means, 0 is as published, where all that is held counts alike.
     """
 
     def __init__(
@@ -38,12 +52,17 @@ class CoRDS(Compressor):
         bonus_key_weight: float = 0.25,
         recent: float = 0.125,
         active: float = 0.25,
+        pieces: int = 64,
+        standing: float = 0.5,
     ) -> None:
         super().__init__(columns)
-        if not all(0 <= share <= 1 for share in (key_weight, bonus_key_weight, recent, active)) or bonus < 0:
+        if not all(0 <= share <= 1 for share in (key_weight, bonus_key_weight, recent, active, standing)) or bonus < 0:
             raise ValueError("weights and shares of CoRDS lie between 0 and 1, its bonus is not negative")
+        if pieces < 1:
+            raise ValueError(f"a budget holds one piece of a frame at least, not {pieces}")
         self.key_weight, self.bonus, self.bonus_key_weight = key_weight, bonus, bonus_key_weight
-        self.recent, self.active = recent, active
+        self.recent, self.active, self.pieces, self.standing = recent, active, pieces, standing
+        self._standing: dict[int, Standing] = {}
 
     def anchors(self, layers: int) -> list[int]:
         """Layers that choose for themselves: 0, 2, 4 of 28."""
@@ -60,17 +79,24 @@ class CoRDS(Compressor):
             elif follows:
                 chosen.append(chosen[-1])
             else:
-                chosen.append(self._select(layer, budget))
+                chosen.append(self._select(index, layer, budget))
         return chosen
 
-    def _select(self, layer: LayerKV, budget: int) -> Tensor:
-        slot = slots(layer.frame)
+    def standing_of(self, number: int, layer: LayerKV) -> Tensor:
+        """For how many tokens each of an anchor layer stands ``[H, n]``: itself, and those left out for it."""
+        return self._standing.setdefault(number, Standing()).of(layer)
+
+    def _select(self, number: int, layer: LayerKV, budget: int) -> Tensor:
+        slot = cut(slots(layer.frame), max(1, budget // self.pieces))
         keys, values, tokens = (*(centroids(x, slot) for x in (layer.key, layer.value)), sizes(slot))
+        each = self.standing_of(number, layer)
+        weight = each.new_zeros(tokens.shape).scatter_add_(1, slot, each)
         rank = greedy_cover(
             keys,
             values,
             tokens,
             budget,
+            weight**self.standing,
             key_weight=self.key_weight,
             bonus=self.bonus,
             bonus_key_weight=self.bonus_key_weight,
@@ -79,7 +105,26 @@ class CoRDS(Compressor):
         newest = int(self.recent * budget)
         if newest:
             scores[:, -newest:] = 1.0
-        return best(scores, budget, evenly=True)
+        chosen = best(scores, budget, evenly=True)
+        place = slot.gather(1, chosen)
+        inside = torch.zeros_like(tokens).scatter_add_(1, place, torch.ones_like(place))
+        weight = handed_on(self._joint(keys, values), weight, inside > 0)
+        self._standing[number].keep(layer, chosen, (weight / inside.clamp(min=1)).gather(1, place))
+        return chosen
+
+    def _joint(self, keys: Tensor, values: Tensor) -> Tensor:
+        """Points whose squared distances are those of eq. 4."""
+        return torch.cat([keys * self.key_weight**0.5, values * (1 - self.key_weight) ** 0.5], dim=-1)
+
+
+def cut(slot: Tensor, most: int) -> Tensor:
+    """Pieces ``[H, n]``, numbered in order, of at most ``most`` neighbouring tokens of the frames ``slot [H, n]``."""
+    count = sizes(slot)
+    inside = torch.arange(slot.shape[1], device=slot.device) - (count.cumsum(dim=1) - count).gather(1, slot)
+    # Of a frame of t tokens ceil(t / most) pieces, as equal as can be.
+    parts = (-(-count // most)).clamp_(min=1)
+    before = (parts.cumsum(dim=1) - parts).gather(1, slot)
+    return before + inside * parts.gather(1, slot) // count.gather(1, slot)
 
 
 def centroids(tokens: Tensor, slot: Tensor) -> Tensor:
@@ -97,6 +142,8 @@ def greedy_cover(
     values: Tensor,
     tokens: Tensor,
     budget: int,
+    weight: Tensor | None = None,
+    /,
     *,
     key_weight: float,
     bonus: float,
@@ -106,13 +153,14 @@ def greedy_cover(
 
     It begins with the newest frame and ends when what was chosen has ``budget`` of the ``tokens [H, f]`` in every head;
     frames that were not chosen by then have the rank ``f``. The novelty is the surrogate ``1 - max cos`` against the
-    chosen ones. One distance and one cosine update per step: ``O(f * steps * D)`` for each head, all heads at once.
+    chosen ones. ``weight [H, f]`` multiplies the distances of frames that count for more. One distance and one cosine
+    update per step: ``O(f * steps * D)`` for each head, all heads at once.
     """
     heads, frames = tokens.shape
     row = torch.arange(heads, device=keys.device)
     joint = torch.cat([keys * key_weight**0.5, values * (1 - key_weight) ** 0.5], dim=-1)
     units = F.normalize(torch.stack([keys, values]), dim=-1)
-    weight = keys.new_tensor([bonus_key_weight, 1 - bonus_key_weight])[:, None, None]
+    shares = keys.new_tensor([bonus_key_weight, 1 - bonus_key_weight])[:, None, None]
     # In each head: the distance of every frame to the chosen ones, and beside it the novelty.
     measures = keys.new_full((2, heads, frames), torch.inf)
     resembles = keys.new_full((2, heads, frames), -1.0)
@@ -124,9 +172,9 @@ def greedy_cover(
         if len(order) == frames or bool((tokens * closed).sum(dim=1).min() >= budget):
             break
         apart = (joint - joint[row, last][:, None]).square_().sum(dim=-1)
-        torch.minimum(measures[0], apart, out=measures[0])
+        torch.minimum(measures[0], apart if weight is None else apart.mul_(weight), out=measures[0])
         torch.maximum(resembles, (units @ units[:, row, last][..., None])[..., 0], out=resembles)
-        torch.sub(1, (weight * resembles).sum(dim=0), out=measures[1])
+        torch.sub(1, (shares * resembles).sum(dim=0), out=measures[1])
         # Min-max over the open frames: 0 to 1, all 0 where they are equal.
         low = measures.masked_fill(closed, torch.inf).amin(dim=2, keepdim=True)
         high = measures.masked_fill(closed, -torch.inf).amax(dim=2, keepdim=True)

@@ -20,13 +20,18 @@ class InfiniPotV(Compressor):
     """TaR and VaN, per layer and head.
 
     With pruned frames a recent frame may have no token at a cell. That means that nothing changed since the last token
-    there, so old tokens are compared with that one; and the last token of each cell stays, as it is what the camera
-    shows there now.
+    there, so old tokens are compared with that one; and the only token of a cell stays, since nothing else says what
+    was there. Of the newest tokens so many stay as the recent frames have where all frames have as many (the share
+    ``recent`` of all): whatever a cell showed last is then left to its scores, or a memory of few pictures would hold
+    the present and nothing else.
+
+    ``share`` and ``recent`` are 0.5 and 0.125 in the paper, whose frames are whole. With the still parts pruned away,
+    more by TaR and fewer for being new stand better for all there was (``docs/benchmarks.md``, coverage).
 
     Args:
         columns: cells of one row.
-        share: of the budget that TaR fills, recent frames included (alpha of the paper).
-        recent: share of the frames that count as recent (r / f).
+        share: of the budget that TaR fills, recent tokens included (alpha of the paper).
+        recent: share of the frames that count as recent (r / f), and of the tokens that stay for being the newest.
         steps: coefficients of variation of a layer's value norms at which the pool narrows from 7 to 5, 3 and 1 cells;
             they belong to a model (:func:`pool_steps`).
     """
@@ -35,8 +40,8 @@ class InfiniPotV(Compressor):
         self,
         columns: int,
         *,
-        share: float = 0.5,
-        recent: float = 0.125,
+        share: float = 0.9,
+        recent: float = 0.0625,
         steps: tuple[float, float, float] = (0.15, 0.25, 0.4),
     ) -> None:
         super().__init__(columns)
@@ -60,20 +65,20 @@ class InfiniPotV(Compressor):
         )
         slot = slots(frame)
         first = self.first_recent(slot)
-        distinct, last = temporal_redundancy(key, slot, cell, first)
+        distinct, only = temporal_redundancy(key, slot, cell, first)
         norms = value.norm(dim=-1, dtype=torch.float32)
         reach = self._reach(norms.view(len(group), -1))[:, None].expand(-1, group[0].heads).reshape(-1)
         pooled = pooled_norms(norms, slot, cell, self.columns, reach)
 
-        newest = slot >= first[:, None]
-        # The recent frames count among what TaR takes, and come first there.
-        taken = top_mask(distinct.masked_fill(newest, torch.inf), int(self.share * budget))
+        tokens = slot.shape[1]
+        order = torch.arange(tokens, device=slot.device)
+        stays = only | (order >= tokens - max(1, int(self.recent * tokens)))
+        # What stays counts among what TaR takes, and comes first there.
+        taken = top_mask(distinct.masked_fill(stays, torch.inf), int(self.share * budget))
         # The paper gives these the highest norm there is; half more, and none of them loses to an equal one.
         scores = (pooled / pooled.amax(dim=1, keepdim=True).clamp(min=1e-30)).masked_fill(taken, 1.5)
         # What must stay ranks above all; of more than fits, the newest.
-        tokens = slot.shape[1]
-        scores = torch.where(newest | last, torch.arange(2 * tokens, 3 * tokens, device=slot.device) / tokens, scores)
-        return best(scores, budget)
+        return best(torch.where(stays, 2 + order / tokens, scores), budget)
 
     def first_recent(self, slot: Tensor) -> Tensor:
         """First recent frame ``[H]`` of tokens whose frames are numbered ``slot [H, n]``."""
@@ -91,7 +96,7 @@ def temporal_redundancy(key: Tensor, slot: Tensor, cell: Tensor, first: Tensor) 
     """TaR ``[H, n]`` (eq. 4): minus the mean cosine of a key ``[H, n, D]`` with those of the recent frames at its cell.
 
     Recent frames are those from ``first [H]`` on; where one has no token at a cell, the last one before counts.
-    Second: whether a token is the last one of its cell, ``[H, n]`` bool.
+    Second: whether a token is the only one of its cell, ``[H, n]`` bool.
     """
     heads = len(slot)
     cells = int(cell.max()) + 1
@@ -103,7 +108,7 @@ def temporal_redundancy(key: Tensor, slot: Tensor, cell: Tensor, first: Tensor) 
     # Each token weighs as many recent frames as show it: few do, and only they are summed.
     shown = (until - torch.maximum(since, first[:, None])).clamp_(min=0)
     weight = torch.empty_like(shown).scatter_(1, order, shown).view(-1)
-    last = torch.empty_like(final).scatter_(1, order, final)
+    only = torch.empty_like(final).scatter_(1, order, final & final.roll(1, dims=1))
     some = weight.nonzero()[:, 0]
     weights = weight[some].float()
     flat, length = key.flatten(0, 1), key.norm(dim=-1, dtype=torch.float32).view(-1).clamp_(min=1e-12)
@@ -116,7 +121,7 @@ def temporal_redundancy(key: Tensor, slot: Tensor, cell: Tensor, first: Tensor) 
     # A part at a time: what is gathered stays in the processor's cache.
     parts = zip(torch.split(place, _PART), torch.split(flat, _PART), strict=True)
     cosine = together([mean.index_select(0, where).mul_(part).sum(dim=-1) for where, part in parts])
-    return (cosine / -length).view(slot.shape), last
+    return (cosine / -length).view(slot.shape), only
 
 
 def pooled_norms(norms: Tensor, slot: Tensor, cell: Tensor, columns: int, reach: Tensor) -> Tensor:

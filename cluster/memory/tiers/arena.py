@@ -117,6 +117,12 @@ class Arena(Tier):
         """Bytes of all slabs, in use or not."""
         return self._slabs.reserved
 
+    def contents(self) -> tuple[int, int]:
+        """How many streams have blocks here, and how many blocks there are."""
+        with self._lock:
+            blocks = [len(there.held) for there in self._streams.values() if there.held]
+            return len(blocks), sum(blocks)
+
     def cap(self, stream: str) -> int:
         """Most bytes a stream may hold."""
         return self._caps.get(stream, self._default_cap)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from cluster.metrics.dashboards.footage import FOOTAGE
 from cluster.metrics.dashboards.grafana import Dashboard, Panel, Row
+from cluster.metrics.dashboards.resources import RESOURCES
 
 RATE = "[$__rate_interval]"
 
@@ -107,6 +109,7 @@ CAMERAS = Dashboard(
                 ),
             ),
         ),
+        RESOURCES,
     ),
 )
 
@@ -180,5 +183,6 @@ ALERTS = Dashboard(
                 ),
             ),
         ),
+        FOOTAGE,
     ),
 )

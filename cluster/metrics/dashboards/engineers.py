@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from cluster.metrics.dashboards.grafana import Dashboard, Panel, Row
+from cluster.metrics.dashboards.node_tier import NODE_TIERS
 
 RATE = "[$__rate_interval]"
 COMPUTED = 'sightline_tokens_total{kind=~"refreshed|new|query"}'
@@ -191,6 +192,7 @@ ENGINE = Dashboard(
                 ),
             ),
         ),
+        NODE_TIERS,
     ),
 )
 

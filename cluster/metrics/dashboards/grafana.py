@@ -17,7 +17,7 @@ RUNBOOKS = "docs/operations.md"
 """Where panels find the runbooks; whoever hosts the documentation puts its address into the variable ``runbooks``."""
 
 Kind = Literal["timeseries", "stat", "table", "bargauge"]
-Need = Literal["", "dcgm", "nvml", "ray", "redis"]
+Need = Literal["", "dcgm", "kubernetes", "nvml", "ray", "redis"]
 
 
 @dataclass(frozen=True, slots=True)

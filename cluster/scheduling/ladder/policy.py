@@ -8,7 +8,7 @@ the fractional knapsack, over multiple choices: Sinha and Zoltners 1979).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from heapq import heapify, heappop, heappush
@@ -21,18 +21,38 @@ from cluster.scheduling.priority import Priority
 WEIGHTS: Mapping[Priority, float] = {Priority.CRITICAL: 16.0, Priority.NORMAL: 4.0, Priority.BACKGROUND: 1.0}
 
 
+class _Turn(NamedTuple):
+    """A step that could be taken; the smallest comes first."""
+
+    tier: int
+    order: float
+    camera: str
+    rung: int
+
+
+@dataclass(slots=True)
+class _Found:
+    """The best step of a camera, if there is one, and what it was found for."""
+
+    asked: tuple[object, ...] = ()
+    turn: _Turn | None = None
+
+
 @dataclass(slots=True)
 class CameraOnLadder:
     """A camera as the policy sees it.
 
     * ``rung``: where it stands since ``since_s``
     * ``loads``: seconds of a replica a second, at each rung
+    * ``down``, ``up``: the policy's own notes of its best steps
     """
 
     priority: Priority
     loads: tuple[float, ...]
     rung: int = 0
     since_s: float = -math.inf
+    down: _Found = field(default_factory=_Found, init=False, repr=False, compare=False)
+    up: _Found = field(default_factory=_Found, init=False, repr=False, compare=False)
 
     @property
     def load(self) -> float:
@@ -48,15 +68,6 @@ class Step:
     rung_to: int
     reason: str
     at_s: float
-
-
-class _Turn(NamedTuple):
-    """A step that could be taken; the smallest comes first."""
-
-    tier: int
-    order: float
-    camera: str
-    rung: int
 
 
 @dataclass(frozen=True)
@@ -102,7 +113,7 @@ class LadderPolicy:
     def _down(
         self, cameras: Mapping[str, CameraOnLadder], utilisation: float, now_s: float, scale: float
     ) -> list[Step]:
-        turns = self._turns(cameras.items(), self.lower)
+        turns = self._turns(cameras.items(), down=True)
         reached: dict[str, int] = {}
         left = utilisation
         while turns and left > self.aim:
@@ -123,7 +134,7 @@ class LadderPolicy:
             for name, camera in cameras.items()
             if camera.rung > 0 and now_s - camera.since_s >= self.hold_s
         ]
-        turns = self._turns(lowered, self.upper)
+        turns = self._turns(lowered, down=False)
         reached: dict[str, int] = {}
         left, blocked = utilisation, math.inf
         until = utilisation + self.climb
@@ -144,10 +155,18 @@ class LadderPolicy:
         reason = f"the replica is at {utilisation:.0%} of its capacity: there is room again"
         return [Step(name, cameras[name].rung, rung, reason, now_s) for name, rung in reached.items()]
 
-    def _turns(
-        self, cameras: Iterable[tuple[str, CameraOnLadder]], best: Callable[[str, CameraOnLadder, int], _Turn | None]
-    ) -> list[_Turn]:
-        turns = [turn for name, camera in cameras if (turn := best(name, camera, camera.rung)) is not None]
+    def _turns(self, cameras: Iterable[tuple[str, CameraOnLadder]], *, down: bool) -> list[_Turn]:
+        """The best step of each camera from where it stands, as a heap. From one decision to the next most cameras stay
+        as they are, and what was found for them still holds."""
+        best = self.lower if down else self.upper
+        turns = []
+        for name, camera in cameras:
+            found = camera.down if down else camera.up
+            asked = self, name, camera.priority, camera.loads, camera.rung
+            if found.asked != asked:
+                found.asked, found.turn = asked, best(name, camera, camera.rung)
+            if found.turn is not None:
+                turns.append(found.turn)
         heapify(turns)
         return turns
 
@@ -166,15 +185,14 @@ class LadderPolicy:
 
     def upper(self, name: str, camera: CameraOnLadder, rung: int) -> _Turn | None:
         """The best step up from ``rung``; ``None`` at full quality. Tiers come in the opposite order of going down."""
-        found: _Turn | None = None
+        loads, worth, weight = camera.loads, self._worth, self.weights[camera.priority]
+        best, found = math.inf, -1
         for place in range(rung - 1, -1, -1):
-            tier = -self.tier(camera.priority, rung)
-            extra = camera.loads[place] - camera.loads[rung]
-            gain = (self.ladder.rungs[place].value - self.ladder.rungs[rung].value) * self.weights[camera.priority]
-            order = -gain / extra if extra > 0 else -math.inf
-            if found is None or order < found.order:
-                found = _Turn(tier, order, name, place)
-        return found
+            extra = loads[place] - loads[rung]
+            order = -(worth[place] - worth[rung]) * weight / extra if extra > 0 else -math.inf
+            if found < 0 or order < best:
+                best, found = order, place
+        return None if found < 0 else _Turn(-self.tier(camera.priority, rung), best, name, found)
 
     @cached_property
     def _worth(self) -> tuple[float, ...]:

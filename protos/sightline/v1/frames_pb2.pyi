@@ -1,6 +1,7 @@
+from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
-from collections.abc import Mapping as _Mapping
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
 from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
@@ -86,7 +87,7 @@ class Grid(_message.Message):
     def __init__(self, rows: _Optional[int] = ..., cols: _Optional[int] = ..., patch: _Optional[int] = ..., merge: _Optional[int] = ..., temporal: _Optional[int] = ...) -> None: ...
 
 class FrameAck(_message.Message):
-    __slots__ = ("camera", "index", "credit", "windows_done", "windows_gated", "windows_dropped", "opened", "refused", "closed", "saved")
+    __slots__ = ("camera", "index", "credit", "windows_done", "windows_gated", "windows_dropped", "opened", "refused", "closed", "saved", "more")
     CAMERA_FIELD_NUMBER: _ClassVar[int]
     INDEX_FIELD_NUMBER: _ClassVar[int]
     CREDIT_FIELD_NUMBER: _ClassVar[int]
@@ -97,6 +98,7 @@ class FrameAck(_message.Message):
     REFUSED_FIELD_NUMBER: _ClassVar[int]
     CLOSED_FIELD_NUMBER: _ClassVar[int]
     SAVED_FIELD_NUMBER: _ClassVar[int]
+    MORE_FIELD_NUMBER: _ClassVar[int]
     camera: str
     index: int
     credit: int
@@ -107,4 +109,5 @@ class FrameAck(_message.Message):
     refused: str
     closed: bool
     saved: bool
-    def __init__(self, camera: _Optional[str] = ..., index: _Optional[int] = ..., credit: _Optional[int] = ..., windows_done: _Optional[int] = ..., windows_gated: _Optional[int] = ..., windows_dropped: _Optional[int] = ..., opened: _Optional[bool] = ..., refused: _Optional[str] = ..., closed: _Optional[bool] = ..., saved: _Optional[bool] = ...) -> None: ...
+    more: _containers.RepeatedCompositeFieldContainer[FrameAck]
+    def __init__(self, camera: _Optional[str] = ..., index: _Optional[int] = ..., credit: _Optional[int] = ..., windows_done: _Optional[int] = ..., windows_gated: _Optional[int] = ..., windows_dropped: _Optional[int] = ..., opened: _Optional[bool] = ..., refused: _Optional[str] = ..., closed: _Optional[bool] = ..., saved: _Optional[bool] = ..., more: _Optional[_Iterable[_Union[FrameAck, _Mapping]]] = ...) -> None: ...

@@ -92,14 +92,14 @@ class IncidentsServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Get(self, request, context):
-        """NOT_FOUND: no incident of this id, or it is forgotten already.
+        """NOT_FOUND: no incident of this id, it is forgotten already, or it is none of the caller's: the same words for all three.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Acknowledge(self, request, context):
-        """FAILED_PRECONDITION: it is not open.
+        """Once; whoever repeats it gets what the first one got. FAILED_PRECONDITION: it is not open any more, and nobody has.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -113,7 +113,7 @@ class IncidentsServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Unmute(self, request, context):
-        """NOT_FOUND: there is no such mute.
+        """Where there is no such mute (any more), nothing changes, and nothing is wrong: the mutes that hold are told.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -127,6 +127,7 @@ class IncidentsServicer:
 
     def Follow(self, request, context):
         """Everything that happens from now on; with `open`, first one event for each incident that is open.
+        Not recorded for who is not there: after a break, or after `missed`, List and Get have what was not told.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

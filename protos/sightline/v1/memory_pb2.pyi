@@ -99,12 +99,20 @@ class ForgetRequest(_message.Message):
     def __init__(self, camera: _Optional[str] = ..., before_s: _Optional[float] = ...) -> None: ...
 
 class ForgetResponse(_message.Message):
-    __slots__ = ("frames", "bytes")
+    __slots__ = ("frames", "bytes", "files", "file_bytes", "incidents", "alerts")
     FRAMES_FIELD_NUMBER: _ClassVar[int]
     BYTES_FIELD_NUMBER: _ClassVar[int]
+    FILES_FIELD_NUMBER: _ClassVar[int]
+    FILE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    INCIDENTS_FIELD_NUMBER: _ClassVar[int]
+    ALERTS_FIELD_NUMBER: _ClassVar[int]
     frames: int
     bytes: int
-    def __init__(self, frames: _Optional[int] = ..., bytes: _Optional[int] = ...) -> None: ...
+    files: int
+    file_bytes: int
+    incidents: int
+    alerts: int
+    def __init__(self, frames: _Optional[int] = ..., bytes: _Optional[int] = ..., files: _Optional[int] = ..., file_bytes: _Optional[int] = ..., incidents: _Optional[int] = ..., alerts: _Optional[int] = ...) -> None: ...
 
 class DescribeRequest(_message.Message):
     __slots__ = ("camera",)

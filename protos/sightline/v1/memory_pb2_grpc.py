@@ -64,7 +64,7 @@ class MemoryServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Forget(self, request, context):
-        """In every tier, for good; the camera's conversations are over.
+        """For good: its memory in every tier and its conversations, its footage, and what was recorded of its incidents.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -76,12 +76,16 @@ class ForgetFootageRequest(_message.Message):
     def __init__(self, camera: _Optional[str] = ..., before_s: _Optional[float] = ...) -> None: ...
 
 class ForgetFootageReply(_message.Message):
-    __slots__ = ("files", "bytes")
+    __slots__ = ("files", "bytes", "incidents", "alerts")
     FILES_FIELD_NUMBER: _ClassVar[int]
     BYTES_FIELD_NUMBER: _ClassVar[int]
+    INCIDENTS_FIELD_NUMBER: _ClassVar[int]
+    ALERTS_FIELD_NUMBER: _ClassVar[int]
     files: int
     bytes: int
-    def __init__(self, files: _Optional[int] = ..., bytes: _Optional[int] = ...) -> None: ...
+    incidents: int
+    alerts: int
+    def __init__(self, files: _Optional[int] = ..., bytes: _Optional[int] = ..., incidents: _Optional[int] = ..., alerts: _Optional[int] = ...) -> None: ...
 
 class RecordRequest(_message.Message):
     __slots__ = ("camera", "start", "until", "deadline_s", "moment", "only_clip")

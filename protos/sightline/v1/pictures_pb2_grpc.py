@@ -72,7 +72,8 @@ class PicturesServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Forget(self, request, context):
-        """Delete all snapshots and clips of a camera, and the packets that its decoder holds.
+        """Delete what is kept of a camera's incidents: snapshots and clips, the records with their texts, alerts that no
+        sink has taken yet, and the packets that its decoder holds. UNAVAILABLE: something may still be there.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

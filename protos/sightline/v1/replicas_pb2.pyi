@@ -25,7 +25,7 @@ class DrainReplicaRequest(_message.Message):
     def __init__(self, name: _Optional[str] = ..., undo: _Optional[bool] = ...) -> None: ...
 
 class ReplicaStatus(_message.Message):
-    __slots__ = ("name", "address", "draining", "cameras", "held", "lowered", "utilisation", "expected_lag_s", "backlog_s")
+    __slots__ = ("name", "address", "draining", "cameras", "held", "lowered", "utilisation", "expected_lag_s", "backlog_s", "trouble")
     NAME_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     DRAINING_FIELD_NUMBER: _ClassVar[int]
@@ -35,6 +35,7 @@ class ReplicaStatus(_message.Message):
     UTILISATION_FIELD_NUMBER: _ClassVar[int]
     EXPECTED_LAG_S_FIELD_NUMBER: _ClassVar[int]
     BACKLOG_S_FIELD_NUMBER: _ClassVar[int]
+    TROUBLE_FIELD_NUMBER: _ClassVar[int]
     name: str
     address: str
     draining: bool
@@ -44,4 +45,5 @@ class ReplicaStatus(_message.Message):
     utilisation: float
     expected_lag_s: float
     backlog_s: float
-    def __init__(self, name: _Optional[str] = ..., address: _Optional[str] = ..., draining: _Optional[bool] = ..., cameras: _Optional[int] = ..., held: _Optional[int] = ..., lowered: _Optional[int] = ..., utilisation: _Optional[float] = ..., expected_lag_s: _Optional[float] = ..., backlog_s: _Optional[float] = ...) -> None: ...
+    trouble: str
+    def __init__(self, name: _Optional[str] = ..., address: _Optional[str] = ..., draining: _Optional[bool] = ..., cameras: _Optional[int] = ..., held: _Optional[int] = ..., lowered: _Optional[int] = ..., utilisation: _Optional[float] = ..., expected_lag_s: _Optional[float] = ..., backlog_s: _Optional[float] = ..., trouble: _Optional[str] = ...) -> None: ...

@@ -7,26 +7,21 @@ fetches before a window is planned that needs the blocks.
 
 from __future__ import annotations
 
-import threading
 import time
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import Sequence
 from hashlib import blake2b
 
 import torch
 from torch import Tensor
 
+from cluster.engine.vllm.connector.post import Errand, Post, Shelf
 from cluster.engine.vllm.connector.store import BlockFolder, BlockStore, Fault, KVShape
 from cluster.errors import ConfigError
-from cluster.memory.tiers.base import Block, BlockKey, Outcome, Tier
-
-PAUSE_S = 0.5
-"""Between two attempts at a tier that cannot take a block now."""
-FORGET_S = CLOSE_S = 30.0
-"""Longest wait for a call of a tier that is under way; tiers end their calls earlier themselves."""
+from cluster.memory.tiers.base import Block, BlockKey, Outcome
 
 
-class Courier:
+class Courier(Post):
     """Writes a stream's blocks through to ``tier``, and brings them back. Thread-safe.
 
     A block becomes one block of the tier per layer and head; its key there is a digest of its own key, so nothing but
@@ -34,7 +29,7 @@ class Courier:
 
     Args:
         folder: of the engine.
-        tier: which of :mod:`cluster.memory.tiers`; not closed with the courier.
+        tier: not closed with the courier.
         shape: KV of one token in one shard of the folder.
         fingerprint: as in the engine's transfer configuration.
         cap_bytes: likewise.
@@ -42,12 +37,11 @@ class Courier:
     """
 
     def __init__(
-        self, folder: BlockFolder, tier: Tier, *, shape: KVShape, fingerprint: str, cap_bytes: int, waiting: int = 1024
+        self, folder: BlockFolder, tier: Shelf, *, shape: KVShape, fingerprint: str, cap_bytes: int, waiting: int = 1024
     ) -> None:
         if waiting < 1:
             raise ConfigError(f"a courier must let at least one block wait, not {waiting}")
-        self.folder, self.tier, self.shape = folder, tier, shape
-        self.counts: Counter[str] = Counter()
+        self.folder, self.shape = folder, shape
         self._stores = [
             BlockStore(folder, shape=shape, fingerprint=fingerprint, shard=shard, cap_bytes=cap_bytes // folder.shards)
             for shard in range(folder.shards)
@@ -55,12 +49,8 @@ class Courier:
         self._most = waiting
         # By stream and key: whether it is to be in the tier (or to go from it).
         self._waiting: OrderedDict[tuple[str, str], bool] = OrderedDict()
-        self._manifests: dict[str, bytes] = {}
-        self._busy: str | None = None
-        self._changed = threading.Condition()
-        self._closed = False
-        self._thread = threading.Thread(target=self._work, name="kv-courier", daemon=True)
-        self._thread.start()
+        # Last: the thread that looks at all this begins there.
+        super().__init__(tier)
 
     def keep(self, stream: str, keys: Sequence[str]) -> None:
         """Write these blocks to the tier some time soon; never waits."""
@@ -70,16 +60,6 @@ class Courier:
         """Forget blocks: in the folder now, in the tier some time soon."""
         self.folder.drop(keys)
         self._queue(stream, keys, wanted=False)
-
-    def note(self, stream: str, manifest: bytes) -> None:
-        """Write down what it takes to go on with the stream, once all its blocks that wait now are written."""
-        with self._changed:
-            self._manifests[stream] = manifest
-            self._changed.notify_all()
-
-    def noted(self, stream: str) -> bytes | None:
-        """What :meth:`note` wrote last; None where the tier has none, or cannot be asked."""
-        return self.tier.manifest(stream)[1]
 
     def restore(self, stream: str, blocks: Sequence[tuple[str, int]], deadline_s: float) -> set[str]:
         """Bring blocks, named by key and tokens, back into the folder; which of them are there when it returns.
@@ -98,32 +78,58 @@ class Courier:
                 self.counts["missing"] += 1
         return there
 
-    def forget(self, stream: str) -> None:
-        """Forget everything of a stream, in the tier too; waits for the tier, within its deadline."""
-        with self._changed:
-            for name in [name for name in self._waiting if name[0] == stream]:
-                del self._waiting[name]
-            self._manifests.pop(stream, None)
-            # What is on its way just now would arrive after the stream was forgotten.
-            self._changed.wait_for(lambda: self._busy != stream, timeout=FORGET_S)
-        self.tier.drop(stream)
-
-    def flush(self, deadline_s: float) -> bool:
-        """Wait until nothing waits to be written; false where that takes longer."""
-        with self._changed:
-            return self._changed.wait_for(lambda: not self._next() and self._busy is None, timeout=deadline_s)
-
     def close(self) -> None:
         """Stop writing; what still waits is lost, and counted."""
         with self._changed:
-            self._closed = True
             self.counts["dropped"] += len(self._waiting)
             self._waiting.clear()
-            self._manifests.clear()
-            self._changed.notify_all()
-        self._thread.join(timeout=CLOSE_S)
+        super().close()
 
-    # -- the thread -------------------------------------------------------------------------------
+    # -- under the lock ---------------------------------------------------------------------------
+    def _idle(self) -> bool:
+        return super()._idle() and not self._waiting
+
+    def _waits(self, stream: str) -> bool:
+        return super()._waits(stream) or not self._ready(stream)
+
+    def _ready(self, stream: str) -> bool:
+        return all(name != stream for name, _ in self._waiting)
+
+    def _hurry(self, stream: str) -> None:
+        super()._hurry(stream)
+        for name in [name for name in reversed(self._waiting) if name[0] == stream]:
+            self._waiting.move_to_end(name, last=False)
+
+    def _cancel(self, stream: str) -> None:
+        super()._cancel(stream)
+        for name in [name for name in self._waiting if name[0] == stream]:
+            del self._waiting[name]
+
+    def _take(self) -> Errand | None:
+        errand = super()._take()
+        if errand is None and self._waiting:
+            (stream, key), wanted = self._waiting.popitem(last=False)
+            errand = self._to_store(stream, key) if wanted else self._to_drop(stream, key)
+        return errand
+
+    def _to_store(self, stream: str, key: str) -> Errand:
+        def again() -> None:
+            if (stream, key) not in self._waiting:
+                self._waiting[stream, key] = True
+                self._waiting.move_to_end((stream, key), last=False)
+
+        def done(outcome: Outcome) -> None:
+            self.counts["kept" if outcome is Outcome.HIT else "refused"] += 1
+
+        return Errand(stream, lambda: self._store(stream, key), again, done)
+
+    def _to_drop(self, stream: str, key: str) -> Errand:
+        def drop() -> Outcome:
+            self.tier.drop(stream, self._names(stream, key))
+            return Outcome.HIT
+
+        return Errand(stream, drop, lambda: None, lambda _: None)
+
     def _queue(self, stream: str, keys: Sequence[str], *, wanted: bool) -> None:
         with self._changed:
             for key in keys:
@@ -135,48 +141,7 @@ class Courier:
                 self.counts["dropped"] += 1
             self._changed.notify_all()
 
-    def _next(self) -> tuple[str, str | None] | None:
-        """A stream's block, or None for its manifest: manifests of streams of which no block waits come first."""
-        streams = {stream for stream, _ in self._waiting}
-        for stream in self._manifests:
-            if stream not in streams:
-                return stream, None
-        return next(iter(self._waiting), None)
-
-    def _work(self) -> None:
-        while True:
-            with self._changed:
-                self._changed.wait_for(lambda: self._closed or self._next() is not None)
-                todo = self._next()
-                if self._closed or todo is None:
-                    return
-                stream, key = todo
-                self._busy = stream
-                wanted = self._waiting.pop((stream, key)) if key is not None else True
-                manifest = self._manifests.pop(stream) if key is None else b""
-            if key is None:
-                outcome = self.tier.put_manifest(stream, manifest)
-            elif wanted:
-                outcome = self._store(stream, key)
-            else:
-                self.tier.drop(stream, self._names(stream, key))
-                outcome = Outcome.HIT
-            with self._changed:
-                self._busy = None
-                if outcome is Outcome.RETRY and not self._closed:
-                    self.counts["retries"] += 1
-                    if key is None:
-                        self._manifests.setdefault(stream, manifest)
-                    elif (stream, key) not in self._waiting:
-                        self._waiting[stream, key] = True
-                        self._waiting.move_to_end((stream, key), last=False)
-                    self._changed.notify_all()
-                    self._changed.wait_for(lambda: self._closed, timeout=PAUSE_S)
-                    continue
-                if key is not None and wanted:
-                    self.counts["kept" if outcome is Outcome.HIT else "refused"] += 1
-                self._changed.notify_all()
-
+    # -- at the tier ------------------------------------------------------------------------------
     def _store(self, stream: str, key: str) -> Outcome:
         items: list[tuple[BlockKey, Block]] = []
         names = self._names(stream, key)
@@ -185,10 +150,10 @@ class Courier:
             if isinstance(block, Fault):
                 return Outcome.MISS
             items += zip(names[len(items) :], _parts(block), strict=False)
-        outcomes = set(self.tier.store(items))
+        outcomes = set(self.tier.store(items) or ())
         if Outcome.MISS in outcomes:
             return Outcome.MISS
-        return Outcome.HIT if outcomes == {Outcome.HIT} else Outcome.RETRY
+        return Outcome.RETRY if Outcome.RETRY in outcomes else Outcome.HIT
 
     def _fetch(self, stream: str, key: str, tokens: int) -> bool:
         loaded = self.tier.load(self._names(stream, key))

@@ -1,0 +1,54 @@
+"""The types that cross a border between two packages.
+
+All are frozen, slotted dataclasses over numpy arrays; nothing here imports torch, Ray or PyAV, so
+that a decoder process stays small. Shapes are named in the docstrings; times are integer
+microseconds of the camera's own clock (``pts``) unless a name ends in ``_s`` (seconds, float).
+"""
+
+from cluster.types.answers import Answer, Timing, TokenCount, WindowRequest
+from cluster.types.cameras import CameraStateName, CameraStatus, LastAnswer, PictureHealth
+from cluster.types.frames import FrameSample, FrameTrace, mask_digest
+from cluster.types.memories import AskResult, AskSpec, Forgotten, MemoryStatus, Moment
+from cluster.types.pictures import (
+    MICROSECONDS,
+    BoolGrid,
+    ChangeGrid,
+    EncodedPacket,
+    FloatGrid,
+    PatchGeometry,
+    PatchGrid,
+    SampledFrame,
+    UInt8Array,
+)
+from cluster.types.streams import MemorySpec, Question, StreamSpec
+
+__all__ = [
+    "MICROSECONDS",
+    "Answer",
+    "AskResult",
+    "AskSpec",
+    "BoolGrid",
+    "CameraStateName",
+    "CameraStatus",
+    "ChangeGrid",
+    "EncodedPacket",
+    "FloatGrid",
+    "Forgotten",
+    "FrameSample",
+    "FrameTrace",
+    "LastAnswer",
+    "MemorySpec",
+    "MemoryStatus",
+    "Moment",
+    "PatchGeometry",
+    "PatchGrid",
+    "PictureHealth",
+    "Question",
+    "SampledFrame",
+    "StreamSpec",
+    "Timing",
+    "TokenCount",
+    "UInt8Array",
+    "WindowRequest",
+    "mask_digest",
+]

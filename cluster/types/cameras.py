@@ -1,0 +1,85 @@
+"""How a camera is: its state, its picture's health, its counters."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+CameraStateName = Literal["waiting", "connecting", "running", "backoff", "error", "ended"]
+
+
+@dataclass(frozen=True, slots=True)
+class PictureHealth:
+    """What one camera's newest sample says of the camera itself (``cluster.vision.picture_watch``).
+
+    * ``pts``: of the sample, the camera's microseconds
+    * ``changed``: share of cells that differ visibly from the last sample, 0..1
+    * ``still_s``: seconds of the camera's clock since any cell changed at all, were it by noise
+    * ``luma``, ``spread``: mean and standard deviation of the picture, grey levels
+    * ``strangeness``: 0 for the scene it has seen so far, 1 for one that has nothing in common with it
+    """
+
+    pts: int
+    changed: float
+    still_s: float
+    luma: float
+    spread: float
+    strangeness: float
+
+
+@dataclass(frozen=True, slots=True)
+class LastAnswer:
+    """The newest answer to one question; ``end`` is the window's end in the camera's microseconds."""
+
+    question: str
+    score: float
+    positive: bool
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class CameraStatus:
+    """One camera as ``cameras list`` shows it. Counters start with the camera; 0 for a size not known yet.
+
+    ``memory_bytes``, ``memory_frames``: what it remembers now; ``memory_oldest_s``: how long ago the oldest of it was;
+    ``memory_state``: empty while all of it is in reach, else why not. ``rung``: of the quality ladder, ``rung_reason``
+    why it is not the first. ``windows_per_s``, ``expected_lag_s``: what the scheduler counts with, the latter from a
+    window's last frame to its answer; 0 where nobody knows what a window costs. ``manager``: who alone may change it
+    (``cluster.cameras.managers``).
+    """
+
+    name: str
+    source: str = ""
+    state: CameraStateName = "waiting"
+    reason: str = ""
+    retry_in_s: float = 0.0
+    codec: str = ""
+    width: int = 0
+    height: int = 0
+    cue: str = ""
+    last_frame_age_s: float = 0.0
+    decoder: str = ""
+    replica: str = ""
+    frames_decoded: int = 0
+    frames_sampled: int = 0
+    decode_errors: int = 0
+    gaps: int = 0
+    windows_done: int = 0
+    windows_gated: int = 0
+    windows_dropped: int = 0
+    windows_lost: int = 0
+    tokens_full: int = 0
+    tokens_kept: int = 0
+    tokens_computed: int = 0
+    latency_s: float = 0.0
+    memory_bytes: int = 0
+    memory_frames: int = 0
+    memory_oldest_s: float = 0.0
+    memory_state: str = ""
+    last_answers: tuple[LastAnswer, ...] = ()
+    priority: str = "normal"
+    rung: str = "full"
+    rung_reason: str = ""
+    windows_per_s: float = 0.0
+    expected_lag_s: float = 0.0
+    manager: str = ""

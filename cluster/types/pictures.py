@@ -1,0 +1,146 @@
+"""From packets to sampled pictures: a camera's patch grid, what its codec saw change, what was sampled."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+BoolGrid = npt.NDArray[np.bool_]
+FloatGrid = npt.NDArray[np.float32]
+UInt8Array = npt.NDArray[np.uint8]
+
+MICROSECONDS = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class PatchGrid:
+    """How one camera's frames are cut into patches: ``rows x cols`` patches of ``patch`` pixels.
+
+    ``merge x merge`` patches make one visual token (a *group*); ``temporal`` samples make one frame.
+    """
+
+    rows: int
+    cols: int
+    patch: int
+    merge: int
+    temporal: int
+
+    @property
+    def height(self) -> int:
+        """Pixels, ``rows * patch``."""
+        return self.rows * self.patch
+
+    @property
+    def width(self) -> int:
+        """Pixels, ``cols * patch``."""
+        return self.cols * self.patch
+
+    @property
+    def group_rows(self) -> int:
+        return self.rows // self.merge
+
+    @property
+    def group_cols(self) -> int:
+        return self.cols // self.merge
+
+    @property
+    def tokens(self) -> int:
+        """Visual tokens of one frame with nothing pruned."""
+        return self.group_rows * self.group_cols
+
+
+@dataclass(frozen=True, slots=True)
+class PatchGeometry:
+    """What a model family tells the decoders about its patches; says nothing else about the model.
+
+    ``square`` set: every camera is resized to ``square x square`` pixels (InternVL's tile).
+    Otherwise the grid follows the camera's shape within ``max_pixels`` (Qwen's native resolution).
+    """
+
+    patch: int
+    merge: int
+    temporal: int
+    max_pixels: int = 448 * 448
+    min_pixels: int = 56 * 56
+    square: int | None = None
+
+    def grid(self, width: int, height: int) -> PatchGrid:
+        """The patch grid for a camera of ``width x height`` native pixels.
+
+        Raises:
+            ValueError: a side is not positive.
+        """
+        if width <= 0 or height <= 0:
+            raise ValueError(f"a camera's picture must have positive sides, not {width}x{height}")
+        unit = self.patch * self.merge
+        if self.square is not None:
+            side = self.square // self.patch
+            return PatchGrid(side, side, self.patch, self.merge, self.temporal)
+        scale = 1.0
+        if width * height > self.max_pixels:
+            scale = math.sqrt(self.max_pixels / (width * height))
+        elif width * height < self.min_pixels:
+            scale = math.sqrt(self.min_pixels / (width * height))
+        rows = max(1, math.floor(height * scale / unit + 1e-6)) * self.merge
+        cols = max(1, math.floor(width * scale / unit + 1e-6)) * self.merge
+        return PatchGrid(rows, cols, self.patch, self.merge, self.temporal)
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedPacket:
+    """One encoded packet as it left the source. ``data`` is Annex-B for H.264/HEVC, or the container's own form.
+
+    ``sequence`` counts packets of one session from 0 without holes; a hole is a gap in transport.
+    """
+
+    codec: str
+    data: bytes
+    pts: int | None
+    dts: int | None
+    keyframe: bool
+    sequence: int
+
+
+@dataclass(frozen=True, slots=True)
+class ChangeGrid:
+    """What the codec saw change since the last sample, on the patch grid.
+
+    All planes are ``[rows, cols]`` float32.
+
+    * ``max_motion``: largest single displacement of any block over the cell, native pixels per frame
+    * ``net_motion``: length of the displacement summed over the skipped frames, native pixels
+    * ``intra``: largest fraction of the cell covered by intra or uncovered blocks in any inter frame, 0..1
+    * ``luma``: mean absolute luma difference to the previous sample, grey levels, global gain removed
+    """
+
+    max_motion: FloatGrid
+    net_motion: FloatGrid
+    intra: FloatGrid
+    luma: FloatGrid
+    cue: Literal["vectors+luma", "luma"]
+    frames: int
+
+
+@dataclass(frozen=True, slots=True)
+class SampledFrame:
+    """One sampled picture, resized to the patch grid, with what changed since the last one (codec -> vision).
+
+    ``rgb`` is ``[height, width, 3]`` uint8, ``luma`` ``[height, width]`` uint8, both on the grid's pixels.
+    ``fresh`` is true when nothing before this sample may be relied on: stream start, or recovery after a gap,
+    corruption, a resolution change or a restart. ``hidden`` ``[rows, cols]``: cells that privacy masks cover as a
+    whole and that are black; ``None`` where there are none.
+    """
+
+    index: int
+    pts: int
+    anchor: bool
+    fresh: bool
+    grid: PatchGrid
+    rgb: UInt8Array
+    luma: UInt8Array
+    change: ChangeGrid
+    hidden: BoolGrid | None = None

@@ -1,0 +1,100 @@
+"""Where the gateway finds the pages of processes: without Ray, with handles that answer, are late, and go."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+
+import pytest
+from ray.exceptions import RpcError
+
+from actors import pages
+from cluster.errors import UnavailableError
+
+NODE = "0123456789abcdef" * 3 + "01234567"
+TIER = f"tier-{NODE}"
+
+
+class Handle:
+    """An actor handle: both methods answer with a place, or fail with an error; ``None`` never answers."""
+
+    def __init__(self, place):
+        self.place = place
+        self.metrics_address = SimpleNamespace(remote=self._say)
+        self.ready = SimpleNamespace(remote=self._addresses)
+
+    async def _say(self):
+        if self.place is None:
+            await asyncio.sleep(3600)
+        if isinstance(self.place, Exception):
+            raise self.place
+        return self.place
+
+    async def _addresses(self):
+        return SimpleNamespace(rpc="elsewhere:1", metrics=await self._say())
+
+
+class Members(Handle):
+    def __init__(self):
+        super().__init__({"controller": "c:1", "replica-0": "r:1"})
+        self.metrics_addresses = self.metrics_address
+
+
+@pytest.fixture
+def members(monkeypatch):
+    members = Members()
+    monkeypatch.setattr(pages, "controller", lambda: members)
+    monkeypatch.setattr(pages, "ANSWER_S", 0.5)
+    return members
+
+
+def test_everybody_is_found_and_a_tier_is_named_after_its_node(members):
+    handles = {"alerting": Handle("a:1"), "reconciler": Handle("k:1"), TIER: Handle("t:1")}
+    found = asyncio.run(pages.Pages(lambda: handles).addresses())
+    others = {"alerting": "a:1", "reconciler": "k:1", "tier-0123456789ab": "t:1"}
+    assert found == {"controller": "c:1", "replica-0": "r:1", **others}
+
+
+def test_who_does_not_answer_stays_where_it_was_and_who_is_gone_is_not_shown(members):
+    tier, alerting = Handle("t:1"), Handle("a:1")
+    handles = {"alerting": alerting, TIER: tier, "reconciler": Handle(None)}
+    known = pages.Pages(lambda: handles)
+
+    async def others():
+        return (await known.addresses()).keys() - {"controller", "replica-0"}, known._known.get("tier-0123456789ab")
+
+    async def play():
+        assert await others() == ({"alerting", "tier-0123456789ab"}, "t:1")
+        tier.place, alerting.place = None, OSError("its own affair")
+        assert await others() == ({"alerting", "tier-0123456789ab"}, "t:1")
+        tier.place = "t:2"
+        assert (await others())[1] == "t:2", "restarted, elsewhere"
+        del handles[TIER]
+        assert await others() == ({"alerting"}, None)
+
+    asyncio.run(play())
+
+
+def test_without_word_from_ray_the_last_places_stand(members):
+    handles = {TIER: Handle("t:1")}
+
+    def look():
+        if not handles:
+            raise RpcError("no word from the head")
+        return handles
+
+    known = pages.Pages(look)
+
+    async def play():
+        before = await known.addresses()
+        handles.clear()
+        assert await known.addresses() == before
+        assert before["tier-0123456789ab"] == "t:1"
+
+    asyncio.run(play())
+
+
+def test_a_controller_that_is_away_is_said(members):
+    members.place = UnavailableError("the controller restarts")
+    with pytest.raises(UnavailableError, match="the controller restarts"):
+        asyncio.run(pages.Pages(dict).addresses())

@@ -1,0 +1,194 @@
+"""What followers of incidents are told besides what sinks get: who sees to one, and what became of its clip."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sqlite3
+import time
+from contextlib import asynccontextmanager
+
+import pytest
+from sink_parts import Receiver
+
+from cluster.alerts.changes import Changes
+from cluster.alerts.service import FILE, AlertService
+from cluster.alerts.store import AlertStore
+from cluster.config import load_config
+from cluster.errors import NotReadyError
+
+
+@asynccontextmanager
+async def running(folder, receiver=None, *, clips=True, **alerts):
+    sinks = [{"name": "ops", "kind": "webhook", "options": {"url": receiver.url}}] if receiver else []
+    body = {"sinks": sinks, "consecutive": 1, "release": 1, "cooldown_s": 0, **alerts}
+    questions = [{"id": "person", "text": "?"}]
+    config = load_config(None, {"alerts": body, "cameras": [{"name": "gate"}], "questions": questions})
+    service = AlertService(config, folder)
+    if not clips:
+        service.keep_no_clips()
+    await service.start()
+    try:
+        yield service
+    finally:
+        await service.stop()
+
+
+async def told(follower, count):
+    """``count`` events, and no other after them."""
+    events = [(await anext(follower))[0] for _ in range(count)]
+    assert not follower._queue
+    return events
+
+
+def short(events):
+    return [(event.kind, event.cause, event.incident.clip, event.incident.open) for event in events]
+
+
+async def test_sinks_are_told_of_who_sees_to_it_and_followers_of_the_clip_as_well(tmp_path, make, until):
+    async with Receiver() as receiver, running(tmp_path, receiver) as service:
+        with service.follow() as follower:
+            service.take(make.answer(0))
+            [new] = await told(follower, 1)
+            await service.acknowledge(new.incident.id, "ann")
+            await service.settle_clip(new.incident.id, "part", "the clip is not whole: it began late")
+            service.take(make.answer(1, 0.0))
+            await until(lambda: len(receiver.got) == 3)
+            events = await told(follower, 3)
+        assert short([new, *events]) == [
+            ("new", "", "waiting", True),
+            ("update", "acknowledged", "waiting", True),
+            ("update", "clip", "part", True),
+            ("end", "", "part", False),
+        ]
+        clip = events[1]
+        assert (clip.key, clip.incident.footage_note) == (
+            f"{new.incident.id}-clip",
+            "the clip is not whole: it began late",
+        )
+        assert clip.incident.acknowledged_by == "ann", "an event has all that was so before it"
+        sent = [json.loads(body) for _, body in receiver.got]
+        assert [(each["event"], each["incident"]["clip"]) for each in sent] == [
+            ("new", "waiting"),
+            ("update", "waiting"),
+            ("end", "part"),
+        ]
+        detail = await service.incident(new.incident.id)
+        assert [(event.kind, event.cause) for event in detail.events] == [
+            ("new", ""),
+            ("update", "acknowledged"),
+            ("end", ""),
+        ]
+        assert (await service.outbox()).sinks["ops"][1].delivered == 3
+
+
+async def test_a_clip_that_cannot_be_had_is_told_after_the_end_too(tmp_path, make):
+    async with running(tmp_path) as service:
+        with service.follow() as follower:
+            service.take(make.answer(0))
+            service.take(make.answer(1, 0.0))
+            new, _ = await told(follower, 2)
+            await service.settle_clip(new.incident.id, "none", "no clip: the disk is full")
+            [clip] = await told(follower, 1)
+        assert short([clip]) == [("update", "clip", "none", False)]
+        assert (await service.incident(new.incident.id)).incident == clip.incident
+        await service.settle_clip("nothing", "whole", "")
+        assert not follower._queue
+
+
+async def test_a_clip_takes_nothing_back_that_came_with_it(tmp_path, make):
+    """All in one batch: whoever keeps the newest event's incident has it as it is."""
+    async with running(tmp_path) as service:
+        with service.follow() as follower:
+            service.take(make.answer(0))
+            [new] = await told(follower, 1)
+            async with service._flushing:
+                settling = asyncio.create_task(service.settle_clip(new.incident.id, "whole", ""))
+                await asyncio.sleep(0)
+                acknowledging = asyncio.create_task(service.acknowledge(new.incident.id, "ann"))
+                await asyncio.sleep(0)
+                service.take(make.answer(1, 0.0))
+            await asyncio.gather(settling, acknowledging)
+            events = await told(follower, 3)
+        assert short(events) == [
+            ("update", "acknowledged", "whole", True),
+            ("end", "", "whole", False),
+            ("update", "clip", "whole", False),
+        ]
+        assert (await service.incident(new.incident.id)).incident == events[-1].incident
+
+
+async def test_acknowledging_twice_is_one_event_and_no_error(tmp_path, make):
+    async with running(tmp_path) as service:
+        with service.follow() as follower:
+            service.take(make.answer(0))
+            [new] = await told(follower, 1)
+            for who in ("ann", "bob"):
+                assert (await service.acknowledge(new.incident.id, who)).acknowledged_by == "ann"
+            await told(follower, 1)
+            # Whoever got no answer asks again, and meanwhile it has ended.
+            service.take(make.answer(1, 0.0))
+            await told(follower, 1)
+            again = await service.acknowledge(new.incident.id, "ann")
+            assert (again.acknowledged_by, again.open) == ("ann", False)
+            service.take(make.answer(2))
+            service.take(make.answer(3, 0.0))
+            other, _ = await told(follower, 2)
+            with pytest.raises(NotReadyError, match="is open"):
+                await service.acknowledge(other.incident.id, "ann")
+
+
+async def test_a_disk_that_does_not_write_loses_neither_end_nor_clip(tmp_path, make, until):
+    """The file says that the incident is open, and cannot be told otherwise yet."""
+    async with running(tmp_path) as service:
+        service._journal._deadline_s = 0.2
+        service.take(make.answer(0))
+        [incident] = service.opened()
+        await service._flush()
+        with service.follow() as follower:
+            other = sqlite3.connect(tmp_path / FILE, isolation_level=None)
+            other.execute("BEGIN IMMEDIATE")
+            service.take(make.answer(1, 0.0))
+            await until(lambda: service._journal.trouble)
+            await service.settle_clip(incident.id, "whole", "")
+            assert short(await told(follower, 2)) == [("end", "", "waiting", False), ("update", "clip", "whole", False)]
+            other.execute("ROLLBACK")
+            other.close()
+        await until(lambda: not service._journal.trouble and not service._journal.unwritten(incident.id))
+        found = (await service.incident(incident.id)).incident
+        assert (found.open, found.clip) == (False, "whole")
+
+
+async def test_clips_that_nobody_makes_any_more_are_told_not_to_come(tmp_path, make):
+    """Alerting was restarted: of what is too long ago nothing is held, and what is recent is made again."""
+    async with running(tmp_path) as service:
+        service.take(make.answer(0))
+        [old] = service.opened()
+        await service._flush()
+    now_s = time.time()
+    async with running(tmp_path) as service:
+        with service.follow() as follower:
+            assert [each.id for each in await service.waiting_clips(old.opened_s)] == [old.id]
+            assert await service.waiting_clips(now_s + 600) == []
+            [clip] = await told(follower, 1)
+        assert (clip.incident.clip, clip.cause) == ("none", "clip")
+        assert clip.incident.footage_note == "no clip: alerting was away while it was to be made"
+
+
+async def test_where_no_clips_can_be_kept_none_are_promised(tmp_path, make):
+    async with running(tmp_path, clips=False) as service:
+        service.take(make.answer(0))
+        assert [(each.clip, each.clip_url, each.snapshot_url) for each in service.opened()] == [("", "", "")]
+
+
+def test_events_that_an_earlier_release_wrote_have_no_cause(tmp_path, make):
+    event = make.event()
+    store = AlertStore(tmp_path / FILE)
+    store.write(Changes(incidents={event.incident.id: event.incident}, events={event.key: event}))
+    store.close()
+    with sqlite3.connect(tmp_path / FILE) as file:
+        assert file.execute("SELECT json_extract(body, '$.cause') FROM events").fetchone() == ("",)
+        file.execute("UPDATE events SET body = json_remove(body, '$.cause')")
+    found = AlertStore(tmp_path / FILE).incident(event.incident.id)
+    assert found is not None
+    assert found[1] == [event]

@@ -1,0 +1,30 @@
+"""What ``sightline incidents follow`` prints of an event: what is new with it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from actors.cli.incidents import event_line
+from cluster.alerts.incident import AlertEvent, Incident, clip_settled
+
+OPEN = Incident("i1", "gate", "question", "fence", "critical", 0, 1, 0.9, 2, 100.0, 100.0, text="Somebody climbs.")
+KIM = replace(OPEN, acknowledged_by="Kim", acknowledged_s=101.0)
+FULL = "no clip: the disk is full"
+
+
+@pytest.mark.parametrize(
+    ("event", "said"),
+    [
+        (AlertEvent("i1-1", "new", 100.0, OPEN), "Somebody climbs."),
+        (AlertEvent("i1-2", "update", 101.0, KIM, cause="acknowledged"), "Kim sees to it"),
+        (clip_settled(replace(KIM, clip="whole"), 110.0), "its clip is there"),
+        (clip_settled(replace(KIM, clip="none", footage_note=FULL), 110.0), FULL),
+        (AlertEvent("i1-3", "end", 120.0, replace(KIM, ended_s=120.0, reason="the camera is silent")), "is silent"),
+    ],
+)
+def test_a_line_ends_with_what_is_new(event, said):
+    line = event_line(event)
+    assert line.endswith(said)
+    assert f"{event.kind:6}" in line

@@ -1,0 +1,165 @@
+"""What outlives a process of its windows: manifests there and back, in order, cancelled, refused and cleared."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cluster.engine.vllm import keeping
+from cluster.engine.vllm.connector.post import Post
+from cluster.engine.vllm.keeping import Kept, WindowKeeper, unpack
+from cluster.engine.vllm.settings import tier_fingerprint
+from cluster.memory.tiers.arena import Arena
+from cluster.memory.tiers.base import Block, BlockKey, Outcome
+from cluster.memory.tiers.stack import TierStack
+
+
+class Shared(Arena):
+    """A tier that others reach too, and that can be down."""
+
+    down = False
+
+    def put_manifest(self, stream: str, manifest: bytes) -> Outcome:
+        return Outcome.RETRY if self.down else super().put_manifest(stream, manifest)
+
+
+def shared() -> Shared:
+    return Shared(2**22, name="node", slab_bytes=2**16)
+
+
+def stack(*below: Arena) -> TierStack:
+    return TierStack([Arena(2**22, name="host", slab_bytes=2**16), *below])
+
+
+@contextmanager
+def keeper(tiers: TierStack, held: Callable[[str], dict] = lambda _: {}) -> Iterator[WindowKeeper]:
+    post = Post(tiers)
+    try:
+        yield WindowKeeper(tiers, post, held)
+    finally:
+        post.close()
+
+
+@given(st.binary(max_size=200), st.dictionaries(st.text(), st.integers()), st.text())
+def test_a_manifest_is_read_as_it_was_written(window: bytes, held: dict, writer: str) -> None:
+    kept = Kept(window, held, writer)
+    assert unpack(kept.pack()) == kept
+
+
+@given(st.binary(max_size=60), st.integers(0, 40))
+def test_what_is_no_manifest_of_ours_is_nothing(noise: bytes, cut: int) -> None:
+    assert unpack(noise) is None
+    whole = Kept(b"", {"frames": []}, "a").pack()
+    assert unpack(whole[: min(cut, len(whole) - 1)]) is None
+
+
+def test_a_manifest_of_another_version_is_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keeping, "VERSION", keeping.VERSION + 1)
+    later = Kept(b"window", {}, "a").pack()
+    monkeypatch.undo()
+    assert unpack(None) is unpack(later) is None
+
+
+def test_another_process_finds_a_window_and_its_writer_does_not() -> None:
+    node = shared()
+    with keeper(stack(node), lambda stream: {"of": stream}) as here, keeper(stack(node)) as there:
+        assert there.found("gate") is None
+        assert here.note("gate", b"first")
+        assert here.note("gate", b"second")
+        assert here.post.settle("gate", 10)
+        assert here.found("gate") is None
+        assert there.found("gate") == b"second"
+        kept = unpack(there.post.noted("gate"))
+        assert kept is not None
+        assert kept.held == {"of": "gate"}
+
+
+def test_a_window_is_handed_over_only_where_others_find_it() -> None:
+    node = shared()
+    with keeper(stack()) as alone:
+        assert not alone.hand_over("gate", b"window")
+    with keeper(stack(node)) as here:
+        assert here.hand_over("gate", b"window")
+        node.down = True
+        assert not here.hand_over("gate", b"newer")
+        node.down = False
+        # What the node could not take lies in the host's memory until it can.
+        here.tiers.flush(8)
+        assert unpack(node.manifest("gate")[1]) == unpack(here.post.noted("gate"))
+
+
+def test_a_window_that_is_too_large_is_counted_and_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keeping, "MAX_BYTES", 10)
+    with keeper(stack(shared())) as here:
+        assert not here.hand_over("gate", bytes(11))
+        assert here.too_large == 1
+        assert here.post.noted("gate") is None
+
+
+def test_what_a_tier_cannot_take_is_tried_again_and_only_the_newest_waits() -> None:
+    node = shared()
+    node.down = True
+    post = Post(node)
+    try:
+        for number in range(20):
+            post.note("gate", str(number).encode())
+        post.note("yard", b"yard")
+        assert not post.flush(0.2)
+        assert post.counts["retries"] > 0
+        node.down = False
+        assert post.flush(30)
+        assert (node.manifest("gate")[1], node.manifest("yard")[1]) == (b"19", b"yard")
+        assert post.counts["noted"] <= 3
+    finally:
+        post.close()
+
+
+@pytest.mark.parametrize("end", ["release", "forget", "clear"])
+def test_what_waited_is_not_written_after_its_end(end: str) -> None:
+    """Not even what was on its way when it ended, and is refused only afterwards."""
+    node = shared()
+    node.down = True
+    post = Post(node)
+    try:
+        post.note("gate", b"late")
+        deadline = time.monotonic() + 30
+        while not post.counts["retries"]:
+            assert time.monotonic() < deadline
+        getattr(post, end)("gate")
+        node.down = False
+        post.note("yard", b"yard")
+        assert post.settle("yard", 30)
+        assert post.flush(30)
+        assert node.manifest("gate") == (Outcome.MISS, None)
+    finally:
+        post.close()
+
+
+def test_what_is_of_no_use_is_dropped_before_anything_new_is_written() -> None:
+    node = shared()
+    place = torch.zeros(4, dtype=torch.int32)
+    old = BlockKey("gate", 0, 0, 1)
+    node.store([(old, Block(torch.ones(4, 8), torch.ones(4, 8), place, place))])
+    node.put_manifest("gate", b"of another engine")
+    with keeper(stack(node)) as here:
+        assert here.found("gate") is None
+        here.begin("gate")
+        here.note("gate", b"window")
+        assert here.post.flush(30)
+        assert node.nbytes("gate") == 0
+        kept = unpack(node.manifest("gate")[1])
+        assert kept is not None
+        assert kept.window == b"window"
+
+
+def test_windows_of_other_kv_are_told_apart() -> None:
+    plain = tier_fingerprint("model", {"tensor_parallel_size": 2, "quantization": None})
+    assert plain == tier_fingerprint("model", {})
+    marks = {plain, "model", tier_fingerprint("other", {}), tier_fingerprint("model", {"quantization": "fp8"})}
+    assert len(marks) == 4
