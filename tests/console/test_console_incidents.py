@@ -36,7 +36,7 @@ def test_one_that_begins_appears_and_is_announced(incident):
     expect(row).to_contain_text("person in restricted area")
     expect(row).to_contain_text("warning")
     expect(row).to_contain_text("Somebody stands there.")
-    assert name in page.locator("p[role=status].unseen").last.inner_text()
+    expect(page.locator("p[role=status].unseen").last).to_contain_text(name)
     until(lambda: row.locator("img").evaluate("image => image.naturalWidth") > 0)
 
 

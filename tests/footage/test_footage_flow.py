@@ -604,7 +604,8 @@ async def test_the_command_line_says_what_is_forgotten(tmp_path, h264, capsys):
         )
         assert await asyncio.to_thread(main, ["forget", "gate", "--yes", "--json", "-", *at]) == 0
         told = json.loads(capsys.readouterr().out)
-        assert (told["frames"], told["files"], told["incidents"], told["alerts"]) == (3, 2, 1, 1)
+        # Two alerts: that it began, and the end that forgetting makes of what goes on.
+        assert (told["frames"], told["files"], told["incidents"], told["alerts"]) == (3, 2, 1, 2)
         assert told["file_bytes"] > 0
         assert (await running.service.incidents(), list((tmp_path / "clips").iterdir())) == ([], [])
         await gateway.stop(0.0)
