@@ -33,8 +33,11 @@ TEST_ENV := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false
 PYTEST := $(TEST_ENV) $(BIN)/python -m pytest
 
 # Real servers, browsers and clocks share two cores in the suite. What fails there runs once more with nothing beside it,
-# and what fails then has failed; more than a few failures are never the machine's.
-ALONE := { echo "Failures run once more, alone:"; $(PYTEST) --last-failed --last-failed-no-failures none --maxfail 1 -v; }
+# and what fails then has failed. $(call run-tests,OPTIONS,MARKERS)
+define run-tests
+$(PYTEST) $(1) -m $(2) || { echo "Failures run once more, alone:"; \
+	  $(PYTEST) --last-failed --last-failed-no-failures none --maxfail 1 -v -m $(2); }
+endef
 
 .DEFAULT_GOAL := help
 .PHONY: help setup setup-vllm demo test test-vllm lint format bench protos schema api-docs chart dashboards lock system-packages clean
@@ -73,11 +76,12 @@ demo: $(if $(filter vllm,$(ENGINE)),setup-vllm,setup) ## four made-up cameras, a
 	@$(DEMO_BIN)/sightline demo $(if $(filter-out native,$(ENGINE)),--engine $(ENGINE)) $(ARGS)
 
 test: setup system-packages $(HELM) test-vllm ## every test
-	$(PYTEST) -n 2 --dist loadscope -m "not cluster" || $(ALONE) -m "not cluster"
-	$(PYTEST) -m cluster || $(ALONE) -m cluster
+	$(call run-tests,-n 2 --dist loadscope,"not cluster")
+	$(call run-tests,,cluster)
 
 test-vllm: setup-vllm system-packages ## the tests that need vLLM (its CPU build)
-	$(TEST_ENV) $(VLLM_BIN)/python -m pytest tests/vllm
+	$(TEST_ENV) $(VLLM_BIN)/python -m pytest tests/vllm || \
+	  $(TEST_ENV) $(VLLM_BIN)/python -m pytest tests/vllm --last-failed --last-failed-no-failures none --maxfail 1 -v
 
 lint: setup ## style, formatting and types
 	$(BIN)/ruff check .
