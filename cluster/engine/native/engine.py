@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
@@ -31,7 +30,7 @@ from cluster.engine.native.stream import HeldFrame, Stream
 from cluster.engine.native.system import system_prompt
 from cluster.engine.native.windowed import WindowedEngine, Work, first_set, shape_of
 from cluster.engine.native.windows import WindowClock
-from cluster.errors import ModelError, NotReadyError
+from cluster.errors import NotReadyError
 from cluster.memory.bank import MemoryBank
 from cluster.memory.chunk import Leave
 from cluster.models.base import VisionLanguageModel
@@ -46,8 +45,6 @@ from cluster.types import (
     Timing,
     TokenCount,
 )
-
-log = logging.getLogger(__name__)
 
 # A larger window is not saved with its stream's memory again and again: it costs less to compute than to write.
 SAVED_WINDOW_BYTES = 32 * 2**20
@@ -148,16 +145,6 @@ class NativeEngine(WindowedEngine):
     def _saved_window(self, stream: str) -> bytes | None:
         held = self._streams.get(stream)
         return self.export_stream(stream) if held is not None and held.nbytes <= SAVED_WINDOW_BYTES else None
-
-    def _resume(self, spec: StreamSpec, state: bytes) -> bool:
-        """Go on with a window that was saved; false where it cannot be used here."""
-        try:
-            self.import_stream(spec, state)
-        except ModelError as error:
-            log.warning("camera %s begins anew: %s", spec.stream, error)
-            return False
-        self._streams[spec.stream].resumed = True
-        return True
 
     # -- windows --------------------------------------------------------------------------------------
     def step(self, requests: Sequence[WindowRequest]) -> list[Answer]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -15,6 +16,7 @@ from cluster.engine.native.gate import standing
 from cluster.engine.native.stats import StepStats, WindowStats
 from cluster.engine.native.stream import HeldFrame, LastWindow, Stream
 from cluster.engine.native.windows import WindowSpan
+from cluster.errors import ModelError
 from cluster.models.base import VisionLanguageModel
 from cluster.types import (
     MICROSECONDS,
@@ -26,6 +28,8 @@ from cluster.types import (
     TokenCount,
     WindowRequest,
 )
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True, eq=False)
@@ -63,6 +67,10 @@ class WindowedEngine(ABC):
     def _encode_frames(self, frames: Sequence[HeldFrame]) -> Mapping[int, int]:
         """Put the tower's tokens into frames that have none yet; FLOPs by the id of the frame."""
 
+    @abstractmethod
+    def import_stream(self, spec: StreamSpec, state: bytes) -> None:
+        """See ``Engine.import_stream``; a stream of that name is replaced."""
+
     # -- streams --------------------------------------------------------------------------------------
     @property
     def geometry(self) -> PatchGeometry:
@@ -90,6 +98,16 @@ class WindowedEngine(ABC):
             held = self._streams.get(stream)
             return held.nbytes if held else 0
         return sum(held.nbytes for held in self._streams.values())
+
+    def _resume(self, spec: StreamSpec, state: bytes) -> bool:
+        """Go on with a window that was saved; false where it cannot be used here."""
+        try:
+            self.import_stream(spec, state)
+        except ModelError as error:
+            log.warning("camera %s begins anew: %s", spec.stream, error)
+            return False
+        self._streams[spec.stream].resumed = True
+        return True
 
     # -- windows --------------------------------------------------------------------------------------
     @torch.inference_mode()

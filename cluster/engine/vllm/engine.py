@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 import tempfile
 import time
@@ -27,7 +26,7 @@ from cluster.engine.native.windowed import WindowedEngine, Work, first_set, shap
 from cluster.engine.native.windows import WindowClock
 from cluster.engine.vllm.served import Served, serve_folder
 from cluster.engine.vllm.settings import VllmSettings
-from cluster.errors import ConfigError, ModelError, NotReadyError, UnavailableError
+from cluster.errors import ConfigError, NotReadyError, UnavailableError
 from cluster.models.base import VisionLanguageModel
 from cluster.types import (
     MICROSECONDS,
@@ -47,7 +46,6 @@ if TYPE_CHECKING:
     from cluster.engine.vllm.layout import Layout, Window
     from cluster.memory.tiers.stack import TierStack
 
-log = logging.getLogger(__name__)
 
 Mode = Literal["full", "pruned", "reuse"]
 
@@ -165,15 +163,7 @@ class VllmEngine(WindowedEngine):
     def _resumed(self, spec: StreamSpec) -> bool:
         """Go on with a window that another process left; false where there is none, or none of use."""
         state = None if self._keeper is None else self._keeper.found(spec.stream)
-        if state is None:
-            return False
-        try:
-            self.import_stream(spec, state)
-        except ModelError as error:
-            log.warning("camera %s begins anew: %s", spec.stream, error)
-            return False
-        self._streams[spec.stream].resumed = True
-        return True
+        return state is not None and self._resume(spec, state)
 
     # -- windows --------------------------------------------------------------------------------------
     def step(self, requests: Sequence[WindowRequest]) -> list[Answer]:
