@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import time
 import uuid
 
 from sightline.v1 import ingest_pb2_grpc, pictures_pb2_grpc
 
+from actors.camera_making import sender_queue
 from actors.logs import configure_logging
 from actors.remote import ask, controller, own_host
-from actors.running_camera import PushedCameraSink, RunningCamera, sender_queue
+from actors.running_camera import PushedCameraSink, RunningCamera
 from actors.security import peer_tls
 from cluster import metrics
 from cluster.config import SightlineConfig
@@ -24,6 +26,7 @@ from cluster.rpc.frame_lanes import LostStream
 from cluster.rpc.frame_sender import FrameSender
 from cluster.rpc.server import RpcServer, push_message_bytes
 from cluster.scheduling.assignments import Assignment, CameraAssignment
+from cluster.scheduling.decode_pressure import DecodePressure
 from cluster.scheduling.reports import CameraReport, DecoderInfo
 from cluster.tracing import make_spans
 
@@ -49,6 +52,9 @@ class Decoder:
         self._sender = FrameSender(self._on_lost, max_queue=sender_queue(config), tls=self._tls)
         self._server = RpcServer(max_message_bytes=push_message_bytes(config.gateway.max_packet_bytes), tls=self._tls)
         self._spans = make_spans(config.tracing, name)
+        self._pressure = DecodePressure()
+        metrics.decode_behind.set_function(lambda: self._pressure.behind)
+        metrics.decode_keyframes_only.set_function(lambda: len(self._pressure.down))
         self._rings = RingBudget(config.clips.ring_bytes)
         metrics.ring_bytes.set_function(lambda: self._rings.held)
         metrics.rings_short.set_function(lambda: self._rings.short)
@@ -111,6 +117,7 @@ class Decoder:
     async def _heartbeat(self) -> None:
         while True:
             await asyncio.sleep(self._config.cluster.heartbeat_s)
+            self._relieve()
             reports = [camera.report() for camera in self._cameras.values()] + list(self._waiting.values())
             try:
                 beat = controller().heartbeat_decoder.remote(self._name, self._instance, reports)
@@ -118,6 +125,23 @@ class Decoder:
                     await self._register()
             except UnavailableError as error:
                 log.warning("no heartbeat: %s", error)
+
+    def _relieve(self) -> None:
+        """Where there is no time to decode all cameras, decode those that matter most."""
+        waits = [wait for camera in self._cameras.values() if (wait := camera.wait) is not None]
+        step = self._pressure.judge(waits, time.monotonic())
+        for name, camera in self._cameras.items():
+            # Also of one that began anew in the meantime.
+            camera.fall_behind(name in self._pressure.down)
+        if step is None:
+            return
+        log.log(
+            logging.WARNING if step.down else logging.INFO,
+            "%s: %s %s",
+            step.reason,
+            "down to keyframes:" if step.down else "decoded whole again:",
+            ", ".join(step.cameras),
+        )
 
     async def _reconcile(self) -> None:
         """Run exactly what the controller assigns, from each change on."""

@@ -9,24 +9,26 @@ import time
 from dataclasses import replace
 from typing import Any
 
+from actors.camera_making import camera_footage, make_source, pipeline_settings, spec_at
 from cluster import metrics
-from cluster.codec import Backoff, CameraState, PushSource, Source, open_source
+from cluster.codec import CameraState, PushSource, RtspSource
 from cluster.codec.source import StreamHeader
 from cluster.config import CameraConfig, SightlineConfig
 from cluster.errors import CapacityError, NotReadyError
-from cluster.footage.camera import CameraFootage
 from cluster.footage.reach import reach_s
-from cluster.footage.ring import PacketRing, RingBudget
+from cluster.footage.ring import RingBudget
 from cluster.rpc.frame_lanes import LostStream
 from cluster.rpc.frame_sender import FrameSender
 from cluster.rpc.sinks import QueueSink
+from cluster.scheduling.decode_pressure import DecodeWait
 from cluster.scheduling.in_flight import InFlight
 from cluster.scheduling.ladder import FULL, Rung
+from cluster.scheduling.priority import Priority
 from cluster.scheduling.reports import CameraReport, Totals
 from cluster.tracing import Spans
 from cluster.tracing.decoder import CameraTrace, FrameTimes
-from cluster.types import MICROSECONDS, CameraStateName, FrameSample, PatchGeometry, StreamSpec
-from cluster.vision.camera import CameraPipeline, PipelineSettings, PipelineStatus
+from cluster.types import MICROSECONDS, CameraStateName, FrameSample, PatchGeometry
+from cluster.vision.camera import CameraPipeline, PipelineStatus
 
 log = logging.getLogger(__name__)
 
@@ -62,6 +64,7 @@ class RunningCamera:
         self.spec = settings.stream_spec()
         self.address: str | None = None
         self.refusal = ""
+        self._behind = False
         self._sender = sender
         self._config = config
         self._lock = threading.Lock()
@@ -96,6 +99,7 @@ class RunningCamera:
             self.footage.latest.show,
         )
         self._pipeline.set_quality(prune=self.rung.prune, fps=self.rung.fps)
+        self._glance()
         self._pipeline.start()
 
     def restart(self) -> None:
@@ -150,6 +154,7 @@ class RunningCamera:
         self.rung = rung
         self._metrics.quality.set(rung.value)
         self._pipeline.set_quality(prune=rung.prune, fps=rung.fps)
+        self._glance()
         with self._lock:
             self.spec = spec_at(self.settings.stream_spec(), rung)
             self._reach()
@@ -157,6 +162,26 @@ class RunningCamera:
                 self._in_flight.restride(self.spec.stride_s)
         if self.address is not None and not rung.shed:
             self._sender.assign(self.spec, self.address)
+
+    def fall_behind(self, behind: bool) -> None:
+        """``behind``: this process has no time to decode it; its keyframes are all that is decoded, nothing is sent and
+        its windows are counted as dropped."""
+        if behind != self._behind:
+            self._behind = behind
+            self._glance()
+
+    def _glance(self) -> None:
+        """Nothing is made of what is not sent but a picture for people now and then. A file that may wait does."""
+        self._pipeline.set_keyframes_only((self._behind or self.rung.shed) and not self.spec.patient)
+
+    @property
+    def wait(self) -> DecodeWait | None:
+        """How far behind its decoding is; ``None`` for a file that may wait."""
+        if self.spec.patient:
+            return None
+        source = self._source
+        behind_s = source.behind_s if isinstance(source, PushSource | RtspSource) else 0.0
+        return DecodeWait(self.settings.name, Priority.of(self.settings.priority), behind_s, self.spec.stride_s)
 
     def change(self, settings: CameraConfig) -> bool:
         """Take other settings between two frames, with the source connected and the window kept; ``False`` where they
@@ -208,17 +233,17 @@ class RunningCamera:
         """The pipeline's sink. Raises ``CapacityError`` when the frame was dropped: the next one will be fresh."""
         if self.spec.patient:
             self._wait_for_room()
-        shed = self.rung.shed
+        unwanted = "shed" if self.rung.shed else "decoder_slow" if self._behind and not self.spec.patient else ""
         with self._lock:
             if self._dropping_since is not None:
                 # While it goes on, and when it ends: a camera may be shed for hours.
                 self._count_dropped(sample)
             if self._dropped:
                 sample = replace(sample, windows_dropped=self._dropped)
-        if self._trace is not None and self.address is not None and not shed:
+        if self._trace is not None and self.address is not None and not unwanted:
             sample = self._trace.frame(sample, self.spec.stride_s, self._times())
-        taken = self.address is not None and not self.refusal and not shed and self._sender.send(sample)
-        reason = "shed" if shed else "replica_slow" if self.address else "no_replica"
+        taken = self.address is not None and not self.refusal and not unwanted and self._sender.send(sample)
+        reason = unwanted or ("replica_slow" if self.address else "no_replica")
         with self._lock:
             if taken:
                 self._in_flight.sent(sample, goes_on=self._goes_on)
@@ -283,6 +308,8 @@ class RunningCamera:
             reason = "no replica is ready for it"
         elif self.rung.shed and status.state is CameraState.RUNNING:
             reason = "shed: the replicas have no time for it"
+        elif self._behind and status.state is CameraState.RUNNING:
+            reason = "keyframes only: its decoder has no time for it"
         elif status.state is CameraState.RUNNING:
             reason = reason or self._short()
         self._measure(status, state)
@@ -343,54 +370,6 @@ class PushedCameraSink:
                 raise NotReadyError(f"session {session!r} has ended; open a new one with another session id")
             camera.restart()
         return await camera.sink.open(header, session)
-
-
-def camera_footage(settings: CameraConfig, config: SightlineConfig, rings: RingBudget | None) -> CameraFootage:
-    """What is held of a camera for people to see; no packets without ``rings``, or where no clips are kept."""
-    ring = None
-    if rings is not None and config.clips.enabled and config.alerts.enabled:
-        ring = PacketRing(reach_s(settings, config), config.clips.ring_camera_bytes, rings)
-    return CameraFootage(ring, settings.privacy_masks)
-
-
-def spec_at(spec: StreamSpec, rung: Rung) -> StreamSpec:
-    """What a replica must know of a camera that runs at ``rung``."""
-    budget = spec.refresh_budget
-    if rung.refresh_budget is not None:
-        budget = rung.refresh_budget if budget is None else min(budget, rung.refresh_budget)
-    # Windows that do not touch would leave out what lies between them.
-    stride_s = min(spec.stride_s * rung.stride, max(spec.stride_s, spec.window_s))
-    return replace(spec, stride_s=stride_s, refresh_budget=budget)
-
-
-def make_source(settings: CameraConfig, config: SightlineConfig) -> Source:
-    """The camera's source, nothing opened yet."""
-    options, cluster = settings.source_options, config.cluster
-    if settings.is_pushed:
-        return open_source("", max_packets=cluster.packet_queue, max_bytes=cluster.packet_queue_bytes)
-    if settings.is_file:
-        return open_source(settings.source, loop=options.loop, realtime=options.realtime, speed=options.speed)
-    return open_source(
-        settings.source, connect_timeout_s=options.connect_timeout_s, frozen_timeout_s=options.frozen_timeout_s
-    )
-
-
-def pipeline_settings(settings: CameraConfig) -> PipelineSettings:
-    """A camera's configuration as its pipeline takes it."""
-    backoff = settings.source_options.backoff
-    return PipelineSettings(
-        fps=settings.sampling.fps,
-        anchor_interval_s=settings.sampling.anchor_interval_s,
-        pruner=settings.pruning.policy,
-        pruner_options=settings.pruning.options,
-        backoff=Backoff(first_s=backoff.initial_s, longest_s=backoff.max_s, jitter=backoff.jitter),
-        masks=tuple(settings.privacy_masks),
-    )
-
-
-def sender_queue(config: SightlineConfig) -> int:
-    """Frames of a camera that may wait in the decoder; as many again may be under way."""
-    return max(8, config.cluster.frame_queue // 2)
 
 
 def _counts(status: PipelineStatus) -> dict[str, int]:

@@ -100,9 +100,16 @@ def _pts(packet: EncodedPacket) -> int:
 
 
 def make_footage(
-    kind: str, *, fps: float, size: tuple[int, int], seconds: float = MADE_SECONDS, seed: int = 0
+    kind: str,
+    *,
+    fps: float,
+    size: tuple[int, int],
+    seconds: float = MADE_SECONDS,
+    seed: int = 0,
+    crf: int | None = None,
 ) -> Footage:
-    """Draw and encode one of the ``MADE`` kinds; the same arguments give the same footage.
+    """Draw and encode one of the ``MADE`` kinds; the same arguments give the same footage. ``crf``: see
+    :func:`~cluster.clips.make.make_clip`.
 
     Raises:
         ConfigError: unknown kind, or a rate or size that makes no video.
@@ -112,12 +119,12 @@ def make_footage(
     assert MADE[kind] in CLIP_KINDS
     with tempfile.TemporaryDirectory(prefix="sightline-footage-") as folder:
         path = Path(folder) / f"{kind}.mp4"
-        make_clip(MADE[kind], path, seconds=seconds, fps=fps, size=size, seed=seed)
+        make_clip(MADE[kind], path, seconds=seconds, fps=fps, size=size, seed=seed, crf=crf)
         return read_footage(path, kind)
 
 
-def gather(kinds: Sequence[str], *, fps: float, size: tuple[int, int]) -> dict[str, Footage]:
-    """Footage by the names that a profile uses: kinds that are made, or paths of video files.
+def gather(kinds: Sequence[str], *, fps: float, size: tuple[int, int], crf: int | None = None) -> dict[str, Footage]:
+    """Footage by the names that a profile uses: kinds that are made (with ``crf``), or paths of video files.
 
     Raises:
         ConfigError: neither, or files that no one camera could send one after the other.
@@ -126,7 +133,7 @@ def gather(kinds: Sequence[str], *, fps: float, size: tuple[int, int]) -> dict[s
     found: dict[str, Footage] = {}
     for kind in kinds:
         if kind in MADE:
-            found[kind] = make_footage(kind, fps=fps, size=size)
+            found[kind] = make_footage(kind, fps=fps, size=size, crf=crf)
         elif Path(kind).is_file():
             found[kind] = read_footage(kind)
         else:

@@ -32,6 +32,12 @@ class Profile(Section):
     fps: float = Field(default=5.0, gt=0, le=120, description="Frames a second of footage that is made.")
     width: int = Field(default=640, ge=64, le=4096, description="Pixels of footage that is made.")
     height: int = Field(default=360, ge=64, le=4096, description="Pixels of footage that is made.")
+    crf: int | None = Field(
+        default=None,
+        ge=0,
+        le=51,
+        description="x264's quality of footage that is made, 23 when null; a camera's second stream is nearer to 28.",
+    )
     mix: dict[str, float] = Field(
         default={"busy": 1.0},
         min_length=1,

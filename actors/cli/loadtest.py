@@ -255,7 +255,7 @@ def _footage(profile: Profile, progress: _Progress) -> dict[str, Footage]:
     from loadtest.footage import gather
 
     progress.phase("making footage")
-    return gather(profile.kinds, fps=profile.fps, size=(profile.width, profile.height))
+    return gather(profile.kinds, fps=profile.fps, size=(profile.width, profile.height), crf=profile.crf)
 
 
 @contextlib.contextmanager

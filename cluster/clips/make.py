@@ -116,6 +116,7 @@ def make_clip(
     fps: float = 12.5,
     size: tuple[int, int] = (640, 360),
     seed: int = 0,
+    crf: int | None = None,
 ) -> ClipTruth:
     """Draw and encode one clip; its truth is returned and saved as JSON beside it.
 
@@ -126,6 +127,7 @@ def make_clip(
         fps: frames per second.
         size: width and height in pixels, both even.
         seed: the same seed draws the same clip.
+        crf: another quality than the kind's own, as x264 and x265 count it: fewer bits from 0 to 51.
 
     Raises:
         ConfigError: unknown kind, or a length, rate or size that makes no video.
@@ -139,6 +141,7 @@ def make_clip(
     if frames < 1 or fps <= 0:
         raise ConfigError(f"a clip needs at least one frame, not {seconds} s at {fps} frames per second")
     style = CLIP_KINDS[kind]
+    options = dict(style.options) if crf is None else {**style.options, "crf": str(crf)}
     path = Path(path)
     truth = ClipTruth(kind, seed, width, height, fps)
     rate = Fraction(fps).limit_denominator(1001)
@@ -147,7 +150,7 @@ def make_clip(
     av.logging.set_level(av.logging.ERROR)
     try:
         with av.open(str(path), "w", format="mp4") as container:
-            stream: Any = container.add_stream(style.codec, rate=rate, options=dict(style.options))
+            stream: Any = container.add_stream(style.codec, rate=rate, options=options)
             stream.width, stream.height, stream.pix_fmt = width, height, "yuv420p"
             stream.gop_size = max(1, round(4 * fps))
             stream.codec_context.max_b_frames = style.bframes

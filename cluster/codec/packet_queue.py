@@ -34,6 +34,14 @@ class PacketQueue:
         return len(self._packets)
 
     @property
+    def behind_s(self) -> float:
+        """How long the oldest packet has waited; 0 when none does."""
+        try:
+            return time.monotonic() - self._came[0]
+        except IndexError:
+            return 0.0
+
+    @property
     def closed(self) -> bool:
         return self._closed
 

@@ -143,6 +143,19 @@ class CodecProcessor:
             return []
         return self._show(frames)
 
+    def glance(self, packet: EncodedPacket) -> list[SampledFrame]:
+        """Instead of :meth:`feed`, a fraction of its work: a keyframe is decoded by itself and shown at once, anything
+        else is passed over. The next packet fed is one after a loss, which no counter takes for a fault of the video.
+        """
+        if packet.keyframe:
+            return self.feed(packet) + self.drain()
+        self.stats.packets += 1
+        self.stats.packets_skipped += 1
+        self._next_sequence = packet.sequence + 1
+        if self._trust is not _Trust.LOST:
+            self._lose()
+        return []
+
     def drain(self) -> list[SampledFrame]:
         """The samples among the pictures still held back; call when the video ends."""
         if self._decoder is None or self._trust is _Trust.LOST:

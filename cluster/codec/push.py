@@ -109,6 +109,11 @@ class PushSource:
         return 0.0 if self._reading is None else self._reading.waited_s
 
     @property
+    def behind_s(self) -> float:
+        """How long the oldest packet has waited that is still to be decoded; 0 when none does."""
+        return 0.0 if self._reading is None else self._reading.behind_s
+
+    @property
     def ended(self) -> bool:
         with self._state:
             return self._closed or (self._ended and not self._announced)

@@ -80,6 +80,11 @@ class RtspSource:
             self.dropped += session.queue.dropped
             session.abandon()
 
+    @property
+    def behind_s(self) -> float:
+        """How long the oldest packet has waited that is still to be decoded; 0 when none does."""
+        return 0.0 if self._session is None else self._session.queue.behind_s
+
     def close(self) -> None:
         self._closed.set()
         if self._session is not None:

@@ -75,6 +75,16 @@ frames_sent = Counter("sightline_frames_sent", "Frames a decoder sent to its rep
 frames_dropped = Counter(
     "sightline_frames_dropped", "Frames a decoder dropped instead of sending, by reason.", ["reason"], registry=REGISTRY
 )
+decode_behind = Gauge(
+    "sightline_decode_behind_strides",
+    "How long packets of a decoder's median camera wait to be decoded, over its stride.",
+    registry=REGISTRY,
+)
+decode_keyframes_only = Gauge(
+    "sightline_decode_keyframes_only_cameras",
+    "Cameras of which a decoder has only time for keyframes; their windows are dropped as decoder_slow.",
+    registry=REGISTRY,
+)
 answers_missed = Counter(
     "sightline_answers_missed", "Answers lost to watching clients that read too slowly.", registry=REGISTRY
 )

@@ -37,6 +37,8 @@ from cluster.metrics.reconciler import WATCH_ENDS, show_resources
 
 Role = Literal["controller", "decoder", "replica", "gateway", "alerting", "tier", "reconciler"]
 
+DECODER_DROPS = ("shed", "decoder_slow", "replica_slow", "no_replica")
+
 
 def prime(role: Role, sinks: Sequence[str] = ()) -> None:
     """Make the series whose labels are known beforehand, of those that a process of this role counts; ``sinks`` of
@@ -47,11 +49,11 @@ def prime(role: Role, sinks: Sequence[str] = ()) -> None:
         for result in ("exported", "dropped"):
             spans.labels(result)
     if role in ("decoder", "replica"):
-        for reason in ("shed", "replica_slow", "no_replica") if role == "decoder" else ("replaced", "late", "failed"):
+        for reason in DECODER_DROPS if role == "decoder" else ("replaced", "late", "failed"):
             windows.labels("dropped", reason)
         windows.labels("lost", "")
     if role == "decoder":
-        for reason in ("shed", "replica_slow", "no_replica"):
+        for reason in DECODER_DROPS:
             frames_dropped.labels(reason)
         ingest_dropped.labels("queue_full")
     elif role == "replica":

@@ -110,6 +110,7 @@ class CameraPipeline:
         self._stopping = threading.Event()
         self._fps = settings.fps
         self._wanted = self._quality = (1.0, 1.0)
+        self._keyframes_only = False
         self._status = SourceStatus(CameraState.WAITING)
         self._told_at = time.monotonic()
         self._last_frame_at: float | None = None
@@ -145,6 +146,11 @@ class CameraPipeline:
         """From the next packet on: the pruner's threshold times ``prune``, the sampling rate times ``fps``, each of
         what was configured. The source, the decoder and what the pruner has learnt stay."""
         self._wanted = (prune, fps)
+
+    def set_keyframes_only(self, on: bool) -> None:
+        """From the next packet on: decode one picture of each GOP, which is shown and offered to the sink by itself and
+        fresh, and pass over what lies between. Off: the camera begins afresh at its next keyframe."""
+        self._keyframes_only = on
 
     def status(self) -> PipelineStatus:
         """A snapshot; callable from any thread at any time."""
@@ -204,15 +210,17 @@ class CameraPipeline:
             self._quality = prune, fps = self._wanted
             self._processor.change_fps(self._fps * fps)
             self._sampler.change(prune=prune, fps=self._fps * fps)
+        glance = self._keyframes_only
         before = self._processor.stats.frames_decoded
         start = time.perf_counter()
         self.taken_s = time.time()
-        frames = self._processor.feed(packet)
+        frames = self._processor.glance(packet) if glance else self._processor.feed(packet)
         self._decode_s += time.perf_counter() - start
         self.decoded_s = time.time()
-        if self._processor.stats.frames_decoded != before:
+        # Of a camera whose pictures are left out on purpose nobody may think that it gives none.
+        if glance or self._processor.stats.frames_decoded != before:
             self._last_frame_at = time.monotonic()
-        self._take(frames)
+        self._take(frames, alone=glance)
 
     def _finish(self) -> None:
         """What the decoder and the sampler still hold, now that no packet will come."""
@@ -221,11 +229,14 @@ class CameraPipeline:
         if last is not None:
             self._send(last)
 
-    def _take(self, frames: list[SampledFrame]) -> None:
+    def _take(self, frames: list[SampledFrame], *, alone: bool = False) -> None:
+        """``alone``: nothing follows that these pictures could be united with."""
         for frame in frames:
             start = time.perf_counter()
             self._watch.feed(frame)
             sample = self._sampler.feed(frame)
+            if sample is None and alone:
+                sample = self._sampler.flush()
             self._prune_s += time.perf_counter() - start
             if sample is not None:
                 if self._show is not None:

@@ -10,7 +10,7 @@ import pytest
 from camera_parts import Keeper, camera_bench, until
 from PIL import Image
 
-from actors.running_camera import camera_footage
+from actors.camera_making import camera_footage
 from cluster.config import camera_settings, load_config
 from cluster.errors import NotReadyError
 from cluster.footage.reach import reach_s

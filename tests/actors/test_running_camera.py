@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from camera_parts import Keeper, camera_bench, until
 
-from actors.running_camera import spec_at
+from actors.camera_making import spec_at
 from cluster import metrics
 from cluster.scheduling.ladder import FULL, Rung
 from cluster.types import MICROSECONDS, FrameSample, Question, StreamSpec
@@ -146,13 +146,56 @@ def test_from_shed_to_a_lower_rung_the_replica_learns_of_it_before_the_first_fra
     assert told[2].stride_s == 4
 
 
+def test_a_camera_its_decoder_has_no_time_for_shows_keyframes_counts_its_windows_and_comes_back(bench) -> None:
+    keeper = Keeper()
+    bench.camera.route(bench.replica(keeper))
+    bench.push(6)
+    until("frames", lambda: len(keeper.frames) >= 4)
+    before, counted = bench.camera.report().counts, dropped("decoder_slow")
+    bench.camera.fall_behind(True)
+    bench.push(24)
+    until("windows counted meanwhile", lambda: bench.camera.report().counts["windows_dropped"] >= 9)
+    report = bench.camera.report()
+    assert (report.state, report.reason) == ("running", "keyframes only: its decoder has no time for it")
+    assert report.last_frame_age_s < 5, "it gives pictures, nobody must think otherwise"
+    # Twelve and a half a second, of which one in four seconds is a keyframe.
+    decoded = report.counts["frames_decoded"] - before["frames_decoded"]
+    assert 5 <= decoded <= 8
+    assert report.counts["gaps"] == 0
+    assert bench.camera.footage.latest.render().jpeg.startswith(b"\xff\xd8")
+    sent = len(keeper.frames)
+    bench.camera.fall_behind(False)
+    bench.push(10)
+    until("frames again", lambda: len(keeper.frames) > sent + 2)
+    again = keeper.frames[sent]
+    assert (again.fresh, again.complete) == (True, True)
+    assert not keeper.frames[sent + 1].fresh
+    gap = (again.pts - keeper.frames[sent - 1].end) / (2 * MICROSECONDS)
+    windows = bench.camera.report().counts["windows_dropped"]
+    assert abs(windows - gap) <= 1
+    assert dropped("decoder_slow") - counted == windows == again.windows_dropped
+    assert bench.camera.report().reason == ""
+
+
+def test_how_far_behind_a_camera_is(bench, clip) -> None:
+    assert bench.camera.wait is not None
+    assert (bench.camera.wait.camera, bench.camera.wait.behind_s, bench.camera.wait.stride_s) == ("gate", 0.0, 2)
+    with camera_bench(clip, source=str(clip)) as patient:
+        assert patient.camera.wait is None, "a file that may wait is never late"
+        patient.camera.fall_behind(True)
+        keeper = Keeper()
+        patient.camera.route(patient.replica(keeper))
+        until("all of it all the same", lambda: len(keeper.frames) == 24)
+
+
 def test_without_a_replica_windows_are_counted_by_another_reason(bench) -> None:
     before = dropped("no_replica"), dropped("shed")
     bench.push(10)
     until("windows", lambda: bench.camera.report().counts["windows_dropped"] >= 3)
     bench.camera.run_at(SHED)
-    bench.push(10)
-    until("more windows", lambda: bench.camera.report().counts["windows_dropped"] >= 8)
+    # Told by keyframes, one in four seconds.
+    bench.push(16)
+    until("more windows", lambda: bench.camera.report().counts["windows_dropped"] >= 11)
     none, shed = dropped("no_replica") - before[0], dropped("shed") - before[1]
     assert min(none, shed) >= 3
     assert none + shed == bench.camera.report().counts["windows_dropped"]

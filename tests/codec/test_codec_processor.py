@@ -11,6 +11,7 @@ from codec_clips import FPS, GEOMETRY, encode, process, read, seconds, texture, 
 
 from cluster.codec.nal import START_CODE, unit_starts
 from cluster.codec.picture import LumaDifference, PictureScaler
+from cluster.codec.processor import CodecOptions, CodecProcessor
 from cluster.types import MICROSECONDS, PatchGeometry, PatchGrid
 
 CODECS = [
@@ -193,3 +194,31 @@ def test_the_largest_patches_do_not_overflow() -> None:
 def test_geometry_is_the_models_alone(clips: dict[str, Path]) -> None:
     _, samples = process(*read(clips["plain"]), fps=1)
     assert samples[0].grid == GEOMETRY.grid(192, 128)
+
+
+@pytest.mark.parametrize("name", ["plain", "b_frames", "slices", "hevc", "hevc_b"])
+def test_glances_show_each_keyframe_by_itself_and_feeding_goes_on_at_the_next(
+    clips: dict[str, Path], name: str
+) -> None:
+    header, packets = read(clips[name])
+    keys = [index for index, packet in enumerate(packets) if packet.keyframe]
+    assert len(keys) >= 3
+    whole, all_samples = process(header, packets, fps=5)
+    processor = CodecProcessor(GEOMETRY, CodecOptions(fps=5))
+    processor.open(header)
+    fed = [sample for packet in packets[:10] for sample in processor.feed(packet)]
+    glanced = [processor.glance(packet) for packet in packets[10 : keys[2] - 3]]
+    assert [len(samples) for samples in glanced] == [int(packet.keyframe) for packet in packets[10 : keys[2] - 3]]
+    [seen] = [sample for samples in glanced for sample in samples]
+    assert seen.fresh
+    assert seen.pts == packets[keys[1]].pts
+    [same] = [sample for sample in all_samples if abs(sample.pts - seen.pts) < 30_000]
+    assert np.array_equal(seen.rgb, same.rgb), "as when all is decoded"
+    assert processor.stats.frames_decoded <= 10 + 1
+    rest = [sample for packet in packets[keys[2] - 3 :] for sample in processor.feed(packet)] + processor.drain()
+    assert [sample.fresh for sample in rest] == [True] + [False] * (len(rest) - 1)
+    assert rest[0].pts == packets[keys[2]].pts
+    assert len(fed) + len(rest) >= 6
+    stats = processor.stats
+    assert (stats.gaps, stats.decode_errors, dict(stats.distrusted)) == (0, 0, {}), "nobody lost anything"
+    assert stats.packets == whole.stats.packets == len(packets)
