@@ -29,6 +29,7 @@ from cluster.scheduling.assignments import Assignment, CameraAssignment
 from cluster.scheduling.decode_pressure import DecodePressure
 from cluster.scheduling.reports import CameraReport, DecoderInfo
 from cluster.tracing import make_spans
+from cluster.vision.turns import decoding_turns
 
 log = logging.getLogger(__name__)
 
@@ -52,6 +53,7 @@ class Decoder:
         self._sender = FrameSender(self._on_lost, max_queue=sender_queue(config), tls=self._tls)
         self._server = RpcServer(max_message_bytes=push_message_bytes(config.gateway.max_packet_bytes), tls=self._tls)
         self._spans = make_spans(config.tracing, name)
+        self._turns = decoding_turns()
         self._pressure = DecodePressure()
         metrics.decode_behind.set_function(lambda: self._pressure.behind)
         metrics.decode_keyframes_only.set_function(lambda: len(self._pressure.down))
@@ -180,7 +182,13 @@ class Decoder:
         if name not in self._cameras:
             try:
                 self._cameras[name] = RunningCamera(
-                    assigned.settings, assigned.geometry, self._sender, self._config, self._rings, self._spans
+                    assigned.settings,
+                    assigned.geometry,
+                    self._sender,
+                    self._config,
+                    self._rings,
+                    self._spans,
+                    self._turns,
                 )
             except ConfigError as error:
                 self._waiting[name] = CameraReport(name, "error", str(error))

@@ -29,6 +29,7 @@ from cluster.tracing import Spans
 from cluster.tracing.decoder import CameraTrace, FrameTimes
 from cluster.types import MICROSECONDS, CameraStateName, FrameSample, PatchGeometry
 from cluster.vision.camera import CameraPipeline, PipelineStatus
+from cluster.vision.turns import Turns
 
 log = logging.getLogger(__name__)
 
@@ -52,8 +53,10 @@ class RunningCamera:
         config: SightlineConfig,
         rings: RingBudget | None = None,
         spans: Spans | None = None,
+        turns: Turns | None = None,
     ) -> None:
-        """``rings``: what clips may hold of this process's memory; ``spans``: where traces go.
+        """``rings``: what clips may hold of this process's memory; ``spans``: where traces go; ``turns``: what the
+        process's cameras take turns by.
 
         Raises:
             ConfigError: the source's address or the pruning policy is unusable.
@@ -66,6 +69,7 @@ class RunningCamera:
         self.refusal = ""
         self._behind = False
         self._sender = sender
+        self._turns = turns
         self._config = config
         self._lock = threading.Lock()
         self._in_flight = InFlight(self.spec.stride_s)
@@ -97,6 +101,7 @@ class RunningCamera:
             self._send,
             self._on_end,
             self.footage.latest.show,
+            self._turns,
         )
         self._pipeline.set_quality(prune=self.rung.prune, fps=self.rung.fps)
         self._glance()

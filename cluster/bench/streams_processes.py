@@ -37,6 +37,7 @@ from cluster.types import Answer, FrameSample, PatchGeometry, Question, StreamSp
 from cluster.vision.camera import CameraPipeline, PipelineSettings
 from cluster.vision.replenish import Replenish
 from cluster.vision.sampler import PatchSampler
+from cluster.vision.turns import decoding_turns
 
 RING_S, RING_BYTES = 60.0, 8 * 2**20
 QUESTION = Question("person", "Is there a person in the scene?")
@@ -50,6 +51,7 @@ class Cameras:
         self._replica, self._geometry, self._stride_s = replica, geometry, stride_s
         self._sender = FrameSender(self._on_lost)
         self._rings = RingBudget(2**30)
+        self._turns = decoding_turns()
         self._sinks: dict[str, QueueSink] = {}
         self._pipelines: list[CameraPipeline] = []
         self.lost = 0
@@ -66,6 +68,7 @@ class Cameras:
                 self._send,
                 None,
                 footage.latest.show,
+                self._turns,
             )
             self._sinks[camera] = QueueSink(source)
             self._sender.assign(StreamSpec(camera, (QUESTION,), stride_s=self._stride_s), self._replica)

@@ -6,6 +6,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 
 from cluster.codec import Backoff, CameraState, Source, SourceStatus, SourceSupervisor
@@ -16,6 +17,7 @@ from cluster.types import BoolGrid, EncodedPacket, FrameSample, PatchGeometry, P
 from cluster.vision.picture_watch import PictureWatch
 from cluster.vision.pruner import make_pruner
 from cluster.vision.sampler import PatchSampler
+from cluster.vision.turns import Turns
 
 logger = logging.getLogger(__name__)
 
@@ -93,12 +95,18 @@ class CameraPipeline:
         sink: Sink,
         on_end: Callable[[PipelineStatus], None] | None = None,
         show: Show | None = None,
+        turns: Turns | None = None,
     ) -> None:
-        """Raises ConfigError: unknown pruner or parameter."""
+        """``turns``: what cameras that share a process take turns by, a packet each.
+
+        Raises:
+            ConfigError: unknown pruner or parameter.
+        """
         self.name = name
         self._sink = sink
         self._on_end = on_end
         self._show = show
+        self._turns: AbstractContextManager[object] = nullcontext() if turns is None else turns
         self._supervisor = SourceSupervisor(source, settings.backoff)
         self._processor = CodecProcessor(
             geometry,
@@ -212,10 +220,11 @@ class CameraPipeline:
             self._sampler.change(prune=prune, fps=self._fps * fps)
         glance = self._keyframes_only
         before = self._processor.stats.frames_decoded
-        start = time.perf_counter()
         self.taken_s = time.time()
-        frames = self._processor.glance(packet) if glance else self._processor.feed(packet)
-        self._decode_s += time.perf_counter() - start
+        with self._turns:
+            start = time.perf_counter()
+            frames = self._processor.glance(packet) if glance else self._processor.feed(packet)
+            self._decode_s += time.perf_counter() - start
         self.decoded_s = time.time()
         # Of a camera whose pictures are left out on purpose nobody may think that it gives none.
         if glance or self._processor.stats.frames_decoded != before:
@@ -232,12 +241,13 @@ class CameraPipeline:
     def _take(self, frames: list[SampledFrame], *, alone: bool = False) -> None:
         """``alone``: nothing follows that these pictures could be united with."""
         for frame in frames:
-            start = time.perf_counter()
-            self._watch.feed(frame)
-            sample = self._sampler.feed(frame)
-            if sample is None and alone:
-                sample = self._sampler.flush()
-            self._prune_s += time.perf_counter() - start
+            with self._turns:
+                start = time.perf_counter()
+                self._watch.feed(frame)
+                sample = self._sampler.feed(frame)
+                if sample is None and alone:
+                    sample = self._sampler.flush()
+                self._prune_s += time.perf_counter() - start
             if sample is not None:
                 if self._show is not None:
                     self._show(frame, sample.mask)

@@ -12,6 +12,7 @@ from cluster.codec import Backoff, CameraState, FileSource, PushSource
 from cluster.errors import CapacityError, ConfigError
 from cluster.types import PatchGeometry
 from cluster.vision.camera import CameraPipeline, PipelineSettings
+from cluster.vision.turns import Turns, decoding_turns
 
 QWEN = PatchGeometry(patch=14, merge=2, temporal=2)
 DEADLINE_S = 20.0
@@ -321,3 +322,99 @@ def test_pruning_harder_keeps_less_of_the_same_video(clips):
         assert ended.wait(DEADLINE_S)
         kept[factor] = pipeline.status().tokens_kept
     assert kept[6.0] < kept[1.0]
+
+
+class CountedTurns(Turns):
+    """Remembers how many had a turn at once."""
+
+    def __init__(self, places):
+        super().__init__(places)
+        self.inside = self.most = 0
+        self._counting = threading.Lock()
+
+    def __enter__(self):
+        super().__enter__()
+        with self._counting:
+            self.inside += 1
+            self.most = max(self.most, self.inside)
+
+    def __exit__(self, *error):
+        with self._counting:
+            self.inside -= 1
+        super().__exit__(*error)
+
+
+def test_cameras_of_a_process_take_turns_and_lose_nothing(clips):
+    turns, sinks = CountedTurns(2), [Collector() for _ in range(5)]
+    pipelines = [
+        CameraPipeline(f"cam-{number}", FileSource(clips["street"]), QWEN, PipelineSettings(), sink, turns=turns)
+        for number, sink in enumerate(sinks)
+    ]
+    for pipeline in pipelines:
+        pipeline.start()
+    for pipeline in pipelines:
+        pipeline._thread.join(DEADLINE_S)
+    assert [len(sink.samples) for sink in sinks] == [24] * 5
+    assert turns.most == 2
+    assert turns.inside == 0
+
+
+def test_a_camera_that_waits_for_its_replica_holds_no_turn(clips):
+    release, held = threading.Event(), threading.Event()
+
+    def stuck(sample):
+        held.set()
+        release.wait(DEADLINE_S)
+
+    turns, sink = Turns(1), Collector()
+    waiting = CameraPipeline("slow", FileSource(clips["street"]), QWEN, PipelineSettings(), stuck, turns=turns)
+    waiting.start()
+    assert held.wait(DEADLINE_S)
+    other = CameraPipeline("quick", FileSource(clips["street"]), QWEN, PipelineSettings(), sink, turns=turns)
+    other.start()
+    other._thread.join(DEADLINE_S)
+    assert len(sink.samples) == 24
+    assert waiting.running
+    release.set()
+    assert waiting.stop(DEADLINE_S)
+    assert other.stop(DEADLINE_S)
+
+
+def test_a_camera_that_fails_in_its_turn_gives_it_back(clips, monkeypatch):
+    turns, sink = Turns(1), Collector()
+    broken = CameraPipeline("broken", FileSource(clips["street"]), QWEN, PipelineSettings(), sink, turns=turns)
+    monkeypatch.setattr(broken._sampler, "feed", lambda frame: 1 / 0)
+    broken.start()
+    broken._thread.join(DEADLINE_S)
+    assert (broken.status().state, sink.samples) == (CameraState.ERROR, [])
+    well = CameraPipeline("well", FileSource(clips["street"]), QWEN, PipelineSettings(), sink, turns=turns)
+    well.start()
+    well._thread.join(DEADLINE_S)
+    assert len(sink.samples) == 24
+
+
+def test_turns_go_to_who_has_waited_longest():
+    turns, order, threads = Turns(1), [], []
+
+    def worker(name):
+        with turns:
+            order.append(name)
+
+    with turns:
+        for name in "abc":
+            threads.append(threading.Thread(target=worker, args=name))
+            threads[-1].start()
+            deadline = time.monotonic() + DEADLINE_S
+            while len(turns._waiting) < len(threads):
+                assert time.monotonic() < deadline
+                time.sleep(0.001)
+    with turns:
+        order.append("who had it before")
+    for thread in threads:
+        thread.join(DEADLINE_S)
+    assert order == ["a", "b", "c", "who had it before"]
+
+
+def test_a_process_has_turns_for_its_cores():
+    turns = decoding_turns()
+    assert 1 <= turns._free <= 8
