@@ -35,6 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--warmup", type=float, default=8.0, help="seconds before (default: %(default)s)")
     parser.add_argument("--fps", type=float, default=5.0, help="pictures a second (default: %(default)s)")
     parser.add_argument("--size", default="640x360", metavar="WxH", help="default: %(default)s")
+    parser.add_argument("--crf", type=int, help="compress the clips like this instead of like demo clips, as 28 does")
     parser.add_argument(
         "--gather", type=float, default=0.5, help="seconds of packets in one message (default: %(default)s)"
     )
@@ -46,7 +47,7 @@ def run(args: argparse.Namespace) -> BenchResult:
         width, height = (int(side) for side in args.size.split("x"))
         clips = [Path(folder) / f"{kind}.mp4" for kind in KINDS]
         for kind, clip in zip(KINDS, clips, strict=True):
-            make_clip(kind, clip, seconds=CLIP_S, fps=args.fps, size=(width, height))
+            make_clip(kind, clip, seconds=CLIP_S, fps=args.fps, size=(width, height), crf=args.crf)
         running: dict[str, Process] = {}
         try:
             replica = running["replica"] = _process("replica")

@@ -13,13 +13,14 @@ LATE, CALM = 0.5, 0.1
 """Strides that packets wait to be decoded: so many and answers are about to come too late, so few and there is room."""
 
 SHARE = 0.1
-"""Of the cameras that are decoded whole, how many change in one step."""
+"""Of the cameras that are decoded whole, how many give way in one step, and come back in the first; then twice as many
+each time, since a burst that is over must not be felt for minutes."""
 
 FALLING = 0.9
 """A backlog that became this much smaller in one step is being worked off: nobody else has to give way."""
 
 SETTLE_S = 4.0
-HOLD_S, LONGEST_HOLD_S = 15.0, 600.0
+HOLD_S, LONGEST_HOLD_S = 10.0, 600.0
 
 SLOW_S = 60.0
 """A backlog may take so long to show that there was no room for those who came back."""
@@ -50,7 +51,8 @@ class DecodePressure:
     Threads that decode share a process's cores evenly, so that all of its cameras fall behind together, and none would
     be answered in time. When the median camera is ``LATE``, a tenth of them give way, background ones first and
     critical ones never, and another tenth after ``SETTLE_S`` unless the backlog shrinks. They come back, the most
-    urgent first, after ``HOLD_S`` of calm; those for which there was no room after all wait twice as long next time.
+    urgent first, after each ``HOLD_S`` of calm, more at a time as it goes on; those for which there was no room after
+    all wait twice as long next time.
     """
 
     def __init__(self) -> None:
@@ -62,6 +64,7 @@ class DecodePressure:
         self._calm_since: float | None = None
         self._hold_s = HOLD_S
         self._returned_s = -math.inf
+        self._share = SHARE
 
     @property
     def down(self) -> frozenset[str]:
@@ -102,13 +105,15 @@ class DecodePressure:
             return None
         in_vain = now_s - self._returned_s < self._hold_s + SLOW_S
         self._hold_s = min(2 * self._hold_s, LONGEST_HOLD_S) if in_vain else HOLD_S
+        self._share = SHARE
         self._down += chosen
         return DecodeStep(True, chosen, f"decoding is {self.behind:.1f} strides behind")
 
     def _raise(self, known: dict[str, DecodeWait], whole: int, now_s: float) -> DecodeStep:
         # Of one class those that gave way last: the others were the first because somebody had to be.
         order = sorted(range(len(self._down)), key=lambda place: (known[self._down[place]].priority.rank, -place))
-        chosen = tuple(self._down[place] for place in order[: math.ceil(SHARE * max(1, whole))])
+        chosen = tuple(self._down[place] for place in order[: math.ceil(self._share * max(1, whole))])
+        self._share *= 2
         self._down = [name for name in self._down if name not in chosen]
         self._calm_since = self._returned_s = now_s
         return DecodeStep(False, chosen, "decoding keeps up")

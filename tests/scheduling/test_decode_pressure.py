@@ -91,7 +91,7 @@ def test_they_come_back_the_most_urgent_first_and_in_steps() -> None:
     process = Process(fleet(0, 20, 20), capacity=10)
     process.run(120)
     down = process.pressure.down
-    assert sum(name.startswith("normal") for name in down) >= 8
+    assert sum(name.startswith("normal") for name in down) >= 4
     process.capacity = 40
     until = process.now_s
     process.run(1500)
