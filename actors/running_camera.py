@@ -38,6 +38,8 @@ ASKED = frozenset({"name", "priority", "window", "memory", "questions"})
 """Settings that concern what is asked of a camera's pictures, not the pictures: they change while it runs."""
 RING_IDLE_S = 600.0
 """Packets of a camera that sends nothing are of no use to any clip then."""
+CUT_US = 10 * MICROSECONDS
+"""Microseconds between two keyframes, at most, for a hole that is still the decoder's own doing."""
 PATIENT_FRAMES = 8
 """Frames of a patient camera under way; a file would fill any queue, and what is under way is lost with a replica."""
 
@@ -74,6 +76,7 @@ class RunningCamera:
         self._lock = threading.Lock()
         self._in_flight = InFlight(self.spec.stride_s)
         self._dropping_since: int | None = None
+        self._dropped_until: int | None = None
         self._dropping_for = ""
         self._lost = self._dropped = 0
         self._goes_on = False
@@ -253,15 +256,29 @@ class RunningCamera:
             if taken:
                 self._in_flight.sent(sample, goes_on=self._goes_on)
                 self._goes_on = self._goes_on and not sample.fresh
-                self._dropping_since = None
+                if self._dropping_since is not None:
+                    self._dropped_until, self._dropping_since = self._dropping_since, None
             else:
                 self._dropping_for = reason
                 if self._dropping_since is None:
-                    self._dropping_since = sample.pts
+                    self._dropping_since = self._uncounted_since(sample)
         if not taken:
             metrics.frames_dropped.labels(reason).inc()
             raise CapacityError(f"camera {self.settings.name!r} sends no frames now: {reason}")
         metrics.frames_sent.inc()
+
+    def _uncounted_since(self, sample: FrameSample) -> int:
+        """Where dropped windows are counted from, when ``sample`` is the first that is not sent.
+
+        The window that it cuts short is one of them, and so is what a few frames between two such times began: nobody
+        sees that the camera was there in between.
+        """
+        since = self._in_flight.closed_until
+        if since is not None and not self._in_flight.closed_any and self._dropped_until is not None:
+            since = self._dropped_until
+        # Longer than two windows, or back: the clock jumped, or video never came, which is the replica's to count.
+        most = round(2 * self.spec.stride_s * MICROSECONDS) + CUT_US
+        return since if since is not None and 0 <= sample.pts - since <= most else sample.pts
 
     def _times(self) -> FrameTimes:
         pipeline, waited_s = self._pipeline, self._source.waited_s if isinstance(self._source, PushSource) else 0.0

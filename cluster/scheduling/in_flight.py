@@ -45,6 +45,19 @@ class InFlight:
         """The replica has answered or dropped ``windows`` in total since :meth:`lose` or the beginning."""
         self._settled = windows
 
+    @property
+    def closed_until(self) -> int | None:
+        """End of the last window that the replica has every frame of, on the camera's clock; where there is none yet,
+        the first frame's time. ``None`` before that."""
+        if self._origin is None:
+            return None
+        return self._origin + round(math.floor(self._strides()) * self.stride_s * MICROSECONDS)
+
+    @property
+    def closed_any(self) -> bool:
+        """Whether the replica has every frame of a window since the last fresh start."""
+        return self._strides() >= 1
+
     def count(self) -> int:
         """Windows begun and neither answered nor dropped."""
         return max(0, self._closed + math.ceil(self._strides()) - self._settled)

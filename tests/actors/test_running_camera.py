@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 from camera_parts import Keeper, camera_bench, until
 
@@ -175,6 +177,35 @@ def test_a_camera_its_decoder_has_no_time_for_shows_keyframes_counts_its_windows
     assert abs(windows - gap) <= 1
     assert dropped("decoder_slow") - counted == windows == again.windows_dropped
     assert bench.camera.report().reason == ""
+
+
+def test_a_few_frames_between_two_times_without_any_hide_no_window(bench) -> None:
+    keeper = Keeper()
+    bench.camera.route(bench.replica(keeper))
+    bench.push(7)
+    until("frames", lambda: len(keeper.frames) >= 5)
+    until("nothing under way", lambda: bench.sender.status("gate").in_flight == 0)
+    stride = 2 * MICROSECONDS
+    closed = keeper.frames[-1].end // stride * stride
+    bench.camera.fall_behind(True)
+    bench.push(9)
+    sent = len(keeper.frames)
+    bench.camera.fall_behind(False)
+    while len(keeper.frames) == sent:
+        bench.push(0.4)
+        time.sleep(0.02)
+    bench.camera.fall_behind(True)
+    between = keeper.frames[-1]
+    assert between.end - keeper.frames[sent].pts < stride, "too few for a window"
+    bench.push(13)
+    sent = len(keeper.frames)
+    bench.camera.fall_behind(False)
+    bench.push(8)
+    until("frames again", lambda: len(keeper.frames) > sent + 2)
+    again = keeper.frames[sent]
+    assert again.fresh
+    # As somebody counts who only sees that no answer came between the last one before and the first one after.
+    assert again.windows_dropped == (again.pts - closed) // stride
 
 
 def test_how_far_behind_a_camera_is(bench, clip) -> None:
