@@ -135,6 +135,10 @@ CASES = {
         {S + 'frames_dropped_total{reason="replica_slow",process="decoder-0"}': "0+60x60"},
         {S + 'frames_dropped_total{reason="shed",process="decoder-0"}': "0+60x60"},
     ),
+    "SightlineDecoderSlow": (
+        {S + 'decode_keyframes_only_cameras{process="decoder-0"}': "4x60"},
+        {S + 'decode_keyframes_only_cameras{process="decoder-0"}': "0x20 4x4 0x36"},
+    ),
     "SightlineIngestDropped": (
         {S + 'ingest_packets_dropped_total{reason="queue_full",process="decoder-0"}': "0+1x60"},
         {S + 'ingest_packets_dropped_total{reason="queue_full",process="decoder-0"}': "7x60"},

@@ -117,6 +117,18 @@ ENGINE = Dashboard(
                     alert="SightlineFramesDropped",
                 ),
                 Panel(
+                    "Decoding behind",
+                    [
+                        ("max by (process) (sightline_decode_behind_strides)", "strides: {{process}}"),
+                        (
+                            "sum by (process) (sightline_decode_keyframes_only_cameras)",
+                            "keyframes only: {{process}}",
+                        ),
+                    ],
+                    "How long the median camera's packets wait to be decoded, in strides, and cameras that gave way.",
+                    alert="SightlineDecoderSlow",
+                ),
+                Panel(
                     "Pushed packets",
                     [
                         (f"sum(rate(sightline_ingest_packets_total{RATE}))", "taken"),
