@@ -18,7 +18,7 @@ COLOURS = ("#1170aa", "#fc7d0b", "#57606c", "#5fa2ce", "#c85200", "#7b848f", "#a
 
 STYLE = (
     "svg{font:12px system-ui,sans-serif}text{fill:#24292f}.grid{stroke:#d0d7de;stroke-width:1}"
-    ".title{font-weight:600;font-size:13px}"
+    ".title{font-weight:600;font-size:13px}.span{fill:#c85200;fill-opacity:.13}"
     "@media(prefers-color-scheme:dark){text{fill:#d1d7e0}.grid{stroke:#3d444d}}"
 )
 
@@ -44,6 +44,17 @@ class Series:
     joined: bool = True
     marked: bool = True
     colour: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A stretch of the x axis that is shaded behind the lines, such as a fault's. ``name`` is written at its top, and
+    ``text`` is shown when pointed at."""
+
+    low: float
+    high: float
+    name: str
+    text: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +89,7 @@ class Axis:
         return f"{100 * value:.3g} %" if self.percent else f"{value:.4g}"
 
 
-def chart(title: str, series: Sequence[Series], x: Axis, y: Axis) -> str:
+def chart(title: str, series: Sequence[Series], x: Axis, y: Axis, spans: Sequence[Span] = ()) -> str:
     """An SVG document with these series. Points that are not numbers are left out (and with them empty series)."""
     shown = [(each, [p for p in each.points if math.isfinite(p.x) and math.isfinite(p.y)]) for each in series]
     shown = [(each, points) for each, points in shown if points]
@@ -92,6 +103,7 @@ def chart(title: str, series: Sequence[Series], x: Axis, y: Axis) -> str:
     across = Scale(x_unit.low, x_unit.high, LEFT, WIDTH - RIGHT)
     up = Scale(y_unit.low, y_unit.high, bottom, TOP)
     parts = [f'<text class="title" x="{LEFT}" y="18">{escape(title)}</text>']
+    parts += [_shaded(span, across, x, x_unit) for span in spans]
     for value, text in y_ticks:
         level = up(y.place(value))
         parts.append(f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{level}" y2="{level}"/>')
@@ -122,6 +134,19 @@ def chart(title: str, series: Sequence[Series], x: Axis, y: Axis) -> str:
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" role="img" '
         f'aria-label="{escape(title)}"><style>{STYLE}</style>{body}</svg>'
+    )
+
+
+def _shaded(span: Span, across: Scale, x: Axis, unit: Scale) -> str:
+    """Within the chart; nothing where it lies outside."""
+    low, high = (min(max(x.place(end), unit.low), unit.high) for end in (span.low, span.high))
+    if x.place(span.high) < unit.low or x.place(span.low) > unit.high:
+        return ""
+    left, width = across(low), max(1.5, across(high) - across(low))
+    return (
+        f'<g><rect class="span" x="{left:.1f}" y="{TOP}" width="{width:.1f}" height="{HEIGHT - BOTTOM - TOP}"/>'
+        f'<text x="{left + 3:.1f}" y="{TOP + 12}">{escape(span.name)}</text>'
+        f"<title>{escape(span.text or span.name)}</title></g>"
     )
 
 

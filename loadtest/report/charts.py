@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
+from functools import partial
 
-from cluster.evaluation.plots import Axis, Point, Series, chart
+from cluster.evaluation import plots
+from cluster.evaluation.plots import Axis, Point, Series, Span
 from loadtest.result import FaultResult, Tick
 from loadtest.run import SearchResult
 
 TIME = "seconds since the test began"
+_SHARE = "share of the time"
 
 
 def run_charts(ticks: Sequence[Tick], faults: Sequence[FaultResult], stride_s: float) -> list[str]:
-    """Lag, streams and answers, cores and network over the test; faults are marked on the lag's."""
+    """Lag, streams and answers, cores and network over the test; the time that each fault cost is shaded in all."""
     if not ticks:
         return []
+    chart = partial(plots.chart, spans=_spans(faults, ticks[-1].at_s))
     lag = [_line("p50", ticks, lambda tick: tick.lag_p50_s), _line("p99", ticks, lambda tick: tick.lag_p99_s)]
     last = ticks[-1].at_s
     lag.append(Series("one stride", (Point(ticks[0].at_s, stride_s), Point(last, stride_s)), marked=False))
-    if faults:
-        points = tuple(Point(each.at_s, 0.0, text=f"{each.name}: {each.victim}") for each in faults)
-        lag.append(Series("faults", points, joined=False))
     roles = sorted({role for tick in ticks for role in tick.use.cores})
     cores = [_line(role, ticks, lambda tick, role=role: tick.use.cores.get(role, 0.0)) for role in roles]  # type: ignore[misc]
     cores.append(_line("other programs", ticks, lambda tick: tick.use.others))
@@ -55,8 +57,19 @@ def run_charts(ticks: Sequence[Tick], faults: Sequence[FaultResult], stride_s: f
         lines = [_line(rung, ticks, lambda tick, rung=rung: tick.rungs.get(rung, 0.0)) for rung in rungs]  # type: ignore[misc]
         drawn.append(chart("Cameras on the quality ladder", lines, Axis(TIME, low=0), Axis("cameras", low=0)))
     if any(tick.use.gpus for tick in ticks):
-        drawn.append(_gpus(ticks))
+        drawn.append(chart("GPUs", _gpus(ticks), Axis(TIME, low=0), Axis(_SHARE, low=0, high=1, percent=True)))
     return drawn
+
+
+def _spans(faults: Sequence[FaultResult], last_s: float) -> list[Span]:
+    """From each fault until all its cameras were on time again, or to the end where they never were."""
+    found = []
+    for each in faults:
+        healed = math.isfinite(each.recovery_s)
+        told = f"on time again after {each.recovery_s:.1f} s" if healed else "not on time again"
+        until_s = each.at_s + each.recovery_s if healed else max(last_s, each.at_s)
+        found.append(Span(each.at_s, until_s, each.name, f"{each.name}: {each.victim}; {told}"))
+    return found
 
 
 def search_chart(results: Sequence[SearchResult]) -> str:
@@ -70,10 +83,10 @@ def search_chart(results: Sequence[SearchResult]) -> str:
                 if one.stable is stable
             )
             series.append(Series(f"{each.replicas} replicas, {word}", points, joined=False))
-    return chart("The search", series, Axis("measurement", low=0), Axis("streams", low=0))
+    return plots.chart("The search", series, Axis("measurement", low=0), Axis("streams", low=0))
 
 
-def _gpus(ticks: Sequence[Tick]) -> str:
+def _gpus(ticks: Sequence[Tick]) -> list[Series]:
     numbers = sorted({gpu.number for tick in ticks for gpu in tick.use.gpus})
     series = []
     for number in numbers:
@@ -83,7 +96,7 @@ def _gpus(ticks: Sequence[Tick]) -> str:
         )
         decoding = tuple(Point(at, gpu.decode) for at, gpu in mine if gpu.decode is not None)
         series.append(Series(f"GPU {number} decoding", decoding, marked=False))
-    return chart("GPUs", series, Axis(TIME, low=0), Axis("share of the time", low=0, high=1, percent=True))
+    return series
 
 
 def _line(name: str, ticks: Sequence[Tick], value: Callable[[Tick], float]) -> Series:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import html.parser
 import json
 import math
+import re
 from dataclasses import replace
 
 import pytest
 from toy_cluster import config, profile
 
 from cluster.errors import SightlineError
+from cluster.evaluation.plots import LEFT, RIGHT, WIDTH
 from cluster.types import Answer, Timing, TokenCount
 from loadtest.agent import FedAgent
 from loadtest.books import CameraBooks
@@ -18,6 +20,7 @@ from loadtest.fleet import Camera
 from loadtest.footage import StreamHeader
 from loadtest.machine import GpuUse, MachineUse
 from loadtest.report import Facts, run_json, search_json, write
+from loadtest.report.charts import run_charts
 from loadtest.report.render import page, search_text, verdict_text
 from loadtest.result import FaultResult, Measurement, Spread, Tick, Verdict
 from loadtest.run import RunResult, SearchResult
@@ -164,6 +167,26 @@ def test_the_page_stands_alone_and_says_that_no_model_ran(tmp_path, found) -> No
     assert "Some &lt;street&gt;." in text
     assert ("svg" in links.tags) == (not isinstance(found, RunResult) or bool(found.ticks))
     assert "No model ran" not in page(replace(FACTS, calibrated=False), found)
+
+
+def test_every_chart_shades_what_a_fault_cost() -> None:
+    ticks = tuple(tick(float(second)) for second in range(121))
+    drawn = run_charts(ticks, (KILLED, replace(LOST, at_s=90.0)), 8.0)
+    wide = WIDTH - LEFT - RIGHT
+    for svg in drawn:
+        found = re.findall(r'class="span" x="([^"]+)" y="34" width="([^"]+)"', svg)
+        spans = [[float(number) for number in each] for each in found]
+        # From second 60 for 9.6 s, and from second 90 to the end at 120: it never healed.
+        assert spans == [
+            [pytest.approx(LEFT + wide / 2, abs=0.1), pytest.approx(wide * 9.6 / 120, abs=0.1)],
+            [pytest.approx(LEFT + wide * 0.75, abs=0.1), pytest.approx(wide / 4, abs=0.1)],
+        ]
+        assert "<title>kill-replica: replica-1; on time again after 9.6 s</title>" in svg
+        assert "<title>freeze-decoder: replica-1; not on time again</title>" in svg
+    assert len(drawn) >= 6
+    assert not any('class="span"' in svg for svg in run_charts(ticks, (), 8.0))
+    # After the last tick there is nothing to shade.
+    assert not any('class="span"' in svg for svg in run_charts(ticks, (replace(LOST, at_s=130.0),), 8.0))
 
 
 def test_a_page_that_cannot_be_written_says_so(tmp_path) -> None:

@@ -38,9 +38,9 @@ def test_an_example_is_made_from_its_number_alone() -> None:
         assert one.scene != other.scene
 
 
-def test_another_seed_is_another_example() -> None:
-    one, other = WindowExamples("tiny", 3)(2), WindowExamples("tiny", 4)(2)
-    assert [frame.time_s for frame in one.frames] != [frame.time_s for frame in other.frames]
+def test_another_seed_and_another_stage_are_other_places() -> None:
+    makes = (WindowExamples("tiny", 3), WindowExamples("tiny", 4), TowerExamples("tiny", 3, frames=1))
+    assert len({make(number).scene for make in makes for number in range(3)}) == 9
 
 
 def test_windows_open_at_the_last_complete_frame_before_their_start() -> None:
