@@ -48,8 +48,12 @@ def demo_model(
         ),
     ] = None,
     begin_with: Annotated[
-        Path | None,
-        typer.Option("--begin-with", metavar="DIR", help="Go on from an exported model, such as DIR/model."),
+        list[Path] | None,
+        typer.Option(
+            "--begin-with",
+            metavar="DIR",
+            help="Go on from an exported model, such as DIR/model; repeated: from the mean of their weights.",
+        ),
     ] = None,
     device: Annotated[str, typer.Option("--device", help="cpu or cuda.")] = "cpu",
     threads: Annotated[int, typer.Option("--threads", min=1, help="CPU threads of the model.")] = 1,
@@ -104,7 +108,7 @@ def demo_model(
             recorded=codec_scenes,
             resume=resume,
             exported=EXPORT in chosen,
-            begin_with=begin_with,
+            begin_with=begin_with or (),
         )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Protocol
@@ -53,11 +53,12 @@ def train(
     recorded: Path | None = None,
     resume: bool = True,
     exported: bool = True,
-    begin_with: Path | None = None,
+    begin_with: Sequence[Path] = (),
 ) -> None:
     """Run the stages of ``settings`` in their order, in ``folder``; then, if ``exported``, write the model there.
 
-    ``begin_with``: an exported model to go on from; the heads for dense labels, which it lacks, are learnt anew.
+    ``begin_with``: an exported model to go on from, or several for the mean of their weights; the heads for dense
+    labels, which it lacks, are learnt anew.
 
     Stages that are not asked for but lie in ``folder`` are taken over: each begins with the weights of the one before.
 
@@ -71,7 +72,7 @@ def train(
     model = Trainee.fresh(settings.model, settings.seed, settings.device)
     heads = DenseHeads(model.text_config.hidden_size).to(settings.device)
     wanted = {stage.name: make_stage(settings, stage, recorded, folder) for stage in settings.stages}
-    if begin_with is not None:
+    if begin_with:
         take_weights(begin_with, model)
     elif TRAINED[0] in wanted and not (resume and (folder / f"{TRAINED[0]}.pt").is_file()):
         make = wanted[TRAINED[0]].make
@@ -99,19 +100,27 @@ def _some(check: Callable[[int], Example], count: int) -> list[Example]:
     return [check(number) for number in range(count)]
 
 
-def take_weights(folder: Path, model: Trainee) -> None:
-    """Weights of an exported model.
+def take_weights(folders: Sequence[Path], model: Trainee) -> None:
+    """Weights of an exported model, or the mean of several: two that went on from one another's weights with other
+    scenes stay in one basin, and their mean is better than either (model soups, Wortsman et al. 2022).
 
     Raises:
         ConfigError: there is none, or of another shape.
     """
-    if not (folder / "config.json").is_file():
-        raise ConfigError(f"{folder} holds no exported model (config.json)")
-    weights = load_model(str(folder)).model.state_dict()
-    try:
-        model.model.load_state_dict(weights)
-    except RuntimeError as error:
-        raise ConfigError(f"the model in {folder} has another shape: {str(error).splitlines()[-1].strip()}") from None
+    mean: dict[str, torch.Tensor] = {}
+    for folder in folders:
+        if not (folder / "config.json").is_file():
+            raise ConfigError(f"{folder} holds no exported model (config.json)")
+        weights = load_model(str(folder)).model.state_dict()
+        try:
+            model.model.load_state_dict(weights)
+        except RuntimeError as error:
+            raise ConfigError(
+                f"the model in {folder} has another shape: {str(error).splitlines()[-1].strip()}"
+            ) from None
+        for name, value in weights.items():
+            mean[name] = mean.get(name, 0) + value.float() / len(folders)
+    model.model.load_state_dict(mean)
 
 
 def take_over(path: Path, settings: Settings, model: Trainee, heads: DenseHeads) -> None:

@@ -25,7 +25,7 @@ def test_its_yes_means_something() -> None:
     torch.set_num_threads(1)
     shape = SHAPES["demo"]
     model = Trainee.fresh(shape, seed=0)
-    take_weights(FOLDER, model)
+    take_weights([FOLDER], model)
     make = ValidationExamples("demo")
     found = [margins(model, [make(number)], picture_grid(shape)) for number in range(6)]
     values, told = torch.cat([each.values for each in found]), torch.cat([each.told for each in found])

@@ -86,10 +86,24 @@ def test_training_goes_on_from_an_export_and_from_nothing_else(
     exported: Path, trainee: Trainee, shape: Shape, tmp_path: Path
 ) -> None:
     again = Trainee.fresh(shape, seed=99, compute=torch.float32)
-    take_weights(exported, again)
+    take_weights([exported], again)
     for name, value in trainee.model.state_dict().items():
         assert torch.allclose(again.model.state_dict()[name], value, atol=0.02), name
     with pytest.raises(ConfigError, match="holds no exported model"):
-        take_weights(tmp_path, again)
+        take_weights([tmp_path], again)
     with pytest.raises(ConfigError, match="another shape"):
-        take_weights(exported, Trainee.fresh(SHAPES["demo"], seed=0))
+        take_weights([exported], Trainee.fresh(SHAPES["demo"], seed=0))
+
+
+def test_training_goes_on_from_the_mean_of_several_exports(shape: Shape, tmp_path: Path) -> None:
+    models = [Trainee.fresh(shape, seed=seed, compute=torch.float32) for seed in (1, 2)]
+    folders = [tmp_path / "one", tmp_path / "two"]
+    for model, folder in zip(models, folders, strict=True):
+        export(model, shape, folder, [])
+    mean = Trainee.fresh(shape, seed=99, compute=torch.float32)
+    take_weights(folders, mean)
+    one, two = (model.model.state_dict() for model in models)
+    for name, value in mean.model.state_dict().items():
+        assert torch.allclose(value, (one[name] + two[name]) / 2, rtol=0.01, atol=1e-3), name
+    with pytest.raises(ConfigError, match="holds no exported model"):
+        take_weights([folders[0], tmp_path], mean)
