@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from torch.nn import functional as F
 from cluster.memory.compress import compressors
 from cluster.memory.compress.base import best
 from cluster.memory.compress.cords import CoRDS, centroids, cut, greedy_cover, log_det_greedy
-from cluster.memory.compress.infinipot_v import InfiniPotV, pool_steps, pooled_norms, temporal_redundancy
+from cluster.memory.compress.infinipot_v import InfiniPotV, pool_steps, pooled_norms, temporal_redundancy, variation
 from cluster.memory.compress.standing import Standing, handed_on
 from cluster.memory.coverage import coverage_area, nearest_distances
 from cluster.memory.held import HeldKV
@@ -93,15 +94,18 @@ def test_layers_and_heads_choose_as_if_alone(name: str) -> None:
     rng = torch.Generator().manual_seed(1)
     drawn = [torch.rand(2, layer.tokens, generator=rng).argsort(1)[:, :30].sort(1).values for layer in layers]
     layers = [layer.take(kept) for layer, kept in zip(layers, drawn, strict=True)]
+    # Of InfiniPot-V the pools are chosen by all layers, unless they are given.
+    options = {"steps": (0.15, 0.25, 0.4)} if name == "infinipot_v" else {}
+    make = partial(compressors.get(name), COLUMNS, **options)
     # A layer below decides for CoRDS' followers, so that only its first one can be alone.
-    for index, kept in enumerate(compressors.get(name)(COLUMNS).select(layers, 17)[: 1 if name == "cords" else 4]):
+    for index, kept in enumerate(make().select(layers, 17)[: 1 if name == "cords" else 4]):
         for head in range(2):
             layer = layers[index]
             alone = LayerKV(*(getattr(layer, part)[head : head + 1] for part in ("key", "value", "frame", "cell")))
-            (found,) = compressors.get(name)(COLUMNS).select([alone], 17)
+            (found,) = make().select([alone], 17)
             if name != "infinipot_v":  # Its pool is chosen for a layer, by all heads.
                 assert torch.equal(found[0], kept[head])
-        (found,) = compressors.get(name)(COLUMNS).select([layers[index]], 17)
+        (found,) = make().select([layers[index]], 17)
         assert torch.equal(found, kept)
 
 
@@ -209,6 +213,20 @@ def test_the_only_copy_of_a_still_cell_survives() -> None:
 
 def test_pool_steps_are_quartiles() -> None:
     assert pool_steps([0.1, 0.2, 0.3, 0.4, 0.5]) == pytest.approx((0.2, 0.3, 0.4))
+
+
+def test_pools_narrow_by_quartiles_of_the_layers_at_hand() -> None:
+    """Norms 1 and 1 + d by turns vary by d / (2 + d). Whatever the level of all four layers, the calmest has pools of 7
+    and the wildest of 1 cell."""
+    for scale in (0.01, 1.0):
+        deltas = [scale * d for d in (0.4, 0.1, 0.2, 0.3)]
+        values = [torch.ones(2, 8, 1) + d * torch.arange(8).remainder(2)[:, None] for d in deltas]
+        assert [float(variation(value)) for value in values] == pytest.approx([d / (2 + d) for d in deltas], rel=1e-3)
+        frame, cell = torch.arange(8).repeat(2, 1), torch.zeros(2, 8, dtype=torch.long)
+        layers = [LayerKV(value, value, frame, cell) for value in values]
+        assert InfiniPotV(2)._reach(layers).tolist() == [0, 3, 2, 1]
+        fixed = InfiniPotV(2, steps=(0.06, 0.1, 0.14))._reach(layers).tolist()
+        assert fixed == ([3, 3, 3, 3] if scale < 1 else [0, 3, 2, 1])
 
 
 # -- CoRDS ----------------------------------------------------------------------------------------

@@ -32,8 +32,8 @@ class InfiniPotV(Compressor):
         columns: cells of one row.
         share: of the budget that TaR fills, recent tokens included (alpha of the paper).
         recent: share of the frames that count as recent (r / f), and of the tokens that stay for being the newest.
-        steps: coefficients of variation of a layer's value norms at which the pool narrows from 7 to 5, 3 and 1 cells;
-            they belong to a model (:func:`pool_steps`).
+        steps: coefficients of variation of a layer's value norms at which the pool narrows from 7 to 5, 3 and 1 cells.
+            They belong to a model: None takes the quartiles of the layers that are compressed (:func:`pool_steps`).
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class InfiniPotV(Compressor):
         *,
         share: float = 0.9,
         recent: float = 0.0625,
-        steps: tuple[float, float, float] = (0.15, 0.25, 0.4),
+        steps: tuple[float, float, float] | None = None,
     ) -> None:
         super().__init__(columns)
         if not 0 <= share <= 1 or not 0 < recent <= 1:
@@ -50,16 +50,21 @@ class InfiniPotV(Compressor):
         self.share, self.recent, self.steps = share, recent, steps
 
     def select(self, layers: Sequence[LayerKV], budget: int) -> list[Tensor]:
+        if not any(layer.tokens > budget for layer in layers):
+            return [every(layer) for layer in layers]
+        reach = self._reach(layers)
         chosen: list[Tensor] = []
         for group in alike(layers):
             if budget >= group[0].tokens:
                 chosen += [every(layer) for layer in group]
             else:
-                chosen += torch.split(self._select(group, budget), group[0].heads)
+                wide = reach[len(chosen) : len(chosen) + len(group)]
+                chosen += torch.split(self._select(group, wide, budget), group[0].heads)
         return chosen
 
-    def _select(self, group: Sequence[LayerKV], budget: int) -> Tensor:
-        """The choice ``[layers x H, budget]``: layers of one shape, their heads one below the other."""
+    def _select(self, group: Sequence[LayerKV], reach: Tensor, budget: int) -> Tensor:
+        """The choice ``[layers x H, budget]``: layers of one shape, their heads one below the other. ``reach``
+        ``[layers]``: see :meth:`_reach`."""
         key, value, frame, cell = (
             together([getattr(layer, name) for layer in group]) for name in ("key", "value", "frame", "cell")
         )
@@ -67,8 +72,7 @@ class InfiniPotV(Compressor):
         first = self.first_recent(slot)
         distinct, only = temporal_redundancy(key, slot, cell, first)
         norms = value.norm(dim=-1, dtype=torch.float32)
-        reach = self._reach(norms.view(len(group), -1))[:, None].expand(-1, group[0].heads).reshape(-1)
-        pooled = pooled_norms(norms, slot, cell, self.columns, reach)
+        pooled = pooled_norms(norms, slot, cell, self.columns, reach.repeat_interleave(group[0].heads))
 
         tokens = slot.shape[1]
         order = torch.arange(tokens, device=slot.device)
@@ -85,11 +89,17 @@ class InfiniPotV(Compressor):
         frames = slot[:, -1] + 1
         return frames - (self.recent * frames.double()).round().long().clamp(min=1)
 
-    def _reach(self, norms: Tensor) -> Tensor:
-        """Cells on either side of one that its pool covers, ``[layers]``, by the variation of ``norms [layers, n]``."""
-        spread, mean = torch.std_mean(norms, dim=1, correction=0)
-        variation = spread / mean.clamp(min=1e-12)
-        return 3 - (variation[:, None] >= variation.new_tensor(self.steps)).sum(dim=1)
+    def _reach(self, layers: Sequence[LayerKV]) -> Tensor:
+        """Cells on either side of one that its pool covers, ``[layers]``, by how much each layer's norms vary."""
+        varied = torch.stack([variation(layer.value) for layer in layers])
+        steps = pool_steps(varied.tolist()) if self.steps is None else self.steps
+        return 3 - (varied[:, None] >= varied.new_tensor(steps)).sum(dim=1)
+
+
+def variation(value: Tensor) -> Tensor:
+    """Coefficient of variation of the norms of values ``[H, n, D]``: deviation over mean, of all heads together."""
+    spread, mean = torch.std_mean(value.norm(dim=-1, dtype=torch.float32), correction=0)
+    return spread / mean.clamp(min=1e-12)
 
 
 def temporal_redundancy(key: Tensor, slot: Tensor, cell: Tensor, first: Tensor) -> tuple[Tensor, Tensor]:
