@@ -100,7 +100,7 @@ WRONG = {
     ),
     "wrong type inside an option": (
         "memory: {compressor: infinipot_v, compressor_options: {steps: [0.1, 0.2]}}",
-        "1: memory.compressor_options.steps: must be tuple[float, float, float], not [0.1, 0.2]",
+        "1: memory.compressor_options.steps: must be tuple[float, float, float] | None, not [0.1, 0.2]",
     ),
     "none of several types": (
         "memory: {retriever: two_stage, retriever_options: {clusters: few}}",
