@@ -48,13 +48,13 @@ class Series:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A stretch of the x axis that is shaded behind the lines, such as a fault's. ``name`` is written at its top, and
-    ``text`` is shown when pointed at."""
+    """A stretch of the x axis that is shaded behind the lines, such as a fault's; an infinite end is the chart's.
+    ``name`` is written at its top, and ``text`` is shown when pointed at."""
 
     low: float
     high: float
     name: str
-    text: str = ""
+    text: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,14 +139,15 @@ def chart(title: str, series: Sequence[Series], x: Axis, y: Axis, spans: Sequenc
 
 def _shaded(span: Span, across: Scale, x: Axis, unit: Scale) -> str:
     """Within the chart; nothing where it lies outside."""
-    low, high = (min(max(x.place(end), unit.low), unit.high) for end in (span.low, span.high))
-    if x.place(span.high) < unit.low or x.place(span.low) > unit.high:
+    low, high = x.place(span.low), x.place(span.high)
+    if high < unit.low or low > unit.high:
         return ""
-    left, width = across(low), max(1.5, across(high) - across(low))
+    left = across(max(low, unit.low))
+    width = max(1.5, across(min(high, unit.high)) - left)
     return (
         f'<g><rect class="span" x="{left:.1f}" y="{TOP}" width="{width:.1f}" height="{HEIGHT - BOTTOM - TOP}"/>'
         f'<text x="{left + 3:.1f}" y="{TOP + 12}">{escape(span.name)}</text>'
-        f"<title>{escape(span.text or span.name)}</title></g>"
+        f"<title>{escape(span.text)}</title></g>"
     )
 
 

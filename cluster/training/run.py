@@ -102,7 +102,7 @@ def _some(check: Callable[[int], Example], count: int) -> list[Example]:
 
 def take_weights(folders: Sequence[Path], model: Trainee) -> None:
     """Weights of an exported model, or the mean of several: two that went on from one another's weights with other
-    scenes stay in one basin, and their mean is better than either (model soups, Wortsman et al. 2022).
+    scenes stay in one basin, and their mean is often better than either (model soups, Wortsman et al. 2022).
 
     Raises:
         ConfigError: there is none, or of another shape.

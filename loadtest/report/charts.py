@@ -12,14 +12,13 @@ from loadtest.result import FaultResult, Tick
 from loadtest.run import SearchResult
 
 TIME = "seconds since the test began"
-_SHARE = "share of the time"
 
 
 def run_charts(ticks: Sequence[Tick], faults: Sequence[FaultResult], stride_s: float) -> list[str]:
     """Lag, streams and answers, cores and network over the test; the time that each fault cost is shaded in all."""
     if not ticks:
         return []
-    chart = partial(plots.chart, spans=_spans(faults, ticks[-1].at_s))
+    chart = partial(plots.chart, spans=[_span(each) for each in faults])
     lag = [_line("p50", ticks, lambda tick: tick.lag_p50_s), _line("p99", ticks, lambda tick: tick.lag_p99_s)]
     last = ticks[-1].at_s
     lag.append(Series("one stride", (Point(ticks[0].at_s, stride_s), Point(last, stride_s)), marked=False))
@@ -57,19 +56,16 @@ def run_charts(ticks: Sequence[Tick], faults: Sequence[FaultResult], stride_s: f
         lines = [_line(rung, ticks, lambda tick, rung=rung: tick.rungs.get(rung, 0.0)) for rung in rungs]  # type: ignore[misc]
         drawn.append(chart("Cameras on the quality ladder", lines, Axis(TIME, low=0), Axis("cameras", low=0)))
     if any(tick.use.gpus for tick in ticks):
-        drawn.append(chart("GPUs", _gpus(ticks), Axis(TIME, low=0), Axis(_SHARE, low=0, high=1, percent=True)))
+        share = Axis("share of the time", low=0, high=1, percent=True)
+        drawn.append(chart("GPUs", _gpus(ticks), Axis(TIME, low=0), share))
     return drawn
 
 
-def _spans(faults: Sequence[FaultResult], last_s: float) -> list[Span]:
-    """From each fault until all its cameras were on time again, or to the end where they never were."""
-    found = []
-    for each in faults:
-        healed = math.isfinite(each.recovery_s)
-        told = f"on time again after {each.recovery_s:.1f} s" if healed else "not on time again"
-        until_s = each.at_s + each.recovery_s if healed else max(last_s, each.at_s)
-        found.append(Span(each.at_s, until_s, each.name, f"{each.name}: {each.victim}; {told}"))
-    return found
+def _span(fault: FaultResult) -> Span:
+    """From a fault until all its cameras were on time again, or to the end where they never were."""
+    healed = math.isfinite(fault.recovery_s)
+    told = f"on time again after {fault.recovery_s:.1f} s" if healed else "not on time again"
+    return Span(fault.at_s, fault.at_s + fault.recovery_s, fault.name, f"{fault.name}: {fault.victim}; {told}")
 
 
 def search_chart(results: Sequence[SearchResult]) -> str:

@@ -220,12 +220,10 @@ def test_pools_narrow_by_quartiles_of_the_layers_at_hand() -> None:
     and the wildest of 1 cell."""
     for scale in (0.01, 1.0):
         deltas = [scale * d for d in (0.4, 0.1, 0.2, 0.3)]
-        values = [torch.ones(2, 8, 1) + d * torch.arange(8).remainder(2)[:, None] for d in deltas]
-        assert [float(variation(value)) for value in values] == pytest.approx([d / (2 + d) for d in deltas], rel=1e-3)
-        frame, cell = torch.arange(8).repeat(2, 1), torch.zeros(2, 8, dtype=torch.long)
-        layers = [LayerKV(value, value, frame, cell) for value in values]
-        assert InfiniPotV(2)._reach(layers).tolist() == [0, 3, 2, 1]
-        fixed = InfiniPotV(2, steps=(0.06, 0.1, 0.14))._reach(layers).tolist()
+        norms = [torch.ones(2, 8) + d * torch.arange(8).remainder(2) for d in deltas]
+        assert [float(variation(each)) for each in norms] == pytest.approx([d / (2 + d) for d in deltas], rel=1e-3)
+        assert InfiniPotV(2)._reach(norms).tolist() == [0, 3, 2, 1]
+        fixed = InfiniPotV(2, steps=(0.06, 0.1, 0.14))._reach(norms).tolist()
         assert fixed == ([3, 3, 3, 3] if scale < 1 else [0, 3, 2, 1])
 
 

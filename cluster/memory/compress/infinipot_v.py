@@ -52,27 +52,26 @@ class InfiniPotV(Compressor):
     def select(self, layers: Sequence[LayerKV], budget: int) -> list[Tensor]:
         if not any(layer.tokens > budget for layer in layers):
             return [every(layer) for layer in layers]
-        reach = self._reach(layers)
+        norms = [layer.value.norm(dim=-1, dtype=torch.float32) for layer in layers]
+        reach = self._reach(norms)
         chosen: list[Tensor] = []
         for group in alike(layers):
             if budget >= group[0].tokens:
                 chosen += [every(layer) for layer in group]
             else:
-                wide = reach[len(chosen) : len(chosen) + len(group)]
-                chosen += torch.split(self._select(group, wide, budget), group[0].heads)
+                here = slice(len(chosen), len(chosen) + len(group))
+                chosen += torch.split(self._select(group, norms[here], reach[here], budget), group[0].heads)
         return chosen
 
-    def _select(self, group: Sequence[LayerKV], reach: Tensor, budget: int) -> Tensor:
-        """The choice ``[layers x H, budget]``: layers of one shape, their heads one below the other. ``reach``
-        ``[layers]``: see :meth:`_reach`."""
-        key, value, frame, cell = (
-            together([getattr(layer, name) for layer in group]) for name in ("key", "value", "frame", "cell")
-        )
+    def _select(self, group: Sequence[LayerKV], norms: Sequence[Tensor], reach: Tensor, budget: int) -> Tensor:
+        """The choice ``[layers x H, budget]``: layers of one shape, their heads one below the other. ``norms``: of each
+        layer's values ``[H, n]``; ``reach`` ``[layers]``: see :meth:`_reach`."""
+        key, frame, cell = (together([getattr(layer, name) for layer in group]) for name in ("key", "frame", "cell"))
         slot = slots(frame)
         first = self.first_recent(slot)
         distinct, only = temporal_redundancy(key, slot, cell, first)
-        norms = value.norm(dim=-1, dtype=torch.float32)
-        pooled = pooled_norms(norms, slot, cell, self.columns, reach.repeat_interleave(group[0].heads))
+        wide = reach.repeat_interleave(group[0].heads)
+        pooled = pooled_norms(together(norms), slot, cell, self.columns, wide)
 
         tokens = slot.shape[1]
         order = torch.arange(tokens, device=slot.device)
@@ -89,16 +88,16 @@ class InfiniPotV(Compressor):
         frames = slot[:, -1] + 1
         return frames - (self.recent * frames.double()).round().long().clamp(min=1)
 
-    def _reach(self, layers: Sequence[LayerKV]) -> Tensor:
-        """Cells on either side of one that its pool covers, ``[layers]``, by how much each layer's norms vary."""
-        varied = torch.stack([variation(layer.value) for layer in layers])
+    def _reach(self, norms: Sequence[Tensor]) -> Tensor:
+        """Cells on either side of one that its pool covers, ``[layers]``, by how much each layer's ``norms`` vary."""
+        varied = torch.stack([variation(each) for each in norms])
         steps = pool_steps(varied.tolist()) if self.steps is None else self.steps
         return 3 - (varied[:, None] >= varied.new_tensor(steps)).sum(dim=1)
 
 
-def variation(value: Tensor) -> Tensor:
-    """Coefficient of variation of the norms of values ``[H, n, D]``: deviation over mean, of all heads together."""
-    spread, mean = torch.std_mean(value.norm(dim=-1, dtype=torch.float32), correction=0)
+def variation(norms: Tensor) -> Tensor:
+    """Coefficient of variation of norms ``[H, n]``: deviation over mean, of all heads together."""
+    spread, mean = torch.std_mean(norms, correction=0)
     return spread / mean.clamp(min=1e-12)
 
 
