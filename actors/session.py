@@ -30,6 +30,9 @@ FLAGS = {
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 """Workers start with one arithmetic thread: decoders run one thread per camera, the replica sets its own number."""
 
+# What a start that failed has left ends by itself within this, or is killed.
+_LEFTOVERS_S = 1.0
+
 OBJECT_STORE_BYTES = 80 * 2**20
 """Ray's smallest: nothing large ever goes through the object store."""
 
@@ -56,6 +59,7 @@ class RaySession:
 
         Raises:
             ConfigError: no Ray cluster at the configured address, or this process is connected to another already.
+            SightlineError: a private Ray did not start, twice.
         """
         if ray.is_initialized():
             raise ConfigError("this process is connected to Ray already; run one cluster per process")
@@ -67,15 +71,15 @@ class RaySession:
             options |= {"address": "local", "include_dashboard": False, "object_store_memory": OBJECT_STORE_BYTES}
         else:
             options["address"] = self._address
-        try:
-            with _environment(ONE_THREAD):
-                ray.init(**options)
-        except (ConnectionError, ValueError, RuntimeError) as error:
-            if self.private:
-                raise SightlineError(f"Ray did not start: {_first_line(error)}") from None
-            raise ConfigError(
-                f"no Ray cluster answers at {self._address!r} (cluster.ray_address): {_first_line(error)}"
-            ) from None
+        if self.private:
+            _start_private(options)
+        else:
+            try:
+                _init(options)
+            except (ConnectionError, ValueError, RuntimeError) as error:
+                raise ConfigError(
+                    f"no Ray cluster answers at {self._address!r} (cluster.ray_address): {_first_line(error)}"
+                ) from None
         self._started = True
 
     def stop(self, timeout_s: float) -> None:
@@ -83,14 +87,48 @@ class RaySession:
         if not self._started:
             return
         self._started = False
-        mine = psutil.Process().children(recursive=True) if self.private else []
-        mine = [process for process in mine if _is_rays(process)]
+        mine = _rays_processes() if self.private else []
         ray.shutdown()
-        _, left = psutil.wait_procs(mine, timeout=timeout_s)
-        for process in left:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                process.kill()
-        psutil.wait_procs(left, timeout=5.0)
+        _end(mine, timeout_s)
+
+
+def _init(options: dict[str, Any]) -> None:
+    with _environment(ONE_THREAD):
+        ray.init(**options)
+
+
+def _start_private(options: dict[str, Any]) -> None:
+    """Start Ray on this machine, and once more where its own deadline of 30 s was too short for a busy one.
+
+    Raises:
+        SightlineError: it did not start; nothing of it is left running.
+    """
+    for again in (True, False):
+        before = {process.pid for process in _rays_processes()}
+        try:
+            _init(options)
+            return
+        # Ray raises a bare Exception when its node is late.
+        except Exception as error:
+            ray.shutdown()
+            _end([process for process in _rays_processes() if process.pid not in before], _LEFTOVERS_S)
+            if not again:
+                raise SightlineError(f"Ray did not start: {_first_line(error)}") from None
+            log.warning("Ray did not start (%s); trying once more", _first_line(error))
+
+
+def _rays_processes() -> list[psutil.Process]:
+    """Children of this process that belong to Ray."""
+    return [process for process in psutil.Process().children(recursive=True) if _is_rays(process)]
+
+
+def _end(processes: list[psutil.Process], timeout_s: float) -> None:
+    """Wait for processes that were told to end; kill what is left."""
+    _, left = psutil.wait_procs(processes, timeout=timeout_s)
+    for process in left:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+    psutil.wait_procs(left, timeout=5.0)
 
 
 def _is_rays(process: psutil.Process) -> bool:

@@ -16,6 +16,9 @@ from cluster.types import PatchGrid
 # Share of training scenes with none, one, two and three kinds of event. A model trained on scenes with one each told
 # wrong-way drivers in such with an AUC of 0.99, and with 0.86 where other things happened as well.
 _EVENTS = (0.13, 0.37, 0.34, 0.16)
+# A bag is the smallest thing that is asked for, a token or less, and what looks like one is everywhere: of six kinds it
+# is the one told worst, and comes first in so many more scenes than the others.
+_SMALLEST, _MORE = "left_object", 0.12
 # What an actor does, and the event that is taken for. Scenes that show it are asked about that event every time.
 _ALIKE = {
     "attended": "left_object",
@@ -29,6 +32,8 @@ _ALIKE = {
 _ASKED = 4
 _STRIDE = 4
 _WINDOW = 20
+# Share of windows nothing is pruned of. With a third, pruned windows were told worse than whole ones by 0.05 of F1.
+_COMPLETE = 0.22
 # Tokens of one sequence, questions apart: bounds memory and the time of a step.
 _MOST_TOKENS = 1700
 
@@ -100,7 +105,7 @@ class WindowExamples:
         shape = SHAPES[self.shape]
         times = sample_times(scene.seconds, shape.fps, rng)
         length = len(times) // 2
-        complete = rng.random() < 0.35
+        complete = rng.random() < _COMPLETE
         alone = complete or rng.random() < 0.35
         count = length
         if alone:
@@ -151,7 +156,7 @@ def draw_scene(number: int, rng: np.random.Generator) -> Scene:
     be the same street in every stage and in every run that goes on from another, whatever its seed.
     """
     count = int(rng.choice(len(_EVENTS), p=_EVENTS))
-    first = EVENT_KINDS[number % len(EVENT_KINDS)]
+    first = _SMALLEST if rng.random() < _MORE else EVENT_KINDS[number % len(EVENT_KINDS)]
     others = rng.permutation([kind for kind in EVENT_KINDS if kind != first])
     kinds = (first, *(str(kind) for kind in others))[:count]
     return make_scene("train", int(rng.integers(_SCENES)), event=kinds)

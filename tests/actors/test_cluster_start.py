@@ -16,7 +16,7 @@ from cluster_parts import configuration, ray_processes
 
 from actors.runtime import Cluster
 from cluster.config import SightlineConfig
-from cluster.errors import ConfigError, ModelError
+from cluster.errors import ConfigError, ModelError, SightlineError
 
 
 def with_gateway(**changes) -> SightlineConfig:
@@ -72,6 +72,37 @@ def test_checkpoint_that_does_not_load_stops_everything(tmp_path) -> None:
         ModelError,
         "cannot be loaded",
     )
+
+
+@pytest.mark.cluster
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("late", [1, 2])
+def test_ray_that_is_late_is_started_once_more(late: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its processes run by then: those of the start that failed are ended."""
+    from ray._private import services
+
+    from actors.session import RaySession
+
+    answers, left = services.get_node, []
+
+    def get_node(*given, **named):
+        if len(left) < late:
+            left.append([process.pid for process in ray_processes()])
+            raise Exception("The current node timed out during startup.\nIt may be overloaded.")
+        return answers(*given, **named)
+
+    monkeypatch.setattr(services, "get_node", get_node)
+    session = RaySession(None)
+    if late > 1:
+        with pytest.raises(SightlineError, match=r"^Ray did not start: The current node timed out during startup\.$"):
+            session.start()
+    else:
+        session.start()
+        assert ray.is_initialized()
+    assert left[0]
+    assert not [pid for pids in left for pid in pids if psutil.pid_exists(pid)]
+    session.stop(10.0)
+    assert ray_processes() == []
 
 
 INTERRUPTED = """
