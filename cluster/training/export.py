@@ -22,7 +22,9 @@ from cluster.training.loss import margins
 from cluster.training.pictures import picture_grid
 from cluster.training.trainee import Trainee
 
-WINDOW_S, STRIDE_S, ANCHOR_INTERVAL_S = 20.0, 4.0, 8.0
+# Half of the paper's seconds between anchors: of the demo's 114 answers 107 are right in full, 106 ours with an anchor
+# every 4 s and 94 with one every 8 s, where a vehicle that stopped between two is soon forgotten.
+WINDOW_S, STRIDE_S, ANCHOR_INTERVAL_S = 20.0, 4.0, 4.0
 # What a smaller type of weights may change a score by.
 _TOLERANCE = 1e-3
 
