@@ -57,6 +57,11 @@ def demo(
 
     load_config(None, {"model": {"name": model}, "engine": engine})
     check_model(model)
+    if engine == "vllm":
+        from cluster.engine.vllm.settings import check_version
+
+        # Before the clips are made: that takes a while.
+        check_version()
     check_writable(out, ROOM_BYTES)
     screen = console(stderr=json == "-")
     report = _run(screen, out, seconds, model, engine)
