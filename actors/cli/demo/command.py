@@ -51,17 +51,12 @@ def demo(
     $ sightline demo --model /models/Qwen2.5-VL-3B-Instruct --seconds 120
     """
     from actors.cli.output import check_writable, console, write_json
+    from actors.preflight import check_settings
     from cluster.config import load_config
-    from cluster.models.catalog import check_model
     from cluster.report.render import write_report
 
-    load_config(None, {"model": {"name": model}, "engine": engine})
-    check_model(model)
-    if engine == "vllm":
-        from cluster.engine.vllm.settings import check_version
-
-        # Before the clips are made: that takes a while.
-        check_version()
+    # Before the clips are made: that takes a while.
+    check_settings(load_config(None, {"model": {"name": model}, "engine": engine}))
     check_writable(out, ROOM_BYTES)
     screen = console(stderr=json == "-")
     report = _run(screen, out, seconds, model, engine)
