@@ -33,6 +33,7 @@ BENCHES: dict[str, str] = {
     "alerts": "from an answer to a webhook that has it, and what is lost when everything is killed",
     "dashboards": "every dashboard panel against a running cluster and a real Prometheus, series per camera",
     "console": "the wall of cameras in a real browser: first paint, and growth while it stays open",
+    "faults": "silent faults caused on purpose: positions, gaps, kills, outages, attacks, leaks",
     "fuzz": "nonsense at every gRPC method, at HTTP and at YAML: nothing dies, hangs or answers with a defect",
     "soak": "memory after thousands of windows on one camera",
 }

@@ -9,20 +9,15 @@ computed again.
 from __future__ import annotations
 
 import argparse
-import json
-import sys
 import tempfile
-import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 from cluster.bench.frames import add_clip_arguments
-from cluster.bench.harness import BenchResult, table
 from cluster.bench.memory import cap, compress, coverage, history, prefetch, restore, retrieval, splits
 from cluster.bench.memory.footage import Footage
-from cluster.bench.memory.part import Part, against_goals
+from cluster.bench.parts import Part, PartsResult, run_parts
 
 PARTS: dict[str, Callable[[Footage], Part]] = {
     # First: what it may grow by would hide in memory that other parts have freed.
@@ -37,24 +32,22 @@ PARTS: dict[str, Callable[[Footage], Part]] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class MemoryResult(BenchResult):
-    """``rows``: every figure against its goal; ``measured``: the rows behind them, each with its part's name. The JSON
-    has the latter as ``rows``, the former as ``goals``."""
-
-    measured: list[dict[str, Any]] = field(default_factory=list)
-
-    def to_json(self) -> str:
-        """See :class:`BenchResult`."""
-        body = {
-            "bench": self.bench,
-            "figures": self.figures,
-            "goals": self.rows,
-            "rows": self.measured,
-            "notes": self.notes,
-            "machine": self.machine,
-        }
-        return json.dumps(body, indent=2)
+GOALS: dict[str, tuple[str, float]] = {
+    "cap_violations": ("<=", 0.0),
+    "memory_growth": ("<=", 0.01),
+    "compress_share_infinipot_v": ("<=", 0.01),
+    "compress_share_cords": ("<=", 0.02),
+    "coverage_cords_over_infinipot_v": (">=", 1.0),
+    "coverage_infinipot_v_over_uniform": (">=", 1.0),
+    "ttft_vs_token_retrieval": (">=", 2.0),
+    "transfers_vs_token_retrieval": (">=", 5.0),
+    "ttft_64k_over_4k": ("<=", 2.0),
+    "prefetch_hidden_1ms": (">=", 0.8),
+    "prefetch_hidden_5ms": (">=", 0.8),
+    "prefetch_hidden_20ms": (">=", 0.8),
+    "deferred_split_saving": (">=", 0.4),
+    "restore_speedup": (">=", 10.0),
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -77,27 +70,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     prefetch.add_arguments(parser)
 
 
-def run(args: argparse.Namespace) -> MemoryResult:
-    """Measure the parts that were named, or all, one after the other; each prints its table as soon as it has it."""
+def run(args: argparse.Namespace) -> PartsResult:
+    """Measure the parts that were named, or all."""
     import torch
 
     if args.threads:
         torch.set_num_threads(args.threads)
-    figures: dict[str, float] = {}
-    goals: list[dict[str, Any]] = []
-    measured: list[dict[str, Any]] = []
-    notes: list[str] = []
     with tempfile.TemporaryDirectory() as directory:
         footage = Footage(args, Path(directory))
-        for name in args.part or PARTS:
-            began = time.perf_counter()
-            part = PARTS[name](footage)
-            print(f"{name}\n{table(part.rows)}\n", flush=True)
-            print(f"{name}: {time.perf_counter() - began:.0f} s", file=sys.stderr)
-            goals += against_goals(name, part.figures)
-            measured += [{"part": name, **row} for row in part.rows]
-            notes += [f"{name}: {note}" for note in part.notes]
-            for figure, value in part.figures.items():
-                # Two parts hold something against a cap.
-                figures[figure] = figures.get(figure, 0.0) + value
-    return MemoryResult("memory", figures, goals, notes, measured=measured)
+        return run_parts("memory", {name: partial(PARTS[name], footage) for name in args.part or PARTS}, GOALS)

@@ -17,7 +17,7 @@ import psutil
 
 from cluster.bench.memory.footage import CAMERA
 from cluster.bench.memory.made import made_chunks
-from cluster.bench.memory.part import Part
+from cluster.bench.parts import Part
 from cluster.errors import ConfigError
 from cluster.memory.stream import StreamMemory
 from cluster.memory.tiers.arena import Arena

@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import Any
 
 from cluster.bench.memory.footage import Footage, Watched
-from cluster.bench.memory.part import Part
+from cluster.bench.parts import Part
 from cluster.memory.chunk import KVChunk
 from cluster.memory.compress import compressors
 from cluster.memory.held import HeldKV

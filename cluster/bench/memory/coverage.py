@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any, get_args
 
 from cluster.bench.memory.footage import Footage, Watched
-from cluster.bench.memory.part import Part
+from cluster.bench.parts import Part
 from cluster.memory.chunk import KVChunk
 from cluster.memory.compress import compressors
 from cluster.memory.coverage import Space, coverage_area, nearest_distances

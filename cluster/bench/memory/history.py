@@ -14,7 +14,7 @@ from typing import Any
 
 from cluster.bench.memory.footage import CAMERA, QUESTIONS, Footage
 from cluster.bench.memory.made import made_chunks
-from cluster.bench.memory.part import Part
+from cluster.bench.parts import Part
 from cluster.engine.native.engine import NativeEngine
 from cluster.errors import ConfigError
 from cluster.memory.bank import MemoryBank

@@ -19,8 +19,8 @@ import torch
 
 from cluster.bench.memory.asked import measure_asked, remembered
 from cluster.bench.memory.delayed import Delayed
-from cluster.bench.memory.part import Part
 from cluster.bench.memory.work import Compute, PrefetchRun, Work
+from cluster.bench.parts import Part
 from cluster.evaluation.plots import COLOURS, LEFT, RIGHT, STYLE, TOP, WIDTH
 from cluster.memory.prefetch import FetchEvent, Prefetcher, PrefetchStats
 from cluster.memory.tiers.arena import Arena

@@ -15,7 +15,7 @@ from typing import Any
 from torch import Tensor
 
 from cluster.bench.memory.footage import CAMERA, QUESTIONS, Footage
-from cluster.bench.memory.part import Part
+from cluster.bench.parts import Part
 from cluster.engine.native.engine import NativeEngine
 from cluster.memory.bank import MemoryBank
 from cluster.memory.tiers.arena import Arena

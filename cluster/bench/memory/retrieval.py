@@ -18,7 +18,7 @@ import torch
 
 from cluster.bench.memory.footage import CAMERA, QUESTIONS, Footage, ListeningBank, Watched
 from cluster.bench.memory.node import far_tier
-from cluster.bench.memory.part import Part
+from cluster.bench.parts import Part
 from cluster.engine.native.engine import NativeEngine
 from cluster.memory.tiers.arena import Arena
 from cluster.memory.tiers.stack import TierStack

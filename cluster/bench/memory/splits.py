@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from cluster.bench.memory.part import Part
+from cluster.bench.parts import Part
 from cluster.memory.chunk import KVChunk
 from cluster.memory.organise.base import NewTokens
 from cluster.memory.organise.mosaic import Mosaic
