@@ -21,7 +21,7 @@ from cluster.engine.native.fingerprint import fingerprint
 from cluster.engine.native.kv import KVSlab
 from cluster.engine.native.score import YesNoScore
 from cluster.engine.native.stats import WindowStats
-from cluster.engine.native.stream import HeldFrame, Stream
+from cluster.engine.native.stream import HeldFrame, Stream, spans_of
 from cluster.engine.native.windowed import WindowedEngine, Work, first_set, shape_of
 from cluster.engine.native.windows import WindowClock
 from cluster.engine.vllm.served import Served, serve_folder
@@ -176,7 +176,7 @@ class VllmEngine(WindowedEngine):
         return answers
 
     def _compute(self, work: Sequence[Work], started: float, answers: dict[str, list[Answer]]) -> list[WindowStats]:
-        from cluster.engine.vllm.layout import Window, positions_of
+        from cluster.engine.vllm.layout import Window
 
         began = time.perf_counter()
         self._encode(work)
@@ -186,7 +186,7 @@ class VllmEngine(WindowedEngine):
                 each.stream,
                 each.request,
                 each.frames,
-                positions_of(self.model, len(self._system), each.frames),
+                self.model.window_positions(len(self._system), spans_of(each.frames)),
                 each.stream.spec.questions,
                 [self.max_new_tokens if question.explain else 1 for question in each.stream.spec.questions],
             )
