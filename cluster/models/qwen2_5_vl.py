@@ -141,10 +141,10 @@ class Qwen25VL(CheckpointModel):
         """M-RoPE: time in ``tokens_per_second``, row and column, all from ``first``; the text after the video begins at
         the largest position of it over *all three axes*, plus one.
 
-        Source: Qwen2-VL (arXiv 2409.12191), section 2.1, "starting by incrementing the maximum position ID of the
-        preceding modality by one", and the code of its authors that the checkpoints were trained with. ``get_rope_index`` of
-        transformers from 5.3 on leaves the time axis out of that maximum, so it is no reference for windows that are
-        longer in time than wide in cells.
+        Source: Qwen2-VL (arXiv 2409.12191), section 2.1: a modality begins one after the largest position of the one
+        before it; its authors' code, which the checkpoints were trained with, takes that over the three axes.
+        ``get_rope_index`` of transformers from 5.3 on leaves time out, so it is no reference where a window is longer
+        in time than wide in cells.
         """
         spans: list[Tensor] = []
         extent = 0
@@ -157,7 +157,7 @@ class Qwen25VL(CheckpointModel):
     def token_positions(self, first: int, time_s: Tensor, slot: Tensor, cells: Tensor, grid: PatchGrid) -> Tensor:
         """See the base; frames stand at their times, not in slots.
 
-        Times are rounded to the nearest index: those of a camera lie around the even pace that the published rule floors.
+        Times are rounded to the nearest index: a camera's lie around the even pace that the published rule floors.
         """
         del slot, grid
         time = torch.floor(time_s * self._tokens_per_second + 0.5).to(torch.int64)

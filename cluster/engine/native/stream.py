@@ -271,7 +271,7 @@ def tokens_of(frame: HeldFrame) -> FrameTokens:
 def spans_of(frames: Sequence[HeldFrame], *, after_s: float = 0.0, after_slots: int = 0) -> list[FrameSpan]:
     """Places of a window's frames, behind ``after_s`` seconds and ``after_slots`` slots of what stands before it.
 
-    Slots count frames, one after the other: a camera whose rate changes, or that lost some, still ascends by whole frames.
+    Slots count frames: those of a camera whose rate changes, or that lost some, still ascend by whole frames.
     """
     return [
         FrameSpan(
