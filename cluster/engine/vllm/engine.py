@@ -138,13 +138,16 @@ class VllmEngine(WindowedEngine):
     def hand_over(self, stream: str) -> bool:
         """See ``Engine.hand_over``: the window goes through the tiers, and with mode reuse its KV."""
         keeper = self._keeper_of(stream)
-        saved = keeper is not None and keeper.hand_over(stream, self.export_stream(stream))
+        saved = keeper is not None and keeper.hand_over(stream, self._snapshot(stream))
         self.evict(stream)
         return saved
 
     def export_stream(self, stream: str) -> bytes:
         """See ``Engine.export_stream``: frames and their embeddings, in the form that the native engine reads too."""
-        return export.dump(self._stream(stream), self._fingerprint)
+        return self._snapshot(stream).dump()
+
+    def _snapshot(self, stream: str) -> export.Snapshot:
+        return export.snapshot(self._stream(stream), self._fingerprint)
 
     def import_stream(self, spec: StreamSpec, state: bytes) -> None:
         """See ``Engine.import_stream``; a stream of that name is replaced. KV of a native engine is let go of."""
@@ -172,7 +175,7 @@ class VllmEngine(WindowedEngine):
         for request in requests:
             keeper = self._keeper_of(request.stream)
             if keeper is not None:
-                keeper.note(request.stream, self.export_stream(request.stream))
+                keeper.note(request.stream, self._snapshot(request.stream))
         return answers
 
     def _compute(self, work: Sequence[Work], started: float, answers: dict[str, list[Answer]]) -> list[WindowStats]:
