@@ -99,7 +99,7 @@ def test_another_process_finds_a_window_and_its_writer_does_not() -> None:
 def test_a_window_is_handed_over_only_where_others_find_it() -> None:
     node = shared()
     with keeper(stack()) as alone:
-        assert not alone.hand_over("gate", b"window")
+        assert not alone.hand_over("gate", State(b"window"))
     with keeper(stack(node)) as here:
         assert here.hand_over("gate", State(b"window"))
         node.down = True
