@@ -76,7 +76,10 @@ class Controller:
         self._counted_s = 0.0
         self._kv = CameraStore(run_id)
         self._directory = Directory(
-            heartbeat_timeout_s=config.cluster.heartbeat_timeout_s, quality=fleet_settings(config)
+            heartbeat_timeout_s=config.cluster.heartbeat_timeout_s,
+            quality=fleet_settings(config),
+            # In milliseconds, it cannot grow as fast as this does: an earlier controller's versions are all smaller.
+            after=time.time_ns() // 1_000_000,
         )
         self._table = CameraTable(config, self._directory)
         self._removals = Removals(config.cluster.replicas, self._kv.removed())

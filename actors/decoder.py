@@ -172,6 +172,8 @@ class Decoder:
         stop_s = self._config.cluster.stop_timeout_s / 2
         await asyncio.gather(*(asyncio.to_thread(camera.stop, stop_s) for camera in cameras))
         self._waiting = {}
+        # After those that are another decoder's now have been closed, which must not take them away from it.
+        self._sender.confirm(assignment.version)
         for name, assigned in wanted.items():
             self._run_camera(name, assigned, assignment.alive)
 

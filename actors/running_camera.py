@@ -17,7 +17,7 @@ from cluster.config import CameraConfig, SightlineConfig
 from cluster.errors import CapacityError, NotReadyError
 from cluster.footage.reach import reach_s
 from cluster.footage.ring import RingBudget
-from cluster.rpc.frame_lanes import LostStream
+from cluster.rpc.frame_lanes import LaneStatus, LostStream
 from cluster.rpc.frame_sender import FrameSender
 from cluster.rpc.sinks import QueueSink
 from cluster.scheduling.decode_pressure import DecodeWait
@@ -218,8 +218,13 @@ class RunningCamera:
 
     def on_lost(self, event: LostStream) -> None:
         """The replica or the way to it is gone, or it refused what it was sent."""
-        if event.refused == "open":
+        if event.refused == "spec":
             self.refusal = event.reason
+        if event.refused == "not_open":
+            # What is missing until it is opened again the replica counts, which is there.
+            with self._lock:
+                self._settle()
+                self._in_flight.restart()
         log.warning("camera %s at %s: %s (%d frames lost)", event.camera, event.address, event.reason, event.frames)
         if event.settled is None:
             self._pipeline.force_anchor()
@@ -231,11 +236,13 @@ class RunningCamera:
         self._lost += windows
         metrics.lose_window(windows)
 
-    def _settle(self) -> None:
+    def _settle(self) -> LaneStatus | None:
         """Learn from the acknowledgements, which come with frames: the newest answer is known one frame later."""
         lane = self._sender.status(self.settings.name)
-        if lane is not None and lane.address == self.address:
-            self._in_flight.settled(lane.windows_done + lane.windows_gated + lane.windows_dropped)
+        if lane is None or lane.address != self.address:
+            return None
+        self._in_flight.settled(lane.windows_done + lane.windows_gated + lane.windows_dropped)
+        return lane
 
     def _send(self, sample: FrameSample) -> None:
         """The pipeline's sink. Raises ``CapacityError`` when the frame was dropped: the next one will be fresh."""
@@ -319,7 +326,7 @@ class RunningCamera:
             self.footage.ring.expire(RING_IDLE_S)
         status = self._pipeline.status()
         with self._lock:
-            self._settle()
+            lane = self._settle()
             windows = {"windows_lost": self._lost, "windows_dropped": self._dropped}
         self._totals.update("pipeline", _counts(status))
         state: CameraStateName = status.state.value
@@ -328,6 +335,8 @@ class RunningCamera:
             state, reason = "error", self.refusal
         elif self.address is None and status.state is CameraState.RUNNING:
             reason = "no replica is ready for it"
+        elif lane is not None and lane.refused and status.state is CameraState.RUNNING:
+            reason = f"its replica does not take its frames: {lane.refused}"
         elif self.rung.shed and status.state is CameraState.RUNNING:
             reason = "shed: the replicas have no time for it"
         elif self._behind and status.state is CameraState.RUNNING:

@@ -37,13 +37,18 @@ KEPT_STEPS = 1000
 
 
 class Directory:
-    """See the module. ``version`` grows with every change a decoder must know of; ``steps``: the newest steps on the
-    quality ladder, oldest first."""
+    """See the module. ``version`` grows with every change a decoder must know of, and is greater than ``after``, those
+    of earlier controllers; ``steps``: the newest steps on the quality ladder, oldest first."""
 
     def __init__(
-        self, *, heartbeat_timeout_s: float = 10.0, slack: float = 0.25, quality: FleetSettings = ALL_EQUAL
+        self,
+        *,
+        heartbeat_timeout_s: float = 10.0,
+        slack: float = 0.25,
+        quality: FleetSettings = ALL_EQUAL,
+        after: int = 0,
     ) -> None:
-        self.version = 0
+        self.version = after
         self.steps: deque[Step] = deque(maxlen=KEPT_STEPS)
         self._measured = quality.costs is not None
         self._admission = quality.admission and self._measured
