@@ -109,15 +109,13 @@ class Controller:
         that another manager has, unless it is to be taken over, ``ConfigError`` for settings that contradict each
         other, and ``CapacityError`` when there is no room for the camera, unless ``force`` is set."""
         await self._until_settled()
-        self._table.add(managed, time.monotonic(), force=force, takeover=takeover)
-        return await self._keep(managed)
+        return await self._keep(self._table.add(managed, time.monotonic(), force=force, takeover=takeover))
 
     async def update_camera(self, managed: Managed, takeover: bool = False) -> CameraStatus:
         """Other settings for a camera; see :meth:`Directory.update`. Raises ``UnknownCameraError``, ``ConfigError`` and
         ``ManagedElsewhereError``."""
         await self._until_settled()
-        self._table.update(managed, time.monotonic(), takeover=takeover)
-        return await self._keep(managed)
+        return await self._keep(self._table.update(managed, time.monotonic(), takeover=takeover))
 
     async def managed_cameras(self, names: Sequence[str] = ()) -> list[Managed]:
         """Cameras as they were written, passwords included, sorted by name; all of them without ``names``. Raises
@@ -316,7 +314,8 @@ class Controller:
         else:
             cameras = self._follow_configuration(cameras)
             await self._wait_for_members(self._config.cluster.replicas)
-        self._table.load(cameras, time.monotonic())
+        for managed in self._table.load(cameras, time.monotonic()):
+            self._kv.put(managed)
         self._settled.set()
         await self._notify()
 

@@ -165,6 +165,7 @@ class Decoder:
             name
             for name, camera in self._cameras.items()
             if name not in wanted
+            or camera.life != wanted[name].life
             or camera.geometry != wanted[name].geometry
             or not camera.change(wanted[name].settings)
         ]
@@ -179,7 +180,7 @@ class Decoder:
 
     def _run_camera(self, name: str, assigned: CameraAssignment, alive: frozenset[str]) -> None:
         if assigned.geometry is None:
-            self._waiting[name] = CameraReport(name, "waiting", "no replica is ready yet")
+            self._waiting[name] = CameraReport(name, "waiting", "no replica is ready yet", life=assigned.life)
             return
         if name not in self._cameras:
             try:
@@ -191,9 +192,10 @@ class Decoder:
                     self._rings,
                     self._spans,
                     self._turns,
+                    life=assigned.life,
                 )
             except ConfigError as error:
-                self._waiting[name] = CameraReport(name, "error", str(error))
+                self._waiting[name] = CameraReport(name, "error", str(error), life=assigned.life)
                 return
         camera = self._cameras[name]
         camera.run_at(assigned.rung)

@@ -27,7 +27,7 @@ from cluster.scheduling.priority import Priority
 from cluster.scheduling.reports import CameraReport, Totals
 from cluster.tracing import Spans
 from cluster.tracing.decoder import CameraTrace, FrameTimes
-from cluster.types import MICROSECONDS, CameraStateName, FrameSample, PatchGeometry
+from cluster.types import MICROSECONDS, CameraStateName, FrameSample, PatchGeometry, StreamSpec
 from cluster.vision.camera import CameraPipeline, PipelineStatus
 from cluster.vision.turns import Turns
 
@@ -56,17 +56,20 @@ class RunningCamera:
         rings: RingBudget | None = None,
         spans: Spans | None = None,
         turns: Turns | None = None,
+        *,
+        life: str = "",
     ) -> None:
         """``rings``: what clips may hold of this process's memory; ``spans``: where traces go; ``turns``: what the
-        process's cameras take turns by.
+        process's cameras take turns by; ``life``: see :class:`~cluster.types.StreamSpec`.
 
         Raises:
             ConfigError: the source's address or the pruning policy is unusable.
         """
         self.settings = settings
         self.geometry = geometry
+        self.life = life
         self.rung = FULL
-        self.spec = settings.stream_spec()
+        self.spec = self._spec_at(FULL)
         self.address: str | None = None
         self.refusal = ""
         self._behind = False
@@ -164,7 +167,7 @@ class RunningCamera:
         self._pipeline.set_quality(prune=rung.prune, fps=rung.fps)
         self._glance()
         with self._lock:
-            self.spec = spec_at(self.settings.stream_spec(), rung)
+            self.spec = self._spec_at(rung)
             self._reach()
             if not rung.shed:
                 self._in_flight.restride(self.spec.stride_s)
@@ -203,13 +206,16 @@ class RunningCamera:
         self.settings = settings
         self.refusal = ""
         with self._lock:
-            self.spec = spec_at(settings.stream_spec(), self.rung)
+            self.spec = self._spec_at(self.rung)
             self._reach()
             if not self.rung.shed:
                 self._in_flight.restride(self.spec.stride_s)
         if self.address is not None:
             self._sender.assign(self.spec, self.address)
         return True
+
+    def _spec_at(self, rung: Rung) -> StreamSpec:
+        return spec_at(replace(self.settings.stream_spec(), life=self.life), rung)
 
     def _reach(self) -> None:
         """Windows of another stride open incidents later."""
@@ -356,6 +362,7 @@ class RunningCamera:
             last_frame_age_s=status.last_frame_age_s or 0.0,
             counts=self._totals.counts() | windows,
             picture=status.picture,
+            life=self.life,
         )
 
     def _short(self) -> str:

@@ -26,10 +26,12 @@ class Counted:
 
 @dataclass(slots=True)
 class CameraRecord:
-    """``manager``: who alone may change it; ``reporter``: the decoder that ``report`` is of."""
+    """``manager``: who alone may change it; ``life``: see :class:`CameraStatus`; ``reporter``: the decoder that
+    ``report`` is of."""
 
     settings: CameraConfig
     manager: str = CLUSTER
+    life: str = ""
     report: CameraReport | None = None
     reporter: str = ""
     stream: StreamReport | None = None
@@ -97,5 +99,6 @@ class CameraRecord:
             memory_state=stream.memory_state,
             last_answers=stream.last_answers,
             manager=self.manager,
+            life=self.life,
             **self.totals.counts(),
         )

@@ -65,13 +65,20 @@ class Directory:
 
     # -- cameras --------------------------------------------------------------------------------
     def add(
-        self, settings: CameraConfig, now_s: float = 0.0, *, force: bool = True, manager: str = CLUSTER
+        self,
+        settings: CameraConfig,
+        now_s: float = 0.0,
+        *,
+        force: bool = True,
+        manager: str = CLUSTER,
+        life: str = "",
     ) -> Admission:
         """Take a camera in; members that said they have it already when they joined keep it.
 
         Args:
             force: it is not refused however full the replicas are.
             manager: who alone may change it (``cluster.cameras.managers``).
+            life: tells it from an earlier camera of its name, of which processes may still report.
 
         Raises:
             CameraExistsError: there is one of that name already with other settings; the same again is no error.
@@ -93,7 +100,7 @@ class Directory:
         if admission.verdict == "refused":
             raise CapacityError(f"camera {settings.name!r} is not taken: {admission.reason}")
         self._held_by.pop(settings.name, None)
-        self._cameras[settings.name] = CameraRecord(settings, manager)
+        self._cameras[settings.name] = CameraRecord(settings, manager, life)
         self._on_decoder.add(settings.name, prefer=self._running_on.pop(settings.name, None))
         self.version += 1
         return admission
@@ -184,7 +191,9 @@ class Directory:
         member.seen_s = now_s
         for report in reports:
             camera = self._cameras.get(report.camera)
-            if camera is not None and self._on_decoder.owner(report.camera) == name:
+            if camera is None or camera.life != report.life:
+                continue
+            if self._on_decoder.owner(report.camera) == name:
                 if report.width and (camera.report is None or camera.report.width != report.width):
                     self._seen(camera, report)
                 camera.heard(name, report)
@@ -211,7 +220,7 @@ class Directory:
         member = self._replicas[name]
         for report in reports:
             camera = self._cameras.get(report.camera)
-            if camera is None:
+            if camera is None or camera.life != report.life:
                 continue
             camera.totals.update(instance, report.counts)
             plan = self._fleet.plan(report.camera)
@@ -338,9 +347,9 @@ class Directory:
         cameras = []
         for name in sorted(self._on_decoder.keys(decoder)):
             route = self.route(name)
-            settings = self._cameras[name].settings
-            rung = self._rungs[self._fleet.plan(name).rung]
-            cameras.append(CameraAssignment(settings, self.geometry, route.replica, route.replica_address, rung))
+            camera, rung = self._cameras[name], self._rungs[self._fleet.plan(name).rung]
+            where = route.replica, route.replica_address
+            cameras.append(CameraAssignment(camera.settings, self.geometry, *where, rung, camera.life))
         alive = frozenset(member.info.address for member in self._replicas.values())
         return Assignment(self.version, tuple(cameras), alive)
 

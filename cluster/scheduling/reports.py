@@ -33,7 +33,7 @@ class ReplicaInfo:
 
 @dataclass(frozen=True, slots=True)
 class CameraReport:
-    """One camera as its decoder sees it.
+    """One camera as its decoder sees it. ``life``: see :class:`~cluster.types.StreamSpec`.
 
     Keys of ``counts`` are counter fields of :class:`~cluster.types.CameraStatus`; they
     count since the decoder started it.
@@ -50,6 +50,7 @@ class CameraReport:
     last_frame_age_s: float = 0.0
     counts: Mapping[str, int] = field(default_factory=dict)
     picture: PictureHealth | None = None
+    life: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +68,7 @@ class StreamReport:
     memory_frames: int = 0
     memory_oldest_s: float = 0.0
     memory_state: str = ""
+    life: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -190,6 +190,23 @@ def test_removed_camera_is_gone_everywhere(directory: Directory) -> None:
             call("cam-0")
 
 
+def test_what_is_still_said_of_a_removed_camera_is_not_said_of_the_next_one_of_its_name() -> None:
+    directory = Directory()
+    directory.join_decoder(decoder("decoder-0"), 0.0)
+    directory.join_replica(replica("r1"), 0.0)
+    directory.add(camera("gate"), life="one")
+    directory.remove("gate")
+    directory.add(camera("gate"), life="two")
+    assert [each.life for each in directory.assignment("decoder-0").cameras] == ["two"]
+    late = CameraReport("gate", "running", counts={"windows_dropped": 5}, life="one")
+    directory.heartbeat_decoder("decoder-0", "decoder-0/0", [late], 1.0)
+    directory.heartbeat_replica("r1", [StreamReport("gate", counts={"windows_done": 7}, life="one")], 1.0)
+    status = directory.status("gate")
+    assert (status.life, status.state, status.windows_done, status.windows_dropped) == ("two", "waiting", 0, 0)
+    directory.heartbeat_replica("r1", [StreamReport("gate", counts={"windows_done": 2}, life="two")], 2.0)
+    assert directory.status("gate").windows_done == 2
+
+
 def test_without_members_a_camera_waits_and_says_why() -> None:
     directory = Directory()
     directory.add(camera("cam"))
