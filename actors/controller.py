@@ -86,7 +86,7 @@ class Controller:
         self._failure: SightlineError | None = None
         self._changed = asyncio.Condition()
         self._settled = asyncio.Event()
-        self._shown = -1
+        self._shown = self._kept = -1
         self._probing: set[str] = set()
         self._seen_replicas: set[str] = set()
         self._background = {asyncio.create_task(self._settle()), asyncio.create_task(self._watch_heartbeats())}
@@ -314,6 +314,7 @@ class Controller:
         else:
             cameras = self._follow_configuration(cameras)
             await self._wait_for_members(self._config.cluster.replicas)
+        self._directory.remember(self._kv.counted())
         for managed in self._table.load(cameras, time.monotonic()):
             self._kv.put(managed)
         self._settled.set()
@@ -365,6 +366,10 @@ class Controller:
             directory = self._directory
             self._fleet_metrics.members({"decoder": len(directory.decoders), "replica": len(directory.replicas)})
             self._fleet_metrics.replicas(directory.replica_statuses())
+            if self._settled.is_set() and directory.version != self._kept:
+                # Whoever went or came since: some runs may be over, and this process the only one that knows of them.
+                self._kept = directory.version
+                self._kv.put_counted(directory.counted())
         if self._directory.version != self._shown:
             # Every step, camera and member changes it; counting walks over all cameras.
             self._shown = self._directory.version

@@ -34,6 +34,8 @@ from cluster.vision.turns import decoding_turns
 log = logging.getLogger(__name__)
 
 POLL_S = 10.0
+KEPT_REPORTS = 1024
+"""Last reports of cameras that were stopped, until the controller has taken them."""
 
 
 class Decoder:
@@ -48,6 +50,7 @@ class Decoder:
         self._instance = uuid.uuid4().hex[:12]
         self._cameras: dict[str, RunningCamera] = {}
         self._waiting: dict[str, CameraReport] = {}
+        self._last_words: list[CameraReport] = []
         self._replicas: dict[str, str] = {}
         self._tls = peer_tls(config.security)
         self._sender = FrameSender(self._on_lost, max_queue=sender_queue(config), tls=self._tls)
@@ -120,10 +123,13 @@ class Decoder:
         while True:
             await asyncio.sleep(self._config.cluster.heartbeat_s)
             self._relieve()
+            last_words = self._last_words
             reports = [camera.report() for camera in self._cameras.values()] + list(self._waiting.values())
             try:
-                beat = controller().heartbeat_decoder.remote(self._name, self._instance, reports)
-                if not await ask(beat):
+                beat = controller().heartbeat_decoder.remote(self._name, self._instance, [*last_words, *reports])
+                if await ask(beat):
+                    self._last_words = [each for each in self._last_words if each not in last_words]
+                else:
                     await self._register()
             except UnavailableError as error:
                 log.warning("no heartbeat: %s", error)
@@ -172,6 +178,7 @@ class Decoder:
         cameras = [self._cameras.pop(name) for name in gone]
         stop_s = self._config.cluster.stop_timeout_s / 2
         await asyncio.gather(*(asyncio.to_thread(camera.stop, stop_s) for camera in cameras))
+        self._last_words = (self._last_words + [camera.last_report() for camera in cameras])[-KEPT_REPORTS:]
         self._waiting = {}
         # After those that are another decoder's now have been closed, which must not take them away from it.
         self._sender.confirm(assignment.version)

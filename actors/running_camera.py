@@ -6,6 +6,7 @@ import logging
 import math
 import threading
 import time
+import uuid
 from dataclasses import replace
 from typing import Any
 
@@ -68,6 +69,7 @@ class RunningCamera:
         self.settings = settings
         self.geometry = geometry
         self.life = life
+        self._run = uuid.uuid4().hex[:16]
         self.rung = FULL
         self.spec = self._spec_at(FULL)
         self.address: str | None = None
@@ -333,8 +335,7 @@ class RunningCamera:
         status = self._pipeline.status()
         with self._lock:
             lane = self._settle()
-            windows = {"windows_lost": self._lost, "windows_dropped": self._dropped}
-        self._totals.update("pipeline", _counts(status))
+        counts = self._counts(status)
         state: CameraStateName = status.state.value
         reason = status.reason
         if self.refusal:
@@ -360,10 +361,21 @@ class RunningCamera:
             height=status.height,
             cue=status.cue,
             last_frame_age_s=status.last_frame_age_s or 0.0,
-            counts=self._totals.counts() | windows,
+            counts=counts,
             picture=status.picture,
             life=self.life,
+            run=self._run,
         )
+
+    def last_report(self) -> CameraReport:
+        """After it was stopped: what it has counted since it last reported."""
+        counts = self._counts(self._pipeline.status())
+        return CameraReport(self.settings.name, "ended", counts=counts, life=self.life, run=self._run)
+
+    def _counts(self, status: PipelineStatus) -> dict[str, int]:
+        self._totals.update("pipeline", _counts(status))
+        with self._lock:
+            return self._totals.counts() | {"windows_lost": self._lost, "windows_dropped": self._dropped}
 
     def _short(self) -> str:
         """Why the camera's clips begin late; empty when they do not. With figures, once, in the log."""

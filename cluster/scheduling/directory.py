@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 import math
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from cluster.cameras.managers import CLUSTER, check_manager
 from cluster.config import CameraConfig
@@ -29,6 +29,7 @@ from cluster.scheduling.reports import (
     ReplicaReport,
     ReplicaStatus,
     StreamReport,
+    Totals,
 )
 from cluster.types import CameraStatus, PatchGeometry, PictureHealth
 
@@ -56,12 +57,14 @@ class Directory:
         self._rungs = {rung.name: rung for rung in quality.ladder.rungs}
         self.geometry: PatchGeometry | None = None
         self._timeout_s = heartbeat_timeout_s
+        self._looked_s = math.inf
         self._cameras: dict[str, CameraRecord] = {}
         self._decoders: dict[str, Member[DecoderInfo]] = {}
         self._replicas: dict[str, Member[ReplicaInfo]] = {}
         self._on_decoder = Placement(slack=slack)
         self._running_on: dict[str, str] = {}
         self._held_by: dict[str, str] = {}
+        self._counted: dict[str, Mapping[str, Mapping[str, int]]] = {}
 
     # -- cameras --------------------------------------------------------------------------------
     def add(
@@ -101,6 +104,7 @@ class Directory:
             raise CapacityError(f"camera {settings.name!r} is not taken: {admission.reason}")
         self._held_by.pop(settings.name, None)
         self._cameras[settings.name] = CameraRecord(settings, manager, life)
+        self._cameras[settings.name].totals = Totals(self._counted.pop(life, None))
         self._on_decoder.add(settings.name, prefer=self._running_on.pop(settings.name, None))
         self.version += 1
         return admission
@@ -144,6 +148,15 @@ class Directory:
     @property
     def cameras(self) -> list[str]:
         return sorted(self._cameras)
+
+    def counted(self) -> dict[str, dict[str, dict[str, int]]]:
+        """What each run of each camera has counted, by the camera's life: what a later controller must know of those
+        that nobody reports any more."""
+        return {camera.life: camera.totals.runs for camera in self._cameras.values()}
+
+    def remember(self, counted: Mapping[str, Mapping[str, Mapping[str, int]]]) -> None:
+        """What an earlier controller :meth:`counted`, before any camera is added."""
+        self._counted = dict(counted)
 
     @property
     def decoders(self) -> dict[str, DecoderInfo]:
@@ -193,10 +206,12 @@ class Directory:
             camera = self._cameras.get(report.camera)
             if camera is None or camera.life != report.life:
                 continue
+            # Also of one that has just been given to another: it counted on until it heard of that.
+            camera.totals.update(report.run, report.counts)
             if self._on_decoder.owner(report.camera) == name:
                 if report.width and (camera.report is None or camera.report.width != report.width):
                     self._seen(camera, report)
-                camera.heard(name, report)
+                camera.report = report
         return True
 
     def _seen(self, camera: CameraRecord, report: CameraReport) -> None:
@@ -222,7 +237,7 @@ class Directory:
             camera = self._cameras.get(report.camera)
             if camera is None or camera.life != report.life:
                 continue
-            camera.totals.update(instance, report.counts)
+            camera.totals.update(report.run, report.counts)
             plan = self._fleet.plan(report.camera)
             if plan.owner == name:
                 camera.stream = report
@@ -296,7 +311,14 @@ class Directory:
         ]
 
     def expire(self, now_s: float) -> list[str]:
-        """Let everyone go who has been silent for too long; returns their names."""
+        """Let everyone go who has been silent for too long; returns their names. Called at least every half of that, or
+        it was this process that stood still, and everyone has that long again."""
+        if now_s - self._looked_s > self._timeout_s / 2:
+            for decoder in self._decoders.values():
+                decoder.seen_s = now_s
+            for replica in self._replicas.values():
+                replica.seen_s = now_s
+        self._looked_s = now_s
         decoders = [name for name, member in self._decoders.items() if now_s - member.seen_s > self._timeout_s]
         replicas = [name for name, member in self._replicas.items() if now_s - member.seen_s > self._timeout_s]
         for name in decoders:
@@ -314,17 +336,13 @@ class Directory:
 
     def leave_replica(self, name: str) -> None:
         """A replica is gone: others take its cameras, or they wait for it to come back."""
-        member = self._replicas.pop(name)
-        for camera in self._cameras.values():
-            camera.totals.end(member.info.instance)
+        del self._replicas[name]
         self._fleet.leave(name)
         self.version += 1
 
     def _decoder_gone(self, name: str) -> None:
         for key in self._on_decoder.keys(name):
-            camera = self._cameras[key]
-            camera.report = None
-            camera.totals.end(name)
+            self._cameras[key].report = None
 
     # -- questions ------------------------------------------------------------------------------
     def route(self, name: str) -> Route:

@@ -39,7 +39,7 @@ class Offer:
     taken: Future[None]
 
 
-def _incarnation() -> str:
+def _new_id() -> str:
     return uuid.uuid4().hex[:16]
 
 
@@ -47,7 +47,8 @@ def _incarnation() -> str:
 class OpenStream:
     """``ending``: its source ended, and it is let go of once nothing waits; ``broken``: why no frame but a fresh one is
     taken; ``book``: of its strides; ``before``: counts of earlier times it was open; ``leaving``: who waits for it to
-    be handed over; ``incarnation``: another each time that the engine begins it, as windows are numbered then."""
+    be handed over; ``incarnation``: another each time that the engine begins it, as windows are numbered then;
+    ``run``: of the counts."""
 
     spec: StreamSpec
     inbox: deque[Offer] = field(default_factory=deque)
@@ -59,13 +60,15 @@ class OpenStream:
     last_answers: dict[str, LastAnswer] = field(default_factory=dict)
     counts: Counter[str] = field(default_factory=Counter)
     leaving: Future[Departure] | None = None
-    incarnation: str = field(default_factory=_incarnation)
+    incarnation: str = field(default_factory=_new_id)
+    run: str = field(default_factory=_new_id)
 
     @classmethod
     def after(cls, spec: StreamSpec, last: StreamReport | None) -> OpenStream:
         """A camera that opens; ``last``: what was counted when it was closed here before."""
         stream = cls(spec)
         if last is not None and last.life == spec.life:
+            stream.run = last.run
             stream.counts.update(last.counts)
             stream.before.update(last.counts)
         return stream
@@ -79,7 +82,7 @@ class OpenStream:
 
     def begin_anew(self) -> None:
         """The engine was made to forget it, and has opened it again."""
-        self.incarnation = _incarnation()
+        self.incarnation = _new_id()
 
     def windows(self) -> WindowCounts:
         """Its windows since it was opened."""
@@ -100,5 +103,5 @@ class OpenStream:
 
     def report(self) -> StreamReport:
         """For the heartbeat."""
-        last, life = tuple(self.last_answers.values()), self.spec.life
-        return StreamReport(self.spec.stream, self.latency_s, last, dict(self.counts), life=life)
+        last, spec = tuple(self.last_answers.values()), self.spec
+        return StreamReport(spec.stream, self.latency_s, last, dict(self.counts), life=spec.life, run=self.run)
