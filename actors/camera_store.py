@@ -14,6 +14,7 @@ from cluster.config import CameraEntry
 SEEDED = b"seeded"
 CAMERA = b"camera/"
 REMOVED = b"removed/"
+COUNTED = b"counted"
 
 
 class CameraStore:
@@ -60,8 +61,18 @@ class CameraStore:
     def delete_removed(self, name: str) -> None:
         internal_kv._internal_kv_del(REMOVED + name.encode(), namespace=self._namespace)
 
+    def counted(self) -> dict[str, dict[str, dict[str, int]]]:
+        """See :meth:`Directory.counted`."""
+        value = internal_kv._internal_kv_get(COUNTED, namespace=self._namespace)
+        found: dict[str, dict[str, dict[str, int]]] = json.loads(value) if value is not None else {}
+        return found
+
+    def put_counted(self, counted: dict[str, dict[str, dict[str, int]]]) -> None:
+        internal_kv._internal_kv_put(COUNTED, json.dumps(counted).encode(), namespace=self._namespace)
+
     def clear(self) -> None:
         """Forget this run."""
         internal_kv._internal_kv_del(REMOVED, del_by_prefix=True, namespace=self._namespace)
         internal_kv._internal_kv_del(CAMERA, del_by_prefix=True, namespace=self._namespace)
+        internal_kv._internal_kv_del(COUNTED, namespace=self._namespace)
         internal_kv._internal_kv_del(SEEDED, namespace=self._namespace)

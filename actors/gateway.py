@@ -203,6 +203,8 @@ class Gateway:
                 log.warning("%s", error)
             metrics.answers_missed.inc(self._hub.missed - self._missed)
             self._missed = self._hub.missed
+            if self._live is not None and self._live.cameras:
+                self._merger.retain(self._live.cameras)
             await asyncio.sleep(POLL_S)
 
 

@@ -94,7 +94,8 @@ def follow_configuration(
         if camera is not None and camera.manager != CONFIGURATION:
             left.append(entry.name)
             continue
-        known[entry.name] = Managed(entry=entry, manager=CONFIGURATION)
+        life = camera.life if camera is not None else ""
+        known[entry.name] = Managed(entry=entry, manager=CONFIGURATION, life=life)
         changed.append(known[entry.name])
     removed = [name for name in sorted(before) if name in known and known[name].manager == CONFIGURATION]
     for name in removed:

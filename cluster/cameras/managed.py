@@ -22,6 +22,7 @@ class Managed(Section):
     entry: CameraEntry = Field(description="The keys that were written.")
     manager: str = Field(default=CLUSTER, description="Who alone may change it.")
     uid: str = Field(default="", description="Of the Kubernetes object it was made from; another is another camera.")
+    life: str = Field(default="", description="Given when it is added; another when it is removed and added again.")
 
     def to_json(self) -> str:
         """The inverse of ``Managed.model_validate_json``; keys that were not written stay so."""
