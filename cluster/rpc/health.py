@@ -89,7 +89,9 @@ class HealthServicer:
         return str(request.service)
 
     @asynccontextmanager
-    async def _held(self, pool: StrangerPool[asyncio.Timeout], context: Context, limit_s: float | None) -> AsyncIterator[None]:
+    async def _held(
+        self, pool: StrangerPool[asyncio.Timeout], context: Context, limit_s: float | None
+    ) -> AsyncIterator[None]:
         """Room for what is done inside, until a newer call takes it."""
         try:
             async with asyncio.timeout(limit_s) as deadline:

@@ -53,7 +53,7 @@ def _raising(parse: Callable[[bytes], Any], method: str) -> Callable[[bytes], An
             return parse(data)
         except DecodeError:
             raise ConfigError(
-                f"what was sent to {method} is no message of its kind; use the protos of this version"
+                f"what was sent to {method} is no message of its kind; use the protos of this version, uncompressed"
             ) from None
 
     return read

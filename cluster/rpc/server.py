@@ -105,9 +105,12 @@ class RpcServer:
 
 
 def _public(max_connections: int) -> list[tuple[str, int]]:
-    """What a connection may cost before anybody knows whose it is: 20 to 60 KiB, and 256 KiB for each stream of a
-    ``Watch``. gRPC tells connections neither by peer nor by token: at ``max_connections`` it closes new ones, until those
-    that do nothing end."""
+    """What callers may cost before anybody knows who they are: up to 60 KiB each connection, and 64 KiB each call that
+    nobody has looked at.
+
+    gRPC tells connections neither by peer nor by token: at ``max_connections`` it closes new ones, until those that do
+    nothing end.
+    """
     return [
         ("grpc.max_allowed_incoming_connections", max_connections),
         # TLS, and HTTP/2's first frames.
@@ -115,9 +118,13 @@ def _public(max_connections: int) -> list[tuple[str, int]]:
         # Without a call; clients connect again when they have one.
         ("grpc.max_connection_idle_ms", 30_000),
         ("grpc.max_concurrent_streams", 256),
-        # What may arrive of a stream that nobody reads: as gRPC measures it, 4 MiB.
+        # Calls that wait for this process to look at them: from the one on some are refused, from the other on all.
+        ("grpc.server.max_pending_requests", 512),
+        ("grpc.server.max_pending_requests_hard_limit", 1024),
+        # A stream that nobody reads gets 64 KiB and no more; as gRPC measures the network, it gives 4 MiB.
         ("grpc.http2.bdp_probe", 0),
-        ("grpc.http2.lookahead_bytes", 2**18),
+        # Nobody's gzip is unpacked; who sends some is told that it is no message.
+        ("grpc.per_message_decompression", 0),
     ]
 
 
