@@ -18,6 +18,8 @@ from cluster.rpc.malformed import Malformed
 from cluster.rpc.tls import PeerTls, TlsFiles, server_credentials
 
 MAX_PACKET_BYTES = 4 * 2**20
+HANDSHAKE_MS = 10_000
+"""Longest that TLS and HTTP/2's first frames of a stranger may take."""
 
 Registration = Callable[[Any, grpc.aio.Server], None]
 
@@ -113,8 +115,7 @@ def _public(max_connections: int) -> list[tuple[str, int]]:
     """
     return [
         ("grpc.max_allowed_incoming_connections", max_connections),
-        # TLS, and HTTP/2's first frames.
-        ("grpc.server_handshake_timeout_ms", 10_000),
+        ("grpc.server_handshake_timeout_ms", HANDSHAKE_MS),
         # Without a call; clients connect again when they have one.
         ("grpc.max_connection_idle_ms", 30_000),
         ("grpc.max_concurrent_streams", 256),
