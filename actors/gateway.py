@@ -35,6 +35,7 @@ from cluster.cameras.managed import Managed
 from cluster.cameras.managers import manager_from_outside
 from cluster.config import SightlineConfig, parse_camera
 from cluster.errors import UnavailableError
+from cluster.hosts import open_many_files
 from cluster.http.application import make_application
 from cluster.http.calls import Calls
 from cluster.http.live import Live
@@ -53,6 +54,8 @@ from cluster.types import CameraStatus, Question
 log = logging.getLogger(__name__)
 
 POLL_S = 2.0
+FILES = 1024
+"""File descriptors besides those of clients' connections."""
 IDLE_REPLY_S = 2.0
 """Between two replies to an agent that does not need them."""
 
@@ -70,6 +73,7 @@ class Gateway:
 
     def __init__(self, config: SightlineConfig) -> None:
         configure_logging("gateway", config.cluster)
+        open_many_files(FILES + 2 * config.gateway.max_connections)
         metrics.describe_process(config, "gateway")
         self._config = config
         self._controller = ControllerDirectory()
@@ -84,7 +88,10 @@ class Gateway:
         self._guard = make_guard(config.security)
         self._tls = tls_files(config.security)
         self._server = RpcServer(
-            max_message_bytes=push_message_bytes(config.gateway.max_packet_bytes), guard=self._guard, tls=self._tls
+            max_message_bytes=push_message_bytes(config.gateway.max_packet_bytes),
+            guard=self._guard,
+            tls=self._tls,
+            max_connections=config.gateway.max_connections,
         )
         self._scraped: dict[str, str] = {}
         self._http: HttpServer | None = None
@@ -154,7 +161,7 @@ class Gateway:
             host=host,
             longest_answer=self._config.asking.max_new_tokens,
         )
-        self._http = HttpServer(application, tls=self._tls)
+        self._http = HttpServer(application, max_connections=self._config.gateway.max_connections, tls=self._tls)
         pages = await self._http.start(host, self._config.gateway.metrics_port)
         self._live.start()
         await self._server.start()
