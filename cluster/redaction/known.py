@@ -21,6 +21,8 @@ SHORTEST_UNKNOWN = 8
 WHOLE_WORD = 8
 """A secret that is shorter counts only as a word of its own."""
 
+_MARKS = re.compile(r"[/?#@:=&;]")
+
 
 class KnownSecrets:
     """May be used by several threads at once. ``hide`` takes a time that does not depend on how many there are."""
@@ -70,9 +72,9 @@ def forms(pieces: Sequence[Piece]) -> Iterator[str]:
     for piece in pieces:
         if piece.kind is not Kind.PLAIN:
             shortest = SHORTEST if piece.kind is Kind.SECRET else SHORTEST_UNKNOWN
-            # A library that reads the address otherwise names what lies between two marks.
-            parts = re.split(r"[/?#@:=&;]", piece.text)
-            for part in [piece.text, *(each for each in parts if len(each) >= SHORTEST_UNKNOWN or len(parts) == 2)]:
+            # A library that reads the address in another way names what lies between two marks.
+            parts = {part for each in (piece.text, unquote(piece.text)) for part in _MARKS.split(each)}
+            for part in (piece.text, *(each for each in parts if len(each) >= SHORTEST_UNKNOWN)):
                 if len(part) >= shortest:
                     yield from _spellings(part)
             if before.endswith(":"):
