@@ -21,6 +21,7 @@ from cluster.errors import ConfigError, NotReadyError, UnavailableError, Unknown
 from cluster.footage.camera import CameraFootage
 from cluster.footage.recorder import Recorder
 from cluster.footage.ring import RingBudget
+from cluster.redaction import redact
 from cluster.rpc import ingest, recorder
 from cluster.rpc.frame_lanes import LostStream
 from cluster.rpc.frame_sender import FrameSender
@@ -202,7 +203,7 @@ class Decoder:
                     life=assigned.life,
                 )
             except ConfigError as error:
-                self._waiting[name] = CameraReport(name, "error", str(error), life=assigned.life)
+                self._waiting[name] = CameraReport(name, "error", redact(str(error)), life=assigned.life)
                 return
         camera = self._cameras[name]
         camera.run_at(assigned.rung)

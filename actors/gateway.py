@@ -40,6 +40,7 @@ from cluster.http.application import make_application
 from cluster.http.calls import Calls
 from cluster.http.live import Live
 from cluster.http.server import HttpServer
+from cluster.redaction import SourceAddress
 from cluster.rpc import cameras, incidents, ingest, memory, pictures, replicas, results
 from cluster.rpc.channel import ChannelPool
 from cluster.rpc.memory_proxy import MemoryProxy
@@ -233,7 +234,7 @@ class ControllerDirectory:
     async def add(
         self,
         name: str,
-        source: str,
+        source: SourceAddress,
         questions: Sequence[Question],
         settings: dict[str, Any],
         force: bool = False,
@@ -248,7 +249,7 @@ class ControllerDirectory:
     async def update(
         self,
         name: str,
-        source: str,
+        source: SourceAddress,
         questions: Sequence[Question],
         settings: dict[str, Any],
         manager: str = "",

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 
 from cluster.cameras.managers import CLUSTER
 from cluster.config import CameraConfig
-from cluster.redaction import redact
 from cluster.scheduling.assignments import Route
 from cluster.scheduling.demand import Measured
 from cluster.scheduling.reports import CameraReport, StreamReport, Totals
@@ -65,7 +64,7 @@ class CameraRecord:
             report = CameraReport(name, "waiting", reason)
         return CameraStatus(
             name=name,
-            source=redact(self.settings.source),
+            source=str(self.settings.source),
             state=report.state,
             reason=report.reason,
             retry_in_s=report.retry_in_s,

@@ -67,7 +67,7 @@ def test_clients_never_see_a_cameras_password_but_its_decoder_does(directory: Di
     directory.add(camera("secret", source))
     assert directory.status("secret").source == "rtsp://viewer:***@10.0.0.1/stream1"
     running = [c for name in directory.decoders for c in directory.assignment(name).cameras]
-    assert [c.settings.source for c in running if c.settings.name == "secret"] == [source]
+    assert [c.settings.source.reveal() for c in running if c.settings.name == "secret"] == [source]
 
 
 def test_restarted_decoder_keeps_its_cameras_and_their_counts(directory: Directory) -> None:
@@ -337,8 +337,11 @@ def test_only_its_manager_changes_or_removes_a_camera_unless_it_is_taken_over(di
     ):
         with pytest.raises(ManagedElsewhereError, match="applied as 'north'"):
             call()
-    assert directory.settings("ours").source == ""
+    assert directory.settings("ours").source.reveal() == ""
     directory.update(camera("ours", "rtsp://elsewhere/"), takeover=True)
-    assert (directory.status("ours").manager, directory.settings("ours").source) == ("cluster", "rtsp://elsewhere/")
+    assert (directory.status("ours").manager, directory.settings("ours").source.reveal()) == (
+        "cluster",
+        "rtsp://elsewhere/",
+    )
     directory.remove("ours", manager="north", takeover=True)
     assert "ours" not in directory.cameras

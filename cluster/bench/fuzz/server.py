@@ -39,6 +39,7 @@ from cluster.http.calls import Calls
 from cluster.http.live import Live
 from cluster.http.server import HttpServer
 from cluster.memory.tiers.arena import Arena
+from cluster.redaction import SourceAddress
 from cluster.rpc import cameras, frames, incidents, ingest, memory, pictures, replicas, results
 from cluster.rpc.channel import ChannelPool
 from cluster.rpc.guard import Guard
@@ -80,7 +81,7 @@ class Table:
     async def add(
         self,
         name: str,
-        source: str,
+        source: SourceAddress,
         questions: Sequence[Question],
         settings: dict[str, Any],
         force: bool = False,
@@ -92,7 +93,7 @@ class Table:
         asked = [{"id": question.id, "text": question.text, "threshold": question.threshold} for question in questions]
         entry = parse_camera(name, source, asked, settings)
         camera_settings(self._config, entry)
-        self._cameras[entry.name] = CameraStatus(entry.name, source=entry.source)
+        self._cameras[entry.name] = CameraStatus(entry.name, source=str(entry.source))
         if len(self._cameras) > MOST_CAMERAS:
             del self._cameras[next(camera for camera in self._cameras if camera not in CAMERAS)]
         return self._cameras[entry.name]
@@ -100,7 +101,7 @@ class Table:
     async def update(
         self,
         name: str,
-        source: str,
+        source: SourceAddress,
         questions: Sequence[Question],
         settings: dict[str, Any],
         manager: str = "",

@@ -81,10 +81,12 @@ class RemoveCameraRequest(_message.Message):
     def __init__(self, name: _Optional[str] = ..., manager: _Optional[str] = ..., takeover: _Optional[bool] = ...) -> None: ...
 
 class ExportCamerasRequest(_message.Message):
-    __slots__ = ("names",)
+    __slots__ = ("names", "secrets")
     NAMES_FIELD_NUMBER: _ClassVar[int]
+    SECRETS_FIELD_NUMBER: _ClassVar[int]
     names: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, names: _Optional[_Iterable[str]] = ...) -> None: ...
+    secrets: bool
+    def __init__(self, names: _Optional[_Iterable[str]] = ..., secrets: _Optional[bool] = ...) -> None: ...
 
 class ExportCamerasResponse(_message.Message):
     __slots__ = ("cameras",)
