@@ -13,13 +13,13 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
+from cluster.bench.window_accounting import Account, CameraBooks, Counted, Slot, account
 from cluster.errors import SightlineError
 from cluster.rpc.client import GatewayClient
 from cluster.rpc.credentials import ClientCredentials
 from cluster.rpc.push import PushStatus
 from cluster.types import Answer, CameraStatus, EncodedPacket, Question
 from loadtest.agent import FedAgent
-from loadtest.books import Account, CameraBooks, Counted, Slot, account
 from loadtest.footage import Footage
 from loadtest.pacer import Pacer
 from loadtest.profile import Profile

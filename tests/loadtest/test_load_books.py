@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cluster.bench.window_accounting import CameraBooks, Counted, account, alert_times, percentile, within
 from cluster.types import Answer, Timing, TokenCount
-from loadtest.books import CameraBooks, Counted, account, alert_times, percentile, within
 
 NO_TOKENS = TokenCount(0, 0, 0, 0, 0, 0, 0)
 

@@ -11,11 +11,11 @@ from dataclasses import replace
 import pytest
 from toy_cluster import config, profile
 
+from cluster.bench.window_accounting import CameraBooks
 from cluster.errors import SightlineError
 from cluster.evaluation.plots import LEFT, RIGHT, WIDTH
 from cluster.types import Answer, Timing, TokenCount
 from loadtest.agent import FedAgent
-from loadtest.books import CameraBooks
 from loadtest.fleet import Camera
 from loadtest.footage import StreamHeader
 from loadtest.machine import GpuUse, MachineUse
