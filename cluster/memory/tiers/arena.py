@@ -29,7 +29,7 @@ class _Held:
 
 @dataclass(slots=True, eq=False)
 class _Stream:
-    """``used``: bytes of the cells of its blocks and of its manifest. ``idle``: what may be evicted, by size of its cell,
+    """``used``: bytes of the cells of its blocks and its manifest. ``idle``: what may be evicted, by size of its cell,
     and of each size the longest unused first. ``manifest``: its cell, and how much of that it takes."""
 
     used: int = 0
@@ -201,7 +201,7 @@ class Arena(Tier):
             return len(gone)
 
     def put_manifest(self, stream: str, manifest: bytes) -> Outcome:
-        """See :class:`Tier`. Where it is not ``HIT`` the last one stays. Blocks make room for it as they do for others."""
+        """See :class:`Tier`. Where it is not ``HIT`` the last one stays. Blocks make room for it."""
         with self._lock:
             if not self._state.up:
                 return Outcome.RETRY
@@ -311,8 +311,8 @@ class Arena(Tier):
         return Loaded(Outcome.HIT, _parts(copied, held))
 
     def _empty_slabs(self, nbytes: int) -> bool:
-        """Whether slabs of so many bytes were emptied, those first whose last use is the longest ago; if there are too few
-        without a pinned block, none is. By the age of blocks alone, all slabs would be nearly empty before one was."""
+        """Whether slabs of so many bytes were emptied, those first whose last use is the longest ago; if there are too
+        few without a pinned block, none is. By the age of blocks alone, all would be nearly empty before one was."""
         slabs: dict[tuple[int, int], list[tuple[int, BlockKey]]] = {}
         fixed: set[tuple[int, int]] = set()
         for there in self._streams.values():
@@ -376,9 +376,8 @@ class Arena(Tier):
     def _keep_manifest(self, there: _Stream, manifest: bytes) -> bool:
         """Whether there was room for it."""
         lacking = self._slabs.cell_bytes(len(manifest), alone=True) - self._slabs.spare
-        if lacking > 0:
-            if not self.evicts or not self._empty_slabs(lacking):
-                return False
+        if lacking > 0 and not (self.evicts and self._empty_slabs(lacking)):
+            return False
         cell = self._slabs.allocate(len(manifest), alone=True)
         if cell is None:
             return False

@@ -29,8 +29,8 @@ _RENEWED_AT_ONCE = 4096
 
 
 class RedisTier(Tier):
-    """One value per block, ``sightline:{namespace}:kv:{stream}:{layer}:{head}:{cluster}``, and one for the manifest; per
-    stream a hash of their sizes. One process writes a stream at a time; who takes it over begins with :meth:`manifest`.
+    """One value per block, ``sightline:{namespace}:kv:{stream}:{layer}:{head}:{cluster}``, one for the manifest, and a
+    hash of their sizes. One process writes a stream at a time; who takes it over begins with :meth:`manifest`.
 
     A value is written together with its entry in the hash or not at all, so the hash names every value there is. On a
     server that evicts it may itself be evicted: a stream is then dropped by a scan as well. Values of another model,
@@ -225,9 +225,9 @@ class RedisTier(Tier):
         return Outcome.MISS, None
 
     def nbytes(self, stream: str | None = None) -> int:
-        """Bytes as the cap counts them, by the sizes written down: what the server evicted counts until it is missed. Of
-        all streams that this process has to do with, where none is named. Asks the server only about a stream not known
-        yet."""
+        """Bytes as the cap counts them, by the sizes written down: what the server evicted counts until it is missed.
+        Of all streams that this process has to do with, where none is named. Asks the server only about a stream not
+        known yet."""
         if stream is not None:
             until = self._link.until()
             try:

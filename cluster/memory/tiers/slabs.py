@@ -46,8 +46,8 @@ class Cell:
 
 
 class Slabs:
-    """Cells in sizes 1.25 apart, each slab cut into cells of one size; what is larger than an eighth of a slab, or asks for
-    it, gets memory of its own. An empty slab serves any size again. Not thread-safe.
+    """Cells in sizes 1.25 apart, each slab cut into cells of one size; what is larger than an eighth of a slab, or asks
+    for it, gets memory of its own. An empty slab serves any size again. Not thread-safe.
 
     Args:
         total_bytes: most that is ever reserved, full or not.
