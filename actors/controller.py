@@ -373,6 +373,7 @@ class Controller:
         if self._directory.version != self._shown:
             # Every step, camera and member changes it; counting walks over all cameras.
             self._shown = self._directory.version
+            self._fleet_metrics.expect(self._directory.cameras)
             for rung, cameras in self._directory.rungs().items():
                 metrics.ladder_cameras.labels(rung).set(cameras)
         if steps:

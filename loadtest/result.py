@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from cluster.bench.window_accounting import percentile
+from loadtest.books import percentile
 from loadtest.machine import MachineUse
 
 ANSWERED = 0.99
@@ -90,8 +90,8 @@ class Measurement:
     * ``missed_answers``: those the gateway dropped on the way here, ``breaks``: times it hung up on who listens
     * ``tokens``: by kind, of the answers; ``lost``: windows by reason, as the cluster counts them
     * ``extra``: windows that were counted more often than there were any
-    * ``unaccounted``: of cameras with silent or extra windows, when the windows not answered were due, seconds
-      since the test began; more than are silent where the cluster counted some of them
+    * ``unaccounted``: of cameras with silent or extra windows, when the windows that were not answered were due, in
+      seconds since the test began; more than are silent where the cluster counted some of them
     * ``rungs``: share of the cameras on each rung of the quality ladder, empty where the cluster does not say
     """
 

@@ -1,4 +1,4 @@
-"""``HealthMonitor``: cameras that are offline, frozen, covered or turned away, from what their decoders report."""
+"""``HealthMonitor``: cameras that are offline, frozen, covered, turned away or unanswered, from what is reported."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from cluster.alerts.changes import Subject
 from cluster.alerts.incident import HEALTH_SUBJECTS, Severity
 from cluster.types import CameraStatus, PictureHealth
 
-OFFLINE, FROZEN, COVERED, SCENE = HEALTH_SUBJECTS
+OFFLINE, FROZEN, COVERED, SCENE, UNANSWERED = HEALTH_SUBJECTS
 
 STALL_S = 5.0
 """A camera without a picture for longer is not delivering, whatever its connection says."""
@@ -24,6 +24,9 @@ LEAST_SPREAD = 10.0
 
 USUAL_S, LEARN_S = 120.0, 10.0
 """Time constant of the usual spread, which dusk moves along, and how long it is learnt before it counts."""
+
+UNANSWERED_STRIDES = 8.0
+"""Strides without an answer that are none to speak of: a lower rung, a replica that starts."""
 
 STRANGE_SHARE = 0.5
 """More cells than this show another scene: most of them."""
@@ -46,13 +49,14 @@ class HealthRules:
     frozen: Condition = Condition(60.0)
     covered: Condition = Condition(5.0, "critical")
     scene_change: Condition = Condition(30.0)
+    unanswered: Condition = Condition(120.0, "critical")
     clear_s: float = 10.0
     update_s: float = 60.0
 
     def of(self, subject: str) -> Condition:
         """By the subject of its incidents."""
-        by_name = dict(zip(HEALTH_SUBJECTS, (self.offline, self.frozen, self.covered, self.scene_change), strict=True))
-        return by_name[subject]
+        conditions = self.offline, self.frozen, self.covered, self.scene_change, self.unanswered
+        return dict(zip(HEALTH_SUBJECTS, conditions, strict=True))[subject]
 
 
 @dataclass(slots=True)
@@ -71,6 +75,8 @@ class _Camera:
     usual: float = 0.0
     learnt_s: float = 0.0
     looked_s: float | None = None
+    answered: int = 0
+    answered_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,13 +102,23 @@ class HealthMonitor:
             if subject == COVERED:
                 self._cameras[name] = _Camera(delivered=True, usual=float(body["usual"]), learnt_s=LEARN_S)
 
-    def look(self, status: CameraStatus, picture: PictureHealth | None, now_s: float, *, patient: bool = False) -> None:
+    def look(
+        self,
+        status: CameraStatus,
+        picture: PictureHealth | None,
+        now_s: float,
+        *,
+        patient: bool = False,
+        stride_s: float = 0.0,
+    ) -> None:
         """``status`` and ``picture`` are as of now; a picture is judged once. ``patient``: a file that waits for
-        whoever reads it, which may take its time."""
+        whoever reads it, which may take its time; ``stride_s``: between two of its answers at full quality."""
         camera = self._cameras.setdefault(status.name, _Camera())
         offline = _Finding(False) if patient and status.state == "running" else self._offline(camera, status, now_s)
         self._settle(camera, status, picture, OFFLINE, offline, now_s)
         fresh = status.state == "running" and status.last_frame_age_s <= STALL_S
+        unanswered = self._unanswered(camera, status, now_s, stride_s, expected=fresh and not patient)
+        self._settle(camera, status, picture, UNANSWERED, unanswered, now_s)
         if picture is not None and fresh and picture.pts != camera.pts:
             elapsed_s = 0.0 if camera.looked_s is None else min(now_s - camera.looked_s, STALL_S)
             camera.pts, camera.looked_s = picture.pts, now_s
@@ -137,6 +153,19 @@ class HealthMonitor:
             # The cluster is starting and has not asked the camera for anything yet.
             return _Finding(False)
         return _Finding(True, status.reason or {"waiting": "no agent pushes for it"}.get(status.state, status.state))
+
+    @staticmethod
+    def _unanswered(
+        camera: _Camera, status: CameraStatus, now_s: float, stride_s: float, *, expected: bool
+    ) -> _Finding:
+        """Its pictures come, and nobody looks at them. One that is shed is none of these."""
+        answered = status.windows_done + status.windows_gated
+        if not expected or not status.windows_per_s or answered != camera.answered or camera.answered_s is None:
+            camera.answered, camera.answered_s = answered, now_s
+        silent_s = now_s - camera.answered_s
+        text = f"its pictures come, and none was answered for {silent_s:.0f} s"
+        text = f"{text}: {status.reason}" if status.reason else text
+        return _Finding(silent_s > UNANSWERED_STRIDES * stride_s + STALL_S, text, camera.answered_s)
 
     def _frozen(self, picture: PictureHealth, now_s: float) -> _Finding:
         still = picture.still_s >= self._rules.frozen.after_s

@@ -37,7 +37,7 @@ from cluster.alerts.watched import Watched, default_rule, health_rules, question
 from cluster.config import SightlineConfig, camera_settings
 from cluster.config.alerts import AlertsConfig, SinkConfig
 from cluster.errors import NotReadyError, UnavailableError
-from cluster.types import Answer
+from cluster.types import Answer, StreamSpec
 
 log = logging.getLogger(__name__)
 
@@ -96,7 +96,7 @@ class AlertService:
             self._rules[entry.name] = question_rules(camera_settings(config, entry), config.alerts)
         self._default = default_rule(config.alerts)
         self._informed = False
-        self._patient: set[str] = set()
+        self._specs: dict[str, StreamSpec] = {}
         self._lives: dict[str, str] = {}
         self.version = -1
         self.answers_missed = 0
@@ -164,7 +164,7 @@ class AlertService:
         if watched.settings is not None:
             self._informed = True
             self._rules = {camera.name: question_rules(camera, self._config) for camera in watched.settings}
-            self._patient = {each.name for each in watched.settings if each.stream_spec().patient}
+            self._specs = {each.name: each.stream_spec() for each in watched.settings}
         lives = {status.name: status.life for status in watched.statuses}
         gone = {name for name, life in self._lives.items() if lives.get(name) != life}
         for name in gone:
@@ -173,8 +173,9 @@ class AlertService:
         self._tracker.retain(lives, now_s)
         self._health.retain(lives.keys() - gone, now_s)
         for status in watched.statuses:
-            picture = watched.pictures.get(status.name)
-            self._health.look(status, picture, now_s, patient=status.name in self._patient)
+            picture, spec = watched.pictures.get(status.name), self._specs.get(status.name)
+            patient, stride_s = (spec.patient, spec.stride_s) if spec is not None else (False, 0.0)
+            self._health.look(status, picture, now_s, patient=patient, stride_s=stride_s)
         self._changed.set()
 
     # -- what people do -------------------------------------------------------------------------

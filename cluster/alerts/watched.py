@@ -63,6 +63,7 @@ def health_rules(alerts: AlertsConfig) -> HealthRules:
         frozen=condition(health.frozen),
         covered=condition(health.covered),
         scene_change=condition(health.scene_change),
+        unanswered=condition(health.unanswered),
         clear_s=health.clear_s,
         update_s=alerts.update_s,
     )

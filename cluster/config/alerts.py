@@ -102,8 +102,15 @@ class SceneChangeConfig(ConditionConfig):
     )
 
 
+class UnansweredConfig(ConditionConfig):
+    """Pictures come, and no window is answered."""
+
+    after_s: Duration = Field(default=120.0, gt=0, le=86_400, description=_AFTER)
+    severity: Severity = Field(default="critical", description=_SEVERITY)
+
+
 class HealthConfig(Section):
-    """Incidents of the cameras themselves, told from what the decoders see."""
+    """Incidents of the cameras themselves, told from what decoders and replicas report."""
 
     offline: OfflineConfig = Field(default_factory=OfflineConfig, description="camera-offline: no pictures come.")
     frozen: FrozenConfig = Field(
@@ -117,6 +124,11 @@ class HealthConfig(Section):
     scene_change: SceneChangeConfig = Field(
         default_factory=SceneChangeConfig,
         description="scene-change: most of the picture shows another scene, the camera was turned.",
+    )
+    unanswered: UnansweredConfig = Field(
+        default_factory=UnansweredConfig,
+        description="camera-unanswered: pictures come, and no window is answered, for eight strides at least; a camera "
+        "that the quality ladder sheds is none of these.",
     )
     clear_s: Duration = Field(
         default=10.0, ge=0, le=3600, description="How long a state must be over before its incident ends."

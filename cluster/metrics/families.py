@@ -170,6 +170,12 @@ replica_cameras = Gauge("sightline_replica_cameras", "Cameras whose windows a re
 fleet_members = Gauge(
     "sightline_fleet_members", "Decoders and replicas that the controller hears of.", ["role"], registry=REGISTRY
 )
+camera_expected = Gauge(
+    "sightline_camera_expected",
+    "1 for every camera that the controller has, whether a decoder runs it or not.",
+    ["camera"],
+    registry=REGISTRY,
+)
 fleet_wanted = Gauge(
     "sightline_fleet_wanted", "Decoders and replicas that the configuration asks for.", ["role"], registry=REGISTRY
 )

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from cluster.metrics.families import fleet_cameras, fleet_lowered, fleet_members, fleet_utilisation, fleet_wanted
+from cluster.metrics.families import (
+    camera_expected,
+    fleet_cameras,
+    fleet_lowered,
+    fleet_members,
+    fleet_utilisation,
+    fleet_wanted,
+)
 
 if TYPE_CHECKING:
     from cluster.scheduling.reports import ReplicaStatus
@@ -20,6 +27,7 @@ class FleetMetrics:
 
     def __init__(self, wanted: Mapping[str, int]) -> None:
         self._shown: set[str] = set()
+        self._expected: set[str] = set()
         for role, count in wanted.items():
             fleet_wanted.labels(role).set(count)
             fleet_members.labels(role).set(0)
@@ -28,6 +36,14 @@ class FleetMetrics:
         """How many of each role are there."""
         for role, count in there.items():
             fleet_members.labels(role).set(count)
+
+    def expect(self, cameras: Collection[str]) -> None:
+        """The cameras there are: what alerts on series that are missing goes by."""
+        for camera in self._expected - set(cameras):
+            camera_expected.remove(camera)
+        for camera in set(cameras) - self._expected:
+            camera_expected.labels(camera).set(1)
+        self._expected = set(cameras)
 
     def replicas(self, statuses: Sequence[ReplicaStatus]) -> None:
         """How full each replica is."""

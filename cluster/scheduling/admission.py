@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Literal
 
 from cluster.scheduling.costs.model import CostModel
-from cluster.scheduling.ladder.policy import CameraOnLadder
 from cluster.scheduling.ladder.rung import Ladder
 from cluster.scheduling.priority import Priority
 
@@ -40,22 +39,18 @@ class Admission:
 
 
 class Totals:
-    """Loads of all cameras at each rung, by class: what the fleet would have to do if everyone stood there."""
+    """Loads of all cameras at each rung, by class: what the fleet would have to do if everyone stood there, and every
+    camera that was taken sent its video."""
 
     def __init__(self, ladder: Ladder) -> None:
         self._ladder = ladder
         self._sums = {each: [0.0] * len(ladder.rungs) for each in Priority}
 
-    def add(self, camera: CameraOnLadder, sign: float = 1.0) -> None:
+    def add(self, priority: Priority, loads: Sequence[float], sign: float = 1.0) -> None:
         """Count a camera in, or with a ``sign`` of -1 out."""
-        sums = self._sums[camera.priority]
-        for place, load in enumerate(camera.loads):
+        sums = self._sums[priority]
+        for place, load in enumerate(loads):
             sums[place] += sign * load
-
-    def change(self, camera: CameraOnLadder, loads: Sequence[float]) -> None:
-        """A camera is about to have these loads."""
-        each = zip(self._sums[camera.priority], camera.loads, loads, strict=True)
-        self._sums[camera.priority] = [total + (new - old) for total, old, new in each]
 
     def missing_s(self, priority: Priority, loads: Sequence[float], room_s: float) -> float:
         """Seconds a second beyond ``room_s`` when one more camera comes and everyone stands as low as it may for its

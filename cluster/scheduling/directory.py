@@ -98,7 +98,11 @@ class Directory:
                 f"there is a camera {settings.name!r} already; update it to change its settings, or remove it first"
             )
         admission = self._fleet.admit(
-            demand, now_s, force=force or not self._admission, prefer=self._held_by.get(settings.name)
+            demand,
+            now_s,
+            force=force or not self._admission,
+            prefer=self._held_by.get(settings.name),
+            idle=True,
         )
         if admission.verdict == "refused":
             raise CapacityError(f"camera {settings.name!r} is not taken: {admission.reason}")
@@ -211,6 +215,8 @@ class Directory:
             if self._on_decoder.owner(report.camera) == name:
                 if report.width and (camera.report is None or camera.report.width != report.width):
                     self._seen(camera, report)
+                if report.counts.get("frames_decoded"):
+                    self._fleet.connected(report.camera)
                 camera.report = report
         return True
 
@@ -244,6 +250,8 @@ class Directory:
                 # Counts that straddle a step say nothing.
                 counts = camera.since(Counted(instance, now_s, plan.rung, report.counts))
                 if counts is not None:
+                    if counts.windows:
+                        self._fleet.connected(report.camera)
                     self._fleet.measured(report.camera, counts)
         if load is not None:
             if (since := member.since(load, now_s)) is not None:

@@ -32,21 +32,32 @@ UNEVEN = 1.15
 
 class _Camera:
     """``unit``: loads at each rung of a camera whose windows come at the declared rate, all computed, at the cost
-    model's seconds, and which keeps ``unit_kept``; ``on.loads`` are those times what was measured.
+    model's seconds, and which keeps ``unit_kept``; ``loads`` are those times what was measured.
 
-    ``rates``: computed and all windows a second at full quality that its replica counts with.
+    ``idle``: nothing has come from it yet. Its loads count where cameras are admitted and placed; what its replica and
+    the ladder count with (``on.loads`` and ``rates``, computed and all windows a second at full quality) is nothing.
     """
 
-    __slots__ = ("estimate", "on", "owner", "rates", "unit", "unit_kept", "why")
+    __slots__ = ("estimate", "idle", "loads", "on", "owner", "rates", "unit", "unit_kept", "why")
 
-    def __init__(self, estimate: DemandEstimate, on: CameraOnLadder, unit: tuple[float, ...]) -> None:
+    def __init__(
+        self, estimate: DemandEstimate, unit: tuple[float, ...], *, rung: int, since_s: float, idle: bool
+    ) -> None:
         self.estimate = estimate
-        self.on = on
+        self.idle = idle
         self.unit = unit
         self.unit_kept = estimate.kept
-        self.rates = _rates(estimate)
+        self.on = CameraOnLadder(estimate.declared.priority, unit, rung, since_s)
+        self.ask(tuple(each * estimate.factor for each in unit))
         self.owner: str | None = None
         self.why = "as asked for"
+
+    def ask(self, loads: tuple[float, ...]) -> None:
+        """Its demand is another."""
+        self.loads = loads
+        self.on.loads = tuple(0.0 for _ in loads) if self.idle else loads
+        due = 0.0 if self.idle else self.estimate.rate / self.estimate.declared.stride_s
+        self.rates = due * self.estimate.busy, due
 
 
 class Fleet:
@@ -98,13 +109,17 @@ class Fleet:
         return sorted(self._cameras)
 
     # -- cameras ---------------------------------------------------------------------------------
-    def admit(self, demand: Demand, now_s: float, *, force: bool = False, prefer: str | None = None) -> Admission:
+    def admit(
+        self, demand: Demand, now_s: float, *, force: bool = False, prefer: str | None = None, idle: bool = False
+    ) -> Admission:
         """Take a camera in if the fleet can answer it, with everyone as low on the ladder as may be; one that is known
         has a new demand and keeps its place.
 
         Args:
             force: it must not be refused, as those of a configuration.
             prefer: the replica that has it already, as a controller that restarts learns from its replicas.
+            idle: it sends nothing yet, and is no load until it has :meth:`connected`. Room is kept for it all the same:
+                whoever is taken can be answered at the lowest rung when everyone who was taken sends.
         """
         self._clock(now_s)
         if demand.camera in self._cameras:
@@ -119,11 +134,11 @@ class Fleet:
             ready = len(self._replicas)
             return refused(self.ladder, loads, missing_s, room_s / ready if ready else None)
         rung = 0 if demand.priority is Priority.CRITICAL or not room_s else self._totals.fitting(loads, room_s)
-        camera = _Camera(estimate, CameraOnLadder(demand.priority, loads, rung, self._now_s), unit)
+        camera = _Camera(estimate, unit, rung=rung, since_s=self._now_s, idle=idle)
         if rung > 0:
             camera.why = "the fleet was full when it was added"
         self._cameras[demand.camera] = camera
-        self._totals.add(camera.on)
+        self._totals.add(demand.priority, camera.loads)
         self._own(demand.camera, self._placement.add(demand.camera, weight=loads[0], prefer=prefer))
         return self.told(demand.camera)
 
@@ -135,7 +150,7 @@ class Fleet:
         """
         camera = self._known(name)
         self._disown(name)
-        self._totals.add(camera.on, -1.0)
+        self._totals.add(camera.on.priority, camera.loads, -1.0)
         del self._cameras[name]
         return self._moved(self._placement.remove(name), "cameras were removed", warm=True)
 
@@ -148,6 +163,17 @@ class Fleet:
         camera = self._known(name)
         camera.estimate = DemandEstimate(demand)
         self._reload(name, camera, always=True)
+
+    def connected(self, name: str) -> None:
+        """The first of a camera's video has come: it is a load from here on.
+
+        Raises:
+            UnknownCameraError: no such camera.
+        """
+        camera = self._known(name)
+        if camera.idle:
+            camera.idle = False
+            self._reload(name, camera, always=True)
 
     def codec(self, name: str, *, kbit_s: float, pixels: int, fps: float, activity: float | None = None) -> None:
         """What a camera's codec shows (:meth:`DemandEstimate.codec`).
@@ -332,21 +358,21 @@ class Fleet:
         estimate, on = camera.estimate, camera.on
         if always or abs(estimate.kept - camera.unit_kept) > NOTICED * max(camera.unit_kept, NOTICED):
             camera.unit, camera.unit_kept = self._unit(estimate.demand), estimate.kept
-        factor, old = estimate.factor, on.loads[0]
+        factor, old = estimate.factor, camera.loads[0]
         if not always and abs(camera.unit[0] * factor - old) <= NOTICED * old:
             return
         loads = tuple([each * factor for each in camera.unit])
+        self._totals.add(on.priority, camera.loads, -1.0)
+        self._totals.add(estimate.declared.priority, loads)
         if always:
             owner = camera.owner
             phase = self._disown(name)
-            self._totals.add(on, -1.0)
-            on.loads, on.priority, camera.rates = loads, estimate.declared.priority, _rates(estimate)
-            self._totals.add(on)
+            on.priority = estimate.declared.priority
+            camera.ask(loads)
             self._own(name, owner, phase=phase)
         else:
             load_s, windows = on.load, self._windows(camera)
-            self._totals.change(on, loads)
-            on.loads, camera.rates = loads, _rates(estimate)
+            camera.ask(loads)
             if camera.owner is not None:
                 now = self._windows(camera)
                 self._replicas[camera.owner].change(on.load - load_s, now[0] - windows[0], now[1] - windows[1])
@@ -409,9 +435,3 @@ class Fleet:
             return self._cameras[name]
         except KeyError:
             raise UnknownCameraError(f"there is no camera {name!r} in the fleet") from None
-
-
-def _rates(estimate: DemandEstimate) -> tuple[float, float]:
-    """Computed and all windows a second at full quality."""
-    due = estimate.rate / estimate.declared.stride_s
-    return due * estimate.busy, due

@@ -141,6 +141,35 @@ def test_what_is_switched_off_is_not_looked_for(make):
     assert desk.each_second(make, 0, 100, still_s=1000.0) == []
 
 
+def test_pictures_that_nobody_answers(make):
+    """8 s a stride: eight of them are 64 s, and 120 s are what was asked for."""
+    desk = Desk(RULES)
+
+    def look(second, windows, **fields):
+        status = make.status(windows_done=windows, windows_gated=1, **({"windows_per_s": 0.125} | fields))
+        return [(second, *each) for each in desk.look(status, make.picture(second), second, stride_s=8.0)]
+
+    told = [event for second in range(0, 80) for event in look(second, second // 8)]
+    told += [event for second in range(80, 300) for event in look(second, 9, reason="another decoder sends it")]
+    # The last one came at 72 s.
+    assert told[:1] == [(192, "new", "camera-unanswered")]
+    assert desk.book.open[0].text == "its pictures come, and none was answered for 180 s: another decoder sends it"
+    told = [event for second in range(300, 330) for event in look(second, second // 8)]
+    assert told == [(310, "end", "camera-unanswered")]
+    shed = [event for second in range(400, 900) for event in look(second, 41, windows_per_s=0.0)]
+    assert shed == []
+
+
+def test_a_long_stride_is_no_silence(make):
+    desk = Desk(HealthRules(unanswered=Condition(20.0)))
+    for second in range(0, 700):
+        status = make.status(windows_done=second // 100, windows_per_s=0.01)
+        assert desk.look(status, make.picture(second), second, stride_s=100.0) == []
+    # The last one came at 600 s: eight strides, and what a picture may take.
+    told = [desk.look(status, make.picture(second), second, stride_s=100.0) for second in range(700, 1500)]
+    assert [700 + number for number, each in enumerate(told) if each][:1] == [600 + 800 + 5 + 1]
+
+
 def test_a_removed_camera_ends_its_incidents(make):
     desk = Desk()
     desk.each_second(make, 0, 2, still_s=100.0)

@@ -17,12 +17,28 @@ TOTAL = 'windows_total{result="done",reason="",process="replica-0"}'
 PASSES = S + 'reconciler_pass_seconds_count{result="%s",process="reconciler"}'
 CALLS = S + 'node_tier_requests_total{method="load",result="%s",process="tier-0"}'
 
+EXPECTED = S + 'camera_expected{camera="%s",process="controller"}'
+
+
+def down(count):
+    """Ten cameras, and so many of them that give no picture."""
+    series = {EXPECTED % f"c{n}": "1x60" for n in range(10)}
+    for n in range(10):
+        for state in ("running", "backoff"):
+            series[STATE % (f"c{n}", state)] = str(int((state == "backoff") == (n < count))) + "x60"
+    return series
+
+
 # name: when it fires, and the same with one thing in order: (series that break it, series where all is well). Values in
 # promtool's notation, a sample a minute; every case ends after an hour.
 CASES = {
     "SightlineGatewayDown": (
         {S + 'build_info{process="replica-0"}': "1x60"},
         {S + 'build_info{process="gateway"}': "1x60"},
+    ),
+    "SightlineControllerDown": (
+        {S + 'build_info{process="gateway"}': "1x60"},
+        {S + 'fleet_wanted{role="replica",process="controller"}': "1x60"},
     ),
     "SightlineProcessDown": (
         {S + 'process_up{process="decoder-0"}': "1x30 0x30"},
@@ -44,17 +60,10 @@ CASES = {
         {S + 'log_records_total{level="error",process="gateway"}': "0+10x60"},
         {S + 'log_records_total{level="error",process="gateway"}': "0+1x60"},
     ),
-    "SightlineManyCamerasDown": (
-        {
-            STATE % (f"c{n}", state): str(int((state == "backoff") == (n < 3))) + "x60"
-            for n in range(10)
-            for state in ("running", "backoff")
-        },
-        {
-            STATE % (f"c{n}", state): str(int((state == "backoff") == (n < 1))) + "x60"
-            for n in range(10)
-            for state in ("running", "backoff")
-        },
+    "SightlineManyCamerasDown": (down(3), down(1)),
+    "SightlineCameraMissing": (
+        {EXPECTED % "gate": "1x60", EXPECTED % "yard": "1x60", STATE % ("yard", "running"): "1x60"},
+        {EXPECTED % "gate": "1x60", STATE % ("gate", "backoff"): "1x60", STATE % ("gate", "running"): "0x60"},
     ),
     "SightlineCameraDown": (
         {STATE % ("gate", "backoff"): "0x30 1x30", STATE % ("gate", "error"): "0x60"},
@@ -190,6 +199,21 @@ CASES = {
 }
 
 
+# The series itself is gone, with the process that had it: the alert fires all the same.
+ABSENT = {
+    "SightlineManyCamerasDown": {EXPECTED % f"c{n}": "1x60" for n in range(10)}
+    | {STATE % (f"c{n}", "running"): "1x60" if n < 7 else "1x20 _x40" for n in range(10)},
+    "SightlineCameraMissing": {EXPECTED % "gate": "1x60", STATE % ("gate", "running"): "1x20 _x40"},
+    "SightlineCameraUnanswered": {
+        S + 'camera_answered_timestamp_seconds{camera="gate",process="replica-0"}': "0+60x20 _x40",
+        STATE % ("gate", "running"): "1x60",
+        S + 'camera_quality{camera="gate",process="decoder-0"}': "1x60",
+    },
+    "SightlineControllerDown": {S + 'fleet_wanted{role="replica",process="controller"}': "1x20 _x40"},
+    "SightlineGatewayDown": {S + 'build_info{process="gateway"}': "1x20 _x40"},
+}
+
+
 def rules():
     return [rule for group in yaml.safe_load(RULES.read_text())["groups"] for rule in group["rules"]]
 
@@ -224,6 +248,25 @@ def test_every_alert_fires_and_does_not_fire(tmp_path):
         for name, (broken, well) in CASES.items()
     ]
     code, said = promtool("test", "rules", *files)
+    assert code == 0, said
+
+
+@needs_promtool
+def test_alerts_see_what_is_absent(tmp_path):
+    files = [written(tmp_path, name, [case(name, series, fires=True)]) for name, series in ABSENT.items()]
+    code, said = promtool("test", "rules", *files)
+    assert code == 0, said
+
+
+@needs_promtool
+def test_a_camera_that_is_answered_is_not_called_unanswered(tmp_path):
+    series = {
+        S + 'camera_answered_timestamp_seconds{camera="gate",process="replica-0"}': "0+60x60",
+        STATE % ("gate", "running"): "1x60",
+        S + 'camera_quality{camera="gate",process="decoder-0"}': "1x60",
+    }
+    name = "SightlineCameraUnanswered"
+    code, said = promtool("test", "rules", written(tmp_path, name, [case(name, series, fires=False)]))
     assert code == 0, said
 
 

@@ -132,6 +132,16 @@ def test_a_replica_that_left_has_no_series():
     fleet.replicas([])
 
 
+def test_a_camera_is_expected_for_as_long_as_the_controller_has_it():
+    fleet = metrics.FleetMetrics({})
+    fleet.expect(["gate", "yard"])
+    assert samples(camera="gate")["sightline_camera_expected",] == 1
+    fleet.expect(["yard"])
+    assert samples(camera="gate") == {}
+    fleet.expect([])
+    assert samples(camera="yard") == {}
+
+
 def test_the_digest_of_a_configuration_changes_with_it_and_not_with_passwords():
     def digest(address, **window):
         return metrics.config_digest(load_config(None, {"window": window, "tiers": {"redis_url": address}}))

@@ -41,6 +41,12 @@ def report(made: Directory, at_s: float, *, busy_s: float, backlog_s: float = 0.
     assert made.heartbeat_replica(instance, streams, at_s, ReplicaReport(busy_s, backlog_s))
 
 
+def send(made: Directory, *names: str) -> None:
+    """Pictures come from these cameras, or from all."""
+    reports = [CameraReport(name, "running", counts={"frames_decoded": 1}) for name in names or made.cameras]
+    assert made.heartbeat_decoder("decoder-0", "d", reports, 0.0)
+
+
 def run(made: Directory, first_s: int, last_s: int, *, cost: float, busy_s: float = 0.0) -> float:
     """One replica whose windows take ``cost`` times what the model says; returns its busy seconds."""
     backlog_s = 0.0
@@ -121,6 +127,7 @@ def test_steps_of_the_ladder_are_in_the_assignments_with_their_reason_and_are_ta
     for number in range(8):
         made.add(camera(f"cam-{number}"), 0.0)
     made.add(camera("vault", "critical"), 0.0)
+    send(made)
     assert set(rungs(made).values()) == {"full"}
     version = made.version
     busy_s = run(made, 1, 40, cost=1.5)
@@ -149,6 +156,7 @@ def test_background_cameras_are_shed_before_others_and_say_so() -> None:
     for number in range(6):
         made.add(camera(f"cam-{number}"), 0.0)
         made.add(camera(f"spare-{number}", "background"), 0.0)
+    send(made)
     run(made, 1, 100, cost=1.8)
     now = rungs(made)
     shed = [name for name, rung in now.items() if rung == "shed"]
@@ -185,12 +193,54 @@ def test_counts_that_straddle_a_step_a_restart_or_a_move_say_nothing() -> None:
     assert made.status("gate").windows_per_s > rate
 
 
+def test_cameras_that_never_connected_hold_nobody_down_and_keep_the_room_they_were_promised() -> None:
+    """0.1 s a second each, on one replica: four that send are 40 %, and 250 more would be 2,540 %."""
+    made = directory()
+    live = [f"cam-{number}" for number in range(4)]
+    for name in live:
+        made.add(camera(name), 0.0)
+    send(made, *live)
+    for number in range(250):
+        made.add(camera(f"idle-{number}"), 0.0, force=True)
+    for second in range(1, 60):
+        report(made, float(second), busy_s=0.4 * second)
+        assert {step.camera for step in made.tick(float(second))}.isdisjoint(live)
+    [status] = made.replica_statuses()
+    assert status.utilisation == pytest.approx(0.4)
+    assert {rungs(made)[name] for name in live} == {"full"}
+    # Half of 254 x 0.1 s would not fit: nobody is promised anything on top.
+    with pytest.raises(CapacityError):
+        made.add(camera("late"), 60.0, force=False)
+    # Seven of them connect: 11 x 0.1 s are more than one replica does.
+    send(made, *(f"idle-{number}" for number in range(7)))
+    made.tick(60.0)
+    [status] = made.replica_statuses()
+    assert 0.9 < status.utilisation <= 0.97
+    lowered = [name for name, rung in rungs(made).items() if rung != "full"]
+    assert lowered
+    assert set(lowered) <= {*live, *(f"idle-{number}" for number in range(250))}
+
+
+def test_a_camera_of_other_settings_is_still_one_that_never_connected() -> None:
+    made = directory()
+    made.add(camera("gate"), 0.0)
+    made.update(camera("gate", window={"stride_s": 2}), 1.0)
+    assert made.replica_statuses()[0].utilisation == 0.0
+    send(made)
+    assert made.replica_statuses()[0].utilisation == pytest.approx(0.05)
+    made.update(camera("gate"), 2.0)
+    assert made.replica_statuses()[0].utilisation == pytest.approx(0.1)
+    made.remove("gate")
+    assert made.replica_statuses()[0].utilisation == 0.0
+
+
 def test_the_size_of_the_picture_is_what_the_demand_is_made_of_once_it_is_seen() -> None:
     by_token = FleetSettings(costs(window_s=0.0, computed_s=1e-4), LADDER)
     lags = {}
     for size in ((320, 240), (1920, 1080)):
         made = directory(settings=by_token)
         made.add(camera("gate"), 0.0)
+        send(made)
         made.heartbeat_decoder("decoder-0", "d", [CameraReport("gate", "running", width=size[0], height=size[1])], 1.0)
         lags[size] = made.status("gate").expected_lag_s
     assert lags[(320, 240)] < lags[(1920, 1080)]
@@ -216,6 +266,7 @@ def test_cameras_of_a_lost_replica_run_elsewhere_at_what_quality_there_is() -> N
     made = directory(replicas=2)
     for number in range(16):
         made.add(camera(f"cam-{number}"), 0.0)
+    send(made)
     assert set(rungs(made).values()) == {"full"}
     version = made.version
     made.leave_replica("replica-1")
@@ -231,6 +282,7 @@ def test_a_drained_replica_gives_its_cameras_away_and_gets_none_until_it_may_aga
     made = directory(replicas=3)
     for number in range(9):
         made.add(camera(f"cam-{number}"), 0.0)
+    send(made)
     made.heartbeat_replica("r1", [], 1.0, ReplicaReport(0.1, 0.7, held=3, trouble="no core"))
     before = {status.name: status for status in made.replica_statuses()}
     assert sum(status.cameras for status in before.values()) == 9
