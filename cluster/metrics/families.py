@@ -239,7 +239,7 @@ http_replies = Counter(
 )
 http_dropped = Counter(
     "sightline_http_connections_dropped",
-    "HTTP connections that were refused (too many are open), or cut (their client took nothing of a reply).",
+    "HTTP connections: refused (too many with a token), evicted (of strangers, for newer ones), cut (took no reply).",
     ["reason"],
     registry=REGISTRY,
 )

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 import grpc
 import grpc.aio
 
-from cluster.errors import ForbiddenError, SightlineError, UnauthenticatedError
+from cluster.errors import CapacityError, ForbiddenError, SightlineError, UnauthenticatedError
 from cluster.rpc.status import abort
 from cluster.security.access import Principal, serve_as
 from cluster.security.audit import AuditLog
@@ -22,6 +22,12 @@ Verify = Callable[[str], Principal]
 Context: TypeAlias = grpc.aio.ServicerContext
 
 REFLECTION = "/grpc.reflection."
+NOBODY = "?"
+"""Who called, where there is no telling."""
+
+
+STRANGERS_NOTED = 60
+"""Refusals of callers without a token that are written down at once; then one a second, with the number of others."""
 
 
 class Guard(grpc.aio.ServerInterceptor):
@@ -37,6 +43,9 @@ class Guard(grpc.aio.ServerInterceptor):
         self._verify = verify
         self._rate = rate
         self._audit = audit
+        # The log is turned over by its size: whoever is refused for ever must not push out what others did.
+        self._strangers = RateLimit(1.0, STRANGERS_NOTED)
+        self._unnoted = 0
 
     async def intercept_service(
         self,
@@ -65,7 +74,7 @@ class Guard(grpc.aio.ServerInterceptor):
             ForbiddenError: the role is missing.
             CapacityError: it calls too often.
         """
-        who = "?"
+        who = NOBODY
         try:
             principal = self.identify(authorization)
             who = principal.name
@@ -122,6 +131,14 @@ class Guard(grpc.aio.ServerInterceptor):
         return serve
 
     def _note(self, who: str, method: str, cameras: list[str], error: Exception | None, text: str = "") -> None:
+        if who == NOBODY:
+            try:
+                self._strangers.take(NOBODY)
+            except CapacityError:
+                self._unnoted += 1
+                return
+            text = f"and {self._unnoted} calls before, of which nothing was written" if self._unnoted else ""
+            self._unnoted = 0
         if error is not None:
             log.info("%s: %s refused: %s", who, method, error)
         if self._audit is not None:

@@ -22,7 +22,7 @@ from cluster.security.limits import StrangerPool
 
 SERVICE = "grpc.health.v1.Health"
 READ_S = 5.0
-MOST_READING = 4
+MOST_READING = 6
 """Requests that are being read at once: each may be as large as the server's largest message."""
 MOST_WATCHING = 64
 

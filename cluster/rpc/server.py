@@ -27,10 +27,10 @@ Registration = Callable[[Any, grpc.aio.Server], None]
 def push_message_bytes(max_packet_bytes: int) -> int:
     """Message limit of a server that takes packets of ``max_packet_bytes``.
 
-    Twice the packet: a packet somewhat over the limit still arrives and is refused with our sentence, not gRPC's. At
-    least a megabyte, so that batches of small packets pass under a small limit.
+    A megabyte more: a packet somewhat over the limit still arrives and is refused with our sentence, not gRPC's, and
+    batches of small packets pass under a small limit.
     """
-    return max(2 * max_packet_bytes, 2**20) + 2**16
+    return max_packet_bytes + 2**20
 
 
 class RpcServer:

@@ -99,9 +99,10 @@ async def test_an_unknown_name_is_not_kept():
 
 async def test_the_newest_watches_are_kept():
     async with serving() as (server, _, health):
-        watches = [health.Watch(health_pb2.HealthCheckRequest()) for _ in range(MOST_WATCHING + 3)]
-        for watch in watches:
-            assert (await watch.read()).status == Status.SERVING
+        watches = []
+        for _ in range(MOST_WATCHING + 3):
+            watches.append(health.Watch(health_pb2.HealthCheckRequest()))
+            assert (await watches[-1].read()).status == Status.SERVING
         await until(lambda: sum(watch.done() for watch in watches) == 3)
         assert server._health.watching == MOST_WATCHING
         assert {await watch.code() for watch in watches if watch.done()} == {grpc.StatusCode.RESOURCE_EXHAUSTED}

@@ -28,6 +28,9 @@ from cluster.config import load_config
 from cluster.errors import ConfigError, ForbiddenError, UnauthenticatedError
 from cluster.rpc.client import GatewayClient
 from cluster.rpc.credentials import ClientCredentials
+from cluster.rpc.guard import STRANGERS_NOTED, Guard
+from cluster.security.audit import AuditLog
+from cluster.security.limits import RateLimit
 from cluster.security.roles import RULES, Role
 
 Code = grpc.StatusCode
@@ -218,6 +221,27 @@ async def test_the_audit_log_tells_who_asked_what_and_who_was_refused(monkeypatc
             ("ask-token", ["depot"], "forbidden", None),
             ("?", [], "unauthenticated", None),
         ]
+
+
+def test_strangers_push_nobody_out_of_the_audit_log(tmp_path):
+    """However often they come; what was left out is told with the next line."""
+    now = 0.0
+    guard = Guard(_nobody, audit=AuditLog(tmp_path / "audit.jsonl"))
+    guard._strangers = RateLimit(1.0, STRANGERS_NOTED, clock=lambda: now)
+    list_cameras = "/sightline.v1.Cameras/List"
+    for now in (0.0, 1.0, 3.0):  # noqa: B007
+        for _ in range(1000):
+            with pytest.raises(UnauthenticatedError):
+                guard.admit("Bearer sl_wrong", list_cameras)
+    lines = [json.loads(line) for line in (tmp_path / "audit.jsonl").read_text().splitlines()]
+    assert len(lines) == 60 + 1 + 2
+    assert all((line["who"], line["outcome"]) == ("?", "unauthenticated") for line in lines)
+    told = [line["text"] for line in lines if "text" in line]
+    assert told == [f"and {count} calls before, of which nothing was written" for count in (940, 999)]
+
+
+def _nobody(secret):
+    raise UnauthenticatedError("this token is not known here; ask for a new one")
 
 
 async def test_who_calls_too_often_is_told_when_to_come_back(monkeypatch, tmp_path):

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 
 from cluster.security.roles import RULES
 
-ATTACK_S = 3.0
+ATTACK_S = 2.0
 CONNECTIONS = 1500
 """More than a gateway has room for."""
 MESSAGE = 8 * 2**20
