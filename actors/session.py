@@ -5,6 +5,9 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import threading
+from collections.abc import Collection
+from concurrent.futures import Future
 from typing import Any
 
 import psutil
@@ -33,6 +36,13 @@ ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THRE
 # What a start that failed has left ends by itself within this, or is killed.
 _LEFTOVERS_S = 1.0
 
+_VITAL = ("gcs_server", "raylet")
+"""Ray's own processes that nothing starts anew. The raylet ends by itself when one of its agents dies; of the others
+(dashboard, monitor, log monitor) Ray lives on without."""
+
+_GCS_S = 10.0
+"""Seconds that another's Ray may take to say which nodes there are."""
+
 OBJECT_STORE_BYTES = 80 * 2**20
 """Ray's smallest: nothing large ever goes through the object store."""
 
@@ -43,6 +53,8 @@ class RaySession:
     def __init__(self, address: str | None) -> None:
         self._address = address
         self._started = False
+        self._processes: set[psutil.Process] = set()
+        self._vital: dict[str, psutil.Process] = {}
 
     @property
     def private(self) -> bool:
@@ -81,15 +93,33 @@ class RaySession:
                     f"no Ray cluster answers at {self._address!r} (cluster.ray_address): {_first_line(error)}"
                 ) from None
         self._started = True
+        if self.private:
+            self._note_processes()
+            self._vital = {process.name(): process for process in self._processes if process.name() in _VITAL}
+
+    def failure(self) -> str | None:
+        """What has died that the cluster cannot go on without; ``None`` while Ray runs. To be asked now and then: only
+        what was there at one of these times is found once its parents are gone."""
+        if not self.private:
+            return _nodes_failure()
+        self._note_processes()
+        dead = sorted(name for name, process in self._vital.items() if not _is_alive(process))
+        return f"{' and '.join(dead)} of Ray died" if dead else None
 
     def stop(self, timeout_s: float) -> None:
         """Disconnect; a private Ray and everything in it ends within ``timeout_s``, or is killed."""
         if not self._started:
             return
         self._started = False
-        mine = _rays_processes() if self.private else []
+        if self.failure() is not None:
+            # Nobody is left whom these processes could say goodbye to.
+            timeout_s = _LEFTOVERS_S
         ray.shutdown()
-        _end(mine, timeout_s)
+        _end(self._processes, timeout_s)
+
+    def _note_processes(self) -> None:
+        found = set(psutil.Process().children(recursive=True)) - self._processes
+        self._processes.update(process for process in found if _is_rays(process))
 
 
 def _init(options: dict[str, Any]) -> None:
@@ -122,7 +152,26 @@ def _rays_processes() -> list[psutil.Process]:
     return [process for process in psutil.Process().children(recursive=True) if _is_rays(process)]
 
 
-def _end(processes: list[psutil.Process], timeout_s: float) -> None:
+def _nodes_failure() -> str | None:
+    """Of a Ray that runs without us."""
+    here = ray.get_runtime_context().get_node_id()
+    asked = Future[Any]()
+    threading.Thread(target=lambda: asked.set_result(ray.nodes()), daemon=True).start()
+    try:
+        nodes = asked.result(_GCS_S)
+    except TimeoutError:
+        return f"Ray has not said for {_GCS_S:g} s which nodes there are"
+    return None if any(node["NodeID"] == here and node["Alive"] for node in nodes) else "this machine's Ray node died"
+
+
+def _is_alive(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def _end(processes: Collection[psutil.Process], timeout_s: float) -> None:
     """Wait for processes that were told to end; kill what is left."""
     _, left = psutil.wait_procs(processes, timeout=timeout_s)
     for process in left:
