@@ -82,9 +82,10 @@ class Camera:
         self.books = CameraBooks(name, began_s, STRIDE_S)
 
     def saw(self, answer: Answer) -> None:
-        """An answer came; one from the future belongs to a camera of this name that was removed."""
+        """An answer came. One far from the future belongs to a camera of this name that was removed; but the last frame
+        of a window may come before its end."""
         now_s = time.monotonic()
-        if self.books.began_s + answer.end / MICROSECONDS <= now_s:
+        if self.books.began_s + answer.end / MICROSECONDS <= now_s + STRIDE_S:
             self.books.saw(answer, now_s)
 
     def stop(self) -> None:
