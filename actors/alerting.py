@@ -55,8 +55,7 @@ class Alerting:
         metrics.describe_process(config, "alerting")
         self._host = own_host(host)
         self._private = config.alerts.folder is None
-        name = f"sightline-alerts-{run_id}"
-        self._folder = Path(tempfile.gettempdir(), name) if self._private else Path(str(config.alerts.folder))
+        self._folder = private_folder(run_id) if config.alerts.folder is None else Path(config.alerts.folder)
         self._service = AlertService(config, self._folder, on_event=self._on_event)
         self._spans = make_spans(config.tracing, "alerting")
         self._traces = AlertTraces(self._spans) if self._spans is not None else None
@@ -151,3 +150,8 @@ class Alerting:
                 self._merger.follow(sorted(known.values()))
             except UnavailableError:
                 await asyncio.sleep(POLL_S)
+
+
+def private_folder(run_id: str) -> Path:
+    """Where alerting keeps its files when ``alerts.folder`` names no place for them; it ends with the cluster."""
+    return Path(tempfile.gettempdir(), f"sightline-alerts-{run_id}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import logging
+import shutil
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -14,6 +15,7 @@ from typing import Any
 import ray
 from ray.exceptions import RayError
 
+from actors.alerting import private_folder
 from actors.controller import Readiness
 from actors.gateway import GatewayAddresses
 from actors.preflight import preflight
@@ -41,6 +43,7 @@ class Cluster:
         self._config = config
         self._on_phase = on_phase
         self._session = RaySession(config.cluster.ray_address)
+        self._run_id = uuid.uuid4().hex[:12]
         self._actors: dict[str, Any] = {}
         self._addresses: GatewayAddresses | None = None
         self._serving = False
@@ -91,6 +94,10 @@ class Cluster:
         readiness: Readiness = ask_blocking(self._actors[CONTROLLER].readiness.remote())
         return readiness
 
+    def failure(self) -> str | None:
+        """What has died that the cluster cannot go on without; ``None`` while it runs. Ask often."""
+        return self._session.failure()
+
     def stop(self) -> None:
         """Stop everything; safe to call twice, and from an exception or Ctrl-C."""
         if self._stopped:
@@ -98,20 +105,22 @@ class Cluster:
         self._stopped = True
         atexit.unregister(self.stop)
         timeout_s = self._config.cluster.stop_timeout_s
-        if ray.is_initialized():
+        if ray.is_initialized() and self._session.failure() is None:
             self._ask_to_stop(timeout_s)
             if not self._session.private:
                 self._remove_actors()
         self._session.stop(timeout_s)
+        if self._session.private:
+            # Alerting removes it, unless it was killed.
+            shutil.rmtree(private_folder(self._run_id), ignore_errors=True)
 
     # -- starting -------------------------------------------------------------------------------
     def _start_processes(self, config: SightlineConfig) -> None:
         deadline = time.monotonic() + config.cluster.start_timeout_s
         # On another's Ray the processes may be on several machines.
         host = self._session.host if self._session.private else None
-        run_id = uuid.uuid4().hex[:12]
         with self._phase("controller"):
-            for process in processes(config, run_id, host):
+            for process in processes(config, self._run_id, host):
                 self._start_process(process, config)
         if config.tiers.node:
             with self._phase("tiers"):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import threading
+from collections.abc import Collection
 from typing import Any
 
 import psutil
@@ -33,6 +35,12 @@ ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THRE
 # What a start that failed has left ends by itself within this, or is killed.
 _LEFTOVERS_S = 1.0
 
+_GCS_S = 10.0
+"""Seconds in which another's Ray has to say which nodes there are."""
+
+_KINDS = ("Alerting", "Controller", "Decoder", "Gateway", "ReconcilerActor", "ServeReplica:sightline", "TierNode")
+_ACTOR_TITLES = tuple(f"ray::{kind}" for kind in _KINDS)
+
 OBJECT_STORE_BYTES = 80 * 2**20
 """Ray's smallest: nothing large ever goes through the object store."""
 
@@ -43,6 +51,8 @@ class RaySession:
     def __init__(self, address: str | None) -> None:
         self._address = address
         self._started = False
+        self._processes: set[psutil.Process] = set()
+        self._vital: dict[str, psutil.Process] = {}
 
     @property
     def private(self) -> bool:
@@ -81,15 +91,37 @@ class RaySession:
                     f"no Ray cluster answers at {self._address!r} (cluster.ray_address): {_first_line(error)}"
                 ) from None
         self._started = True
+        self._vital = _vital_processes()
+
+    def failure(self) -> str | None:
+        """What has died that the cluster cannot go on without; ``None`` while Ray runs. Ask often: only processes that
+        were there when asked are found once their parents are gone."""
+        self._note_processes()
+        dead = sorted(name for name, process in self._vital.items() if not _is_alive(process))
+        if dead:
+            return f"{' and '.join(dead)} of Ray died"
+        return None if self.private or _gcs_answers() else f"Ray's control store has not answered for {_GCS_S:g} s"
 
     def stop(self, timeout_s: float) -> None:
-        """Disconnect; a private Ray and everything in it ends within ``timeout_s``, or is killed."""
+        """Disconnect; a private Ray and everything in it ends within ``timeout_s``, or is killed. What ran here of
+        another's Ray that died is killed as well."""
         if not self._started:
             return
         self._started = False
-        mine = _rays_processes() if self.private else []
+        failed = self.failure() is not None
         ray.shutdown()
-        _end(mine, timeout_s)
+        if self.private or failed:
+            # Where Ray failed, nobody has told them to end.
+            _end(self._processes, _LEFTOVERS_S if failed else timeout_s)
+
+    def _note_processes(self) -> None:
+        if self.private:
+            found = set(psutil.Process().children(recursive=True)) - self._processes
+            self._processes.update(process for process in found if _is_rays(process))
+        else:
+            with contextlib.suppress(KeyError, psutil.NoSuchProcess):
+                found = set(self._vital["raylet"].children()) - self._processes
+                self._processes.update(process for process in found if _is_our_actor(process))
 
 
 def _init(options: dict[str, Any]) -> None:
@@ -122,7 +154,48 @@ def _rays_processes() -> list[psutil.Process]:
     return [process for process in psutil.Process().children(recursive=True) if _is_rays(process)]
 
 
-def _end(processes: list[psutil.Process], timeout_s: float) -> None:
+def _vital_processes() -> dict[str, psutil.Process]:
+    """Those of this machine's Ray node, by name."""
+    node = ray._private.worker._global_node
+    if node is None:
+        return {}  # A ray:// address: Ray runs on other machines.
+    marks = {"raylet": f"--raylet_socket_name={node.raylet_socket_name}", "gcs_server": node.get_session_dir_path()}
+    found = {}
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            name = process.name()
+            if name in marks and any(marks[name] in part for part in process.cmdline()):
+                found[name] = process
+    return found
+
+
+def _gcs_answers() -> bool:
+    answered = threading.Event()
+
+    def ask() -> None:
+        with contextlib.suppress(Exception):
+            ray.nodes()
+            answered.set()
+
+    threading.Thread(target=ask, daemon=True).start()
+    return answered.wait(_GCS_S)
+
+
+def _is_our_actor(process: psutil.Process) -> bool:
+    try:
+        return process.cmdline()[0].startswith(_ACTOR_TITLES)
+    except (psutil.Error, IndexError):
+        return False
+
+
+def _is_alive(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def _end(processes: Collection[psutil.Process], timeout_s: float) -> None:
     """Wait for processes that were told to end; kill what is left."""
     _, left = psutil.wait_procs(processes, timeout=timeout_s)
     for process in left:

@@ -11,6 +11,9 @@ import typer
 
 from actors.cli.options import Json, Settings
 
+WATCH_S = 2.0
+"""Between two looks at whether the cluster still runs."""
+
 
 def serve(
     config: Annotated[
@@ -19,7 +22,7 @@ def serve(
     settings: Settings = None,
     json: Json = None,
 ) -> None:
-    """Start a cluster and keep it running until Ctrl-C or SIGTERM.
+    """Start a cluster and keep it running until Ctrl-C or SIGTERM. Ends with exit code 1 when the cluster does.
 
     Starts the gateway, the controller, the decoders and the model replicas on this machine (or on the Ray cluster that
     cluster.ray_address names), then prints where they listen. With --json the addresses are also written to FILE
@@ -34,11 +37,13 @@ def serve(
     from actors.cli.options import parse_settings
     from actors.cli.output import console, plural, write_json
     from cluster.config import load_config
+    from cluster.errors import SightlineError
     from cluster.models.catalog import PRESETS
 
     loaded = load_config(config, parse_settings(settings))
     screen = console(stderr=json == "-")
     stop = threading.Event()
+    failure: str | None = None
     with screen.status("loading the libraries") as status:
         from actors.calibrated import WARNING
         from actors.runtime import Cluster
@@ -66,11 +71,15 @@ def serve(
             f"answers  sightline watch --gateway {cluster.gateway_address}\n"
             "Stop it with Ctrl-C."
         )
-        stop.wait()
+        while failure is None and not stop.wait(WATCH_S):
+            failure = cluster.failure()
     finally:
         with screen.status("stopping"):
             cluster.stop()
-        screen.print("stopped")
+        if failure is None:
+            screen.print("stopped")
+    if failure is not None:
+        raise SightlineError(f"the cluster has ended: {failure}; its logs say why")
 
 
 def random_weights(name: str) -> str:

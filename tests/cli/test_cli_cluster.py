@@ -1,9 +1,11 @@
 """The commands against a real cluster, and the demo from start to end."""
 
 import json
+import re
 import signal
 import urllib.request
 
+import psutil
 import pytest
 
 from cluster.clips import make_clip
@@ -114,6 +116,23 @@ def test_terminating_serve_is_a_clean_end(cli, wait_for):
     assert "model tiny-qwen2_5_vl has random weights" in told
     assert f"console http://{read_json(cli.folder / 'addresses.json')['metrics']}/ " in told
     assert cli.orphans() == []
+
+
+@pytest.mark.parametrize("victim", ["raylet", "gcs_server", "ray::DashboardAgent", "ray::RuntimeEnvAgent"])
+def test_serve_ends_when_its_cluster_does(cli, wait_for, victim):
+    (cli.folder / "c.yaml").write_text(CONFIG.split("cameras:")[0])
+    process, log = cli.start("serve", "-c", "c.yaml", "--json", "addresses.json")
+    wait_for(lambda: read_json(cli.folder / "addresses.json") or process.poll() is not None)
+    said = log.read_text()
+    below = psutil.Process(process.pid).children(recursive=True)
+    next(each for each in below if victim in (each.name(), each.cmdline()[0])).kill()
+    assert process.wait(20) == 1
+    told = log.read_text().removeprefix(said)
+    assert re.fullmatch(r"error: the cluster has ended: (.+) of Ray died; its logs say why\n", told)
+    # The raylet ends with its agents.
+    assert ("gcs_server" if victim == "gcs_server" else "raylet") in told
+    assert cli.orphans() == []
+    assert not [each for each in below if each.is_running() and each.status() != psutil.STATUS_ZOMBIE]
 
 
 def test_the_demo_from_start_to_end(cli):
