@@ -135,8 +135,10 @@ class Alerting:
             try:
                 watched: Watched = await ask(controller().watched.remote(self._service.version))
                 self._service.watch(watched)
+                lives = {status.name: status.life for status in watched.statuses}
+                self._merger.retain(lives)
                 if self._footage is not None and watched.settings is not None:
-                    await self._footage.retain([camera.name for camera in watched.settings])
+                    await self._footage.retain(lives)
             except UnavailableError as error:
                 log.warning("no word of the cameras: %s", error)
             await asyncio.sleep(POLL_S)

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import Any
 
 from ray.experimental import internal_kv
 
-from cluster.cameras.managed import Managed, written
+from cluster.cameras.managed import Managed, entry_from_json, entry_to_json
 from cluster.config import CameraEntry
 
 SEEDED = b"seeded"
 CAMERA = b"camera/"
 REMOVED = b"removed/"
+COUNTED = b"counted"
 
 
 class CameraStore:
@@ -32,14 +32,13 @@ class CameraStore:
 
     def seed(self, entries: Sequence[CameraEntry]) -> None:
         """The configuration's cameras are stored; from here on the store is the truth."""
-        seeded = json.dumps([written(entry) for entry in entries]).encode()
+        seeded = json.dumps([entry_to_json(entry, secrets=True) for entry in entries]).encode()
         internal_kv._internal_kv_put(SEEDED, seeded, namespace=self._namespace)
 
-    def seeded(self) -> list[dict[str, Any]]:
+    def seeded(self) -> list[CameraEntry]:
         """What the last configuration said."""
         value = internal_kv._internal_kv_get(SEEDED, namespace=self._namespace)
-        entries: list[dict[str, Any]] = json.loads(value) if value is not None else []
-        return entries
+        return [entry_from_json(entry) for entry in json.loads(value)] if value is not None else []
 
     def put(self, managed: Managed) -> None:
         internal_kv._internal_kv_put(
@@ -60,8 +59,18 @@ class CameraStore:
     def delete_removed(self, name: str) -> None:
         internal_kv._internal_kv_del(REMOVED + name.encode(), namespace=self._namespace)
 
+    def counted(self) -> dict[str, dict[str, dict[str, int]]]:
+        """See :meth:`Directory.counted`."""
+        value = internal_kv._internal_kv_get(COUNTED, namespace=self._namespace)
+        found: dict[str, dict[str, dict[str, int]]] = json.loads(value) if value is not None else {}
+        return found
+
+    def put_counted(self, counted: dict[str, dict[str, dict[str, int]]]) -> None:
+        internal_kv._internal_kv_put(COUNTED, json.dumps(counted).encode(), namespace=self._namespace)
+
     def clear(self) -> None:
         """Forget this run."""
         internal_kv._internal_kv_del(REMOVED, del_by_prefix=True, namespace=self._namespace)
         internal_kv._internal_kv_del(CAMERA, del_by_prefix=True, namespace=self._namespace)
+        internal_kv._internal_kv_del(COUNTED, namespace=self._namespace)
         internal_kv._internal_kv_del(SEEDED, namespace=self._namespace)

@@ -76,14 +76,17 @@ class Controller:
         self._counted_s = 0.0
         self._kv = CameraStore(run_id)
         self._directory = Directory(
-            heartbeat_timeout_s=config.cluster.heartbeat_timeout_s, quality=fleet_settings(config)
+            heartbeat_timeout_s=config.cluster.heartbeat_timeout_s,
+            quality=fleet_settings(config),
+            # In milliseconds, it cannot grow as fast as this does: an earlier controller's versions are all smaller.
+            after=time.time_ns() // 1_000_000,
         )
         self._table = CameraTable(config, self._directory)
         self._removals = Removals(config.cluster.replicas, self._kv.removed())
         self._failure: SightlineError | None = None
         self._changed = asyncio.Condition()
         self._settled = asyncio.Event()
-        self._shown = -1
+        self._shown = self._kept = -1
         self._probing: set[str] = set()
         self._seen_replicas: set[str] = set()
         self._background = {asyncio.create_task(self._settle()), asyncio.create_task(self._watch_heartbeats())}
@@ -106,15 +109,13 @@ class Controller:
         that another manager has, unless it is to be taken over, ``ConfigError`` for settings that contradict each
         other, and ``CapacityError`` when there is no room for the camera, unless ``force`` is set."""
         await self._until_settled()
-        self._table.add(managed, time.monotonic(), force=force, takeover=takeover)
-        return await self._keep(managed)
+        return await self._keep(self._table.add(managed, time.monotonic(), force=force, takeover=takeover))
 
     async def update_camera(self, managed: Managed, takeover: bool = False) -> CameraStatus:
         """Other settings for a camera; see :meth:`Directory.update`. Raises ``UnknownCameraError``, ``ConfigError`` and
         ``ManagedElsewhereError``."""
         await self._until_settled()
-        self._table.update(managed, time.monotonic(), takeover=takeover)
-        return await self._keep(managed)
+        return await self._keep(self._table.update(managed, time.monotonic(), takeover=takeover))
 
     async def managed_cameras(self, names: Sequence[str] = ()) -> list[Managed]:
         """Cameras as they were written, passwords included, sorted by name; all of them without ``names``. Raises
@@ -313,7 +314,9 @@ class Controller:
         else:
             cameras = self._follow_configuration(cameras)
             await self._wait_for_members(self._config.cluster.replicas)
-        self._table.load(cameras, time.monotonic())
+        self._directory.remember(self._kv.counted())
+        for managed in self._table.load(cameras, time.monotonic()):
+            self._kv.put(managed)
         self._settled.set()
         await self._notify()
 
@@ -363,6 +366,10 @@ class Controller:
             directory = self._directory
             self._fleet_metrics.members({"decoder": len(directory.decoders), "replica": len(directory.replicas)})
             self._fleet_metrics.replicas(directory.replica_statuses())
+            if self._settled.is_set() and directory.version != self._kept:
+                # Whoever went or came since: some runs may be over, and this process the only one that knows of them.
+                self._kept = directory.version
+                self._kv.put_counted(directory.counted())
         if self._directory.version != self._shown:
             # Every step, camera and member changes it; counting walks over all cameras.
             self._shown = self._directory.version

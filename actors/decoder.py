@@ -21,6 +21,7 @@ from cluster.errors import ConfigError, NotReadyError, UnavailableError, Unknown
 from cluster.footage.camera import CameraFootage
 from cluster.footage.recorder import Recorder
 from cluster.footage.ring import RingBudget
+from cluster.redaction import redact
 from cluster.rpc import ingest, recorder
 from cluster.rpc.frame_lanes import LostStream
 from cluster.rpc.frame_sender import FrameSender
@@ -34,6 +35,8 @@ from cluster.vision.turns import decoding_turns
 log = logging.getLogger(__name__)
 
 POLL_S = 10.0
+KEPT_REPORTS = 1024
+"""Last reports of cameras that were stopped, until the controller has taken them."""
 
 
 class Decoder:
@@ -48,6 +51,7 @@ class Decoder:
         self._instance = uuid.uuid4().hex[:12]
         self._cameras: dict[str, RunningCamera] = {}
         self._waiting: dict[str, CameraReport] = {}
+        self._last_words: list[CameraReport] = []
         self._replicas: dict[str, str] = {}
         self._tls = peer_tls(config.security)
         self._sender = FrameSender(self._on_lost, max_queue=sender_queue(config), tls=self._tls)
@@ -120,10 +124,13 @@ class Decoder:
         while True:
             await asyncio.sleep(self._config.cluster.heartbeat_s)
             self._relieve()
+            last_words = self._last_words
             reports = [camera.report() for camera in self._cameras.values()] + list(self._waiting.values())
             try:
-                beat = controller().heartbeat_decoder.remote(self._name, self._instance, reports)
-                if not await ask(beat):
+                beat = controller().heartbeat_decoder.remote(self._name, self._instance, [*last_words, *reports])
+                if await ask(beat):
+                    self._last_words = [each for each in self._last_words if each not in last_words]
+                else:
                     await self._register()
             except UnavailableError as error:
                 log.warning("no heartbeat: %s", error)
@@ -165,19 +172,23 @@ class Decoder:
             name
             for name, camera in self._cameras.items()
             if name not in wanted
+            or camera.life != wanted[name].life
             or camera.geometry != wanted[name].geometry
             or not camera.change(wanted[name].settings)
         ]
         cameras = [self._cameras.pop(name) for name in gone]
         stop_s = self._config.cluster.stop_timeout_s / 2
         await asyncio.gather(*(asyncio.to_thread(camera.stop, stop_s) for camera in cameras))
+        self._last_words = (self._last_words + [camera.last_report() for camera in cameras])[-KEPT_REPORTS:]
         self._waiting = {}
+        # After those that are another decoder's now have been closed, which must not take them away from it.
+        self._sender.confirm(assignment.version)
         for name, assigned in wanted.items():
             self._run_camera(name, assigned, assignment.alive)
 
     def _run_camera(self, name: str, assigned: CameraAssignment, alive: frozenset[str]) -> None:
         if assigned.geometry is None:
-            self._waiting[name] = CameraReport(name, "waiting", "no replica is ready yet")
+            self._waiting[name] = CameraReport(name, "waiting", "no replica is ready yet", life=assigned.life)
             return
         if name not in self._cameras:
             try:
@@ -189,9 +200,10 @@ class Decoder:
                     self._rings,
                     self._spans,
                     self._turns,
+                    life=assigned.life,
                 )
             except ConfigError as error:
-                self._waiting[name] = CameraReport(name, "error", str(error))
+                self._waiting[name] = CameraReport(name, "error", redact(str(error)), life=assigned.life)
                 return
         camera = self._cameras[name]
         camera.run_at(assigned.rung)

@@ -35,10 +35,12 @@ from cluster.cameras.managed import Managed
 from cluster.cameras.managers import manager_from_outside
 from cluster.config import SightlineConfig, parse_camera
 from cluster.errors import UnavailableError
+from cluster.hosts import open_many_files
 from cluster.http.application import make_application
 from cluster.http.calls import Calls
 from cluster.http.live import Live
 from cluster.http.server import HttpServer
+from cluster.redaction import SourceAddress
 from cluster.rpc import cameras, incidents, ingest, memory, pictures, replicas, results
 from cluster.rpc.channel import ChannelPool
 from cluster.rpc.memory_proxy import MemoryProxy
@@ -53,6 +55,8 @@ from cluster.types import CameraStatus, Question
 log = logging.getLogger(__name__)
 
 POLL_S = 2.0
+FILES = 1024
+"""File descriptors besides those of clients' connections."""
 IDLE_REPLY_S = 2.0
 """Between two replies to an agent that does not need them."""
 
@@ -70,6 +74,7 @@ class Gateway:
 
     def __init__(self, config: SightlineConfig) -> None:
         configure_logging("gateway", config.cluster)
+        open_many_files(FILES + 2 * config.gateway.max_connections)
         metrics.describe_process(config, "gateway")
         self._config = config
         self._controller = ControllerDirectory()
@@ -84,7 +89,10 @@ class Gateway:
         self._guard = make_guard(config.security)
         self._tls = tls_files(config.security)
         self._server = RpcServer(
-            max_message_bytes=push_message_bytes(config.gateway.max_packet_bytes), guard=self._guard, tls=self._tls
+            max_message_bytes=push_message_bytes(config.gateway.max_packet_bytes),
+            guard=self._guard,
+            tls=self._tls,
+            max_connections=config.gateway.max_connections,
         )
         self._scraped: dict[str, str] = {}
         self._http: HttpServer | None = None
@@ -154,7 +162,7 @@ class Gateway:
             host=host,
             longest_answer=self._config.asking.max_new_tokens,
         )
-        self._http = HttpServer(application, tls=self._tls)
+        self._http = HttpServer(application, max_connections=self._config.gateway.max_connections, tls=self._tls)
         pages = await self._http.start(host, self._config.gateway.metrics_port)
         self._live.start()
         await self._server.start()
@@ -203,6 +211,8 @@ class Gateway:
                 log.warning("%s", error)
             metrics.answers_missed.inc(self._hub.missed - self._missed)
             self._missed = self._hub.missed
+            if self._live is not None and self._live.cameras:
+                self._merger.retain(self._live.cameras)
             await asyncio.sleep(POLL_S)
 
 
@@ -224,7 +234,7 @@ class ControllerDirectory:
     async def add(
         self,
         name: str,
-        source: str,
+        source: SourceAddress,
         questions: Sequence[Question],
         settings: dict[str, Any],
         force: bool = False,
@@ -239,7 +249,7 @@ class ControllerDirectory:
     async def update(
         self,
         name: str,
-        source: str,
+        source: SourceAddress,
         questions: Sequence[Question],
         settings: dict[str, Any],
         manager: str = "",

@@ -8,10 +8,12 @@ from pathlib import Path
 
 from cluster.config.cluster import ClusterConfig
 from cluster.logs import CountingHandler, JsonFormatter, TextFormatter
+from cluster.redaction.tracebacks import redact_tracebacks
 
 
 def configure_logging(process: str, cluster: ClusterConfig) -> None:
     """Send everything from INFO on to this process's place, as ``cluster.log_format`` says."""
+    redact_tracebacks()
     handlers: list[logging.Handler] = [logging.StreamHandler()]
     if cluster.log_dir is not None:
         folder = Path(cluster.log_dir)

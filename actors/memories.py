@@ -13,6 +13,7 @@ from cluster.config import SightlineConfig
 from cluster.errors import CapacityError, SightlineError
 from cluster.memory.album import Album
 from cluster.rpc.conversations import Conversations
+from cluster.rpc.results import AnswerHub
 from cluster.scheduling.worker import EngineWorker
 from cluster.types import MICROSECONDS, AskResult, AskSpec, Forgotten, FrameSample, MemoryStatus, Moment, StreamSpec
 
@@ -143,8 +144,10 @@ class Forgetting:
     from when it is back.
     """
 
-    def __init__(self, memory: WorkerMemory, conversations: Conversations, bank: MemoryBank) -> None:
-        self._memory, self._conversations, self._bank = memory, conversations, bank
+    def __init__(
+        self, memory: WorkerMemory, conversations: Conversations, bank: MemoryBank, answers: AnswerHub
+    ) -> None:
+        self._memory, self._conversations, self._bank, self._answers = memory, conversations, bank, answers
         self._orders: dict[str, None] = {}
         # Forgotten here, and owed by a tier. Not forgotten twice: a camera of that name may have been added.
         self._owed: set[str] = set()
@@ -173,6 +176,7 @@ class Forgetting:
             try:
                 await self._memory.remove(camera)
                 self._conversations.forget(camera)
+                self._answers.forget(camera)
                 self._owed.add(camera)
             except Exception:
                 log.exception("removed camera %s is not forgotten yet", camera)

@@ -130,7 +130,7 @@ class Replica:
             results.SERVICE, results_pb2_grpc.add_ResultsServicer_to_server, results.ResultsServicer(self._hub)
         )
         conversations = Conversations(limit=max(64, 2 * asking.queue))
-        self._forgetting = Forgetting(self._memory, conversations, bank)
+        self._forgetting = Forgetting(self._memory, conversations, bank, self._hub)
         servicer = memory.MemoryServicer(
             self._memory,
             conversations=conversations,

@@ -6,6 +6,7 @@ import logging
 import math
 import threading
 import time
+import uuid
 from dataclasses import replace
 from typing import Any
 
@@ -17,7 +18,7 @@ from cluster.config import CameraConfig, SightlineConfig
 from cluster.errors import CapacityError, NotReadyError
 from cluster.footage.reach import reach_s
 from cluster.footage.ring import RingBudget
-from cluster.rpc.frame_lanes import LostStream
+from cluster.rpc.frame_lanes import LaneStatus, LostStream
 from cluster.rpc.frame_sender import FrameSender
 from cluster.rpc.sinks import QueueSink
 from cluster.scheduling.decode_pressure import DecodeWait
@@ -27,7 +28,7 @@ from cluster.scheduling.priority import Priority
 from cluster.scheduling.reports import CameraReport, Totals
 from cluster.tracing import Spans
 from cluster.tracing.decoder import CameraTrace, FrameTimes
-from cluster.types import MICROSECONDS, CameraStateName, FrameSample, PatchGeometry
+from cluster.types import MICROSECONDS, CameraStateName, FrameSample, PatchGeometry, StreamSpec
 from cluster.vision.camera import CameraPipeline, PipelineStatus
 from cluster.vision.turns import Turns
 
@@ -56,17 +57,21 @@ class RunningCamera:
         rings: RingBudget | None = None,
         spans: Spans | None = None,
         turns: Turns | None = None,
+        *,
+        life: str = "",
     ) -> None:
         """``rings``: what clips may hold of this process's memory; ``spans``: where traces go; ``turns``: what the
-        process's cameras take turns by.
+        process's cameras take turns by; ``life``: see :class:`~cluster.types.StreamSpec`.
 
         Raises:
             ConfigError: the source's address or the pruning policy is unusable.
         """
         self.settings = settings
         self.geometry = geometry
+        self.life = life
+        self._run = uuid.uuid4().hex[:16]
         self.rung = FULL
-        self.spec = settings.stream_spec()
+        self.spec = self._spec_at(FULL)
         self.address: str | None = None
         self.refusal = ""
         self._behind = False
@@ -164,7 +169,7 @@ class RunningCamera:
         self._pipeline.set_quality(prune=rung.prune, fps=rung.fps)
         self._glance()
         with self._lock:
-            self.spec = spec_at(self.settings.stream_spec(), rung)
+            self.spec = self._spec_at(rung)
             self._reach()
             if not rung.shed:
                 self._in_flight.restride(self.spec.stride_s)
@@ -203,13 +208,16 @@ class RunningCamera:
         self.settings = settings
         self.refusal = ""
         with self._lock:
-            self.spec = spec_at(settings.stream_spec(), self.rung)
+            self.spec = self._spec_at(self.rung)
             self._reach()
             if not self.rung.shed:
                 self._in_flight.restride(self.spec.stride_s)
         if self.address is not None:
             self._sender.assign(self.spec, self.address)
         return True
+
+    def _spec_at(self, rung: Rung) -> StreamSpec:
+        return spec_at(replace(self.settings.stream_spec(), life=self.life), rung)
 
     def _reach(self) -> None:
         """Windows of another stride open incidents later."""
@@ -218,8 +226,13 @@ class RunningCamera:
 
     def on_lost(self, event: LostStream) -> None:
         """The replica or the way to it is gone, or it refused what it was sent."""
-        if event.refused == "open":
+        if event.refused == "spec":
             self.refusal = event.reason
+        if event.refused == "not_open":
+            # What is missing until it is opened again the replica counts, which is there.
+            with self._lock:
+                self._settle()
+                self._in_flight.restart()
         log.warning("camera %s at %s: %s (%d frames lost)", event.camera, event.address, event.reason, event.frames)
         if event.settled is None:
             self._pipeline.force_anchor()
@@ -231,11 +244,13 @@ class RunningCamera:
         self._lost += windows
         metrics.lose_window(windows)
 
-    def _settle(self) -> None:
+    def _settle(self) -> LaneStatus | None:
         """Learn from the acknowledgements, which come with frames: the newest answer is known one frame later."""
         lane = self._sender.status(self.settings.name)
-        if lane is not None and lane.address == self.address:
-            self._in_flight.settled(lane.windows_done + lane.windows_gated + lane.windows_dropped)
+        if lane is None or lane.address != self.address:
+            return None
+        self._in_flight.settled(lane.windows_done + lane.windows_gated + lane.windows_dropped)
+        return lane
 
     def _send(self, sample: FrameSample) -> None:
         """The pipeline's sink. Raises ``CapacityError`` when the frame was dropped: the next one will be fresh."""
@@ -319,15 +334,16 @@ class RunningCamera:
             self.footage.ring.expire(RING_IDLE_S)
         status = self._pipeline.status()
         with self._lock:
-            self._settle()
-            windows = {"windows_lost": self._lost, "windows_dropped": self._dropped}
-        self._totals.update("pipeline", _counts(status))
+            lane = self._settle()
+        counts = self._counts(status)
         state: CameraStateName = status.state.value
         reason = status.reason
         if self.refusal:
             state, reason = "error", self.refusal
         elif self.address is None and status.state is CameraState.RUNNING:
             reason = "no replica is ready for it"
+        elif lane is not None and lane.refused and status.state is CameraState.RUNNING:
+            reason = f"its replica does not take its frames: {lane.refused}"
         elif self.rung.shed and status.state is CameraState.RUNNING:
             reason = "shed: the replicas have no time for it"
         elif self._behind and status.state is CameraState.RUNNING:
@@ -345,9 +361,21 @@ class RunningCamera:
             height=status.height,
             cue=status.cue,
             last_frame_age_s=status.last_frame_age_s or 0.0,
-            counts=self._totals.counts() | windows,
+            counts=counts,
             picture=status.picture,
+            life=self.life,
+            run=self._run,
         )
+
+    def last_report(self) -> CameraReport:
+        """After it was stopped: what it has counted since it last reported."""
+        counts = self._counts(self._pipeline.status())
+        return CameraReport(self.settings.name, "ended", counts=counts, life=self.life, run=self._run)
+
+    def _counts(self, status: PipelineStatus) -> dict[str, int]:
+        self._totals.update("pipeline", _counts(status))
+        with self._lock:
+            return self._totals.counts() | {"windows_lost": self._lost, "windows_dropped": self._dropped}
 
     def _short(self) -> str:
         """Why the camera's clips begin late; empty when they do not. With figures, once, in the log."""

@@ -20,6 +20,7 @@ from actors.processes import Process, processes, tiers
 from actors.remote import ALERTING, GATEWAY, NAMESPACE, ask
 from cluster.config import SightlineConfig
 from cluster.errors import SightlineError, UnavailableError
+from cluster.redaction import REVEAL
 
 log = logging.getLogger(__name__)
 
@@ -124,7 +125,7 @@ class Supervisor:
 
     def _digest(self, name: str) -> str:
         """Changes when the process must be started anew."""
-        return hashlib.sha256(f"{name}\n{self._config.model_dump_json()}".encode()).hexdigest()
+        return hashlib.sha256(f"{name}\n{self._config.model_dump_json(context=dict(REVEAL))}".encode()).hexdigest()
 
     def _end_all(self) -> None:
         if not self._ledger.mine():

@@ -1,8 +1,12 @@
-"""What a host's name or address says about where it is."""
+"""What a host's name or address says about where it is, and what this host lets a process have."""
 
 from __future__ import annotations
 
 import ipaddress
+import logging
+import resource
+
+log = logging.getLogger(__name__)
 
 
 def is_loopback(host: str) -> bool:
@@ -16,3 +20,18 @@ def is_loopback(host: str) -> bool:
     # A socket for both kinds of addresses shows 127.0.0.1 as ::ffff:127.0.0.1.
     mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
     return (mapped or address).is_loopback
+
+
+def open_many_files(count: int) -> int:
+    """Let this process have ``count`` file descriptors, as far as its host allows; returns how many it may have.
+
+    Many systems start processes with 1024: as many idle connections, and nobody else gets in.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY or soft >= count:
+        return count
+    allowed = count if hard == resource.RLIM_INFINITY else min(count, hard)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
+    if allowed < count:
+        log.warning("%d file descriptors are wanted and %d allowed; raise the limit (ulimit -n)", count, allowed)
+    return allowed

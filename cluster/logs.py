@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 
 from cluster import metrics
 from cluster.redaction import redact_log
+from cluster.redaction.tracebacks import RedactingFormatter
 
 TEXT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
@@ -18,15 +19,11 @@ ALERTS = "sightline.alerts"
 _PLACEHOLDER = re.compile(r"%%|(?:\b(?P<what>camera|window) )?(?P<value>%[-#0 +]*\d*(?:\.\d+)?[srdgfex])")
 
 
-class TextFormatter(logging.Formatter):
+class TextFormatter(RedactingFormatter):
     """``time level logger: message``, for people."""
 
     def __init__(self) -> None:
         super().__init__(TEXT)
-
-    def format(self, record: logging.LogRecord) -> str:
-        """The whole of it redacted, traceback included."""
-        return redact_log(super().format(record))
 
 
 class JsonFormatter(logging.Formatter):

@@ -13,13 +13,13 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
+from cluster.bench.window_accounting import Account, CameraBooks, Counted, Slot, account
 from cluster.errors import SightlineError
 from cluster.rpc.client import GatewayClient
 from cluster.rpc.credentials import ClientCredentials
 from cluster.rpc.push import PushStatus
 from cluster.types import Answer, CameraStatus, EncodedPacket, Question
 from loadtest.agent import FedAgent
-from loadtest.books import Account, CameraBooks, Counted, Slot, account
 from loadtest.footage import Footage
 from loadtest.pacer import Pacer
 from loadtest.profile import Profile
@@ -83,6 +83,7 @@ class Camera:
     task: asyncio.Task[object] | None = None
     ticket: int | None = None
     status: CameraStatus | None = None
+    status_s: float = 0.0
 
     @property
     def name(self) -> str:
@@ -94,7 +95,12 @@ class Camera:
         if self.status is not None:
             said = self.status
             counted = Counted(said.windows_done, said.windows_gated, said.windows_dropped, said.windows_lost)
-        return account(slots, self.books.seen, counted, listened=listened, since_s=since_s)
+        most = self.books.most(self.status_s)
+        return account(slots, self.books.seen, counted, listened=listened, since_s=since_s, most=most)
+
+    def told(self, status: CameraStatus) -> None:
+        """What the cluster says of it now."""
+        self.status, self.status_s = status, time.monotonic()
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,7 +227,7 @@ class Fleet:
         """Wait until the cluster has answered or counted what the camera sent, for so long as it may take."""
         deadline_s = time.monotonic() + max(LEAVE_S, LEAVE_STRIDES * self.setup.stride_s)
         while True:
-            camera.status = await self._call(self._client.camera_get, camera.name)
+            camera.told(await self._call(self._client.camera_get, camera.name))
             slots = camera.books.slots(camera.books.until_s)
             if not camera.account(slots, listened=False).silent or time.monotonic() >= deadline_s:
                 return
@@ -271,7 +277,7 @@ class Fleet:
         statuses = await self._call(self._client.cameras_list)
         for status in statuses:
             if status.name in self.cameras:
-                self.cameras[status.name].status = status
+                self.cameras[status.name].told(status)
         return [status for status in statuses if status.name in self.cameras]
 
     def sent(self) -> Sent:

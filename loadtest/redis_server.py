@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import shutil
-import socket
-import subprocess
-import time
 from collections.abc import Iterator
 
+from cluster.bench.redis_server import RedisServer
 from cluster.config import SightlineConfig
-from cluster.errors import ConfigError, SightlineError
-
-START_S = 10.0
+from cluster.errors import ConfigError
 
 
 @contextlib.contextmanager
@@ -25,29 +20,9 @@ def with_redis(config: SightlineConfig) -> Iterator[tuple[SightlineConfig, int]]
     """
     if config.tiers.redis_url is not None:
         raise ConfigError("kill-redis kills a Redis that the load test starts; leave tiers.redis_url out for it")
-    program = shutil.which("redis-server")
-    if program is None:
-        raise ConfigError(
-            "kill-redis needs the program redis-server on this machine; install it, or leave the fault out"
-        )
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    command = [program, "--port", str(port), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"]
-    server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    server = RedisServer()
     try:
-        _wait(port, server)
-        tiers = config.tiers.model_copy(update={"redis_url": f"redis://127.0.0.1:{port}/0"})
+        tiers = config.tiers.model_copy(update={"redis_url": server.url})
         yield config.model_copy(update={"tiers": tiers}), server.pid
     finally:
         server.kill()
-        server.wait()
-
-
-def _wait(port: int, server: subprocess.Popen[bytes]) -> None:
-    deadline_s = time.monotonic() + START_S
-    while time.monotonic() < deadline_s and server.poll() is None:
-        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1.0):
-            return
-        time.sleep(0.05)
-    raise SightlineError("redis-server did not start on this machine")

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from loadtest.books import percentile
+from cluster.bench.window_accounting import percentile
 from loadtest.machine import MachineUse
 
 ANSWERED = 0.99
@@ -89,8 +89,9 @@ class Measurement:
       ``replica``: last frame's arrival at the replica to the answer, of windows that were computed
     * ``missed_answers``: those the gateway dropped on the way here, ``breaks``: times it hung up on who listens
     * ``tokens``: by kind, of the answers; ``lost``: windows by reason, as the cluster counts them
-    * ``unaccounted``: of cameras with silent windows, when the windows that were not answered were due, seconds since
-      the test began; more than are silent where the cluster counted some of them
+    * ``extra``: windows that were counted more often than there were any
+    * ``unaccounted``: of cameras with silent or extra windows, when the windows that were not answered were due, seconds
+      since the test began; more than are silent where the cluster counted some of them
     * ``rungs``: share of the cameras on each rung of the quality ladder, empty where the cluster does not say
     """
 
@@ -125,6 +126,7 @@ class Measurement:
     rungs: Mapping[str, float] = field(default_factory=dict)
     unaccounted: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     failures: tuple[str, ...] = ()
+    extra: int = 0
 
     @property
     def seconds(self) -> float:
@@ -137,7 +139,7 @@ class Measurement:
 
     @property
     def verdict(self) -> Verdict:
-        """Stable: p99 lag within a stride, at least 99 % of windows answered, none silently missing."""
+        """Stable: p99 lag within a stride, at least 99 % of windows answered, none missing or counted twice."""
         reasons = []
         if not self.measured:
             reasons.append("no window was due while it was measured; measure for longer than a stride")
@@ -147,6 +149,8 @@ class Measurement:
             reasons.append(f"{100 * self.answered_share:.1f} % of windows were answered, fewer than {ANSWERED:.0%}")
         if self.silent:
             reasons.append(f"{self.silent} windows were neither answered nor counted")
+        if self.extra:
+            reasons.append(f"{self.extra} windows were counted that were never due")
         if self.failures:
             reasons.append(f"{len(self.failures)} cameras failed, the first: {self.failures[0]}")
         if self.late_share > LATE_SHARE:

@@ -38,6 +38,11 @@ class RunResult:
         """Windows that nobody accounts for, over all of the test."""
         return (self.during or self.measurement).silent
 
+    @property
+    def extra(self) -> int:
+        """Windows that were counted and never due, over all of the test."""
+        return (self.during or self.measurement).extra
+
 
 @dataclass(frozen=True, slots=True)
 class SearchResult:

@@ -10,9 +10,9 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
 
+from cluster.bench.window_accounting import percentile
 from cluster.errors import SightlineError, UnavailableError
 from cluster.types import Answer
-from loadtest.books import percentile
 from loadtest.fleet import CameraSetup, Fleet, Sent
 from loadtest.footage import Footage
 from loadtest.listener import Listener

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from loadtest.books import CameraBooks, Slot, alert_times, within
+from cluster.bench.window_accounting import CameraBooks, Slot, alert_times, within
 from loadtest.fleet import Camera, Sent
 from loadtest.result import LATE_S, Measurement, Spread, Tick
 
@@ -46,7 +46,7 @@ def summarise(cameras: Sequence[Camera], span: Span, *, began_s: float, stride_s
     unaccounted = {
         camera.name: tuple(round(slot.end_s - began_s, 2) for slot in slots if slot.seen_s is None)
         for (camera, slots), each in zip(every, accounts, strict=True)
-        if each.silent
+        if each.silent or each.extra
     }
     return Measurement(
         streams=sum(camera.books.until_s >= until_s for camera in cameras),
@@ -59,6 +59,7 @@ def summarise(cameras: Sequence[Camera], span: Span, *, began_s: float, stride_s
         given_up=sum(each.given_up for each in accounts),
         overdue=sum(each.overdue for each in accounts),
         silent=sum(each.silent for each in accounts),
+        extra=sum(each.extra for each in accounts),
         measured=len(inside),
         missing=len(inside) - len(seen),
         on_time=sum(slot.lag_s <= stride_s for slot in seen),

@@ -1,4 +1,8 @@
-"""What a host's name or address says about where it is."""
+"""What a host's name or address says about where it is; file descriptors."""
+
+import resource
+import subprocess
+import sys
 
 import pytest
 
@@ -13,3 +17,22 @@ def test_of_this_machine(host):
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.1", "::ffff:10.0.0.1", "2001:db8::1", "gateway", ""])
 def test_of_others(host):
     assert not is_loopback(host)
+
+
+@pytest.mark.parametrize(
+    ("soft", "hard", "wanted", "allowed"),
+    [(200, 400, 300, 300), (200, 400, 500, 400), (350, 400, 300, 350), (400, 400, 400, 400)],
+)
+def test_files_that_a_process_may_have(soft, hard, wanted, allowed):
+    """In a process of its own: a hard limit comes down for good."""
+    program = f"""
+import resource
+from cluster.hosts import open_many_files
+resource.setrlimit(resource.RLIMIT_NOFILE, ({soft}, {hard}))
+got = open_many_files({wanted})
+print(got, *resource.getrlimit(resource.RLIMIT_NOFILE))
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == [str(min(wanted, allowed)), str(allowed), str(hard)]
+    assert ("ulimit -n" in done.stderr) == (allowed < wanted)
+    assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] > 400

@@ -16,7 +16,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     from actors.cli.app import command
     from cluster.errors import SightlineError
+    from cluster.redaction.tracebacks import redact_tracebacks
 
+    redact_tracebacks()
     try:
         done = command().main(
             args=list(sys.argv[1:] if argv is None else argv), prog_name="sightline", standalone_mode=False
@@ -46,4 +48,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _complain(message: str) -> None:
-    print(f"error: {' '.join(message.split())}", file=sys.stderr)
+    from cluster.redaction import redact
+
+    print(f"error: {redact(' '.join(message.split()))}", file=sys.stderr)

@@ -65,7 +65,7 @@ def apply(
     screen = console(stderr=json == "-")
     errors: dict[str, str] = {}
     with GatewayClient(gateway, credentials=client_credentials()) as client:
-        changes = plan(entries, client.cameras_export(), manager, prune=prune, takeover=takeover)
+        changes = plan(entries, client.cameras_export(secrets=True), manager, prune=prune, takeover=takeover)
         conflicts = [change for change in changes if change.kind == "conflict"]
         for change in changes:
             if change.kind == "same":
@@ -134,29 +134,30 @@ def export(
     ] = False,
     gateway: Gateway = DEFAULT_GATEWAY,
 ) -> None:
-    """Write cameras as a file that `apply` takes, with a variable for each password.
+    """Write cameras as a file that `apply` takes, with a variable for each secret of a source.
 
     $ sightline cameras export -o cameras.yaml
     """
-    from cluster.cameras.managed import without_password, written
+    from json import loads
+
+    from cluster.cameras.managed import entry_to_json, with_variables
     from cluster.cameras.manifest import as_yaml
     from cluster.errors import SightlineError
     from cluster.rpc.client import GatewayClient
 
     with GatewayClient(gateway, credentials=client_credentials()) as client:
-        cameras = client.cameras_export(names or ())
+        cameras = client.cameras_export(names or (), secrets=secrets)
     entries: list[dict[str, object]] = []
     variables: dict[str, str] = {}
     for camera in cameras:
         if manager is not None and camera.manager != manager:
             continue
-        entry = _literal(written(camera.entry))
+        entry = _literal(loads(entry_to_json(camera.entry, secrets=True)))
         if not secrets:
-            entry, variable = without_password(entry, variables)
-            if variable is not None:
-                variables[variable] = camera.entry.name
+            entry, named = with_variables(entry, variables)
+            variables |= dict.fromkeys(named, camera.entry.name)
         entries.append(entry)
-    comments = [f"Set {variable} to the password of camera {name}." for variable, name in variables.items()]
+    comments = [f"Set {variable} to the password of camera {name}, escaped." for variable, name in variables.items()]
     text = as_yaml(entries, comments)
     if output is None:
         sys.stdout.write(text)

@@ -86,7 +86,7 @@ def add(
     entry = parse_camera(name, source, parse_questions(question), wanted)
     asked = [item.question() for item in entry.questions or []]
     with GatewayClient(gateway, credentials=client_credentials()) as client:
-        status = client.camera_add(name, source, asked, wanted, force=force)
+        status = client.camera_add(name, entry.source, asked, wanted, force=force)
     if json is not None:
         write_json(json, asdict(status))
     if json != "-":
@@ -139,7 +139,7 @@ def update(
     if not wanted and source is None:
         raise ConfigError("nothing to change; give --source, --question, --priority or --set")
     with GatewayClient(gateway, credentials=client_credentials()) as client:
-        [camera] = client.cameras_export([name])
+        [camera] = client.cameras_export([name], secrets=True)
         before = settings_of(camera.entry)
         address = camera.entry.source if source is None else source
         # The same check as the cluster makes, here because it can name what is wrong without a round trip.

@@ -50,19 +50,18 @@ def push(
     from actors.cli.output import write_json
     from cluster.codec import FileSource, RtspSource, open_source
     from cluster.errors import ConfigError
-    from cluster.redaction import redact
+    from cluster.redaction import SourceAddress
     from cluster.rpc.push import PushAgent, PushOptions
 
     if source in ("", "push"):
         raise ConfigError("SOURCE is empty; name a video file or an rtsp:// address")
     wanted = {"loop": loop, "realtime": realtime, "speed": speed}
-    opened = (
-        open_source(source) if "://" in source and not source.startswith("file:") else open_source(source, **wanted)
-    )
+    address = SourceAddress(source)
+    opened = open_source(address, **(wanted if address.scheme in ("", "file") else {}))
     if isinstance(opened, RtspSource) and (loop or realtime or speed != 1.0):
         raise ConfigError("--loop, --realtime and --speed are for files; a camera has its own pace")
     assert isinstance(opened, FileSource | RtspSource)
-    with _Progress(f"{redact(source)} → {camera} at {to}") as progress:
+    with _Progress(f"{address} → {camera} at {to}") as progress:
         agent = PushAgent(
             opened,
             to,

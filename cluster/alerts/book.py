@@ -182,6 +182,11 @@ class IncidentBook:
         self._changes.mutes[where] = None
         return True
 
+    def unmute_camera(self, camera: str) -> None:
+        """The camera was removed: one that gets its name is another."""
+        for where in [where for where in self._mutes if where[0] == camera]:
+            self.unmute(*where)
+
     def mutes(self, now_s: float) -> list[Mute]:
         """Those that hold, ending soonest first."""
         self._expire(now_s)

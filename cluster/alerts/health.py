@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -113,7 +113,7 @@ class HealthMonitor:
             for subject, finding in findings.items():
                 self._settle(camera, status, picture, subject, finding, now_s)
 
-    def retain(self, cameras: Mapping[str, object], now_s: float) -> None:
+    def retain(self, cameras: Collection[str], now_s: float) -> None:
         """Forget the cameras that are not among these: they were removed."""
         known = set(self._cameras) | {incident.camera for incident in self._book.open if incident.kind == "health"}
         for name in known - set(cameras):

@@ -97,6 +97,7 @@ class AlertService:
         self._default = default_rule(config.alerts)
         self._informed = False
         self._patient: set[str] = set()
+        self._lives: dict[str, str] = {}
         self.version = -1
         self.answers_missed = 0
         alerts = config.alerts
@@ -164,10 +165,16 @@ class AlertService:
             self._informed = True
             self._rules = {camera.name: question_rules(camera, self._config) for camera in watched.settings}
             self._patient = {each.name for each in watched.settings if each.stream_spec().patient}
+        lives = {status.name: status.life for status in watched.statuses}
+        gone = {name for name, life in self._lives.items() if lives.get(name) != life}
+        for name in gone:
+            self._book.unmute_camera(name)
+        self._lives = lives
+        self._tracker.retain(lives, now_s)
+        self._health.retain(lives.keys() - gone, now_s)
         for status in watched.statuses:
             picture = watched.pictures.get(status.name)
             self._health.look(status, picture, now_s, patient=status.name in self._patient)
-        self._health.retain({status.name: None for status in watched.statuses}, now_s)
         self._changed.set()
 
     # -- what people do -------------------------------------------------------------------------

@@ -15,6 +15,9 @@ from cluster.types import MICROSECONDS, Answer
 REMEMBER = 128
 """Answers per camera and question by which one that comes again is known: more than replicas send again."""
 
+UNKNOWN = ""
+"""Question or life of a camera that nobody has told of yet."""
+
 
 @dataclass(frozen=True, slots=True)
 class Rule:
@@ -25,6 +28,7 @@ class Rule:
     * ``release``: so many windows in a row below that end it
     * ``cooldown_s``: for so long after its end, on the camera's clock, none opens
     * ``update_s``: an open one is told again as often, on the camera's clock
+    * ``text``: of the question
     """
 
     threshold: float = 0.5
@@ -34,6 +38,7 @@ class Rule:
     cooldown_s: float = 60.0
     update_s: float = 60.0
     severity: Severity = "warning"
+    text: str = UNKNOWN
 
     @property
     def lower(self) -> float:
@@ -47,7 +52,8 @@ Rules = Callable[[str, str], Rule | None]
 
 @dataclass(slots=True)
 class Track:
-    """One question at one camera. ``run``: positive windows in a row; ``off``: negative ones of an open incident."""
+    """One question at one camera. ``run``: positive windows in a row; ``off``: negative ones of an open incident;
+    ``life``: of the camera, ``text``: of the question, as they were last known; ``keys``: incarnation and window."""
 
     run: int = 0
     run_start: int = 0
@@ -59,7 +65,9 @@ class Track:
     ended_end: int | None = None
     suppressed: int = 0
     seen_s: float = 0.0
-    keys: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=REMEMBER))
+    life: str = UNKNOWN
+    text: str = UNKNOWN
+    keys: deque[tuple[str, int]] = field(default_factory=lambda: deque(maxlen=REMEMBER))
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self) | {"keys": [list(key) for key in self.keys]}
@@ -67,16 +75,17 @@ class Track:
     @classmethod
     def from_dict(cls, body: Mapping[str, Any]) -> Track:
         """The inverse of :meth:`to_dict`; raises ``TypeError`` for another set of fields."""
-        keys = deque(((int(window), int(end)) for window, end in body["keys"]), maxlen=REMEMBER)
+        keys = deque(((str(incarnation), int(window)) for incarnation, window in body["keys"]), maxlen=REMEMBER)
         return cls(**{**body, "keys": keys})
 
 
 class IncidentTracker:
     """Every answer once through :meth:`take`, in any order of cameras; what follows is in the book's changes.
 
-    An answer that was taken already (same window, same end) is ignored: replicas send their newest answers again to
-    whoever connects. One that ends before the last one without having been taken means that the camera's clock began
-    anew. A window that does not touch the last one breaks a run, and ends an incident: nobody saw what was in between.
+    An answer that was taken already (same incarnation, same window) is ignored: replicas send their newest answers
+    again to whoever connects. One that ends before the last one without having been taken means that the camera's clock
+    began anew. A window that does not touch the last one breaks a run, and ends an incident: nobody saw what was in
+    between. A camera that was removed and added again, and a question that was reworded, begin anew.
     """
 
     def __init__(self, book: IncidentBook, rules: Rules, *, stale_s: float = 300.0) -> None:
@@ -84,6 +93,7 @@ class IncidentTracker:
         self._rules = rules
         self._stale_s = stale_s
         self._tracks: dict[Subject, Track] = {}
+        self._lives: Mapping[str, str] = {}
         self.repeated = 0
 
     def load(self, tracks: Mapping[Subject, Mapping[str, Any]], now_s: float) -> None:
@@ -100,7 +110,9 @@ class IncidentTracker:
         if rule is None:
             return
         track = self._tracks.setdefault(where, Track())
-        key = (answer.window, answer.end)
+        self._reword(where, track, rule, now_s)
+        track.life = track.life or self._lives.get(answer.stream, UNKNOWN)
+        key = (answer.incarnation, answer.window)
         if key in track.keys:
             self.repeated += 1
             return
@@ -116,13 +128,21 @@ class IncidentTracker:
         if not idle or track.run or self._book.current(*where) is not None:
             self._book.keep(where, track.to_dict())
 
+    def retain(self, lives: Mapping[str, str], now_s: float) -> None:
+        """The cameras there are, and the life of each: what is known of those that were removed is forgotten, also
+        where there is one of the same name again."""
+        self._lives = lives
+        for (camera, question), track in list(self._tracks.items()):
+            if camera in lives and track.life in (UNKNOWN, lives[camera]):
+                track.life = lives[camera]
+            else:
+                self._drop((camera, question), now_s, "the camera was removed")
+
     def tick(self, now_s: float) -> None:
         """Ends incidents of cameras that have been silent for ``stale_s``, and drops questions no longer asked."""
         for where, track in list(self._tracks.items()):
             if self._rules(*where) is None:
-                self._book.finish(*where, now_s, "the question is not asked any more")
-                del self._tracks[where]
-                self._book.keep(where, None)
+                self._drop(where, now_s, "the question is not asked any more")
             elif now_s - track.seen_s > self._stale_s:
                 self._end(where, now_s, f"no answer for {self._stale_s:.0f} s")
 
@@ -136,6 +156,18 @@ class IncidentTracker:
                 self._book.keep(where, track.to_dict())
 
     # -- inside ---------------------------------------------------------------------------------
+    def _drop(self, where: Subject, now_s: float, reason: str) -> None:
+        self._book.finish(*where, now_s, reason)
+        del self._tracks[where]
+        self._book.keep(where, None)
+
+    def _reword(self, where: Subject, track: Track, rule: Rule, now_s: float) -> None:
+        """Answers to another question of the same name are no answers to this one."""
+        if UNKNOWN not in (track.text, rule.text) and track.text != rule.text:
+            self._end(where, now_s, "the question was changed")
+            track.run, track.ended_end = 0, None
+        track.text = rule.text or track.text
+
     def _connect(self, track: Track, answer: Answer, now_s: float) -> None:
         """Whether this window follows on the last one."""
         if track.last_end is None:

@@ -33,6 +33,7 @@ def question_rules(camera: CameraConfig, alerts: AlertsConfig) -> dict[str, Rule
             cooldown_s=alerts.cooldown_s if question.cooldown_s is None else question.cooldown_s,
             update_s=alerts.update_s,
             severity=question.severity or alerts.severity,
+            text=question.text,
         )
         for question in camera.questions
     }

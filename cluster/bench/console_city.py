@@ -19,6 +19,7 @@ from PIL import Image
 
 from cluster.cameras.managed import Managed
 from cluster.errors import ConfigError, NotReadyError, UnavailableError, UnknownCameraError
+from cluster.redaction import SourceAddress
 from cluster.scenes.dataset import SceneSet
 from cluster.scenes.render import SceneRenderer
 from cluster.scheduling.reports import ReplicaStatus
@@ -228,26 +229,26 @@ class City:
     async def add(
         self,
         name: str,
-        source: str,
+        source: SourceAddress,
         questions: Sequence[Question],  # noqa: ARG002
         settings: dict[str, Any],  # noqa: ARG002
         force: bool = False,  # noqa: ARG002
         manager: str = "",  # noqa: ARG002
         takeover: bool = False,  # noqa: ARG002
     ) -> CameraStatus:
-        self.put(CameraStatus(name, source=source))
+        self.put(CameraStatus(name, source=str(source)))
         return self.cameras[name]
 
     async def update(
         self,
         name: str,
-        source: str,
+        source: SourceAddress,
         questions: Sequence[Question],  # noqa: ARG002
         settings: dict[str, Any],  # noqa: ARG002
         manager: str = "",  # noqa: ARG002
         takeover: bool = False,  # noqa: ARG002
     ) -> CameraStatus:
-        self.change(name, source=source)
+        self.change(name, source=str(source))
         return self.cameras[name]
 
     async def remove(self, name: str, manager: str = "", takeover: bool = False) -> None:  # noqa: ARG002

@@ -9,7 +9,6 @@ from typing import Any, Literal
 from cluster.cameras.managed import Managed, written
 from cluster.cameras.managers import CONFIGURATION
 from cluster.config.camera import CameraEntry
-from cluster.redaction import redact
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +28,7 @@ class Change:
         found = []
         for key in sorted(old.keys() | new.keys()):
             if old.get(key) != new.get(key):
-                shown = [redact(str(values[key])) if key in values else "(not given)" for values in (old, new)]
+                shown = [str(values[key]) if key in values else "(not given)" for values in (old, new)]
                 found.append(f"{key}: {shown[0]} -> {shown[1]}" if shown[0] != shown[1] else f"{key}: another password")
         return found
 
@@ -80,11 +79,11 @@ class Followed:
 
 
 def follow_configuration(
-    last: Sequence[Mapping[str, Any]], now: Sequence[CameraEntry], cameras: Sequence[Managed]
+    last: Sequence[CameraEntry], now: Sequence[CameraEntry], cameras: Sequence[Managed]
 ) -> Followed:
     """A cluster that goes on with another configuration than its ``last`` one: the configuration's own cameras follow
     it. What has not changed there changes nothing here, so that a camera that was removed or taken over stays so."""
-    before = {str(entry["name"]): entry for entry in last}
+    before = {entry.name: written(entry) for entry in last}
     known = {camera.entry.name: camera for camera in cameras}
     changed, left = [], []
     for entry in now:
@@ -94,7 +93,8 @@ def follow_configuration(
         if camera is not None and camera.manager != CONFIGURATION:
             left.append(entry.name)
             continue
-        known[entry.name] = Managed(entry=entry, manager=CONFIGURATION)
+        life = camera.life if camera is not None else ""
+        known[entry.name] = Managed(entry=entry, manager=CONFIGURATION, life=life)
         changed.append(known[entry.name])
     removed = [name for name in sorted(before) if name in known and known[name].manager == CONFIGURATION]
     for name in removed:

@@ -1,4 +1,4 @@
-"""A camera as it was written, and whose it is; its written form as JSON, and without its password."""
+"""A camera as it was written, and whose it is; its written form as JSON, and with variables for its secrets."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from pydantic import Field
 from cluster.cameras.managers import CLUSTER
 from cluster.config.base import Section
 from cluster.config.camera import CameraEntry
-
-_PASSWORD = re.compile(r"(?<=://)(?P<user>[^:/@\s]*):(?P<password>[^@/\s]*)@")
+from cluster.redaction import REVEAL, SourceAddress
+from cluster.redaction.address import HIDDEN
 
 
 class Managed(Section):
@@ -22,16 +22,19 @@ class Managed(Section):
     entry: CameraEntry = Field(description="The keys that were written.")
     manager: str = Field(default=CLUSTER, description="Who alone may change it.")
     uid: str = Field(default="", description="Of the Kubernetes object it was made from; another is another camera.")
+    life: str = Field(default="", description="Given when it is added; another when it is removed and added again.")
 
     def to_json(self) -> str:
-        """The inverse of ``Managed.model_validate_json``; keys that were not written stay so."""
-        return self.model_dump_json(exclude_unset=True)
+        """The inverse of ``Managed.model_validate_json``, with secrets; keys that were not written stay so."""
+        return self.model_dump_json(exclude_unset=True, context=dict(REVEAL))
 
 
 def written(entry: CameraEntry) -> dict[str, Any]:
-    """The keys of a camera that were given, as plain values."""
+    """The keys of a camera that were given: plain values, and the source as a :class:`SourceAddress`."""
     body: dict[str, Any] = entry.model_dump(mode="json", exclude_unset=True)
-    return {key: value for key, value in body.items() if value is not None and (key, value) != ("source", "")}
+    if "source" in body:
+        body["source"] = entry.source or None
+    return {key: value for key, value in body.items() if value is not None}
 
 
 def settings_of(entry: CameraEntry) -> dict[str, Any]:
@@ -39,22 +42,30 @@ def settings_of(entry: CameraEntry) -> dict[str, Any]:
     return {key: value for key, value in written(entry).items() if key not in ("name", "source")}
 
 
+def entry_to_json(entry: CameraEntry, *, secrets: bool) -> str:
+    """:func:`written` as JSON, the source in full only with ``secrets``."""
+    return json.dumps(written(entry), default=SourceAddress.reveal if secrets else str)
+
+
 def entry_from_json(text: str) -> CameraEntry:
-    """The inverse of :func:`written`, dumped as JSON."""
+    """The inverse of :func:`entry_to_json`."""
     return CameraEntry.model_validate(json.loads(text))
 
 
-def without_password(entry: dict[str, Any], taken: Iterable[str] = ()) -> tuple[dict[str, Any], str | None]:
-    """A written camera with a reference to a variable in place of its password, and that variable's name; ``None``
-    where there is no password. ``taken``: names that other cameras' variables have."""
-    match = _PASSWORD.search(entry.get("source", ""))
-    if match is None:
-        return entry, None
-    variable = re.sub(r"\W", "_", entry["name"]).upper() + "_PASSWORD"
-    variable = variable if not variable[0].isdigit() else f"CAMERA_{variable}"
-    number, plain, used = 2, variable, set(taken)
-    while variable in used:
-        variable, number = f"{plain}_{number}", number + 1
-    source = entry["source"]
-    hidden = f"{source[: match.start('password')]}${{{variable}}}{source[match.end('password') :]}"
-    return {**entry, "source": hidden}, variable
+def with_variables(entry: dict[str, Any], taken: Iterable[str] = ()) -> tuple[dict[str, Any], list[str]]:
+    """A camera that was exported without secrets, with a reference to a variable in place of each of them, and the
+    variables' names. ``taken``: names that other cameras' variables have."""
+    first, *others = str(entry.get("source", "")).split(HIDDEN)
+    if not others:
+        return entry, []
+    plain = re.sub(r"\W", "_", entry["name"]).upper() + "_PASSWORD"
+    plain = plain if not plain[0].isdigit() else f"CAMERA_{plain}"
+    used, variables, source = set(taken), [], first
+    for other in others:
+        variable, number = plain, 2
+        while variable in used:
+            variable, number = f"{plain}_{number}", number + 1
+        used.add(variable)
+        variables.append(variable)
+        source += f"${{{variable}}}{other}"
+    return {**entry, "source": source}, variables

@@ -33,7 +33,6 @@ from cluster.errors import (
     UnavailableError,
     UnknownCameraError,
 )
-from cluster.redaction import redact
 from cluster.types import CameraStatus
 
 log = logging.getLogger(__name__)
@@ -237,7 +236,7 @@ class Reconciler:
             outcome = Outcome("False", "Invalid", in_resource_words(error))
         known = self._done.get(resource.name)
         if outcome.accepted != "True" and (known is None or known.outcome != outcome):
-            log.warning("camera resource %s is not accepted: %s", resource.name, redact(outcome.message))
+            log.warning("camera resource %s is not accepted: %s", resource.name, outcome.message)
         self._done[resource.name] = _Done(resource.asked, outcome)
 
     async def _apply(self, resource: CameraResource, camera: Managed | None, secrets: _Secrets) -> Outcome:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,6 +13,7 @@ from cluster.cameras.keys import camel, to_camel, to_snake
 from cluster.config.camera import CameraEntry
 from cluster.config.problems import InvalidConfigError, Problem, from_validation
 from cluster.errors import ConfigError
+from cluster.redaction import SourceAddress
 
 GROUP = "sightline.io"
 VERSION = "v1alpha1"
@@ -22,7 +22,6 @@ KIND = "Camera"
 TAKEOVER = f"{GROUP}/takeover"
 """Annotation: ``"true"`` takes a camera over from another manager."""
 
-_PASSWORD = re.compile(r"://[^/@]*:[^/@]*@")
 _CREDENTIALS = ("secretName", "usernameKey", "passwordKey")
 
 
@@ -44,7 +43,7 @@ class CameraResource:
     generation: int
     version: str
     takeover: bool
-    spec: Mapping[str, Any]
+    spec: Mapping[str, Any] = field(repr=False)
     status: Mapping[str, Any]
     body: Mapping[str, Any] = field(repr=False)
 
@@ -116,7 +115,7 @@ class CameraResource:
         if masks is not None:
             body["privacy_masks"] = [_mask(mask) for mask in masks] if isinstance(masks, list) else masks
         source = body.get("source", "")
-        if isinstance(source, str) and _PASSWORD.search(source) and not allow_password:
+        if isinstance(source, str) and SourceAddress(source).holds_password and not allow_password:
             found.append(
                 Problem(("source",), "must hold no password; put it into a Secret, and name that under credentials")
             )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import uuid
 from collections.abc import Iterable, Sequence
 
 from cluster.cameras.managed import Managed
@@ -21,20 +22,25 @@ class CameraTable:
         self._directory = directory
         self._managed: dict[str, Managed] = {}
 
-    def load(self, cameras: Iterable[Managed], now_s: float) -> None:
-        """Those there are when a controller starts. One that does not go with the configuration is logged and left
-        out; what was written of it stays with whoever keeps it."""
+    def load(self, cameras: Iterable[Managed], now_s: float) -> list[Managed]:
+        """Those there are when a controller starts; returns those of them that were not there before. One that does not
+        go with the configuration is logged and left out; what was written of it stays with whoever keeps it."""
+        new = []
         for managed in cameras:
             try:
                 settings = camera_settings(self._config, managed.entry)
             except ConfigError as error:
                 log.error("camera %s is left out: %s", managed.entry.name, error)
                 continue
-            self._directory.add(settings, now_s, manager=managed.manager)
-            self._managed[settings.name] = managed
+            known = _alive(managed, managed)
+            self._directory.add(settings, now_s, manager=managed.manager, life=known.life)
+            self._managed[settings.name] = known
+            if known is not managed:
+                new.append(known)
+        return new
 
-    def add(self, managed: Managed, now_s: float, *, force: bool = False, takeover: bool = False) -> None:
-        """Take a camera in.
+    def add(self, managed: Managed, now_s: float, *, force: bool = False, takeover: bool = False) -> Managed:
+        """Take a camera in; returns it with its life.
 
         Raises:
             CameraExistsError: the name is taken, with other settings.
@@ -45,14 +51,15 @@ class CameraTable:
         name = managed.entry.name
         known = self._managed.get(name)
         if takeover and known is not None and known.manager != managed.manager:
-            self.update(managed, now_s, takeover=True)
-            return
+            return self.update(managed, now_s, takeover=True)
         settings = camera_settings(self._config, managed.entry)
-        self._directory.add(settings, now_s, force=force, manager=managed.manager)
+        managed = _alive(managed, known)
+        self._directory.add(settings, now_s, force=force, manager=managed.manager, life=managed.life)
         self._managed[name] = managed
+        return managed
 
-    def update(self, managed: Managed, now_s: float, *, takeover: bool = False) -> None:
-        """Other settings for a camera, in place of all it had; see :meth:`Directory.update`.
+    def update(self, managed: Managed, now_s: float, *, takeover: bool = False) -> Managed:
+        """Other settings for a camera, in place of all it had but its life; see :meth:`Directory.update`.
 
         Raises:
             UnknownCameraError: there is none.
@@ -61,7 +68,9 @@ class CameraTable:
         """
         settings = camera_settings(self._config, managed.entry)
         self._directory.update(settings, now_s, manager=managed.manager, takeover=takeover)
+        managed = _alive(managed, self._managed.get(managed.entry.name))
         self._managed[managed.entry.name] = managed
+        return managed
 
     def remove(self, name: str, *, manager: str | None = None, takeover: bool = False) -> None:
         """See :meth:`Directory.remove`."""
@@ -77,3 +86,9 @@ class CameraTable:
         for name in names:
             self._directory.settings(name)
         return [self._managed[name] for name in sorted(names or self._managed)]
+
+
+def _alive(managed: Managed, known: Managed | None) -> Managed:
+    """With the life of the camera that is ``known``; one that begins gets a new one."""
+    life = known.life if known is not None and known.life else uuid.uuid4().hex[:16]
+    return managed if managed.life == life else managed.model_copy(update={"life": life})

@@ -13,7 +13,7 @@ from cluster.codec.source import Source, StreamHeader
 from cluster.codec.state import CameraState, SourceStatus
 from cluster.codec.supervisor import Backoff, SourceSupervisor
 from cluster.errors import ConfigError
-from cluster.redaction import redact
+from cluster.redaction import SourceAddress
 
 __all__ = [
     "Backoff",
@@ -29,7 +29,7 @@ __all__ = [
 ]
 
 
-def open_source(uri: str, **options: Any) -> Source:
+def open_source(uri: str | SourceAddress, **options: Any) -> Source:
     """The source for a camera's address: ``rtsp://`` or ``rtsps://``, a path or ``file://``, "" or "push" for push.
 
     ``options`` are the source's keyword arguments. Nothing is opened yet.
@@ -37,19 +37,19 @@ def open_source(uri: str, **options: Any) -> Source:
     Raises:
         ConfigError: another scheme, or an option the source does not have.
     """
+    address = SourceAddress(uri)
+    scheme = address.scheme
     try:
-        scheme = urlsplit(uri).scheme.lower() if "://" in uri else ""
-    except ValueError as error:
-        raise ConfigError(f"{redact(uri)!r} is not an address: {error}") from None
-    try:
-        if uri in ("", "push"):
+        if address.reveal() in ("", "push"):
             return PushSource(**options)
         if scheme in ("rtsp", "rtsps"):
-            return RtspSource(uri, **options)
+            return RtspSource(address, **options)
         if scheme == "file":
-            return FileSource(Path(unquote(urlsplit(uri).path)), **options)
+            return FileSource(Path(unquote(urlsplit(address.reveal()).path)), **options)
         if not scheme:
-            return FileSource(uri, **options)
+            return FileSource(address.reveal(), **options)
+    except ValueError:
+        raise ConfigError(f"{address!r} is not an address") from None
     except TypeError as error:
-        raise ConfigError(f"source {uri or 'push'!r} does not take these options: {error}") from None
-    raise ConfigError(f"source {uri!r} has an unknown scheme {scheme!r}; there are: rtsp, rtsps, file, push")
+        raise ConfigError(f"source {str(address) or 'push'!r} does not take these options: {error}") from None
+    raise ConfigError(f"source {address!r} has an unknown scheme {scheme!r}; there are: rtsp, rtsps, file, push")

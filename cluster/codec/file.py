@@ -14,6 +14,7 @@ from av.container import InputContainer
 from cluster.codec.demux import PROBING, Demuxer
 from cluster.codec.source import StreamHeader
 from cluster.errors import SourceError
+from cluster.redaction import SourceAddress
 from cluster.types import MICROSECONDS, EncodedPacket
 
 # Where a container states no frame count, its duration and last timestamp differ by the last frame's own duration;
@@ -40,6 +41,7 @@ class FileSource:
         if speed <= 0:
             raise ValueError(f"speed must be positive, not {speed}")
         self.path = Path(path)
+        self.name = str(SourceAddress(str(path)))
         self.loop = loop
         self.realtime = realtime
         self.speed = speed
@@ -89,7 +91,7 @@ class FileSource:
                 self._ended = True
                 return
             if not started:
-                raise SourceError(f"{self.path} holds no packet that decoding could start at", retryable=False)
+                raise SourceError(f"{self.name} holds no packet that decoding could start at", retryable=False)
             self.rounds += 1
             offset += times.length
             self._release()
@@ -105,18 +107,18 @@ class FileSource:
                     start = packet.pts if start is None else min(start, packet.pts)
                 yield packet
         except av.FFmpegError as error:
-            raise SourceError(f"{self.path} cannot be read to its end: {_reason(error)}", retryable=False) from None
+            raise SourceError(f"{self.name} cannot be read to its end: {_reason(error)}", retryable=False) from None
         read = demuxer.sequence - begun
         if demuxer.frames:
             if read < demuxer.frames:
                 raise SourceError(
-                    f"{self.path} is truncated: it ends after {read} of {demuxer.frames} frames", retryable=False
+                    f"{self.name} is truncated: it ends after {read} of {demuxer.frames} frames", retryable=False
                 )
         elif demuxer.duration and end is not None and start is not None:
             stated, found = demuxer.duration / MICROSECONDS, (end - start) / MICROSECONDS
             if stated - found > max(_LAST_FRAME_S, _LAST_FRAME_SHARE * stated):
                 raise SourceError(
-                    f"{self.path} is truncated: it ends after {found:.1f} of {stated:.1f} s", retryable=False
+                    f"{self.name} is truncated: it ends after {found:.1f} of {stated:.1f} s", retryable=False
                 )
 
     def _paced(self, packets: Iterator[EncodedPacket]) -> Iterator[EncodedPacket]:
@@ -133,11 +135,11 @@ class FileSource:
             yield packet
 
     def _open(self, first_sequence: int) -> Demuxer:
-        name = str(self.path)
+        name = self.name
         try:
             if self.path.stat().st_size == 0:
                 raise SourceError(f"{name} is empty (0 bytes)", retryable=False)
-            self._container = av.open(name, options=PROBING)
+            self._container = av.open(str(self.path), options=PROBING)
         except FileNotFoundError:
             raise SourceError(f"{name} does not exist", retryable=False) from None
         except IsADirectoryError:

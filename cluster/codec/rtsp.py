@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import threading
 import time
 from collections.abc import Iterator
@@ -13,13 +12,11 @@ from cluster.codec.demux import PROBING, Demuxer
 from cluster.codec.packet_queue import PacketQueue
 from cluster.codec.source import StreamHeader
 from cluster.errors import SourceError
+from cluster.redaction import SourceAddress
 from cluster.types import EncodedPacket
 
 # FFmpeg would watch about 25 pictures go by to guess a frame rate that nobody asks for: five seconds of a 5 FPS camera.
 _OPTIONS = PROBING | {"rtsp_transport": "tcp", "fpsprobesize": "0", "analyzeduration": "500000"}
-
-# Up to the last @ before the path: people put one into passwords without escaping it.
-_CREDENTIALS = re.compile(r"(?<=://)[^/]*@")
 
 
 class RtspSource:
@@ -36,15 +33,15 @@ class RtspSource:
 
     def __init__(
         self,
-        url: str,
+        url: str | SourceAddress,
         *,
         connect_timeout_s: float = 5.0,
         frozen_timeout_s: float = 10.0,
         max_packets: int = 512,
         max_bytes: int = 32 << 20,
     ) -> None:
-        self.url = url
-        self.name = _CREDENTIALS.sub("", url)
+        self.url = SourceAddress(url)
+        self.name = str(self.url)
         self.connect_timeout_s = connect_timeout_s
         self.frozen_timeout_s = frozen_timeout_s
         self.dropped = 0
@@ -134,7 +131,7 @@ class _Session(threading.Thread):
         timeout = (source.connect_timeout_s, source.frozen_timeout_s)
         started = time.monotonic()
         try:
-            container = av.open(source.url, options=_OPTIONS, timeout=timeout)
+            container = av.open(source.url.openable(), options=_OPTIONS, timeout=timeout)
         except av.FFmpegError as error:
             # Interrupted while probing, FFmpeg blames the data.
             late = time.monotonic() - started >= 0.9 * source.connect_timeout_s

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from cluster.codec.source import Source, StreamHeader
 from cluster.codec.state import CameraState, SourceStatus
 from cluster.errors import SourceError
+from cluster.redaction import redact
 from cluster.types import EncodedPacket
 
 
@@ -113,6 +114,7 @@ class SourceSupervisor:
         return self._tell(CameraState.ENDED, "stopped")
 
     def _tell(self, state: CameraState, reason: str = "", retry_in_s: float = 0.0) -> SourceStatus:
-        status = SourceStatus(state, reason, retry_in_s, self._attempts, max(0, self._opened - 1))
+        # Libraries quote the source, or a piece of it.
+        status = SourceStatus(state, redact(reason), retry_in_s, self._attempts, max(0, self._opened - 1))
         self._on_state(status)
         return status

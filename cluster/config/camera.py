@@ -14,6 +14,7 @@ from cluster.config.question import QuestionConfig
 from cluster.config.sampling import SamplingConfig
 from cluster.config.source import SourceConfig
 from cluster.config.window import WindowConfig
+from cluster.redaction import SourceAddress
 from cluster.types import StreamSpec
 
 PriorityName: TypeAlias = Literal["critical", "normal", "background"]
@@ -28,8 +29,8 @@ class CameraEntry(Section):
         pattern=r"^[\w.-]+$",
         description="Unique name of the camera: letters, digits, _ . -",
     )
-    source: str = Field(
-        default="",
+    source: SourceAddress = Field(
+        default=SourceAddress(),
         description="rtsp:// or rtsps:// address, path of a video file, or empty for a camera that pushes over gRPC.",
     )
     priority: PriorityName = Field(
@@ -60,7 +61,7 @@ class CameraConfig(Section):
     """A camera with every setting resolved (global sections, then its own keys)."""
 
     name: str = Field(description="Unique name of the camera.")
-    source: str = Field(description="Address or path; empty for a camera that pushes.")
+    source: SourceAddress = Field(description="Address or path; empty for a camera that pushes.")
     priority: PriorityName = Field(default="normal", description="critical, normal or background.")
     sampling: SamplingConfig = Field(description="Resolved sampling section.")
     pruning: PruningConfig = Field(description="Resolved pruning section.")
@@ -89,7 +90,7 @@ class CameraConfig(Section):
     @property
     def is_file(self) -> bool:
         """Whether the source is a video file."""
-        return bool(self.source) and ("://" not in self.source or self.source.startswith("file://"))
+        return bool(self.source) and self.source.scheme in ("", "file")
 
     @property
     def is_pushed(self) -> bool:

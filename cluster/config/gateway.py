@@ -26,6 +26,13 @@ class GatewayConfig(Section):
         le=64 * 2**20,
         description="Largest encoded packet taken over gRPC, bytes (default 4 MiB).",
     )
+    max_connections: int = Field(
+        default=1024,
+        ge=1,
+        le=65536,
+        description="gRPC connections at once, and as many over HTTP with a token; a pushing camera has one of its "
+        "own. Strangers can hold those of gRPC, up to 60 KiB each.",
+    )
     credit: int = Field(
         default=256, ge=1, le=65536, description="Unacknowledged packets one pushing camera may have in flight."
     )

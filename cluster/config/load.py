@@ -16,6 +16,7 @@ from cluster.config.resolve import deep_merge
 from cluster.config.root import SightlineConfig
 from cluster.config.yaml import Document, read_yaml
 from cluster.errors import ConfigError
+from cluster.redaction import SourceAddress
 
 
 def load_config(path: str | Path | None = None, overrides: Mapping[str, Any] | None = None) -> SightlineConfig:
@@ -49,7 +50,10 @@ def _checked(document: Document, where: str, overrides: Mapping[str, Any]) -> Si
 
 
 def parse_camera(
-    name: str, source: str = "", questions: Sequence[Mapping[str, Any]] = (), settings: Mapping[str, Any] | None = None
+    name: str,
+    source: str | SourceAddress = "",
+    questions: Sequence[Mapping[str, Any]] = (),
+    settings: Mapping[str, Any] | None = None,
 ) -> CameraEntry:
     """A camera added while the cluster runs, as ``Cameras.Add`` gives it; check it with ``camera_settings``.
 

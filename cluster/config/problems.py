@@ -14,6 +14,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from cluster.errors import ConfigError
+from cluster.redaction import redact
 
 Path = tuple[str | int, ...]
 
@@ -78,7 +79,8 @@ def from_validation(error: ValidationError, root: type[BaseModel], secret: Itera
         if inner:
             found += [replace(problem, path=(*path, *problem.path)) for problem in inner]
         else:
-            found.append(Problem(path, _message(details, path, root, shown=path not in hidden)))
+            # An address that was written under another key is in its message.
+            found.append(Problem(path, redact(_message(details, path, root, shown=path not in hidden))))
     return found
 
 

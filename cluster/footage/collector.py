@@ -7,7 +7,7 @@ import contextlib
 import json
 import logging
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -134,15 +134,15 @@ class FootageCollector:
                 self._settle(incident, kind, "none", "no clip: the camera was forgotten")
         return await self._on_disk(lambda: self.store.forget(camera, before_s=at_s))
 
-    async def retain(self, cameras: Collection[str]) -> None:
-        """These are all the cameras there are; those that were there before and are gone are forgotten."""
-        there = set(cameras)
-        gone = self._cameras - there
-        if there == self._cameras:
+    async def retain(self, lives: Mapping[str, str]) -> None:
+        """The cameras there are, and the life of each: those that were there before and are gone are forgotten, also
+        where there is one of the same name again."""
+        if lives == self._cameras:
             return
+        gone = {camera for camera, life in self._cameras.items() if lives.get(camera) != life}
         self._owed = {camera for camera in sorted(self._owed | gone) if not await self._forget_removed(camera)}
-        self._cameras = there | self._owed
-        body = json.dumps({"run": self._run, "cameras": sorted(self._cameras)})
+        self._cameras = {camera: self._cameras[camera] for camera in self._owed} | dict(lives)
+        body = json.dumps({"run": self._run, "cameras": self._cameras})
         await self._on_disk(lambda: _write_known(self._known_file, body))
 
     async def _forget_removed(self, camera: str) -> bool:
@@ -339,12 +339,12 @@ def _filled(draft: Draft, data: bytes) -> None:
     draft.commit()
 
 
-def _read_known(file: Path, run: str) -> set[str]:
+def _read_known(file: Path, run: str) -> dict[str, str]:
     try:
         body = json.loads(file.read_text())
-        return set(body["cameras"]) if body["run"] == run else set()
+        return dict(body["cameras"]) if body["run"] == run else {}
     except (OSError, ValueError, KeyError, TypeError):
-        return set()
+        return {}
 
 
 def _write_known(file: Path, body: str) -> None:

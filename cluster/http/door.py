@@ -15,6 +15,7 @@ from aiohttp import web
 from cluster import metrics
 from cluster.errors import SightlineError
 from cluster.hosts import is_loopback
+from cluster.http.connections import admit
 from cluster.http.replies import HttpError, status_of
 from cluster.http.route import OPEN, Route
 from cluster.rpc.guard import Guard
@@ -110,8 +111,11 @@ class Door:
         return door
 
     def _admit(self, request: web.Request, route: Route) -> Principal:
-        if route.rule == OPEN or self._guard is None:
+        if route.rule == OPEN:
             return ANYBODY if self._guard is None else NOBODY
+        if self._guard is None:
+            admit(request)
+            return ANYBODY
         principal = self._guard.admit(authorization(request), route.rule)
         request[WHO] = principal.name
         if not route.rule.startswith("/"):
@@ -119,6 +123,7 @@ class Door:
             camera = RULES[route.rule].camera
             named = [request.match_info[camera]] if camera in request.match_info else names(request, camera)
             self._guard.check(principal, route.rule, named)
+        admit(request)
         return principal
 
 

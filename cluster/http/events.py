@@ -54,8 +54,9 @@ class EventRoutes:
                 if loop.time() - checked_s >= self._ping_s:
                     checked_s = loop.time()
                     try:
-                        # A token that was revoked, or has expired, sees no more.
-                        self._door.identify(request).require(Role.VIEW)
+                        # A token that was revoked, or has expired, sees no more; one that was changed, what it is for.
+                        principal = self._door.identify(request)
+                        principal.require(Role.VIEW)
                     except SightlineError:
                         break
                 await response.write(piece or b": ping\n\n")

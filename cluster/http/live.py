@@ -144,19 +144,20 @@ class Live:
     def _tell(self, cameras: Sequence[CameraStatus]) -> None:
         before, now = self.cameras, {status.name: status for status in cameras}
         self.cameras = now
+        gone = [name for name, status in before.items() if name not in now or now[name].life != status.life]
+        for name in gone:
+            self._told.pop(name, None)
+            self.feed.put(Event.of("removed", name, {"name": name}))
+        if gone or before.keys() != now.keys():
+            self.history.keep(now.keys() - set(gone))
         for name, status in now.items():
             self.history.status(status)
-            known = before.get(name)
+            known = before.get(name) if name not in gone else None
             if len(self.feed) and status != known:
                 quick = known is None or _without_counters(status) != _without_counters(known)
                 if quick or self.seen_s - self._told.get(name, float("-inf")) >= COUNTERS_S:
                     self._told[name] = self.seen_s
                     self.feed.put(Event.of("camera", name, status))
-        for gone in before.keys() - now.keys():
-            self._told.pop(gone, None)
-            self.feed.put(Event.of("removed", gone, {"name": gone}))
-        if before.keys() != now.keys():
-            self.history.keep(now)
 
 
 _SLOW = {

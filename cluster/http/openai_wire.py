@@ -11,6 +11,7 @@ from pydantic import ConfigDict, Field
 from cluster.errors import ConfigError
 from cluster.http.body import MAX_NUMBER, Body
 from cluster.http.replies import HttpError, headers_of, reply, status_of
+from cluster.redaction import redact
 from cluster.rpc.memory_wire import MAX_TURNS, check_camera, check_question
 
 PREFIX = "camera/"
@@ -136,7 +137,7 @@ def error_body(error: BaseException) -> dict[str, Any]:
     # Nothing else can be missing here: paths that are not there have the other form.
     missing = status == 404
     code = "model_not_found" if missing else _CODES.get(status)
-    return {"error": {"message": str(error), "type": kind, "param": "model" if missing else None, "code": code}}
+    return {"error": {"message": redact(str(error)), "type": kind, "param": "model" if missing else None, "code": code}}
 
 
 def openai_failure(error: BaseException, request_id: str) -> web.Response:

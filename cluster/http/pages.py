@@ -8,8 +8,9 @@ import hashlib
 import json
 import mimetypes
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from copy import copy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,12 +18,15 @@ from typing import Any
 from aiohttp import web
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
 
 from cluster.errors import UnavailableError
 from cluster.http.forms import Health
 from cluster.http.live import Live
 from cluster.http.replies import HttpError, reply
 from cluster.http.route import OPEN, Route
+from cluster.security.access import Principal, current
 from cluster.security.roles import METRICS
 
 STATIC = Path(__file__).parent.parent / "console" / "static"
@@ -93,6 +97,21 @@ def _read(path: Path, stamp: tuple[int, int]) -> _File:
     return _File(stamp, kind, f'"{hashlib.blake2b(data, digest_size=12).hexdigest()}"', data, packed)
 
 
+class _Seen(Collector):
+    """What is in ``registry``, without the series of cameras that ``principal`` may not see."""
+
+    def __init__(self, registry: CollectorRegistry, principal: Principal) -> None:
+        self._registry, self._sees = registry, principal.sees
+
+    def collect(self) -> Iterator[Metric]:
+        for metric in self._registry.collect():
+            seen = copy(metric)
+            seen.samples = [
+                each for each in metric.samples if "camera" not in each.labels or self._sees(each.labels["camera"])
+            ]
+            yield seen
+
+
 class PageRoutes:
     """See :meth:`routes`.
 
@@ -156,7 +175,8 @@ class PageRoutes:
     async def metrics(self, request: web.Request) -> web.Response:
         encode, kind = choose_encoder(request.headers.get("Accept", ""))
         loop = asyncio.get_running_loop()
-        data = await loop.run_in_executor(self._scrapes, encode, self._registry)
+        seen = _Seen(self._registry, current())
+        data = await loop.run_in_executor(self._scrapes, encode, seen)
         response = web.Response(body=data, headers={"Content-Type": kind, "Cache-Control": "no-store"})
         response.enable_compression()
         return response

@@ -10,6 +10,7 @@ import grpc
 from aiohttp import web
 
 from cluster.errors import SightlineError
+from cluster.redaction import redact
 from cluster.rpc.status import code_of
 
 Code = grpc.StatusCode
@@ -66,7 +67,7 @@ def reply(body: Any, status: int = 200, headers: Mapping[str, str] | None = None
 def failure(error: BaseException, request_id: str) -> web.Response:
     """``{"error": …}``; what is our own mistake says where its story is."""
     status = status_of(error)
-    sentence = str(error) or type(error).__name__
+    sentence = redact(str(error)) or type(error).__name__
     if status == 500:
         sentence = f"{sentence.rstrip('.')}; the gateway's log has more under request {request_id}"
     return reply({"error": sentence}, status, headers_of(error))

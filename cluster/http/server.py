@@ -3,26 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import os
 import socket
 import ssl
+from functools import partial
 from typing import Any
 
 from aiohttp import web
 
 from cluster.errors import SightlineError
-from cluster.http.connections import Connections
+from cluster.http.connections import CONNECTIONS, Connection, Connections
 from cluster.http.quiet import server_log
 from cluster.rpc.tls import Reloading, TlsFiles
 
 log = logging.getLogger(__name__)
 
-_BUSY = (
-    b"HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\nRetry-After: 1\r\nConnection: close\r\n\r\n"
-    b'{"error": "too many connections are open; try again"}\n'
-)
 _BACKLOG = 256
 
 
@@ -31,7 +27,9 @@ class HttpServer:
 
     Args:
         application: answers; its handlers are cancelled when their client leaves.
-        max_connections: at once, those that still shake hands included; one more gets 503, or is closed under TLS.
+        max_connections: of callers that were let in, at once; one more gets 503.
+        max_strangers: connections of everybody else, at once, those that still shake hands included; a new one ends an
+            old one. Under TLS each takes 0.3 MiB.
         header_s: longest from a new connection, or from a finished reply, to the next complete request head.
         stall_s: longest that a client may take to shake hands, or to take anything of a reply.
         setting: what to change when the port cannot be had.
@@ -43,6 +41,7 @@ class HttpServer:
         application: web.Application,
         *,
         max_connections: int = 1024,
+        max_strangers: int = 128,
         header_s: float = 30.0,
         stall_s: float = 30.0,
         setting: str = "gateway.metrics_port",
@@ -61,7 +60,8 @@ class HttpServer:
             shutdown_timeout=1.0,
         )
         self._tls = None if tls is None else _Renewing.of(tls)
-        self._connections = Connections(max_connections, stall_s)
+        self._connections = Connections(max_connections, max_strangers, stall_s)
+        application[CONNECTIONS] = self._connections
         self._stall_s = stall_s
         self._setting = setting
         self._listener: socket.socket | None = None
@@ -70,8 +70,13 @@ class HttpServer:
 
     @property
     def refused(self) -> int:
-        """Connections that came when as many as may be were open."""
+        """Requests that came over one more connection than may be."""
         return self._connections.refused
+
+    @property
+    def evicted(self) -> int:
+        """Connections of strangers that ended for newer ones."""
+        return self._connections.evicted
 
     @property
     def cut(self) -> int:
@@ -118,20 +123,21 @@ class HttpServer:
         loop = asyncio.get_running_loop()
         while True:
             try:
-                client, _ = await loop.sock_accept(listener)
+                client, address = await loop.sock_accept(listener)
             except OSError as error:
                 # Out of file descriptors: those who are served go on, and free some.
                 log.warning("no connection can be taken: %s", error)
                 await asyncio.sleep(1.0)
                 continue
-            if not self._connections.room(len(self._shaking)):
-                self._refuse(client)
-                continue
-            task = asyncio.create_task(self._connect(client), name="http handshake")
+            connection = self._connections.add(str(address[0]))
+            task = asyncio.create_task(self._connect(client, connection), name="http handshake")
+            connection.shaking = task
             self._shaking.add(task)
-            task.add_done_callback(self._shaking.discard)
+            task.add_done_callback(partial(self._shaken, client, connection))
+            # With connections waiting, accepting does not wait: those that were taken must get their turn.
+            await asyncio.sleep(0)
 
-    async def _connect(self, client: socket.socket) -> None:
+    async def _connect(self, client: socket.socket, connection: Connection) -> None:
         loop = asyncio.get_running_loop()
         secure: dict[str, Any] = {}
         if self._tls is not None:
@@ -141,15 +147,16 @@ class HttpServer:
             transport, _ = await loop.connect_accepted_socket(protocol_factory, client, **secure)
         except (OSError, ssl.SSLError) as error:
             log.debug("a connection was not made: %s", error)
-            client.close()
             return
-        self._connections.opened(transport)
+        self._connections.opened(connection, transport)
 
-    def _refuse(self, client: socket.socket) -> None:
-        with contextlib.closing(client), contextlib.suppress(OSError):
-            client.setblocking(False)
-            if self._tls is None:
-                client.send(_BUSY)
+    def _shaken(self, client: socket.socket, connection: Connection, task: asyncio.Task[None]) -> None:
+        self._shaking.discard(task)
+        # Else all that a failed handshake had, 0.3 MiB, stays until Python looks for cycles.
+        connection.shaking = None
+        if connection.transport is None:
+            self._connections.failed(connection)
+            client.close()
 
 
 class _Renewing(ssl.SSLContext):

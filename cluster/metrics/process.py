@@ -8,16 +8,18 @@ from typing import TYPE_CHECKING
 
 from cluster.metrics.families import build_info
 from cluster.metrics.primed import Role, prime
-from cluster.redaction import redact
+from cluster.redaction import KnownSecrets, redact_log
 
 if TYPE_CHECKING:
     from cluster.config import SightlineConfig
 
 
 def config_digest(config: SightlineConfig) -> str:
-    """12 hexadecimal digits that change with any setting; passwords in addresses do not count, so that nobody can
-    try them against the digest."""
-    return hashlib.blake2b(redact(config.model_dump_json()).encode(), digest_size=6).hexdigest()
+    """12 hexadecimal digits that change with any setting; passwords do not count, so that nobody can try them against
+    the digest."""
+    # Whatever else this process knows: the digest is the same in all of them.
+    shown = redact_log(config.model_dump_json(), KnownSecrets())
+    return hashlib.blake2b(shown.encode(), digest_size=6).hexdigest()
 
 
 def describe_process(config: SightlineConfig, role: Role) -> None:

@@ -10,8 +10,9 @@ from typing import Any, Protocol, TypeVar
 import grpc.aio
 from sightline.v1 import cameras_pb2, cameras_pb2_grpc
 
-from cluster.cameras.managed import Managed, written
+from cluster.cameras.managed import Managed, entry_to_json
 from cluster.errors import ConfigError, SightlineError, UnavailableError
+from cluster.redaction import SourceAddress
 from cluster.rpc.convert import question_from_proto, status_to_proto
 from cluster.rpc.status import abort
 from cluster.security.access import current
@@ -32,7 +33,7 @@ class CameraDirectory(Protocol):
     async def add(
         self,
         name: str,
-        source: str,
+        source: SourceAddress,
         questions: Sequence[Question],
         settings: dict[str, Any],
         force: bool = False,
@@ -43,7 +44,7 @@ class CameraDirectory(Protocol):
     async def update(
         self,
         name: str,
-        source: str,
+        source: SourceAddress,
         questions: Sequence[Question],
         settings: dict[str, Any],
         manager: str = "",
@@ -75,7 +76,13 @@ class CamerasServicer(cameras_pb2_grpc.CamerasServicer):
             settings = _settings(request.settings_json)
             questions = [question_from_proto(question) for question in request.questions]
             adding = self._directory.add(
-                request.name, request.source, questions, settings, request.force, request.manager, request.takeover
+                request.name,
+                SourceAddress(request.source),
+                questions,
+                settings,
+                request.force,
+                request.manager,
+                request.takeover,
             )
             return status_to_proto(await self._in_time(adding))
         except (SightlineError, ValueError) as error:
@@ -88,7 +95,7 @@ class CamerasServicer(cameras_pb2_grpc.CamerasServicer):
             settings = _settings(request.settings_json)
             questions = [question_from_proto(question) for question in request.questions]
             updating = self._directory.update(
-                request.name, request.source, questions, settings, request.manager, request.takeover
+                request.name, SourceAddress(request.source), questions, settings, request.manager, request.takeover
             )
             return status_to_proto(await self._in_time(updating))
         except (SightlineError, ValueError) as error:
@@ -103,7 +110,9 @@ class CamerasServicer(cameras_pb2_grpc.CamerasServicer):
             return cameras_pb2.ExportCamerasResponse(
                 cameras=[
                     cameras_pb2.WrittenCamera(
-                        name=each.entry.name, manager=each.manager, entry_json=json.dumps(written(each.entry))
+                        name=each.entry.name,
+                        manager=each.manager,
+                        entry_json=entry_to_json(each.entry, secrets=request.secrets),
                     )
                     for each in cameras
                     if seen.sees(each.entry.name)

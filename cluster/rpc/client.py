@@ -20,6 +20,7 @@ from sightline.v1 import (
 from cluster.cameras.managed import Managed, entry_from_json
 from cluster.errors import SightlineError, UnavailableError
 from cluster.hosts import is_loopback
+from cluster.redaction import SourceAddress
 from cluster.rpc import replicas
 from cluster.rpc.channel import CLUSTER_MESSAGE_BYTES, channel_options, split_address
 from cluster.rpc.convert import answer_from_proto, question_to_proto, status_from_proto
@@ -81,7 +82,7 @@ class GatewayClient:
     def camera_add(
         self,
         name: str,
-        source: str = "",
+        source: str | SourceAddress = "",
         questions: Sequence[Question] = (),
         settings: dict[str, Any] | None = None,
         *,
@@ -93,7 +94,7 @@ class GatewayClient:
         ``manager``: whose it is from now on (empty: ``cluster``); ``takeover``: also when it is another's now."""
         request = cameras_pb2.AddCameraRequest(
             name=name,
-            source=source,
+            source=SourceAddress(source).reveal(),
             questions=[question_to_proto(question) for question in questions],
             settings_json=json.dumps(settings) if settings else "",
             force=force,
@@ -105,7 +106,7 @@ class GatewayClient:
     def camera_update(
         self,
         name: str,
-        source: str = "",
+        source: str | SourceAddress = "",
         settings: dict[str, Any] | None = None,
         *,
         manager: str = "",
@@ -114,7 +115,7 @@ class GatewayClient:
         """Other settings for a camera, all of them; see :meth:`camera_add`. Questions are a key of the settings."""
         request = cameras_pb2.UpdateCameraRequest(
             name=name,
-            source=source,
+            source=SourceAddress(source).reveal(),
             settings_json=json.dumps(settings) if settings else "",
             manager=manager,
             takeover=takeover,
@@ -125,9 +126,11 @@ class GatewayClient:
         request = cameras_pb2.RemoveCameraRequest(name=name, manager=manager, takeover=takeover)
         self._call(self._cameras.Remove, request)
 
-    def cameras_export(self, names: Collection[str] = ()) -> list[Managed]:
-        """Cameras as they were written, passwords included; all of them without ``names``. For administrators."""
-        reply = self._call(self._cameras.Export, cameras_pb2.ExportCamerasRequest(names=sorted(names)))
+    def cameras_export(self, names: Collection[str] = (), *, secrets: bool = False) -> list[Managed]:
+        """Cameras as they were written, sources in full only with ``secrets``; all of them without ``names``. For
+        administrators."""
+        request = cameras_pb2.ExportCamerasRequest(names=sorted(names), secrets=secrets)
+        reply = self._call(self._cameras.Export, request)
         return [Managed(entry=entry_from_json(each.entry_json), manager=each.manager) for each in reply.cameras]
 
     def replicas_list(self) -> list[ReplicaStatus]:

@@ -164,6 +164,7 @@ def answer_to_proto(answer: Answer, missed: int = 0) -> results_pb2.Answer:
         timing=results_pb2.Timing(**asdict(answer.timing)),
         missed=missed,
         trace=answer.trace,
+        incarnation=answer.incarnation,
     )
 
 
@@ -182,6 +183,7 @@ def answer_from_proto(message: results_pb2.Answer) -> Answer:
         tokens=TokenCount(**{name: getattr(message.tokens, name) for name in _TOKEN_FIELDS}),
         timing=Timing(**{name: getattr(message.timing, name) for name in _TIMING_FIELDS}),
         trace=message.trace,
+        incarnation=message.incarnation,
     )
 
 

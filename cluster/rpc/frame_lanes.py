@@ -14,6 +14,14 @@ from sightline.v1 import frames_pb2
 
 from cluster.types import FrameSample, StreamSpec
 
+RefusalName = Literal["", "frame", "spec", "not_open"]
+
+_REFUSALS: dict[int, RefusalName] = {
+    frames_pb2.FRAME_REFUSAL_FRAME: "frame",
+    frames_pb2.FRAME_REFUSAL_SPEC: "spec",
+    frames_pb2.FRAME_REFUSAL_NOT_OPEN: "not_open",
+}
+
 NO_WINDOWS = (0, 0, 0)
 """Windows done, gated and dropped at a replica that has just got a camera."""
 
@@ -23,22 +31,24 @@ class LostStream:
     """A camera whose window at the replica is gone, or whose replica cannot be reached.
 
     ``frames``: how many of its frames were under way or waiting and are lost. ``refused``: the replica is there and did
-    not take the camera (``open``) or one of its frames (``frame``). ``settled``: the camera was to be handed over to
-    another replica, the old one had settled so many windows, and the window in the making is lost; frames go on at the
-    other with a fresh one, which has been sent or held already.
+    not take the camera's specification (``spec``), one of its frames (``frame``), or any of them because the camera is
+    not open there (``not_open``): it is opened again with its next fresh frame. ``settled``: the camera was to be
+    handed over to another replica, the old one had settled so many windows, and the window in the making is lost;
+    frames go on at the other with a fresh one, which has been sent or held already.
     """
 
     camera: str
     address: str
     frames: int
     reason: str
-    refused: Literal["", "open", "frame"] = ""
+    refused: RefusalName = ""
     settled: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class LaneStatus:
-    """One camera's way to its replica. ``dropped``: the replica was slow; ``lost``: the connection broke."""
+    """One camera's way to its replica. ``dropped``: the replica was slow; ``lost``: the connection broke; ``refused``:
+    why the replica did not take the newest frame it told of, empty where it did."""
 
     address: str
     connected: bool
@@ -50,6 +60,7 @@ class LaneStatus:
     windows_done: int
     windows_gated: int
     windows_dropped: int
+    refused: str
 
 
 @dataclass(slots=True)
@@ -74,15 +85,19 @@ class Move:
 class Lane:
     """One camera: frames that wait and that are under way to ``address``.
 
+    ``term``: see ``StreamOpen``; ``not_open``: the replica says so, and it is opened with the next frame, not before.
     ``windows``: done, gated and dropped there; ``before``: at replicas that have handed the camera over.
     """
 
     spec: StreamSpec
     address: str
+    term: int
     queue: deque[frames_pb2.Frame] = field(default_factory=deque)
     in_flight: deque[int] = field(default_factory=deque)
     credit: int = 0
     opened: bool = False
+    not_open: bool = False
+    refused: str = ""
     wants_fresh: bool = True
     closing: frames_pb2.StreamClose | None = None
     sent: int = 0
@@ -125,6 +140,7 @@ class Lane:
         self.queue.clear()
         self.in_flight.clear()
         self.credit, self.opened, self.wants_fresh = 0, False, True
+        self.not_open, self.refused = False, ""
         return frames
 
     def arrive(self, move: Move) -> None:
@@ -144,18 +160,22 @@ class Lane:
         if ack.closed and self.move is not None:
             self.move.closed, self.move.saved = True, ack.saved
             self.move.done.set()
+        self.refused = ack.refused
         if not ack.refused:
             return None
+        refused = _REFUSALS.get(ack.refusal, "frame")
+        if refused == "not_open":
+            self.opened, self.not_open = False, True
         frames = len(self.queue) + (0 if ack.opened else 1)
         self.lost += frames
         self.queue.clear()
         self.wants_fresh = True
-        return LostStream(ack.camera, self.address, frames, ack.refused, "open" if ack.opened else "frame")
+        return LostStream(ack.camera, self.address, frames, ack.refused, refused)
 
     def status(self, *, connected: bool) -> LaneStatus:
         waiting, under_way = len(self.queue), len(self.in_flight)
         counts = (self.sent, self.dropped, self.lost)
-        return LaneStatus(self.address, connected, waiting, under_way, *counts, *self.settled)
+        return LaneStatus(self.address, connected, waiting, under_way, *counts, *self.settled, self.refused)
 
 
 @dataclass(slots=True)

@@ -58,11 +58,21 @@ class FrameSender:
         self._lock = threading.Condition()
         self._lanes: dict[str, Lane] = {}
         self._links: dict[str, Link] = {}
+        self._term = 0
         self._stopped = False
         self._left = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
 
     # -- any thread -----------------------------------------------------------------------------
+    def confirm(self, term: int) -> None:
+        """This version of the controller's table gives all cameras that are not closing here to this decoder, and what
+        is assigned from now on (``StreamOpen.term``)."""
+        with self._lock:
+            self._term = term
+            for lane in self._lanes.values():
+                if lane.closing is None:
+                    lane.term = term
+
     def assign(self, spec: StreamSpec, address: str, *, hand_over: bool = False) -> bool:
         """``spec.stream`` belongs to the replica at ``address`` from now on; again with another spec to change it.
 
@@ -84,7 +94,7 @@ class FrameSender:
                 self._loop.call_soon_threadsafe(self._begin_move, camera, lane, lane.move)
                 return True
             if lane is None or lane.closing is not None:
-                self._lanes[camera] = Lane(spec, address)
+                self._lanes[camera] = Lane(spec, address, self._term)
             elif lane.address != address:
                 if old := self._links.get(lane.address):
                     old.farewells.append(frames_pb2.StreamClose(camera=camera))
@@ -313,10 +323,10 @@ class FrameSender:
                 lane = self._lanes.get(camera)
                 if lane is None or lane.address != link.address:
                     continue
-                if not lane.opened:
-                    lane.opened = True
+                if not lane.opened and (lane.queue or not lane.not_open):
+                    lane.opened, lane.not_open = True, False
                     link.ready.append(camera)
-                    opened = frames_pb2.StreamOpen(camera=camera, spec_json=spec_to_json(lane.spec))
+                    opened = frames_pb2.StreamOpen(camera=camera, spec_json=spec_to_json(lane.spec), term=lane.term)
                     return frames_pb2.FrameMessage(open=opened)
                 if lane.queue and len(lane.in_flight) < lane.credit:
                     frame = lane.queue.popleft()

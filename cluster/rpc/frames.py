@@ -13,7 +13,7 @@ from typing import NamedTuple, Protocol, TypeAlias
 import grpc.aio
 from sightline.v1 import frames_pb2, frames_pb2_grpc
 
-from cluster.errors import CapacityError, SightlineError
+from cluster.errors import CapacityError, SightlineError, UnknownCameraError
 from cluster.rpc.convert import frame_from_proto, spec_from_json
 from cluster.rpc.status import abort
 from cluster.types import FrameSample, StreamSpec
@@ -46,7 +46,8 @@ class FrameHandler(Protocol):
     """The replica. Called on the event loop, one call at a time per camera, cameras side by side.
 
     ``on_open`` and ``on_frame`` may raise ``SightlineError`` or ``ValueError``: the decoder is told and goes on with a
-    fresh anchor. Not returning from ``on_frame`` withholds credit, which is how a busy replica slows a decoder down.
+    fresh anchor. After ``UnknownCameraError`` of ``on_frame`` it opens the camera again first. Not returning from
+    ``on_frame`` withholds credit, which is how a busy replica slows a decoder down.
     """
 
     async def on_open(self, spec: StreamSpec) -> None:
@@ -77,16 +78,42 @@ class _Arrival(NamedTuple):
     arrived_s: float
 
 
+class _Opening(NamedTuple):
+    spec: StreamSpec
+    term: int
+
+
+class _Refusal(NamedTuple):
+    kind: frames_pb2.FrameRefusal
+    reason: str
+
+
+class _Owner(NamedTuple):
+    """Whose camera it is: the connection that opened it last, and the ``term`` that it opened it with."""
+
+    connection: _Connection
+    term: int
+
+
 @dataclass(slots=True)
 class _Lane:
-    """One camera on one connection: a queue bounded by the credit, and the task that empties it."""
+    """One camera on one connection: a queue bounded by the credit, and the task that empties it.
 
-    items: deque[_Arrival | StreamSpec | frames_pb2.StreamClose | None] = field(default_factory=deque)
+    ``discarding``: frames up to a fresh one; ``rejected``: why all of them, until the camera is opened (again), which
+    the decoder has been ``told``.
+    """
+
+    items: deque[_Arrival | _Opening | frames_pb2.StreamClose | None] = field(default_factory=deque)
     ready: asyncio.Event = field(default_factory=asyncio.Event)
     frames: int = 0
     discarding: bool = False
-    rejected: str = ""
+    rejected: _Refusal | None = None
+    told: bool = False
     task: asyncio.Task[None] | None = None
+
+    def reject(self, kind: frames_pb2.FrameRefusal, reason: str, *, told: bool) -> _Refusal:
+        self.rejected, self.told = _Refusal(kind, reason), told
+        return self.rejected
 
 
 def _sentence(error: Exception) -> str:
@@ -95,6 +122,10 @@ def _sentence(error: Exception) -> str:
         return str(error)
     log.error("the replica failed on a camera's message", exc_info=error)
     return f"the replica failed: {error!r}"
+
+
+def _taken(camera: str) -> str:
+    return f"another decoder sends camera {camera!r} now"
 
 
 class FramesServicer(frames_pb2_grpc.FramesServicer):
@@ -108,7 +139,7 @@ class FramesServicer(frames_pb2_grpc.FramesServicer):
         self._handler = handler
         self._credit = credit
         self._gather_s = gather_s
-        self._owners: dict[str, _Connection] = {}
+        self._owners: dict[str, _Owner] = {}
 
     async def Send(self, request_iterator: object, context: Context) -> None:  # noqa: ARG002, N802
         """See protos/sightline/v1/frames.proto."""
@@ -126,7 +157,7 @@ class FramesServicer(frames_pb2_grpc.FramesServicer):
 class _Connection:
     """One decoder's stream."""
 
-    def __init__(self, handler: FrameHandler, credit: int, owners: dict[str, _Connection], gather_s: float) -> None:
+    def __init__(self, handler: FrameHandler, credit: int, owners: dict[str, _Owner], gather_s: float) -> None:
         self._handler = handler
         self._credit = credit
         self._owners = owners
@@ -164,7 +195,7 @@ class _Connection:
             task.cancel()
         if tasks:
             await asyncio.wait(tasks)
-        lost = [camera for camera in self._lanes if self._owners.get(camera) is self]
+        lost = [camera for camera in self._lanes if self._owns(camera)]
         for camera in lost:
             del self._owners[camera]
         if lost:
@@ -172,8 +203,12 @@ class _Connection:
 
     def surrender(self, camera: str) -> None:
         """Another connection has the camera now: its frames on this one are refused."""
-        lane = self._lanes[camera]
-        lane.rejected = f"another decoder sends camera {camera!r} now"
+        if (lane := self._lanes.get(camera)) is not None:
+            lane.reject(frames_pb2.FRAME_REFUSAL_NOT_OPEN, _taken(camera), told=False)
+
+    def _owns(self, camera: str) -> bool:
+        owner = self._owners.get(camera)
+        return owner is not None and owner.connection is self
 
     def _take(self, message: frames_pb2.FrameMessage) -> None:
         kind = message.WhichOneof("message")
@@ -204,12 +239,7 @@ class _Connection:
         if lane is None:
             lane = self._lanes[opened.camera] = _Lane()
             lane.task = asyncio.create_task(self._work(opened.camera, lane), name=f"frames of {opened.camera}")
-        owner = self._owners.get(opened.camera)
-        if owner is not None and owner is not self:
-            owner.surrender(opened.camera)
-        self._owners[opened.camera] = self
-        lane.rejected = ""
-        lane.items.append(spec)
+        lane.items.append(_Opening(spec, opened.term))
         lane.ready.set()
 
     def _lane(self, camera: str) -> _Lane:
@@ -230,10 +260,10 @@ class _Connection:
                 refused = await self._frame(lane, item)
                 lane.frames -= 1
                 self._ack(camera, item.sample.index, refused)
-            elif isinstance(item, StreamSpec):
+            elif isinstance(item, _Opening):
                 self._ack(camera, 0, await self._admit(lane, item), opened=True)
             else:
-                mine = self._owners.get(camera) is self
+                mine = self._owns(camera)
                 if mine:
                     del self._owners[camera]
                 if item.hand_over:
@@ -242,7 +272,8 @@ class _Connection:
                     handed = await self._hand_over(camera, mine=mine)
                     before = self._acks.get(camera)
                     if before is not None and not before.opened:
-                        handed.index, handed.opened, handed.refused = before.index, False, before.refused
+                        handed.index, handed.opened = before.index, False
+                        handed.refused, handed.refusal = before.refused, before.refusal
                     self._acks[camera] = handed
                     self._urgent.set()
                     self._ack_ready.set()
@@ -277,34 +308,47 @@ class _Connection:
             saved=handed.saved,
         )
 
-    async def _admit(self, lane: _Lane, spec: StreamSpec) -> str:
+    async def _admit(self, lane: _Lane, opening: _Opening) -> _Refusal | None:
+        """Take the camera from whoever had it, in turn with its frames: those that came before it are not of it."""
+        spec, term = opening
+        owner = self._owners.get(spec.stream)
+        if owner is not None and owner.connection is not self:
+            if term < owner.term:
+                return lane.reject(frames_pb2.FRAME_REFUSAL_NOT_OPEN, _taken(spec.stream), told=True)
+            owner.connection.surrender(spec.stream)
+        self._owners[spec.stream] = _Owner(self, term)
+        lane.rejected = None
         try:
             await self._handler.on_open(spec)
         except Exception as error:
-            lane.rejected = _sentence(error)
+            return lane.reject(frames_pb2.FRAME_REFUSAL_SPEC, _sentence(error), told=True)
+        return None
+
+    async def _frame(self, lane: _Lane, arrival: _Arrival) -> _Refusal | None:
+        """Hand one frame on; returns the refusal. After one, frames are discarded up to a fresh anchor."""
+        sample, arrived_s = arrival
+        if lane.rejected is None and (not lane.discarding or sample.fresh):
+            lane.discarding = False
+            try:
+                await self._handler.on_frame(sample, arrived_s)
+            except UnknownCameraError as error:
+                lane.reject(frames_pb2.FRAME_REFUSAL_NOT_OPEN, str(error), told=False)
+            except Exception as error:
+                lane.discarding = True
+                return _Refusal(frames_pb2.FRAME_REFUSAL_FRAME, _sentence(error))
+        if lane.rejected is None or (lane.told and not sample.fresh):
+            # Told once per anchor is enough.
+            return None
+        lane.told = True
         return lane.rejected
 
-    async def _frame(self, lane: _Lane, arrival: _Arrival) -> str:
-        """Hand one frame on; returns the refusal's sentence. After one, frames are discarded up to a fresh anchor."""
-        sample, arrived_s = arrival
-        if lane.rejected or (lane.discarding and not sample.fresh):
-            # Told once per anchor is enough.
-            return lane.rejected if sample.fresh else ""
-        lane.discarding = False
-        try:
-            await self._handler.on_frame(sample, arrived_s)
-        except Exception as error:
-            lane.discarding = True
-            return _sentence(error)
-        return ""
-
-    def _ack(self, camera: str, index: int, refused: str, *, opened: bool = False) -> None:
+    def _ack(self, camera: str, index: int, refused: _Refusal | None, *, opened: bool = False) -> None:
         """Only the newest acknowledgement of a camera waits to be written; a refusal in it is kept."""
         counters = self._handler.counters(camera)
         before = self._acks.get(camera)
         if before is not None and opened and not before.opened:
             index, opened = before.index, False
-        self._acks[camera] = frames_pb2.FrameAck(
+        ack = self._acks[camera] = frames_pb2.FrameAck(
             camera=camera,
             index=index,
             credit=self._credit,
@@ -312,8 +356,11 @@ class _Connection:
             windows_gated=counters.gated,
             windows_dropped=counters.dropped,
             opened=opened,
-            refused=refused or (before.refused if before is not None else ""),
         )
+        if refused is not None:
+            ack.refusal, ack.refused = refused
+        elif before is not None:
+            ack.refusal, ack.refused = before.refusal, before.refused
         if opened or refused or before is not None or 2 * (self._lanes[camera].frames + 1) >= self._credit:
             self._urgent.set()
         self._ack_ready.set()

@@ -52,7 +52,7 @@ class Guard(grpc.aio.ServerInterceptor):
             authorization = dict(handler_call_details.invocation_metadata or ()).get("authorization")
             principal = self.admit(authorization, method)
         except SightlineError as error:
-            return _answering(handler, _refusal(error))
+            return _refusal(error)
         if method.startswith(REFLECTION):
             return handler
         return _answering(handler, self._guarded(handler, method, principal, _rule(method)))
@@ -138,11 +138,13 @@ def _rule(method: str) -> Rule:
         raise ForbiddenError(f"nobody may call {method} from outside") from None
 
 
-def _refusal(error: SightlineError) -> Callable[..., Awaitable[Any]]:
-    async def refuse(_request: Any, context: Context) -> None:
+def _refusal(error: SightlineError) -> grpc.RpcMethodHandler:
+    """Ends the call before anything of its request is read: of a stream gRPC reads nothing by itself."""
+
+    async def refuse(_requests: Any, context: Context) -> None:
         await abort(context, error)
 
-    return refuse
+    return grpc.stream_stream_rpc_method_handler(refuse)
 
 
 def _behavior(handler: Any) -> Callable[..., Awaitable[Any]]:

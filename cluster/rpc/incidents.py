@@ -13,7 +13,7 @@ from sightline.v1 import incidents_pb2, incidents_pb2_grpc
 
 from cluster.alerts.incident import AlertEvent, unknown_incident
 from cluster.alerts.service import AlertService
-from cluster.errors import ConfigError, SightlineError, UnavailableError
+from cluster.errors import ConfigError, ForbiddenError, SightlineError, UnavailableError
 from cluster.rpc.channel import ChannelPool
 from cluster.rpc.incidents_wire import (
     detail_to_proto,
@@ -165,7 +165,7 @@ class IncidentsProxy(incidents_pb2_grpc.IncidentsServicer):
         self, request: incidents_pb2.MuteRequest, context: Context
     ) -> incidents_pb2.ListMutesResponse:
         async with self._forwarding(context) as stub:
-            current().require(Role.ASK, [request.camera or "*"])
+            _require_scope(request.camera)
             if current() is not ANYBODY:
                 request.by = current().name
             return self._seen(await stub.Mute(request, timeout=self._call_s))
@@ -174,7 +174,7 @@ class IncidentsProxy(incidents_pb2_grpc.IncidentsServicer):
         self, request: incidents_pb2.UnmuteRequest, context: Context
     ) -> incidents_pb2.ListMutesResponse:
         async with self._forwarding(context) as stub:
-            current().require(Role.ASK, [request.camera or "*"])
+            _require_scope(request.camera)
             return self._seen(await stub.Unmute(request, timeout=self._call_s))
 
     async def ListMutes(  # noqa: N802
@@ -213,8 +213,15 @@ class IncidentsProxy(incidents_pb2_grpc.IncidentsServicer):
         self, request: incidents_pb2.ResendRequest, context: Context
     ) -> incidents_pb2.ResendResponse:
         async with self._forwarding(context) as stub:
-            reply: incidents_pb2.ResendResponse = await stub.Resend(request, timeout=self._call_s)
-            return reply
+            wanted = [request]
+            if not current().sees_all:
+                outbox = await stub.Outbox(incidents_pb2.OutboxRequest(dead=MOST_LISTED), timeout=self._call_s)
+                keys = {each.event.key for each in outbox.dead if current().sees(each.event.incident.camera)}
+                # A key of another camera's event is like one that nothing has.
+                keys &= {request.key or key for key in keys}
+                wanted = [incidents_pb2.ResendRequest(sink=request.sink, key=key) for key in sorted(keys)]
+            replies = [await stub.Resend(each, timeout=self._call_s) for each in wanted]
+            return incidents_pb2.ResendResponse(count=sum(reply.count for reply in replies))
 
     # -- inside ---------------------------------------------------------------------------------
     async def _of_mine(self, stub: Any, incident_id: str, role: Role) -> incidents_pb2.IncidentDetail:
@@ -244,6 +251,16 @@ class IncidentsProxy(incidents_pb2_grpc.IncidentsServicer):
             await abort(context, UnavailableError(f"alerting did not answer within {self._call_s:g} s"))
         except SightlineError as error:
             await abort(context, error)
+
+
+def _require_scope(camera: str) -> None:
+    """A mute of one camera, or of all that there are or will be. Raises ``ForbiddenError``."""
+    of_all = camera in ("", "*")
+    current().require(Role.ASK, [] if of_all else [camera])
+    if of_all and not current().sees_all:
+        raise ForbiddenError(
+            f"a mute of all cameras needs a token for all of them; {current().name!r} has one for some"
+        )
 
 
 @asynccontextmanager

@@ -1,6 +1,7 @@
-"""Clients' own trouble, of which gRPC makes ours: bytes that are no message, and clients that leave in the middle.
+"""Requests as they are read: a deadline for each, a sentence for bytes that are no message, and clients that leave.
 
-The first are refused with a sentence, where gRPC itself says UNKNOWN; neither is logged as an exception of a service.
+gRPC itself waits for ever for the rest of a unary request, before any service is asked; it says UNKNOWN of bytes that
+are no message; and it logs a client that left as an exception of the service.
 """
 
 from __future__ import annotations
@@ -18,16 +19,16 @@ from google.protobuf.message import DecodeError
 from cluster.errors import ConfigError
 from cluster.rpc.status import abort
 
-
-class _Malformed:
-    """Stands where a request would."""
-
-
-_MALFORMED = _Malformed()
+READ_S = 30.0
+"""Longest that the one message of a unary request may take, once its headers are there."""
 
 
 class Malformed(grpc.aio.ServerInterceptor):
-    """First of a server's interceptors: those behind it see messages only."""
+    """First of a server's interceptors: those behind it see messages only, and may refuse a call before its message is
+    read."""
+
+    def __init__(self, read_s: float = READ_S) -> None:
+        self._read_s = read_s
 
     async def intercept_service(
         self,
@@ -38,61 +39,62 @@ class Malformed(grpc.aio.ServerInterceptor):
         handler = await continuation(handler_call_details)
         if handler is None or handler.request_deserializer is None:
             return handler
-        method, parse = str(handler_call_details.method), handler.request_deserializer
+        parse = _raising(handler.request_deserializer, str(handler_call_details.method))
         if handler.request_streaming:
-            return _streaming(handler, _raising(parse, method))
-        return _unary(handler, _marking(parse), method)
-
-
-def _error(method: str) -> ConfigError:
-    return ConfigError(f"what was sent to {method} is no message of its kind; use the protos of this version")
+            return _streaming(handler, parse)
+        return _unary(handler, parse, self._read_s)
 
 
 def _raising(parse: Callable[[bytes], Any], method: str) -> Callable[[bytes], Any]:
-    """For a stream: the service that reads it ends the call with what it raises."""
+    """Whoever reads the message ends the call with what it raises."""
 
     def read(data: bytes) -> Any:
         try:
             return parse(data)
         except DecodeError:
-            raise _error(method) from None
+            raise ConfigError(
+                f"what was sent to {method} is no message of its kind; use the protos of this version, uncompressed"
+            ) from None
 
     return read
 
 
-def _marking(parse: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
-    def read(data: bytes) -> Any:
-        try:
-            return parse(data)
-        except DecodeError:
-            return _MALFORMED
+async def read_one(context: Any, read_s: float) -> Any:
+    """The only message of a call; ends the call when there is none, or none of its kind, within ``read_s``."""
+    try:
+        async with asyncio.timeout(read_s):
+            request = await context.read()
+    except TimeoutError:
+        await abort(context, TimeoutError(f"the request was not complete within {read_s:g} s"))
+    except ConfigError as error:
+        await abort(context, error)
+    if request is grpc.aio.EOF:
+        await abort(context, ConfigError("the call ended before its request"))
+    return request
 
-    return read
 
-
-def _unary(handler: Any, parse: Callable[[bytes], Any], method: str) -> grpc.RpcMethodHandler:
+def _unary(handler: Any, parse: Callable[[bytes], Any], read_s: float) -> grpc.RpcMethodHandler:
+    """The same on the wire, but read here: of a call that takes one message gRPC would read it first."""
     streams = bool(handler.response_streaming)
     behavior = handler.unary_stream if streams else handler.unary_unary
 
-    async def serve(request: Any, context: Any) -> Any:
-        if request is _MALFORMED:
-            await abort(context, _error(method))
+    async def serve(_requests: Any, context: Any) -> Any:
+        request = await read_one(context, read_s)
         with _left():
             return await behavior(request, context)
 
-    async def follow(request: Any, context: Any) -> Any:
-        if request is _MALFORMED:
-            await abort(context, _error(method))
+    async def follow(_requests: Any, context: Any) -> Any:
+        request = await read_one(context, read_s)
         with _left():
             async for reply in behavior(request, context):
                 yield reply
 
     if not streams:
-        made: grpc.RpcMethodHandler = grpc.unary_unary_rpc_method_handler(serve, parse, handler.response_serializer)
+        made: grpc.RpcMethodHandler = grpc.stream_unary_rpc_method_handler(serve, parse, handler.response_serializer)
         return made
     # A method may yield its replies, or write them.
     replies = follow if inspect.isasyncgenfunction(behavior) else serve
-    return grpc.unary_stream_rpc_method_handler(replies, parse, handler.response_serializer)
+    return grpc.stream_stream_rpc_method_handler(replies, parse, handler.response_serializer)
 
 
 def _streaming(handler: Any, parse: Callable[[bytes], Any]) -> grpc.RpcMethodHandler:

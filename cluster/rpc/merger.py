@@ -16,7 +16,8 @@ from cluster.rpc.results import AnswerHub
 from cluster.rpc.tls import PeerTls
 from cluster.types import Answer
 
-_Key = tuple[int, str, int]
+_Key = tuple[str, int, str]
+"""Incarnation, window, question."""
 
 
 @dataclass(slots=True)
@@ -32,8 +33,8 @@ class Followed:
 class ResultsMerger:
     """Watches a changing set of replicas, reconnecting with backoff; an answer seen already is not published again.
 
-    Two answers are the same when camera, window, question and the window's end are: a camera whose replica was lost
-    counts its windows from 0 again, but on later video. The last ``remember`` answers of a camera are compared.
+    Two answers of a camera are the same when incarnation, window and question are: windows are numbered from 0 in each
+    incarnation, and the camera's own clock may begin anew in another. The last ``remember`` answers are compared.
     ``recent``: begin, also after a break, with the answers of the last minute.
     """
 
@@ -68,9 +69,10 @@ class ResultsMerger:
                 self.followed[address] = Followed()
                 self._tasks[address] = asyncio.create_task(self._follow(address), name=f"results of {address}")
 
-    def forget(self, camera: str) -> None:
-        """The camera was removed: drop what is remembered of it."""
-        self._seen.pop(camera, None)
+    def retain(self, cameras: Collection[str]) -> None:
+        """These are all the cameras there are: forget the others."""
+        for gone in self._seen.keys() - set(cameras):
+            del self._seen[gone]
 
     async def stop(self) -> None:
         tasks = list(self._tasks.values())
@@ -107,7 +109,7 @@ class ResultsMerger:
     def _take(self, answer: Answer, missed: int, state: Followed) -> None:
         state.answers += 1
         seen = self._seen.setdefault(answer.stream, deque(maxlen=self._remember))
-        key = (answer.window, answer.question, answer.end)
+        key = (answer.incarnation, answer.window, answer.question)
         if key in seen:
             self.duplicates += 1
             self._hub.publish((), missed)

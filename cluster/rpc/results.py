@@ -120,6 +120,12 @@ class AnswerHub:
                     self.missed += subscription.put(answer, missed)
                 missed = 0
 
+    def forget(self, camera: str) -> None:
+        """The camera was removed: nobody gets its recent answers any more."""
+        with self.lock:
+            kept = [(at_s, answer) for at_s, answer in self._recent if answer.stream != camera]
+            self._recent = deque(kept, maxlen=self._recent.maxlen)
+
     def subscribe(
         self,
         cameras: Collection[str] = (),

@@ -9,15 +9,17 @@ from collections.abc import Callable
 from typing import Any
 
 import grpc.aio
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from cluster.errors import ConfigError
+from cluster.rpc import health
 from cluster.rpc.channel import CLUSTER_MESSAGE_BYTES
 from cluster.rpc.malformed import Malformed
 from cluster.rpc.tls import PeerTls, TlsFiles, server_credentials
 
 MAX_PACKET_BYTES = 4 * 2**20
+HANDSHAKE_MS = 10_000
+"""Longest that TLS and HTTP/2's first frames of a stranger may take."""
 
 Registration = Callable[[Any, grpc.aio.Server], None]
 
@@ -35,7 +37,8 @@ class RpcServer:
     """Add services, :meth:`bind`, :meth:`start`, :meth:`stop`; must be made on the event loop it runs on.
 
     ``guard``: who decides over every call; ``tls``: certificate of its ports, with ``PeerTls`` for processes of this
-    cluster alone. Raises ``ConfigError`` when that cannot be used.
+    cluster alone; ``max_connections``: of a server that strangers reach, see :func:`_public`. Raises ``ConfigError``
+    when that cannot be used.
     """
 
     def __init__(
@@ -44,6 +47,7 @@ class RpcServer:
         max_message_bytes: int = CLUSTER_MESSAGE_BYTES,
         guard: grpc.aio.ServerInterceptor | None = None,
         tls: TlsFiles | PeerTls | None = None,
+        max_connections: int | None = None,
     ) -> None:
         files = tls.files if isinstance(tls, PeerTls) else tls
         self._tls = None if files is None else server_credentials(files)
@@ -59,10 +63,11 @@ class RpcServer:
                 ("grpc.keepalive_permit_without_calls", 1),
                 ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
                 ("grpc.http2.max_pings_without_data", 0),
+                *(() if max_connections is None else _public(max_connections)),
             ],
         )
-        self._health = health.aio.HealthServicer()
-        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        self._health = health.HealthServicer()
+        self._health.register(self._server)
         self.services: dict[str, Any] = {}
 
     def add(self, name: str, register: Registration, servicer: Any) -> None:
@@ -89,17 +94,39 @@ class RpcServer:
     async def start(self) -> None:
         """Serve; from here on the health service says SERVING for every service and for the server as a whole."""
         reflection.enable_server_reflection(
-            [*self.services, health_pb2.DESCRIPTOR.services_by_name["Health"].full_name, reflection.SERVICE_NAME],
+            [*self.services, health.SERVICE, reflection.SERVICE_NAME],
             self._server,
         )
-        for name in ("", *self.services):
-            await self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
+        self._health.names = frozenset(self.services)
         await self._server.start()
 
     async def stop(self, grace_s: float = 2.0) -> None:
         """Say NOT_SERVING, refuse new calls, give running ones ``grace_s`` seconds, then cancel them."""
-        await self._health.enter_graceful_shutdown()
+        self._health.shut_down()
         await asyncio.wait_for(self._server.stop(grace_s), grace_s + 5.0)
+
+
+def _public(max_connections: int) -> list[tuple[str, int]]:
+    """What callers may cost before anybody knows who they are: up to 60 KiB each connection, and 64 KiB each call that
+    nobody has looked at.
+
+    gRPC tells connections neither by peer nor by token: at ``max_connections`` it closes new ones, until those that do
+    nothing end.
+    """
+    return [
+        ("grpc.max_allowed_incoming_connections", max_connections),
+        ("grpc.server_handshake_timeout_ms", HANDSHAKE_MS),
+        # Without a call; clients connect again when they have one.
+        ("grpc.max_connection_idle_ms", 30_000),
+        ("grpc.max_concurrent_streams", 256),
+        # Calls that wait for this process to look at them: from the one on some are refused, from the other on all.
+        ("grpc.server.max_pending_requests", 512),
+        ("grpc.server.max_pending_requests_hard_limit", 1024),
+        # A stream that nobody reads gets 64 KiB and no more; as gRPC measures the network, it gives 4 MiB.
+        ("grpc.http2.bdp_probe", 0),
+        # Nobody's gzip is unpacked; who sends some is told that it is no message.
+        ("grpc.per_message_decompression", 0),
+    ]
 
 
 def _why_not(host: str, port: int, setting: str) -> str:

@@ -26,6 +26,7 @@ from cluster.errors import (
     UnknownCameraError,
     UnknownIncidentError,
 )
+from cluster.redaction import redact
 
 log = logging.getLogger(__name__)
 
@@ -109,7 +110,7 @@ async def abort(context: grpc.aio.ServicerContext, error: BaseException) -> NoRe
     if code is Code.INTERNAL:
         log.error("call failed", exc_info=error)
     try:
-        await context.abort(code, str(error) or type(error).__name__, ((MARK, type(error).__name__),))
+        await context.abort(code, redact(str(error)) or type(error).__name__, ((MARK, type(error).__name__),))
     except grpc.aio.InternalError:
         # The client has left: there is nobody to tell, and nothing here that failed. Anything else would be logged.
         raise asyncio.CancelledError from None

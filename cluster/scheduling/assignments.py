@@ -21,13 +21,15 @@ class Route:
 
 @dataclass(frozen=True, slots=True)
 class CameraAssignment:
-    """A camera a decoder must run at ``rung``. Without ``geometry`` no replica has ever been ready: it has to wait."""
+    """A camera a decoder must run at ``rung``. Without ``geometry`` no replica has ever been ready: it has to wait.
+    One of another ``life`` is another camera, whatever its settings are."""
 
     settings: CameraConfig
     geometry: PatchGeometry | None
     replica: str | None
     replica_address: str | None
     rung: Rung
+    life: str = ""
 
 
 @dataclass(frozen=True, slots=True)

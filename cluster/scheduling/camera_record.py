@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 
 from cluster.cameras.managers import CLUSTER
 from cluster.config import CameraConfig
-from cluster.redaction import redact
 from cluster.scheduling.assignments import Route
 from cluster.scheduling.demand import Measured
 from cluster.scheduling.reports import CameraReport, StreamReport, Totals
@@ -26,24 +25,15 @@ class Counted:
 
 @dataclass(slots=True)
 class CameraRecord:
-    """``manager``: who alone may change it; ``reporter``: the decoder that ``report`` is of."""
+    """``manager``: who alone may change it; ``life``: see :class:`CameraStatus`."""
 
     settings: CameraConfig
     manager: str = CLUSTER
+    life: str = ""
     report: CameraReport | None = None
-    reporter: str = ""
     stream: StreamReport | None = None
     counted: Counted | None = None
     totals: Totals = field(default_factory=Totals)
-
-    def heard(self, decoder: str, report: CameraReport) -> None:
-        """Its decoder told of it."""
-        self.report = report
-        if self.reporter != decoder:
-            # It may come back there, and count from zero again.
-            self.totals.end(self.reporter)
-            self.reporter = decoder
-        self.totals.update(decoder, report.counts)
 
     def since(self, now: Counted) -> Measured | None:
         """What was counted since the last time; ``None`` where that straddles a step, a restart or a move."""
@@ -74,7 +64,7 @@ class CameraRecord:
             report = CameraReport(name, "waiting", reason)
         return CameraStatus(
             name=name,
-            source=redact(self.settings.source),
+            source=str(self.settings.source),
             state=report.state,
             reason=report.reason,
             retry_in_s=report.retry_in_s,
@@ -97,5 +87,6 @@ class CameraRecord:
             memory_state=stream.memory_state,
             last_answers=stream.last_answers,
             manager=self.manager,
+            life=self.life,
             **self.totals.counts(),
         )

@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 import math
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from cluster.cameras.managers import CLUSTER, check_manager
 from cluster.config import CameraConfig
@@ -29,6 +29,7 @@ from cluster.scheduling.reports import (
     ReplicaReport,
     ReplicaStatus,
     StreamReport,
+    Totals,
 )
 from cluster.types import CameraStatus, PatchGeometry, PictureHealth
 
@@ -37,13 +38,18 @@ KEPT_STEPS = 1000
 
 
 class Directory:
-    """See the module. ``version`` grows with every change a decoder must know of; ``steps``: the newest steps on the
-    quality ladder, oldest first."""
+    """See the module. ``version`` grows with every change a decoder must know of, and is greater than ``after``, those
+    of earlier controllers; ``steps``: the newest steps on the quality ladder, oldest first."""
 
     def __init__(
-        self, *, heartbeat_timeout_s: float = 10.0, slack: float = 0.25, quality: FleetSettings = ALL_EQUAL
+        self,
+        *,
+        heartbeat_timeout_s: float = 10.0,
+        slack: float = 0.25,
+        quality: FleetSettings = ALL_EQUAL,
+        after: int = 0,
     ) -> None:
-        self.version = 0
+        self.version = after
         self.steps: deque[Step] = deque(maxlen=KEPT_STEPS)
         self._measured = quality.costs is not None
         self._admission = quality.admission and self._measured
@@ -51,22 +57,31 @@ class Directory:
         self._rungs = {rung.name: rung for rung in quality.ladder.rungs}
         self.geometry: PatchGeometry | None = None
         self._timeout_s = heartbeat_timeout_s
+        self._looked_s = math.inf
         self._cameras: dict[str, CameraRecord] = {}
         self._decoders: dict[str, Member[DecoderInfo]] = {}
         self._replicas: dict[str, Member[ReplicaInfo]] = {}
         self._on_decoder = Placement(slack=slack)
         self._running_on: dict[str, str] = {}
         self._held_by: dict[str, str] = {}
+        self._counted: dict[str, Mapping[str, Mapping[str, int]]] = {}
 
     # -- cameras --------------------------------------------------------------------------------
     def add(
-        self, settings: CameraConfig, now_s: float = 0.0, *, force: bool = True, manager: str = CLUSTER
+        self,
+        settings: CameraConfig,
+        now_s: float = 0.0,
+        *,
+        force: bool = True,
+        manager: str = CLUSTER,
+        life: str = "",
     ) -> Admission:
         """Take a camera in; members that said they have it already when they joined keep it.
 
         Args:
             force: it is not refused however full the replicas are.
             manager: who alone may change it (``cluster.cameras.managers``).
+            life: tells it from an earlier camera of its name, of which processes may still report.
 
         Raises:
             CameraExistsError: there is one of that name already with other settings; the same again is no error.
@@ -88,7 +103,8 @@ class Directory:
         if admission.verdict == "refused":
             raise CapacityError(f"camera {settings.name!r} is not taken: {admission.reason}")
         self._held_by.pop(settings.name, None)
-        self._cameras[settings.name] = CameraRecord(settings, manager)
+        self._cameras[settings.name] = CameraRecord(settings, manager, life)
+        self._cameras[settings.name].totals = Totals(self._counted.pop(life, None))
         self._on_decoder.add(settings.name, prefer=self._running_on.pop(settings.name, None))
         self.version += 1
         return admission
@@ -132,6 +148,15 @@ class Directory:
     @property
     def cameras(self) -> list[str]:
         return sorted(self._cameras)
+
+    def counted(self) -> dict[str, dict[str, dict[str, int]]]:
+        """What each run of each camera has counted, by the camera's life: what a later controller must know of those
+        that nobody reports any more."""
+        return {camera.life: camera.totals.runs for camera in self._cameras.values()}
+
+    def remember(self, counted: Mapping[str, Mapping[str, Mapping[str, int]]]) -> None:
+        """What an earlier controller :meth:`counted`, before any camera is added."""
+        self._counted = dict(counted)
 
     @property
     def decoders(self) -> dict[str, DecoderInfo]:
@@ -179,10 +204,14 @@ class Directory:
         member.seen_s = now_s
         for report in reports:
             camera = self._cameras.get(report.camera)
-            if camera is not None and self._on_decoder.owner(report.camera) == name:
+            if camera is None or camera.life != report.life:
+                continue
+            # Also of one that has just been given to another: it counted on until it heard of that.
+            camera.totals.update(report.run, report.counts)
+            if self._on_decoder.owner(report.camera) == name:
                 if report.width and (camera.report is None or camera.report.width != report.width):
                     self._seen(camera, report)
-                camera.heard(name, report)
+                camera.report = report
         return True
 
     def _seen(self, camera: CameraRecord, report: CameraReport) -> None:
@@ -206,9 +235,9 @@ class Directory:
         member = self._replicas[name]
         for report in reports:
             camera = self._cameras.get(report.camera)
-            if camera is None:
+            if camera is None or camera.life != report.life:
                 continue
-            camera.totals.update(instance, report.counts)
+            camera.totals.update(report.run, report.counts)
             plan = self._fleet.plan(report.camera)
             if plan.owner == name:
                 camera.stream = report
@@ -282,7 +311,14 @@ class Directory:
         ]
 
     def expire(self, now_s: float) -> list[str]:
-        """Let everyone go who has been silent for too long; returns their names."""
+        """Let everyone go who has been silent for too long; returns their names. Called at least every half of that, or
+        it was this process that stood still, and everyone has that long again."""
+        if now_s - self._looked_s > self._timeout_s / 2:
+            for decoder in self._decoders.values():
+                decoder.seen_s = now_s
+            for replica in self._replicas.values():
+                replica.seen_s = now_s
+        self._looked_s = now_s
         decoders = [name for name, member in self._decoders.items() if now_s - member.seen_s > self._timeout_s]
         replicas = [name for name, member in self._replicas.items() if now_s - member.seen_s > self._timeout_s]
         for name in decoders:
@@ -300,17 +336,13 @@ class Directory:
 
     def leave_replica(self, name: str) -> None:
         """A replica is gone: others take its cameras, or they wait for it to come back."""
-        member = self._replicas.pop(name)
-        for camera in self._cameras.values():
-            camera.totals.end(member.info.instance)
+        del self._replicas[name]
         self._fleet.leave(name)
         self.version += 1
 
     def _decoder_gone(self, name: str) -> None:
         for key in self._on_decoder.keys(name):
-            camera = self._cameras[key]
-            camera.report = None
-            camera.totals.end(name)
+            self._cameras[key].report = None
 
     # -- questions ------------------------------------------------------------------------------
     def route(self, name: str) -> Route:
@@ -333,9 +365,9 @@ class Directory:
         cameras = []
         for name in sorted(self._on_decoder.keys(decoder)):
             route = self.route(name)
-            settings = self._cameras[name].settings
-            rung = self._rungs[self._fleet.plan(name).rung]
-            cameras.append(CameraAssignment(settings, self.geometry, route.replica, route.replica_address, rung))
+            camera, rung = self._cameras[name], self._rungs[self._fleet.plan(name).rung]
+            where = route.replica, route.replica_address
+            cameras.append(CameraAssignment(camera.settings, self.geometry, *where, rung, camera.life))
         alive = frozenset(member.info.address for member in self._replicas.values())
         return Assignment(self.version, tuple(cameras), alive)
 

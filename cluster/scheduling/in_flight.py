@@ -19,6 +19,8 @@ class InFlight:
     stride_s: float
     _closed: int = 0
     _settled: int = 0
+    # What the replica had settled of it when it began anew here.
+    _before: int = 0
     _origin: int | None = None
     _end: int = 0
     # Begun before a camera was handed over, and the frame that it went on with.
@@ -42,8 +44,11 @@ class InFlight:
         self.stride_s = stride_s
 
     def settled(self, windows: int) -> None:
-        """The replica has answered or dropped ``windows`` in total since :meth:`lose` or the beginning."""
-        self._settled = windows
+        """The replica has answered or dropped ``windows`` in total since :meth:`lose` or the beginning; fewer than
+        before where it has closed the camera in between."""
+        if windows < self._before:
+            self._before = 0
+        self._settled = windows - self._before
 
     @property
     def closed_until(self) -> int | None:
@@ -62,22 +67,30 @@ class InFlight:
         """Windows begun and neither answered nor dropped."""
         return max(0, self._closed + math.ceil(self._strides()) - self._settled)
 
+    def restart(self) -> None:
+        """The replica is there, and counts what was under way: the next frame begins windows anew."""
+        self._before += self._settled
+        self._closed = self._settled = 0
+        self._origin = self._moved = None
+
     def lose(self) -> int:
         """The replica is gone with all it had; returns what it took with it and begins anew."""
         lost = self.count()
-        self._closed = self._settled = 0
+        self._closed = self._settled = self._before = 0
         self._origin = self._moved = None
         return lost
 
     def stay_behind(self, settled: int) -> int:
         """The camera was not handed over after all: its old replica settled so many windows, and the new one begins
         anew with the frame that the camera went on with. Returns what is lost."""
-        self._settled = settled
+        self.settled(settled)
         if self._moved is None:
             return self.lose()
         begun, self._origin = self._moved
-        self._closed, self._settled, self._moved = 0, 0, None
-        return max(0, begun - settled)
+        lost = max(0, begun - self._settled)
+        self._closed = self._settled = self._before = 0
+        self._moved = None
+        return lost
 
     def _strides(self) -> float:
         if self._origin is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from collections import Counter, deque
 from collections.abc import Sequence
 from concurrent.futures import Future
@@ -38,11 +39,16 @@ class Offer:
     taken: Future[None]
 
 
+def _new_id() -> str:
+    return uuid.uuid4().hex[:16]
+
+
 @dataclass(slots=True)
 class OpenStream:
     """``ending``: its source ended, and it is let go of once nothing waits; ``broken``: why no frame but a fresh one is
     taken; ``book``: of its strides; ``before``: counts of earlier times it was open; ``leaving``: who waits for it to
-    be handed over."""
+    be handed over; ``incarnation``: another each time that the engine begins it, as windows are numbered then;
+    ``run``: of the counts."""
 
     spec: StreamSpec
     inbox: deque[Offer] = field(default_factory=deque)
@@ -54,15 +60,29 @@ class OpenStream:
     last_answers: dict[str, LastAnswer] = field(default_factory=dict)
     counts: Counter[str] = field(default_factory=Counter)
     leaving: Future[Departure] | None = None
+    incarnation: str = field(default_factory=_new_id)
+    run: str = field(default_factory=_new_id)
 
     @classmethod
     def after(cls, spec: StreamSpec, last: StreamReport | None) -> OpenStream:
         """A camera that opens; ``last``: what was counted when it was closed here before."""
         stream = cls(spec)
-        if last is not None:
+        if last is not None and last.life == spec.life:
+            stream.run = last.run
             stream.counts.update(last.counts)
             stream.before.update(last.counts)
         return stream
+
+    def change(self, spec: StreamSpec) -> None:
+        """It is asked something else: what was answered to other questions is no answer to these."""
+        asked = {(question.id, question.text) for question in self.spec.questions}
+        same = {question.id for question in spec.questions if (question.id, question.text) in asked}
+        self.last_answers = {each: last for each, last in self.last_answers.items() if each in same}
+        self.spec = spec
+
+    def begin_anew(self) -> None:
+        """The engine was made to forget it, and has opened it again."""
+        self.incarnation = _new_id()
 
     def windows(self) -> WindowCounts:
         """Its windows since it was opened."""
@@ -83,4 +103,5 @@ class OpenStream:
 
     def report(self) -> StreamReport:
         """For the heartbeat."""
-        return StreamReport(self.spec.stream, self.latency_s, tuple(self.last_answers.values()), dict(self.counts))
+        last, spec = tuple(self.last_answers.values()), self.spec
+        return StreamReport(spec.stream, self.latency_s, last, dict(self.counts), life=spec.life, run=self.run)

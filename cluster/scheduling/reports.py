@@ -33,10 +33,10 @@ class ReplicaInfo:
 
 @dataclass(frozen=True, slots=True)
 class CameraReport:
-    """One camera as its decoder sees it.
+    """One camera as its decoder sees it. ``life``: see :class:`~cluster.types.StreamSpec`.
 
-    Keys of ``counts`` are counter fields of :class:`~cluster.types.CameraStatus`; they
-    count since the decoder started it.
+    Keys of ``counts`` are counter fields of :class:`~cluster.types.CameraStatus`. They count since ``run`` began, which
+    is another one each time that a decoder starts the camera.
     """
 
     camera: str
@@ -50,11 +50,14 @@ class CameraReport:
     last_frame_age_s: float = 0.0
     counts: Mapping[str, int] = field(default_factory=dict)
     picture: PictureHealth | None = None
+    life: str = ""
+    run: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class StreamReport:
-    """One camera as its replica sees it; counts since the replica admitted it, ``latency_s`` of its last window.
+    """One camera as its replica sees it; ``latency_s`` of its last window. ``counts`` are since ``run`` began, which
+    goes on when the camera comes back to the same process.
 
     ``memory_*``: as of now, and like the fields of the same names of :class:`~cluster.types.CameraStatus`.
     """
@@ -67,6 +70,8 @@ class StreamReport:
     memory_frames: int = 0
     memory_oldest_s: float = 0.0
     memory_state: str = ""
+    life: str = ""
+    run: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,32 +112,37 @@ class ReplicaStatus:
     trouble: str = ""
 
 
-class Totals:
-    """Sums counters of one camera over the processes it has lived in, each of which counts from zero.
+OVER = "over"
+MOST_RUNS = 32
+"""Runs of one camera that are told apart: one that has not been heard of while so many others were is over."""
 
-    ``update(source, counts)`` replaces what ``source`` said before, unless a counter fell: then the process began anew
-    and what it had said is kept beside it.
+
+class Totals:
+    """Sums counters of one camera over its runs, each of which counts from zero.
+
+    A run is told of again and again, and by whom does not matter: a process that was given up and joins again goes on
+    with the same one, and what it says replaces what it said before. ``runs``: by the longest not heard of, before them
+    the sum of those that are over.
     """
 
-    def __init__(self) -> None:
-        self._kept: Counter[str] = Counter()
-        self._latest: dict[str, Counter[str]] = {}
+    def __init__(self, runs: Mapping[str, Mapping[str, int]] | None = None) -> None:
+        self.runs: dict[str, dict[str, int]] = {OVER: {}} | {run: dict(counts) for run, counts in (runs or {}).items()}
 
-    def update(self, source: str, counts: Mapping[str, int]) -> None:
-        before = self._latest.get(source, Counter())
-        if any(counts.get(key, 0) < value for key, value in before.items()):
-            self._kept.update(before)
-        self._latest[source] = Counter(dict(counts))
+    def update(self, run: str, counts: Mapping[str, int]) -> None:
+        """What a run has counted so far."""
+        self.runs.pop(run, None)
+        self.runs[run] = dict(counts)
+        if len(self.runs) > 1 + MOST_RUNS:
+            self.end(list(self.runs)[1])
 
-    def end(self, source: str) -> None:
-        """The process is gone; what it counted stays."""
-        self._kept.update(self._latest.pop(source, Counter()))
-
-    def add(self, key: str, amount: int) -> None:
-        self._kept[key] += amount
+    def end(self, run: str) -> None:
+        """The run is over, and is not told of again; what it counted stays."""
+        over = Counter(self.runs[OVER])
+        over.update(self.runs.pop(run, {}))
+        self.runs[OVER] = dict(over)
 
     def counts(self) -> dict[str, int]:
-        total = Counter(self._kept)
-        for latest in self._latest.values():
-            total.update(latest)
+        total: Counter[str] = Counter()
+        for counts in self.runs.values():
+            total.update(counts)
         return dict(total)

@@ -7,6 +7,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Protocol
 
 from cluster.engine.base import Engine
@@ -159,6 +160,7 @@ class Steps:
         stream.broken = reason
         self._engine.evict(name)
         self._engine.admit(stream.spec)
+        stream.begin_anew()
 
     def _answer(self, requests: Sequence[WindowRequest]) -> None:
         self.began_s = time.monotonic()
@@ -178,6 +180,7 @@ class Steps:
             # The engine no longer has the window's frames.
             self._drop(stream.spec.stream, DropReason.LATE)
             return
+        answers = [replace(answer, incarnation=stream.incarnation) for answer in answers]
         with self._lock:
             stream.answered(answers)
         self._events.answered(answers, late=stream.latency_s > stream.spec.stride_s)

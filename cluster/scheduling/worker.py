@@ -278,6 +278,11 @@ class EngineWorker:
         )
 
     def _admit(self, spec: StreamSpec, done: Future[None]) -> None:
+        open_here, closed = self._streams.get(spec.stream), self._closed.get(spec.stream)
+        before = open_here.spec.life if open_here is not None else closed.life if closed is not None else spec.life
+        if before != spec.life:
+            # The one that was removed may not be closed yet, nor forgotten; the new one must not go on with its window.
+            self._remove(spec.stream)
         try:
             Priority.of(spec.priority)
             self._engine.admit(spec)
@@ -289,7 +294,8 @@ class EngineWorker:
             if known is None:
                 self._streams[spec.stream] = OpenStream.after(spec, self._closed.pop(spec.stream, None))
             else:
-                known.spec, known.ending = spec, False
+                known.change(spec)
+                known.ending = False
                 self._stay(known)
         done.set_result(None)
 

@@ -28,6 +28,11 @@ class Principal:
         """Whether the camera is in its scope."""
         return any(fnmatchcase(camera, pattern) for pattern in self.cameras)
 
+    @property
+    def sees_all(self) -> bool:
+        """Whether every camera is in its scope, also those that are not there yet."""
+        return "*" in self.cameras
+
     def require(self, role: Role, cameras: Iterable[str] = ()) -> None:
         """Refuse what it may not.
 

@@ -1,13 +1,16 @@
-"""Rates: how many calls one principal may make."""
+"""How many calls one principal may make, and how much those may hold who are nobody yet."""
 
 from __future__ import annotations
 
 import threading
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable
+from typing import Generic, TypeVar
 
 from cluster.errors import CapacityError
+
+T = TypeVar("T")
 
 KEPT = 4096
 """Principals whose rate is remembered; a token that has not called for longest is forgotten first."""
@@ -44,3 +47,34 @@ class RateLimit:
                 self._buckets.popitem(last=False)
         if early:
             raise CapacityError(f"{principal!r} calls too often; try again in {early:.1f} s")
+
+
+class StrangerPool(Generic[T]):
+    """What callers without a token hold: at most ``limit`` items. One more takes the place of the oldest of the peer
+    that holds most, so that whoever comes many times pushes out himself. Used on one event loop."""
+
+    def __init__(self, limit: int) -> None:
+        if limit < 1:
+            raise ValueError(f"a pool must hold something, not {limit} items")
+        self._limit = limit
+        self._held: dict[T, str] = {}
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def __contains__(self, item: object) -> bool:
+        return item in self._held
+
+    def add(self, item: T, peer: str) -> T | None:
+        """Hold ``item``; returns the one whose place it took, which is not held any more."""
+        evicted = None
+        if len(self._held) >= self._limit:
+            most, _ = Counter(self._held.values()).most_common(1)[0]
+            evicted = next(each for each, whose in self._held.items() if whose == most)
+            del self._held[evicted]
+        self._held[item] = peer
+        return evicted
+
+    def discard(self, item: T) -> None:
+        """It is over, or its caller is known by now."""
+        self._held.pop(item, None)

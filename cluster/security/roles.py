@@ -11,7 +11,7 @@ class Role(StrEnum):
     """What a token may do.
 
     * ``ingest``: push a camera's packets
-    * ``view``: cameras, answers, incidents, what is remembered
+    * ``view``: cameras, answers, incidents, what is remembered, metrics
     * ``ask``: view, free questions, and acknowledging incidents
     * ``admin``: all of it, adding and removing cameras, draining replicas, forgetting
     """

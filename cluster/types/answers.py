@@ -52,6 +52,7 @@ class Timing:
 @dataclass(frozen=True, slots=True)
 class Answer:
     """One question answered on one window. ``score`` is P(yes) in 0..1; ``gated``: the last answer still stands;
+    ``incarnation``: of the stream, new each time its replica opens it: windows are numbered within it;
     ``trace``: the window's trace as W3C's ``traceparent``, empty for all but the few that are traced."""
 
     stream: str
@@ -66,3 +67,4 @@ class Answer:
     tokens: TokenCount
     timing: Timing = field(default_factory=Timing)
     trace: str = ""
+    incarnation: str = ""

@@ -46,7 +46,8 @@ class StreamSpec:
     """What an engine must know of a camera to answer its questions on a sliding window.
 
     ``patient``: its frames may be held back (a file read as fast as it goes), so that no window is ever dropped.
-    ``priority``: a class of :class:`~cluster.scheduling.priority.Priority` by name.
+    ``priority``: a class of :class:`~cluster.scheduling.priority.Priority` by name. ``life``: of the camera, another
+    when it was removed and added again: nothing of the old one counts for the new one.
     """
 
     stream: str
@@ -60,3 +61,4 @@ class StreamSpec:
     patient: bool = False
     memory: MemorySpec | None = None
     priority: str = "normal"
+    life: str = ""

@@ -66,6 +66,7 @@ def run_figures(result: RunResult) -> dict[str, float]:
         "streams": float(found.streams),
         "stable": float(found.verdict.stable),
         "silent_losses": float(result.silent),
+        "counted_twice": float(result.extra),
         "answered_share": found.answered_share,
         "lag_p50_s": found.lag.p50,
         "lag_p95_s": found.lag.p95,

@@ -90,6 +90,8 @@ def verdict_text(found: RunResult) -> tuple[str, bool]:
         return f"{measured.streams} streams were too many: {'; '.join(verdict.reasons)}.", False
     if found.silent:
         return f"{found.silent} windows were neither answered nor counted while things went wrong.", False
+    if found.extra:
+        return f"{found.extra} windows were counted that were never due while things went wrong.", False
     return f"The cluster kept up with {measured.streams} streams.", True
 
 

@@ -22,15 +22,18 @@ class Table:
 
 def windows_table(found: Measurement) -> Table:
     """What became of every window."""
+    whose = f"of {', '.join(found.unaccounted)}"
     rows = [
         ("due", compact(found.due), "over all cameras, from their beginning on"),
         ("answered", compact(found.answered), f"{compact(found.gated)} by the static gate while it was measured"),
         ("answered unheard", compact(found.unseen), "while the gateway was away or this listener was too slow"),
         ("given up and counted", compact(found.given_up), f"the cluster's own count: {reasons_text(found)}"),
         ("still on their way", compact(found.overdue), "for no longer than the slowest answer took"),
-        ("silently missing", str(found.silent), f"of {', '.join(found.unaccounted)}" if found.silent else "must be 0"),
+        ("silently missing", str(found.silent), whose if found.silent else "must be 0"),
+        ("counted, never due", str(found.extra), whose if found.extra else "must be 0"),
     ]
-    return Table("Windows", ("windows", "count", ""), tuple(rows), frozenset({5} if found.silent else set()))
+    bad = {5} if found.silent else set()
+    return Table("Windows", ("windows", "count", ""), tuple(rows), frozenset(bad | ({6} if found.extra else set())))
 
 
 def reasons_text(found: Measurement) -> str:

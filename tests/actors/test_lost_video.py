@@ -10,6 +10,7 @@ import pytest
 from camera_parts import GEOMETRY, WAIT_S, camera_bench, until
 
 from actors.running_camera import RunningCamera
+from cluster.bench.window_accounting import CameraBooks, Counted, account
 from cluster.config import CameraEntry, camera_settings
 from cluster.engine.calibrated.engine import CalibratedEngine
 from cluster.engine.calibrated.shape import shape_of
@@ -17,7 +18,6 @@ from cluster.rpc.frames import WindowCounters
 from cluster.scheduling import stride_book
 from cluster.scheduling.worker import EngineWorker
 from cluster.types import MICROSECONDS, Answer
-from loadtest.books import CameraBooks, Counted, account
 
 STRIDE_S = 2.0
 

@@ -208,6 +208,30 @@ def test_a_few_frames_between_two_times_without_any_hide_no_window(bench) -> Non
     assert again.windows_dropped == (again.pts - closed) // stride
 
 
+def test_a_camera_that_another_decoder_had_for_a_while_is_answered_again_and_says_why_it_is_not(bench) -> None:
+    """As after this process stood still: it has not asked the controller yet, which gave the camera to another."""
+    keeper = Keeper()
+    address = bench.replica(keeper)
+    bench.camera.route(address)
+    bench.push(6)
+    until("frames", lambda: len(keeper.frames) >= 4)
+    other = bench.loop.run(bench._sender(), 5.0)
+    other.confirm(1)
+    other.assign(bench.camera.spec, address)
+    until("the other's opening", lambda: len(keeper.specs) == 2)
+    bench.push(4)
+    until("a reason", lambda: "another decoder" in bench.camera.report().reason)
+    assert bench.camera.report().state == "running"
+    other.close("gate")
+    until("the other's leave", lambda: keeper.closed == [False])
+    sent = len(keeper.frames)
+    bench.push(8)
+    until("frames again", lambda: len(keeper.frames) > sent + 2)
+    assert [(frame.fresh, frame.complete) for frame in keeper.frames[sent : sent + 2]] == [(True, True), (False, False)]
+    until("no reason", lambda: bench.camera.report().reason == "")
+    bench.loop.run(other.stop(0.1), 5.0)
+
+
 def test_how_far_behind_a_camera_is(bench, clip) -> None:
     assert bench.camera.wait is not None
     assert (bench.camera.wait.camera, bench.camera.wait.behind_s, bench.camera.wait.stride_s) == ("gate", 0.0, 2)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 import pytest
 from sink_parts import Receiver
@@ -185,7 +186,7 @@ async def test_cameras_states_and_settings(tmp_path, make, until):
         [incident] = service.opened()
         assert (incident.subject, incident.severity) == ("camera-offline", "critical")
         found = {each.camera: each.reason for each in await service.incidents()}
-        assert found["yard"] == "the question is not asked any more"
+        assert found["yard"] == "the camera was removed"
         # Answers of a camera that was removed are none of ours.
         for window in (2, 3):
             service.take(make.answer(window, camera="yard"))
@@ -194,6 +195,29 @@ async def test_cameras_states_and_settings(tmp_path, make, until):
         for window in (4, 5):
             service.take(make.answer(window, camera="yard"))
         assert len(service.opened()) == 2
+
+
+async def test_a_camera_that_is_added_again_begins_anew_and_its_windows_count(tmp_path, make, until):
+    """Removed and added between two looks: the same window numbers and times, incidents and mutes of another camera."""
+    config = configuration(cooldown_s=3600.0)
+    gate = camera_settings(config, "gate")
+    async with running(config, tmp_path) as service:
+        service.watch(Watched(1, (gate,), (make.status(life="a"),), {}))
+        await service.mute("gate", "", 3600.0, "me")
+        await service.mute("*", "covered-lens", 3600.0, "me")
+        for window in range(6):
+            service.take(replace(make.answer(window), incarnation="first"))
+        [old] = service.opened()
+        service.watch(Watched(2, (gate,), (make.status(life="b"),), {}))
+        assert service.opened() == []
+        # Also writes what has changed.
+        await service.mute("yard", "", 3600.0, "me")
+        assert [(each.id, each.reason) for each in await service.incidents()] == [(old.id, "the camera was removed")]
+        assert {(mute.camera, mute.subject) for mute in service.mutes()} == {("*", "covered-lens"), ("yard", "*")}
+        for window in (0, 1):
+            service.take(replace(make.answer(window), incarnation="second"))
+        [new] = service.opened()
+        assert (new.start, new.windows) == (0, 2)
 
 
 async def test_answers_of_a_camera_nobody_has_told_of_yet_are_not_lost(tmp_path, make):

@@ -154,6 +154,43 @@ def test_a_question_that_is_not_asked_any_more_ends_its_incident(make):
     assert desk.take(make.answer(2), make.answer(3)) == []
 
 
+def test_a_stream_that_is_opened_again_counts_from_zero_and_nothing_is_taken_for_a_repeat(make):
+    desk = Desk(replace(RULE, cooldown_s=0.0))
+    first = [replace(make.answer(n, score=0.1), incarnation="first") for n in range(3)]
+    second = [replace(make.answer(n), incarnation="second") for n in range(3)]
+    assert desk.take(*first) == []
+    assert [kind for kind, *_ in desk.take(*second)] == ["new"]
+    assert desk.tracker.repeated == 0
+    # A replica sends again what it has, to whoever connects.
+    assert desk.take(*first, *second) == []
+    assert desk.tracker.repeated == 6
+
+
+def test_a_camera_that_is_added_again_has_no_past_not_even_after_a_restart(make):
+    desk = Desk(replace(RULE, cooldown_s=3600.0))
+    desk.tracker.retain({"gate": "a"}, NOW)
+    desk.take(make.answer(0), make.answer(1))
+    desk = desk.restarted()
+    desk.tracker.retain({"gate": "a"}, NOW)
+    assert desk.collect() == [], "it is the same one"
+    desk.tracker.retain({"gate": "b"}, NOW)
+    assert [kind for kind, *_ in desk.collect()] == ["end"]
+    assert desk.told[-1].incident.reason == "the camera was removed"
+    # No pause after the other one's incident either.
+    assert [kind for kind, *_ in desk.take(make.answer(2), make.answer(3))] == ["new"]
+    desk.tracker.retain({}, NOW)
+    assert [kind for kind, *_ in desk.collect()] == ["end"]
+
+
+def test_a_question_that_is_reworded_is_another_one(make):
+    desk = Desk(replace(RULE, cooldown_s=3600.0, text="Is anyone on the roof?"))
+    assert [kind for kind, *_ in desk.take(make.answer(0), make.answer(1))] == ["new"]
+    desk.rule = replace(desk.rule, text="Is a car at the gate?")
+    assert [kind for kind, *_ in desk.take(make.answer(2))] == ["end"]
+    assert desk.told[-1].incident.reason == "the question was changed"
+    assert [kind for kind, *_ in desk.take(make.answer(3))] == ["new"], "a second window that says yes to this one"
+
+
 def test_cameras_and_questions_are_apart(make):
     desk = Desk()
     told = desk.take(*(make.answer(n, camera=c, question=q) for n in (0, 1) for c in "ab" for q in ("x", "y")))

@@ -59,11 +59,16 @@ class CameraCluster:
 
     def running(self, name, **report):
         """A decoder reports it."""
-        self.directory.heartbeat_decoder("decoder-0", "d/0", [CameraReport(name, "running", **report)], 1.0)
+        report = CameraReport(name, "running", life=self._life(name), **report)
+        self.directory.heartbeat_decoder("decoder-0", "d/0", [report], 1.0)
 
     def answered(self, name, *answers, latency_s=0.0):
         """A replica reports it."""
-        self.directory.heartbeat_replica("r/0", [StreamReport(name, latency_s, tuple(answers))], 1.0)
+        report = StreamReport(name, latency_s, tuple(answers), life=self._life(name))
+        self.directory.heartbeat_replica("r/0", [report], 1.0)
+
+    def _life(self, name):
+        return self.directory.status(name).life
 
     def managers(self):
         return {camera.entry.name: camera.manager for camera in self.table.managed()}

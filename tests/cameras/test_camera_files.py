@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from camera_cluster import CameraCluster
 from hypothesis import given
 from hypothesis import strategies as st
 
 from cluster.cameras.changes import follow_configuration, plan
-from cluster.cameras.managed import Managed, entry_from_json, settings_of, without_password, written
+from cluster.cameras.managed import Managed, entry_from_json, entry_to_json, settings_of, with_variables, written
 from cluster.cameras.managers import CLUSTER, CONFIGURATION, manager_from_outside
 from cluster.cameras.manifest import as_yaml, parse_cameras, read_cameras
 from cluster.config import CameraEntry
 from cluster.errors import CameraExistsError, ConfigError, ManagedElsewhereError, UnknownCameraError
+from cluster.redaction import SourceAddress
 
 BOTH = """
 cameras:
@@ -38,7 +41,7 @@ def test_lists_and_resources_in_one_file_mean_the_same():
     gate, yard = parse_cameras(BOTH, "both.yaml", {"GATE": "s3cret"})
     assert written(gate) == {
         "name": "gate",
-        "source": "rtsp://viewer:s3cret@10.0.0.1/stream",
+        "source": SourceAddress("rtsp://viewer:s3cret@10.0.0.1/stream"),
         "window": {"stride_s": 4.0},
     }
     assert written(yard) == {
@@ -95,18 +98,40 @@ def test_a_folder_is_all_its_files_and_a_name_is_in_one_of_them(tmp_path):
         read_cameras(tmp_path / "none.yaml")
 
 
-def test_what_is_exported_reads_back_and_names_a_variable_for_each_password():
+def test_what_is_exported_reads_back_and_names_a_variable_for_each_secret():
     cameras = parse_cameras(BOTH, "both.yaml", {"GATE": "s3cret"})
-    hidden, variable = without_password(written(cameras[0]))
-    assert (hidden["source"], variable) == ("rtsp://viewer:${GATE_PASSWORD}@10.0.0.1/stream", "GATE_PASSWORD")
-    text = as_yaml([hidden, written(cameras[1])], ["Set GATE_PASSWORD."])
+    gate, yard = (json.loads(entry_to_json(each, secrets=False)) for each in cameras)
+    hidden, variables = with_variables(gate)
+    assert (hidden["source"], variables) == ("rtsp://viewer:${GATE_PASSWORD}@10.0.0.1/stream", ["GATE_PASSWORD"])
+    text = as_yaml([hidden, yard], ["Set GATE_PASSWORD."])
     assert "s3cret" not in text
     again = parse_cameras(text, "export.yaml", {"GATE_PASSWORD": "s3cret"})
     assert [written(each) for each in again] == [written(each) for each in cameras]
-    assert without_password({"name": "1-a", "source": "rtsp://u:p@h/"}, ["CAMERA_1_A_PASSWORD"])[1] == (
-        "CAMERA_1_A_PASSWORD_2"
+    two = {"name": "1-a", "source": "http://h/?user=***&password=***"}
+    assert with_variables(two, ["CAMERA_1_A_PASSWORD"]) == (
+        {**two, "source": "http://h/?user=${CAMERA_1_A_PASSWORD_2}&password=${CAMERA_1_A_PASSWORD_3}"},
+        ["CAMERA_1_A_PASSWORD_2", "CAMERA_1_A_PASSWORD_3"],
     )
-    assert without_password({"name": "gate"}) == ({"name": "gate"}, None)
+    assert with_variables({"name": "gate"}) == ({"name": "gate"}, [])
+
+
+def test_a_written_camera_is_no_json_by_itself_and_its_secrets_are_only_where_they_are_asked_for():
+    address = "rtsp://viewer:s3cret@10.0.0.1/stream?token=t0ken"
+    gate = entry("gate", source=address)
+    with pytest.raises(TypeError):
+        json.dumps(written(gate))
+    for shown in (
+        str(written(gate)),
+        f"{gate!r} {gate} {gate.source}",
+        gate.model_dump_json(),
+        str(gate.model_dump()),
+        entry_to_json(gate, secrets=False),
+    ):
+        assert "rtsp://viewer:***@10.0.0.1/stream?token=***" in shown
+        assert "s3cret" not in shown
+        assert "t0ken" not in shown
+    assert json.loads(entry_to_json(gate, secrets=True))["source"] == address
+    assert Managed.model_validate_json(Managed(entry=gate).to_json()).entry.source.reveal() == address
 
 
 def test_a_plan_adds_changes_and_prunes_its_own_and_leaves_others():
@@ -168,7 +193,7 @@ def test_another_configuration_moves_its_own_cameras_only():
     now.append(entry("added-by-hand", priority="critical"))
     cameras = [Managed(entry=each, manager=CONFIGURATION) for each in last[:3]]
     cameras += [Managed(entry=entry("taken"), manager="file"), Managed(entry=entry("added-by-hand"))]
-    found = follow_configuration([written(each) for each in last], now, cameras)
+    found = follow_configuration(last, now, cameras)
     assert {each.entry.name: (each.manager, each.entry.priority) for each in found.cameras} == {
         "stays": (CONFIGURATION, "normal"),
         "changes": (CONFIGURATION, "critical"),
@@ -202,6 +227,4 @@ def test_what_is_kept_of_a_camera_survives_json_with_what_was_not_written(priori
     again = Managed.model_validate_json(managed.to_json())
     assert (again, written(again.entry)) == (managed, written(managed.entry))
     assert again.entry.memory.model_fields_set == {"retention"}
-    import json
-
-    assert written(entry_from_json(json.dumps(written(managed.entry)))) == written(managed.entry)
+    assert written(entry_from_json(entry_to_json(managed.entry, secrets=True))) == written(managed.entry)

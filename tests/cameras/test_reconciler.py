@@ -23,7 +23,11 @@ async def test_cameras_come_change_and_go_with_their_resources(kube):
     async with Rig(kube, cluster) as rig:
         await rig.condition("gate", "Accepted", "True", "Accepted")
         settings = cluster.directory.settings("gate")
-        assert (settings.source, settings.window.stride_s, settings.window.length_s) == ("rtsp://10.0.0.1/", 4, 40)
+        assert (settings.source.reveal(), settings.window.stride_s, settings.window.length_s) == (
+            "rtsp://10.0.0.1/",
+            4,
+            40,
+        )
         kube.apply("gate", {"source": "rtsp://10.0.0.1/", "priority": "critical"})
         kube.apply("yard", {})
         await until(lambda: cluster.priorities() == {"gate": "critical", "yard": "normal"})
@@ -118,11 +122,11 @@ async def test_credentials_come_from_a_secret_and_are_nowhere_else(kube, caplog)
         assert said == "there is no Secret 'door' in namespace 'yard'"
         kube.secret("door", username="viewer", password="hunter2@/")
         await rig.condition("gate", "Accepted", "True", "Accepted")
-        assert cluster.directory.settings("gate").source == "rtsp://viewer:hunter2%40%2F@10.0.0.1/stream"
+        assert cluster.directory.settings("gate").source.reveal() == "rtsp://viewer:hunter2%40%2F@10.0.0.1/stream"
         assert kube.status("gate")["source"] == "rtsp://viewer:***@10.0.0.1/stream"
         # A password that is changed reaches the camera with the next comparison.
         kube.secret("door", username="viewer", password="correct-horse")
-        await until(lambda: "correct-horse" in cluster.directory.settings("gate").source)
+        await until(lambda: "correct-horse" in cluster.directory.settings("gate").source.reveal())
         kube.apply("gate", {**spec, "source": "rtsp://other:battery@10.0.0.1/"})
         await rig.condition("gate", "Accepted", "False", "Invalid")
         everything = caplog.text + str(kube.status_writes)

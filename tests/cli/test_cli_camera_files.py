@@ -104,7 +104,7 @@ def test_a_file_is_applied_changed_and_pruned(rules, run, tmp_path):
 
     assert "2 cameras changed, 0 as they were" in run("cameras", "apply", "-f", file)
     assert rules.managers() == {"written": CONFIGURATION, "gate": "file", "yard": "file"}
-    assert rules.directory.settings("gate").source == "rtsp://viewer:s3cret@10.0.0.1/stream"
+    assert rules.directory.settings("gate").source.reveal() == "rtsp://viewer:s3cret@10.0.0.1/stream"
     version = rules.directory.version
     assert "0 cameras changed, 2 as they were" in run("cameras", "apply", "-f", file)
     assert rules.directory.version == version, "the same again touches nothing"
@@ -157,7 +157,7 @@ def test_an_export_applies_elsewhere(rules, run, tmp_path, monkeypatch):
     run("cameras", "add", "literal", "-q", "q=Is ${this} there?")
     out = tmp_path / "out.yaml"
     run("cameras", "export", "-o", out)
-    assert "# Set GATE_PASSWORD to the password of camera gate." in out.read_text()
+    assert "# Set GATE_PASSWORD to the password of camera gate, escaped." in out.read_text()
     assert "s3cret" not in out.read_text()
     monkeypatch.setenv("GATE_PASSWORD", "s3cret")
     before = {each.entry.name: each.entry for each in rules.table.managed()}
@@ -185,10 +185,10 @@ def test_one_camera_is_changed_in_place(rules, run):
     )
     settings = rules.directory.settings("gate")
     assert (settings.window.stride_s, settings.priority, settings.memory.retention) == (2, "critical", 3600)
-    assert (settings.source, settings.questions[0].id) == ("rtsp://u:s3cret@h/1", "fence")
+    assert (settings.source.reveal(), settings.questions[0].id) == ("rtsp://u:s3cret@h/1", "fence")
     run("cameras", "update", "gate", "-q", "fence@0.7=Is anyone climbing?", "--source", "")
     settings = rules.directory.settings("gate")
-    assert (settings.source, settings.questions[0].threshold, settings.window.stride_s) == ("", 0.7, 2)
+    assert (settings.source.reveal(), settings.questions[0].threshold, settings.window.stride_s) == ("", 0.7, 2)
     assert "nothing to change" in run("cameras", "update", "gate", code=2)
     assert "window.strde_s: unknown key" in run("cameras", "update", "gate", "--set", "window.strde_s=2", code=2)
     assert "is written in the cluster's configuration" in run(

@@ -121,7 +121,6 @@ def test_a_refused_connection_says_so_without_the_password() -> None:
         RtspSource(f"rtsp://admin:secret@127.0.0.1:{port}/1").open()
     assert failure.value.retryable
     assert "secret" not in str(failure.value)
-    assert "admin" not in str(failure.value)
 
 
 def test_a_silent_host_is_given_up() -> None:

@@ -94,7 +94,7 @@ questions: [{id: q, text: "A price of $${x}?"}]
 cameras: [{name: gate, source: "rtsp://admin:${CAMERA_PASSWORD}@camera/1"}]
 """)
     )
-    assert config.cameras[0].source == "rtsp://admin:s3cret@camera/1"
+    assert config.cameras[0].source.reveal() == "rtsp://admin:s3cret@camera/1"
     assert (config.gateway.port, config.gateway.host) == (6000, "::1")
     assert config.questions[0].text == "A price of ${x}?"
 
@@ -127,7 +127,7 @@ def test_a_camera_added_at_run_time():
     config = load_config(None, {"window": {"length_s": 20}})
     entry = parse_camera("new", "rtsp://x", [{"id": "q", "text": "Anyone?"}], {"window": {"stride_s": 4}})
     resolved = camera_settings(config, entry)
-    assert (resolved.window.length_s, resolved.window.stride_s, resolved.source) == (20, 4, "rtsp://x")
+    assert (resolved.window.length_s, resolved.window.stride_s, resolved.source.reveal()) == (20, 4, "rtsp://x")
     with pytest.raises(ConfigError, match=r"camera new: windw: unknown key; did you mean 'window'\?"):
         parse_camera("new", settings={"windw": {}})
     with pytest.raises(ConfigError, match=r"camera new: window.stride_s: must not exceed the window's length_s = 20"):

@@ -313,7 +313,7 @@ async def test_forgetting_takes_the_clips_and_the_packets(tmp_path, h264):
 
 async def test_a_camera_that_is_removed_takes_its_clips_along(tmp_path, h264):
     async with site(tmp_path) as running:
-        await running.collector.retain(["gate", "yard"])
+        await running.collector.retain({"gate": "1", "yard": "1"})
         running.feed(h264, 200)
         incident = await running.alert(5.0)
         await running.settled(incident.id)
@@ -321,7 +321,18 @@ async def test_a_camera_that_is_removed_takes_its_clips_along(tmp_path, h264):
         await running.stop_alerting()
         await running.start_alerting()
         assert len(running.store) == 2
-        await running.collector.retain(["yard"])
+        await running.collector.retain({"yard": "1"})
+        assert (len(running.store), list((tmp_path / "clips").iterdir())) == (0, [])
+        assert await running.service.incidents() == []
+
+
+async def test_a_camera_that_is_added_again_shows_nothing_of_the_one_that_was_removed(tmp_path, h264):
+    async with site(tmp_path) as running:
+        await running.collector.retain({"gate": "1", "yard": "1"})
+        running.feed(h264, 200)
+        await running.settled((await running.alert(5.0)).id)
+        # Nobody has looked in between.
+        await running.collector.retain({"gate": "2", "yard": "1"})
         assert (len(running.store), list((tmp_path / "clips").iterdir())) == (0, [])
         assert await running.service.incidents() == []
 
@@ -329,7 +340,7 @@ async def test_a_camera_that_is_removed_takes_its_clips_along(tmp_path, h264):
 async def test_what_could_not_be_deleted_is_tried_again(tmp_path, h264, monkeypatch):
     monkeypatch.setattr("cluster.footage.collector.SWEEP_S", 0.05)
     async with site(tmp_path) as running:
-        await running.collector.retain(["gate", "yard"])
+        await running.collector.retain({"gate": "1", "yard": "1"})
         running.feed(h264, 200)
         incident = await running.alert(5.0)
         await running.settled(incident.id)
@@ -337,7 +348,7 @@ async def test_what_could_not_be_deleted_is_tried_again(tmp_path, h264, monkeypa
         file.unlink()
         # A folder of its name, which deleting a file does not remove.
         file.mkdir()
-        await running.collector.retain(["yard"])
+        await running.collector.retain({"yard": "1"})
         assert running.store.find(incident.id, "clip") is not None
         file.rmdir()
         await until(lambda: not len(running.store))
@@ -346,12 +357,12 @@ async def test_what_could_not_be_deleted_is_tried_again(tmp_path, h264, monkeypa
 
 async def test_cameras_of_another_run_are_not_taken_for_removed(tmp_path, h264):
     async with site(tmp_path) as running:
-        await running.collector.retain(["gate", "yard"])
+        await running.collector.retain({"gate": "1", "yard": "1"})
         running.feed(h264, 200)
         await running.settled((await running.alert(5.0)).id)
     async with site(tmp_path) as running:
-        running.collector._run, running.collector._cameras = "another", set()
-        await running.collector.retain(["yard"])
+        running.collector._run, running.collector._cameras = "another", {}
+        await running.collector.retain({"yard": "1"})
         assert len(running.store) == 2
 
 

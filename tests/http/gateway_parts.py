@@ -147,12 +147,12 @@ class World:
         self._check()
         if name in self.cameras:
             raise CameraExistsError(f"there is a camera {name!r} already")
-        self.cameras[name] = CameraStatus(name, source=source)
+        self.cameras[name] = CameraStatus(name, source=str(source))
         return self.cameras[name]
 
     async def update(self, name, source, questions, settings, manager="", takeover=False):
         self._check(name)
-        self.cameras[name] = replace(self.cameras[name], source=source)
+        self.cameras[name] = replace(self.cameras[name], source=str(source))
         return self.cameras[name]
 
     async def remove(self, name, manager="", takeover=False):

@@ -78,6 +78,15 @@ async def test_answers_incidents_changes_and_removals(tmp_path):
         assert await event("removed") == ("removed", {"name": "cam-001"})
 
 
+def test_a_camera_that_is_added_again_has_no_history():
+    live = Live(World(0), AnswerHub(), Calls({}))
+    live._tell([CameraStatus("gate", life="one"), CameraStatus("yard", life="one")])
+    for name in ("gate", "yard"):
+        live.history.answer(make_answer(name, "q", 0.5, 1), 100.0)
+    live._tell([CameraStatus("gate", life="two"), CameraStatus("yard", life="one")])
+    assert [live.history.body(name)["scores"].keys() for name in ("gate", "yard")] == [set(), {"q"}]
+
+
 async def test_only_what_is_asked_for_and_may_be_seen(tmp_path):
     async with (
         serving(tmp_path, cameras=3, tokens=True, scopes=["cam-000", "cam-001"]) as served,

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import socket
 import threading
+from asyncio.sslproto import SSLProtocol
 
 import pytest
 from aiohttp import web
 from certificates import Authority
-from gateway_parts import Replica
+from gateway_parts import Replica, serving
 from http_parts import Client, answering, bare_application, listening
 from prometheus_client import CollectorRegistry
 from prometheus_client.registry import Collector
+from sightline.v1 import replicas_pb2
 
 from cluster import metrics
 from cluster.errors import SightlineError
@@ -87,24 +90,77 @@ async def test_a_client_that_takes_nothing_loses_its_connection():
                 await asyncio.sleep(0.01)
 
 
-async def test_one_connection_more_than_may_be():
-    async with listening(bare_application(), max_connections=2) as (url, server):
-        async with connected(url), connected(url):
-            await asyncio.sleep(0.05)
-            async with connected(url) as (reader, _):
-                reply = await reader.read()
-            assert b"503 Service Unavailable" in reply
-            assert b"too many connections are open" in reply
-            assert server.refused == 1
-            assert (
-                metrics.REGISTRY.get_sample_value("sightline_http_connections_dropped_total", {"reason": "refused"})
-                >= 1
-            )
+def dropped(reason):
+    return metrics.REGISTRY.get_sample_value("sightline_http_connections_dropped_total", {"reason": reason}) or 0.0
+
+
+async def asks(reader, writer, path):
+    """The status of one request; the connection stays open."""
+    writer.write(f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+    head = await reader.readuntil(b"\r\n\r\n")
+    length = int(head.lower().partition(b"content-length:")[2].partition(b"\r\n")[0])
+    await reader.readexactly(length)
+    return int(head.split()[1])
+
+
+async def test_a_stranger_more_than_may_be_takes_the_place_of_the_oldest():
+    """So that a probe is answered however many connections do nothing."""
+    before = dropped("evicted")
+    async with listening(bare_application(), max_strangers=2) as (url, server):
+        async with connected(url) as (oldest, _), connected(url) as (newer, writer), connected(url) as (newest, asking):
+            assert await oldest.read() == b""
+            assert await asks(newest, asking, "/healthz") == 200
+            assert await asks(newer, writer, "/healthz") == 200
+        assert server.evicted == dropped("evicted") - before == 1
+
+
+async def test_a_thousand_silent_connections_keep_no_probe_out():
+    async with listening(bare_application(), max_strangers=16) as (url, _), contextlib.AsyncExitStack() as stack:
+        for _ in range(1000):
+            await stack.enter_async_context(connected(url))
+        async with Client(url) as client:
+            assert (await client("GET", "/healthz"))[0] == 200
+
+
+async def test_who_may_ask_is_no_stranger_and_keeps_the_connection(tmp_path):
+    """Nor do strangers get in the way of those who come with a token; without one it is a stranger's request."""
+    async with serving(tmp_path, cameras=1, tokens=True) as served, connected(served.url) as (reader, writer):
+        connections = served.gateway._http._connections
+        secret = served.secrets["view"].encode()
+        writer.write(b"GET /v1/cameras HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer " + secret + b"\r\n\r\n")
+        assert b" 200 " in await reader.readuntil(b"\r\n\r\n")
+        async with contextlib.AsyncExitStack() as stack:
+            strangers = [await stack.enter_async_context(connected(served.url)) for _ in range(400)]
+            for stranger, asking in strangers[-3:]:
+                assert await asks(stranger, asking, "/v1/cameras") == 401
+            assert len(connections._known) == 1
+            assert len(connections._strangers) == 128
+            assert not writer.transport.is_closing()
+            assert not reader.at_eof()
+
+
+async def test_one_connection_more_than_may_be_of_those_who_may_ask():
+    """A probe is still answered, over a connection of its own or over that one."""
+    before = dropped("refused")
+    async with listening(bare_application(replicas()), max_connections=2) as (url, server), connected(url) as one:
+        async with connected(url) as two, connected(url) as three:
+            assert await asks(*one, "/v1/replicas") == 200
+            assert await asks(*two, "/v1/replicas") == 200
+            assert await asks(*one, "/v1/replicas") == 200
+            assert await asks(*three, "/v1/replicas") == 503
+            assert await asks(*three, "/healthz") == 200
+            assert server.refused == dropped("refused") - before == 1
         async with asyncio.timeout(10), Client(url) as client:
-            while True:
-                with contextlib.suppress(ConnectionError):
-                    if (await client("GET", "/healthz"))[0] == 200:
-                        break
+            while (await client("GET", "/v1/replicas"))[0] != 200:
+                pass
+
+
+def replicas():
+    class Replicas:
+        async def List(self, request, context):  # noqa: N802
+            return replicas_pb2.ListReplicasResponse()
+
+    return {"sightline.v1.Replicas": Replicas()}
 
 
 async def test_a_connection_that_is_kept_serves_many_requests():
@@ -205,14 +261,34 @@ async def test_what_is_our_own_mistake_names_the_request_in_the_log(caplog):
 
 async def test_a_client_that_does_not_shake_hands_loses_its_connection(tmp_path):
     certificate, key = Authority().issue(tmp_path, "gateway")
-    server = HttpServer(bare_application(), stall_s=0.2, max_connections=1, tls=TlsFiles(certificate, key))
+    server = HttpServer(bare_application(), stall_s=0.2, max_strangers=1, tls=TlsFiles(certificate, key))
     try:
         address = await server.start("127.0.0.1", 0)
-        async with connected(f"http://{address}") as (reader, _):
-            await asyncio.sleep(0.05)
-            async with connected(f"http://{address}") as (second, _):
-                assert await second.read() == b"", "the one that shakes hands counts"
-            assert server.refused == 1
-            assert await reader.read() == b""
+        async with connected(f"http://{address}") as (first, _), connected(f"http://{address}") as (second, _):
+            assert await first.read() == b""
+            assert server.evicted == 1, "those that shake hands count"
+            assert await second.read() == b"", "and late is late without anybody behind it"
+        assert server.evicted == 1
     finally:
+        await server.stop()
+
+
+async def test_a_handshake_that_fails_leaves_nothing(tmp_path):
+    """asyncio gives each 256 KiB, which would stay until Python looks for cycles."""
+    certificate, key = Authority().issue(tmp_path, "gateway")
+    server = HttpServer(bare_application(), max_strangers=2, tls=TlsFiles(certificate, key))
+    gc.collect()
+    gc.disable()
+    try:
+        address = await server.start("127.0.0.1", 0)
+        async with contextlib.AsyncExitStack() as stack:
+            for _ in range(8):
+                await stack.enter_async_context(connected(f"http://{address}"))
+            async with asyncio.timeout(10):
+                while server.evicted < 6:  # noqa: ASYNC110
+                    await asyncio.sleep(0.01)
+            await asyncio.sleep(0.05)
+            assert sum(type(each) is SSLProtocol for each in gc.get_objects()) == 2
+    finally:
+        gc.enable()
         await server.stop()

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cluster.bench.window_accounting import CameraBooks, Counted, account, alert_times, percentile, within
 from cluster.types import Answer, Timing, TokenCount
-from loadtest.books import CameraBooks, Counted, account, alert_times, percentile, within
 
 NO_TOKENS = TokenCount(0, 0, 0, 0, 0, 0, 0)
 
@@ -105,6 +105,22 @@ def test_what_the_cluster_counted_is_not_silent() -> None:
     assert (found.due, found.seen, found.unseen, found.given_up, found.silent) == (5, 2, 3, 0, 0)
     # More given up than were due hides nothing and makes nothing negative.
     assert account(slots, 2, Counted(done=2, lost=9), listened=True).silent == 0
+
+
+def test_windows_that_are_counted_more_often_than_they_were_due_are_told() -> None:
+    """14 due at a stride of 2 s, of windows of 6 s; after the seventh the cluster began anew, 1 s into the next one."""
+    before = [(k, max(0, 2 * k - 4), 2 * k + 2) for k in range(7)]
+    after = [(k, max(15, 2 * k - 3), 2 * k + 3) for k in range(7, 14)]
+    found = numbered(*before, *after)
+    slots = found.slots(129.9)
+    assert len(slots) == 14
+    # The one that was cut short, and an incomplete last one.
+    most = found.most(129.9)
+    assert most == 14 + 1 + 1
+    assert account(slots, 14, Counted(done=14, lost=2), listened=True, most=most).extra == 0
+    assert account(slots, 14, Counted(done=14, lost=3), listened=True, most=most).extra == 1
+    assert account(slots, 14, Counted(done=14, dropped=14), listened=True, most=most).extra == 12
+    assert account(slots, 14, Counted(done=28), listened=True, most=most).extra == 12
 
 
 def test_a_window_after_the_last_answer_may_be_on_its_way_and_one_before_it_is_not() -> None:

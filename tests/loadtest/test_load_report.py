@@ -11,11 +11,11 @@ from dataclasses import replace
 import pytest
 from toy_cluster import config, profile
 
+from cluster.bench.window_accounting import CameraBooks
 from cluster.errors import SightlineError
 from cluster.evaluation.plots import LEFT, RIGHT, WIDTH
 from cluster.types import Answer, Timing, TokenCount
 from loadtest.agent import FedAgent
-from loadtest.books import CameraBooks
 from loadtest.fleet import Camera
 from loadtest.footage import StreamHeader
 from loadtest.machine import GpuUse, MachineUse
@@ -97,6 +97,7 @@ def test_a_good_run() -> None:
         ({"lag": Spread(1, 2, 8.1, 9)}, "cluster", "p99 lag is 8.1 s"),
         ({"missing": 1}, "cluster", "98.7 % of windows were answered"),
         ({"silent": 2}, "cluster", "2 windows were neither answered nor counted"),
+        ({"extra": 13}, "cluster", "13 windows were counted that were never due"),
         ({"late_share": 0.3}, "generator", "outpaced by its own machine"),
         ({"late_share": 0.3, "lag": NEVER}, "generator", "p99 lag is never"),
         ({"failures": ("load-1: refused",)}, "cluster", "the first: load-1: refused"),

@@ -290,7 +290,7 @@ def test_memories_at_hand_for_questions_are_bounded_and_what_they_changed_is_sav
     model: VisionLanguageModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("cluster.memory.bank.VISITED", 2)
-    tiers = TierStack([Arena(16 * MIB)])
+    tiers = TierStack([Arena(16 * MIB, slab_bytes=64 * 1024)])
     bank = MemoryBank(tiers)
     engine = NativeEngine(model, memories=bank)
     here = Site(model, None)

@@ -14,6 +14,7 @@ from actors.memories import Forgetting, WorkerMemory
 from cluster.memory.album import Album
 from cluster.models import load_model
 from cluster.rpc.conversations import Conversations
+from cluster.rpc.results import AnswerHub
 from cluster.scheduling.removals import Removals
 from cluster.scheduling.worker import EngineWorker
 from cluster.types import Answer
@@ -41,7 +42,7 @@ class Replica:
         self.worker.start()
         self.album, self.conversations = Album(), Conversations()
         self.memory = WorkerMemory(self.worker, self.album, timeout_s=WAIT_S)
-        self.forgetting = Forgetting(self.memory, self.conversations, self.site.bank)
+        self.forgetting = Forgetting(self.memory, self.conversations, self.site.bank, AnswerHub())
 
     def watch(self, frames: int = 24) -> None:
         self.worker.open(self.site.spec).result(WAIT_S)

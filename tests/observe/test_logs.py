@@ -3,10 +3,9 @@
 import io
 import json
 import logging
-import re
 
 import pytest
-from hypothesis import assume, given
+from hypothesis import given
 from hypothesis import strategies as st
 
 from cluster import metrics
@@ -66,9 +65,10 @@ def test_a_real_token_is_not_written(written):
     assert secret not in redact(f"no such token: {secret}.")
 
 
-@given(st.text(alphabet=st.characters(exclude_characters=" \t\n\r\"'<>", exclude_categories=("Z", "C")), min_size=1))
+@given(
+    st.text(alphabet=st.characters(exclude_characters=" \t\n\r\"'<>/?#@", exclude_categories=("Z", "C")), min_size=1)
+)
 def test_no_password_of_an_address_is_left(password):
-    assume(not re.match(r"\d+[/?#]", password))  # that is a port
     shown = redact_log(f"camera gate: rtsp://user:{password}@host.city:554/live failed")
     assert shown == "camera gate: rtsp://user:***@host.city:554/live failed"
 

@@ -43,16 +43,16 @@ class Directory:
             raise CameraExistsError(f"camera {name!r} exists already; remove it first")
         if "zoom" in settings:
             raise ConfigError("unknown key 'zoom' in the settings of camera 'gate'")
-        self.asked[name] = (source, tuple(questions), settings)
-        self.cameras[name] = CameraStatus(name, source, "connecting")
+        self.asked[name] = (source.reveal(), tuple(questions), settings)
+        self.cameras[name] = CameraStatus(name, str(source), "connecting")
         return self.cameras[name]
 
     async def update(self, name, source, questions, settings, manager="", takeover=False):
         before = await self.get(name)
         if before.manager != manager and not takeover:
             raise ManagedElsewhereError(f"camera {name!r} belongs to {before.manager!r}")
-        self.asked[name] = (source, tuple(questions), settings)
-        self.cameras[name] = CameraStatus(name, source, "running", manager=manager)
+        self.asked[name] = (source.reveal(), tuple(questions), settings)
+        self.cameras[name] = CameraStatus(name, str(source), "running", manager=manager)
         return self.cameras[name]
 
     async def remove(self, name, manager="", takeover=False):
@@ -63,7 +63,7 @@ class Directory:
 
     async def export(self, names=()):
         return [
-            Managed(entry=CameraEntry(name=name, source=self.cameras[name].source), manager=self.cameras[name].manager)
+            Managed(entry=CameraEntry(name=name, source=self.asked[name][0]), manager=self.cameras[name].manager)
             for name in sorted(names or self.cameras)
         ]
 
@@ -127,7 +127,9 @@ def test_update_takeover_and_export(gateway, client):
     assert client.camera_update("gate", "rtsp://u:s3cret@h/", manager="north", takeover=True).manager == "north"
     assert client.cameras_list()[0].manager == "north"
     [written] = client.cameras_export(["gate"])
-    assert (written.manager, written.entry.source) == ("north", "rtsp://u:s3cret@h/")
+    assert (written.manager, written.entry.source.reveal()) == ("north", "rtsp://u:***@h/")
+    [written] = client.cameras_export(["gate"], secrets=True)
+    assert written.entry.source.reveal() == "rtsp://u:s3cret@h/"
     with pytest.raises(CameraExistsError, match="belongs to 'north'"):
         client.camera_remove("gate")
     client.camera_remove("gate", manager="north")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import defaultdict
-from contextlib import asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 
 import grpc
 import grpc.aio
@@ -14,7 +14,7 @@ import pytest
 from sightline.v1 import frames_pb2, frames_pb2_grpc
 
 from cluster.codec.supervisor import Backoff
-from cluster.errors import ConfigError
+from cluster.errors import ConfigError, UnknownCameraError
 from cluster.rpc.calls import CallEndedError, write
 from cluster.rpc.channel import open_channel
 from cluster.rpc.convert import frame_to_proto, spec_to_json
@@ -418,6 +418,121 @@ async def test_a_newer_decoder_takes_the_camera_over(make, until):
         new.send(make.sample(index=11))
         await until(lambda: replica.indices() == [0, 10, 11])
         assert replica.lost == [], "it belongs to the newer connection"
+
+
+async def test_a_decoder_that_stood_still_is_told_with_its_next_frame_and_opens_the_camera_again(make, until):
+    """Another decoder had the camera meanwhile, and let it go: neither side has seen the connection break."""
+    replica = Replica()
+    async with serving(replica) as address, sending() as (old, lost), sending() as (new, _):
+        old.confirm(5)
+        old.assign(make.spec(), address)
+        assert old.send(make.sample(index=0))
+        await until(lambda: replica.indices() == [0])
+        new.confirm(7)
+        new.assign(make.spec(), address)
+        assert new.send(make.sample(index=100, fresh=True))
+        await until(lambda: replica.indices() == [0, 100])
+        new.close("gate")
+        await until(lambda: replica.closed == [("gate", False)])
+        assert old.send(make.sample(index=1)), "nobody has told it yet"
+        await until(lambda: lost)
+        assert [(event.refused, event.frames) for event in lost] == [("not_open", 1)]
+        assert "another decoder" in old.status("gate").refused
+        assert not old.send(make.sample(index=2)), "only a fresh anchor may follow"
+        assert len(replica.opened) == 2, "it is opened with a frame, and not over and over"
+        assert old.send(make.sample(index=3, fresh=True))
+        assert old.send(make.sample(index=4))
+        await until(lambda: replica.indices() == [0, 100, 3, 4])
+        assert len(replica.opened) == 3
+        await until(lambda: old.status("gate").windows_done == 4)
+        assert old.status("gate").refused == ""
+        assert len(lost) == 1
+
+
+async def test_a_camera_is_not_taken_from_the_decoder_that_has_the_newer_assignment(make, until):
+    replica = Replica()
+    async with serving(replica) as address, sending() as (old, lost), sending() as (new, kept):
+        old.confirm(5)
+        old.assign(make.spec(), address)
+        assert old.send(make.sample(index=0))
+        await until(lambda: replica.indices() == [0])
+        new.confirm(7)
+        new.assign(make.spec(), address)
+        assert new.send(make.sample(index=100, fresh=True))
+        await until(lambda: replica.indices() == [0, 100])
+        for index in (1, 2, 3):
+            told = len(lost)
+            assert old.send(make.sample(index=index, fresh=True))
+            # The first time the frame is refused, later the opening and the frame behind it.
+            await until(lambda told=told: len(lost) > told and not old.status("gate").in_flight)
+        assert {event.refused for event in lost} == {"not_open"}
+        assert new.send(make.sample(index=101)), "nothing of it was taken away"
+        await until(lambda: replica.indices() == [0, 100, 101])
+        # Of its own: the camera is this one's now, as the controller has it.
+        old.confirm(8)
+        assert old.send(make.sample(index=4, fresh=True))
+        await until(lambda: replica.indices() == [0, 100, 101, 4])
+        assert kept == []
+        old.close("gate")
+        await until(lambda: replica.closed)
+        # Without a word from the controller: nobody else has it.
+        assert new.send(make.sample(index=102))
+        await until(lambda: kept)
+        assert new.send(make.sample(index=103, fresh=True))
+        await until(lambda: replica.indices() == [0, 100, 101, 4, 103])
+
+
+async def test_a_decoder_that_connects_again_does_not_take_cameras_that_are_no_longer_its_own(make, until):
+    replica = Replica()
+    async with AsyncExitStack() as stack, sending() as (old, lost), sending() as (new, kept):
+        address = await stack.enter_async_context(serving(replica))
+        new.confirm(7)
+        new.assign(make.spec(), address)
+        assert new.send(make.sample(index=100, fresh=True))
+        await until(lambda: replica.indices() == [100])
+        old.confirm(5)
+        old.assign(make.spec(), address)
+        assert old.send(make.sample(index=0, fresh=True))
+        await until(lambda: lost)
+        old.close("gate")
+        assert new.send(make.sample(index=101))
+        await until(lambda: replica.indices() == [100, 101] and old.status("gate") is None)
+        assert (replica.closed, kept) == ([], []), "who does not have it cannot close it"
+
+
+async def test_a_camera_that_the_replica_does_not_have_any_more_is_opened_again(make, until):
+    class Forgetful(Replica):
+        async def on_frame(self, sample, arrived_s):
+            if sample.index == 1:
+                raise UnknownCameraError("camera 'gate' is not open here")
+            await super().on_frame(sample, arrived_s)
+
+    replica = Forgetful()
+    async with serving(replica) as address, sending() as (sender, lost):
+        sender.assign(make.spec(), address)
+        assert sender.send(make.sample(index=0))
+        assert sender.send(make.sample(index=1))
+        await until(lambda: lost)
+        assert [(event.refused, event.reason) for event in lost] == [("not_open", "camera 'gate' is not open here")]
+        assert sender.send(make.sample(index=2, fresh=True))
+        await until(lambda: replica.indices() == [0, 2])
+        assert len(replica.opened) == 2
+
+
+async def test_a_camera_that_is_closed_and_opened_at_once_belongs_to_its_connection(make, until):
+    replica = Replica()
+    async with AsyncExitStack() as stack:
+        address = await stack.enter_async_context(serving(replica))
+        async with sending() as (sender, _):
+            sender.assign(make.spec(), address)
+            assert sender.send(make.sample(index=0))
+            sender.close("gate", flush=True)
+            await until(lambda: sender.status("gate") is None)
+            sender.assign(make.spec(), address)
+            assert sender.send(make.sample(index=1, fresh=True))
+            await until(lambda: replica.indices() == [0, 1])
+            await stack.aclose()
+            await until(lambda: replica.lost == ["gate"])
 
 
 def test_camera_threads_use_it_from_outside_the_loop(make):

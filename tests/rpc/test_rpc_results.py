@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 import grpc
 import grpc.aio
@@ -213,10 +214,25 @@ async def test_duplicates_are_suppressed_but_a_restarted_count_is_not(make, unti
         assert len(await take(merged, 2)) == 2
         two.publish([make.answer(0)])
         await until(lambda: merger.duplicates == 1)
-        # The replica was lost: windows count from 0 again, on later video.
-        restarted = make.answer(0, end=900_000_000)
+        # The replica was lost, or the camera was removed and added again: windows count from 0, and so may its clock.
+        restarted = replace(make.answer(0), incarnation="another")
         two.publish([restarted])
         assert (await take(merged, 1))[0][0] == restarted
+        one.publish([restarted])
+        await until(lambda: merger.duplicates == 2)
+        merger.retain(["yard"])
+        one.publish([make.answer(0)])
+        assert (await take(merged, 1))[0][0] == make.answer(0), "nothing is remembered of a camera that is gone"
+
+
+async def test_a_removed_cameras_recent_answers_are_sent_to_nobody(make):
+    hub = AnswerHub(recent=10)
+    hub.publish([make.answer(0), make.answer(0, stream="yard"), make.answer(1)])
+    hub.forget("gate")
+    with hub.subscribe(recent=True) as watcher:
+        assert [answer.stream for answer, _ in await take(watcher, 1)] == ["yard"]
+        hub.publish([make.answer(2)])
+        assert [answer.window for answer, _ in await take(watcher, 1)] == [2]
 
 
 async def test_what_the_gateway_missed_is_told_to_its_watchers(make, until):

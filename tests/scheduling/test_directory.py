@@ -1,5 +1,8 @@
 """The controller's state machine: members come, go and come back; cameras stay where they are as long as they can."""
 
+import json
+from dataclasses import replace
+
 import pytest
 
 from cluster.config import CameraEntry, QuestionConfig, SightlineConfig, camera_settings
@@ -64,13 +67,13 @@ def test_clients_never_see_a_cameras_password_but_its_decoder_does(directory: Di
     directory.add(camera("secret", source))
     assert directory.status("secret").source == "rtsp://viewer:***@10.0.0.1/stream1"
     running = [c for name in directory.decoders for c in directory.assignment(name).cameras]
-    assert [c.settings.source for c in running if c.settings.name == "secret"] == [source]
+    assert [c.settings.source.reveal() for c in running if c.settings.name == "secret"] == [source]
 
 
 def test_restarted_decoder_keeps_its_cameras_and_their_counts(directory: Directory) -> None:
     before = owners(directory)
     mine = sorted(assigned(directory, "decoder-0"))
-    reports = [CameraReport(name, "running", counts={"frames_decoded": 100}) for name in mine]
+    reports = [CameraReport(name, "running", counts={"frames_decoded": 100}, run=f"{name}/0") for name in mine]
     assert directory.heartbeat_decoder("decoder-0", "decoder-0/0", reports, 1.0)
     version = directory.version
     directory.join_decoder(decoder("decoder-0", start=1), 2.0)
@@ -79,7 +82,7 @@ def test_restarted_decoder_keeps_its_cameras_and_their_counts(directory: Directo
     status = directory.status(mine[0])
     assert (status.state, status.reason) == ("waiting", "decoder-0 is starting it")
     assert not directory.heartbeat_decoder("decoder-0", "decoder-0/0", [], 2.5), "the dead one's heartbeat counted"
-    again = [CameraReport(mine[0], "running", counts={"frames_decoded": 7})]
+    again = [CameraReport(mine[0], "running", counts={"frames_decoded": 7}, run=f"{mine[0]}/1")]
     assert directory.heartbeat_decoder("decoder-0", "decoder-0/1", again, 3.0)
     assert directory.status(mine[0]).state == "running"
     assert directory.status(mine[0]).frames_decoded == 107
@@ -101,7 +104,7 @@ def test_counts_of_a_camera_that_moves_and_returns_are_summed() -> None:
     directory.add(camera("cam"))
     for time_s, (name, decoded) in enumerate([("decoder-0", 10), ("decoder-1", 5), ("decoder-0", 40)]):
         directory.join_decoder(decoder(name, start=time_s), float(time_s))
-        report = CameraReport("cam", "running", counts={"frames_decoded": decoded})
+        report = CameraReport("cam", "running", counts={"frames_decoded": decoded}, run=str(time_s))
         assert directory.heartbeat_decoder(name, f"{name}/{time_s}", [report], float(time_s))
         total = directory.status("cam").frames_decoded
         directory.leave_decoder(name)
@@ -109,7 +112,7 @@ def test_counts_of_a_camera_that_moves_and_returns_are_summed() -> None:
 
 
 def test_lost_replica_leaves_its_cameras_homeless_until_it_is_back(directory: Directory) -> None:
-    directory.heartbeat_replica("r1", [StreamReport("cam-0", 0.5, counts={"windows_done": 3})], 1.0)
+    directory.heartbeat_replica("r1", [StreamReport("cam-0", 0.5, counts={"windows_done": 3}, run="1")], 1.0)
     directory.leave_replica("replica-0")
     route = directory.route("cam-0")
     assert (route.replica, route.replica_address) == (None, None)
@@ -117,7 +120,7 @@ def test_lost_replica_leaves_its_cameras_homeless_until_it_is_back(directory: Di
     assert not directory.heartbeat_replica("r1", [], 2.0)
     assert directory.join_replica(replica("r2"), 3.0) == "replica-0"
     assert directory.route("cam-0").replica_address == "r2:1"
-    directory.heartbeat_replica("r2", [StreamReport("cam-0", 0.5, counts={"windows_done": 2})], 4.0)
+    directory.heartbeat_replica("r2", [StreamReport("cam-0", 0.5, counts={"windows_done": 2}, run="2")], 4.0)
     assert directory.status("cam-0").windows_done == 5
 
 
@@ -153,15 +156,16 @@ def test_status_joins_both_views_and_ignores_who_does_not_own_the_camera(directo
     owner = directory.route("cam-0").decoder
     other = ({"decoder-0", "decoder-1"} - {owner}).pop()
     answer = LastAnswer("fence", 0.9, True, 48_000_000)
-    report = CameraReport("cam-0", "backoff", "refused", retry_in_s=2.0, codec="h264", counts={"gaps": 2})
+    report = CameraReport("cam-0", "backoff", "refused", retry_in_s=2.0, codec="h264", counts={"gaps": 2}, run="now")
     directory.heartbeat_decoder(owner, f"{owner}/0", [report, CameraReport("unknown", "running")], 1.0)
-    directory.heartbeat_decoder(other, f"{other}/0", [CameraReport("cam-0", "ended", counts={"gaps": 50})], 1.0)
-    directory.heartbeat_replica("r1", [StreamReport("cam-0", 0.25, (answer,), {"windows_done": 4})], 1.0)
+    last = CameraReport("cam-0", "ended", counts={"gaps": 50}, run="before")
+    directory.heartbeat_decoder(other, f"{other}/0", [last], 1.0)
+    directory.heartbeat_replica("r1", [StreamReport("cam-0", 0.25, (answer,), {"windows_done": 4}, run="r")], 1.0)
     status = directory.status("cam-0")
     assert (status.state, status.reason, status.retry_in_s, status.codec) == ("backoff", "refused", 2.0, "h264")
     assert (status.decoder, status.replica, status.latency_s) == (owner, "replica-0", 0.25)
     assert status.last_answers == (answer,)
-    assert (status.gaps, status.windows_done) == (2, 4)
+    assert (status.gaps, status.windows_done) == (52, 4), "what it counted before it was moved still counts"
 
 
 def test_status_tells_of_the_memory_of_the_replica_that_owns_the_camera_now(directory: Directory) -> None:
@@ -190,6 +194,23 @@ def test_removed_camera_is_gone_everywhere(directory: Directory) -> None:
             call("cam-0")
 
 
+def test_what_is_still_said_of_a_removed_camera_is_not_said_of_the_next_one_of_its_name() -> None:
+    directory = Directory()
+    directory.join_decoder(decoder("decoder-0"), 0.0)
+    directory.join_replica(replica("r1"), 0.0)
+    directory.add(camera("gate"), life="one")
+    directory.remove("gate")
+    directory.add(camera("gate"), life="two")
+    assert [each.life for each in directory.assignment("decoder-0").cameras] == ["two"]
+    late = CameraReport("gate", "running", counts={"windows_dropped": 5}, life="one")
+    directory.heartbeat_decoder("decoder-0", "decoder-0/0", [late], 1.0)
+    directory.heartbeat_replica("r1", [StreamReport("gate", counts={"windows_done": 7}, life="one")], 1.0)
+    status = directory.status("gate")
+    assert (status.life, status.state, status.windows_done, status.windows_dropped) == ("two", "waiting", 0, 0)
+    directory.heartbeat_replica("r1", [StreamReport("gate", counts={"windows_done": 2}, life="two")], 2.0)
+    assert directory.status("gate").windows_done == 2
+
+
 def test_without_members_a_camera_waits_and_says_why() -> None:
     directory = Directory()
     directory.add(camera("cam"))
@@ -200,17 +221,89 @@ def test_without_members_a_camera_waits_and_says_why() -> None:
     assert (assignment.geometry, assignment.replica) == (None, None)
 
 
-def test_totals_survive_restarts_of_what_they_count() -> None:
+def test_totals_are_over_runs_each_of_which_is_told_of_many_times() -> None:
     totals = Totals()
     totals.update("a", {"x": 5})
     totals.update("a", {"x": 9, "y": 1})
     assert totals.counts() == {"x": 9, "y": 1}
-    totals.update("a", {"x": 2})
     totals.update("b", {"x": 10})
-    assert totals.counts() == {"x": 21, "y": 1}
+    assert totals.counts() == {"x": 19, "y": 1}
     totals.end("a"), totals.end("nobody")
-    totals.add("lost", 3)
-    assert totals.counts() == {"x": 21, "y": 1, "lost": 3}
+    assert totals.counts() == {"x": 19, "y": 1}
+    assert Totals(totals.runs).counts() == totals.counts()
+    for run in range(100):
+        totals.update(str(run), {"x": 1})
+        totals.update("b", {"x": 10 + run})
+    assert totals.counts() == {"x": 9 + 109 + 100, "y": 1}
+    assert len(totals.runs) < 50
+
+
+def counted(directory: Directory, name: str = "cam-0") -> tuple[int, int, int]:
+    status = directory.status(name)
+    return status.windows_done, status.windows_dropped, status.windows_lost
+
+
+def beat(directory: Directory, at_s: float) -> None:
+    """Heartbeats of a decoder that has dropped 3 windows of cam-0 and of a replica that has answered 12; they join
+    again where they are asked to, as the same processes."""
+    owner = directory.route("cam-0").decoder or "decoder-0"
+    dropped = CameraReport("cam-0", "running", counts={"windows_dropped": 3}, run="camera")
+    for name in ("decoder-0", "decoder-1"):
+        reports = [dropped] if name == owner else []
+        if not directory.heartbeat_decoder(name, f"{name}/0", reports, at_s):
+            directory.join_decoder(decoder(name), at_s, running=["cam-0"] if reports else [])
+            directory.heartbeat_decoder(name, f"{name}/0", reports, at_s)
+    answered = StreamReport("cam-0", counts={"windows_done": 12, "windows_lost": 1}, run="stream")
+    if not directory.heartbeat_replica("r1", [answered], at_s):
+        directory.join_replica(replica("r1"), at_s, known_as="replica-0", streams=["cam-0"])
+        directory.heartbeat_replica("r1", [answered], at_s)
+
+
+def test_who_was_given_up_and_joins_again_is_not_counted_twice(directory: Directory) -> None:
+    for at_s in (0.0, 12.0, 24.0, 36.0):
+        beat(directory, at_s)
+        beat(directory, at_s)
+        assert counted(directory) == (12, 3, 1)
+        for silent_s in (4.0, 8.0, 12.0):
+            directory.expire(at_s + silent_s)
+        assert (directory.decoders, directory.replicas) == ({}, {})
+        assert counted(directory) == (12, 3, 1)
+
+
+def test_a_later_controller_counts_what_members_say_and_what_nobody_can_say_any_more(directory: Directory) -> None:
+    directory = Directory(heartbeat_timeout_s=10)
+    directory.join_decoder(decoder("decoder-0"), 0.0)
+    directory.join_replica(replica("r1"), 0.0)
+    directory.add(camera("cam-0"), life="one")
+    dead = StreamReport("cam-0", counts={"windows_done": 5}, life="one", run="dead")
+    directory.heartbeat_replica("r1", [dead], 1.0)
+    directory.heartbeat_replica("r1", [replace(dead, counts={"windows_done": 2}, run="alive")], 2.0)
+    kept = json.loads(json.dumps(directory.counted()))
+    later = Directory(heartbeat_timeout_s=10)
+    later.remember(kept)
+    later.join_replica(replica("r1"), 0.0)
+    later.add(camera("cam-0"), life="one")
+    assert later.status("cam-0").windows_done == 7
+    later.heartbeat_replica("r1", [replace(dead, counts={"windows_done": 3}, run="alive")], 1.0)
+    assert later.status("cam-0").windows_done == 8
+    another = Directory()
+    another.remember(kept)
+    another.add(camera("cam-0"), life="two")
+    assert another.status("cam-0").windows_done == 0
+
+
+def test_a_controller_that_stood_still_itself_gives_nobody_up(directory: Directory) -> None:
+    """It has read no heartbeat either: they wait for it."""
+    before = owners(directory)
+    for second in range(5):
+        assert directory.expire(float(second)) == []
+    assert directory.expire(30.0) == []
+    directory.heartbeat_replica("r1", [], 31.0)
+    directory.heartbeat_decoder("decoder-1", "decoder-1/0", [], 31.0)
+    for second in (32, 36, 40):
+        assert directory.expire(float(second)) == []
+    assert owners(directory) == before
+    assert directory.expire(40.5) == ["decoder-0"], "it stayed silent"
 
 
 def test_an_update_keeps_place_and_counts_and_reaches_the_decoder(directory: Directory) -> None:
@@ -244,8 +337,11 @@ def test_only_its_manager_changes_or_removes_a_camera_unless_it_is_taken_over(di
     ):
         with pytest.raises(ManagedElsewhereError, match="applied as 'north'"):
             call()
-    assert directory.settings("ours").source == ""
+    assert directory.settings("ours").source.reveal() == ""
     directory.update(camera("ours", "rtsp://elsewhere/"), takeover=True)
-    assert (directory.status("ours").manager, directory.settings("ours").source) == ("cluster", "rtsp://elsewhere/")
+    assert (directory.status("ours").manager, directory.settings("ours").source.reveal()) == (
+        "cluster",
+        "rtsp://elsewhere/",
+    )
     directory.remove("ours", manager="north", takeover=True)
     assert "ours" not in directory.cameras

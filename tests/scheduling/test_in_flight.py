@@ -48,6 +48,30 @@ def test_settled_windows_are_not_lost() -> None:
     assert counter.lose() == 1
 
 
+def test_what_a_replica_counts_itself_is_not_counted_again_when_it_dies_later() -> None:
+    counter = InFlight(8)
+    send(counter, 0, 20)
+    counter.settled(1)
+    counter.restart()
+    assert counter.count() == 0
+    # Another decoder had 3 windows of it answered before this one goes on.
+    send(counter, 100, 120)
+    counter.settled(1 + 3)
+    assert counter.count() == 0
+    counter.settled(1)
+    assert counter.lose() == 3
+
+
+def test_a_replica_that_opens_the_camera_anew_counts_from_zero_again() -> None:
+    counter = InFlight(8)
+    send(counter, 0, 48)
+    counter.settled(6)
+    counter.restart()
+    send(counter, 100, 120)
+    counter.settled(2)
+    assert counter.lose() == 1
+
+
 def test_window_cut_short_by_a_fresh_start_is_not_counted_twice() -> None:
     counter = InFlight(8)
     send(counter, 0, 20)

@@ -13,6 +13,7 @@ from worker_parts import sample, spec
 from cluster.errors import CapacityError, ConfigError, UnknownCameraError
 from cluster.scheduling.open_stream import WindowCounts
 from cluster.scheduling.worker import EngineWorker
+from cluster.types import Question
 
 WAIT_S = 20
 
@@ -133,6 +134,61 @@ def test_counts_go_on_when_a_camera_comes_back(start, recorder) -> None:
         worker.close("a")
         until(lambda: not worker.open_streams())
     assert worker.reports()[0].counts["windows_done"] == 2
+
+
+def incarnations(recorder: Recorder, stream: str) -> list[str]:
+    return [answer.incarnation for answer in recorder.answers if answer.stream == stream]
+
+
+def test_windows_of_every_opening_are_numbered_in_an_incarnation_of_their_own(start, recorder) -> None:
+    worker = start()
+    found = []
+    for _ in range(2):
+        worker.open(spec("a")).result(WAIT_S)
+        feed(worker, "a", 3)
+        worker.open(spec("a", window_s=2.0)).result(WAIT_S)
+        feed(worker, "a", 2, first=3)
+        recorder.wait(lambda r: len(r.answers) == 2)
+        assert recorder.windows("a") == [0, 1]
+        found.append(set(incarnations(recorder, "a")))
+        recorder.answers.clear()
+        worker.close("a")
+        until(lambda: not worker.open_streams())
+    assert [len(each) for each in found] == [1, 1], "other settings are no other opening"
+    assert len(found[0] | found[1] | {""}) == 3
+
+
+def test_a_camera_of_another_life_goes_on_with_nothing_of_the_one_before(start, recorder) -> None:
+    """Removed and added again; its old decoder has not closed it, or its memory is not forgotten yet."""
+    worker = start()
+    worker.open(spec("a", life="one")).result(WAIT_S)
+    feed(worker, "a", 3)
+    recorder.wait(lambda r: len(r.answers) == 1)
+    worker.open(spec("a", life="two")).result(WAIT_S)
+    assert worker.counts("a") == WindowCounts()
+    feed(worker, "a", 3)
+    recorder.wait(lambda r: len(r.answers) == 2)
+    assert recorder.windows("a") == [0, 0]
+    assert [answer.end for answer in recorder.answers] == [2_000_000] * 2
+    assert len(set(incarnations(recorder, "a"))) == 2
+    [report] = worker.reports()
+    assert (report.life, report.counts["windows_done"]) == ("two", 1)
+    worker.close("a")
+    until(lambda: not worker.open_streams())
+    worker.open(spec("a", life="three")).result(WAIT_S)
+    [report] = worker.reports()
+    assert (report.life, report.counts) == ("three", {})
+
+
+def test_answers_to_a_question_that_was_reworded_are_no_last_answers_any_more(start, recorder) -> None:
+    worker = start()
+    both = (Question("q", "Is anyone there?"), Question("r", "Is a car there?"))
+    worker.open(replace(spec("a"), questions=both)).result(WAIT_S)
+    feed(worker, "a", 3)
+    recorder.wait(lambda r: len(r.answers) == 2)
+    reworded = (Question("q", "Is anyone on the roof?"), Question("r", "Is a car there?"))
+    worker.open(replace(spec("a"), questions=reworded)).result(WAIT_S)
+    assert [last.question for last in worker.reports()[0].last_answers] == ["r"]
 
 
 def test_slow_engine_drops_the_oldest_windows_and_counts_them(start, held_engine, recorder) -> None:
@@ -265,6 +321,7 @@ def test_one_camera_that_fails_costs_the_others_nothing(start, held_engine, reco
         worker.offer(sample("bad", index, fresh=index == 8)).result(WAIT_S)
     recorder.wait(lambda r: r.windows("bad"))
     worker.check()
+    assert len(set(incarnations(recorder, "bad"))) == 1
 
 
 def test_health_fails_when_every_window_fails(start, held_engine, recorder) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 from functools import partial
 from importlib import import_module
+from pathlib import Path
 
 from cluster.bench.parts import Part, PartsResult, run_parts
 
@@ -46,13 +47,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     listing = "; ".join(f"{name} ({what})" for name, what in PARTS.items())
     parser.add_argument("--part", nargs="+", choices=list(PARTS), metavar="NAME", help=f"only these, of: {listing}")
     parser.add_argument("--seed", type=int, default=0, help="of what is drawn at random (default: 0)")
+    of_cluster = parser.add_argument_group("the part cluster")
+    of_cluster.add_argument("--fault", nargs="+", default=[], metavar="NAME", help="only these, such as freeze-decoder")
+    of_cluster.add_argument(
+        "--repeat", type=int, default=1, metavar="N", help="rounds, each from the start (default: 1)"
+    )
+    of_cluster.add_argument("--folder", type=Path, help="keep the cluster's files and logs there")
 
 
 def run(args: argparse.Namespace) -> PartsResult:
     """Measure the parts that were named, or all."""
-    return run_parts("faults", {name: partial(_measure, name, args.seed) for name in args.part or PARTS}, GOALS)
+    return run_parts("faults", {name: partial(_measure, name, args) for name in args.part or PARTS}, GOALS)
 
 
-def _measure(name: str, seed: int) -> Part:
-    part: Part = import_module(f"cluster.bench.faults.{name}").measure(seed)
+def _measure(name: str, args: argparse.Namespace) -> Part:
+    options = {"names": args.fault, "repeat": args.repeat, "folder": args.folder} if name == "cluster" else {}
+    part: Part = import_module(f"cluster.bench.faults.{name}").measure(args.seed, **options)
     return part

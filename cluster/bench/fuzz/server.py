@@ -1,4 +1,6 @@
-"""The process that is fuzzed: the gateway's services and HTTP, and those behind it, without Ray and without a model."""
+"""The process that is fuzzed and attacked: the gateway's services and HTTP, and those behind it, without Ray and
+without a model.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,7 @@ import logging
 import sys
 import tempfile
 import threading
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,11 +33,13 @@ from cluster.cameras.managed import Managed
 from cluster.codec.push import PushSource
 from cluster.config import SightlineConfig, camera_settings, load_config, parse_camera
 from cluster.errors import ConfigError, UnauthenticatedError, UnknownCameraError, UnknownIncidentError
+from cluster.hosts import open_many_files
 from cluster.http.application import make_application
 from cluster.http.calls import Calls
 from cluster.http.live import Live
 from cluster.http.server import HttpServer
 from cluster.memory.tiers.arena import Arena
+from cluster.redaction import SourceAddress
 from cluster.rpc import cameras, frames, incidents, ingest, memory, pictures, replicas, results
 from cluster.rpc.channel import ChannelPool
 from cluster.rpc.guard import Guard
@@ -45,8 +49,10 @@ from cluster.rpc.kv_wire import SERVICE as KV
 from cluster.rpc.memory_proxy import MemoryProxy
 from cluster.rpc.server import RpcServer, push_message_bytes
 from cluster.rpc.sinks import PacketSink, QueueSink
+from cluster.rpc.tls import TlsFiles
 from cluster.scheduling.reports import ReplicaStatus
 from cluster.security.access import Principal
+from cluster.security.audit import AuditLog
 from cluster.security.roles import Role
 from cluster.types import (
     AskResult,
@@ -75,7 +81,7 @@ class Table:
     async def add(
         self,
         name: str,
-        source: str,
+        source: SourceAddress,
         questions: Sequence[Question],
         settings: dict[str, Any],
         force: bool = False,
@@ -87,7 +93,7 @@ class Table:
         asked = [{"id": question.id, "text": question.text, "threshold": question.threshold} for question in questions]
         entry = parse_camera(name, source, asked, settings)
         camera_settings(self._config, entry)
-        self._cameras[entry.name] = CameraStatus(entry.name, source=entry.source)
+        self._cameras[entry.name] = CameraStatus(entry.name, source=str(entry.source))
         if len(self._cameras) > MOST_CAMERAS:
             del self._cameras[next(camera for camera in self._cameras if camera not in CAMERAS)]
         return self._cameras[entry.name]
@@ -95,7 +101,7 @@ class Table:
     async def update(
         self,
         name: str,
-        source: str,
+        source: SourceAddress,
         questions: Sequence[Question],
         settings: dict[str, Any],
         manager: str = "",
@@ -217,9 +223,10 @@ def _verify(secret: str) -> Principal:
 
 
 class Server:
-    """Both servers of it, on the running loop."""
+    """Both servers of it, on the running loop; ``header_s``, ``tls``: of the ports that strangers reach."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, header_s: float, tls: TlsFiles | None) -> None:
+        self._folder, self._header_s, self._tls = folder, header_s, tls
         self._config = load_config(None, {"questions": [{"id": "fence", "text": "Is anyone climbing the fence?"}]})
         self._inner_address = ""
         self._alerts = AlertService(self._config, folder)
@@ -249,13 +256,21 @@ class Server:
         )
         self._inner_address = f"127.0.0.1:{inner.bind('127.0.0.1', 0)}"
         await inner.start()
-        guard = Guard(_verify)
-        outer = RpcServer(max_message_bytes=push_message_bytes(2**20), guard=guard)
+        guard = Guard(_verify, audit=AuditLog(self._folder / "audit.jsonl"))
+        limits = self._config.gateway
+        open_many_files(1024 + 2 * limits.max_connections)
+        outer = RpcServer(
+            max_message_bytes=push_message_bytes(limits.max_packet_bytes),
+            guard=guard,
+            tls=self._tls,
+            max_connections=limits.max_connections,
+        )
         self._outer(outer)
         port = outer.bind("127.0.0.1", 0)
         await outer.start()
         live = Live(self._table, self._hub, Calls(outer.services))
-        http = HttpServer(make_application(outer.services, live, CollectorRegistry(), guard=guard), header_s=5.0)
+        application = make_application(outer.services, live, CollectorRegistry(), guard=guard)
+        http = HttpServer(application, max_connections=limits.max_connections, header_s=self._header_s, tls=self._tls)
         address = await http.start("127.0.0.1", 0)
         live.start()
         self._running = [inner, outer, http, live]
@@ -318,12 +333,21 @@ async def _no_incident(incident: str) -> tuple[str, str]:
     raise UnknownIncidentError(f"there is no incident {incident!r}")
 
 
-async def _main(folder: Path, log: Path) -> None:
+async def serve(
+    log: Path,
+    tell: Callable[[dict[str, str]], None],
+    wait: Callable[[], object],
+    *,
+    header_s: float = 30.0,
+    tls: TlsFiles | None = None,
+) -> None:
+    """All of a process: ``tell`` gets the addresses, and it ends when ``wait``, on a thread, does."""
     logging.basicConfig(filename=log, level=logging.ERROR)
     asyncio.get_running_loop().set_exception_handler(_unhandled)
-    server = Server(folder)
-    print(json.dumps(await server.start()), flush=True)
-    await asyncio.to_thread(sys.stdin.readline)
+    with tempfile.TemporaryDirectory(prefix="sightline-fuzz-") as folder:
+        server = Server(Path(folder), header_s, tls)
+        tell(await server.start())
+        await asyncio.to_thread(wait)
 
 
 def _unhandled(_loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
@@ -331,5 +355,6 @@ def _unhandled(_loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> Non
 
 
 if __name__ == "__main__":
-    with tempfile.TemporaryDirectory(prefix="sightline-fuzz-") as name:
-        asyncio.run(_main(Path(name), Path(sys.argv[1])))
+    asyncio.run(
+        serve(Path(sys.argv[1]), lambda found: print(json.dumps(found), flush=True), sys.stdin.readline, header_s=5.0)
+    )

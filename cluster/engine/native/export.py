@@ -7,7 +7,7 @@ patches.
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy.typing as npt
@@ -29,14 +29,34 @@ VERSION = 1
 _SCALARS = ("index", "pts", "duration", "anchor", "complete", "activity", "size", "first")
 
 
-def dump(stream: Stream, fingerprint: str) -> bytes:
-    """The state of one stream; ``fingerprint`` is that of the model it was computed with."""
+@dataclass(frozen=True, slots=True, eq=False)
+class Snapshot:
+    """The state of one stream at one moment, before it is bytes."""
+
+    header: dict[str, Any]
+    tensors: dict[str, Tensor]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the tensors."""
+        return sum(tensor.nbytes for tensor in self.tensors.values())
+
+    def dump(self) -> bytes:
+        """What :func:`load` reads."""
+        tensors = {name: tensor.contiguous() for name, tensor in self.tensors.items()}
+        return save_tensors(tensors, metadata={"sightline": json.dumps(self.header)})
+
+
+def snapshot(stream: Stream, fingerprint: str) -> Snapshot:
+    """The state of one stream; ``fingerprint`` is that of the model it was computed with.
+
+    Of what changes while the stream goes on only the KV is not copied: a stream that has some is dumped at once.
+    """
     k, v = stream.kv.stretch()
     # Slots of a window that broke off, or of questions, are not part of the stretch: what is dumped is committed.
     tensors: dict[str, Tensor] = {"k": k, "v": v}
     for number, frame in enumerate(stream.frames):
         tensors |= {f"{number}.{name}": tensor for name, tensor in _frame_tensors(frame).items()}
-    tensors = {name: tensor.contiguous() for name, tensor in tensors.items()}
     last = stream.last
     header = {
         "version": VERSION,
@@ -52,11 +72,11 @@ def dump(stream: Stream, fingerprint: str) -> bytes:
         "newest": stream.newest,
         "counters": asdict(stream.counters),
     }
-    return save_tensors(tensors, metadata={"sightline": json.dumps(header)})
+    return Snapshot(header, tensors)
 
 
 def load(state: bytes, spec: StreamSpec, kv: KVSlab, fingerprint: str) -> Stream:
-    """The inverse of :func:`dump`, into the empty slab ``kv``.
+    """The inverse of :meth:`Snapshot.dump`, into the empty slab ``kv``.
 
     Raises:
         ModelError: not a stream's state, of another version, or computed with another model.
@@ -104,7 +124,7 @@ def _frame_tensors(frame: HeldFrame) -> dict[str, Tensor]:
     if frame.tokens is not None:
         tensors |= {"embeds": frame.tokens.embeds, "cells": frame.tokens.cells}
     if frame.computed is not None:
-        tensors["computed"] = torch.from_numpy(frame.computed)
+        tensors["computed"] = torch.from_numpy(frame.computed.copy())
     return tensors
 
 

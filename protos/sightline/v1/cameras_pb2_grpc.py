@@ -101,7 +101,7 @@ class CamerasServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Export(self, request, context):
-        """Cameras as they were written, sources with their passwords.
+        """Cameras as they were written.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

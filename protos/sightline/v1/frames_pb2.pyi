@@ -1,10 +1,22 @@
 from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from collections.abc import Iterable as _Iterable, Mapping as _Mapping
 from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
+
+class FrameRefusal(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    FRAME_REFUSAL_UNSPECIFIED: _ClassVar[FrameRefusal]
+    FRAME_REFUSAL_FRAME: _ClassVar[FrameRefusal]
+    FRAME_REFUSAL_SPEC: _ClassVar[FrameRefusal]
+    FRAME_REFUSAL_NOT_OPEN: _ClassVar[FrameRefusal]
+FRAME_REFUSAL_UNSPECIFIED: FrameRefusal
+FRAME_REFUSAL_FRAME: FrameRefusal
+FRAME_REFUSAL_SPEC: FrameRefusal
+FRAME_REFUSAL_NOT_OPEN: FrameRefusal
 
 class FrameMessage(_message.Message):
     __slots__ = ("open", "frame", "close")
@@ -17,12 +29,14 @@ class FrameMessage(_message.Message):
     def __init__(self, open: _Optional[_Union[StreamOpen, _Mapping]] = ..., frame: _Optional[_Union[Frame, _Mapping]] = ..., close: _Optional[_Union[StreamClose, _Mapping]] = ...) -> None: ...
 
 class StreamOpen(_message.Message):
-    __slots__ = ("camera", "spec_json")
+    __slots__ = ("camera", "spec_json", "term")
     CAMERA_FIELD_NUMBER: _ClassVar[int]
     SPEC_JSON_FIELD_NUMBER: _ClassVar[int]
+    TERM_FIELD_NUMBER: _ClassVar[int]
     camera: str
     spec_json: str
-    def __init__(self, camera: _Optional[str] = ..., spec_json: _Optional[str] = ...) -> None: ...
+    term: int
+    def __init__(self, camera: _Optional[str] = ..., spec_json: _Optional[str] = ..., term: _Optional[int] = ...) -> None: ...
 
 class StreamClose(_message.Message):
     __slots__ = ("camera", "flush", "hand_over")
@@ -87,7 +101,7 @@ class Grid(_message.Message):
     def __init__(self, rows: _Optional[int] = ..., cols: _Optional[int] = ..., patch: _Optional[int] = ..., merge: _Optional[int] = ..., temporal: _Optional[int] = ...) -> None: ...
 
 class FrameAck(_message.Message):
-    __slots__ = ("camera", "index", "credit", "windows_done", "windows_gated", "windows_dropped", "opened", "refused", "closed", "saved", "more")
+    __slots__ = ("camera", "index", "credit", "windows_done", "windows_gated", "windows_dropped", "opened", "refused", "refusal", "closed", "saved", "more")
     CAMERA_FIELD_NUMBER: _ClassVar[int]
     INDEX_FIELD_NUMBER: _ClassVar[int]
     CREDIT_FIELD_NUMBER: _ClassVar[int]
@@ -96,6 +110,7 @@ class FrameAck(_message.Message):
     WINDOWS_DROPPED_FIELD_NUMBER: _ClassVar[int]
     OPENED_FIELD_NUMBER: _ClassVar[int]
     REFUSED_FIELD_NUMBER: _ClassVar[int]
+    REFUSAL_FIELD_NUMBER: _ClassVar[int]
     CLOSED_FIELD_NUMBER: _ClassVar[int]
     SAVED_FIELD_NUMBER: _ClassVar[int]
     MORE_FIELD_NUMBER: _ClassVar[int]
@@ -107,7 +122,8 @@ class FrameAck(_message.Message):
     windows_dropped: int
     opened: bool
     refused: str
+    refusal: FrameRefusal
     closed: bool
     saved: bool
     more: _containers.RepeatedCompositeFieldContainer[FrameAck]
-    def __init__(self, camera: _Optional[str] = ..., index: _Optional[int] = ..., credit: _Optional[int] = ..., windows_done: _Optional[int] = ..., windows_gated: _Optional[int] = ..., windows_dropped: _Optional[int] = ..., opened: _Optional[bool] = ..., refused: _Optional[str] = ..., closed: _Optional[bool] = ..., saved: _Optional[bool] = ..., more: _Optional[_Iterable[_Union[FrameAck, _Mapping]]] = ...) -> None: ...
+    def __init__(self, camera: _Optional[str] = ..., index: _Optional[int] = ..., credit: _Optional[int] = ..., windows_done: _Optional[int] = ..., windows_gated: _Optional[int] = ..., windows_dropped: _Optional[int] = ..., opened: _Optional[bool] = ..., refused: _Optional[str] = ..., refusal: _Optional[_Union[FrameRefusal, str]] = ..., closed: _Optional[bool] = ..., saved: _Optional[bool] = ..., more: _Optional[_Iterable[_Union[FrameAck, _Mapping]]] = ...) -> None: ...

@@ -10,6 +10,7 @@ import math
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from cluster.types import MICROSECONDS, Answer, TokenCount
 
@@ -104,6 +105,13 @@ class CameraBooks:
         found += self._missing(before_s, until_s, stride_s)
         return [slot for slot in found if slot.end_s <= until_s]
 
+    def most(self, until_s: float) -> int:
+        """Most windows that can have been answered or counted by then: those due, for each time that the cluster began
+        anew the one it cut short, and the last, incomplete one."""
+        ends = sorted(self._answers)
+        anew = sum(not self._follows(before, end) for before, end in pairwise(ends))
+        return len(self.slots(until_s)) + anew + 1
+
     def _strides(self, ends: Sequence[int]) -> list[float | None]:
         """The stride that each of these windows ended by, as far as it, or else the next one, tells."""
         own: list[float | None] = []
@@ -146,7 +154,7 @@ class Account:
 
     * ``due = seen + unseen + given_up + overdue + silent``
     * ``unseen``: answered, but nobody was listening; ``overdue``: may still be answered, at the cluster's present lag
-    * ``silent``: neither answered nor counted
+    * ``silent``: neither answered nor counted; ``extra``: answered or counted more often than there were windows
     """
 
     due: int
@@ -155,15 +163,23 @@ class Account:
     given_up: int
     overdue: int
     silent: int
+    extra: int = 0
 
 
 def account(
-    slots: Sequence[Slot], seen: int, counted: Counted, *, listened: bool, since_s: float = math.inf
+    slots: Sequence[Slot],
+    seen: int,
+    counted: Counted,
+    *,
+    listened: bool,
+    since_s: float = math.inf,
+    most: float = math.inf,
 ) -> Account:
     """Compare what was due with what came and what the cluster counted.
 
     ``listened``: answers could not go missing on the way, so that one the cluster counts and nobody saw is no excuse.
-    ``since_s``: windows due after it may still be answered, unless one after them was.
+    ``since_s``: windows due after it may still be answered, unless one after them was. ``most``: windows that there can
+    have been when the cluster counted (:meth:`CameraBooks.most`).
     """
     missing = sum(slot.seen_s is None for slot in slots)
     overdue = 0
@@ -175,7 +191,8 @@ def account(
     unseen = 0 if listened else min(missing, max(0, counted.answered - seen))
     given_up = min(missing - unseen, counted.given_up)
     silent = missing - unseen - given_up
-    return Account(len(slots), len(slots) - missing - overdue, unseen, given_up, overdue, silent)
+    extra = round(max(0.0, counted.answered + counted.given_up - most))
+    return Account(len(slots), len(slots) - missing - overdue, unseen, given_up, overdue, silent, extra)
 
 
 def within(slots: Iterable[Slot], from_s: float, until_s: float) -> list[Slot]:
