@@ -25,7 +25,7 @@ _ERROR_DETECTION = {"hevc": "crccheck+explode"}
 _THREADED = frozenset({"hevc", "av1", "vp9"})
 _THREADED_PIXELS = 3840 * 2160 * 3 // 4
 """One core decodes several cameras of fewer pixels, and threads across cameras cost nothing."""
-_MOST_THREADS = 4
+MOST_THREADS = 4
 
 # What these raise for a picture above max_pixels; damage is nearly always invalid data.
 _OVERSIZE = {"av1": {errno.ERANGE, errno.EINVAL}, "vp9": {errno.EINVAL}, "mjpeg": {errno.EINVAL}}
@@ -124,7 +124,7 @@ class Decoder:
         if self.codec not in _THREADED or width * height < _THREADED_PIXELS:
             return
         spare = self._memory.spare_pictures(width, height, self._sequence)
-        self.threads = max(1, min(len(os.sched_getaffinity(0)), _MOST_THREADS, 1 + spare))
+        self.threads = max(1, min(len(os.sched_getaffinity(0)), MOST_THREADS, 1 + spare))
         if self.threads == 1:
             return
         self._context.thread_count = self.threads

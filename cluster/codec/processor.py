@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
@@ -11,7 +11,7 @@ from av.video.frame import PictureType, VideoFrame
 
 from cluster.codec.anchors import AnchorRule
 from cluster.codec.change import ChangeAccumulator
-from cluster.codec.decoder import DecodeError, Decoder
+from cluster.codec.decoder import MOST_THREADS, DecodeError, Decoder
 from cluster.codec.nal import FRAMED_CODECS, H264FrameNumbers, configuration, starts_decoding, to_annexb
 from cluster.codec.picture import PictureScaler
 from cluster.codec.picture_memory import DECODED_BYTES, PicturesTooLargeError, give_memory_back
@@ -97,6 +97,7 @@ class CodecProcessor:
         self._header = StreamHeader("", 0, 0, b"")
         self._trust = _Trust.LOST
         self._suspect = False
+        self._newest: deque[tuple[EncodedPacket, bytes, bool]] = deque(maxlen=MOST_THREADS)
         self._fresh = True
         self._next_sequence: int | None = None
         self._recovery_pts: int | None = None
@@ -137,10 +138,10 @@ class CodecProcessor:
         if self._trust is _Trust.LOST and not self._recover(packet, data):
             self.stats.packets_skipped += 1
             return []
+        self._newest.append((packet, data, reference))
         frames = self._decode(packet, data, reference)
-        if frames is None and self._decoder.threads > 1 and self._recover(packet, data):
-            # With threads, damage is told a few packets late: this one may be what decoding can start at again.
-            frames = self._decode(packet, data, reference)
+        if frames is None and self._decoder.threads > 1:
+            frames = self._decode_again()
         return self._show(frames or [])
 
     def glance(self, packet: EncodedPacket) -> list[SampledFrame]:
@@ -232,6 +233,7 @@ class CodecProcessor:
             self._decoder = self._new_decoder()
         elif self._decoder is not None:
             self._decoder.flush()
+        self._newest.clear()
         self._trust = _Trust.RECOVERING
         self._recovery_pts = packet.pts
         return True
@@ -254,6 +256,14 @@ class CodecProcessor:
         give_memory_back()
         self.distrust("too_large")
         return None
+
+    def _decode_again(self) -> list[VideoFrame]:
+        """Threads tell of damage some packets late: from the newest keyframe on that came since, if one did."""
+        newest = list(self._newest)
+        for start in range(len(newest) - 1, 0, -1):
+            if self._recover(*newest[start][:2]):
+                return [frame for each in newest[start:] for frame in self._decode(*each) or ()]
+        return []
 
     def _lose(self) -> None:
         self._trust = _Trust.LOST
