@@ -54,6 +54,7 @@ def pipeline_settings(settings: CameraConfig) -> PipelineSettings:
         pruner_options=settings.pruning.options,
         backoff=Backoff(first_s=backoff.initial_s, longest_s=backoff.max_s, jitter=backoff.jitter),
         masks=tuple(settings.privacy_masks),
+        decoded_bytes=settings.source_options.decoded_bytes,
     )
 
 

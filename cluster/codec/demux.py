@@ -13,6 +13,10 @@ from cluster.codec.source import StreamHeader
 from cluster.errors import SourceError
 from cluster.types import MICROSECONDS, EncodedPacket
 
+PROBING = {"max_pixels": str(2560 * 1600)}
+"""Options for ``av.open``, which decodes the first pictures to learn what the container does not say, in whatever size
+they come. Of larger ones the size is all that is learnt."""
+
 
 class Demuxer:
     """Packets of a container's first video stream, numbered from ``first_sequence``.

@@ -11,7 +11,7 @@ from pathlib import Path
 import av
 from av.container import InputContainer
 
-from cluster.codec.demux import Demuxer
+from cluster.codec.demux import PROBING, Demuxer
 from cluster.codec.source import StreamHeader
 from cluster.errors import SourceError
 from cluster.redaction import SourceAddress
@@ -139,7 +139,7 @@ class FileSource:
         try:
             if self.path.stat().st_size == 0:
                 raise SourceError(f"{name} is empty (0 bytes)", retryable=False)
-            self._container = av.open(str(self.path))
+            self._container = av.open(str(self.path), options=PROBING)
         except FileNotFoundError:
             raise SourceError(f"{name} does not exist", retryable=False) from None
         except IsADirectoryError:

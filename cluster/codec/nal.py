@@ -1,20 +1,21 @@
 """The little that must be known of H.264 and HEVC bitstreams without decoding them (ITU-T H.264, H.265).
 
 Framing (avcC/hvcC length prefixes to Annex-B start codes, so that packets can travel and be joined mid-stream), where
-a decoder may start, and H.264's ``frame_num``: the only trace that a lost reference picture leaves, since FFmpeg
-conceals the loss without a word.
+a decoder may start, what sequence parameter sets ask of a decoder, and H.264's ``frame_num``: the only trace that a
+lost reference picture leaves, since FFmpeg conceals the loss without a word.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from fractions import Fraction
 
 START_CODE = b"\x00\x00\x00\x01"
 _SHORT_START = b"\x00\x00\x01"
 
 H264_SLICE, H264_IDR, H264_SEI, H264_SPS, H264_PPS = 1, 5, 6, 7, 8
-HEVC_VPS, HEVC_PPS = 32, 34
+HEVC_VPS, HEVC_SPS, HEVC_PPS = 32, 33, 34
 _HEVC_IRAP = range(16, 24)
 _RECOVERY_POINT = 6
 _CHROMA_PROFILES = {44, 83, 86, 100, 110, 118, 122, 128, 134, 135, 138, 139, 144, 244}
@@ -185,25 +186,97 @@ class _Bits:
 
 
 @dataclass(frozen=True, slots=True)
-class _Sequence:
+class Sequence:
+    """What a sequence parameter set asks of a decoder: coded pixels, bits a sample, and pictures held at a time.
+
+    ``pictures``: the references, the picture in decoding and the one being shown.
+    """
+
+    width: int
+    height: int
+    chroma: int
+    depth: int
+    references: int
+
+    @property
+    def pictures(self) -> int:
+        return self.references + 2
+
+    @property
+    def samples_per_pixel(self) -> Fraction:
+        """By ``chroma_format_idc``: none, 4:2:0, 4:2:2, 4:4:4."""
+        return (Fraction(1), Fraction(3, 2), Fraction(2), Fraction(3))[self.chroma & 3]
+
+
+@dataclass(frozen=True, slots=True)
+class _H264Sequence(Sequence):
     frame_num_bits: int
     colour_planes: bool
     gaps_allowed: bool
 
 
-def _read_sps(payload: bytes) -> _Sequence:
-    """The fields of a sequence parameter set that lead to ``frame_num`` (H.264 §7.3.2.1.1)."""
+def sequences(codec: str, data: bytes) -> Iterator[Sequence]:
+    """Of every readable sequence parameter set in an Annex-B packet, wherever it stands."""
+    if codec not in FRAMED_CODECS:
+        return
+    sps = H264_SPS if codec == "h264" else HEVC_SPS
+    for start in unit_starts(data):
+        if _kind(codec, data[start]) == sps:
+            try:
+                read = _read_h264_sps if codec == "h264" else _read_hevc_sps
+                yield read(data[start + 1 : start + 512])
+            except ValueError:
+                continue
+
+
+def _read_hevc_sps(payload: bytes) -> Sequence:
+    """The fields up to the sizes of the picture buffer (H.265 §7.3.2.2.1, §7.3.3), after the header's first byte.
+
+    Raises:
+        ValueError: cut short, or of another layer, which no decoder here looks at.
+    """
+    bits = _Bits(payload)
+    if bits.bits(8) >> 3:
+        raise ValueError("a parameter set of another layer")
+    bits.bits(4)
+    sub_layers = bits.bits(3)
+    bits.bits(1 + 88 + 8)
+    present = [(bits.bits(1), bits.bits(1)) for _ in range(sub_layers)]
+    if sub_layers:
+        bits.bits(2 * (8 - sub_layers))
+    for profile, level in present:
+        bits.bits(88 * profile + 8 * level)
+    bits.ue()
+    chroma = bits.ue()
+    if chroma == 3:
+        bits.bits(1)
+    width, height = bits.ue(), bits.ue()
+    if bits.bits(1):
+        for _ in range(4):
+            bits.ue()
+    depth = 8 + max(bits.ue(), bits.ue())
+    bits.ue()
+    pictures = 0
+    for _ in range(sub_layers + 1 if bits.bits(1) else 1):
+        # One less than the buffer holds, the picture in decoding included: the references.
+        pictures = max(pictures, bits.ue())
+        bits.ue()
+        bits.ue()
+    return Sequence(width, height, chroma, depth, pictures)
+
+
+def _read_h264_sps(payload: bytes) -> _H264Sequence:
+    """The fields of a sequence parameter set up to the picture's size (H.264 §7.3.2.1.1)."""
     bits = _Bits(payload)
     profile = bits.bits(8)
     bits.bits(16)
     bits.ue()
-    planes = False
+    planes, chroma, depth = False, 1, 8
     if profile in _CHROMA_PROFILES:
         chroma = bits.ue()
         if chroma == 3:
             planes = bool(bits.bits(1))
-        bits.ue()
-        bits.ue()
+        depth = 8 + max(bits.ue(), bits.ue())
         bits.bits(1)
         if bits.bits(1):
             for index in range(8 if chroma != 3 else 12):
@@ -219,8 +292,12 @@ def _read_sps(payload: bytes) -> _Sequence:
         bits.se()
         for _ in range(bits.ue()):
             bits.se()
-    bits.ue()
-    return _Sequence(frame_num_bits, planes, bool(bits.bits(1)))
+    references, gaps_allowed = bits.ue(), bool(bits.bits(1))
+    width, height = 16 * (bits.ue() + 1), 16 * (bits.ue() + 1)
+    if not bits.bits(1):
+        # Fields: the height is that of one.
+        height *= 2
+    return _H264Sequence(width, height, chroma, depth, references, frame_num_bits, planes, gaps_allowed)
 
 
 def _skip_scaling_list(bits: _Bits, size: int) -> None:
@@ -247,7 +324,7 @@ class H264FrameNumbers:
     """
 
     def __init__(self, parameter_sets: bytes = b"") -> None:
-        self._sequence: _Sequence | None = None
+        self._sequence: _H264Sequence | None = None
         self._last: int | None = None
         self.inspect(parameter_sets)
 
@@ -262,7 +339,7 @@ class H264FrameNumbers:
             kind = header & 0x1F
             if kind == H264_SPS:
                 try:
-                    self._sequence = _read_sps(data[start + 1 : start + 512])
+                    self._sequence = _read_h264_sps(data[start + 1 : start + 512])
                 except ValueError:
                     self._sequence = None
             elif kind in (H264_SLICE, 2, H264_IDR):

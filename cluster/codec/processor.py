@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
@@ -10,10 +10,11 @@ import av
 from av.video.frame import PictureType, VideoFrame
 
 from cluster.codec.anchors import AnchorRule
-from cluster.codec.change import ChangeAccumulator, cue_of
-from cluster.codec.decoder import DecodeError, Decoder
+from cluster.codec.change import ChangeAccumulator
+from cluster.codec.decoder import MOST_THREADS, DecodeError, Decoder
 from cluster.codec.nal import FRAMED_CODECS, H264FrameNumbers, configuration, starts_decoding, to_annexb
 from cluster.codec.picture import PictureScaler
+from cluster.codec.picture_memory import DECODED_BYTES, PicturesTooLargeError, give_memory_back
 from cluster.codec.privacy import Polygon, PrivacyMasks, covered
 from cluster.codec.reorder import ReferenceDistance
 from cluster.codec.source import StreamHeader
@@ -28,12 +29,13 @@ _LATE = 1024
 @dataclass(frozen=True, slots=True)
 class CodecOptions:
     """``fps``: samples per second. ``max_gap_s``: a longer step of the camera's clock is a jump, not a pause.
-    ``masks``: what of the picture nobody may see."""
+    ``masks``: what of the picture nobody may see. ``decoded_bytes``: what the decoder may hold of decoded pictures."""
 
     fps: float = 2.0
     anchor_interval_s: float = 8.0
     max_gap_s: float = 10.0
     masks: tuple[Polygon, ...] = ()
+    decoded_bytes: int = DECODED_BYTES
 
 
 @dataclass(slots=True)
@@ -41,7 +43,8 @@ class CodecStats:
     """Counters of one stream since its start. ``distrusted``: how often pictures were given up, by reason:
 
     ``gap`` (sequence hole), ``lost_reference`` (found in the bitstream), ``corrupt``, ``timestamps``, ``resolution``,
-    ``codec``, and what callers of ``distrust`` say. ``gaps`` counts the first two. ``last_pts``: newest shown picture.
+    ``codec``, ``too_large``, and what callers of ``distrust`` say. ``gaps`` counts the first two. ``refusal``: why
+    nothing is decoded now, a sentence; it goes when a picture comes. ``last_pts``: newest shown picture.
     """
 
     packets: int = 0
@@ -62,6 +65,7 @@ class CodecStats:
     width: int = 0
     height: int = 0
     cue: str = ""
+    refusal: str = ""
     last_pts: int | None = None
 
 
@@ -93,6 +97,7 @@ class CodecProcessor:
         self._header = StreamHeader("", 0, 0, b"")
         self._trust = _Trust.LOST
         self._suspect = False
+        self._newest: deque[tuple[EncodedPacket, bytes, bool]] = deque(maxlen=MOST_THREADS)
         self._fresh = True
         self._next_sequence: int | None = None
         self._recovery_pts: int | None = None
@@ -133,15 +138,11 @@ class CodecProcessor:
         if self._trust is _Trust.LOST and not self._recover(packet, data):
             self.stats.packets_skipped += 1
             return []
-        self._order.decoded(packet.pts, reference)
-        try:
-            frames = self._decoder.decode(data, packet.pts, packet.dts)
-        except DecodeError:
-            self.stats.decode_errors += 1
-            self._suspect = True
-            self.distrust("corrupt")
-            return []
-        return self._show(frames)
+        self._newest.append((packet, data, reference))
+        frames = self._decode(packet, data, reference)
+        if frames is None and self._decoder.threads > 1:
+            frames = self._decode_again()
+        return self._show(frames or [])
 
     def glance(self, packet: EncodedPacket) -> list[SampledFrame]:
         """Instead of :meth:`feed`, a fraction of its work: a keyframe is decoded by itself and shown at once, anything
@@ -162,7 +163,7 @@ class CodecProcessor:
             return []
         try:
             samples = self._show(self._decoder.drain())
-        except DecodeError:
+        except (DecodeError, PicturesTooLargeError):
             self.stats.decode_errors += 1
             samples = []
         self._lose()
@@ -181,12 +182,16 @@ class CodecProcessor:
             raise SourceError(str(error), retryable=False) from None
         self._length_size = found.length_size
         self._header = StreamHeader(header.codec, header.width, header.height, found.parameter_sets)
-        self._decoder = Decoder(header.codec, found.parameter_sets)
+        self._decoder = self._new_decoder()
         self._numbers = H264FrameNumbers(found.parameter_sets if header.codec == "h264" else b"")
-        self._suspect = False
         self._view = None
-        self.stats.codec = header.codec
-        self.stats.cue = cue_of(header.codec)
+        self.stats.codec, self.stats.refusal = header.codec, ""
+
+    def _new_decoder(self) -> Decoder:
+        header, stats = self._header, self.stats
+        self._suspect = False
+        size = header.width or stats.width, header.height or stats.height
+        return Decoder(header.codec, header.extradata, self.options.decoded_bytes, size)
 
     def _in_sequence(self, packet: EncodedPacket) -> bool:
         expected = self._next_sequence
@@ -225,13 +230,40 @@ class CodecProcessor:
             return False
         if self._suspect:
             # A decoder that raised may have kept more than flushing clears.
-            self._decoder = Decoder(self._header.codec, self._header.extradata)
-            self._suspect = False
+            self._decoder = self._new_decoder()
         elif self._decoder is not None:
             self._decoder.flush()
+        self._newest.clear()
         self._trust = _Trust.RECOVERING
         self._recovery_pts = packet.pts
         return True
+
+    def _decode(self, packet: EncodedPacket, data: bytes, reference: bool) -> list[VideoFrame] | None:
+        """None where the decoder failed, and nothing is trusted until the next keyframe."""
+        assert self._decoder is not None
+        self._order.decoded(packet.pts, reference)
+        try:
+            return self._decoder.decode(data, packet.pts, packet.dts)
+        except PicturesTooLargeError as error:
+            self.stats.refusal = str(error)
+        except DecodeError:
+            self.stats.decode_errors += 1
+            self._suspect = True
+            self.distrust("corrupt")
+            return None
+        # The error is gone here, and with it the last that keeps the old decoder and its pictures.
+        self._decoder = self._new_decoder()
+        give_memory_back()
+        self.distrust("too_large")
+        return None
+
+    def _decode_again(self) -> list[VideoFrame]:
+        """Threads tell of damage some packets late: from the newest keyframe on that came since, if one did."""
+        newest = list(self._newest)
+        for start in range(len(newest) - 1, 0, -1):
+            if self._recover(*newest[start][:2]):
+                return [frame for each in newest[start:] for frame in self._decode(*each) or ()]
+        return []
 
     def _lose(self) -> None:
         self._trust = _Trust.LOST
@@ -269,7 +301,7 @@ class CodecProcessor:
             self._fresh = True
             self._sampling.reset()
             self._anchors.reset()
-            view = self._view = _View(self.stats.codec, frame.width, frame.height, self._geometry, self._masks)
+            view = self._view = _View(frame.width, frame.height, self._geometry, self._masks)
             self.stats.width, self.stats.height = frame.width, frame.height
         pts = frame.pts if frame.pts is not None else frame.dts
         time = self._place(frame, pts)
@@ -300,6 +332,7 @@ class CodecProcessor:
             return False
         self._trust = _Trust.TRUSTED
         self.stats.trusted = True
+        self.stats.refusal = ""
         self._restart()
         return True
 
@@ -339,6 +372,7 @@ class CodecProcessor:
             self.distrust("corrupt")
             return None
         change = view.change.take(luma)
+        self.stats.cue = change.cue
         anchor = self._anchors.sample(time)
         sample = SampledFrame(
             index=self.stats.frames_sampled,
@@ -360,10 +394,10 @@ class CodecProcessor:
 class _View:
     """What depends on the picture's size: the grid, the scaler onto it, the change accumulated over it, the masks."""
 
-    def __init__(self, codec: str, width: int, height: int, geometry: PatchGeometry, masks: PrivacyMasks) -> None:
+    def __init__(self, width: int, height: int, geometry: PatchGeometry, masks: PrivacyMasks) -> None:
         self.width, self.height = width, height
         self.grid: PatchGrid = geometry.grid(width, height)
         self.scaler = PictureScaler(self.grid)
         raster = masks.raster(width, height) if masks else None
         self.hidden = None if raster is None else covered(raster, self.grid.rows, self.grid.cols)
-        self.change = ChangeAccumulator(codec, width, height, self.grid, raster)
+        self.change = ChangeAccumulator(width, height, self.grid, raster)

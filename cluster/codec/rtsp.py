@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import av
 
-from cluster.codec.demux import Demuxer
+from cluster.codec.demux import PROBING, Demuxer
 from cluster.codec.packet_queue import PacketQueue
 from cluster.codec.source import StreamHeader
 from cluster.errors import SourceError
@@ -16,7 +16,7 @@ from cluster.redaction import SourceAddress
 from cluster.types import EncodedPacket
 
 # FFmpeg would watch about 25 pictures go by to guess a frame rate that nobody asks for: five seconds of a 5 FPS camera.
-_OPTIONS = {"rtsp_transport": "tcp", "fpsprobesize": "0", "analyzeduration": "500000"}
+_OPTIONS = PROBING | {"rtsp_transport": "tcp", "fpsprobesize": "0", "analyzeduration": "500000"}
 
 
 class RtspSource:

@@ -35,3 +35,10 @@ class SourceConfig(Section):
     speed: float = Field(
         default=1.0, gt=0, le=1000, description="Files with realtime: playback speed, 1 is the recorded pace."
     )
+    decoded_bytes: int = Field(
+        default=192 * 2**20,
+        ge=2**20,
+        description="Bytes of decoded pictures that a camera's decoder may hold: in 8 bit 2.25 a pixel (H.264, HEVC) "
+        "for each reference that its stream asks for and two more. A stream that asks for more is not decoded, and the "
+        "camera says so. Default 192 MiB: 4K with 8 references; 8K with 4 takes 430 MiB.",
+    )

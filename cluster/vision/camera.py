@@ -7,9 +7,10 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from cluster.codec import Backoff, CameraState, Source, SourceStatus, SourceSupervisor
+from cluster.codec.picture_memory import DECODED_BYTES
 from cluster.codec.privacy import Polygon
 from cluster.codec.processor import CodecOptions, CodecProcessor
 from cluster.errors import CapacityError, SourceError
@@ -25,7 +26,7 @@ logger = logging.getLogger(__name__)
 @dataclass(frozen=True, slots=True)
 class PipelineSettings:
     """``fps``: samples per second. ``pruner``: a name in the registry, ``pruner_options`` its parameters. ``masks``:
-    what of the picture nobody may see."""
+    what of the picture nobody may see. ``decoded_bytes``: what the decoder may hold of decoded pictures."""
 
     fps: float = 2.0
     anchor_interval_s: float = 8.0
@@ -33,6 +34,7 @@ class PipelineSettings:
     pruner_options: Mapping[str, float] = field(default_factory=dict)
     backoff: Backoff = field(default_factory=Backoff)
     masks: tuple[Polygon, ...] = ()
+    decoded_bytes: int = DECODED_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +112,12 @@ class CameraPipeline:
         self._supervisor = SourceSupervisor(source, settings.backoff)
         self._processor = CodecProcessor(
             geometry,
-            CodecOptions(fps=settings.fps, anchor_interval_s=settings.anchor_interval_s, masks=settings.masks),
+            CodecOptions(
+                fps=settings.fps,
+                anchor_interval_s=settings.anchor_interval_s,
+                masks=settings.masks,
+                decoded_bytes=settings.decoded_bytes,
+            ),
         )
         self._watch = PictureWatch()
         self._sampler = PatchSampler(name, make_pruner(settings.pruner, settings.pruner_options), settings.fps)
@@ -163,6 +170,9 @@ class CameraPipeline:
     def status(self) -> PipelineStatus:
         """A snapshot; callable from any thread at any time."""
         source, stats, now = self._status, self._processor.stats, time.monotonic()
+        if source.state is CameraState.RUNNING and stats.refusal:
+            # Its packets go on: it is decoded again once they ask for less.
+            source = replace(source, state=CameraState.ERROR, reason=stats.refusal)
         return PipelineStatus(
             camera=self.name,
             state=source.state,
@@ -270,9 +280,9 @@ class CameraPipeline:
         self._tokens_kept += sample.tokens
 
     def _judge(self, final: SourceStatus) -> SourceStatus:
-        """A video that ends without one picture was none."""
+        """A video that ends without one picture, or in the middle of what is not decoded, has failed."""
         stats = self._processor.stats
-        if final.state is CameraState.ENDED and stats.frames_decoded == 0:
+        if final.state is CameraState.ENDED and (stats.refusal or stats.frames_decoded == 0):
             reason = f"the video ended without one decodable picture ({stats.decode_errors} decoding errors)"
-            return SourceStatus(CameraState.ERROR, reason, reconnects=final.reconnects)
+            return SourceStatus(CameraState.ERROR, stats.refusal or reason, reconnects=final.reconnects)
         return final

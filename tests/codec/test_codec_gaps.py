@@ -277,6 +277,37 @@ def test_a_codec_change_starts_anew_at_its_keyframe() -> None:
     assert processor.stats.codec == "hevc"
 
 
+def test_a_camera_may_change_codec_and_size_again_and_again(tmp_path: Path) -> None:
+    kinds = [
+        ("libx264", "mp4", (128, 96)),
+        ("libx265", "mp4", (256, 160)),
+        ("mjpeg", "avi", (192, 128)),
+        ("libsvtav1", "mkv", (256, 144)),
+        ("libvpx-vp9", "webm", (128, 96)),
+        ("libx264", "mp4", (320, 192)),
+    ]
+    header, mixed, codecs = None, [], []
+    for index, (encoder, suffix, size) in enumerate(kinds):
+        form = "yuvj420p" if encoder == "mjpeg" else "yuv420p"
+        path = encode(tmp_path / f"{index}.{suffix}", walk(10, *size, seed=index), encoder, format=form)
+        opened, packets = read(path)
+        header = header or opened
+        codecs.append(opened.codec)
+        mixed += [replace(packet, pts=(10 * index + shown) * FRAME, dts=None) for shown, packet in enumerate(packets)]
+    assert header is not None
+    processor, samples = process(header, renumber(mixed))
+    sizes = [(sample.grid.width, sample.grid.height) for sample in samples]
+    expected = [GEOMETRY.grid(*size) for _, _, size in kinds]
+    assert sizes == [(grid.width, grid.height) for grid in expected for _ in range(10)]
+    assert [sample.index for sample in samples if sample.fresh] == [0, 10, 20, 30, 40, 50]
+    assert all(sample.anchor for sample in samples if sample.fresh)
+    assert {sample.change.cue for sample in samples[12:50]} == {"luma"}
+    assert {sample.change.cue for sample in [*samples[1:10], *samples[51:]]} == {"vectors+luma"}
+    assert processor.stats.distrusted == {"codec": 5}
+    assert processor.stats.decode_errors == processor.stats.corrupt_frames == 0
+    assert (processor.stats.codec, processor.stats.width, processor.stats.height) == ("h264", 320, 192)
+
+
 def test_packets_of_an_unknown_codec_are_passed_over() -> None:
     header, packets, _ = clip("plain")
     mixed = renumber([*packets[:10], replace(packets[10], codec="tomorrow"), *packets[11:]])

@@ -39,7 +39,7 @@ def test_every_codec_is_sampled_and_says_its_cue(
     assert processor.stats.frames_decoded == 30
     assert processor.stats.decode_errors == 0
     assert not processor.stats.distrusted
-    assert {sample.change.cue for sample in samples} == {cue}
+    assert {sample.change.cue for sample in samples[1:]} == {cue}
     assert samples[0].fresh
     assert samples[0].anchor
     moving = samples[4].change
