@@ -105,7 +105,7 @@ def openable(text: str) -> str:
     authority = _authority(rest)
     if start is None or start <= len(authority) or _HOST.fullmatch(authority):
         return text
-    userinfo = quote(rest[: start - 1], safe=":%!$&'()*+,;=~")
+    userinfo = quote(rest[: start - 1], safe=":%!$&'()*+,;=~", errors="surrogatepass")
     return f"{scheme}://{userinfo}@{rest[start:]}"
 
 

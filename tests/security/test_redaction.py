@@ -111,6 +111,12 @@ def test_any_text_is_parsed_whole_and_what_is_shown_shows_the_same(text, scheme)
     assert str(SourceAddress(shown)) == shown
 
 
+def test_halves_of_characters_are_hidden_too():
+    source = SourceAddress("rtsp://u:\ud800/\udcff@10.0.0.11/live?token=\ud800")
+    assert str(source) == "rtsp://u:***@10.0.0.11/live?token=***"
+    assert openable("rtsp://u:\ud800/@10.0.0.11/live") == "rtsp://u:%ED%A0%80%2F@10.0.0.11/live"
+
+
 @given(st.text("abcXYZ123/@:?#&%+ =", min_size=8, max_size=20))
 def test_what_libraries_quote_of_a_known_source_is_removed(secret):
     known = KnownSecrets()
