@@ -105,7 +105,7 @@ def openable(text: str) -> str:
     authority = _authority(rest)
     if start is None or start <= len(authority) or _HOST.fullmatch(authority):
         return text
-    userinfo = quote(rest[: start - 1], safe=":%!$&'()*+,;=~")
+    userinfo = quote(rest[: start - 1], safe=":%!$&'()*+,;=~", errors="surrogatepass")
     return f"{scheme}://{userinfo}@{rest[start:]}"
 
 
@@ -224,7 +224,7 @@ def _parameter(name: str, equals: str, value: str, *, lenient: bool) -> list[Pie
     """``name=value``, or ``name`` alone. Unless ``lenient``, a name that nobody knows is hidden with its value: it may
     be the rest of a password with a bare ``&``."""
     word = _plain(name)
-    if word in _PLAIN_NAMES and _PLAIN_VALUE.fullmatch(value):
+    if word in _PLAIN_NAMES and (lenient or _PLAIN_VALUE.fullmatch(value)):
         return [Piece(name + equals + value)]
     if word in _SECRET_NAMES or (word in _USER_NAMES and ":" in unquote(value)):
         return [Piece(name + equals), Piece(value, Kind.SECRET)]

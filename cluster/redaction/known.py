@@ -46,23 +46,23 @@ class KnownSecrets:
                 self._met.move_to_end(secret)
             while len(self._met) > self._limit:
                 oldest, _ = self._met.popitem(last=False)
-                alike = tuple(each for each in self._by_start[oldest[:SHORTEST]] if each != oldest)
-                self._by_start[oldest[:SHORTEST]] = alike
+                alike = tuple(each for each in self._by_start.pop(oldest[:SHORTEST]) if each != oldest)
+                if alike:
+                    self._by_start[oldest[:SHORTEST]] = alike
 
     def hide(self, text: str) -> str:
         """The text with ``***`` in place of every one of them."""
         if not self._met:
             return text
-        found, at, end = [], 0, 0
-        while at <= len(text) - SHORTEST:
-            secret = next(
-                (each for each in self._by_start.get(text[at : at + SHORTEST], ()) if _is_at(text, at, each)), None
-            )
-            if secret is None:
-                at += 1
+        found, end = [], 0
+        for at in range(len(text) - SHORTEST + 1):
+            alike = self._by_start.get(text[at : at + SHORTEST])
+            if alike is None or at < end:
                 continue
-            found += [text[end:at], HIDDEN]
-            at = end = at + len(secret)
+            secret = next((each for each in alike if _is_at(text, at, each)), None)
+            if secret is not None:
+                found += [text[end:at], HIDDEN]
+                end = at + len(secret)
         return "".join([*found, text[end:]])
 
 
@@ -86,15 +86,16 @@ def forms(pieces: Sequence[Piece]) -> Iterator[str]:
 
 def _spellings(secret: str) -> Iterator[str]:
     for each in {secret, unquote(secret), unquote_plus(secret)}:
-        escaped = quote(each, safe="")
-        yield from (each, escaped, re.sub("%..", lambda match: match.group().lower(), escaped), quote(each))
+        # A file may hold halves of characters.
+        escaped, path = (quote(each, safe=safe, errors="surrogatepass") for safe in ("", "/"))
+        yield from (each, escaped, re.sub("%..", lambda match: match.group().lower(), escaped), path)
         yield from (repr(each)[1:-1], json.dumps(each)[1:-1])
 
 
 def _header(credentials: str) -> Iterator[str]:
     """As ``Authorization: Basic`` has them."""
     for each in {credentials, unquote(credentials)}:
-        yield base64.b64encode(each.encode(errors="surrogateescape")).decode()
+        yield base64.b64encode(each.encode(errors="surrogatepass")).decode()
 
 
 def _is_at(text: str, at: int, secret: str) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from cluster.redaction.address import Kind, openable, parse
@@ -26,10 +27,7 @@ class SourceAddress:
 
     def __init__(self, text: str | SourceAddress = "") -> None:
         self._text: str = text.reveal() if isinstance(text, SourceAddress) else text
-        pieces = parse(self._text)
-        self._shown = "".join(piece.shown for piece in pieces)
-        self.holds_password = any(piece.kind is Kind.SECRET and piece.shown != piece.text for piece in pieces)
-        KNOWN.add(forms(pieces))
+        self._shown, self.holds_password = _read(self._text)
 
     def reveal(self) -> str:
         """As it was written, secrets included; not for anything that people or files may see."""
@@ -74,6 +72,15 @@ class SourceAddress:
                 _serialised, info_arg=True, when_used="json", return_schema=core_schema.str_schema()
             ),
         )
+
+
+@lru_cache(maxsize=2**14)
+def _read(text: str) -> tuple[str, bool]:
+    """What is shown of an address, and whether it holds a secret for certain. Cameras go from process to process."""
+    pieces = parse(text)
+    KNOWN.add(forms(pieces))
+    certain = any(piece.kind is Kind.SECRET and piece.shown != piece.text for piece in pieces)
+    return "".join(piece.shown for piece in pieces), certain
 
 
 def _validated(value: object) -> SourceAddress:

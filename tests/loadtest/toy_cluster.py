@@ -138,7 +138,7 @@ class ToyCluster:
     async def add(self, name, source, questions, settings, force=False, manager="", takeover=False):
         self.cameras[name] = ToyCamera(name, self)
         self.added.append(name)
-        self.settings[name] = (source.reveal(), questions, settings)
+        self.settings[name] = (str(source), questions, settings)
         return await self.get(name)
 
     async def remove(self, name, manager="", takeover=False):

@@ -44,7 +44,7 @@ from cluster.logs import JsonFormatter, TextFormatter
 from cluster.types import CameraStatus
 
 SOURCES = 200
-START_S = 240.0
+START_S = 180.0
 SETTLE_S = 60.0
 CLI = [sys.executable, "-c", "import sys; from actors.cli import main; sys.exit(main())"]
 
@@ -332,7 +332,8 @@ def _addresses(file: Path, serving: subprocess.Popen[bytes]) -> dict[str, str]:
             found: dict[str, str] = json.loads(file.read_text())
             return found
         time.sleep(0.2)
-    raise SightlineError(f"`sightline serve` did not start within {START_S:g} s")
+    said = file.parents[1].joinpath("serve.log").read_text()
+    raise SightlineError(f"`sightline serve` did not start within {START_S:g} s: {said[-2000:]}")
 
 
 def _settle(address: str, count: int) -> None:
