@@ -111,6 +111,8 @@ class VllmEngine(WindowedEngine):
         """See ``Engine.admit``. A window that another process left in the tiers goes on, where the stream has a memory:
         nothing of one without it is written there."""
         self._check(spec)
+        if self._tiers is not None and spec.memory is not None:
+            self._tiers.set_cap(spec.stream, spec.memory.cap_bytes)
         window, stride = shape_of(spec)
         held = self._streams.get(spec.stream)
         new = held is None and not (spec.memory is not None and self._resumed(spec))
