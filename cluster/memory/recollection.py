@@ -101,9 +101,9 @@ class Recollection:
         """End the loads; forget what turned out to be gone, and split what waited for being loaded."""
         self._prefetcher.close()
         for key in self._gone:
-            self.memory.lose(key.layer, key.head, key.cluster)
+            self.memory.lose(key.layer, key.head, key.block)
         for key, block in self._loaded:
-            self.memory.split_if_pending(key.layer, key.head, key.cluster, block)
+            self.memory.split_if_pending(key.layer, key.head, key.block, block)
         self._gone, self._loaded = [], []
 
     def fetch(self, layer: int, query: Tensor) -> Recalled:
@@ -145,10 +145,10 @@ class Recollection:
         found = []
         for key in keys:
             loaded = blocks[key]
-            whole = head.complete(key.cluster, loaded.block) if loaded.block is not None else None
+            whole = head.complete(key.block, loaded.block) if loaded.block is not None else None
             if whole is not None and loaded.block is not None:
                 found.append(whole)
-                if key.cluster in waiting:
+                if key.block in waiting:
                     self._loaded.append((key, loaded.block))
                 self.stats.bytes += loaded.block.nbytes
             elif loaded.block is not None or loaded.outcome is Outcome.MISS:

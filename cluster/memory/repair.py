@@ -63,7 +63,7 @@ class Repair:
             found = []
             for key, loaded in zip(missing, tier.load(missing) if missing else (), strict=True):
                 # What was left there by another memory of this name is not ours.
-                if loaded.block is not None and memory.heads[key.layer][key.head].complete(key.cluster, loaded.block):
+                if loaded.block is not None and memory.heads[key.layer][key.head].complete(key.block, loaded.block):
                     found.append((key, loaded.block))
             if found:
                 self._tiers.store(found)

@@ -113,7 +113,7 @@ class RemoteTier(Tier):
             until = time.monotonic() + self._deadline_s
             request = kv_pb2.LoadRequest(fingerprint=self._fingerprint, keys=map(key_to_proto, keys))
             try:
-                for message in self._receive(request, until):
+                for message in self._receive(self._peer.stub.Load, request, until):
                     for answer in message.blocks[: len(keys) - given]:
                         given += 1
                         yield self._opened(keys[given - 1], answer)
@@ -124,15 +124,32 @@ class RemoteTier(Tier):
         for outcome in self._not_now(len(keys) - given):
             yield Loaded(outcome)
 
-    def drop(self, stream: str, keys: Sequence[BlockKey] | None = None) -> int:
-        """See ``Tier``. A drop that could not be done is counted as a retry; ``TierStack`` makes up for it."""
+    def list_blocks(self, stream: str) -> tuple[Outcome, list[BlockKey]]:
+        """See ``Tier``."""
+        if not self._peer.ready():
+            return self._not_now(1)[0], []
+        request = kv_pb2.ListRequest(fingerprint=self._fingerprint, stream=stream)
+        until, found = time.monotonic() + self._deadline_s, list[BlockKey]()
+        try:
+            for message in self._receive(self._peer.stub.List, request, until):
+                found += [BlockKey(stream, key.layer, key.head, key.block) for key in message.keys]
+        except TROUBLE as error:
+            self._peer.failed(error)
+            return self._not_now(1)[0], []
+        self._peer.worked()
+        return Outcome.HIT, found
+
+    def drop(self, stream: str, keys: Sequence[BlockKey] | None = None) -> int | None:
+        """See ``Tier``. A drop that could not be done is counted as a retry."""
         request = kv_pb2.DropRequest(
             fingerprint=self._fingerprint, stream=stream, all=keys is None, keys=map(key_to_proto, keys or ())
         )
         reply = self._peer.ask(self._peer.stub.Drop, request)
         if reply is None:
             self._count(retries=1)
-            return 0
+            return None
+        if not reply.done:
+            return None
         return int(reply.dropped)
 
     def put_manifest(self, stream: str, manifest: bytes) -> Outcome:
@@ -183,8 +200,8 @@ class RemoteTier(Tier):
         finally:
             self._peer.end(call)
 
-    def _receive(self, request: kv_pb2.LoadRequest, until: float) -> Iterator[Any]:
-        call = self._peer.run(_start(lambda left: self._peer.stub.Load(request, timeout=left), until), until)
+    def _receive(self, method: Callable[..., Any], request: Any, until: float) -> Iterator[Any]:
+        call = self._peer.run(_start(lambda left: method(request, timeout=left), until), until)
         try:
             while (message := self._next(call, until)) is not grpc.aio.EOF:
                 yield message

@@ -162,7 +162,7 @@ def test_damaged_and_truncated_blocks_are_lost_and_the_rest_answers(site: Make, 
     redis_server.client.set(cut, redis_server.client.get(cut)[:-5])
     keys = [BlockKey("cam", *map(int, name.split(":")[-3:])) for name in (flipped, cut)]
     memory, _ = here.bank.get("cam")
-    gone = sum(int((memory.heads[key.layer][key.head].uids() == key.cluster).sum()) for key in keys)
+    gone = sum(int((memory.heads[key.layer][key.head].uids() == key.block).sum()) for key in keys)
     here.tiers.upper.drop("cam")
     answer = here.ask()
     assert answer.degraded

@@ -178,7 +178,7 @@ def test_a_block_that_is_gone_costs_its_tokens_and_no_more() -> None:
     lost = len(gone)
     if memory.counts.lost == 0:
         # Nothing new joined that cluster: it turns out when it is read.
-        memory.lose(0, 0, key.cluster)
+        memory.lose(0, 0, key.block)
     assert memory.counts.lost == lost
     same(held(memory), {at: kv for at, kv in expected(chunks).items() if at not in gone})
 

@@ -36,10 +36,10 @@ class Distant(Arena):
     def load(self, keys: Sequence[BlockKey]) -> list[Loaded]:
         return [Loaded(RETRY)] * len(keys) if self.down else super().load(keys)
 
-    def drop(self, stream: str, keys: Sequence[BlockKey] | None = None) -> int:
+    def drop(self, stream: str, keys: Sequence[BlockKey] | None = None) -> int | None:
         if self.down:
             self._refused(1)
-            return 0
+            return None
         return super().drop(stream, keys)
 
     def put_manifest(self, stream: str, manifest: bytes) -> Outcome:

@@ -42,17 +42,14 @@ class OwedDrops:
         if keys is not None and (not keys or self.covers_all(stream)):
             return 0
         self.remember(stream, keys)
-        before = self.tier.state().counts.get("retries", 0)
         gone = self.tier.drop(stream, keys)
-        state = self.tier.state()
-        # Another thread's trouble looks like ours: the drop is then done twice, which is harmless.
-        if state.up and state.counts.get("retries", 0) == before:
+        if gone is not None:
             if keys is None:
                 with self._lock:
                     self._blocks -= len(self._streams.pop(stream, None) or ())
             else:
                 self.replaced(keys)
-        return gone
+        return gone or 0
 
     def remember(self, stream: str, keys: Sequence[BlockKey] | None) -> None:
         """To be dropped when :meth:`pay` is next called."""
