@@ -138,9 +138,9 @@ def test_under_a_stack_a_drop_that_could_not_be_told_is_made_up_for() -> None:
             node = Node(held, port)
             until(lambda: tier.state().up)
             assert [one.outcome for one in stack.load([key(1)])] == [Outcome.MISS], "there, and not given out"
-            stack.flush(10)
+            stack.finish_deletions()
             assert set(held.blocks) == {key(1, stream="yard")}
-            assert stack.owed() == {"host": 0, "remote": 0}
+            assert stack.deleting == frozenset()
     finally:
         node.stop()
 

@@ -7,6 +7,7 @@ patches.
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
@@ -31,12 +32,22 @@ _SCALARS = ("index", "pts", "duration", "anchor", "complete", "activity", "size"
 
 def dump(stream: Stream, fingerprint: str) -> bytes:
     """The state of one stream; ``fingerprint`` is that of the model it was computed with."""
+    return take_down(stream, fingerprint)()
+
+
+def take_down(stream: Stream, fingerprint: str) -> Callable[[], bytes]:
+    """The same in two steps: what is returned gives the state as it is now, whatever becomes of the stream until then,
+    and may be called on another thread."""
     k, v = stream.kv.stretch()
     # Slots of a window that broke off, or of questions, are not part of the stretch: what is dumped is committed.
-    tensors: dict[str, Tensor] = {"k": k, "v": v}
+    tensors: dict[str, Tensor] = {}
     for number, frame in enumerate(stream.frames):
         tensors |= {f"{number}.{name}": tensor for name, tensor in _frame_tensors(frame).items()}
-    tensors = {name: tensor.contiguous() for name, tensor in tensors.items()}
+    # Embeddings and what the planner knows of a frame are replaced, and never changed; the slab is.
+    tensors |= {
+        "k": k.clone(memory_format=torch.contiguous_format),
+        "v": v.clone(memory_format=torch.contiguous_format),
+    }
     last = stream.last
     header = {
         "version": VERSION,
@@ -52,7 +63,13 @@ def dump(stream: Stream, fingerprint: str) -> bytes:
         "newest": stream.newest,
         "counters": asdict(stream.counters),
     }
-    return save_tensors(tensors, metadata={"sightline": json.dumps(header)})
+    body = json.dumps(header)
+
+    def state() -> bytes:
+        whole = {name: tensor.cpu().contiguous() for name, tensor in tensors.items()}
+        return save_tensors(whole, metadata={"sightline": body})
+
+    return state
 
 
 def load(state: bytes, spec: StreamSpec, kv: KVSlab, fingerprint: str) -> Stream:
@@ -104,7 +121,8 @@ def _frame_tensors(frame: HeldFrame) -> dict[str, Tensor]:
     if frame.tokens is not None:
         tensors |= {"embeds": frame.tokens.embeds, "cells": frame.tokens.cells}
     if frame.computed is not None:
-        tensors["computed"] = torch.from_numpy(frame.computed)
+        # Changed in place by the windows to come.
+        tensors["computed"] = torch.from_numpy(frame.computed.copy())
     return tensors
 
 
