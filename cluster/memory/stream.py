@@ -522,8 +522,8 @@ class StreamMemory:
         self.publish()
 
     def narrow(self, layer: int, h: int, kept: Tensor, blocks: dict[int, Block] | None = None) -> bool:
-        """Leave only the tokens ``kept`` (ascending numbers) of a head, whose ``blocks`` by number may be at hand. False
-        where that cannot be done now."""
+        """Leave only the tokens ``kept`` (ascending numbers) of a head; ``blocks``: its own, if at hand. False where
+        that cannot be done now."""
 
         def at_hand(numbers: list[int]) -> list[Loaded]:
             assert blocks is not None
