@@ -195,6 +195,6 @@ class Forgetting:
         self._settle()
 
     def _settle(self) -> None:
-        if self._owed and not any(self._bank.tiers.owed().values()):
-            self.done |= self._owed
-            self._owed.clear()
+        finished = self._owed - self._bank.tiers.deleting
+        self.done |= finished
+        self._owed -= finished

@@ -213,7 +213,7 @@ class Replica:
             await asyncio.sleep(self._config.cluster.heartbeat_s)
             try:
                 await asyncio.wrap_future(self._worker.run(lambda _: self._bank.tend()))
-                await asyncio.to_thread(self._bank.flush)
+                await asyncio.to_thread(self._bank.tiers.finish_deletions)
                 await asyncio.to_thread(self._tier_metrics.refresh)
             except Exception:
                 log.exception("the memories could not be tended")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -13,12 +12,12 @@ from torch import Tensor
 
 from cluster.errors import NotReadyError
 from cluster.memory.chunk import KVChunk
-from cluster.memory.repair import Repair
 from cluster.memory.retrieve import retrievers
 from cluster.memory.retrieve.base import Retriever
-from cluster.memory.stream import StreamMemory
+from cluster.memory.stream import MemoryShape, StreamMemory
 from cluster.memory.tiers.base import Outcome
 from cluster.memory.tiers.stack import TierStack
+from cluster.memory.writer import MemoryWriter
 from cluster.types import MICROSECONDS, Forgotten, MemorySpec, MemoryStatus
 
 log = logging.getLogger(__name__)
@@ -29,8 +28,16 @@ RELEASED = 4096
 VISITED = 64
 """Those of them whose memory is kept at hand after a question; the next question about another one restores it."""
 
-FLUSH_BLOCKS = 64
-"""Blocks that :meth:`MemoryBank.flush` writes before it lets others write."""
+Window = Callable[[], bytes]
+"""State of a stream's window of one moment, as bytes when it is called."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Order:
+    """Settle a stream's frames up to ``upto``, and save ``window``, which they had left then."""
+
+    upto: int
+    window: Window | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,32 +52,37 @@ class MemoryReport:
 
 
 class MemoryBank:
-    """Keeps what the engine lets go of. All calls but :meth:`report` and :meth:`flush` come from the engine's thread.
+    """Keeps what the engine lets go of. All calls but :meth:`report` come from the engine's thread, which only hands
+    frames over: threads of the bank's own put them into clusters, compress, and write (:class:`MemoryWriter`).
 
     Args:
         tiers: where KV lies.
-        window: state of a stream's window as bytes, saved with its memory, so that both come back together; None where
-            that would be too much to write again and again.
+        window: takes down the state of a stream's window as it is now, to be saved with its memory, so that both come
+            back together; None where there is none, or it is larger than so many bytes.
         default: how streams are remembered that another process opened and that are asked about here.
+        shape: of the model's KV.
     """
 
     def __init__(
         self,
         tiers: TierStack,
         *,
-        window: Callable[[str], bytes | None] | None = None,
+        window: Callable[[str, int], Window | None] | None = None,
         default: MemorySpec | None = None,
+        shape: MemoryShape | None = None,
     ) -> None:
         self.tiers = tiers
         self.window = window
+        self.shape = shape
+        self.writer = MemoryWriter(self._write)
         self._default = default
-        self.repair = Repair(tiers)
         self._due: set[str] = set()
+        self._orders: dict[str, _Order] = {}
         self._memories: dict[str, StreamMemory] = {}
         self._retrievers: dict[str, Retriever] = {}
         # How streams remembered that this process let go of: their sources ended, and they may be asked about.
         self._released: OrderedDict[str, MemorySpec] = OrderedDict()
-        # Restored for a question, and not open.
+        # Restored for a question, and not open: another process may be writing them.
         self._visited: OrderedDict[str, None] = OrderedDict()
         self._lock = threading.Lock()
         self._reports: dict[str, MemoryReport] = {}
@@ -78,8 +90,8 @@ class MemoryBank:
     def open(self, stream: str, spec: MemorySpec | None) -> bytes | None:
         """A stream begins, goes on, or has another memory from now on (None: none, and what there was is forgotten).
 
-        Returns the state of its window where the tiers remember the stream from another process, or from before. What a
-        tier holds of it that cannot be gone on with, or cannot be asked now, is dropped there, at once or later.
+        Returns the state of its window where the tiers remember the stream from another process, or from before; None
+        where they do not, or cannot be asked now: what they have is taken up when they can.
 
         Raises:
             ConfigError: an unknown policy or option.
@@ -97,15 +109,16 @@ class MemoryBank:
         retriever = retrievers.get(spec.retriever)(**spec.retriever_options)
         window = None
         if held is None:
-            held = StreamMemory(stream, spec, self.tiers)
-            window = _restored(held)
-            if window is None:
-                held = StreamMemory(stream, spec, self.tiers)
-                self._clear(stream)
+            held = StreamMemory(stream, spec, self.tiers, self.shape)
+            self.tiers.set_cap(stream, spec.cap_bytes)
+            if held.restore() is Outcome.HIT:
+                window = held.restored_window()
         elif (held.spec.organiser, held.spec.organiser_options) != (spec.organiser, spec.organiser_options):
             # Clusters of one kind cannot go on as those of another.
-            held.forget()
-            held = StreamMemory(stream, spec, self.tiers)
+            with held.exclusive:
+                held.forget()
+                self._let_go(stream)
+            held = StreamMemory(stream, spec, self.tiers, self.shape)
         else:
             held.change(spec)
         self._released.pop(stream, None)
@@ -115,32 +128,29 @@ class MemoryBank:
     def _hold(self, memory: StreamMemory, retriever: Retriever) -> None:
         self._memories[memory.stream], self._retrievers[memory.stream] = memory, retriever
         self.tiers.set_cap(memory.stream, memory.spec.cap_bytes)
-        self._note(memory.stream)
+        self._note(memory)
 
     def _clear(self, stream: str) -> None:
-        """Drop what the tiers hold; where there is nothing, they are spared the search for it."""
+        """Delete what the tiers hold; where there is nothing, they are spared the search for it."""
         if not all(state.up for state in self.tiers.states().values()) or any(self.tiers.usage(stream).values()):
             self.tiers.drop(stream)
 
     def take(self, chunk: KVChunk) -> None:
         """What an engine hands on (:data:`~cluster.memory.chunk.Leave`); streams without a memory have nothing kept.
 
-        A memory that fails costs its own stream's past, never the window that is being computed.
+        A frame that cannot be taken in is counted and costs nothing else.
         """
         memory = self._memories.get(chunk.stream)
         if memory is None:
             return
         try:
-            settled = memory.counts.settled
-            memory.add(chunk)
+            memory.accept(chunk)
         except Exception:
-            log.exception("the memory of camera %r failed and begins anew", chunk.stream)
-            memory.forget()
-            self._note(chunk.stream)
-            return
-        if memory.counts.settled > settled:
+            log.exception("a frame of camera %r cannot be remembered", chunk.stream)
+            memory.counts.frames_dropped += 1
+        if memory.due:
             self._due.add(chunk.stream)
-        self._note(chunk.stream)
+        self._note(memory)
 
     def wants_queries(self, stream: str) -> bool:
         """Whether :meth:`observe` matters to what is kept of a stream."""
@@ -154,34 +164,55 @@ class MemoryBank:
             memory.observe(queries)
 
     def save_due(self) -> None:
-        """Save the streams whose blocks changed; called between two steps, when windows are what they seem."""
-        while self._due:
-            self.save(self._due.pop())
+        """Have streams settled and saved in which enough frames wait; called between two steps, when windows are what
+        they seem."""
+        for stream in list(self._due):
+            memory = self._memories.get(stream)
+            # One that the writer is still busy with has its turn later.
+            if memory is not None and memory.recent and not self.writer.is_waiting(stream):
+                window = self.window(stream, memory.window_limit) if self.window is not None else None
+                self._orders[stream] = _Order(memory.recent[-1].index, window or _no_window)
+                self.writer.wake(stream)
+            if memory is None or not self.writer.is_waiting(stream) or stream in self._orders:
+                self._due.discard(stream)
 
     def tend(self) -> None:
-        """What is to be done regularly also while no frame comes."""
-        self._due.update(self.repair.work(self._memories))
-        # A question splits clusters that waited for being loaded.
-        self._due.update(stream for stream, memory in self._memories.items() if memory.unsaved)
+        """What is to be done regularly also while no frame comes; returns at once."""
+        for stream, memory in self._memories.items():
+            if stream in self._visited or self.writer.is_waiting(stream):
+                continue
+            if memory.due:
+                self._due.add(stream)
+            else:
+                self._orders[stream] = _Order(-1, None)
+                self.writer.wake(stream)
         self.save_due()
 
-    def flush(self, budget_s: float = 0.5) -> int:
-        """Write what the tiers could not take when it came, as far as they can now, for about ``budget_s``; from
-        any thread, regularly, because the memories do it only when frames settle. Returns how many blocks were
-        written."""
-        until, written = time.monotonic() + budget_s, 0
-        while True:
-            now = self.tiers.flush(FLUSH_BLOCKS)
-            written += now
-            if now < FLUSH_BLOCKS or time.monotonic() >= until:
-                return written
+    def _write(self, stream: str) -> None:
+        """On a thread of the writer's."""
+        memory, order = self._memories.get(stream), self._orders.pop(stream, None)
+        if memory is None or order is None:
+            return
+        with memory.exclusive:
+            # The stream may have left while this waited.
+            if self._memories.get(stream) is not memory:
+                return
+            if memory.settle(order.upto):
+                memory.save(None if order.window is None else order.window())
+            self._note(memory)
 
     def save(self, stream: str) -> None:
-        """Write what it takes to go on elsewhere, window and memory of the same moment."""
+        """Write what it takes to go on elsewhere, window and memory of the same moment; waits for it."""
         memory = self._memories.get(stream)
         if memory is not None:
-            memory.settle()
-            memory.save((self.window(stream) if self.window is not None else None) or b"")
+            window = self.window(stream, memory.window_limit) if self.window is not None else None
+            if memory.settle():
+                memory.save((window or _no_window)())
+            self._note(memory)
+
+    def drain(self, timeout_s: float = 60.0) -> bool:
+        """Wait until all that was handed over is written, as far as tiers take it; False where that takes longer."""
+        return self.writer.drain(timeout_s)
 
     def get(self, stream: str) -> tuple[StreamMemory, Retriever]:
         """A stream's memory and how it is read.
@@ -195,17 +226,18 @@ class MemoryBank:
                 f"camera {stream!r} remembers nothing; it has seen nothing since it was made to forget, or "
                 "memory.enabled is off for it"
             )
-        if stream in self._visited:
-            # A question may put clusters in order, and nothing else will come that saves them.
-            self._due.add(stream)
         return memory, self._retrievers[stream]
 
     def _reopened(self, stream: str) -> StreamMemory | None:
         spec = self._released.get(stream, self._default)
         if spec is None:
             return None
-        memory = StreamMemory(stream, spec, self.tiers)
-        if _restored(memory) is None:
+        memory = StreamMemory(stream, spec, self.tiers, self.shape)
+        # Whoever has it open is still writing, perhaps: what no manifest names is theirs to delete.
+        outcome = memory.restore(sweep=False)
+        if outcome is Outcome.RETRY:
+            raise NotReadyError(f"what camera {stream!r} remembers cannot be read now; ask again in a moment")
+        if outcome is Outcome.MISS:
             return None
         self._hold(memory, retrievers.get(spec.retriever)(**spec.retriever_options))
         self._visited[stream] = None
@@ -215,8 +247,6 @@ class MemoryBank:
 
     def _leave(self, stream: str) -> None:
         """Let a memory go that was at hand for questions only."""
-        if stream in self._due:
-            self.save(stream)
         if stream in self._released:
             self._let_go(stream)
         else:
@@ -230,15 +260,23 @@ class MemoryBank:
         memory = self._memories.get(stream)
         if memory is None:
             return
-        memory.settle()
-        if memory.recent:
-            log.warning("camera %r: its last %d frames are not remembered", stream, len(memory.recent))
-        if not memory.frames:
-            # What was made to forget everything leaves nothing behind.
-            self._drop(stream)
-            return
-        memory.save()
-        self._part(memory)
+        with memory.exclusive:
+            self._settle_last(memory)
+            if memory.recent:
+                log.warning("camera %r: its last %d frames are not remembered", stream, len(memory.recent))
+            memory.save()
+            if memory.known and not memory.frames:
+                # What was made to forget everything leaves nothing behind.
+                self._drop(stream)
+            else:
+                self._part(memory)
+
+    def _settle_last(self, memory: StreamMemory) -> None:
+        self._orders.pop(memory.stream, None)
+        try:
+            memory.settle()
+        except Exception:
+            log.exception("the last frames of camera %r cannot be remembered", memory.stream)
 
     def _part(self, memory: StreamMemory) -> None:
         """Its owner is elsewhere from now on; it may still be asked about here."""
@@ -253,13 +291,16 @@ class MemoryBank:
         """Another process takes over window and memory of the same moment, and both are let go of here; False, and
         nothing done, where the window or the tiers do not allow it."""
         memory = self._memories.get(stream)
-        window = self.window(stream) if memory is not None and self.window is not None else None
-        if memory is None or not window:
+        if memory is None or self.window is None or not self.tiers.shared:
             return False
-        memory.settle()
-        if memory.save(window) is not Outcome.HIT or not self.tiers.shared(stream):
+        window = self.window(stream, memory.window_limit)
+        if window is None:
             return False
-        self._part(memory)
+        with memory.exclusive:
+            self._settle_last(memory)
+            if memory.recent or memory.save(window()) is not Outcome.HIT:
+                return False
+            self._part(memory)
         return True
 
     def forget(self, stream: str, ago_s: float | None = None, *, newest: int | None = None) -> Forgotten:
@@ -267,27 +308,34 @@ class MemoryBank:
 
         ``newest``: time of that frame on the camera's clock (microseconds), where it has not left the window yet.
         """
-        memory = self._memories.get(stream) or self._reopened(stream)
+        try:
+            memory = self._memories.get(stream) or self._reopened(stream)
+        except NotReadyError:
+            if ago_s is not None:
+                raise
+            memory = None
         if memory is None:
             self._released.pop(stream, None)
             self.tiers.drop(stream)
             with self._lock:
                 self._reports.pop(stream, None)
             return Forgotten(0, 0)
-        frames, held = memory.frames, memory.held_bytes + memory.waiting_bytes
-        if ago_s is None or memory.newest is None:
-            memory.forget()
-            self._due.discard(stream)
-        else:
-            latest = memory.newest if newest is None else max(memory.newest, memory.time_of(newest))
-            memory.forget(before_frame=memory.frames_since(latest - round(ago_s * MICROSECONDS)))
-            self.save(stream)
-        forgotten = Forgotten(frames - memory.frames, held - memory.held_bytes - memory.waiting_bytes)
+        with memory.exclusive:
+            frames, held = memory.frames, memory.held_bytes
+            if ago_s is None or memory.newest is None:
+                memory.forget()
+                self._due.discard(stream)
+                self._orders.pop(stream, None)
+            else:
+                latest = memory.newest if newest is None else max(memory.newest, memory.time_of(newest))
+                memory.forget(before_frame=memory.frames_since(latest - round(ago_s * MICROSECONDS)))
+                self.save(stream)
+            forgotten = Forgotten(frames - memory.frames, max(0, held - memory.held_bytes))
         if not memory.frames and stream in self._visited:
             self._drop(stream)
             self._released.pop(stream, None)
         else:
-            self._note(stream)
+            self._note(memory)
         return forgotten
 
     def describe(self, stream: str) -> MemoryStatus:
@@ -306,17 +354,18 @@ class MemoryBank:
         with self._lock:
             return {stream: replace(report, state=trouble) for stream, report in self._reports.items()}
 
-    def _note(self, stream: str) -> None:
-        memory = self._memories[stream]
+    def _note(self, memory: StreamMemory) -> None:
         oldest, newest = memory.oldest, memory.newest
         span = 0.0 if oldest is None or newest is None else (newest - oldest) / MICROSECONDS
-        report = MemoryReport(memory.held_bytes + memory.waiting_bytes, memory.frames, span, "")
+        report = MemoryReport(memory.held_bytes, memory.frames, span, "")
         with self._lock:
-            self._reports[stream] = report
+            if self._memories.get(memory.stream) is memory:
+                self._reports[memory.stream] = report
 
     def _let_go(self, stream: str) -> None:
         """Its last report stays."""
         self._due.discard(stream)
+        self._orders.pop(stream, None)
         self._visited.pop(stream, None)
         del self._memories[stream], self._retrievers[stream]
 
@@ -330,10 +379,5 @@ class MemoryBank:
         return list(self._memories)
 
 
-def _restored(memory: StreamMemory) -> bytes | None:
-    """:meth:`StreamMemory.restore`; what cannot be read is as good as nothing, and costs its own stream's past only."""
-    try:
-        return memory.restore()
-    except Exception:
-        log.exception("what the tiers hold of camera %r cannot be gone on with", memory.stream)
-        return None
+def _no_window() -> bytes:
+    return b""

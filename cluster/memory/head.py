@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -11,252 +12,240 @@ from torch import Tensor
 from cluster.memory.organise.base import ClusterTable, NewTokens, Organiser
 from cluster.memory.tiers.base import Block, Loaded, Outcome
 
-Load = Callable[[list[int]], dict[int, Loaded]]
-"""Uids -> what the tiers say of the blocks of those clusters."""
+Load = Callable[[list[int]], list[Loaded]]
+"""Numbers of blocks -> what the tiers say of them."""
 
 Place = Callable[[Tensor, Tensor], Tensor]
 """``frame, cell [n]`` -> ``[n, 3]``: seconds, row and column of each token."""
 
 
+NAMES_BYTES = 1280
+"""Of the names and numbers beside the tensors of a head's state."""
+
+
+class OutOfReachError(Exception):
+    """Blocks that are needed cannot be had now."""
+
+
+class GoneError(Exception):
+    """Blocks that are needed are gone for good; ``uids`` of their clusters."""
+
+    def __init__(self, uids: Sequence[int]) -> None:
+        super().__init__(f"{len(uids)} blocks are gone")
+        self.uids = list(uids)
+
+
 @dataclass(slots=True)
 class Change:
-    """What a call did to the blocks: ``store`` uid -> block as it is now; ``drop`` uids that are no more; ``lost``
-    tokens whose block is gone for good."""
+    """``clusters`` (numbers in the table) whose members changed, and the new block of each."""
 
-    store: dict[int, Block] = field(default_factory=dict)
-    drop: list[int] = field(default_factory=list)
-    lost: int = 0
+    clusters: list[int]
+    blocks: list[Block]
 
 
 class Head:
-    """Tokens in time order, in clusters. ``frame``, ``cell`` ``[n]`` int32; the KV lies in blocks, one per cluster.
+    """Tokens in time order, in clusters. ``frame``, ``cell`` ``[n]`` int32; the KV lies in blocks, one per cluster, as
+    the table says. ``settled``: all frames before this one were taken in.
 
-    ``tails`` holds, by uid, members whose cluster's block was out of reach when they came; it is a block's end until
-    the rest can be had and both are written as one.
+    A head that others may read is not changed: :meth:`copy` it, change the copy, and put that in its place.
     """
 
     def __init__(self, organiser: Organiser, place: Place) -> None:
         self.organiser = organiser
         self.frame = torch.zeros(0, dtype=torch.int32)
         self.cell = torch.zeros(0, dtype=torch.int32)
-        self.tails: dict[int, Block] = {}
+        self.settled = 0
         self._place = place
+
+    def copy(self) -> Head:
+        """Another head of the same tokens."""
+        other = copy.copy(self)
+        other.organiser = self.organiser.copy()
+        return other
 
     @property
     def tokens(self) -> int:
         return len(self.frame)
 
+    @property
+    def table(self) -> ClusterTable:
+        return self.organiser.table
+
+    @property
+    def index_bytes(self) -> int:
+        """About what :meth:`state` takes."""
+        return self.frame.nbytes + self.cell.nbytes + self.table.nbytes + NAMES_BYTES
+
     def uids(self) -> Tensor:
         """Uid of each token's cluster ``[n]``."""
-        table = self.organiser.table
-        return table.uid[table.of_token]
+        return self.table.uid[self.table.of_token]
 
-    def _members(self, uid: int) -> Tensor:
-        """Numbers of a cluster's tokens in time order, on the host; none where there is no such cluster."""
-        table = self.organiser.table
-        # Its number first: uids of all tokens cost several times as much, and questions ask for cluster after cluster.
-        number = int(torch.searchsorted(table.uid, uid))
-        if number == len(table) or int(table.uid[number]) != uid:
-            return torch.zeros(0, dtype=torch.int64)
-        return table.members(number).cpu()
+    def numbers(self, uids: Sequence[int]) -> list[int]:
+        """Numbers in the table of those of these clusters that there are."""
+        table = self.table
+        wanted = torch.tensor(list(uids), dtype=torch.int64)
+        at = torch.searchsorted(table.uid, wanted)
+        return [
+            n for n, uid in zip(at.tolist(), wanted.tolist(), strict=True) if n < len(table) and table.uid[n] == uid
+        ]
 
     # -- blocks -----------------------------------------------------------------------------------
-    def complete(self, uid: int, block: Block, tokens: int | None = None) -> Block | None:
-        """A cluster's block as the tiers have it, with its tail and without members that the head does not know of.
+    def is_of(self, cluster: int, block: Block) -> bool:
+        """Whether a block holds the members of a cluster; what a tier gave may be anything."""
+        at = self.table.members(cluster).cpu()
+        return torch.equal(block.frame.cpu(), self.frame[at]) and torch.equal(block.cell.cpu(), self.cell[at])
 
-        None where it is not this cluster's: its process died before what it knew was written, or wrote more.
-        ``tokens``: only so many of the head's tokens count.
+    def fetch(self, clusters: Sequence[int], load: Load) -> dict[int, Block]:
+        """The blocks of clusters, by their numbers.
+
+        Raises:
+            GoneError: some are gone for good.
+            OutOfReachError: some cannot be had now.
         """
-        at = self._members(uid)
-        if tokens is not None:
-            at = at[at < tokens]
-        tail = self.tails.get(uid)
-        old = len(at) - (len(tail) if tail is not None else 0)
-        if len(block) < old:
-            return None
-        if not torch.equal(block.frame[:old].cpu(), self.frame[at[:old]]):
-            return None
-        if not torch.equal(block.cell[:old].cpu(), self.cell[at[:old]]):
-            return None
-        part = block if len(block) == old else take(block, torch.arange(old))
-        return part if tail is None else joined([part, tail])
-
-    def _fetch(self, uids: Sequence[int], load: Load, tokens: int | None = None) -> tuple[dict[int, Block], list[int]]:
-        """Complete blocks, and the uids of those that are out of reach for now; of the rest nothing is left."""
-        blocks: dict[int, Block] = {}
-        later: list[int] = []
-        for uid, loaded in (load(list(uids)) if uids else {}).items():
-            if loaded.block is None:
-                if loaded.outcome is not Outcome.MISS:
-                    later.append(uid)
-                continue
-            whole = self.complete(uid, loaded.block, tokens)
-            if whole is not None:
-                blocks[uid] = whole
-        return blocks, later
-
-    def blocks(self, load: Load) -> tuple[dict[int, Block], list[int]]:
-        """All blocks by uid, and those that are out of reach for now."""
-        return self._fetch(self.organiser.table.uid.tolist(), load)
+        found: dict[int, Block] = {}
+        gone, later = [], False
+        numbers = self.table.block[list(clusters)].tolist()
+        for cluster, loaded in zip(clusters, load(numbers) if numbers else (), strict=True):
+            if loaded.block is not None and self.is_of(cluster, loaded.block):
+                found[cluster] = loaded.block
+            elif loaded.block is not None or loaded.outcome is Outcome.MISS:
+                gone.append(int(self.table.uid[cluster]))
+            else:
+                later = True
+        if gone:
+            raise GoneError(gone)
+        if later:
+            raise OutOfReachError
+        return found
 
     # -- tokens in --------------------------------------------------------------------------------
     def add(self, tokens: NewTokens, cell: Tensor, load: Load, resident: Load) -> Change:
-        """Take in new tokens (``cell`` ``[t]``). ``resident`` gives only blocks that are at hand at once."""
-        known, table = self.tokens, self.organiser.table
-        there = set(table.uid.tolist())
+        """Take in new tokens (``cell`` ``[t]``). ``resident`` gives only blocks that are at hand at once.
+
+        Raises:
+            GoneError, OutOfReachError: see :meth:`fetch`; the head is then of no use.
+        """
+        before = self.copy()
+        table, known = self.table, len(self.table)
 
         def members(cluster: int) -> Tensor | None:
-            uid = int(table.uid[cluster])
-            block = self._fetch([uid], resident, known)[0].get(uid) if uid in there else None
             # A cluster may have grown within this call, by tokens no block holds yet.
-            return block.key if block is not None and len(block) == int(table.count[cluster]) else None
+            if cluster >= known or int(table.count[cluster]) != int(before.table.count[cluster]):
+                return None
+            (loaded,) = resident([int(table.block[cluster])])
+            return loaded.block.key if loaded.block is not None and before.is_of(cluster, loaded.block) else None
 
-        numbers = self.organiser.add(tokens, members)
+        numbers = self.organiser.add(tokens, members).cpu()
         frame, cell = tokens.frame.to(torch.int32), cell.to(torch.int32)
         self.frame, self.cell = torch.cat([self.frame, frame]), torch.cat([self.cell, cell])
-        new = Block(tokens.key, tokens.value, frame, cell)
-        uids = table.uid[numbers]
-        grown = [uid for uid in torch.unique(uids).tolist() if uid in there]
-        blocks, later = self._fetch(grown, load, known)
-        change = Change()
-        gone = [uid for uid in grown if uid not in blocks and uid not in later]
-        order = uids.argsort(stable=True)
-        found, counts = torch.unique_consecutive(uids[order], return_counts=True)
-        for uid, rows in zip(found.tolist(), torch.split(order, counts.tolist()), strict=True):
-            part = take(new, rows)
-            if uid in later:
-                self.tails[uid] = joined([self.tails[uid], part]) if uid in self.tails else part
-                continue
-            self.tails.pop(uid, None)
-            change.store[uid] = joined([blocks[uid], part]) if uid in blocks else part
-        if gone:
-            change.lost = self._lose_old(gone, known, new)
-        return change
-
-    def join_tails(self, load: Load, limit: int) -> Change:
-        """Write tails and the blocks they belong to as one, up to ``limit`` of them, where those can be had again."""
-        change = Change()
-        wanted = list(self.tails)[:limit]
-        blocks, later = self._fetch(wanted, load)
-        for uid in wanted:
-            if uid in blocks:
-                change.store[uid] = blocks[uid]
-                del self.tails[uid]
-            elif uid not in later:
-                change.lost += self.lose(uid)
-                change.drop.append(uid)
-        return change
+        order = numbers.argsort(stable=True)
+        there = order.to(tokens.key.device)
+        found, counts = torch.unique_consecutive(numbers[order], return_counts=True)
+        clusters, sizes = found.tolist(), counts.tolist()
+        old = before.fetch([cluster for cluster in clusters if cluster < known], load)
+        parts = (tokens.key[there], tokens.value[there], frame[order], cell[order])
+        new = [Block(*each) for each in zip(*(torch.split(part, sizes) for part in parts), strict=True)]
+        return Change(clusters, [_joined(old.get(n), block) for n, block in zip(clusters, new, strict=True)])
 
     def split(self, cluster: int, block: Block) -> Change:
-        """A cluster that waited for being loaded is split; ``block`` is its own, complete."""
-        table = self.organiser.table
-        uid, at = int(table.uid[cluster]), table.members(cluster)
+        """Split a cluster that waited for being loaded; ``block`` is its own."""
+        at = self.table.members(cluster)
         new = self.organiser.split(
             cluster, block.key, block.value, self._place(block.frame, block.cell), block.frame.to(torch.int64)
         )
         if new is None:
-            return Change()
-        leaves = table.of_token[at] == new
-        self.tails.pop(uid, None)
-        parts = {uid: ~leaves, int(table.uid[new]): leaves}
-        return Change(store={each: take(block, rows.nonzero()[:, 0]) for each, rows in parts.items()})
+            return Change([], [])
+        leaves = self.table.of_token[at] == new
+        return Change([cluster, new], [_take(block, rows.nonzero()[:, 0]) for rows in (~leaves, leaves)])
 
     # -- tokens out -------------------------------------------------------------------------------
     def keep(self, kept: Tensor, load: Load) -> Change:
-        """Only the tokens ``kept`` (ascending numbers) stay; a cluster that loses some and is out of reach goes."""
-        uids = self.uids()
+        """Only the tokens ``kept`` (ascending numbers) stay.
+
+        Raises:
+            GoneError, OutOfReachError: see :meth:`fetch`; nothing was done.
+        """
+        of_token, uid = self.table.of_token, self.table.uid
         stays = torch.zeros(self.tokens, dtype=torch.bool)
         stays[kept] = True
-        thinned, remaining = torch.unique(uids[~stays]), torch.unique(uids[stays])
+        thinned, remaining = torch.unique(of_token[~stays]), torch.unique(of_token[stays])
         partly = thinned[torch.isin(thinned, remaining)].tolist()
-        blocks, _ = self._fetch(partly, load)
-        missing = [uid for uid in partly if uid not in blocks]
-        stays &= ~torch.isin(uids, torch.tensor(missing, dtype=torch.int64))
+        blocks = self.fetch(partly, load)
         # Members of a cluster and of its block stand in the same order.
-        store = {}
-        for uid, block in blocks.items():
-            among = (uids == uid).nonzero()[:, 0]
-            store[uid] = take(block, stays[among].nonzero()[:, 0])
-            self.tails.pop(uid, None)
-        gone = [*thinned[~torch.isin(thinned, remaining)].tolist(), *missing]
-        kept_now = stays.nonzero()[:, 0]
-        self._narrow(kept_now, {uid: (uids[kept_now] == uid, block) for uid, block in store.items()})
-        for uid in gone:
-            self.tails.pop(uid, None)
-        return Change(store, gone, len(kept) - len(kept_now))
+        left = {cluster: _take(block, stays[of_token == cluster].nonzero()[:, 0]) for cluster, block in blocks.items()}
+        uids = [int(uid[cluster]) for cluster in partly]
+        self._narrow(kept, {cluster: (of_token[kept] == cluster, block) for cluster, block in left.items()})
+        return Change(self.numbers(uids), list(left.values()))
 
-    def lose(self, uid: int) -> int:
-        """A cluster's block is gone for good: forget its tokens; returns how many."""
-        kept = (self.uids() != uid).nonzero()[:, 0]
+    def lose(self, uids: Sequence[int]) -> int:
+        """The blocks of clusters are gone for good: forget their tokens; returns how many."""
+        kept = (~torch.isin(self.uids(), torch.tensor(list(uids), dtype=torch.int64))).nonzero()[:, 0]
         lost = self.tokens - len(kept)
-        self.tails.pop(uid, None)
         if lost:
             self._narrow(kept, {})
         return lost
 
-    def _lose_old(self, gone: Sequence[int], known: int, new: Block) -> int:
-        """Of the clusters ``gone``, the tokens before ``known`` leave; what came now stays where it was put."""
-        uids = self.uids()
-        old = torch.isin(uids, torch.tensor(gone))
-        old[known:] = False
-        kept = (~old).nonzero()[:, 0]
-        parts = {}
-        for uid in gone:
-            here = (uids[known:] == uid).nonzero()[:, 0]
-            rows = torch.zeros(self.tokens, dtype=torch.bool)
-            rows[known + here] = True
-            parts[uid] = rows[kept], take(new, here)
-        self._narrow(kept, parts)
-        return int(old.sum())
-
     def _narrow(self, kept: Tensor, thinned: Mapping[int, tuple[Tensor, Block]]) -> None:
         """Leave only ``kept``; ``thinned``: of each cluster that loses some, its rows ``[m]`` bool among them and its
         block of those. Nobody else's statistics are computed anew, so that nobody else's KV is needed."""
-        table = self.organiser.table
-        key = torch.zeros(len(kept), table.mean.shape[1])
+        key = torch.zeros(len(kept), self.table.mean.shape[1])
         value = torch.zeros_like(key)
         for rows, block in thinned.values():
             key[rows], value[rows] = block.key.float().cpu(), block.value.float().cpu()
         frame, cell = self.frame[kept], self.cell[kept]
-        table.keep(kept, key, value, self._place(frame, cell), frame.to(torch.int64))
+        self.table.keep(kept, key, value, self._place(frame, cell), frame.to(torch.int64))
         self.frame, self.cell = frame, cell
 
     # -- restoring --------------------------------------------------------------------------------
     def state(self) -> dict[str, Tensor]:
         """Everything, by name."""
-        parts: dict[str, Mapping[str, Tensor]] = {"own": self.organiser.state(), "table": self.organiser.table.state()}
-        for uid, tail in self.tails.items():
-            parts[f"tail.{uid}"] = {name: getattr(tail, name) for name in _BLOCK}
+        parts = {"own": self.organiser.state(), "table": self.table.state()}
         named = {f"{part}.{name}": tensor for part, tensors in parts.items() for name, tensor in tensors.items()}
-        return {"frame": self.frame, "cell": self.cell, **named}
+        return {"frame": self.frame, "cell": self.cell, "settled": torch.tensor(self.settled), **named}
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
-        """Take up what :meth:`state` gave."""
-        self.frame, self.cell = state["frame"], state["cell"]
-        self.organiser.table = ClusterTable.restore(_under("table.", state))
+        """Take up what :meth:`state` gave; for a head without tokens.
+
+        Raises:
+            ValueError: it is not the state of a head of this organiser and width, or contradicts itself.
+        """
+        own = self.state()
+        if own.keys() != state.keys():
+            raise ValueError(f"names of another organiser's state: {', '.join(sorted(own.keys() ^ state.keys()))}")
+        for name, mine in own.items():
+            if (
+                state[name].dtype != mine.dtype
+                or state[name].shape[1:] != mine.shape[1:]
+                or state[name].ndim != mine.ndim
+            ):
+                raise ValueError(f"{name} is {state[name].dtype} {tuple(state[name].shape)}")
+        table = ClusterTable.restore(_under("table.", state))
+        table.check()
+        if not len(state["frame"]) == len(state["cell"]) == table.tokens:
+            raise ValueError("frames, cells and clusters of a different number of tokens")
+        if bool((state["frame"][1:] < state["frame"][:-1]).any()):
+            raise ValueError("tokens that are not in time order")
+        self.frame, self.cell, self.settled = state["frame"], state["cell"], int(state["settled"])
+        self.organiser.table = table
         self.organiser.load_state(_under("own.", state))
-        tails = _under("tail.", state)
-        for uid in sorted({int(name.split(".")[0]) for name in tails}):
-            self.tails[uid] = Block(*(tails[f"{uid}.{name}"] for name in _BLOCK))
 
 
-_BLOCK = ("key", "value", "frame", "cell")
-
-
-def take(block: Block, rows: Tensor) -> Block:
+def _take(block: Block, rows: Tensor) -> Block:
     """Some members of a block, by number, as a block of their own."""
     there, host = rows.to(block.key.device), rows.cpu()
     return Block(block.key[there], block.value[there], block.frame[host], block.cell[host])
 
 
-def joined(parts: Sequence[Block]) -> Block:
-    """Several blocks one after the other, on the device of the last."""
-    device = parts[-1].key.device
+def _joined(first: Block | None, then: Block) -> Block:
+    """Two blocks one after the other, on the device of the second."""
+    if first is None:
+        return then
+    device = then.key.device
     return Block(
-        torch.cat([part.key.to(device) for part in parts]),
-        torch.cat([part.value.to(device) for part in parts]),
-        torch.cat([part.frame for part in parts]),
-        torch.cat([part.cell for part in parts]),
+        torch.cat([first.key.to(device), then.key]),
+        torch.cat([first.value.to(device), then.value]),
+        torch.cat([first.frame, then.frame]),
+        torch.cat([first.cell, then.cell]),
     )
 
 

@@ -1,10 +1,16 @@
-"""What it takes to find a stream's blocks again: everything of its memory but the KV, as bytes. Nothing executable."""
+"""What it takes to find a stream's blocks again, as bytes. Nothing executable.
+
+A manifest names the blocks that hold the index of each head (everything of its tokens but the KV, which those name in
+turn) and the state of the window. These are blocks of bytes beside those of KV: written once, and only again when they
+changed.
+"""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -12,42 +18,52 @@ from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 from torch import Tensor
 
-from cluster.memory.frame_log import FrameLog
-from cluster.memory.organise.partitions import VisualPartitions
+from cluster.memory.tiers.base import Block
 
-if TYPE_CHECKING:
-    from cluster.memory.stream import StreamMemory
+VERSION = 2
 
-VERSION = 1
+PART_BYTES = 256 * 1024
+"""Most bytes of one block of bytes."""
+
+DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
 
 @dataclass(slots=True)
 class Manifest:
-    """``header``: numbers and names, JSON; ``tensors``: by name; ``window``: the engine's own state of the stream."""
+    """``header``: numbers and names, JSON; ``tensors``: by name."""
 
     header: dict[str, Any]
     tensors: dict[str, Tensor] = field(default_factory=dict)
-    window: bytes = b""
 
     def dump(self) -> bytes:
-        tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in self.tensors.items()}
-        if self.window:
-            tensors["window"] = torch.frombuffer(bytearray(self.window), dtype=torch.uint8)
-        body = json.dumps({"version": VERSION, **self.header})
-        return save_tensors(tensors, metadata={"sightline": body})
+        return dump_tensors(self.tensors, {"version": VERSION, **self.header})
 
     @classmethod
     def load(cls, data: bytes) -> Manifest | None:
         """The inverse of :meth:`dump`; None for anything else, or another version's."""
         try:
-            header = header_of(data)
-            tensors = load_tensors(data)
-        except (SafetensorError, ValueError, KeyError, TypeError):
+            header, tensors = header_of(data), load_parts(data)
+        except (ValueError, KeyError, TypeError):
             return None
-        if header.pop("version", None) != VERSION:
-            return None
-        window = tensors.pop("window", None)
-        return cls(header, tensors, b"" if window is None else window.numpy().tobytes())
+        return cls(header, tensors) if header.pop("version", None) == VERSION else None
+
+
+def dump_tensors(tensors: dict[str, Tensor], header: dict[str, Any] | None = None) -> bytes:
+    """Named tensors as bytes, with our header."""
+    whole = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    return save_tensors(whole, metadata={"sightline": json.dumps(header or {})})
+
+
+def load_parts(data: bytes) -> dict[str, Tensor]:
+    """Named tensors out of bytes.
+
+    Raises:
+        ValueError: these are none.
+    """
+    try:
+        return load_tensors(data)
+    except SafetensorError as error:
+        raise ValueError(str(error)) from error
 
 
 def header_of(data: bytes) -> dict[str, Any]:
@@ -65,46 +81,40 @@ def header_of(data: bytes) -> dict[str, Any]:
     return header
 
 
-def manifest_of(memory: StreamMemory, window: bytes) -> Manifest:
-    """A memory as it is. Frames that wait are in no block and not in it: who restores goes on without them."""
-    tensors: dict[str, Tensor] = {}
-    for number, h, head in memory.every_head():
-        tensors |= {f"{number}.{h}.{name}": tensor for name, tensor in head.state().items()}
-    if memory.partitions is not None:
-        tensors |= {f"partitions.{name}": tensor for name, tensor in memory.partitions.state().items()}
-    log = memory.log.state()
-    settled = len(memory.log) - len(memory.recent)
-    header: dict[str, Any] = {
-        "layers": len(memory.heads),
-        "heads": len(memory.heads[0]) if memory.heads else 0,
-        "width": memory.heads[0][0].organiser.table.mean.shape[1] if memory.heads else 0,
-        "rows": memory.rows,
-        "columns": memory.columns,
-        "dtype": str(memory.dtype).removeprefix("torch."),
-        "organiser": memory.spec.organiser,
-        "log": log | {"numbers": log["numbers"][:settled], "times": log["times"][:settled]},
-        "partition_of": [[frame, partition] for frame, partition in memory.partition_of.items()],
-    }
-    return Manifest(header, tensors, window)
+def byte_blocks(data: bytes) -> list[Block]:
+    """Bytes as blocks of uint8, two rows each; ``frame`` has how many bytes are in it."""
+    blocks = []
+    for at in range(0, len(data), PART_BYTES):
+        part = data[at : at + PART_BYTES]
+        rows = torch.frombuffer(bytearray(part + bytes(-len(part) % 4)), dtype=torch.uint8).view(2, 1, -1)
+        size = torch.tensor([len(part)], dtype=torch.int32)
+        blocks.append(Block(rows[0], rows[1], size, torch.zeros(1, dtype=torch.int32)))
+    return blocks
 
 
-def take_over(memory: StreamMemory, manifest: Manifest) -> bool:
-    """Make an empty memory what the manifest says; False, and nothing done, where another organiser made it."""
-    header, tensors = manifest.header, manifest.tensors
-    if header["organiser"] != memory.spec.organiser:
-        return False
-    memory.rows, memory.columns = header["rows"], header["columns"]
-    memory.dtype = getattr(torch, header["dtype"])
-    memory.log = FrameLog(**header["log"])
-    memory.partition_of = dict(header["partition_of"])
-    memory.begin_heads(header["layers"], header["heads"], header["width"])
-    for number, h, head in memory.every_head():
-        prefix = f"{number}.{h}."
-        head.load_state({name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)})
-        table = head.organiser.table
-        for uid, count in zip(table.uid.tolist(), table.count.tolist(), strict=True):
-            memory.note_size(number, h, uid, count * memory.token_bytes)
-    parts = {n.removeprefix("partitions."): t for n, t in tensors.items() if n.startswith("partitions.")}
-    if parts:
-        memory.partitions = VisualPartitions.restore(parts)
-    return True
+def block_bytes(blocks: Iterable[Block]) -> bytes:
+    """The inverse of :func:`byte_blocks`.
+
+    Raises:
+        ValueError: blocks of something else.
+    """
+    parts = []
+    for block in blocks:
+        if block.key.dtype != torch.uint8 or len(block) != 1:
+            raise ValueError("a block that does not hold bytes")
+        whole = torch.cat([block.key.flatten(), block.value.flatten()]).numpy().tobytes()
+        parts.append(whole[: int(block.frame[0])])
+    return b"".join(parts)
+
+
+def whole_numbers(found: Any, count: int | None = None) -> list[int]:
+    """A list of whole numbers out of JSON, of ``count`` where that is given.
+
+    Raises:
+        ValueError: it is something else.
+    """
+    if not isinstance(found, Sequence) or not all(type(each) is int for each in found):
+        raise ValueError("a list of whole numbers is something else")
+    if count is not None and len(found) != count:
+        raise ValueError(f"{len(found)} numbers where {count} are due")
+    return list(found)

@@ -54,7 +54,7 @@ class RecallStats:
 
 
 class Recollection:
-    """Reads a memory for one question; a context manager. The memory must not change meanwhile.
+    """Reads a memory, as it is at the beginning, for one question; a context manager.
 
     Args:
         memory: of the camera that is asked about.
@@ -75,14 +75,16 @@ class Recollection:
         device: torch.device | str = "cpu",
         dtype: torch.dtype = torch.float32,
     ) -> None:
-        self.memory, self.retriever, self.first_frame = memory, retriever, first_frame
+        self.memory, self.retriever = memory, retriever
+        self.view = memory.view()
+        self.first_frame = max(first_frame, self.view.first_frame)
         self.device, self.dtype = device, dtype
         self.stats = RecallStats()
         self._prefetcher = Prefetcher(memory.tiers.load, deadline_s=deadline_s)
         self._ahead = prefetch
-        # Found out while layers compute, carried out when the question is over.
-        self._gone: list[BlockKey] = []
-        self._loaded: list[tuple[BlockKey, Block]] = []
+        # Layer, head and cluster of blocks that turned out to be gone.
+        self._gone: list[tuple[int, int, int]] = []
+        self._closed = False
 
     def __enter__(self) -> Recollection:
         return self
@@ -98,18 +100,16 @@ class Recollection:
         return self._prefetcher
 
     def close(self) -> None:
-        """End the loads; forget what turned out to be gone, and split what waited for being loaded."""
+        """End the loads, and tell the memory what turned out to be gone."""
         self._prefetcher.close()
-        for key in self._gone:
-            self.memory.lose(key.layer, key.head, key.cluster)
-        for key, block in self._loaded:
-            self.memory.split_if_pending(key.layer, key.head, key.cluster, block)
-        self._gone, self._loaded = [], []
+        if not self._closed:
+            self._closed = True
+            self.memory.close_view(self.view, self._gone)
 
     def fetch(self, layer: int, query: Tensor) -> Recalled:
         """What the raw query rows ``[H, r, D]`` of a layer attend to, in time order; waiting frames always are."""
         keys = self._wanted(layer, query)
-        if self._ahead and layer + 1 < len(self.memory.heads):
+        if self._ahead and layer + 1 < len(self.view.heads):
             # Behind the wish for this layer's, which is what the caller waits for.
             self._prefetcher.begin([key for per_head in self._wanted(layer + 1, query) for key in per_head])
         flat = [key for per_head in keys for key in per_head]
@@ -127,37 +127,34 @@ class Recollection:
 
     def _wanted(self, layer: int, query: Tensor) -> list[list[BlockKey]]:
         """Per head, the blocks its query rows need."""
-        if not self.memory.heads:
+        if not self.view.heads:
             return []
         wanted = []
-        for h, head in enumerate(self.memory.heads[layer]):
-            table = head.organiser.table
+        for h, head in enumerate(self.view.heads[layer]):
+            table = head.table
             chosen = self.retriever.select(query[h].to(table.mean.device), table).clusters
             chosen = chosen[table.latest[chosen] >= self.first_frame]
-            wanted.append([BlockKey(self.memory.stream, layer, h, uid) for uid in table.uid[chosen].tolist()])
+            wanted.append([BlockKey(self.view.stream, layer, h, number) for number in table.block[chosen].tolist()])
         return wanted
 
     def _blocks(self, layer: int, h: int, blocks: dict[BlockKey, Loaded], keys: Sequence[BlockKey]) -> Block:
         """The blocks of one head that could be had, as one, without frames that are too old."""
-        head = self.memory.heads[layer][h]
+        head = self.view.heads[layer][h]
         self.stats.held += head.tokens
-        waiting = set(head.organiser.table.uid[head.organiser.pending].tolist())
+        clusters = {number: cluster for cluster, number in enumerate(head.table.block.tolist())}
         found = []
         for key in keys:
-            loaded = blocks[key]
-            whole = head.complete(key.cluster, loaded.block) if loaded.block is not None else None
-            if whole is not None and loaded.block is not None:
-                found.append(whole)
-                if key.cluster in waiting:
-                    self._loaded.append((key, loaded.block))
+            loaded, cluster = blocks[key], clusters[key.block]
+            if loaded.block is not None and head.is_of(cluster, loaded.block):
+                found.append(loaded.block)
                 self.stats.bytes += loaded.block.nbytes
             elif loaded.block is not None or loaded.outcome is Outcome.MISS:
                 self.stats.gone += 1
-                self._gone.append(key)
+                self._gone.append((layer, h, int(head.table.uid[cluster])))
             else:
                 self.stats.out_of_reach += 1
         self.stats.clusters += len(found)
-        whole = _one(found, head.organiser.table.mean.shape[1], self.dtype)
+        whole = _one(found, head.table.mean.shape[1], self.dtype)
         if self.first_frame:
             recent = (whole.frame >= self.first_frame).nonzero()[:, 0]
             whole = Block(whole.key[recent], whole.value[recent], whole.frame[recent], whole.cell[recent])
@@ -167,8 +164,8 @@ class Recollection:
         return whole
 
     def _waiting(self, layer: int, h: int, width: int) -> Block:
-        """Frames that are in no cluster yet."""
-        chunks = [chunk for chunk in self.memory.recent if chunk.index >= self.first_frame]
+        """Frames that are in no cluster of this head yet."""
+        first = max(self.first_frame, self.view.heads[layer][h].settled if self.view.heads else 0)
         parts = [
             Block(
                 chunk.key[layer, h],
@@ -176,7 +173,8 @@ class Recollection:
                 torch.full((chunk.tokens,), chunk.index, dtype=torch.int32),
                 chunk.cell.to(torch.int32).cpu(),
             )
-            for chunk in chunks
+            for chunk in self.view.recent
+            if chunk.index >= first
         ]
         return _one(parts, width, self.dtype)
 

@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from cluster.memory.head import NAMES_BYTES, GoneError, OutOfReachError
 from cluster.memory.layer import LayerKV
+from cluster.memory.tiers.base import Block
 
 if TYPE_CHECKING:
     from cluster.memory.stream import StreamMemory
@@ -25,33 +27,38 @@ def make_room(memory: StreamMemory, frames: list[LayerKV]) -> list[LayerKV] | No
 
     Returns what of them is to be taken in, or None while what would have to be compressed is out of reach.
     """
-    capacity = min(memory.spec.cap_bytes, memory.tiers.capacity(memory.stream)) * _ROUNDING
+    heads = len(memory.heads) * len(memory.heads[0])
+    # While a head's blocks are written anew, both versions of them are there.
+    capacity = memory.limit * _ROUNDING * heads / (heads + 1) - _fixed(memory)
     wanted = _bytes_of(memory, frames)
     for _ in range(_TRIES):
-        held = memory.held_bytes
+        held = _held(memory)
         if held + wanted <= capacity or not held:
             break
         if not compress(memory, min(memory.spec.target, max(0.1, 0.9 * (capacity - wanted) / held))):
             return None
-        wanted = _bytes_of(memory, frames)
-    settled = memory.log.numbers[: len(memory.log) - len(memory.recent)]
-    if memory.held_bytes + wanted > capacity and settled:
+        # Clusters that were thinned take more a token; new ones are not.
+        wanted = min(wanted, _bytes_of(memory, frames))
+    settled = memory.settled_frames()
+    if _held(memory) + wanted > capacity and settled:
         # As rounding may leave it for a cap of few blocks: the older half goes.
         memory.forget(before_frame=settled[len(settled) // 2])
-    room = capacity - memory.held_bytes
+    room = capacity - _held(memory)
     return frames if wanted <= room else memory.thinned(frames, max(0.0, room / wanted))
 
 
 def compress(memory: StreamMemory, share: float) -> bool:
-    """Leave ``share`` of the tokens, as the stream's compressor chooses; False, and nothing done, while some of them
-    are out of reach."""
+    """Leave ``share`` of the tokens, as the stream's compressor chooses; False while some of them are out of reach, or
+    what stays cannot be written."""
     whole: list[list[LayerKV]] = []
-    for number, heads in enumerate(memory.heads):
-        found = [_all_of(memory, number, h) for h in range(len(heads))]
+    loaded: list[list[dict[int, Block]]] = []
+    for number in range(len(memory.heads)):
+        found = [_all_of(memory, number, h) for h in range(len(memory.heads[number]))]
         layer = [kv for kv in found if kv is not None]
         if len(layer) < len(found):
             return False
-        whole.append(layer)
+        whole.append([kv for kv, _ in layer])
+        loaded.append([blocks for _, blocks in layer])
     memory.counts.compressions += 1
     if all(kv.tokens == heads[0].tokens for heads in whole for kv in heads):
         layers = [_stacked(heads) for heads in whole]
@@ -66,40 +73,50 @@ def compress(memory: StreamMemory, share: float) -> bool:
             for h in range(len(whole[0]))
         ]
         kept = [[column[number][0] for column in columns] for number in range(len(whole))]
-    changes = []
     for number, h, head in memory.every_head():
         before = head.tokens
-        changes.append((number, h, head.keep(kept[number][h].cpu(), memory.loader(number, h))))
-        memory.counts.compressed_away += before - head.tokens
-    memory.carry_out(changes)
-    return True
+        if not memory.narrow(number, h, kept[number][h].cpu(), loaded[number][h]):
+            return False
+        memory.counts.compressed_away += before - len(kept[number][h])
+    return memory.publish() and memory.make_durable()
 
 
 def _bytes_of(memory: StreamMemory, frames: Sequence[LayerKV]) -> float:
     """What more frames will take, going by what is held: tiers round blocks up, small ones most."""
     tokens = sum(layer.heads * layer.tokens for layer in frames)
     settled = sum(head.tokens for _, _, head in memory.every_head())
-    return _FRESH * tokens * max(memory.token_bytes, memory.held_bytes / settled if settled else 0.0)
+    return _FRESH * tokens * max(memory.token_bytes, _held(memory) / settled if settled else 0.0)
 
 
-def _all_of(memory: StreamMemory, layer: int, h: int) -> LayerKV | None:
-    """All tokens of a head in time order, from the tiers; what is gone for good is lost, None while some is out of
-    reach."""
-    head = memory.heads[layer][h]
-    blocks, later = head.blocks(memory.loader(layer, h))
-    if later:
-        return None
-    for uid in head.organiser.table.uid.tolist():
-        if uid not in blocks:
-            memory.lose(layer, h, uid)
-    at = head.uids()
-    key = torch.empty(head.tokens, head.organiser.table.mean.shape[1], dtype=memory.dtype)
+def _held(memory: StreamMemory) -> int:
+    """Bytes that grow and shrink with the tokens."""
+    return max(0, memory.stored.named_bytes - _fixed(memory))
+
+
+def _fixed(memory: StreamMemory) -> int:
+    return len(memory.heads) * len(memory.heads[0]) * NAMES_BYTES
+
+
+def _all_of(memory: StreamMemory, layer: int, h: int) -> tuple[LayerKV, dict[int, Block]] | None:
+    """All tokens of a head in time order, and the blocks by number that they are in; what is gone for good is lost,
+    None while some is out of reach."""
+    while True:
+        head = memory.heads[layer][h]
+        try:
+            blocks = head.fetch(range(len(head.table)), memory.loader(layer, h))
+            break
+        except GoneError as error:
+            memory.lose(layer, h, error.uids)
+        except OutOfReachError:
+            return None
+    of_token = head.table.of_token
+    key = torch.empty(head.tokens, head.table.mean.shape[1], dtype=memory.dtype)
     value = torch.empty_like(key)
-    order = at.argsort(stable=True)
-    uids, counts = torch.unique_consecutive(at[order], return_counts=True)
-    for uid, rows in zip(uids.tolist(), torch.split(order, counts.tolist()), strict=True):
-        key[rows], value[rows] = blocks[uid].key.cpu(), blocks[uid].value.cpu()
-    return LayerKV(key[None], value[None], head.frame[None].to(torch.int64), head.cell[None].to(torch.int64))
+    order = of_token.argsort(stable=True)
+    for cluster, rows in enumerate(torch.split(order, head.table.count.tolist())):
+        key[rows], value[rows] = blocks[cluster].key.cpu(), blocks[cluster].value.cpu()
+    kv = LayerKV(key[None], value[None], head.frame[None].to(torch.int64), head.cell[None].to(torch.int64))
+    return kv, {int(head.table.block[cluster]): block for cluster, block in blocks.items()}
 
 
 def _stacked(heads: Sequence[LayerKV]) -> LayerKV:

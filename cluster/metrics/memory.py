@@ -67,14 +67,14 @@ class MemoryCollector(Collector):
     def _of_stack(self) -> Iterator[Metric]:
         events = CounterMetricFamily(
             "sightline_memory_blocks",
-            "Blocks of all tiers together: stored, flushed (stored late), promoted (copied up), refused, lost.",
+            "Blocks of all tiers together: stored, promoted (copied up), refused.",
             labels=["event"],
         )
         for event, count in dict(self._tiers.counts).items():
             events.add_metric([event], count)
         yield events
         yield GaugeMetricFamily(
-            "sightline_memory_unwritten_blocks", "Blocks that the lowest tier has not taken yet.", self._tiers.dirty
+            "sightline_memory_deletions", "Cameras that a tier has not deleted yet.", len(self._tiers.deleting)
         )
 
     def _of_prefetch(self) -> Iterator[Metric]:

@@ -90,7 +90,7 @@ def prime(role: Role, sinks: Sequence[str] = ()) -> None:
             for outcome in ("delivered", "failed", "dead"):
                 alert_deliveries.labels(sink, outcome)
     elif role == "tier":
-        for method in ("lookup", "store", "load", "drop", "put_manifest", "get_manifest", "usage"):
+        for method in ("lookup", "store", "load", "drop", "list", "put_manifest", "get_manifest", "usage"):
             node_tier_seconds.labels(method)
             for result in ("ok", "refused", "invalid", "late", "left", "failed"):
                 node_tier_requests.labels(method, result)

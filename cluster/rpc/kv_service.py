@@ -15,7 +15,7 @@ import grpc.aio
 from sightline.v1 import kv_pb2, kv_pb2_grpc
 
 from cluster import metrics
-from cluster.errors import CapacityError
+from cluster.errors import CapacityError, UnavailableError
 from cluster.memory.tiers.base import Block, BlockKey, Loaded, Outcome, Tier
 from cluster.memory.tiers.codec import Fault, check_storage, encode_block, open_block, open_manifest
 from cluster.memory.tiers.stack import Capped
@@ -37,6 +37,7 @@ T = TypeVar("T")
 Context: TypeAlias = grpc.aio.ServicerContext
 
 _RUN = 64
+_LISTED = 65_536
 
 _RESULTS: dict[grpc.StatusCode, metrics.NodeTierResult] = {
     grpc.StatusCode.RESOURCE_EXHAUSTED: "refused",
@@ -146,10 +147,24 @@ class KVServicer(kv_pb2_grpc.KVServicer):
         """See protos/sightline/v1/kv.proto."""
         async with self._answering("drop", request, context):
             keys = None if request.all else [key_from_proto(key) for key in request.keys]
-            dropped = 0
+            dropped: int | None = 0
             if self._is_ours(request.fingerprint, 0):
                 dropped = await self._on_tier(lambda: self._tier.drop(request.stream, keys))
-            return kv_pb2.DropReply(dropped=dropped)
+            return kv_pb2.DropReply(dropped=dropped or 0, done=dropped is not None)
+
+    async def List(self, request: kv_pb2.ListRequest, context: Context) -> None:  # noqa: N802
+        """See protos/sightline/v1/kv.proto."""
+        async with self._answering("list", request, context):
+            if not self._is_ours(request.fingerprint, 0):
+                return
+            outcome, keys = await self._on_tier(lambda: self._tier.list_blocks(request.stream))
+            if outcome is not Outcome.HIT:
+                raise UnavailableError("the tier cannot say now what it holds; ask again later")
+            for at in range(0, len(keys), _LISTED):
+                part = [
+                    kv_pb2.KVKey(layer=key.layer, head=key.head, block=key.block) for key in keys[at : at + _LISTED]
+                ]
+                await context.write(kv_pb2.ListReply(keys=part))
 
     async def PutManifest(  # noqa: N802
         self, request_iterator: AsyncIterable[kv_pb2.PutManifestRequest], context: Context

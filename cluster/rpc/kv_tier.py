@@ -170,15 +170,32 @@ class RemoteTier(Tier):
         for outcome in self._not_now(len(keys) - given):
             yield Loaded(outcome)
 
-    def drop(self, stream: str, keys: Sequence[BlockKey] | None = None) -> int:
-        """See ``Tier``. A drop that could not be done is counted as a retry; ``TierStack`` makes up for it."""
+    def list_blocks(self, stream: str) -> tuple[Outcome, list[BlockKey]]:
+        """See ``Tier``."""
+        if not self._peer.ready():
+            return self._not_now(1)[0], []
+        request = kv_pb2.ListRequest(fingerprint=self._fingerprint, stream=stream)
+        until, found = time.monotonic() + self._deadline_s, list[BlockKey]()
+        try:
+            for message in self._receive(self._peer.stub.List, request, until):
+                found += [BlockKey(stream, key.layer, key.head, key.block) for key in message.keys]
+        except TROUBLE as error:
+            self._peer.failed(error)
+            return self._not_now(1)[0], []
+        self._peer.worked()
+        return Outcome.HIT, found
+
+    def drop(self, stream: str, keys: Sequence[BlockKey] | None = None) -> int | None:
+        """See ``Tier``. A drop that could not be done is counted as a retry."""
         request = kv_pb2.DropRequest(
             fingerprint=self._fingerprint, stream=stream, all=keys is None, keys=map(key_to_proto, keys or ())
         )
         reply = self._peer.ask(self._peer.stub.Drop, request)
         if reply is None:
             self._count(retries=1)
-            return 0
+            return None
+        if not reply.done:
+            return None
         return int(reply.dropped)
 
     def put_manifest(self, stream: str, manifest: bytes) -> Outcome:

@@ -40,12 +40,12 @@ _FROM_PROTO: dict[int, Outcome] = {number: outcome for outcome, number in _TO_PR
 
 def key_to_proto(key: BlockKey) -> kv_pb2.KVKey:
     """A key as its message."""
-    return kv_pb2.KVKey(stream=key.stream, layer=key.layer, head=key.head, cluster=key.cluster)
+    return kv_pb2.KVKey(stream=key.stream, layer=key.layer, head=key.head, block=key.block)
 
 
 def key_from_proto(message: kv_pb2.KVKey) -> BlockKey:
     """A message as the key it stands for."""
-    return BlockKey(message.stream, message.layer, message.head, message.cluster)
+    return BlockKey(message.stream, message.layer, message.head, message.block)
 
 
 def outcome_to_proto(outcome: Outcome) -> kv_pb2.KVOutcome:

@@ -52,6 +52,7 @@ def watch(engine: NativeEngine, spec: StreamSpec, frames: int, **camera: Any) ->
         for request in engine.push(source.sample(number)):
             for answer in engine.step([request]):
                 score = answer.score
+    assert engine.memories is None or engine.memories.drain()
     return score
 
 

@@ -63,6 +63,7 @@ class Site:
                 [mine], [other] = self.engine.step([request]), self.bare.step([request])
                 assert (mine.window, mine.score, mine.text) == (other.window, other.score, other.text)
                 windows += 1
+            assert self.bank.drain(30.0)
         self.seen += frames
         return windows
 
@@ -88,14 +89,16 @@ class Site:
     def tend(self) -> None:
         """As a replica does now and then, frames or none."""
         self.bank.tend()
-        self.bank.flush()
+        self.tiers.finish_deletions()
+        assert self.bank.drain(30.0)
 
     def recovered(self) -> None:
-        """Wait until the tiers are all right again by themselves, and everything is in the lowest."""
+        """Wait until the tiers are all right again by themselves, and everything that is due is in the lowest."""
 
         def whole() -> bool:
             self.tend()
-            busy = self.tiers.dirty or any(self.tiers.owed().values()) or len(self.bank.repair)
+            memory = self.bank.get(self.name)[0]
+            busy = self.tiers.deleting or memory.due or memory.unsaved or not memory.known
             return not busy and not self.trouble()
 
         until(whole)

@@ -55,8 +55,8 @@ def test_also_when_one_of_them_lost_a_block() -> None:
     memory = memory_of(8)
     asking(memory)
     head = memory.heads[1][0]
-    memory.lose(1, 0, int(head.organiser.table.uid[7]))
-    assert head.tokens == 7
+    memory.lose(1, 0, [int(head.organiser.table.uid[7])])
+    assert memory.heads[1][0].tokens == 7
     assert compress(memory, 0.5)
     (first, second), (lost, other) = frames_held(memory)
     assert (second, other) == ([0, 1, 2, 3], [0, 1, 2, 3])

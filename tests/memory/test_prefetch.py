@@ -27,8 +27,8 @@ def keys(*clusters: int, layer: int = 1) -> list[BlockKey]:
 
 
 def block(of: BlockKey, tokens: int = 2) -> Block:
-    number = torch.full((tokens,), of.cluster, dtype=torch.int32)
-    return Block(torch.full((tokens, 4), float(of.layer)), torch.full((tokens, 4), float(of.cluster)), number, number)
+    number = torch.full((tokens,), of.block, dtype=torch.int32)
+    return Block(torch.full((tokens, 4), float(of.layer)), torch.full((tokens, 4), float(of.block)), number, number)
 
 
 class Store:
@@ -222,7 +222,7 @@ def test_more_predictions_than_the_bound_give_up_the_oldest() -> None:
 def test_a_layer_is_split_by_weight_into_as_many_loads_as_run_at_once() -> None:
     store = Store()
     weights = {1: 10, 2: 10, 3: 10, 4: 30}
-    with Prefetcher(store.load, threads=2, weigh=lambda one: weights[one.cluster]) as fetcher:
+    with Prefetcher(store.load, threads=2, weigh=lambda one: weights[one.block]) as fetcher:
         fetcher.take(keys(1, 2, 3, 4))
     assert sorted(store.calls) == [keys(1, 2, 3), keys(4)]
 
@@ -246,9 +246,9 @@ def test_what_is_wanted_now_goes_before_what_may_be() -> None:
     order: list[int] = []
 
     def load(wanted: Sequence[BlockKey]) -> list[Loaded]:
-        order.append(wanted[0].cluster)
-        if wanted[0].cluster in gates:
-            assert gates[wanted[0].cluster].wait(WAIT_S)
+        order.append(wanted[0].block)
+        if wanted[0].block in gates:
+            assert gates[wanted[0].block].wait(WAIT_S)
         return [Loaded(Outcome.HIT, block(one)) for one in wanted]
 
     with Prefetcher(load, threads=1, deadline_s=1.0) as fetcher:

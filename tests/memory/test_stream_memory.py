@@ -146,9 +146,10 @@ def test_another_process_takes_over(organiser: str) -> None:
     chunks = [chunk(number) for number in range(24)]
     for each in chunks[:12]:
         memory.add(each)
-    memory.save(b"window")
+    assert memory.save(b"window") is Outcome.HIT
     other = StreamMemory("cam", spec(organiser=organiser), tiers)
-    assert other.restore() == b"window"
+    assert other.restore() is Outcome.HIT
+    assert other.restored_window() == b"window"
     same(held(other), expected(chunks[:12]))
     alone = StreamMemory("cam", spec(organiser=organiser), stack())
     for each in chunks:
@@ -160,7 +161,7 @@ def test_another_process_takes_over(organiser: str) -> None:
 
 
 def test_nothing_is_taken_over_where_there_is_nothing() -> None:
-    assert StreamMemory("cam", spec(), stack()).restore() is None
+    assert StreamMemory("cam", spec(), stack()).restore() is Outcome.MISS
 
 
 def test_a_block_that_is_gone_costs_its_tokens_and_no_more() -> None:
@@ -170,6 +171,7 @@ def test_a_block_that_is_gone_costs_its_tokens_and_no_more() -> None:
         memory.add(each)
     key = memory.key_of(0, 0, 0)
     gone = {(0, 0, int(f), int(c)) for f, c in zip(*_block(memory, key), strict=True)}
+    uid = int(memory.heads[0][0].table.uid[0])
     memory.tiers.drop("cam", [key])
     memory.add(chunk(8))
     for number in range(9, 12):
@@ -178,7 +180,7 @@ def test_a_block_that_is_gone_costs_its_tokens_and_no_more() -> None:
     lost = len(gone)
     if memory.counts.lost == 0:
         # Nothing new joined that cluster: it turns out when it is read.
-        memory.lose(0, 0, key.cluster)
+        memory.lose(0, 0, [uid])
     assert memory.counts.lost == lost
     same(held(memory), {at: kv for at, kv in expected(chunks).items() if at not in gone})
 
@@ -253,19 +255,27 @@ def test_what_is_out_of_reach_for_a_while_is_not_lost() -> None:
     for each in chunks[12:16]:
         resv.add(each)
     assert resv.counts.lost == 0
-    assert any(head.tails for _, _, head in resv.every_head())
-    resv.save()
+    assert [each.index for each in resv.recent] == [12, 13, 14, 15]
     below.reach = True
+    for each in chunks[16:20]:
+        resv.add(each)
+    assert resv.settle()
+    assert not resv.recent
+    assert resv.counts.lost == 0
+    assert resv.save() is Outcome.HIT
+    below.reach = False
     other = StreamMemory("two", resv.spec, tiers)
-    assert other.restore() is not None
-    for each in chunks[16:]:
+    assert other.restore() is Outcome.RETRY
+    for each in chunks[20:]:
         other.add(each)
-    assert not any(head.tails for _, _, head in other.every_head())
+    assert [each.index for each in other.recent] == [0, 1, 2, 3]
+    below.reach = True
+    assert other.settle()
     assert other.counts.lost == 0
     same(held(other), expected(chunks))
 
 
-def test_blocks_written_after_the_manifest_count_up_to_where_it_knows() -> None:
+def test_blocks_written_after_the_manifest_do_not_count_and_are_deleted() -> None:
     tiers = stack()
     memory = StreamMemory("cam", spec(organiser="resv"), tiers)
     chunks = [chunk(number) for number in range(12)]
@@ -274,8 +284,12 @@ def test_blocks_written_after_the_manifest_count_up_to_where_it_knows() -> None:
     memory.save()
     for each in chunks[8:]:
         memory.add(each)
+    left = set(tiers.lowest.list_blocks("cam")[1])
     other = StreamMemory("cam", memory.spec, tiers)
-    other.restore()
+    assert other.restore() is Outcome.HIT
+    same(held(other), expected(chunks[:8]))
+    assert set(tiers.lowest.list_blocks("cam")[1]) < left
+    assert tiers.usage("cam")["host"] == other.stored.nbytes
     later = [chunk(number, seed=5) for number in range(8, 12)]
     for each in later:
         other.add(each)

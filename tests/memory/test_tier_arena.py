@@ -92,6 +92,7 @@ def test_the_lowest_tier_refuses_and_keeps_what_it_has() -> None:
     assert tier.store([(key(n), block(1)) for n in range(9)]) == [HIT] * 8 + [RETRY]
     assert tier.store([(key(0, "gate"), block(1))]) == [RETRY]
     assert all(held(tier, *(key(n) for n in range(8))))
+    assert set(tier.list_blocks("yard")[1]) >= {key(3)}
     assert tier.drop("yard", [key(3)]) == 1
     assert tier.store([(key(0, "gate"), block(1))]) == [HIT]
     capped = arena(2048, evicts=False, stream_bytes=512)
@@ -329,7 +330,7 @@ def test_many_threads_get_whole_blocks() -> None:
             number = (turn * 7 + seed) % 30
             tier.store([(key(number), block(1 + number, number))])
             for name, found in zip((key(n) for n in range(30)), tier.load([key(n) for n in range(30)]), strict=True):
-                if found.block is not None and not (found.block.key == name.cluster).all():
+                if found.block is not None and not (found.block.key == name.block).all():
                     wrong.append(f"{name}")
 
     threads = [threading.Thread(target=work, args=(seed,)) for seed in range(3)]

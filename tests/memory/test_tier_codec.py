@@ -133,7 +133,7 @@ def test_what_cannot_be_stored_is_said() -> None:
         encode_block(KEY, block(2), fingerprint="m", store_as="int4")
     with pytest.raises(ConfigError, match="1 to 1024 bytes"):
         encode_block(KEY, block(2), fingerprint="")
-    with pytest.raises(ValueError, match="float32, float16 or bfloat16"):
+    with pytest.raises(ValueError, match="float32, float16, bfloat16 or uint8"):
         encode_block(KEY, block(2, dtype=torch.float64), fingerprint="m")
     odd = block(2)
     with pytest.raises(ValueError, match=r"must be \[n, D\]"):

@@ -104,6 +104,8 @@ def test_the_cap_is_counted_in_stored_bytes_and_nothing_older_stays(redis_server
 def test_after_a_drop_no_key_of_the_stream_exists(tier: RedisTier, redis_server: RedisServer) -> None:
     tier.store([(key(n, name), block(n)) for n in range(600) for name in ("yard", "yard:1")])
     tier.put_manifest("yard", b"there")
+    outcome, listed = tier.list_blocks("yard")
+    assert (outcome, sorted(listed)) == (HIT, [key(n) for n in range(600)])
     assert tier.drop("yard", [key(0), key(0), key(1), key(900)]) == 2
     assert len(written_down(redis_server)) == 599
     assert tier.drop("yard") == 598
@@ -300,13 +302,13 @@ def test_the_hash_names_every_block_there_is(shared_redis: RedisServer, steps: l
         for s in "ab":
             sizes = shared_redis.client.hgetall(f"sightline:kv:sizes:{s}")
             there = {each for each in every if each.stream == s and each in wanted}
-            assert {f"1:2:{each.cluster}".encode() for each in there} <= set(sizes)
-            names = [f"sightline:kv:kv:{s}:1:2:{each.cluster}" for each in there]
+            assert {f"1:2:{each.block}".encode() for each in there} <= set(sizes)
+            names = [f"sightline:kv:kv:{s}:1:2:{each.block}" for each in there]
             held = sum(shared_redis.client.strlen(name) + 2 * len(name) for name in names)
             assert held <= sum(map(int, sizes.values())) <= cap
             assert held <= tier.nbytes(s) <= cap
         names = {name for name in shared_redis.names() if ":kv:kv:" in name}
-        assert names == {f"sightline:kv:kv:{each.stream}:1:2:{each.cluster}" for each in wanted}
+        assert names == {f"sightline:kv:kv:{each.stream}:1:2:{each.block}" for each in wanted}
     tier.close()
 
 

@@ -66,10 +66,12 @@ def test_down_from_the_start_it_refuses_and_comes_up_by_itself(own_redis: RedisS
     assert tier.lookup([key(1)]) == [RETRY]
     assert tier.put_manifest("yard", b"") is RETRY
     assert tier.manifest("yard") == (RETRY, None)
-    assert tier.drop("yard") == tier.nbytes("yard") == 0
+    assert tier.drop("yard") is None
+    assert tier.list_blocks("yard") == (RETRY, [])
+    assert tier.nbytes("yard") == 0
     # Nobody but the first waited for the server.
     assert tier.state().counts["failures"] == 1
-    assert tier.state().counts["retries"] == 7
+    assert tier.state().counts["retries"] == 8
     own_redis.start()
     wait_for(lambda: tier.state().up)
     assert tier.state().reason == ""
@@ -184,7 +186,9 @@ def test_a_server_that_evicts_gives_misses_and_still_forgets_all(own_redis: Redi
     assert tier.nbytes("yard") == (60 - found.count(MISS)) * size + names
     # The hash of sizes may be evicted too, and its writer be gone.
     own_redis.client.delete("sightline:kv:sizes:yard")
-    assert opened().drop("yard") > 0
+    listed = opened().list_blocks("yard")[1]
+    assert 0 < len(listed) <= 60 - found.count(MISS)
+    assert opened().drop("yard") == len(listed)
     assert not own_redis.names()
     # A scan takes for this stream's only what is.
     opened().store([(key(0, name), block(0)) for name in ("yard", "yard*", "yard:0")])
@@ -234,28 +238,25 @@ def test_after_close_all_is_refused_and_no_thread_is_left(own_redis: RedisServer
     assert not [thread for thread in threading.enumerate() if thread.name == "redis-probe"]
 
 
-def test_a_stack_above_it_loses_nothing_and_forgets_what_it_was_told(own_redis: RedisServer, opened: Opened) -> None:
+def test_a_stack_above_it_deletes_what_it_was_told_to(own_redis: RedisServer, opened: Opened) -> None:
     own_redis.start()
     tier = opened()
     host = Arena(1 << 20, slab_bytes=1 << 16)
     stack = TierStack([host, tier])
     stack.store([(key(n, name), block(n)) for n in range(4) for name in ("yard", "gate")])
     own_redis.freeze()
-    stack.store([(key(0), block(10)), (key(9), block(9))])
-    stack.drop("gate")
-    stack.drop("yard", [key(1)])
-    stack.put_manifest("yard", b"late")
-    assert stack.dirty == 2
-    assert values(stack, key(0), key(9), key(1), key(2), key(2, "gate")) == [10.0, 9.0, MISS, 2.0, MISS]
+    assert stack.store([(key(9), block(9))]) == [RETRY]
+    assert stack.drop("gate") is None
+    assert stack.drop("yard", [key(1)]) is None
+    assert stack.put_manifest("yard", b"late") is RETRY
+    assert values(stack, key(0), key(1), key(2, "gate")) == [0.0, RETRY, MISS]
     own_redis.thaw()
     wait_for(lambda: tier.state().up)
-    assert values(stack, key(1), key(3, "gate")) == [MISS, MISS]
-    assert stack.flush(64) == 2
-    assert stack.owed() == {"host": 0, "redis": 0}
-    assert own_redis.names() == {f"sightline:kv:kv:yard:0:0:{n}" for n in (0, 2, 3, 9)} | {
-        "sightline:kv:sizes:yard",
-        "sightline:kv:manifest:yard",
-    }
-    host.drop("yard")
-    assert values(stack, key(0), key(9), key(1), key(2)) == [10.0, 9.0, MISS, 2.0]
+    assert values(stack, key(3, "gate")) == [MISS]
+    stack.finish_deletions()
+    assert stack.deleting == frozenset()
+    assert stack.drop("yard", [key(1)]) == 1
+    names = {name for name in own_redis.names() if ":kv:kv:" in name}
+    # The server may have stored, while it was frozen, what nobody heard of.
+    assert names - {"sightline:kv:kv:yard:0:0:9"} == {f"sightline:kv:kv:yard:0:0:{n}" for n in (0, 2, 3)}
     assert stack.capacity("yard") == 1 << 26

@@ -84,7 +84,11 @@ class MemoryTier(Tier):
         found = [self.blocks.get(one) for one in keys]
         return [Loaded(Outcome.MISS) if one is None else Loaded(Outcome.HIT, one) for one in found]
 
-    def drop(self, stream: str, keys: Sequence[BlockKey] | None = None) -> int:
+    def list_blocks(self, stream: str) -> tuple[Outcome, list[BlockKey]]:
+        self._pass()
+        return Outcome.HIT, [one for one in self.blocks if one.stream == stream]
+
+    def drop(self, stream: str, keys: Sequence[BlockKey] | None = None) -> int | None:
         self._pass()
         if keys is None:
             self.manifests.pop(stream, None)

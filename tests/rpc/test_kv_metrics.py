@@ -106,7 +106,7 @@ def test_what_is_held_and_what_was_evicted() -> None:
         collector = metrics.NodeTierCollector(limit, lambda: (arena, node.servicer))
         keys = [key(cluster, stream=f"camera-{cluster % 3}") for cluster in range(60)]
         for one in keys:
-            arena.store([(one, block(one.cluster, tokens=128, width=32))])
+            arena.store([(one, block(one.block, tokens=128, width=32))])
         arena.drop("camera-0")
         held = [one for one, outcome in zip(keys, arena.lookup(keys), strict=True) if outcome is Outcome.HIT]
         page, nbytes = shown(collector), arena.nbytes()

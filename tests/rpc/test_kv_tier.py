@@ -63,6 +63,9 @@ def test_a_store_replaces_and_a_drop_leaves_nothing(tier: RemoteTier, node: Node
     tier.store([(key(1), block(9))])
     tier.put_manifest("gate", b"all of it")
     assert same(tier.load([key(1)])[0].block, block(9))
+    wanted = {key(1), key(2), key(1, stream="yard")}
+    assert {one for name in ("gate", "yard") for one in tier.list_blocks(name)[1]} == wanted
+    assert tier.list_blocks("lane") == (Outcome.HIT, [])
     assert tier.drop("gate", [key(1), key(5)]) == 1
     assert tier.lookup([key(1), key(2)]) == [Outcome.MISS, Outcome.HIT]
     assert tier.manifest("gate") == (Outcome.HIT, b"all of it")
@@ -261,6 +264,6 @@ def test_batches_are_bounded_and_keep_the_order() -> None:
 
 def test_runs_are_cut_at_layers_and_at_the_bound() -> None:
     keys = [key(number, layer) for layer, count in ((0, 5), (2, 1), (0, 2)) for number in range(count)]
-    cut = [[(one.layer, one.cluster) for one in run] for run in runs(keys, 2)]
+    cut = [[(one.layer, one.block) for one in run] for run in runs(keys, 2)]
     assert cut == [[(0, 0), (0, 1)], [(0, 2), (0, 3)], [(0, 4)], [(2, 0)], [(0, 0), (0, 1)]]
     assert list(runs([], 2)) == []

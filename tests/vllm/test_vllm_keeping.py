@@ -105,8 +105,8 @@ def test_a_window_is_handed_over_only_where_others_find_it() -> None:
         node.down = True
         assert not here.hand_over("gate", State(b"newer"))
         node.down = False
-        # What the node could not take lies in the host's memory until it can.
-        here.tiers.flush(8)
+        # What the node could not take waits until it can.
+        assert here.post.settle("gate", 10)
         assert unpack(node.manifest("gate")[1]) == unpack(here.post.noted("gate"))
 
 

@@ -27,7 +27,11 @@ class Delayed(Tier):
         """See ``Tier``."""
         return self._tier.store(items)
 
-    def drop(self, stream: str, keys: Sequence[BlockKey] | None = None) -> int:
+    def list_blocks(self, stream: str) -> tuple[Outcome, list[BlockKey]]:
+        """See ``Tier``."""
+        return self._tier.list_blocks(stream)
+
+    def drop(self, stream: str, keys: Sequence[BlockKey] | None = None) -> int | None:
         """See ``Tier``."""
         return self._tier.drop(stream, keys)
 

@@ -72,7 +72,7 @@ def measure(footage: Footage) -> Part:
         rows.append(
             {
                 "history": tokens,
-                "mib": sum(memory.nbytes().values()) / 2**20,
+                "mib": sum(memory.tiers.usage(CAMERA).values()) / 2**20,
                 "clusters": sum(map(len, tables)) / len(tables),
                 "read": statistics.fmean(read for _, read in asked[tokens]) / len(tables),
                 "ttft_ms": statistics.median(seconds for seconds, _ in asked[tokens]) * 1000,

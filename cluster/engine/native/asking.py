@@ -192,8 +192,9 @@ class Asking:
         """The stretches of neighbouring frames that the answer gave most to."""
         assert self._attention is not None
         window = [self._memory.time_of(frame.pts) for frame in self._frames]
+        seen = None if self._recollection is None else self._recollection.view.log
         at = sorted(
-            (self._memory.pts_of(number) if number >= 0 else window[-2 - number], mass)
+            (seen.at(number) if seen is not None and number >= 0 else window[-2 - number], mass)
             for number, mass in self._attention.mass.items()
         )
         total = sum(mass for _, mass in at) or 1.0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 
 import numpy as np
@@ -33,6 +33,7 @@ from cluster.engine.native.windows import WindowClock
 from cluster.errors import NotReadyError
 from cluster.memory.bank import MemoryBank
 from cluster.memory.chunk import Leave
+from cluster.memory.stream import MemoryShape
 from cluster.models.base import VisionLanguageModel
 from cluster.types import (
     MICROSECONDS,
@@ -45,9 +46,6 @@ from cluster.types import (
     Timing,
     TokenCount,
 )
-
-# A larger window is not saved with its stream's memory again and again: it costs less to compute than to write.
-SAVED_WINDOW_BYTES = 32 * 2**20
 
 
 class NativeEngine(WindowedEngine):
@@ -77,6 +75,8 @@ class NativeEngine(WindowedEngine):
         self.memories = memories
         if memories is not None and memories.window is None:
             memories.window = self._saved_window
+            k = KVSlab.of(model).k
+            memories.shape = MemoryShape(k.shape[0], k.shape[1], k.shape[3], k.dtype)
         self._leave = leave if memories is None else memories.take
         yes, no = model.yes_no_ids()
         self._score = YesNoScore(
@@ -142,9 +142,11 @@ class NativeEngine(WindowedEngine):
         self.evict(stream)
         return False
 
-    def _saved_window(self, stream: str) -> bytes | None:
+    def _saved_window(self, stream: str, limit: int) -> Callable[[], bytes] | None:
         held = self._streams.get(stream)
-        return self.export_stream(stream) if held is not None and held.nbytes <= SAVED_WINDOW_BYTES else None
+        if held is None or held.nbytes > limit:
+            return None
+        return export.snapshot(held, self.fingerprint).dump
 
     # -- windows --------------------------------------------------------------------------------------
     def step(self, requests: Sequence[WindowRequest]) -> list[Answer]:

@@ -31,7 +31,7 @@ _SCALARS = ("index", "pts", "duration", "anchor", "complete", "activity", "size"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Snapshot:
-    """The state of one stream at one moment, before it is bytes."""
+    """The state of one stream at one moment, before it is bytes; whatever becomes of the stream, it stays the same."""
 
     header: dict[str, Any]
     tensors: dict[str, Tensor]
@@ -42,21 +42,23 @@ class Snapshot:
         return sum(tensor.nbytes for tensor in self.tensors.values())
 
     def dump(self) -> bytes:
-        """What :func:`load` reads."""
-        tensors = {name: tensor.contiguous() for name, tensor in self.tensors.items()}
+        """What :func:`load` reads; from any thread."""
+        tensors = {name: tensor.cpu().contiguous() for name, tensor in self.tensors.items()}
         return save_tensors(tensors, metadata={"sightline": json.dumps(self.header)})
 
 
 def snapshot(stream: Stream, fingerprint: str) -> Snapshot:
-    """The state of one stream; ``fingerprint`` is that of the model it was computed with.
-
-    Of what changes while the stream goes on only the KV is not copied: a stream that has some is dumped at once.
-    """
+    """The state of one stream; ``fingerprint`` is that of the model it was computed with."""
     k, v = stream.kv.stretch()
     # Slots of a window that broke off, or of questions, are not part of the stretch: what is dumped is committed.
-    tensors: dict[str, Tensor] = {"k": k, "v": v}
+    tensors: dict[str, Tensor] = {}
     for number, frame in enumerate(stream.frames):
         tensors |= {f"{number}.{name}": tensor for name, tensor in _frame_tensors(frame).items()}
+    # Embeddings and what the planner knows of a frame are replaced, and never changed; the slab is.
+    tensors |= {
+        "k": k.clone(memory_format=torch.contiguous_format),
+        "v": v.clone(memory_format=torch.contiguous_format),
+    }
     last = stream.last
     header = {
         "version": VERSION,
@@ -124,6 +126,7 @@ def _frame_tensors(frame: HeldFrame) -> dict[str, Tensor]:
     if frame.tokens is not None:
         tensors |= {"embeds": frame.tokens.embeds, "cells": frame.tokens.cells}
     if frame.computed is not None:
+        # Changed in place by the windows to come.
         tensors["computed"] = torch.from_numpy(frame.computed.copy())
     return tensors
 

@@ -12,7 +12,6 @@ from torch.nn import functional as F
 
 from cluster.engine.native.attention import rotate
 from cluster.memory.recollection import Recalled, Recollection
-from cluster.memory.stream import StreamMemory
 from cluster.models.base import VisionLanguageModel
 from cluster.types import PatchGrid
 
@@ -168,7 +167,7 @@ class RecallAttention:
         if self._recollection is None:
             return local.key[layer], local.value[layer], there, local.frame.expand(heads, -1)
         recalled = self._recollection.fetch(layer, query)
-        turned = self._rotated(recalled, self._recollection.memory) if recalled.tokens else recalled.key
+        turned = self._rotated(recalled, self._recollection) if recalled.tokens else recalled.key
         return (
             torch.cat([local.key[layer], turned.to(local.key.dtype)], dim=1),
             torch.cat([local.value[layer], recalled.value], dim=1),
@@ -176,11 +175,12 @@ class RecallAttention:
             torch.cat([local.frame.expand(heads, -1), recalled.frame], dim=1),
         )
 
-    def _rotated(self, recalled: Recalled, memory: StreamMemory) -> Tensor:
+    def _rotated(self, recalled: Recalled, recollection: Recollection) -> Tensor:
+        memory = recollection.memory
         heads, count, size = recalled.key.shape
         around = self._around
         frame = torch.where(recalled.there, recalled.frame, recalled.frame.amax()).flatten()
-        placed = around.timeline.place(memory.seconds(frame)).to(frame.device)
+        placed = around.timeline.place(recollection.view.log.seconds(frame)).to(frame.device)
         row = torch.div(recalled.cell, memory.columns, rounding_mode="floor").flatten()
         text = row >= memory.rows
         column = recalled.cell.flatten() - torch.where(text, memory.rows, row) * memory.columns

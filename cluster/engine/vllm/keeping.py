@@ -103,7 +103,7 @@ class WindowKeeper:
     def hand_over(self, stream: str, window: State) -> bool:
         """Have it written down where another process finds it; false where that cannot be."""
         noted = self.note(stream, window) and self.post.settle(stream, HAND_OVER_S)
-        return noted and self.tiers.shared(stream)
+        return noted and self.tiers.shared
 
     def begin(self, stream: str) -> None:
         """What the tiers hold of a stream that begins anew is of no use: drop it, now or once they can be asked."""

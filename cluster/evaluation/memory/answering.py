@@ -143,7 +143,7 @@ def _ask(
     results: list[AskResult] = []
     times: list[float] = []
     heads = max(1, sum(len(layer) for layer in memory.heads))
-    bytes_held = sum(memory.nbytes().values())
+    bytes_held = memory.held_bytes
     for text, truth in zip(question.turns, question.answers, strict=True):
         ask = AskSpec(
             stream=STREAM,

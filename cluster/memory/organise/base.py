@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from typing import ClassVar
@@ -31,6 +32,12 @@ class Organiser(ABC):
 
     def __init__(self, width: int) -> None:
         self.table = ClusterTable(width)
+
+    def copy(self) -> Organiser:
+        """Another organiser that goes on from the same clusters."""
+        other = copy.copy(self)
+        other.table = self.table.copy()
+        return other
 
     @abstractmethod
     def add(self, tokens: NewTokens, members: Members) -> Tensor:

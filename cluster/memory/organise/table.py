@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -10,7 +11,7 @@ from torch import Tensor
 
 # What a state's names of further columns begin with.
 _COLUMN = "column."
-_OWN = ("mean", "value_mean", "place", "variance", "count", "partition", "latest", "uid")
+_OWN = ("mean", "value_mean", "place", "variance", "count", "partition", "latest", "uid", "block")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -88,6 +89,7 @@ class ClusterTable:
     * ``count`` ``[c]`` int64: members; ``latest`` ``[c]`` int64: largest frame number of a member
     * ``partition`` ``[c]`` int64: that of the token that founded the cluster
     * ``uid`` ``[c]`` int64, ascending: stays the same as long as the cluster lives and is never used again here
+    * ``block`` ``[c]`` int64: number of the block that holds the members; whoever writes blocks sets it
     * ``of_token`` ``[n]`` int64: cluster of each token
     * ``columns``: what an organiser knows of each cluster beside that, ``[c, ...]`` each; zeros where a cluster is new
 
@@ -104,6 +106,7 @@ class ClusterTable:
         self.partition = torch.zeros(0, dtype=torch.int64, device=device)
         self.latest = torch.zeros(0, dtype=torch.int64, device=device)
         self.uid = torch.zeros(0, dtype=torch.int64, device=device)
+        self.block = torch.zeros(0, dtype=torch.int64, device=device)
         self.of_token = torch.zeros(0, dtype=torch.int64, device=device)
         self.columns: dict[str, Tensor] = {}
         self.next_uid = 0
@@ -118,6 +121,11 @@ class ClusterTable:
     @property
     def device(self) -> torch.device:
         return self.mean.device
+
+    @property
+    def nbytes(self) -> int:
+        tensors = [getattr(self, name) for name in (*_OWN, "of_token")] + list(self.columns.values())
+        return sum(tensor.nbytes for tensor in tensors)
 
     def add(self, tokens: NewTokens, cluster: Tensor) -> None:
         """Tokens join ``cluster`` ``[t]``; numbers from ``len(self)`` on found clusters, without gaps.
@@ -231,6 +239,30 @@ class ClusterTable:
         for name in (*_OWN, "of_token"):
             setattr(self, name, getattr(self, name).to(device))
         self.columns = {name: column.to(device) for name, column in self.columns.items()}
+
+    def copy(self) -> ClusterTable:
+        """Another table of the same clusters."""
+        other = copy.copy(self)
+        for name in (*_OWN, "of_token"):
+            setattr(other, name, getattr(self, name).clone())
+        other.columns = {name: column.clone() for name, column in self.columns.items()}
+        return other
+
+    def check(self) -> None:
+        """Whether the numbers in it fit each other.
+
+        Raises:
+            ValueError: they do not.
+        """
+        columns = [getattr(self, name) for name in _OWN] + list(self.columns.values())
+        if any(len(column) != len(self) for column in columns):
+            raise ValueError("columns of different lengths")
+        if self.tokens and not 0 <= int(self.of_token.min()) <= int(self.of_token.max()) < len(self):
+            raise ValueError("tokens in clusters that there are not")
+        if not torch.equal(torch.bincount(self.of_token, minlength=len(self)), self.count):
+            raise ValueError("clusters that do not have as many members as they say")
+        if bool((self.uid[1:] <= self.uid[:-1]).any()) or (len(self) and int(self.uid[-1]) >= self.next_uid):
+            raise ValueError("uids that do not ascend")
 
     def state(self) -> dict[str, Tensor]:
         """Everything, under names that ``restore`` knows; copies."""

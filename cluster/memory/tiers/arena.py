@@ -186,7 +186,12 @@ class Arena(Tier):
             self._settle()
             return loaded
 
-    def drop(self, stream: str, keys: Sequence[BlockKey] | None = None) -> int:
+    def list_blocks(self, stream: str) -> tuple[Outcome, list[BlockKey]]:
+        with self._lock:
+            there = self._streams.get(stream)
+            return Outcome.HIT, [] if there is None else list(there.held)
+
+    def drop(self, stream: str, keys: Sequence[BlockKey] | None = None) -> int | None:
         with self._lock:
             there = self._streams.get(stream)
             if there is None:

@@ -26,12 +26,13 @@ class Outcome(Enum):
 
 @dataclass(frozen=True, slots=True, order=True)
 class BlockKey:
-    """``cluster`` is a cluster's ``uid``: it stays the same as long as the cluster lives and is never used again."""
+    """``block``: number of the block in its stream. A block never changes and its number is never used again: a cluster
+    whose members change is written under a new one."""
 
     stream: str
     layer: int
     head: int
-    cluster: int
+    block: int
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -98,8 +99,13 @@ class Tier(ABC):
         """The blocks, in the order of ``keys``; each whole or not at all."""
 
     @abstractmethod
-    def drop(self, stream: str, keys: Sequence[BlockKey] | None = None) -> int:
-        """Forget a stream's blocks (all of them, its manifest too, without ``keys``); returns how many went."""
+    def drop(self, stream: str, keys: Sequence[BlockKey] | None = None) -> int | None:
+        """Delete a stream's blocks (all of them, its manifest too, without ``keys``); returns how many there were, None
+        where it is not certain that they are gone: ask again later."""
+
+    @abstractmethod
+    def list_blocks(self, stream: str) -> tuple[Outcome, list[BlockKey]]:
+        """Every block of a stream that the tier holds, also those that no manifest names; ``RETRY``: cannot say now."""
 
     @abstractmethod
     def put_manifest(self, stream: str, manifest: bytes) -> Outcome:

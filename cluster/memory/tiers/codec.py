@@ -30,7 +30,8 @@ _PREFIX = struct.Struct("<4sH16s")
 _SHAPE = struct.Struct("<BBHII")  # form, dtype, bytes of the fingerprint, tokens, width
 _KEY = struct.Struct("<qqqI")
 _FORMS: tuple[StoreAs, ...] = get_args(StoreAs)
-_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+# The last for blocks that hold no KV: parts of an index as bytes.
+_DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.uint8)
 _STEPS = 127
 
 
@@ -58,11 +59,13 @@ def check_block(block: Block) -> tuple[int, int]:
     """Members and width of a block that a tier can take.
 
     Raises:
-        ValueError: KV of a type other than float32, float16 and bfloat16, or shapes that do not fit.
+        ValueError: KV of a type other than float32, float16, bfloat16 and uint8, or shapes that do not fit.
     """
     key, value = block.key, block.value
     if key.dtype not in _DTYPES or value.dtype != key.dtype:
-        raise ValueError(f"keys of {key.dtype} and values of {value.dtype} must both be float32, float16 or bfloat16")
+        raise ValueError(
+            f"keys of {key.dtype} and values of {value.dtype} must both be float32, float16, bfloat16 or uint8"
+        )
     if key.ndim != 2 or key.shape != value.shape or not block.frame.shape == block.cell.shape == key.shape[:1]:
         raise ValueError(
             f"keys {tuple(key.shape)} and values {tuple(value.shape)} must be [n, D], frames and cells [n]"
@@ -76,7 +79,7 @@ def encode_block(
     """``block`` as bytes: header, digest, frames and cells, then keys and values.
 
     ``int8`` keeps keys and values as whole steps of ``absmax / 127`` of each channel (column) over the members, with
-    the steps in float32. A block without members, or with KV that is not finite, is kept plain all the same.
+    the steps in float32. A block of bytes, without members, or with KV that is not finite, is kept plain all the same.
 
     Args:
         fingerprint: what must be equal for the block to be of use: model and settings, as a short string.
@@ -92,7 +95,12 @@ def encode_block(
     places = [part.detach().to("cpu", torch.int32).contiguous() for part in (block.frame, block.cell)]
     form: StoreAs = "plain"
     parts = [*places, *kv]
-    if store_as == "int8" and count and all(bool(part.isfinite().all()) for part in kv):
+    if (
+        store_as == "int8"
+        and count
+        and block.key.is_floating_point()
+        and all(bool(part.isfinite().all()) for part in kv)
+    ):
         form = "int8"
         (keys, key_step), (values, value_step) = (_quantise(part) for part in kv)
         parts = [*places, key_step, value_step, keys, values]
@@ -199,7 +207,7 @@ def _manifest_key(stream: str) -> BlockKey:
 
 def _digest(key: BlockKey, version: int, body: memoryview, secret: bytes) -> bytes:
     stream = key.stream.encode()
-    taken = blake2b(_KEY.pack(key.layer, key.head, key.cluster, len(stream)), digest_size=16, key=secret)
+    taken = blake2b(_KEY.pack(key.layer, key.head, key.block, len(stream)), digest_size=16, key=secret)
     taken.update(stream + version.to_bytes(2, "little"))
     taken.update(body)
     return taken.digest()

@@ -157,8 +157,21 @@ class RedisTier(Tier):
             self._refused(error, len(keys) - len(loaded))
         return loaded + [Loaded(Outcome.RETRY)] * (len(keys) - len(loaded))
 
-    def drop(self, stream: str, keys: Sequence[BlockKey] | None = None) -> int:
-        """See :class:`Tier`. Where the server could not do all of it, ``retries`` grows: call it again."""
+    def list_blocks(self, stream: str) -> tuple[Outcome, list[BlockKey]]:
+        """See :class:`Tier`. Asks the server; one that evicts, also for blocks whose entry was evicted."""
+        until = self._link.until()
+        try:
+            names = {name.decode() for name in self._link.ask(until, "HKEYS", self._sizes(stream))}
+            if self._link.evicts:
+                first = len(self._named(stream, ""))
+                names.update(name[first:] for found in self._unnamed(stream, until) for name in found)
+        except NotNowError as error:
+            self._refused(error, 1)
+            return Outcome.RETRY, []
+        return Outcome.HIT, [BlockKey(stream, *map(int, name.split(":"))) for name in sorted(names)]
+
+    def drop(self, stream: str, keys: Sequence[BlockKey] | None = None) -> int | None:
+        """See :class:`Tier`."""
         until, gone = self._link.until(), 0
         try:
             with self._writer(until):
@@ -181,6 +194,7 @@ class RedisTier(Tier):
         except NotNowError as error:
             self._doubt(stream)
             self._refused(error, 1)
+            return None
         return gone
 
     def put_manifest(self, stream: str, manifest: bytes) -> Outcome:
@@ -361,16 +375,18 @@ class RedisTier(Tier):
 
     def _delete_unnamed(self, stream: str, until: float) -> int:
         """Blocks of the stream that no entry names, because the server evicted those."""
+        return sum(self._link.ask(until, "UNLINK", *names) for names in self._unnamed(stream, until) if names)
+
+    def _unnamed(self, stream: str, until: float) -> Iterator[list[str]]:
+        """Names of all values of a stream, found by a scan."""
         pattern = re.sub(r"([*?\[\]\\^])", r"\\\1", self._named(stream, "")) + "*"
         ours = re.compile(re.escape(self._named(stream, "")) + r"-?\d+:-?\d+:-?\d+")
-        at, gone = 0, 0
+        at = 0
         while True:
             at, found = self._link.ask(until, "SCAN", at, "MATCH", pattern, "COUNT", 5000)
-            names = [name for name in found if ours.fullmatch(name.decode())]
-            if names:
-                gone += self._link.ask(until, "UNLINK", *names)
+            yield [name.decode() for name in found if ours.fullmatch(name.decode())]
             if not int(at):
-                return gone
+                return
 
     def _renew(self, stream: str, until: float) -> None:
         index, now = self._known(stream, until), time.monotonic()
@@ -450,7 +466,7 @@ class RedisTier(Tier):
 
 
 def _field(key: BlockKey) -> str:
-    return f"{key.layer}:{key.head}:{key.cluster}"
+    return f"{key.layer}:{key.head}:{key.block}"
 
 
 def _parts(whole: Sequence[T], most: int) -> Iterator[Sequence[T]]:

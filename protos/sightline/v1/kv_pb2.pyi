@@ -21,16 +21,16 @@ KV_OUTCOME_PENDING: KVOutcome
 KV_OUTCOME_RETRY: KVOutcome
 
 class KVKey(_message.Message):
-    __slots__ = ("stream", "layer", "head", "cluster")
+    __slots__ = ("stream", "layer", "head", "block")
     STREAM_FIELD_NUMBER: _ClassVar[int]
     LAYER_FIELD_NUMBER: _ClassVar[int]
     HEAD_FIELD_NUMBER: _ClassVar[int]
-    CLUSTER_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_FIELD_NUMBER: _ClassVar[int]
     stream: str
     layer: int
     head: int
-    cluster: int
-    def __init__(self, stream: _Optional[str] = ..., layer: _Optional[int] = ..., head: _Optional[int] = ..., cluster: _Optional[int] = ...) -> None: ...
+    block: int
+    def __init__(self, stream: _Optional[str] = ..., layer: _Optional[int] = ..., head: _Optional[int] = ..., block: _Optional[int] = ...) -> None: ...
 
 class LookupRequest(_message.Message):
     __slots__ = ("fingerprint", "keys")
@@ -105,10 +105,26 @@ class DropRequest(_message.Message):
     def __init__(self, fingerprint: _Optional[str] = ..., stream: _Optional[str] = ..., all: _Optional[bool] = ..., keys: _Optional[_Iterable[_Union[KVKey, _Mapping]]] = ...) -> None: ...
 
 class DropReply(_message.Message):
-    __slots__ = ("dropped",)
+    __slots__ = ("dropped", "done")
     DROPPED_FIELD_NUMBER: _ClassVar[int]
+    DONE_FIELD_NUMBER: _ClassVar[int]
     dropped: int
-    def __init__(self, dropped: _Optional[int] = ...) -> None: ...
+    done: bool
+    def __init__(self, dropped: _Optional[int] = ..., done: _Optional[bool] = ...) -> None: ...
+
+class ListRequest(_message.Message):
+    __slots__ = ("fingerprint", "stream")
+    FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    STREAM_FIELD_NUMBER: _ClassVar[int]
+    fingerprint: str
+    stream: str
+    def __init__(self, fingerprint: _Optional[str] = ..., stream: _Optional[str] = ...) -> None: ...
+
+class ListReply(_message.Message):
+    __slots__ = ("keys",)
+    KEYS_FIELD_NUMBER: _ClassVar[int]
+    keys: _containers.RepeatedCompositeFieldContainer[KVKey]
+    def __init__(self, keys: _Optional[_Iterable[_Union[KVKey, _Mapping]]] = ...) -> None: ...
 
 class PutManifestRequest(_message.Message):
     __slots__ = ("fingerprint", "stream", "bytes", "cap_bytes", "piece")

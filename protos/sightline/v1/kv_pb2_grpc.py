@@ -58,6 +58,11 @@ class KVStub:
                 request_serializer=sightline_dot_v1_dot_kv__pb2.DropRequest.SerializeToString,
                 response_deserializer=sightline_dot_v1_dot_kv__pb2.DropReply.FromString,
                 _registered_method=True)
+        self.List = channel.unary_stream(
+                '/sightline.v1.KV/List',
+                request_serializer=sightline_dot_v1_dot_kv__pb2.ListRequest.SerializeToString,
+                response_deserializer=sightline_dot_v1_dot_kv__pb2.ListReply.FromString,
+                _registered_method=True)
         self.PutManifest = channel.stream_unary(
                 '/sightline.v1.KV/PutManifest',
                 request_serializer=sightline_dot_v1_dot_kv__pb2.PutManifestRequest.SerializeToString,
@@ -109,6 +114,13 @@ class KVServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def List(self, request, context):
+        """Every block of a stream; the call fails when the tier cannot say.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def PutManifest(self, request_iterator, context):
         """A manifest in pieces; it replaces the last one when all of it has come. RESOURCE_EXHAUSTED: longer than the node takes,
         or too many on their way.
@@ -152,6 +164,11 @@ def add_KVServicer_to_server(servicer, server):
                     servicer.Drop,
                     request_deserializer=sightline_dot_v1_dot_kv__pb2.DropRequest.FromString,
                     response_serializer=sightline_dot_v1_dot_kv__pb2.DropReply.SerializeToString,
+            ),
+            'List': grpc.unary_stream_rpc_method_handler(
+                    servicer.List,
+                    request_deserializer=sightline_dot_v1_dot_kv__pb2.ListRequest.FromString,
+                    response_serializer=sightline_dot_v1_dot_kv__pb2.ListReply.SerializeToString,
             ),
             'PutManifest': grpc.stream_unary_rpc_method_handler(
                     servicer.PutManifest,
@@ -281,6 +298,33 @@ class KV:
             '/sightline.v1.KV/Drop',
             sightline_dot_v1_dot_kv__pb2.DropRequest.SerializeToString,
             sightline_dot_v1_dot_kv__pb2.DropReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def List(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/sightline.v1.KV/List',
+            sightline_dot_v1_dot_kv__pb2.ListRequest.SerializeToString,
+            sightline_dot_v1_dot_kv__pb2.ListReply.FromString,
             options,
             channel_credentials,
             insecure,

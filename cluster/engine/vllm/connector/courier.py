@@ -125,10 +125,13 @@ class Courier(Post):
 
     def _to_drop(self, stream: str, key: str) -> Errand:
         def drop() -> Outcome:
-            self.tier.drop(stream, self._names(stream, key))
-            return Outcome.HIT
+            done = self.tier.drop(stream, self._names(stream, key)) is not None
+            return Outcome.HIT if done else Outcome.RETRY
 
-        return Errand(stream, drop, lambda: None, lambda _: None)
+        def again() -> None:
+            self._waiting.setdefault((stream, key), False)
+
+        return Errand(stream, drop, again, lambda _: None)
 
     def _queue(self, stream: str, keys: Sequence[str], *, wanted: bool) -> None:
         with self._changed:

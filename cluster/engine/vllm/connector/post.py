@@ -17,14 +17,13 @@ FORGET_S = CLOSE_S = 30.0
 
 
 class Shelf(Protocol):
-    """A tier of :mod:`cluster.memory.tiers`, or a stack of them, which keeps by itself what its lowest one cannot take
-    now, and tells nothing of it. Thread-safe, and no call raises."""
+    """A tier of :mod:`cluster.memory.tiers`, or a stack of them. Thread-safe, and no call raises."""
 
-    def store(self, items: Sequence[tuple[BlockKey, Block]], /) -> list[Outcome] | None: ...
+    def store(self, items: Sequence[tuple[BlockKey, Block]], /) -> list[Outcome]: ...
 
     def load(self, keys: Sequence[BlockKey], /) -> list[Loaded]: ...
 
-    def drop(self, stream: str, keys: Sequence[BlockKey] | None = None, /) -> int: ...
+    def drop(self, stream: str, keys: Sequence[BlockKey] | None = None, /) -> int | None: ...
 
     def put_manifest(self, stream: str, manifest: bytes, /) -> Outcome: ...
 
@@ -152,8 +151,7 @@ class Post:
 
     def _to_clear(self, stream: str) -> Errand:
         def clear() -> Outcome:
-            self.tier.drop(stream)
-            return Outcome.HIT
+            return Outcome.RETRY if self.tier.drop(stream) is None else Outcome.HIT
 
         # It stays in the list until it is done: until then the stream has no manifest.
         return Errand(stream, clear, lambda: None, lambda _: self._cleared(stream))
