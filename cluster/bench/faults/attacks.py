@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 
 from cluster.security.roles import RULES
 
-ATTACK_S = 2.0
+ATTACK_S = 3.0
 CONNECTIONS = 1500
 """More than a gateway has room for."""
 MESSAGE = 8 * 2**20
@@ -96,6 +96,7 @@ class Http2:
     @classmethod
     async def open(cls, target: Target) -> Http2:
         reader, writer = await asyncio.open_connection("127.0.0.1", target.rpc)
+        target.seen["opened"] += 1
         writer.write(PREFACE + frame(SETTINGS, 0, 0))
         return cls(target, reader, writer)
 
@@ -206,6 +207,7 @@ def silent(port: str, first: bytes = b"", drip: bytes = b"", *, connections: int
         async def one(number: int) -> None:
             while True:
                 reader, writer = await asyncio.open_connection("127.0.0.1", getattr(target, port))
+                target.seen["opened"] += 1
                 writer.write(first)
                 try:
                     for at in range(len(drip)):
@@ -233,6 +235,7 @@ def unread(port: str, data: bytes, *, connections: int) -> Attack:
     async def attack(target: Target) -> None:
         async def one(_number: int) -> None:
             _, writer = await asyncio.open_connection("127.0.0.1", getattr(target, port), limit=1)
+            target.seen["opened"] += 1
             writer.transport.pause_reading()  # type: ignore[attr-defined]
             if port == "rpc":
                 writer.write(PREFACE + frame(SETTINGS, 0, 0))
@@ -267,6 +270,7 @@ def shaken(port: str, first: bytes, *, connections: int) -> Attack:
     async def attack(target: Target) -> None:
         async def one(_number: int) -> None:
             reader, writer = await asyncio.open_connection("127.0.0.1", getattr(target, port), ssl=context)
+            target.seen["opened"] += 1
             writer.write(first)
             with contextlib.suppress(OSError):
                 while await reader.read(4096):

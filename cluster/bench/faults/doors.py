@@ -48,7 +48,11 @@ def measure(seed: int) -> Part:
         rows = [attacked(folder, what, ()) for what in PLAIN]
         rows += [attacked(folder, what, files) for what in TLS]
     missed = sum(row[kind] for row in rows for kind in ("probes_missed", "clients_missed"))
-    notes = [f"{missed} probes and authenticated calls without an answer within {PROBE_S:g} s"]
+    refused = sum(row["rpc_probes_missed"] for row in rows)
+    notes = [
+        f"{missed} probes over HTTP and calls with a token without an answer within {PROBE_S:g} s",
+        f"{refused} probes over new gRPC connections without one: its cap has no reserve",
+    ]
     return Part({"open_door_mb": max(row["growth_mb"] for row in rows)}, rows, notes)
 
 
