@@ -306,6 +306,7 @@ def _configuration(folder: Path, cameras: Iterable[Canary], hook: str) -> dict[s
     return {
         "engine": "calibrated",
         "model": {"name": "demo"},
+        "calibrated": {"costs": "demo-cpu"},
         "memory": {"enabled": False},
         "tiers": {"node": False},
         "gateway": {"port": 0, "metrics_port": 0},
@@ -333,7 +334,7 @@ def _addresses(file: Path, serving: subprocess.Popen[bytes]) -> dict[str, str]:
             return found
         time.sleep(0.2)
     said = file.parents[1].joinpath("serve.log").read_text()
-    raise SightlineError(f"`sightline serve` did not start within {START_S:g} s: {said[-2000:]}")
+    raise SightlineError(f"`sightline serve` did not start: {said[-2000:]}")
 
 
 def _settle(address: str, count: int) -> None:
