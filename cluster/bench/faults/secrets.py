@@ -354,13 +354,15 @@ def _run(*arguments: str) -> str:
 
 
 def _http(address: str, path: str, body: object = None) -> str:
-    """A reply, or what of an endless one came within two seconds."""
+    """A reply, or what of an endless one came within a few seconds."""
     data = None if body is None else json.dumps(body).encode()
     request = urllib.request.Request(f"http://{address}{path}", data, {"Content-Type": "application/json"})
     read = b""
+    endless = path == "/v1/events"
+    deadline = time.monotonic() + 5.0
     try:
-        with urllib.request.urlopen(request, timeout=30.0 if path != "/v1/events" else 2.0) as reply:
-            while chunk := reply.read1(2**16):
+        with urllib.request.urlopen(request, timeout=2.0 if endless else 30.0) as reply:
+            while (chunk := reply.read1(2**16)) and not (endless and time.monotonic() > deadline):
                 read += chunk
     except urllib.error.HTTPError as error:
         read += error.read()
