@@ -306,6 +306,7 @@ def _configuration(folder: Path, cameras: Iterable[Canary], hook: str) -> dict[s
     return {
         "engine": "calibrated",
         "model": {"name": "demo"},
+        "calibrated": {"costs": "demo-cpu"},
         "memory": {"enabled": False},
         "tiers": {"node": False},
         "gateway": {"port": 0, "metrics_port": 0},
@@ -333,7 +334,7 @@ def _addresses(file: Path, serving: subprocess.Popen[bytes]) -> dict[str, str]:
             return found
         time.sleep(0.2)
     said = file.parents[1].joinpath("serve.log").read_text()
-    raise SightlineError(f"`sightline serve` did not start within {START_S:g} s: {said[-2000:]}")
+    raise SightlineError(f"`sightline serve` did not start: {said[-2000:]}")
 
 
 def _settle(address: str, count: int) -> None:
@@ -353,13 +354,15 @@ def _run(*arguments: str) -> str:
 
 
 def _http(address: str, path: str, body: object = None) -> str:
-    """A reply, or what of an endless one came within two seconds."""
+    """A reply, or what of an endless one came within a few seconds."""
     data = None if body is None else json.dumps(body).encode()
     request = urllib.request.Request(f"http://{address}{path}", data, {"Content-Type": "application/json"})
     read = b""
+    endless = path == "/v1/events"
+    deadline = time.monotonic() + 5.0
     try:
-        with urllib.request.urlopen(request, timeout=30.0 if path != "/v1/events" else 2.0) as reply:
-            while chunk := reply.read1(2**16):
+        with urllib.request.urlopen(request, timeout=2.0 if endless else 30.0) as reply:
+            while (chunk := reply.read1(2**16)) and not (endless and time.monotonic() > deadline):
                 read += chunk
     except urllib.error.HTTPError as error:
         read += error.read()
