@@ -53,6 +53,7 @@ class RaySession:
         self._started = False
         self._processes: set[psutil.Process] = set()
         self._vital: dict[str, psutil.Process] = {}
+        self._failure: str | None = None
 
     @property
     def private(self) -> bool:
@@ -96,11 +97,13 @@ class RaySession:
     def failure(self) -> str | None:
         """What has died that the cluster cannot go on without; ``None`` while Ray runs. Ask often: only processes that
         were there when asked are found once their parents are gone."""
-        self._note_processes()
-        dead = sorted(name for name, process in self._vital.items() if not _is_alive(process))
-        if dead:
-            return f"{' and '.join(dead)} of Ray died"
-        return None if self.private or _gcs_answers() else f"Ray's control store has not answered for {_GCS_S:g} s"
+        if self._failure is None:
+            self._note_processes()
+            if dead := sorted(name for name, process in self._vital.items() if not _is_alive(process)):
+                self._failure = f"{' and '.join(dead)} of Ray died"
+            elif not self.private and not _gcs_answers():
+                self._failure = f"Ray's control store has not answered for {_GCS_S:g} s"
+        return self._failure
 
     def stop(self, timeout_s: float) -> None:
         """Disconnect; a private Ray and everything in it ends within ``timeout_s``, or is killed. What ran here of
@@ -115,6 +118,7 @@ class RaySession:
             _end(self._processes, _LEFTOVERS_S if failed else timeout_s)
 
     def _note_processes(self) -> None:
+        self._processes = {process for process in self._processes if _is_alive(process)}
         if self.private:
             found = set(psutil.Process().children(recursive=True)) - self._processes
             self._processes.update(process for process in found if _is_rays(process))
