@@ -168,7 +168,7 @@ class RedisTier(Tier):
         except NotNowError as error:
             self._refused(error, 1)
             return Outcome.RETRY, []
-        return Outcome.HIT, [BlockKey(stream, *map(int, name.split(":"))) for name in sorted(names)]
+        return Outcome.HIT, [BlockKey(stream, *map(int, name.split(":"))) for name in sorted(names - {MANIFEST})]
 
     def drop(self, stream: str, keys: Sequence[BlockKey] | None = None) -> int | None:
         """See :class:`Tier`."""
