@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Iterable, Sequence
+import sys
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
+from actors.security import memory_secret
 from cluster import metrics
 from cluster.config import SightlineConfig
 from cluster.errors import CapacityError, SightlineError
@@ -25,16 +27,22 @@ log = logging.getLogger(__name__)
 
 
 def tier_stack(
-    config: SightlineConfig, fingerprint: str, node_address: str | None, *, tls: PeerTls | None = None
+    config: SightlineConfig,
+    fingerprint: str,
+    node_address: str | None,
+    *,
+    find_node: Callable[[], str] | None = None,
+    tls: PeerTls | None = None,
 ) -> TierStack:
-    """Host memory, and below it the node's process and Redis where they are configured."""
+    """Host memory, and below it the node's process and Redis where they are configured; ``find_node``: the address of
+    the node's process when that does not answer any more."""
     from cluster.memory.tiers.arena import Arena
     from cluster.memory.tiers.base import Tier
     from cluster.memory.tiers.redis import RedisTier
     from cluster.memory.tiers.stack import TierStack
     from cluster.rpc.kv_tier import RemoteTier
 
-    settings = config.tiers
+    settings, secret = config.tiers, memory_secret(config.security)
     cuda = config.model.device.startswith("cuda")
     tiers: list[Tier] = [Arena(settings.host_bytes, name="host", pinned=cuda)]
     form, deadline_s = settings.store_as, settings.deadline_s
@@ -43,21 +51,24 @@ def tier_stack(
             RemoteTier(
                 node_address,
                 fingerprint=fingerprint,
+                cap_bytes=settings.camera_bytes or settings.node_bytes,
                 store_as=form,
+                secret=secret,
                 deadline_s=deadline_s,
+                find=find_node,
                 name="node",
                 tls=tls,
             )
         )
     if settings.redis_url is not None:
-        cap = settings.redis_bytes or config.memory.cap
         redis = RedisTier(
             settings.redis_url,
             fingerprint=fingerprint,
-            cap_bytes=cap,
+            cap_bytes=settings.camera_bytes or sys.maxsize,
             ttl_s=settings.redis_ttl_s,
             deadline_s=deadline_s,
             store_as=form,
+            secret=secret,
         )
         tiers.append(redis)
     return TierStack(tiers)

@@ -6,7 +6,7 @@ import socket
 
 from actors.calibrated import configured_costs
 from actors.fleet import fleet_settings
-from actors.security import make_guard, peer_tls, tls_files
+from actors.security import make_guard, memory_secret, peer_tls, tls_files
 from cluster.config import SightlineConfig
 from cluster.engine.vllm.settings import VllmSettings, check_version
 from cluster.errors import ConfigError
@@ -35,7 +35,7 @@ def preflight(config: SightlineConfig) -> SightlineConfig:
 
 
 def check_settings(config: SightlineConfig) -> None:
-    """Everything but addresses: model, costs, tokens and certificates.
+    """Everything but addresses: model, costs, tokens, certificates and secrets.
 
     Raises:
         ConfigError: one sentence that names what to change.
@@ -54,6 +54,7 @@ def check_settings(config: SightlineConfig) -> None:
     make_guard(config.security)
     tls_files(config.security)
     peer_tls(config.security)
+    memory_secret(config.security)
 
 
 def free_port(host: str, port: int, key: str) -> int:

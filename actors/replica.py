@@ -21,7 +21,7 @@ from actors.calibrated import CALIBRATED, make_calibrated
 from actors.fleet import fleet_settings
 from actors.logs import configure_logging
 from actors.memories import Forgetting, WorkerMemory, tier_stack
-from actors.remote import ask, controller, own_host
+from actors.remote import ask, ask_blocking, controller, own_host
 from actors.replica_engine import load_configured, make_engine, model_fingerprint
 from actors.replica_events import ReplicaEvents, WorkerFrames
 from actors.security import peer_tls
@@ -76,7 +76,11 @@ class Replica:
 
     async def _tiers(self, config: SightlineConfig, fingerprint: str) -> TierStack:
         address = await self._open_tier(fingerprint) if config.tiers.node else None
-        return tier_stack(config, fingerprint, address, tls=self._tls)
+
+        def find_node() -> str:
+            return str(ask_blocking(tier_of_this_node().find.remote(fingerprint), timeout_s=config.tiers.deadline_s))
+
+        return tier_stack(config, fingerprint, address, find_node=find_node, tls=self._tls)
 
     async def _open_tier(self, fingerprint: str) -> str:
         """On a node that has just come, the tier may come after the replica."""

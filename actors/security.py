@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from hashlib import blake2b
 from pathlib import Path
 
 from cluster.config.security import SecurityConfig
+from cluster.errors import ConfigError
 from cluster.rpc.guard import Guard
 from cluster.rpc.tls import PeerTls, TlsFiles
 from cluster.security.audit import AuditLog
 from cluster.security.limits import RateLimit
 from cluster.security.tokens import TokenFile
+
+_LEAST_SECRET_BYTES = 16
 
 
 def make_guard(security: SecurityConfig) -> Guard | None:
@@ -41,6 +45,28 @@ def tls_files(security: SecurityConfig) -> TlsFiles | None:
     return TlsFiles(
         Path(tls.certificate), Path(tls.key), None if tls.client_ca is None else Path(tls.client_ca)
     ).check()
+
+
+def memory_secret(security: SecurityConfig) -> bytes:
+    """Key of the digests over what cameras remember, 32 bytes; empty where no file is named.
+
+    Raises:
+        ConfigError: the file cannot be read, or holds less than 16 bytes besides white space at its ends.
+    """
+    if security.memory_key_file is None:
+        return b""
+    try:
+        secret = Path(security.memory_key_file).read_bytes().strip()
+    except OSError as error:
+        raise ConfigError(
+            f"security.memory_key_file {security.memory_key_file} cannot be read: {error.strerror or error}"
+        ) from None
+    if len(secret) < _LEAST_SECRET_BYTES:
+        raise ConfigError(
+            f"security.memory_key_file {security.memory_key_file} holds {len(secret)} bytes; a secret has "
+            f"{_LEAST_SECRET_BYTES} or more: `openssl rand -hex 32` makes one"
+        )
+    return blake2b(secret, digest_size=32, person=b"sightline memory").digest()
 
 
 def peer_tls(security: SecurityConfig) -> PeerTls | None:

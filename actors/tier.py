@@ -12,7 +12,7 @@ from sightline.v1 import kv_pb2_grpc
 
 from actors.logs import configure_logging
 from actors.remote import NAMESPACE, TIER, own_host
-from actors.security import peer_tls
+from actors.security import memory_secret, peer_tls
 from cluster import metrics
 from cluster.config import SightlineConfig
 from cluster.errors import UnavailableError
@@ -47,7 +47,7 @@ class TierNode:
     def __init__(self, config: SightlineConfig, host: str | None) -> None:
         configure_logging(f"tier-{os.getpid()}", config.cluster)
         self._config, self._host = config, own_host(host)
-        self._tls = peer_tls(config.security)
+        self._tls, self._secret = peer_tls(config.security), memory_secret(config.security)
         self._arena: Arena | None = None
         self._server: RpcServer | None = None
         self._servicer: KVServicer | None = None
@@ -61,12 +61,27 @@ class TierNode:
 
     async def open(self, fingerprint: str) -> str:
         """Address of ``KV`` for blocks of one model; those of another one that it held are forgotten."""
+        return await self._open(fingerprint, replace=True)
+
+    async def find(self, fingerprint: str) -> str:
+        """Address of ``KV`` for a replica that lost it. Unlike :meth:`open` it takes nothing from a newer model.
+
+        Raises:
+            UnavailableError: the tier holds blocks of another model.
+        """
+        return await self._open(fingerprint, replace=False)
+
+    async def _open(self, fingerprint: str, *, replace: bool) -> str:
         async with self._opening:
             if fingerprint != self._fingerprint:
+                if self._server is not None and not replace:
+                    raise UnavailableError("this node's tier now keeps what another model remembers")
                 await self._close()
                 tiers = self._config.tiers
-                self._arena = Arena(tiers.node_bytes, name="node")
-                self._servicer = KVServicer(self._arena, fingerprint=fingerprint, store_as=tiers.store_as)
+                self._arena = Arena(tiers.node_bytes, name="node", stream_bytes=tiers.camera_bytes)
+                self._servicer = KVServicer(
+                    self._arena, fingerprint=fingerprint, store_as=tiers.store_as, secret=self._secret
+                )
                 self._server = RpcServer(max_message_bytes=MAX_KV_MESSAGE_BYTES, tls=self._tls)
                 self._server.add(SERVICE, kv_pb2_grpc.add_KVServicer_to_server, self._servicer)
                 port = self._server.bind(self._host, 0)

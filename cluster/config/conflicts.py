@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from urllib.parse import urlsplit
 
 from cluster.config.camera import CameraConfig, CameraEntry
 from cluster.config.policies import memory_problems, pruning_problems, refresh_problem
@@ -69,6 +70,13 @@ def conflicts(config: SightlineConfig) -> list[Problem]:
             "give certificate, key and ca, or set security.allow_plain_inside: true"
         )
         found.append(Problem(("security", "internal_tls"), message))
+    redis = config.tiers.redis_url
+    if redis is not None and security.memory_key_file is None and not _on_this_machine(redis):
+        message = (
+            "whoever can write to a Redis on another machine could forge what cameras remember; name a file with a "
+            "secret that is the same for all processes (`openssl rand -hex 32 > FILE` makes one)"
+        )
+        found.append(Problem(("security", "memory_key_file"), message))
     if gateway.max_packet_bytes > config.cluster.packet_queue_bytes:
         message = f"must be at least gateway.max_packet_bytes = {gateway.max_packet_bytes}, or such a packet never fits"
         found.append(Problem(("cluster", "packet_queue_bytes"), message))
@@ -126,13 +134,17 @@ def _no_room(cap: int, tiers: TiersConfig, path: Path) -> list[Problem]:
     rooms = {
         "host_bytes": tiers.host_bytes,
         "node_bytes": tiers.node_bytes if tiers.node else None,
-        "redis_bytes": tiers.redis_bytes if tiers.redis_url is not None else None,
+        "camera_bytes": tiers.camera_bytes,
     }
     for key, room in rooms.items():
         if room is not None and cap > room:
             message = f"must not exceed tiers.{key} = {size_text(room)}, not {size_text(cap)}; lower it or raise that"
             return [Problem(path, message)]
     return []
+
+
+def _on_this_machine(redis_url: str) -> bool:
+    return redis_url.startswith("unix://") or is_loopback(urlsplit(redis_url).hostname or "")
 
 
 def _backoff(source: SourceConfig, path: Path) -> list[Problem]:

@@ -23,7 +23,8 @@ class MemoryConfig(Section):
     cap: Size = Field(
         default=_DEFAULTS.cap_bytes,
         ge=64 * 2**10,
-        description="Most memory one camera's KV takes in any tier: bytes, or a size like 64MiB; never exceeded.",
+        description="Most bytes one camera's memory takes in any tier, index and saved window included: a number, or a "
+        "size like 64MiB; never exceeded.",
     )
     retention: Duration | None = Field(
         default=_DEFAULTS.retention_s,

@@ -58,6 +58,11 @@ class SecurityConfig(Section):
     internal_tls: InternalTlsConfig = Field(
         default_factory=InternalTlsConfig, description="TLS between the processes of the cluster, metrics included."
     )
+    memory_key_file: str | None = Field(
+        default=None,
+        description="File with a secret of 16 bytes or more, the same for all processes, that signs what cameras "
+        "remember in tiers; needed with a Redis on another machine. null signs nothing: forgery goes unnoticed.",
+    )
     allow_plain_inside: bool = Field(
         default=False,
         description="Let processes on several machines talk without TLS. Whoever reaches their network can then see "

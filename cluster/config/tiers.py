@@ -31,16 +31,16 @@ class TiersConfig(Section):
         description="Host memory of each node's process for remembered KV: bytes, or a size like 4GiB (the default, "
         "which is 64 cameras at the default memory.cap).",
     )
+    camera_bytes: Size | None = Field(
+        default=None,
+        ge=64 * 2**10,
+        description="Most bytes of one camera in the node's process, and in Redis, enforced there: a number or a size "
+        "like 64MiB. No camera's memory.cap may exceed it; null leaves it to memory.cap.",
+    )
     redis_url: str | None = Field(
         default=None,
         description="Redis that also keeps memories, so that they outlive a node: a redis://, rediss:// or unix:// "
         "address.",
-    )
-    redis_bytes: Size | None = Field(
-        default=None,
-        ge=64 * 2**10,
-        description="Most bytes Redis holds of one camera: a number or a size like 64MiB; null takes the camera's "
-        "memory.cap.",
     )
     redis_ttl_s: Duration = Field(
         default=24 * 3600,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -35,8 +36,6 @@ SPECIAL_TOKENS = (
     "<|image_pad|>",
     "<|video_pad|>",
 )
-# A camera's clock is rounded to microseconds or to 90 kHz ticks: 2.9999 s is the frame at 3 s.
-CLOCK_SLACK = 1e-3
 
 
 @families.register("qwen2_5_vl")
@@ -139,21 +138,37 @@ class Qwen25VL(CheckpointModel):
 
     # -- positions --------------------------------------------------------------------------------
     def window_positions(self, first: int, frames: Sequence[FrameSpan]) -> WindowPositions:
-        """M-RoPE as ``get_rope_index`` gives a video: time in ``tokens_per_second``, row and column from ``first``."""
+        """M-RoPE: time in ``tokens_per_second``, row and column, all from ``first``; the text after the video begins at
+        the largest position of it over *all three axes*, plus one.
+
+        Source: Qwen2-VL (arXiv 2409.12191), section 2.1: a modality begins one after the largest position of the one
+        before it; its authors' code, which the checkpoints were trained with, takes that over the three axes.
+        ``get_rope_index`` of transformers from 5.3 on leaves time out, so it is no reference where a window is longer
+        in time than wide in cells.
+        """
         spans: list[Tensor] = []
         extent = 0
         for frame in frames:
             time = torch.full((len(frame.cells),), frame.time_s, dtype=torch.float64, device=frame.cells.device)
             spans.append(self.token_positions(first, time, time, frame.cells, frame.grid))
-            extent = max(extent, frame.grid.group_rows, frame.grid.group_cols)
+            extent = max(extent, self._time_index(frame.time_s) + 1, frame.grid.group_rows, frame.grid.group_cols)
         return WindowPositions(frames=spans, next=first + extent)
 
     def token_positions(self, first: int, time_s: Tensor, slot: Tensor, cells: Tensor, grid: PatchGrid) -> Tensor:
-        """See the base; frames stand at their times, not in slots."""
+        """See the base; frames stand at their times, not in slots.
+
+        Times are rounded to the nearest index: a camera's lie around the even pace that the published rule floors.
+        """
         del slot, grid
-        rate = self.model.config.vision_config.tokens_per_second
-        time = (time_s * rate + CLOCK_SLACK).to(torch.int64)
+        time = torch.floor(time_s * self._tokens_per_second + 0.5).to(torch.int64)
         return torch.cat([time[None], cells.to(torch.int64).T]) + first
+
+    def _time_index(self, time_s: float) -> int:
+        return math.floor(time_s * self._tokens_per_second + 0.5)
+
+    @property
+    def _tokens_per_second(self) -> float:
+        return float(self.model.config.vision_config.tokens_per_second)
 
     @torch.no_grad()
     def rotary(self, positions: Tensor) -> tuple[Tensor, Tensor]:
@@ -164,8 +179,8 @@ class Qwen25VL(CheckpointModel):
     # -- the reference ----------------------------------------------------------------------------
     @torch.no_grad()
     def reference_logits(self, frames: Sequence[PatchBatch], times_s: Sequence[float], question: str) -> Tensor:
-        """See the base. Frames at an even pace go to transformers as one video; at an uneven one, which its
-        ``second_per_grid_ts`` cannot express, they carry our positions.
+        """See the base. Tokens carry our positions: transformers' own rule for text after a video is not the published
+        one, and its ``second_per_grid_ts`` cannot express frames at an uneven pace.
 
         Raises:
             ValueError: a frame is pruned, or frames differ in grid.
@@ -176,20 +191,15 @@ class Qwen25VL(CheckpointModel):
         video = int(self.model.config.video_token_id)
         system, ask = self.system_ids(), self.question_ids(question)
         ids = torch.tensor([[*system, *[video] * (grid.tokens * len(frames)), *ask]], device=self.device)
-        positions: dict[str, Any] = {}
-        pace = times_s[1] - times_s[0] if len(times_s) > 1 else 1.0
-        if any(abs(time - times_s[0] - i * pace) > CLOCK_SLACK for i, time in enumerate(times_s)):
-            positions["position_ids"] = self._reference_positions(frames, times_s, len(system), len(ask))
         with self._library_attention():
             output = self.model(
                 input_ids=ids,
                 mm_token_type_ids=(ids == video).int() * 2,
                 pixel_values_videos=self._pixel_values(torch.cat([f.patches for f in frames]).to(self.device)),
                 video_grid_thw=torch.tensor([[len(frames), grid.rows, grid.cols]], device=self.device),
-                second_per_grid_ts=torch.tensor([pace], dtype=torch.float64),
+                position_ids=self._reference_positions(frames, times_s, len(system), len(ask)),
                 use_cache=False,
                 logits_to_keep=1,
-                **positions,
             )
         logits: Tensor = output.logits[0, -1]
         return logits

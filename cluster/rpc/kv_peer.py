@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import random
 import threading
 import time
@@ -17,12 +18,15 @@ from sightline.v1 import kv_pb2, kv_pb2_grpc
 
 from cluster.codec.supervisor import Backoff
 from cluster.rpc.calls import CallEndedError
-from cluster.rpc.channel import open_channel
+from cluster.rpc.channel import open_channel, split_address
+from cluster.rpc.kv_wire import INSTANCE
 from cluster.rpc.loop import EventLoopThread
 from cluster.rpc.status import to_error
 from cluster.rpc.tls import PeerTls
 
 T = TypeVar("T")
+
+log = logging.getLogger(__name__)
 
 _GRACE_S = 0.25
 """The event loop gets this much longer than a call to say that its deadline passed."""
@@ -42,21 +46,34 @@ class KVPeer:
     """A channel to one node, on an event loop of its own; thread-safe.
 
     Once a call failed the node is down, and nobody need call it: it is asked from here, after a pause that grows until
-    a call succeeds again, and is up once it has answered.
+    a call succeeds again, and is up once it has answered. A node that was started anew may be at another address:
+    ``find`` is asked for that before each attempt. That another instance answers than before counts as a failure, also
+    where no call failed meanwhile: what was written there is gone.
 
     Args:
         address: ``host:port``.
         fingerprint: sent with what is asked from here.
         deadline_s: of every call.
         backoff: pauses between questions to a node that is down.
+        find: says where the node is now, on a thread of its own and once at a time; whatever it raises says that nobody
+            knows, and the last address is tried.
         tls: of this cluster's processes.
     """
 
     def __init__(
-        self, address: str, *, fingerprint: str, deadline_s: float, backoff: Backoff, tls: PeerTls | None = None
+        self,
+        address: str,
+        *,
+        fingerprint: str,
+        deadline_s: float,
+        backoff: Backoff,
+        find: Callable[[], str] | None = None,
+        tls: PeerTls | None = None,
     ) -> None:
-        self._address, self._fingerprint, self._deadline_s = address, fingerprint, deadline_s
-        self._backoff, self._tls = backoff, tls
+        self.address, self._fingerprint, self._deadline_s = address, fingerprint, deadline_s
+        self._backoff, self._find, self._tls = backoff, find, tls
+        self._looking: asyncio.Future[str] | None = None
+        self._instance: str | None = None
         self._renewals = 0
         self._lock = threading.Lock()
         self._up, self._closed, self._reason, self._failures = True, False, "", 0
@@ -70,7 +87,8 @@ class KVPeer:
             return self._up
 
     def state(self) -> tuple[bool, str, Counter[str]]:
-        """Whether it is up, why not, and how many calls were ``failures``, ``refused`` and ``late``."""
+        """Whether it is up, why not, and how many calls were ``failures``, ``refused`` and ``late``. ``failures`` also
+        counts the other instances that were met, which ``restarts`` counts alone."""
         with self._lock:
             return self._up, self._reason, self._counts.copy()
 
@@ -80,7 +98,7 @@ class KVPeer:
             return None
         until = time.monotonic() + self._deadline_s
         try:
-            reply = self.run(_unary(method, request, self._deadline_s), until)
+            reply = self.run(self._unary(method, request), until)
         except TROUBLE as error:
             self.failed(error)
             return None
@@ -127,29 +145,39 @@ class KVPeer:
                     self._failures += 1
                     asyncio.run_coroutine_threadsafe(self._recover(), self._thread.loop)
 
+    async def met(self, call: Any) -> None:
+        """A call has begun to answer: who is it?"""
+        found = dict(await call.initial_metadata()).get(INSTANCE)
+        with self._lock:
+            if found is not None and found != self._instance:
+                if self._instance is not None:
+                    self._counts["failures"] += 1
+                    self._counts["restarts"] += 1
+                self._instance = found
+
     def close(self) -> None:
         """End what runs; harmless when repeated."""
         with self._lock:
             if self._closed:
                 return
-            self._closed, self._up, self._reason = True, False, f"the connection to {self._address} was closed"
+            self._closed, self._up, self._reason = True, False, f"the connection to {self.address} was closed"
         with contextlib.suppress(TimeoutError):
             self._thread.run(self._channel.close(), 5.0)
         self._thread.stop()
 
     def _why(self, error: BaseException) -> str:
         if isinstance(error, grpc.aio.AioRpcError) and error.code() is not grpc.StatusCode.DEADLINE_EXCEEDED:
-            return f"the tier at {self._address} cannot be used: {to_error(error)}"
-        return f"the tier at {self._address} did not answer within {self._deadline_s:g} s"
+            return f"the tier at {self.address} cannot be used: {to_error(error)}"
+        return f"the tier at {self.address} did not answer within {self._deadline_s:g} s"
 
     async def _recover(self) -> None:
         usage = kv_pb2.UsageRequest(fingerprint=self._fingerprint)
         while not self._closed:
             await asyncio.sleep(self._backoff.delay_s(self._failures - 1, random.random()))
             reason = ""
-            await self._reconnect()
+            await self._reconnect(await self._found())
             try:
-                await self.stub.Usage(usage, timeout=self._deadline_s)
+                await self._unary(self.stub.Usage, usage)
             except Exception as error:
                 reason = self._why(error)
             with self._lock:
@@ -161,16 +189,36 @@ class KVPeer:
 
     async def _connect(self) -> tuple[grpc.aio.Channel, Any]:
         self._renewals = 0 if self._tls is None else self._tls.renewals()
-        channel = open_channel(self._address, tls=self._tls)
+        channel = open_channel(self.address, tls=self._tls)
         return channel, kv_pb2_grpc.KVStub(channel)
 
-    async def _reconnect(self) -> None:
-        """Over a new channel, if the certificate was renewed since this one was opened."""
-        if self._tls is not None and self._tls.renewals() != self._renewals:
-            old = self._channel
+    async def _found(self) -> str:
+        """Where the node is now; where it was last, if nobody can say within a deadline."""
+        if self._find is None:
+            return self.address
+        if self._looking is None:
+            self._looking = asyncio.ensure_future(asyncio.to_thread(self._find))
+        await asyncio.wait([self._looking], timeout=self._deadline_s)
+        if not self._looking.done():
+            return self.address
+        looked, self._looking = self._looking, None
+        try:
+            address = looked.result()
+            split_address(address)
+        except Exception as error:
+            log.info("cannot look up the tier that was at %s: %s", self.address, error)
+            return self.address
+        return address
+
+    async def _reconnect(self, address: str) -> None:
+        """Over a new channel, if the address is another or the certificate was renewed since this one was opened."""
+        if address != self.address or (self._tls is not None and self._tls.renewals() != self._renewals):
+            old, self.address = self._channel, address
             self._channel, self.stub = await self._connect()
             await old.close()
 
-
-async def _unary(method: Callable[..., Any], request: Any, timeout_s: float) -> Any:
-    return await method(request, timeout=timeout_s)
+    async def _unary(self, method: Callable[..., Any], request: Any) -> Any:
+        call = method(request, timeout=self._deadline_s)
+        reply = await call
+        await self.met(call)
+        return reply

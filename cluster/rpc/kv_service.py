@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import uuid
 from collections import Counter
-from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 from typing import Protocol, TypeAlias, TypeVar
 
 import grpc.aio
@@ -16,10 +17,14 @@ from sightline.v1 import kv_pb2, kv_pb2_grpc
 from cluster import metrics
 from cluster.errors import CapacityError, UnavailableError
 from cluster.memory.tiers.base import Block, BlockKey, Loaded, Outcome, Tier
-from cluster.memory.tiers.codec import Fault, check_storage, encode_block, open_block
+from cluster.memory.tiers.codec import Fault, check_storage, encode_block, open_block, open_manifest
+from cluster.memory.tiers.stack import Capped
 from cluster.rpc.kv_wire import (
+    BATCH_BYTES,
+    INSTANCE,
     MAX_KV_BYTES,
     MAX_KV_MESSAGE_BYTES,
+    MAX_MANIFEST_BYTES,
     batches,
     key_from_proto,
     outcome_from_proto,
@@ -56,12 +61,15 @@ class KVServicer(kv_pb2_grpc.KVServicer):
         tier: any tier; closing it is the caller's.
         fingerprint: model and settings of the blocks it holds; for callers with another one it holds nothing.
         store_as: form in which blocks travel from here; see ``encode_block``.
+        secret: key of the digests, the callers' too; what does not match is not taken.
         threads: calls that work on the tier at once.
         waiting: calls that may wait for one of them; those beyond are refused with ``CapacityError``.
         deadline_s: longest that one call may take, whatever its caller allows.
 
-    ``counts`` tells what was special: ``foreign`` and ``damaged`` blocks, ``too_large`` messages and blocks, and
-    ``refused`` calls.
+    ``counts`` tells what was special: ``foreign``, ``damaged`` and ``too_large`` blocks and manifests, ``too_large``
+    messages, and ``refused`` calls.
+
+    ``instance`` is another one of each servicer: callers see by it that what they stored is gone.
 
     Raises:
         ConfigError: a fingerprint or form under which nothing can be stored.
@@ -73,17 +81,19 @@ class KVServicer(kv_pb2_grpc.KVServicer):
         *,
         fingerprint: str,
         store_as: str = "plain",
+        secret: bytes = b"",
         threads: int = 4,
         waiting: int = 64,
         deadline_s: float = 30.0,
     ) -> None:
         check_storage(fingerprint, store_as)
         self.counts: Counter[str] = Counter()
-        self._tier, self._fingerprint, self._store_as = tier, fingerprint, store_as
+        self.instance = uuid.uuid4().hex
+        self._tier, self._fingerprint, self._store_as, self._secret = tier, fingerprint, store_as, secret
         self._deadline_s, self._most = deadline_s, threads + waiting
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="kv")
         self._lock = threading.Lock()
-        self._under_way = 0
+        self._under_way = self._moving = 0
 
     def close(self) -> None:
         """Take no more work; what runs ends by itself."""
@@ -157,24 +167,33 @@ class KVServicer(kv_pb2_grpc.KVServicer):
                 await context.write(kv_pb2.ListReply(keys=part))
 
     async def PutManifest(  # noqa: N802
-        self, request: kv_pb2.PutManifestRequest, context: Context
+        self, request_iterator: AsyncIterable[kv_pb2.PutManifestRequest], context: Context
     ) -> kv_pb2.PutManifestReply:
         """See protos/sightline/v1/kv.proto."""
-        async with self._answering("put_manifest", request, context):
+        async with self._answering("put_manifest", None, context):
             outcome = Outcome.MISS
-            if self._is_ours(request.fingerprint, 1):
-                outcome = await self._on_tier(lambda: self._tier.put_manifest(request.stream, request.manifest))
+            requests = aiter(request_iterator)
+            first = await anext(requests, kv_pb2.PutManifestRequest())
+            if self._is_ours(first.fingerprint, 1):
+                with self._on_the_way(first.bytes):
+                    whole = await self._pieces(first, requests)
+                    metrics.node_tier_moved_bytes.labels("in").inc(len(whole))
+                    outcome = await self._on_tier(lambda: self._put_manifest(first, whole))
             return kv_pb2.PutManifestReply(outcome=outcome_to_proto(outcome))
 
-    async def GetManifest(  # noqa: N802
-        self, request: kv_pb2.GetManifestRequest, context: Context
-    ) -> kv_pb2.GetManifestReply:
+    async def GetManifest(self, request: kv_pb2.GetManifestRequest, context: Context) -> None:  # noqa: N802
         """See protos/sightline/v1/kv.proto."""
         async with self._answering("get_manifest", request, context):
             outcome, manifest = Outcome.MISS, None
             if self._is_ours(request.fingerprint, 1):
                 outcome, manifest = await self._on_tier(lambda: self._tier.manifest(request.stream))
-            return kv_pb2.GetManifestReply(outcome=outcome_to_proto(outcome), manifest=manifest or b"")
+            whole = manifest or b""
+            with self._on_the_way(len(whole)):
+                metrics.node_tier_moved_bytes.labels("out").inc(len(whole))
+                reply = kv_pb2.GetManifestReply(outcome=outcome_to_proto(outcome), piece=whole[:BATCH_BYTES])
+                await context.write(reply)
+                for at in range(BATCH_BYTES, len(whole), BATCH_BYTES):
+                    await context.write(kv_pb2.GetManifestReply(piece=whole[at : at + BATCH_BYTES]))
 
     async def Usage(self, request: kv_pb2.UsageRequest, context: Context) -> kv_pb2.UsageReply:  # noqa: N802
         """See protos/sightline/v1/kv.proto."""
@@ -192,9 +211,10 @@ class KVServicer(kv_pb2_grpc.KVServicer):
         before its caller takes that sentence, which may take as long as it likes."""
         call = metrics.NodeTierCall(method)
         try:
-            if request is not None:
-                self._check_size(request)
             async with asyncio.timeout(self._deadline_s) as limit:
+                await context.send_initial_metadata(((INSTANCE, self.instance),))
+                if request is not None:
+                    self._check_size(request)
                 yield call
         except asyncio.CancelledError:
             left_s = context.time_remaining()
@@ -211,6 +231,53 @@ class KVServicer(kv_pb2_grpc.KVServicer):
             await abort(context, error)
         else:
             call.ended("ok")
+
+    @contextmanager
+    def _on_the_way(self, nbytes: int) -> Iterator[None]:
+        """Makes room for a manifest while it comes or goes; all of them together take no more than one may."""
+        if nbytes > MAX_MANIFEST_BYTES:
+            self._count("too_large", 1)
+            raise CapacityError(
+                f"a manifest of {nbytes} bytes is too large; this node takes up to {MAX_MANIFEST_BYTES}"
+            )
+        with self._lock:
+            if self._moving + nbytes > MAX_MANIFEST_BYTES:
+                self.counts["refused"] += 1
+                raise CapacityError(f"manifests of {self._moving} bytes are on their way already; ask again later")
+            self._moving += nbytes
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._moving -= nbytes
+
+    async def _pieces(
+        self, first: kv_pb2.PutManifestRequest, following: AsyncIterator[kv_pb2.PutManifestRequest]
+    ) -> bytes:
+        """A whole manifest, of exactly the length that its first message says."""
+        self._check_size(first)
+        whole = bytearray(first.piece)
+        async for request in following:
+            self._check_size(request)
+            whole += request.piece
+            if len(whole) > first.bytes:
+                break
+        if len(whole) != first.bytes:
+            raise ValueError(f"a manifest of {first.bytes} bytes was to come, and {len(whole)} or more came")
+        return bytes(whole)
+
+    def _put_manifest(self, first: kv_pb2.PutManifestRequest, whole: bytes) -> Outcome:
+        """Kept as it came; one damaged on its way may come again, a foreign one need not."""
+        found = open_manifest(whole, first.stream, fingerprint=self._fingerprint, secret=self._secret)
+        if isinstance(found, Fault):
+            self._count(found.value, 1)
+            return Outcome.MISS if found is Fault.FOREIGN else Outcome.RETRY
+        self._set_cap(first.stream, first.cap_bytes)
+        return self._tier.put_manifest(first.stream, whole)
+
+    def _set_cap(self, stream: str, cap_bytes: int) -> None:
+        if cap_bytes and isinstance(self._tier, Capped):
+            self._tier.set_cap(stream, cap_bytes)
 
     def _check_size(self, request: _Sized) -> None:
         if request.ByteSize() > MAX_KV_MESSAGE_BYTES:
@@ -252,14 +319,18 @@ class KVServicer(kv_pb2_grpc.KVServicer):
         def work() -> list[Outcome]:
             outcomes = []
             good: list[tuple[int, BlockKey, Block]] = []
+            caps: dict[str, int] = {}
             for at, stored in enumerate(request.blocks):
                 key = key_from_proto(stored.key)
-                found = open_block(stored.data, key, fingerprint=self._fingerprint)
+                found = open_block(stored.data, key, fingerprint=self._fingerprint, secret=self._secret)
                 if isinstance(found, Block):
                     good.append((at, key, found))
+                    caps[key.stream] = stored.cap_bytes
                 else:
                     self._count(found.value, 1)
                 outcomes.append(Outcome.MISS if found is Fault.FOREIGN else Outcome.RETRY)
+            for stream, cap_bytes in caps.items():
+                self._set_cap(stream, cap_bytes)
             held = self._tier.store([(key, block) for _, key, block in good])
             for (at, _, _), outcome in zip(good, held, strict=True):
                 outcomes[at] = outcome
@@ -278,7 +349,9 @@ class KVServicer(kv_pb2_grpc.KVServicer):
     def _outgoing(self, key: BlockKey, loaded: Loaded) -> kv_pb2.LoadedBlock:
         if loaded.block is None:
             return kv_pb2.LoadedBlock(outcome=outcome_to_proto(loaded.outcome))
-        data = encode_block(key, loaded.block, fingerprint=self._fingerprint, store_as=self._store_as)
+        data = encode_block(
+            key, loaded.block, fingerprint=self._fingerprint, store_as=self._store_as, secret=self._secret
+        )
         if len(data) > MAX_KV_BYTES:
             self._count("too_large", 1)
             return kv_pb2.LoadedBlock(outcome=kv_pb2.KV_OUTCOME_MISS)

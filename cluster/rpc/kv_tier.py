@@ -3,37 +3,53 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from typing import Any, TypeVar
 
 import grpc.aio
 from sightline.v1 import kv_pb2
 
 from cluster.codec.supervisor import Backoff
+from cluster.errors import ConfigError
 from cluster.memory.tiers.base import Block, BlockKey, Loaded, Outcome, Tier, TierState
-from cluster.memory.tiers.codec import check_storage, encode_block, open_block
+from cluster.memory.tiers.codec import check_storage, encode_block, open_block, open_manifest, seal_manifest
 from cluster.rpc.calls import CallEndedError, write
 from cluster.rpc.channel import split_address
 from cluster.rpc.kv_peer import TROUBLE, KVPeer, OutOfTimeError
-from cluster.rpc.kv_wire import MAX_KV_BYTES, batches, key_to_proto, outcome_from_proto
+from cluster.rpc.kv_wire import (
+    BATCH_BYTES,
+    MAX_KV_BYTES,
+    MAX_MANIFEST_BYTES,
+    batches,
+    key_to_proto,
+    outcome_from_proto,
+)
 from cluster.rpc.tls import PeerTls
+
+T = TypeVar("T")
 
 
 class RemoteTier(Tier):
     """The tier that ``KVServicer`` serves at ``address``.
 
     When a call fails or does not end within ``deadline_s``, the tier is down: from then on everything is answered at
-    once with ``RETRY``, and only a call of the tier's own, after a growing pause, asks whether the node is back.
+    once with ``RETRY``, and only a call of the tier's own, after a growing pause, asks where the node is and whether it
+    is back. A node that comes back may be empty: ``failures`` has grown then.
 
     Args:
         address: ``host:port``.
         fingerprint: model and settings of the blocks; those of another one are misses.
+        cap_bytes: most bytes of one stream, as the node has it too; :meth:`set_cap` can only lower it, and the node
+            keeps to the lower one. Without bound where not given.
         store_as: form in which blocks travel from here; see ``encode_block``.
+        secret: key of the digests, the node's too; see :mod:`cluster.memory.tiers.codec`.
         deadline_s: longest that one call may take, waiting for the network included.
         backoff: pauses between attempts to reach a node that is down.
+        find: where the node is now; see ``KVPeer``.
         tls: of this cluster's processes.
 
     Raises:
@@ -45,20 +61,48 @@ class RemoteTier(Tier):
         address: str,
         *,
         fingerprint: str,
+        cap_bytes: int | None = None,
         store_as: str = "plain",
+        secret: bytes = b"",
         deadline_s: float = 2.0,
         backoff: Backoff | None = None,
+        find: Callable[[], str] | None = None,
         name: str = "remote",
         tls: PeerTls | None = None,
     ) -> None:
         split_address(address)
         check_storage(fingerprint, store_as)
-        self.name, self.address = name, address
-        self._fingerprint, self._store_as, self._deadline_s = fingerprint, store_as, deadline_s
+        self.name = name
+        self._fingerprint, self._store_as, self._secret = fingerprint, store_as, secret
+        self._deadline_s = deadline_s
+        self._default_cap = sys.maxsize if cap_bytes is None else cap_bytes
+        self._caps: dict[str, int] = {}
         self._lock = threading.Lock()
         self._counts: Counter[str] = Counter()
-        pauses = backoff or Backoff(first_s=0.5, longest_s=30.0)
-        self._peer = KVPeer(address, fingerprint=fingerprint, deadline_s=deadline_s, backoff=pauses, tls=tls)
+        pauses = backoff or Backoff(first_s=0.5, longest_s=5.0)
+        self._peer = KVPeer(address, fingerprint=fingerprint, deadline_s=deadline_s, backoff=pauses, find=find, tls=tls)
+
+    @property
+    def address(self) -> str:
+        """``host:port`` of the node as far as is known."""
+        return self._peer.address
+
+    def cap(self, stream: str) -> int:
+        """Most bytes a stream may hold."""
+        return min(self._caps.get(stream, self._default_cap), self._default_cap)
+
+    def set_cap(self, stream: str, nbytes: int | None) -> None:
+        """A lower cap for a stream, None for the one all have; the node hears of it with what is stored next.
+
+        Raises:
+            ConfigError: a cap that can hold nothing.
+        """
+        if nbytes is not None and nbytes < 1:
+            raise ConfigError(f"a cap of {nbytes} bytes for {stream} can hold nothing")
+        if nbytes is None:
+            self._caps.pop(stream, None)
+        else:
+            self._caps[stream] = nbytes
 
     def lookup(self, keys: Sequence[BlockKey]) -> list[Outcome]:
         """See ``Tier``."""
@@ -81,17 +125,19 @@ class RemoteTier(Tier):
             for at, (key, block) in enumerate(items):
                 if time.monotonic() > stop:
                     return
-                data = encode_block(key, block, fingerprint=self._fingerprint, store_as=self._store_as)
+                data = encode_block(
+                    key, block, fingerprint=self._fingerprint, store_as=self._store_as, secret=self._secret
+                )
                 if len(data) > MAX_KV_BYTES:
                     self._count(too_large=1)
                     outcomes[at] = Outcome.MISS
                     continue
                 sent.append(at)
-                yield kv_pb2.StoredBlock(key=key_to_proto(key), data=data)
+                yield kv_pb2.StoredBlock(key=key_to_proto(key), data=data, cap_bytes=self._caps.get(key.stream, 0))
 
         if items and self._peer.ready():
             try:
-                reply = self._send(encoded(), until)
+                reply = self._send(self._peer.stub.Store, self._stores(encoded()), until)
             except TROUBLE as error:
                 self._peer.failed(error)
             else:
@@ -153,22 +199,62 @@ class RemoteTier(Tier):
         return int(reply.dropped)
 
     def put_manifest(self, stream: str, manifest: bytes) -> Outcome:
-        """See ``Tier``. ``MISS`` for one too large for a message."""
-        if len(manifest) > MAX_KV_BYTES:
+        """See ``Tier``. In pieces; the last one stays until the node has all of them. ``MISS`` for one larger than the
+        stream's cap, or than any may be."""
+        data = seal_manifest(stream, manifest, fingerprint=self._fingerprint, secret=self._secret)
+        if len(data) > min(self.cap(stream), MAX_MANIFEST_BYTES):
             self._count(too_large=1)
             return Outcome.MISS
-        request = kv_pb2.PutManifestRequest(fingerprint=self._fingerprint, stream=stream, manifest=manifest)
-        reply = self._peer.ask(self._peer.stub.PutManifest, request)
-        return self._not_now(1)[0] if reply is None else outcome_from_proto(reply.outcome)
+        if not self._peer.ready():
+            return self._not_now(1)[0]
+
+        def pieces() -> Iterator[kv_pb2.PutManifestRequest]:
+            yield kv_pb2.PutManifestRequest(
+                fingerprint=self._fingerprint,
+                stream=stream,
+                bytes=len(data),
+                cap_bytes=self._caps.get(stream, 0),
+                piece=data[:BATCH_BYTES],
+            )
+            for at in range(BATCH_BYTES, len(data), BATCH_BYTES):
+                yield kv_pb2.PutManifestRequest(piece=data[at : at + BATCH_BYTES])
+
+        try:
+            reply = self._send(self._peer.stub.PutManifest, pieces(), time.monotonic() + self._deadline_s)
+        except TROUBLE as error:
+            self._peer.failed(error)
+            return self._not_now(1)[0]
+        self._peer.worked()
+        self._count(bytes_out=len(data))
+        return outcome_from_proto(reply.outcome)
 
     def manifest(self, stream: str) -> tuple[Outcome, bytes | None]:
         """See ``Tier``."""
-        request = kv_pb2.GetManifestRequest(fingerprint=self._fingerprint, stream=stream)
-        reply = self._peer.ask(self._peer.stub.GetManifest, request)
-        if reply is None:
+        if not self._peer.ready():
             return self._not_now(1)[0], None
-        outcome = outcome_from_proto(reply.outcome)
-        return outcome, reply.manifest if outcome is Outcome.HIT else None
+        request = kv_pb2.GetManifestRequest(fingerprint=self._fingerprint, stream=stream)
+        outcome, data = Outcome.RETRY, bytearray()
+        try:
+            for number, message in enumerate(
+                self._receive(self._peer.stub.GetManifest, request, time.monotonic() + self._deadline_s)
+            ):
+                outcome = outcome_from_proto(message.outcome) if number == 0 else outcome
+                data += message.piece
+                if len(data) > MAX_MANIFEST_BYTES:
+                    break
+        except TROUBLE as error:
+            self._peer.failed(error)
+            return self._not_now(1)[0], None
+        self._peer.worked()
+        if outcome is not Outcome.HIT:
+            self._count(retries=outcome is Outcome.RETRY)
+            return outcome, None
+        self._count(bytes_in=len(data))
+        found = open_manifest(bytes(data), stream, fingerprint=self._fingerprint, secret=self._secret)
+        if isinstance(found, bytes):
+            return Outcome.HIT, found
+        self._count(**{found.value: 1})
+        return Outcome.MISS, None
 
     def nbytes(self, stream: str | None = None) -> int:
         """See ``Tier``; 0 while the node cannot be asked."""
@@ -178,8 +264,8 @@ class RemoteTier(Tier):
         return 0 if reply is None else int(reply.bytes)
 
     def state(self) -> TierState:
-        """See ``Tier``. Besides the usual counts: ``failures``, ``refused`` and ``late`` calls, ``foreign`` and
-        ``too_large`` blocks."""
+        """See ``Tier``. Besides the usual counts: ``failures``, ``refused`` and ``late`` calls, ``restarts`` of the
+        node, ``foreign`` and ``too_large`` blocks and manifests."""
         up, reason, counts = self._peer.state()
         with self._lock:
             return TierState(up, reason, dict(self._counts + counts))
@@ -188,32 +274,48 @@ class RemoteTier(Tier):
         """See ``Tier``. Blocks stay where they are."""
         self._peer.close()
 
-    def _send(self, blocks: Iterator[kv_pb2.StoredBlock], until: float) -> Any:
-        call = self._peer.run(_start(lambda left: self._peer.stub.Store(timeout=left), until), until)
+    def _stores(self, blocks: Iterator[kv_pb2.StoredBlock]) -> Iterator[kv_pb2.StoreRequest]:
+        for batch in batches(blocks, lambda block: len(block.data)):
+            yield kv_pb2.StoreRequest(fingerprint=self._fingerprint, blocks=batch)
+            self._count(bytes_out=sum(len(block.data) for block in batch))
+
+    def _send(self, method: Callable[..., Any], messages: Iterator[Any], until: float) -> Any:
+        """The reply to messages. They need not all have been sent: who refuses does not wait for the last."""
+        call = self._peer.run(_start(lambda left: method(timeout=left), until), until)
         try:
             with contextlib.suppress(CallEndedError):
-                for batch in batches(blocks, lambda block: len(block.data)):
-                    request = kv_pb2.StoreRequest(fingerprint=self._fingerprint, blocks=batch)
-                    self._peer.run(write(call, request), until)
-                    self._count(bytes_out=sum(len(block.data) for block in batch))
-            return self._peer.run(_reply(call), until)
+                for message in messages:
+                    self._step(write(call, message), until)
+            return self._peer.run(self._reply(call), until)
         finally:
             self._peer.end(call)
 
+    async def _reply(self, call: Any) -> Any:
+        """What the server says to all that was written, or its status."""
+        with contextlib.suppress(grpc.aio.InternalError):
+            await call.done_writing()
+        reply = await call
+        await self._peer.met(call)
+        return reply
+
     def _receive(self, method: Callable[..., Any], request: Any, until: float) -> Iterator[Any]:
         call = self._peer.run(_start(lambda left: method(request, timeout=left), until), until)
+        known = False
         try:
-            while (message := self._next(call, until)) is not grpc.aio.EOF:
+            while (message := self._step(call.read(), until)) is not grpc.aio.EOF:
+                if not known:
+                    self._peer.run(self._peer.met(call), until)
+                    known = True
                 yield message
         finally:
             self._peer.end(call)
 
-    def _next(self, call: Any, until: float) -> Any:
-        """The next message. A deadline that passes soon after the last one says that much was asked for, or that the
+    def _step(self, work: Coroutine[Any, Any, T], until: float) -> T:
+        """One message. A deadline that passes soon after the last one says that there is much to move, or that the
         caller took its time, and not that the node is down."""
         began = time.monotonic()
         try:
-            return self._peer.run(call.read(), until)
+            return self._peer.run(work, until)
         except (grpc.aio.AioRpcError, TimeoutError) as error:
             late = isinstance(error, TimeoutError) or error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
             if late and time.monotonic() - began < self._deadline_s / 2:
@@ -223,7 +325,7 @@ class RemoteTier(Tier):
     def _opened(self, key: BlockKey, answer: kv_pb2.LoadedBlock) -> Loaded:
         outcome = outcome_from_proto(answer.outcome)
         if outcome is Outcome.HIT:
-            found = open_block(answer.data, key, fingerprint=self._fingerprint)
+            found = open_block(answer.data, key, fingerprint=self._fingerprint, secret=self._secret)
             self._count(bytes_in=len(answer.data))
             if isinstance(found, Block):
                 self._count(hits=1)
@@ -244,10 +346,3 @@ class RemoteTier(Tier):
 
 async def _start(call: Callable[[float], Any], until: float) -> Any:
     return call(max(0.001, until - time.monotonic()))
-
-
-async def _reply(call: Any) -> Any:
-    """What the server says to all that was written, or its status."""
-    with contextlib.suppress(grpc.aio.InternalError):
-        await call.done_writing()
-    return await call

@@ -14,13 +14,20 @@ T = TypeVar("T")
 SERVICE = "sightline.v1.KV"
 
 MAX_KV_MESSAGE_BYTES = 16 * 2**20
-"""A longer message is refused; no block or manifest is sent that would need one."""
+"""A longer message is refused; no block is sent that would need one."""
 
 MAX_KV_BYTES = MAX_KV_MESSAGE_BYTES - 2**16
-"""Longest block or manifest: it, its key and the fingerprint fit into one message."""
+"""Longest block: it, its key and the fingerprint fit into one message."""
 
 BATCH_BYTES = 2**20
-"""A message is sent once it holds this much, so that its first block does not wait long for its last."""
+"""A message is sent once it holds this much, so that its first block does not wait long for its last; pieces of a
+manifest are as long."""
+
+MAX_MANIFEST_BYTES = 256 * 2**20
+"""Longest manifest, sealed; and most that a node keeps of manifests that are on their way."""
+
+INSTANCE = "sightline-instance"
+"""Key of the initial metadata that names what holds the blocks; what is kept under another name is not there."""
 
 _TO_PROTO = {
     Outcome.HIT: kv_pb2.KV_OUTCOME_HIT,

@@ -109,29 +109,33 @@ def lay_out(model: VisionLanguageModel, frames: Sequence[Frame], context: IntArr
 def _positions(
     model: VisionLanguageModel, head: int, frames: Sequence[Frame], asks: Sequence[Ask]
 ) -> tuple[Tensor, list[int]]:
-    opened = frames[0].time_s
-    spans = [
-        FrameSpan(frame.time_s - opened, slot, torch.from_numpy(frame.cells), frame.grid)
-        for slot, frame in enumerate(frames)
-    ]
-    window = model.window_positions(head, spans)
-    parts = [torch.arange(head).expand(3, -1), *window.frames]
+    parts = [torch.arange(head).expand(3, -1), *model.window_positions(head, _spans(frames)).frames]
     row = head + sum(len(frame.cells) for frame in frames)
     starts = []
     for ask in asks:
         count = len(ask.ids)
-        place = torch.arange(window.next, window.next + count).repeat(3, 1)
-        place[0] += _time(model, head, frames[ask.opening], opened)
-        parts.append(place)
+        # As far from its window's frames as in a window of its own.
+        own = _spans(frames[ask.opening : ask.end])
+        following = model.window_positions(head, own).next
+        before = _corner(model, head, _spans(frames[: ask.opening + 1])[-1]) - _corner(model, head, own[0])
+        parts.append(torch.arange(following, following + count).expand(3, -1) + before)
         starts.append(row)
         row += count
     return torch.cat(parts, dim=1), starts
 
 
-def _time(model: VisionLanguageModel, head: int, frame: Frame, opened: float) -> int:
-    """Where a frame stands in time after the system prompt, whether or not it has a token."""
-    span = FrameSpan(frame.time_s - opened, 0, torch.zeros(1, 2, dtype=torch.int64), frame.grid)
-    return int(model.window_positions(head, [span]).frames[0][0, 0]) - head
+def _spans(frames: Sequence[Frame]) -> list[FrameSpan]:
+    opened = frames[0].time_s
+    return [
+        FrameSpan(frame.time_s - opened, slot, torch.from_numpy(frame.cells), frame.grid)
+        for slot, frame in enumerate(frames)
+    ]
+
+
+def _corner(model: VisionLanguageModel, head: int, span: FrameSpan) -> Tensor:
+    """Position ``[3, 1]`` of a frame's first cell, whether or not it is kept."""
+    time, slot = torch.tensor([span.time_s], dtype=torch.float64), torch.tensor([span.slot])
+    return model.token_positions(head, time, slot, torch.zeros(1, 2, dtype=torch.int64), span.grid)
 
 
 def _bias(sees: Tensor) -> Tensor:

@@ -23,7 +23,9 @@ BEGIN, END = "<!-- values: begin -->", "<!-- values: end -->"
 
 OWNED = {
     "gateway": ["host", "port", "metrics_port"],
-    "security": ["tokens_file", "tls", "internal_tls", "allow_unauthenticated", "allow_plain_inside"],
+    "security": [
+        *("tokens_file", "tls", "internal_tls", "memory_key_file", "allow_unauthenticated", "allow_plain_inside"),
+    ],
     "cluster": ["ray_address", "decoders", "replicas", "placement", "log_dir"],
     "alerts": ["folder"],
     "kubernetes": ["enabled", "kubeconfig", "context"],

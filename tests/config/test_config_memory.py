@@ -130,9 +130,13 @@ WRONG = {
         QUESTIONS + "tiers: {node_bytes: 1GiB, host_bytes: 4GiB}\ncameras:\n- name: a\n  memory:\n    cap: 2GiB",
         "6: cameras[0].memory.cap: must not exceed tiers.node_bytes = 1GiB, not 2GiB",
     ),
-    "more than Redis may hold": (
-        "tiers: {redis_url: 'redis://r', redis_bytes: 1MiB}",
-        "memory.cap: must not exceed tiers.redis_bytes = 1MiB, not 64MiB",
+    "more than one camera may have": (
+        "tiers: {camera_bytes: 1MiB}",
+        "memory.cap: must not exceed tiers.camera_bytes = 1MiB, not 64MiB",
+    ),
+    "a Redis elsewhere and no key": (
+        "tiers: {redis_url: 'redis://r'}",
+        "security.memory_key_file: whoever can write to a Redis on another machine could forge what cameras remember",
     ),
     "no Redis address": (
         "tiers: {redis_url: 'http://u:hunter2@r'}",
@@ -154,8 +158,17 @@ def test_wrong(text, expected, load):
 
 
 def test_room_is_asked_only_of_tiers_that_are_used(load):
-    load("tiers: {node: false, node_bytes: 1MiB, redis_bytes: 1MiB}\n")
+    load("tiers: {node: false, node_bytes: 1MiB}\n")
     load("memory: {enabled: false}\ntiers: {host_bytes: 1MiB}\n")
+
+
+@pytest.mark.parametrize("url", ["redis://127.0.0.1:6379/0", "redis://u:p@localhost", "rediss://[::1]:1", "unix:///r"])
+def test_a_redis_on_this_machine_needs_no_key(load, url):
+    load(f"tiers: {{redis_url: '{url}'}}\n")
+
+
+def test_a_redis_elsewhere_with_a_key(load):
+    load("tiers: {redis_url: 'rediss://r:6379/0'}\nsecurity: {memory_key_file: /keys/memory}\n")
 
 
 def test_a_problem_of_the_global_section_is_told_once(load):

@@ -8,14 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from fractions import Fraction
 
 import numpy as np
 import torch
 from torch import Tensor
 from transformers.models.qwen2.modeling_qwen2 import apply_rotary_pos_emb
 
-from cluster.models.base import FrameSpan, FrameTokens, PatchBatch, VisionLanguageModel
-from cluster.types import FrameSample
+from cluster.bench.faults.positions import RULES, SeenFrame
+from cluster.models.base import FrameTokens, PatchBatch, VisionLanguageModel
+from cluster.types import MICROSECONDS, FrameSample
 
 # Given a layer that is through and the KV of all overlap tokens, new and old: which of them go on.
 Thin = Callable[[int, np.ndarray, Tensor, Tensor], np.ndarray]
@@ -122,11 +124,15 @@ class DenseOracle:
     def _positions(
         self, samples: Sequence[FrameSample], frames: Sequence[FrameTokens], system: int, ask: int
     ) -> Tensor:
-        first = samples[0]
-        spans = [
-            FrameSpan((s.pts - first.pts) / 1e6, (s.pts - first.pts) // s.duration, f.cells, s.grid)
-            for s, f in zip(samples, frames, strict=True)
+        """By the published rule, not by the model's own code."""
+        seen = [
+            SeenFrame(
+                Fraction(sample.pts - samples[0].pts, MICROSECONDS),
+                sample.grid.group_rows,
+                sample.grid.group_cols,
+                [(row, column) for row, column in frame.cells.tolist()],
+            )
+            for sample, frame in zip(samples, frames, strict=True)
         ]
-        window = self.model.window_positions(system, spans)
-        after = torch.arange(window.next, window.next + ask)
-        return torch.cat([torch.arange(system).expand(3, -1), *window.frames, after.expand(3, -1)], dim=1)
+        rate = getattr(self.model.model.config.vision_config, "tokens_per_second", 0)
+        return torch.tensor(RULES[self.model.family](system, seen, ask, rate)).T

@@ -79,6 +79,18 @@ def test_tokens_and_the_certificate_are_mounted_by_the_control_pod_alone(variant
 
 
 @ANY_VARIANT
+def test_the_key_of_memories_is_mounted_where_they_are_written(variant: str) -> None:
+    objects = rendered(variant)
+    with_redis = any(each["metadata"]["name"] == "sightline-kv-redis" for each in of_kind(objects, "StatefulSet"))
+    for component, pod in pods(objects).items():
+        mounts = {mount["name"]: mount["mountPath"] for mount in pod["spec"]["containers"][0]["volumeMounts"]}
+        assert ("memory-key" in mounts) == (with_redis and component in ("control", "replica"))
+    for application in serve_config(objects)["applications"]:
+        key = application["args"]["configuration"]["security"].get("memory_key_file")
+        assert key == ("/etc/sightline/memory-key/key" if with_redis else None)
+
+
+@ANY_VARIANT
 def test_probe_of_the_gateway_speaks_as_the_gateway_does(variant: str) -> None:
     objects = rendered(variant)
     security = serve_config(objects)["applications"][0]["args"]["configuration"]["security"]

@@ -54,6 +54,14 @@ def refused(*settings: str, preset: str | None = None) -> str:
             "names another: leave one out",
         ),
         (
+            (PLAIN_INSIDE, TOKENS, "kvRedis.enabled=true", "kvRedis.secretName=r"),
+            "could forge what cameras remember: name memoryKey.secretName",
+        ),
+        (
+            (PLAIN_INSIDE, TOKENS, "config.tiers.redis_url=redis://elsewhere:6379"),
+            "could forge what cameras remember: name memoryKey.secretName",
+        ),
+        (
             (PLAIN_INSIDE, TOKENS, "monitoring.podMonitor.enabled=true"),
             "needs monitoring.podMonitor.tokenSecretName",
         ),

@@ -76,7 +76,8 @@ def test_the_longest_unused_block_of_the_stream_goes_first() -> None:
 
 def test_a_full_arena_takes_from_the_stream_furthest_above_its_share() -> None:
     tier = arena(2048)
-    tier.set_cap("gate", 4 * 2048)
+    tier.set_cap("yard", 512)
+    tier.set_cap("lane", 512)
     # Eight cells; the shares are 8/6 for each of two streams at one cap, and 4 times that for the gate.
     tier.store([(key(n, "yard"), block(1)) for n in range(2)])
     tier.store([(key(n, "lane"), block(1)) for n in range(1)])
@@ -154,6 +155,64 @@ def test_dropping_forgets_blocks_and_manifest_of_one_stream() -> None:
     assert held(tier, key(0), key(0, "gate")) == [False, True]
 
 
+def test_the_cap_counts_the_manifest_and_one_that_does_not_fit_replaces_nothing() -> None:
+    tier = arena(stream_bytes=4 * 256)
+    assert tier.put_manifest("yard", b"x" * 256) is HIT
+    assert tier.nbytes("yard") == tier.nbytes() == 256
+    assert tier.store([(key(n), block(1)) for n in range(4)]) == [RETRY, HIT, HIT, HIT]
+    assert tier.nbytes("yard") == 4 * 256
+    # One cell more: the longest unused block makes room.
+    assert tier.put_manifest("yard", b"y" * 257) is HIT
+    assert held(tier, *(key(n) for n in range(1, 4))) == [False, True, True]
+    assert tier.put_manifest("yard", b"z" * 1025) is MISS
+    assert tier.state().counts["too_large"] == 1
+    tier.pin([key(2), key(3)])
+    assert tier.put_manifest("yard", b"z" * 513) is RETRY
+    assert tier.manifest("yard") == (HIT, b"y" * 257)
+    assert tier.put_manifest("yard", b"") is HIT
+    assert tier.manifest("yard") == (HIT, b"")
+    assert tier.drop("yard") == 2
+    assert tier.nbytes() == 0
+    tier.put_manifest("yard", b"x")
+    tier.close()
+    assert tier.nbytes() == tier.reserved == 0
+
+
+def test_a_manifest_takes_the_slabs_that_were_used_longest_ago_and_no_other_block() -> None:
+    tier = arena(8 * 2048, slab=2048)
+    # Slab by slab: eight blocks lie in each.
+    tier.store([(key(n), block(1)) for n in range(64)])
+    tier.load([key(n) for n in range(8, 16)])
+    tier.pin([key(17)])
+    assert tier.put_manifest("gate", bytes(2 * 2048 - 100)) is HIT
+    assert held(tier, *(key(n) for n in range(64))) == [n not in {*range(8), *range(24, 32)} for n in range(64)]
+    # The next one needs no more room than the last has.
+    assert tier.put_manifest("gate", bytes(2 * 2048)) is HIT
+    assert tier.state().counts["evicted"] == 16
+    assert tier.reserved == 8 * 2048
+
+
+def test_a_lowest_tier_refuses_a_manifest_it_has_no_room_for() -> None:
+    tier = arena(2048 + 512, evicts=False)
+    tier.store([(key(n), block(1)) for n in range(8)])
+    assert tier.put_manifest("gate", b"a" * 513) is RETRY
+    assert tier.put_manifest("gate", b"a" * 300) is HIT
+    # In the place of the last one, though there is no room beside it.
+    assert tier.put_manifest("gate", b"b" * 512) is HIT
+    assert tier.put_manifest("gate", b"c" * 513) is RETRY
+    assert tier.manifest("gate") == (HIT, b"b" * 512)
+    assert all(held(tier, *(key(n) for n in range(8))))
+
+
+def test_a_stream_may_have_less_than_the_cap_of_all_and_never_more() -> None:
+    tier = arena(stream_bytes=512)
+    tier.set_cap("yard", 8192)
+    tier.set_cap("gate", 256)
+    assert (tier.cap("yard"), tier.cap("gate")) == (512, 256)
+    tier.store([(key(n, name), block(1)) for n in range(4) for name in ("yard", "gate")])
+    assert (tier.nbytes("yard"), tier.nbytes("gate")) == (512, 256)
+
+
 def test_after_close_nothing_is_held() -> None:
     tier = arena()
     tier.store([(key(1), block(1))])
@@ -221,12 +280,15 @@ def test_cells_never_overlap_and_never_exceed_the_total(steps: list[tuple[bool, 
 
 
 @given(
-    st.lists(st.tuples(st.sampled_from("slpud"), st.integers(0, 1), st.integers(0, 9), st.integers(0, 60)), max_size=50)
+    st.lists(
+        st.tuples(st.sampled_from("slpudm"), st.integers(0, 1), st.integers(0, 9), st.integers(0, 60)), max_size=50
+    )
 )
 def test_never_a_wrong_block_never_above_a_cap(steps: list[tuple[str, int, int, int]]) -> None:
     tier = arena(12288, stream_bytes=6144)
     wanted: dict[BlockKey, tuple[int, float]] = {}
     pinned: set[BlockKey] = set()
+    manifests: dict[str, bytes] = {}
     for turn, (what, stream, number, count) in enumerate(steps):
         name = key(number, "ab"[stream])
         if what == "s":
@@ -245,6 +307,9 @@ def test_never_a_wrong_block_never_above_a_cap(steps: list[tuple[str, int, int, 
             tier.drop(name.stream, [name])
             wanted.pop(name, None)
             pinned.discard(name)
+        elif what == "m" and tier.put_manifest(name.stream, bytes(100 * count)) is HIT:
+            manifests[name.stream] = bytes(100 * count)
+        assert tier.manifest(name.stream)[1] == manifests.get(name.stream)
         found = tier.load([name])[0]
         if found.block is not None:
             size, fill = wanted[name]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
+import struct
 
 import pytest
 import torch
@@ -136,6 +138,28 @@ def test_what_cannot_be_stored_is_said() -> None:
     odd = block(2)
     with pytest.raises(ValueError, match=r"must be \[n, D\]"):
         encode_block(KEY, Block(odd.key, odd.value[:1], odd.frame, odd.cell), fingerprint="m")
+
+
+def test_only_who_has_the_secret_makes_a_block() -> None:
+    made = block(2)
+    data = encode_block(KEY, made, fingerprint="m", secret=b"ours")
+    assert same(decode_block(data, KEY, fingerprint="m", secret=b"ours"), made)
+    for other in (b"", b"theirs"):
+        forged = encode_block(KEY, made, fingerprint="m", secret=other)
+        assert open_block(forged, KEY, fingerprint="m", secret=b"ours") is Fault.DAMAGED
+        assert open_block(data, KEY, fingerprint="m", secret=other) is Fault.DAMAGED
+        manifest = seal_manifest("yard", b"theirs", fingerprint="m", secret=other)
+        assert open_manifest(manifest, "yard", fingerprint="m", secret=b"ours") is Fault.DAMAGED
+    manifest = seal_manifest("yard", b"ours", fingerprint="m", secret=b"ours")
+    assert open_manifest(manifest, "yard", fingerprint="m", secret=b"ours") == b"ours"
+
+
+def test_the_digest_is_blake2b_over_name_version_and_content() -> None:
+    """Taken apart by hand: magic, version, digest; then what the digest is of."""
+    data = encode_block(KEY, block(2), fingerprint="m", secret=b"ours")
+    name = struct.pack("<qqqI", 3, 1, 17, len("yard")) + b"yard"
+    whole = hashlib.blake2b(name + struct.pack("<H", codec.VERSION) + data[22:], digest_size=16, key=b"ours")
+    assert data[:22] == b"SLKV" + struct.pack("<H", codec.VERSION) + whole.digest()
 
 
 def test_manifests_are_protected_alike() -> None:

@@ -12,7 +12,7 @@ from redis_server import RedisServer
 
 from cluster.errors import ConfigError
 from cluster.memory.tiers.base import Block, BlockKey, Outcome
-from cluster.memory.tiers.codec import encode_block
+from cluster.memory.tiers.codec import encode_block, seal_manifest
 from cluster.memory.tiers.redis import RedisTier
 
 HIT, MISS, RETRY = Outcome.HIT, Outcome.MISS, Outcome.RETRY
@@ -27,7 +27,7 @@ def block(fill: float, count: int = 4, width: int = 8) -> Block:
     return Block(kv, -kv, *torch.zeros(2, count, dtype=torch.int32))
 
 
-SIZE = len(encode_block(key(0), block(0), fingerprint="m"))
+SIZE = len(encode_block(key(0), block(0), fingerprint="m")) + 2 * len("sightline:kv:kv:yard:1:2:0")
 
 
 def redis_tier(server: RedisServer, **options: object) -> RedisTier:
@@ -48,9 +48,13 @@ def values(tier: RedisTier, *keys: BlockKey) -> list[float | Outcome]:
 
 
 def written_down(server: RedisServer, stream: str = "yard") -> dict[str, int]:
-    """The hash of sizes, and that it is true."""
+    """The hash of sizes, and that it is true: the value, and its name twice."""
     sizes = {name.decode(): int(size) for name, size in server.client.hgetall(f"sightline:kv:sizes:{stream}").items()}
-    assert sizes == {name: server.client.strlen(f"sightline:kv:kv:{stream}:{name}") for name in sizes}
+    names = {
+        name: f"sightline:kv:manifest:{stream}" if name == "manifest" else f"sightline:kv:kv:{stream}:{name}"
+        for name in sizes
+    }
+    assert sizes == {field: server.client.strlen(name) + 2 * len(name) for field, name in names.items()}
     return sizes
 
 
@@ -103,7 +107,7 @@ def test_after_a_drop_no_key_of_the_stream_exists(tier: RedisTier, redis_server:
     outcome, listed = tier.list_blocks("yard")
     assert (outcome, sorted(listed)) == (HIT, [key(n) for n in range(600)])
     assert tier.drop("yard", [key(0), key(0), key(1), key(900)]) == 2
-    assert len(written_down(redis_server)) == 598
+    assert len(written_down(redis_server)) == 599
     assert tier.drop("yard") == 598
     assert tier.nbytes("yard") == 0
     assert tier.manifest("yard") == (MISS, None)
@@ -119,7 +123,8 @@ def test_who_takes_a_stream_over_finds_all_of_it(tier: RedisTier, redis_server: 
     tier.store([(key(n), block(n)) for n in range(5)])
     tier.put_manifest("yard", b"where all is")
     assert other.manifest("yard") == (HIT, b"where all is")
-    assert other.nbytes("yard") == tier.nbytes("yard") == 5 * SIZE
+    manifest = redis_server.client.strlen("sightline:kv:manifest:yard") + 2 * len("sightline:kv:manifest:yard")
+    assert other.nbytes("yard") == tier.nbytes("yard") == 5 * SIZE + manifest
     assert values(other, key(3)) == [3.0]
     assert other.drop("yard") == 5
     assert not redis_server.names()
@@ -189,6 +194,77 @@ def test_a_manifest_of_another_model_or_damaged_is_none(tier: RedisTier, redis_s
     other.close()
 
 
+def test_the_cap_counts_the_manifest_and_one_that_does_not_fit_replaces_nothing(redis_server: RedisServer) -> None:
+    # Header, length of the fingerprint and "m": 25 bytes beside the manifest and its name.
+    framing = 25 + 2 * len("sightline:kv:manifest:yard")
+    tier = redis_tier(redis_server, cap_bytes=2 * SIZE + 1000)
+    assert tier.put_manifest("yard", bytes(1000 - framing)) is HIT
+    assert tier.store([(key(n), block(n)) for n in range(3)]) == [HIT, HIT, RETRY]
+    assert tier.nbytes("yard") == sum(written_down(redis_server).values()) == 2 * SIZE + 1000
+    assert tier.put_manifest("yard", bytes(1001 - framing)) is RETRY
+    assert "does not fit" in tier.state().reason
+    assert tier.put_manifest("yard", bytes(2 * SIZE + 1001 - framing)) is MISS
+    assert tier.state().counts["too_large"] == 1
+    assert tier.manifest("yard") == (HIT, bytes(1000 - framing))
+    assert tier.put_manifest("yard", bytes(10)) is HIT
+    assert tier.state().reason == ""
+    tier.close()
+
+
+def test_a_camera_may_have_less_than_the_configured_cap_and_never_more(redis_server: RedisServer) -> None:
+    tier = redis_tier(redis_server, cap_bytes=2 * SIZE)
+    tier.set_cap("yard", 64 * SIZE)
+    tier.set_cap("gate", SIZE)
+    assert (tier.cap("yard"), tier.cap("gate")) == (2 * SIZE, SIZE)
+    assert tier.store([(key(n), block(n)) for n in range(3)]) == [HIT, HIT, RETRY]
+    assert tier.store([(key(n, "gate"), block(n)) for n in range(2)]) == [HIT, RETRY]
+    tier.close()
+
+
+SECRET = b"known to the processes of the cluster"
+
+
+@pytest.mark.parametrize("forger", [b"", b"another secret"])
+def test_what_somebody_else_wrote_into_the_server_is_a_miss(redis_server: RedisServer, forger: bytes) -> None:
+    """The forger knows format, names and fingerprint, and not the secret."""
+    tier = redis_tier(redis_server, secret=SECRET)
+    tier.store([(key(1), block(1)), (key(2), block(2))])
+    tier.put_manifest("yard", b"ours")
+    forged = encode_block(key(1), block(66), fingerprint="m", secret=forger)
+    redis_server.client.set("sightline:kv:kv:yard:1:2:1", forged)
+    redis_server.client.set(
+        "sightline:kv:manifest:yard", seal_manifest("yard", b"theirs", fingerprint="m", secret=forger)
+    )
+    assert values(tier, key(1), key(2)) == [MISS, 2.0]
+    assert tier.manifest("yard") == (MISS, None)
+    assert tier.state().counts["damaged"] == 2
+    # It makes way for what is ours.
+    assert tier.store([(key(1), block(3))]) == [HIT]
+    assert tier.put_manifest("yard", b"ours again") is HIT
+    assert values(tier, key(1)) == [3.0]
+    assert tier.manifest("yard") == (HIT, b"ours again")
+    tier.close()
+
+
+def test_what_is_ours_is_nothing_under_another_name(redis_server: RedisServer) -> None:
+    tier = redis_tier(redis_server, secret=SECRET)
+    other = redis_tier(redis_server, secret=SECRET, fingerprint="m2")
+    tier.store([(key(1), block(1)), (key(1, "gate"), block(7))])
+    tier.put_manifest("yard", b"of the yard")
+    client, prefix = redis_server.client, "sightline:kv:kv"
+    for name in ("yard:1:2:9", "yard:1:3:1", "yard:2:2:1", "gate:1:2:1"):
+        client.set(f"{prefix}:{name}", client.get(f"{prefix}:yard:1:2:1"))
+    client.set("sightline:kv:manifest:gate", client.get("sightline:kv:manifest:yard"))
+    replayed = [key(9), BlockKey("yard", 1, 3, 1), BlockKey("yard", 2, 2, 1), key(1, "gate")]
+    assert values(tier, *replayed) == [MISS] * 4
+    assert tier.manifest("gate") == (MISS, None)
+    assert tier.state().counts["damaged"] == 5
+    assert values(other, key(1)) == [MISS]
+    assert other.state().counts["foreign"] == 1
+    tier.close()
+    other.close()
+
+
 @settings(max_examples=40)
 @given(
     st.lists(
@@ -227,7 +303,8 @@ def test_the_hash_names_every_block_there_is(shared_redis: RedisServer, steps: l
             sizes = shared_redis.client.hgetall(f"sightline:kv:sizes:{s}")
             there = {each for each in every if each.stream == s and each in wanted}
             assert {f"1:2:{each.block}".encode() for each in there} <= set(sizes)
-            held = sum(shared_redis.client.strlen(f"sightline:kv:kv:{s}:1:2:{each.block}") for each in there)
+            names = [f"sightline:kv:kv:{s}:1:2:{each.block}" for each in there]
+            held = sum(shared_redis.client.strlen(name) + 2 * len(name) for name in names)
             assert held <= sum(map(int, sizes.values())) <= cap
             assert held <= tier.nbytes(s) <= cap
         names = {name for name in shared_redis.names() if ":kv:kv:" in name}

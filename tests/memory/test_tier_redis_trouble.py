@@ -90,20 +90,22 @@ def test_killed_and_started_again_it_is_empty_and_is_filled_again(own_redis: Red
     assert values(tier, key(1)) == [MISS]
     assert tier.nbytes("yard") == 0
     assert tier.store([(key(1), block(5))]) == [HIT]
-    assert tier.nbytes("yard") == own_redis.client.strlen("sightline:kv:kv:yard:0:0:1")
+    name = "sightline:kv:kv:yard:0:0:1"
+    assert tier.nbytes("yard") == own_redis.client.strlen(name) + 2 * len(name)
     assert tier.drop("yard") == 1
     assert not own_redis.names()
 
 
 def test_a_restart_between_two_calls_is_noticed(own_redis: RedisServer, opened: Opened) -> None:
     own_redis.start()
-    size = len(encode_block(key(0), block(0), fingerprint="m"))
+    size = len(encode_block(key(0), block(0), fingerprint="m")) + 2 * len("sightline:kv:kv:yard:0:0:0")
     tier = opened(cap_bytes=3 * size)
     assert tier.store([(key(n), block(n)) for n in range(3)]) == [HIT] * 3
     own_redis.kill()
     own_redis.start()
     # Whether the first call fails or finds the server empty: soon there is room, because nothing is held.
     wait_for(lambda: tier.store([(key(9), block(9))]) == [HIT])
+    assert tier.state().counts["failures"] >= 1
     assert tier.nbytes("yard") == size
     assert tier.store([(key(n), block(n)) for n in range(2)]) == [HIT] * 2
 
@@ -180,7 +182,8 @@ def test_a_server_that_evicts_gives_misses_and_still_forgets_all(own_redis: Redi
     assert 0 < found.count(MISS) < 60
     assert all(value in (MISS, float(n)) for n, value in enumerate(found))
     size = len(encode_block(key(0), block(0, 1000), fingerprint="m"))
-    assert tier.nbytes("yard") == (60 - found.count(MISS)) * size
+    names = sum(2 * len(f"sightline:kv:kv:yard:0:0:{n}") for n, value in enumerate(found) if value is not MISS)
+    assert tier.nbytes("yard") == (60 - found.count(MISS)) * size + names
     # The hash of sizes may be evicted too, and its writer be gone.
     own_redis.client.delete("sightline:kv:sizes:yard")
     listed = opened().list_blocks("yard")[1]

@@ -1,5 +1,7 @@
 """The reference is transformers' own forward, and our pieces put together reproduce it."""
 
+from fractions import Fraction
+
 import pytest
 import torch
 from PIL import Image
@@ -7,6 +9,7 @@ from transformers import AttentionInterface
 from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import GotOcr2ImageProcessorPil
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
+from cluster.bench.faults.positions import SeenFrame, qwen2_5_vl
 from cluster.models.base import FrameSpan, PatchBatch
 from cluster.models.pixels import IMAGENET_MEAN, IMAGENET_STD
 from cluster.models.rotary import rotate
@@ -36,6 +39,7 @@ def picture_frames(model, count):
 
 @torch.no_grad()
 def test_qwen_reference_is_the_processor_and_model_of_the_library(qwen):
+    """At the published positions: the library's own put the question elsewhere (see ``window_positions``)."""
     grid, pictures, frames = picture_frames(qwen, 3)
     pixels = Qwen2VLImageProcessorPil(do_resize=False)(images=pictures, return_tensors="pt")["pixel_values"]
     text = (
@@ -44,12 +48,16 @@ def test_qwen_reference_is_the_processor_and_model_of_the_library(qwen):
         + f"<|vision_end|>{QUESTION} Answer with yes or no only.<|im_end|>\n<|im_start|>assistant\n"
     )
     ids = torch.tensor([qwen.tokenizer(text)["input_ids"]])
+    system = ids[0].tolist().index(qwen.model.config.video_token_id)
+    cells = [(row, column) for row in range(grid.group_rows) for column in range(grid.group_cols)]
+    seen = [SeenFrame(Fraction(time), grid.group_rows, grid.group_cols, cells) for time in range(3)]
+    positions = qwen2_5_vl(system, seen, ids.shape[1] - system - 3 * grid.tokens, 2)
     with qwen._library_attention():
         expected = qwen.model(
             input_ids=ids,
             pixel_values_videos=pixels,
             video_grid_thw=torch.tensor([[3, grid.rows, grid.cols]]),
-            second_per_grid_ts=torch.tensor([1.0]),
+            position_ids=torch.tensor(positions).T[:, None],
             mm_token_type_ids=(ids == qwen.model.config.video_token_id).int() * 2,
         ).logits[0, -1]
     torch.testing.assert_close(qwen.reference_logits(frames, [5.0, 6.0, 7.0], QUESTION), expected, rtol=1e-4, atol=1e-4)

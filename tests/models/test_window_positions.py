@@ -1,8 +1,12 @@
 """Positions: the full layout is the library's; a pruned token stands where it would have stood."""
 
+import math
+from fractions import Fraction
+
 import pytest
 import torch
 
+from cluster.bench.faults.positions import SeenFrame, qwen2_5_vl
 from cluster.models.base import FrameSpan
 from cluster.types import PatchGrid
 
@@ -14,23 +18,46 @@ def spans_of(model, frames, period):
     ]
 
 
+def by_hand(rule, spans, first, question):
+    seen = [
+        SeenFrame(Fraction(s.time_s), s.grid.group_rows, s.grid.group_cols, [(r, c) for r, c in s.cells.tolist()])
+        for s in spans
+    ]
+    return torch.tensor(rule(first, seen, question, 2)).T
+
+
+def test_the_text_follows_the_largest_position_of_all_three_axes(qwen):
+    """40 s at two tokens a second over 16x16 groups behind 20 tokens: time ends at 20 + 79, rows at 20 + 15."""
+    grid = PatchGrid(32, 32, 14, 2, 2)
+    cells = torch.ones(16, 16).nonzero()
+    spans = [FrameSpan(time_s=slot / 2, slot=slot, cells=cells, grid=grid) for slot in range(80)]
+    window = qwen.window_positions(20, spans)
+    assert window.frames[-1].amax(1).tolist() == [99, 35, 35]
+    assert window.next == 100
+    assert qwen.window_positions(20, spans[:3]).next == 36
+
+
 @pytest.mark.parametrize("size", [(160, 120), (90, 160), (112, 112)])
-@pytest.mark.parametrize("period", [1.0, 0.5, 0.3, 4.0])
-def test_qwen_full_window_is_get_rope_index(qwen, make_frame, size, period):
+@pytest.mark.parametrize("period", [1.0, 0.5, 0.25, 4.0])
+def test_qwen_full_window_is_the_published_rule(qwen, make_frame, size, period):
     grid = qwen.geometry.grid(*size)
     spans = spans_of(qwen, [make_frame(grid) for _ in range(5)], period)
     first, question = 7, 4
-    video = qwen.model.config.video_token_id
-    ids = torch.tensor([[0] * first + [video] * (5 * grid.tokens) + [0] * question])
-    expected, _ = qwen.model.model.get_rope_index(
-        ids,
-        mm_token_type_ids=(ids == video).int() * 2,
-        video_grid_thw=torch.tensor([[5, grid.rows, grid.cols]]),
-        second_per_grid_ts=torch.tensor([period], dtype=torch.float64),
-    )
     window = qwen.window_positions(first, spans)
-    ours = torch.cat([*window.frames, torch.arange(window.next, window.next + question).expand(3, -1)], dim=1)
-    assert torch.equal(ours, expected[:, 0, first:])
+    before, after = torch.arange(first).expand(3, -1), torch.arange(window.next, window.next + question).expand(3, -1)
+    ours = torch.cat([before, *window.frames, after], dim=1)
+    assert torch.equal(ours, by_hand(qwen2_5_vl, spans, first, question))
+
+
+@pytest.mark.parametrize("fps", [Fraction(30000, 1001), Fraction(24000, 1001), Fraction(25, 2)])
+def test_qwen_times_of_a_camera_are_rounded(qwen, fps):
+    """Samples at 2 a second are the first pictures at or after each half second; two of them are one frame."""
+    pictures = [math.ceil(second * fps) / fps for second in range(60)]
+    grid, cells = PatchGrid(2, 2, 14, 2, 2), torch.zeros(1, 2, dtype=torch.int64)
+    for opened in range(20):
+        times = [round(float(time - pictures[opened]), 6) for time in pictures[opened : opened + 40]]
+        spans = [FrameSpan(time_s=time, slot=slot, cells=cells, grid=grid) for slot, time in enumerate(times)]
+        assert [int(frame[0, 0]) for frame in qwen.window_positions(0, spans).frames] == list(range(0, 80, 2))
 
 
 def test_internvl_full_window_counts_up(internvl, make_frame):

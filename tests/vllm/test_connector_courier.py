@@ -81,7 +81,7 @@ def test_a_stream_that_is_forgotten_leaves_nothing(tmp_path: Path) -> None:
     fill(folder, a=block_of(5), b=block_of(3))
     with courier_of(folder, tier) as courier:
         courier.keep("gate", ["a"])
-        courier.note("gate", b"what it takes")
+        courier.note("gate", lambda: b"what it takes")
         courier.keep("yard", ["b"])
         assert courier.flush(10)
         assert courier.noted("gate") == b"what it takes"
@@ -100,7 +100,7 @@ def test_a_manifest_is_written_behind_its_blocks(tmp_path: Path) -> None:
     room = Arena(2**16, evicts=False, slab_bytes=2**14)
     with courier_of(folder, room) as courier:
         courier.keep("gate", ["a", "b"])
-        courier.note("gate", b"a and b")
+        courier.note("gate", lambda: b"a and b")
         assert not courier.flush(1.0)
         assert courier.noted("gate") is None
         courier.drop("gate", ["a"])

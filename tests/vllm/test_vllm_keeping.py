@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
 
 import pytest
 import torch
@@ -35,6 +37,20 @@ def shared() -> Shared:
 
 def stack(*below: Arena) -> TierStack:
     return TierStack([Arena(2**22, name="host", slab_bytes=2**16), *below])
+
+
+@dataclass(frozen=True)
+class State:
+    """A window's state that is bytes already."""
+
+    data: bytes
+
+    @property
+    def nbytes(self) -> int:
+        return len(self.data)
+
+    def dump(self) -> bytes:
+        return self.data
 
 
 @contextmanager
@@ -70,8 +86,8 @@ def test_another_process_finds_a_window_and_its_writer_does_not() -> None:
     node = shared()
     with keeper(stack(node), lambda stream: {"of": stream}) as here, keeper(stack(node)) as there:
         assert there.found("gate") is None
-        assert here.note("gate", b"first")
-        assert here.note("gate", b"second")
+        assert here.note("gate", State(b"first"))
+        assert here.note("gate", State(b"second"))
         assert here.post.settle("gate", 10)
         assert here.found("gate") is None
         assert there.found("gate") == b"second"
@@ -83,11 +99,11 @@ def test_another_process_finds_a_window_and_its_writer_does_not() -> None:
 def test_a_window_is_handed_over_only_where_others_find_it() -> None:
     node = shared()
     with keeper(stack()) as alone:
-        assert not alone.hand_over("gate", b"window")
+        assert not alone.hand_over("gate", State(b"window"))
     with keeper(stack(node)) as here:
-        assert here.hand_over("gate", b"window")
+        assert here.hand_over("gate", State(b"window"))
         node.down = True
-        assert not here.hand_over("gate", b"newer")
+        assert not here.hand_over("gate", State(b"newer"))
         node.down = False
         # What the node could not take waits until it can.
         assert here.post.settle("gate", 10)
@@ -97,7 +113,7 @@ def test_a_window_is_handed_over_only_where_others_find_it() -> None:
 def test_a_window_that_is_too_large_is_counted_and_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(keeping, "MAX_BYTES", 10)
     with keeper(stack(shared())) as here:
-        assert not here.hand_over("gate", bytes(11))
+        assert not here.hand_over("gate", State(bytes(11)))
         assert here.too_large == 1
         assert here.post.noted("gate") is None
 
@@ -106,15 +122,23 @@ def test_what_a_tier_cannot_take_is_tried_again_and_only_the_newest_waits() -> N
     node = shared()
     node.down = True
     post = Post(node)
+    made = []
+
+    def written(number: int) -> bytes:
+        made.append(number)
+        return str(number).encode()
+
     try:
         for number in range(20):
-            post.note("gate", str(number).encode())
-        post.note("yard", b"yard")
+            post.note("gate", partial(written, number))
+        post.note("yard", lambda: b"yard")
         assert not post.flush(0.2)
         assert post.counts["retries"] > 0
         node.down = False
         assert post.flush(30)
         assert (node.manifest("gate")[1], node.manifest("yard")[1]) == (b"19", b"yard")
+        # What a newer one replaced before it was written never became bytes.
+        assert len(set(made)) <= 3
         assert post.counts["noted"] <= 3
     finally:
         post.close()
@@ -127,13 +151,13 @@ def test_what_waited_is_not_written_after_its_end(end: str) -> None:
     node.down = True
     post = Post(node)
     try:
-        post.note("gate", b"late")
+        post.note("gate", lambda: b"late")
         deadline = time.monotonic() + 30
         while not post.counts["retries"]:
             assert time.monotonic() < deadline
         getattr(post, end)("gate")
         node.down = False
-        post.note("yard", b"yard")
+        post.note("yard", lambda: b"yard")
         assert post.settle("yard", 30)
         assert post.flush(30)
         assert node.manifest("gate") == (Outcome.MISS, None)
@@ -150,7 +174,7 @@ def test_what_is_of_no_use_is_dropped_before_anything_new_is_written() -> None:
     with keeper(stack(node)) as here:
         assert here.found("gate") is None
         here.begin("gate")
-        here.note("gate", b"window")
+        here.note("gate", State(b"window"))
         assert here.post.flush(30)
         assert node.nbytes("gate") == 0
         kept = unpack(node.manifest("gate")[1])

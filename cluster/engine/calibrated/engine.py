@@ -130,7 +130,7 @@ class CalibratedEngine:
 
     def export_stream(self, stream: str) -> bytes:
         """See ``Engine.export_stream``."""
-        return export.dump(self._stream(stream), self._fingerprint)
+        return export.snapshot(self._stream(stream), self._fingerprint).dump()
 
     def import_stream(self, spec: StreamSpec, state: bytes) -> None:
         """See ``Engine.import_stream``; a stream of that name is replaced."""

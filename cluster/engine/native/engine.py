@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache
 
 import numpy as np
@@ -124,7 +125,7 @@ class NativeEngine(WindowedEngine):
 
     def export_stream(self, stream: str) -> bytes:
         """See ``Engine.export_stream``."""
-        return export.dump(self._stream(stream), self.fingerprint)
+        return export.snapshot(self._stream(stream), self.fingerprint).dump()
 
     def import_stream(self, spec: StreamSpec, state: bytes) -> None:
         """See ``Engine.import_stream``; a stream of that name is replaced."""
@@ -146,7 +147,10 @@ class NativeEngine(WindowedEngine):
         held = self._streams.get(stream)
         if held is None or held.nbytes > limit:
             return None
-        return export.take_down(held, self.fingerprint)
+        taken = export.snapshot(held, self.fingerprint)
+        # The next window writes over these.
+        kv = {name: taken.tensors[name].clone(memory_format=torch.contiguous_format) for name in ("k", "v")}
+        return replace(taken, tensors={**taken.tensors, **kv}).dump
 
     # -- windows --------------------------------------------------------------------------------------
     def step(self, requests: Sequence[WindowRequest]) -> list[Answer]:

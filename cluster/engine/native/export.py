@@ -7,8 +7,7 @@ patches.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy.typing as npt
@@ -30,24 +29,34 @@ VERSION = 1
 _SCALARS = ("index", "pts", "duration", "anchor", "complete", "activity", "size", "first")
 
 
-def dump(stream: Stream, fingerprint: str) -> bytes:
-    """The state of one stream; ``fingerprint`` is that of the model it was computed with."""
-    return take_down(stream, fingerprint)()
+@dataclass(frozen=True, slots=True, eq=False)
+class Snapshot:
+    """The state of one stream at one moment, before it is bytes."""
+
+    header: dict[str, Any]
+    tensors: dict[str, Tensor]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the tensors."""
+        return sum(tensor.nbytes for tensor in self.tensors.values())
+
+    def dump(self) -> bytes:
+        """What :func:`load` reads."""
+        tensors = {name: tensor.contiguous() for name, tensor in self.tensors.items()}
+        return save_tensors(tensors, metadata={"sightline": json.dumps(self.header)})
 
 
-def take_down(stream: Stream, fingerprint: str) -> Callable[[], bytes]:
-    """The same in two steps: what is returned gives the state as it is now, whatever becomes of the stream until then,
-    and may be called on another thread."""
+def snapshot(stream: Stream, fingerprint: str) -> Snapshot:
+    """The state of one stream; ``fingerprint`` is that of the model it was computed with.
+
+    Of what changes while the stream goes on only the KV is not copied: a stream that has some is dumped at once.
+    """
     k, v = stream.kv.stretch()
     # Slots of a window that broke off, or of questions, are not part of the stretch: what is dumped is committed.
-    tensors: dict[str, Tensor] = {}
+    tensors: dict[str, Tensor] = {"k": k, "v": v}
     for number, frame in enumerate(stream.frames):
         tensors |= {f"{number}.{name}": tensor for name, tensor in _frame_tensors(frame).items()}
-    # Embeddings and what the planner knows of a frame are replaced, and never changed; the slab is.
-    tensors |= {
-        "k": k.clone(memory_format=torch.contiguous_format),
-        "v": v.clone(memory_format=torch.contiguous_format),
-    }
     last = stream.last
     header = {
         "version": VERSION,
@@ -63,17 +72,11 @@ def take_down(stream: Stream, fingerprint: str) -> Callable[[], bytes]:
         "newest": stream.newest,
         "counters": asdict(stream.counters),
     }
-    body = json.dumps(header)
-
-    def state() -> bytes:
-        whole = {name: tensor.cpu().contiguous() for name, tensor in tensors.items()}
-        return save_tensors(whole, metadata={"sightline": body})
-
-    return state
+    return Snapshot(header, tensors)
 
 
 def load(state: bytes, spec: StreamSpec, kv: KVSlab, fingerprint: str) -> Stream:
-    """The inverse of :func:`dump`, into the empty slab ``kv``.
+    """The inverse of :meth:`Snapshot.dump`, into the empty slab ``kv``.
 
     Raises:
         ModelError: not a stream's state, of another version, or computed with another model.
@@ -121,7 +124,6 @@ def _frame_tensors(frame: HeldFrame) -> dict[str, Tensor]:
     if frame.tokens is not None:
         tensors |= {"embeds": frame.tokens.embeds, "cells": frame.tokens.cells}
     if frame.computed is not None:
-        # Changed in place by the windows to come.
         tensors["computed"] = torch.from_numpy(frame.computed.copy())
     return tensors
 

@@ -24,8 +24,8 @@ from cluster.engine.native.planner import (
     tails_of,
 )
 from cluster.engine.native.refresh import RefreshContext, RefreshPolicy, Selection, refresh_policies
-from cluster.engine.native.stream import HeldFrame, Stream
-from cluster.models.base import FrameSpan, FrameTokens, VisionLanguageModel
+from cluster.engine.native.stream import HeldFrame, Stream, spans_of, tokens_of
+from cluster.models.base import FrameTokens, VisionLanguageModel
 from cluster.types import MICROSECONDS, Question
 
 # Rows whose queries a memory is shown; SnapKV looks at the last 32.
@@ -108,7 +108,7 @@ def plan_window(
     ``watch``: the raw queries of the last rows of every question are wanted.
     """
     stream.drop(stream.frames.index(frames[0]))
-    tokens = [_tokens(frame) for frame in frames]
+    tokens = [tokens_of(frame) for frame in frames]
     visual = sum(map(len, tokens))
     cached = sum(len(held) for held, frame in zip(tokens, frames, strict=True) if frame.has_kv)
     tails = tails_of(len(system) + visual, [len(p) for p in prompts], [p.room for p in prompts])
@@ -148,8 +148,8 @@ def commit(plan: WindowPlan, result: PassResult) -> None:
     for frame in frames:
         if frame.computed is None:
             frame.first = stream.next_token
-            frame.computed = np.zeros((3, len(_tokens(frame))), np.int64)
-            stream.next_token += len(_tokens(frame))
+            frame.computed = np.zeros((3, len(tokens_of(frame))), np.int64)
+            stream.next_token += len(tokens_of(frame))
     through = np.zeros(plan.visual, dtype=bool)
     through[result.slots - plan.system] = True
     context = np.array([[plan.request.window], [frames[0].first], [frames[0].pts]])
@@ -173,11 +173,6 @@ def watched_rows(lengths: Sequence[int]) -> IntArray:
     return rows if len(rows) <= WATCHED_ROWS else rows[np.arange(WATCHED_ROWS) * len(rows) // WATCHED_ROWS]
 
 
-def _tokens(frame: HeldFrame) -> FrameTokens:
-    assert frame.tokens is not None
-    return frame.tokens
-
-
 def _rows(tokens: Sequence[FrameTokens], computed: BoolArray) -> list[Tensor]:
     """Embeddings of the tokens to compute, frame by frame."""
     rows: list[Tensor] = []
@@ -196,17 +191,7 @@ def _positions(
     model: VisionLanguageModel, system: int, frames: Sequence[HeldFrame], tails: Sequence[Tail]
 ) -> tuple[Tensor, int]:
     """Positions ``[3, slots]`` of all slots, and that of a question's first token."""
-    opened = frames[0].pts
-    spans = [
-        FrameSpan(
-            time_s=(frame.pts - opened) / MICROSECONDS,
-            slot=round((frame.pts - opened) / frame.duration),
-            cells=_tokens(frame).cells,
-            grid=frame.grid,
-        )
-        for frame in frames
-    ]
-    window = model.window_positions(system, spans)
+    window = model.window_positions(system, spans_of(frames))
     device = model.device
     parts = [torch.arange(system, device=device).expand(3, -1), *(part.to(device) for part in window.frames)]
     parts += [
@@ -236,8 +221,8 @@ def refresh_context(
     stream: Stream, window: int, frames: Sequence[HeldFrame], system: int, layers: int
 ) -> RefreshContext:
     """What a policy may know of the overlap: the tokens of ``frames`` that have KV."""
-    overlap = [(index, frame) for index, frame in enumerate(frames) if frame.has_kv and len(_tokens(frame))]
-    counts = np.array([len(_tokens(frame)) for _, frame in overlap], np.int64)
+    overlap = [(index, frame) for index, frame in enumerate(frames) if frame.has_kv and len(tokens_of(frame))]
+    counts = np.array([len(tokens_of(frame)) for _, frame in overlap], np.int64)
     count = int(counts.sum())
 
     def spread(values: Sequence[float], dtype: type) -> npt.NDArray[Any]:
@@ -248,7 +233,7 @@ def refresh_context(
     computed = np.concatenate(
         [np.zeros((3, 0), np.int64), *(f.computed for _, f in overlap if f.computed is not None)], 1
     )
-    cells = [_tokens(frame).cells.cpu().numpy() for _, frame in overlap]
+    cells = [tokens_of(frame).cells.cpu().numpy() for _, frame in overlap]
     share = stream.spec.refresh_budget
     return RefreshContext(
         stream=stream.spec.stream,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -37,6 +38,11 @@ class Timeline:
         """Camera's seconds ``[n]`` float64 before the window -> seconds from the memory's beginning."""
         age = max(self.opened_s - self.oldest_s, 1e-9)
         return ((seconds - self.oldest_s) * (self.length_s / age)).clamp(min=0.0)
+
+    @property
+    def slots(self) -> int:
+        """Slots that the memory takes up before the window."""
+        return math.ceil(self.length_s / self.frame_s - 1e-6)
 
     def slot(self, placed: Tensor) -> Tensor:
         """Placed seconds -> the frame's slot."""

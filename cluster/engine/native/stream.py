@@ -12,8 +12,8 @@ from cluster.engine.native.kv import KVSlab
 from cluster.engine.native.planner import IntArray
 from cluster.engine.native.windows import WindowClock, WindowSpan, opening, place
 from cluster.memory.chunk import KVChunk, Leave
-from cluster.models.base import FrameTokens
-from cluster.types import Answer, BoolGrid, FrameSample, PatchGrid, Question, StreamSpec, UInt8Array
+from cluster.models.base import FrameSpan, FrameTokens
+from cluster.types import MICROSECONDS, Answer, BoolGrid, FrameSample, PatchGrid, Question, StreamSpec, UInt8Array
 
 
 @dataclass(slots=True, eq=False)
@@ -260,3 +260,25 @@ def chunks_of(stream: str, frames: Sequence[HeldFrame], kv: KVSlab) -> Iterator[
 def _owned(array: UInt8Array) -> UInt8Array:
     """The array itself if its memory is its own; a copy of a view, which would keep a whole message alive."""
     return array if array.base is None and array.flags.writeable else array.copy()
+
+
+def tokens_of(frame: HeldFrame) -> FrameTokens:
+    """Tokens of a frame that went through the tower."""
+    assert frame.tokens is not None
+    return frame.tokens
+
+
+def spans_of(frames: Sequence[HeldFrame], *, after_s: float = 0.0, after_slots: int = 0) -> list[FrameSpan]:
+    """Places of a window's frames, behind ``after_s`` seconds and ``after_slots`` slots of what stands before it.
+
+    Slots count frames: those of a camera whose rate changes, or that lost some, still ascend by whole frames.
+    """
+    return [
+        FrameSpan(
+            time_s=after_s + (frame.pts - frames[0].pts) / MICROSECONDS,
+            slot=after_slots + number,
+            cells=tokens_of(frame).cells,
+            grid=frame.grid,
+        )
+        for number, frame in enumerate(frames)
+    ]

@@ -15,8 +15,8 @@ from cluster.engine.native.kernels import kernel_for
 from cluster.engine.native.kv import KVSlab
 from cluster.engine.native.plan import SystemPrompt
 from cluster.engine.native.recall import RecallAttention, Surroundings
-from cluster.engine.native.stream import HeldFrame, chunks_of
-from cluster.engine.native.surroundings import surroundings, tokens_of
+from cluster.engine.native.stream import HeldFrame, chunks_of, tokens_of
+from cluster.engine.native.surroundings import surroundings
 from cluster.engine.native.system import system_prompt
 from cluster.errors import ConfigError, NotReadyError
 from cluster.memory.recollection import RecallStats, Recollection

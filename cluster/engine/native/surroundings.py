@@ -10,9 +10,9 @@ from torch import Tensor
 from cluster.engine.native.attention import rotate
 from cluster.engine.native.plan import SystemPrompt
 from cluster.engine.native.recall import Local, Surroundings, Timeline
-from cluster.engine.native.stream import HeldFrame
+from cluster.engine.native.stream import HeldFrame, spans_of, tokens_of
 from cluster.memory.stream import StreamMemory
-from cluster.models.base import FrameSpan, FrameTokens, VisionLanguageModel
+from cluster.models.base import FrameSpan, VisionLanguageModel
 from cluster.types import MICROSECONDS, PatchGrid
 
 # Seconds that the memory takes up before the window at most; what is older is squeezed into them.
@@ -36,27 +36,17 @@ def surroundings(
         since: time (microseconds, as the memory counts) before which nothing of the memory is wanted.
     """
     timeline, grid = _timeline(model, memory, frames, since)
-    tokens = [tokens_of(frame) for frame in frames]
-    opened = frames[0].pts if frames else 0
     before = timeline.length_s
-    spans = [
-        FrameSpan(
-            before + (frame.pts - opened) / MICROSECONDS,
-            round((before + (frame.pts - opened) / MICROSECONDS) / timeline.frame_s),
-            held.cells,
-            frame.grid,
-        )
-        for frame, held in zip(frames, tokens, strict=True)
-    ]
+    spans = spans_of(frames, after_s=before, after_slots=timeline.slots)
     # Without a window, the place of the last remembered frame: the question stands behind that.
     last = max(0.0, before - timeline.frame_s)
-    empty = FrameSpan(last, round(last / timeline.frame_s), torch.zeros(0, 2, dtype=torch.int64), grid)
+    empty = FrameSpan(last, max(0, timeline.slots - 1), torch.zeros(0, 2, dtype=torch.int64), grid)
     window = model.window_positions(len(system), spans or [empty])
     device = model.device
     positions = torch.cat(
         [torch.arange(len(system), device=device).expand(3, -1), *(part.to(device) for part in window.frames)], dim=1
     )
-    known = [held for frame, held in zip(frames, tokens, strict=True) if frame.has_kv]
+    known = [tokens_of(frame) for frame in frames if frame.has_kv]
     count = len(system) + sum(map(len, known))
     cos, sin = (part.to(model.dtype) for part in model.rotary(positions[:, :count]))
     held_k, held_v = _last(kv, count - len(system), system)
@@ -68,12 +58,6 @@ def surroundings(
         torch.cat([torch.full((len(system),), -1, device=device), *number]),
     )
     return Surroundings(local, len(system), timeline, grid, positions[:, count:], window.next)
-
-
-def tokens_of(frame: HeldFrame) -> FrameTokens:
-    """Tokens of a frame that went through the tower."""
-    assert frame.tokens is not None
-    return frame.tokens
 
 
 def _timeline(

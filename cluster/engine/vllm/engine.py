@@ -21,7 +21,7 @@ from cluster.engine.native.fingerprint import fingerprint
 from cluster.engine.native.kv import KVSlab
 from cluster.engine.native.score import YesNoScore
 from cluster.engine.native.stats import WindowStats
-from cluster.engine.native.stream import HeldFrame, Stream
+from cluster.engine.native.stream import HeldFrame, Stream, spans_of
 from cluster.engine.native.windowed import WindowedEngine, Work, first_set, shape_of
 from cluster.engine.native.windows import WindowClock
 from cluster.engine.vllm.served import Served, serve_folder
@@ -111,6 +111,8 @@ class VllmEngine(WindowedEngine):
         """See ``Engine.admit``. A window that another process left in the tiers goes on, where the stream has a memory:
         nothing of one without it is written there."""
         self._check(spec)
+        if self._tiers is not None and spec.memory is not None:
+            self._tiers.set_cap(spec.stream, spec.memory.cap_bytes)
         window, stride = shape_of(spec)
         held = self._streams.get(spec.stream)
         new = held is None and not (spec.memory is not None and self._resumed(spec))
@@ -138,13 +140,16 @@ class VllmEngine(WindowedEngine):
     def hand_over(self, stream: str) -> bool:
         """See ``Engine.hand_over``: the window goes through the tiers, and with mode reuse its KV."""
         keeper = self._keeper_of(stream)
-        saved = keeper is not None and keeper.hand_over(stream, self.export_stream(stream))
+        saved = keeper is not None and keeper.hand_over(stream, self._snapshot(stream))
         self.evict(stream)
         return saved
 
     def export_stream(self, stream: str) -> bytes:
         """See ``Engine.export_stream``: frames and their embeddings, in the form that the native engine reads too."""
-        return export.dump(self._stream(stream), self._fingerprint)
+        return self._snapshot(stream).dump()
+
+    def _snapshot(self, stream: str) -> export.Snapshot:
+        return export.snapshot(self._stream(stream), self._fingerprint)
 
     def import_stream(self, spec: StreamSpec, state: bytes) -> None:
         """See ``Engine.import_stream``; a stream of that name is replaced. KV of a native engine is let go of."""
@@ -172,11 +177,11 @@ class VllmEngine(WindowedEngine):
         for request in requests:
             keeper = self._keeper_of(request.stream)
             if keeper is not None:
-                keeper.note(request.stream, self.export_stream(request.stream))
+                keeper.note(request.stream, self._snapshot(request.stream))
         return answers
 
     def _compute(self, work: Sequence[Work], started: float, answers: dict[str, list[Answer]]) -> list[WindowStats]:
-        from cluster.engine.vllm.layout import Window, positions_of
+        from cluster.engine.vllm.layout import Window
 
         began = time.perf_counter()
         self._encode(work)
@@ -186,7 +191,7 @@ class VllmEngine(WindowedEngine):
                 each.stream,
                 each.request,
                 each.frames,
-                positions_of(self.model, len(self._system), each.frames),
+                self.model.window_positions(len(self._system), spans_of(each.frames)),
                 each.stream.spec.questions,
                 [self.max_new_tokens if question.explain else 1 for question in each.stream.spec.questions],
             )

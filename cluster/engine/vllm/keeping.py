@@ -11,7 +11,7 @@ import struct
 import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from cluster.engine.vllm.connector.post import Post
 from cluster.memory.tiers.stack import TierStack
@@ -57,6 +57,15 @@ def unpack(manifest: bytes | None) -> Kept | None:
         return None
 
 
+class State(Protocol):
+    """State of a stream at one moment, as :class:`cluster.engine.native.export.Snapshot`."""
+
+    @property
+    def nbytes(self) -> int: ...
+
+    def dump(self) -> bytes: ...
+
+
 class WindowKeeper:
     """Writes the windows of one process to the tiers, and finds those of another. Called by the engine's thread.
 
@@ -79,15 +88,19 @@ class WindowKeeper:
         kept = unpack(self.post.noted(stream))
         return None if kept is None or kept.writer == self._writer else kept.window
 
-    def note(self, stream: str, window: bytes) -> bool:
-        """Write down how things stand, some time soon; false where that is too much."""
-        if len(window) > MAX_BYTES:
+    def note(self, stream: str, window: State) -> bool:
+        """Write down how things stand, some time soon; false where that is too much.
+
+        It becomes bytes in the thread that writes it, and not at all where a newer one is noted before that.
+        """
+        if window.nbytes > MAX_BYTES:
             self.too_large += 1
             return False
-        self.post.note(stream, Kept(window, self._held(stream), self._writer).pack())
+        held = self._held(stream)
+        self.post.note(stream, lambda: Kept(window.dump(), held, self._writer).pack())
         return True
 
-    def hand_over(self, stream: str, window: bytes) -> bool:
+    def hand_over(self, stream: str, window: State) -> bool:
         """Have it written down where another process finds it; false where that cannot be."""
         noted = self.note(stream, window) and self.post.settle(stream, HAND_OVER_S)
         return noted and self.tiers.shared

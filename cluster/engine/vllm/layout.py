@@ -11,13 +11,13 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from cluster.engine.native.encode import encode_pending
-from cluster.engine.native.stream import HeldFrame, Stream
+from cluster.engine.native.stream import HeldFrame, Stream, tokens_of
 from cluster.engine.vllm.connector.post import Post
 from cluster.engine.vllm.core import Ask, Reply
 from cluster.engine.vllm.items import WindowItem, check_items, content_digest, window_prompt
 from cluster.engine.vllm.served import Served
-from cluster.models.base import FrameSpan, FrameTokens, VisionLanguageModel, WindowPositions
-from cluster.types import MICROSECONDS, Question, WindowRequest
+from cluster.models.base import VisionLanguageModel, WindowPositions
+from cluster.types import Question, WindowRequest
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -38,7 +38,7 @@ class Window:
     @property
     def visual(self) -> int:
         """Tokens of all frames."""
-        return sum(len(frame_tokens(frame)) for frame in self.frames)
+        return sum(len(tokens_of(frame)) for frame in self.frames)
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +175,7 @@ class Prompts:
         ]
         items = []
         for number, (frame, positions) in enumerate(shown):
-            embeds = self.embeds(frame_tokens(frame).embeds)
+            embeds = self.embeds(tokens_of(frame).embeds)
             key = self.digest(window.stream.spec.stream, frame, embeds)
             after = window.positions.next if number == len(shown) - 1 else None
             items.append(WindowItem.of(embeds, positions.cpu().contiguous(), key, after=after))
@@ -227,27 +227,6 @@ class Prompts:
     def _spoken(self, token: int, at: int) -> WindowItem:
         embeds = self.embeds(self.model.embed(torch.tensor([token])))
         return WindowItem.of(embeds, torch.full((3, 1), at), content_digest(embeds), after=at + 1)
-
-
-def frame_tokens(frame: HeldFrame) -> FrameTokens:
-    """Tokens of a frame that went through the tower."""
-    assert frame.tokens is not None
-    return frame.tokens
-
-
-def positions_of(model: VisionLanguageModel, system: int, frames: Sequence[HeldFrame]) -> WindowPositions:
-    """Positions of a window's frames, as the native engine gives them, behind ``system`` tokens."""
-    opened = frames[0].pts
-    spans = [
-        FrameSpan(
-            time_s=(frame.pts - opened) / MICROSECONDS,
-            slot=round((frame.pts - opened) / frame.duration),
-            cells=frame_tokens(frame).cells,
-            grid=frame.grid,
-        )
-        for frame in frames
-    ]
-    return model.window_positions(system, spans)
 
 
 def _triangle(count: int) -> int:

@@ -19,7 +19,7 @@ from cluster.engine.native.fingerprint import fingerprint
 from cluster.engine.native.plan import refresh_context
 from cluster.engine.native.planner import BoolArray, IntArray
 from cluster.engine.native.refresh import refresh_policies
-from cluster.engine.native.stream import HeldFrame
+from cluster.engine.native.stream import HeldFrame, tokens_of
 from cluster.engine.vllm.connector.courier import Courier
 from cluster.engine.vllm.connector.order import Order, Piece, WindowFrame, reordered
 from cluster.engine.vllm.connector.post import Shelf
@@ -30,7 +30,7 @@ from cluster.engine.vllm.connector.store import BlockFolder, KVShape
 from cluster.engine.vllm.core import Ask, Reply
 from cluster.engine.vllm.items import WindowItem, content_digest
 from cluster.engine.vllm.keeping import unpack
-from cluster.engine.vllm.layout import Counted, Prompts, Window, frame_tokens
+from cluster.engine.vllm.layout import Counted, Prompts, Window
 from cluster.engine.vllm.served import Served
 from cluster.models.base import VisionLanguageModel
 from cluster.types import mask_digest
@@ -194,7 +194,7 @@ class ReuseLayout:
         frames, masks, overlap = [], [], 0
         chosen = self._refreshed(window, camera)
         for frame in window.frames:
-            held, tokens = camera.held.get(frame.pts), len(frame_tokens(frame))
+            held, tokens = camera.held.get(frame.pts), len(tokens_of(frame))
             frames.append(WindowFrame(_content(camera, frame), tokens, None if held is None else held.key))
             if held is None:
                 masks.append(np.ones(tokens, dtype=bool))
@@ -240,7 +240,7 @@ class ReuseLayout:
             if piece.start < plan.order.transfer.loaded:
                 embeds = torch.zeros(1, hidden, dtype=self.prompts.model.dtype).expand(count, hidden)
             else:
-                embeds = self.prompts.embeds(_rows_of(frame_tokens(window.frames[piece.frame]).embeds, piece))
+                embeds = self.prompts.embeds(_rows_of(tokens_of(window.frames[piece.frame]).embeds, piece))
             at = torch.from_numpy(plan.order.positions[:, piece.start : piece.start + count].copy())
             after = window.positions.next if number == len(pieces) - 1 else None
             content = f"{plan.frames[piece.frame].content}:{piece.rows}"
@@ -316,7 +316,7 @@ class ReuseLayout:
             return _Camera()
         for frame in window.frames:
             held = camera.held.get(frame.pts)
-            if held is not None and len(frame_tokens(frame)) and held.content == _content(camera, frame):
+            if held is not None and len(tokens_of(frame)) and held.content == _content(camera, frame):
                 held.frame = frame
         shown = [held for held in camera.held.values() if held.frame is not None]
         wanted = [(held.key, held.computed.shape[1]) for held in shown]
@@ -332,7 +332,7 @@ def _content(camera: _Camera, frame: HeldFrame) -> str:
     """Of a frame's mask and embeddings: the mask's alone is the same for the first frames of two recordings."""
     known = camera.contents.get(frame.pts)
     if known is None or known[0] is not frame:
-        shown = content_digest(frame_tokens(frame).embeds.cpu()) if len(frame_tokens(frame)) else ""
+        shown = content_digest(tokens_of(frame).embeds.cpu()) if len(tokens_of(frame)) else ""
         known = camera.contents[frame.pts] = (frame, f"{mask_digest(frame.mask, frame.index, frame.pts)}.{shown}")
     return known[1]
 

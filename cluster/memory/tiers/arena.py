@@ -29,12 +29,13 @@ class _Held:
 
 @dataclass(slots=True, eq=False)
 class _Stream:
-    """``idle``: what may be evicted, by size of its cell, and of each size the longest unused first."""
+    """``used``: bytes of the cells of its blocks and its manifest. ``idle``: what may be evicted, by size of its cell,
+    and of each size the longest unused first. ``manifest``: its cell, and how much of that it takes."""
 
     used: int = 0
     held: dict[BlockKey, _Held] = field(default_factory=dict)
     idle: dict[int, OrderedDict[BlockKey, int]] = field(default_factory=dict)
-    manifest: bytes | None = None
+    manifest: tuple[Cell, int] | None = None
 
     def oldest(self) -> BlockKey | None:
         """What was unused longest."""
@@ -66,19 +67,19 @@ class _Stream:
 
 
 class Arena(Tier):
-    """Blocks in slabs of host or device memory, under a cap for all and one for each stream.
+    """Blocks and manifests in slabs of host or device memory, under a cap for all and one for each stream.
 
-    Bytes are counted as they are taken: a block is rounded up to the size of its cell (at most a quarter, or 4 KiB of
-    a large one). A block's parts lie in one cell, so that it moves in one copy. Loaded blocks are copies: what is
+    Bytes are counted as they are taken: what is held is rounded up to the size of its cell (at most a quarter, or 4 KiB
+    of a large one). A block's parts lie in one cell, so that it moves in one copy. Loaded blocks are copies: what is
     evicted or replaced later does not change them. A block that replaces another frees it first, so where the new
     one is not taken there is none under that key.
 
     A stream at its cap loses its longest unused blocks; when the arena is full, the stream that is furthest above its
-    share (the arena divided in proportion to the caps) does. Pinned blocks are never evicted.
+    share (the arena divided in proportion to the caps) does. Pinned blocks and manifests are never evicted.
 
     Args:
         total_bytes: most memory that is ever reserved.
-        stream_bytes: cap of each stream; the total where not given.
+        stream_bytes: cap of each stream, which :meth:`set_cap` can only lower; the total where not given.
         evicts: False for the lowest tier, which refuses (``RETRY``) what it has no room for.
         device: where the slabs lie, like ``cpu`` or ``cuda:0``.
         pinned: page-locked host memory, where there is CUDA.
@@ -125,10 +126,10 @@ class Arena(Tier):
 
     def cap(self, stream: str) -> int:
         """Most bytes a stream may hold."""
-        return self._caps.get(stream, self._default_cap)
+        return min(self._caps.get(stream, self._default_cap), self._default_cap)
 
     def set_cap(self, stream: str, nbytes: int | None) -> None:
-        """Another cap for a stream, None for the one all have; evicts at once what is above it.
+        """A lower cap for a stream, None for the one all have; evicts at once what is above it.
 
         Raises:
             ConfigError: a cap that can hold nothing.
@@ -199,23 +200,36 @@ class Arena(Tier):
             for key in gone:
                 self._free(key)
             if keys is None:
+                self._take_manifest(there)
                 del self._streams[stream]
             self._count("dropped", len(gone))
             return len(gone)
 
     def put_manifest(self, stream: str, manifest: bytes) -> Outcome:
+        """See :class:`Tier`. Where it is not ``HIT`` the last one stays. Blocks make room for it."""
         with self._lock:
             if not self._state.up:
                 return Outcome.RETRY
-            self._streams.setdefault(stream, _Stream()).manifest = manifest
-            return Outcome.HIT
+            size, cap = self._slabs.cell_bytes(len(manifest), alone=True), self.cap(stream)
+            if size > min(cap, self._slabs.total_bytes):
+                self._count("too_large", 1)
+                return Outcome.MISS
+            there = self._streams.setdefault(stream, _Stream())
+            last = self._take_manifest(there)
+            if self.evicts:
+                self._shrink(there, cap - size)
+            if there.used + size <= cap and self._keep_manifest(there, manifest):
+                return Outcome.HIT
+            if last is not None:
+                self._keep_manifest(there, last)
+            self._count("retries", 1)
+            return Outcome.RETRY
 
     def manifest(self, stream: str) -> tuple[Outcome, bytes | None]:
         with self._lock:
             there = self._streams.get(stream)
-            if there is None or there.manifest is None:
-                return Outcome.MISS, None
-            return Outcome.HIT, there.manifest
+            found = None if there is None else _manifest_of(there)
+            return (Outcome.MISS if found is None else Outcome.HIT), found
 
     def nbytes(self, stream: str | None = None) -> int:
         with self._lock:
@@ -233,6 +247,7 @@ class Arena(Tier):
             for there in self._streams.values():
                 for key in list(there.held):
                     self._free(key)
+                self._take_manifest(there)
             self._streams.clear()
             self._slabs.release()
 
@@ -281,8 +296,7 @@ class Arena(Tier):
         ):
             mine.copy_(given)
         there.held[key] = held
-        there.used += size
-        self._used += size
+        self._take_up(there, cell)
         if not held.pinned:
             self._touch(key)
         self._count("stored", 1)
@@ -301,11 +315,34 @@ class Arena(Tier):
         copied = held.cell.memory[: held.used].to(self._to, non_blocking=True, copy=True)
         return Loaded(Outcome.HIT, _parts(copied, held))
 
+    def _empty_slabs(self, nbytes: int) -> bool:
+        """Whether slabs of so many bytes were emptied, those first whose last use is the longest ago; if there are too
+        few without a pinned block, none is. By the age of blocks alone, all would be nearly empty before one was."""
+        slabs: dict[tuple[int, int], list[tuple[int, BlockKey]]] = {}
+        fixed: set[tuple[int, int]] = set()
+        for there in self._streams.values():
+            ticks = {key: tick for queue in there.idle.values() for key, tick in queue.items()}
+            for key, held in there.held.items():
+                slabs.setdefault(held.cell.slab, []).append((ticks.get(key, 0), key))
+                if held.pinned:
+                    fixed.add(held.cell.slab)
+        chosen: list[BlockKey] = []
+        for slab in sorted(slabs.keys() - fixed, key=lambda slab: max(slabs[slab])[0]):
+            if nbytes <= 0:
+                break
+            nbytes -= slab[1]
+            chosen += [key for _, key in slabs[slab]]
+        if nbytes > 0:
+            return False
+        for key in chosen:
+            self._evict(key)
+        return True
+
     def _room(self, nbytes: int) -> Cell | None:
         """A cell, after evicting as much as it takes."""
         size = self._slabs.cell_bytes(nbytes)
         while (cell := self._slabs.allocate(nbytes)) is None and self.evicts:
-            caps = sum(self.cap(name) for name, there in self._streams.items() if there.held)
+            caps = sum(self.cap(name) for name, there in self._streams.items() if there.used)
             above = {
                 name: there.used - self._slabs.total_bytes * self.cap(name) / caps
                 for name, there in self._streams.items()
@@ -331,10 +368,45 @@ class Arena(Tier):
     def _free(self, key: BlockKey) -> None:
         there = self._streams[key.stream]
         there.wake(key)
-        held = there.held.pop(key)
-        there.used -= held.cell.nbytes
-        self._used -= held.cell.nbytes
-        self._slabs.free(held.cell)
+        self._give_back(there, there.held.pop(key).cell)
+
+    def _take_manifest(self, there: _Stream) -> bytes | None:
+        """The manifest, which is not held any more."""
+        found = _manifest_of(there)
+        if there.manifest is not None:
+            self._give_back(there, there.manifest[0])
+            there.manifest = None
+        return found
+
+    def _keep_manifest(self, there: _Stream, manifest: bytes) -> bool:
+        """Whether there was room for it."""
+        lacking = self._slabs.cell_bytes(len(manifest), alone=True) - self._slabs.spare
+        if lacking > 0 and not (self.evicts and self._empty_slabs(lacking)):
+            return False
+        cell = self._slabs.allocate(len(manifest), alone=True)
+        if cell is None:
+            return False
+        if manifest:
+            cell.memory[: len(manifest)].copy_(torch.frombuffer(bytearray(manifest), dtype=torch.uint8))
+        there.manifest = cell, len(manifest)
+        self._take_up(there, cell)
+        return True
+
+    def _take_up(self, there: _Stream, cell: Cell) -> None:
+        there.used += cell.nbytes
+        self._used += cell.nbytes
+
+    def _give_back(self, there: _Stream, cell: Cell) -> None:
+        there.used -= cell.nbytes
+        self._used -= cell.nbytes
+        self._slabs.free(cell)
+
+
+def _manifest_of(there: _Stream) -> bytes | None:
+    if there.manifest is None:
+        return None
+    cell, size = there.manifest
+    return cell.memory[:size].cpu().numpy().tobytes()
 
 
 def _parts(memory: torch.Tensor, held: _Held) -> Block:

@@ -1,10 +1,17 @@
-"""Blocks and manifests as bytes, and back only when the bytes are exactly those of what is asked for."""
+"""Blocks and manifests as bytes, and back only when the bytes are exactly those of what is asked for.
+
+The digest covers the format's version, the whole name (camera, layer, head, cluster), the fingerprint and the content.
+With a ``secret`` it is keyed (BLAKE2b, RFC 7693), so that only who has the secret can make bytes that are taken for a
+block, and a block stored under another name is not taken for that one. It does not tell an old block or manifest from
+a newer one of the same name.
+"""
 
 from __future__ import annotations
 
 import struct
 from enum import Enum
 from hashlib import blake2b
+from hmac import compare_digest
 from typing import Literal, get_args
 
 import torch
@@ -30,7 +37,7 @@ _STEPS = 127
 
 class Fault(Enum):
     """Why bytes are not the block. ``FOREIGN``: whole, of another format version, model or settings. ``DAMAGED``: cut,
-    changed, or the block of another key."""
+    changed, the block of another key, or sealed with another secret (forged)."""
 
     FOREIGN = "foreign"
     DAMAGED = "damaged"
@@ -66,7 +73,9 @@ def check_block(block: Block) -> tuple[int, int]:
     return key.shape[0], key.shape[1]
 
 
-def encode_block(key: BlockKey, block: Block, *, fingerprint: str, store_as: str = "plain") -> bytes:
+def encode_block(
+    key: BlockKey, block: Block, *, fingerprint: str, store_as: str = "plain", secret: bytes = b""
+) -> bytes:
     """``block`` as bytes: header, digest, frames and cells, then keys and values.
 
     ``int8`` keeps keys and values as whole steps of ``absmax / 127`` of each channel (column) over the members, with
@@ -74,6 +83,7 @@ def encode_block(key: BlockKey, block: Block, *, fingerprint: str, store_as: str
 
     Args:
         fingerprint: what must be equal for the block to be of use: model and settings, as a short string.
+        secret: key of the digest, up to 64 bytes; without one the digest tells damage and not forgery.
 
     Raises:
         ConfigError: see :func:`check_storage`.
@@ -97,17 +107,18 @@ def encode_block(key: BlockKey, block: Block, *, fingerprint: str, store_as: str
     owner = fingerprint.encode()
     head = _SHAPE.pack(_FORMS.index(form), _DTYPES.index(block.key.dtype), len(owner), count, width) + owner
     body = b"".join([head, *(_raw(part) for part in parts)])
-    return _PREFIX.pack(_MAGIC, VERSION, _digest(key, VERSION, memoryview(body))) + body
+    return _PREFIX.pack(_MAGIC, VERSION, _digest(key, VERSION, memoryview(body), secret)) + body
 
 
-def open_block(data: bytes, key: BlockKey, *, fingerprint: str) -> Block | Fault:
-    """The block that :func:`encode_block` made of ``key`` under this fingerprint, on the CPU, or why it is not that."""
+def open_block(data: bytes, key: BlockKey, *, fingerprint: str, secret: bytes = b"") -> Block | Fault:
+    """The block that :func:`encode_block` made of ``key`` under this fingerprint and secret, on the CPU, or why it is
+    not that."""
     whole = memoryview(data)
     if len(whole) < _PREFIX.size:
         return Fault.DAMAGED
     magic, version, digest = _PREFIX.unpack_from(whole)
     body = whole[_PREFIX.size :]
-    if magic != _MAGIC or digest != _digest(key, version, body):
+    if magic != _MAGIC or not compare_digest(digest, _digest(key, version, body, secret)):
         return Fault.DAMAGED
     if version != VERSION:
         return Fault.FOREIGN
@@ -138,27 +149,27 @@ def open_block(data: bytes, key: BlockKey, *, fingerprint: str) -> Block | Fault
     return Block(keys, values, frame.clone(), cell.clone())
 
 
-def decode_block(data: bytes, key: BlockKey, *, fingerprint: str) -> Block | None:
+def decode_block(data: bytes, key: BlockKey, *, fingerprint: str, secret: bytes = b"") -> Block | None:
     """Like :func:`open_block`, with None for anything that is not the block; never raises."""
-    found = open_block(data, key, fingerprint=fingerprint)
+    found = open_block(data, key, fingerprint=fingerprint, secret=secret)
     return found if isinstance(found, Block) else None
 
 
-def seal_manifest(stream: str, manifest: bytes, *, fingerprint: str) -> bytes:
+def seal_manifest(stream: str, manifest: bytes, *, fingerprint: str, secret: bytes = b"") -> bytes:
     """A stream's manifest with the same protection as a block."""
     owner = fingerprint.encode()
     body = len(owner).to_bytes(2, "little") + owner + manifest
-    return _PREFIX.pack(_MANIFEST, VERSION, _digest(_manifest_key(stream), VERSION, memoryview(body))) + body
+    return _PREFIX.pack(_MANIFEST, VERSION, _digest(_manifest_key(stream), VERSION, memoryview(body), secret)) + body
 
 
-def open_manifest(data: bytes, stream: str, *, fingerprint: str) -> bytes | Fault:
-    """What :func:`seal_manifest` sealed for this stream under this fingerprint, or why it is not that."""
+def open_manifest(data: bytes, stream: str, *, fingerprint: str, secret: bytes = b"") -> bytes | Fault:
+    """What :func:`seal_manifest` sealed for this stream under this fingerprint and secret, or why it is not that."""
     whole = memoryview(data)
     if len(whole) < _PREFIX.size + 2:
         return Fault.DAMAGED
     magic, version, digest = _PREFIX.unpack_from(whole)
     body = whole[_PREFIX.size :]
-    if magic != _MANIFEST or digest != _digest(_manifest_key(stream), version, body):
+    if magic != _MANIFEST or not compare_digest(digest, _digest(_manifest_key(stream), version, body, secret)):
         return Fault.DAMAGED
     owned = 2 + int.from_bytes(body[:2], "little")
     if version != VERSION or body[2:owned] != fingerprint.encode():
@@ -194,9 +205,9 @@ def _manifest_key(stream: str) -> BlockKey:
     return BlockKey(stream, -1, -1, -1)
 
 
-def _digest(key: BlockKey, version: int, body: memoryview) -> bytes:
+def _digest(key: BlockKey, version: int, body: memoryview, secret: bytes) -> bytes:
     stream = key.stream.encode()
-    taken = blake2b(_KEY.pack(key.layer, key.head, key.block, len(stream)), digest_size=16)
+    taken = blake2b(_KEY.pack(key.layer, key.head, key.block, len(stream)), digest_size=16, key=secret)
     taken.update(stream + version.to_bytes(2, "little"))
     taken.update(body)
     return taken.digest()

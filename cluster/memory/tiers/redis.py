@@ -18,17 +18,27 @@ from cluster.memory.tiers.redis_link import FullError, NotNowError, RedisLink
 
 T = TypeVar("T")
 
+MANIFEST = "manifest"
+"""Its name among those of a stream's blocks, in the hash of sizes."""
+
+_VALUE_BYTES = 512 * 2**20
+"""Longest value of a server that is set up as it comes (``proto-max-bulk-len``)."""
+
 _KEYS_AT_ONCE = 512
 _RENEWED_AT_ONCE = 4096
 
 
 class RedisTier(Tier):
-    """One value per block, ``sightline:{namespace}:kv:{stream}:{layer}:{head}:{cluster}``; per stream a hash of their
-    sizes and a manifest. One process writes a stream at a time; who takes it over begins with :meth:`manifest`.
+    """One value per block, ``sightline:{namespace}:kv:{stream}:{layer}:{head}:{cluster}``, one for the manifest, and a
+    hash of their sizes. One process writes a stream at a time; who takes it over begins with :meth:`manifest`.
 
-    A block is written together with its entry in the hash or not at all, so the hash names every block there is. On a
+    A value is written together with its entry in the hash or not at all, so the hash names every value there is. On a
     server that evicts it may itself be evicted: a stream is then dropped by a scan as well. Values of another model,
-    settings or format version are misses (``foreign``), and so are damaged ones (``damaged``), which are deleted.
+    settings or format version are misses (``foreign``), and so are damaged and forged ones (``damaged``); damaged
+    blocks are deleted.
+
+    The cap of a stream counts its blocks and its manifest: for each the value and twice its name, as a key and as an
+    entry of the hash. What would exceed it is not written.
 
     While the server cannot be reached, everything is ``RETRY`` at once, and what it holds may be older than what was
     last stored. It comes back without a restart.
@@ -36,10 +46,11 @@ class RedisTier(Tier):
     Args:
         url: ``redis://[user:password@]host:port/database``, ``rediss://`` or ``unix://``.
         fingerprint: model and settings, see :func:`encode_block`.
-        cap_bytes: most bytes of values of one stream.
+        cap_bytes: most bytes of one stream; :meth:`set_cap` can only lower it.
         ttl_s: how long blocks outlive the last :meth:`put_manifest` of their stream, at least half of it.
         deadline_s: longest that one call may take.
         store_as: ``plain`` or ``int8``.
+        secret: key of the digests; see :mod:`cluster.memory.tiers.codec`.
         batch_bytes: about as much goes over the connection in one piece.
 
     Raises:
@@ -55,6 +66,7 @@ class RedisTier(Tier):
         ttl_s: float,
         deadline_s: float = 1.0,
         store_as: str = "plain",
+        secret: bytes = b"",
         namespace: str = "kv",
         name: str = "redis",
         batch_bytes: int = 1024 * 1024,
@@ -68,7 +80,7 @@ class RedisTier(Tier):
                 f"{batch_bytes} bytes"
             )
         self.name = name
-        self._fingerprint, self._store_as = fingerprint, store_as
+        self._fingerprint, self._store_as, self._secret = fingerprint, store_as, secret
         self._default_cap, self._ttl_s, self._batch_bytes = cap_bytes, int(ttl_s), batch_bytes
         self._prefix = f"sightline:{namespace}"
         self._caps: dict[str, int] = {}
@@ -81,10 +93,10 @@ class RedisTier(Tier):
 
     def cap(self, stream: str) -> int:
         """Most bytes a stream may hold."""
-        return self._caps.get(stream, self._default_cap)
+        return min(self._caps.get(stream, self._default_cap), self._default_cap)
 
     def set_cap(self, stream: str, nbytes: int | None) -> None:
-        """Another cap for a stream, None for the one all have. What is above it stays; nothing more is taken.
+        """A lower cap for a stream, None for the one all have. What is above it stays; nothing more is taken.
 
         Raises:
             ConfigError: a cap that can hold nothing.
@@ -156,7 +168,9 @@ class RedisTier(Tier):
         except NotNowError as error:
             self._refused(error, 1)
             return Outcome.RETRY, []
-        return Outcome.HIT, [BlockKey(stream, *map(int, name.split(":"))) for name in sorted(names)]
+        # The manifest has an entry too.
+        blocks = (name.split(":") for name in sorted(names) if name.count(":") == 2)
+        return Outcome.HIT, [BlockKey(stream, *map(int, block)) for block in blocks]
 
     def drop(self, stream: str, keys: Sequence[BlockKey] | None = None) -> int | None:
         """See :class:`Tier`."""
@@ -171,12 +185,12 @@ class RedisTier(Tier):
                     return gone
                 with self._lock:
                     index.gone.clear()
-                    names = list(index.entries)
+                    names = [name for name in index.entries if name != MANIFEST]
                 for part in _parts(names, _KEYS_AT_ONCE):
                     gone += self._delete(stream, part, until)
                 if self._link.evicts:
                     gone += self._delete_unnamed(stream, until)
-                self._link.ask(until, "UNLINK", self._sizes(stream), self._manifest(stream))
+                self._link.ask(until, "UNLINK", self._sizes(stream), self._named(stream, MANIFEST))
                 with self._lock:
                     del self._indexes[stream]
         except NotNowError as error:
@@ -186,16 +200,26 @@ class RedisTier(Tier):
         return gone
 
     def put_manifest(self, stream: str, manifest: bytes) -> Outcome:
-        """See :class:`Tier`. Also gives the stream's blocks their time to live anew, the oldest first, where half of it
-        has passed."""
+        """See :class:`Tier`. Where it is not ``HIT`` the last one stays. Also gives the stream's blocks their time to
+        live anew, the oldest first, where half of it has passed."""
         until = self._link.until()
-        data = seal_manifest(stream, manifest, fingerprint=self._fingerprint)
+        data = seal_manifest(stream, manifest, fingerprint=self._fingerprint, secret=self._secret)
+        held = self._held(stream, MANIFEST, data)
         try:
             with self._writer(until):
-                self._link.ask(until, "SET", self._manifest(stream), data, "EX", self._ttl_s)
+                index, cap = self._known(stream, until), self.cap(stream)
+                if held > min(cap, _VALUE_BYTES):
+                    with self._lock:
+                        self._counts["too_large"] += 1
+                    return Outcome.MISS
+                if index.total - index.size(MANIFEST) + held > cap:
+                    # As in _store: it may be empty.
+                    self._link.ask(until, "PING")
+                    raise NotNowError(f"the manifest of {stream} does not fit beside its blocks under its cap")
+                self._write(stream, index, {MANIFEST: data}, until)
                 self._renew(stream, until)
         except NotNowError as error:
-            self._refused(error, 1)
+            self._refused(error, 1, full=isinstance(error, FullError))
             return Outcome.RETRY
         return Outcome.HIT
 
@@ -203,21 +227,23 @@ class RedisTier(Tier):
         """See :class:`Tier`. Another process may have written the stream until now: its blocks are looked up anew."""
         self._doubt(stream)
         try:
-            data = self._link.ask(self._link.until(), "GET", self._manifest(stream))
+            data = self._link.ask(self._link.until(), "GET", self._named(stream, MANIFEST))
         except NotNowError as error:
             self._refused(error, 1)
             return Outcome.RETRY, None
-        opened = None if data is None else open_manifest(data, stream, fingerprint=self._fingerprint)
+        if data is None:
+            return Outcome.MISS, None
+        opened = open_manifest(data, stream, fingerprint=self._fingerprint, secret=self._secret)
         if isinstance(opened, bytes):
             return Outcome.HIT, opened
         with self._lock:
-            if opened is not None:
-                self._counts[opened.value] += 1
+            self._counts[opened.value] += 1
         return Outcome.MISS, None
 
     def nbytes(self, stream: str | None = None) -> int:
-        """Bytes of values, by the sizes written down: what the server evicted counts until it is missed. Of all streams
-        that this process has to do with, where none is named. Asks the server only about a stream not known yet."""
+        """Bytes as the cap counts them, by the sizes written down: what the server evicted counts until it is missed.
+        Of all streams that this process has to do with, where none is named. Asks the server only about a stream not
+        known yet."""
         if stream is not None:
             until = self._link.until()
             try:
@@ -243,13 +269,13 @@ class RedisTier(Tier):
         return self._named(key.stream, _field(key))
 
     def _named(self, stream: str, name: str) -> str:
-        return f"{self._prefix}:kv:{stream}:{name}"
+        return f"{self._prefix}:manifest:{stream}" if name == MANIFEST else f"{self._prefix}:kv:{stream}:{name}"
+
+    def _held(self, stream: str, name: str, data: bytes) -> int:
+        return len(data) + 2 * len(self._named(stream, name))
 
     def _sizes(self, stream: str) -> str:
         return f"{self._prefix}:sizes:{stream}"
-
-    def _manifest(self, stream: str) -> str:
-        return f"{self._prefix}:manifest:{stream}"
 
     # -- one writer at a time -------------------------------------------------------------------
     @contextmanager
@@ -272,10 +298,11 @@ class RedisTier(Tier):
         unwanted: list[str] = []
         more = 0
         for key, block in items:
-            data = encode_block(key, block, fingerprint=self._fingerprint, store_as=self._store_as)
-            grows = len(data) - index.size(_field(key))
-            if len(data) > cap or index.total + more + grows > cap:
-                outcomes[key] = Outcome.MISS if len(data) > cap else Outcome.RETRY
+            data = encode_block(key, block, fingerprint=self._fingerprint, store_as=self._store_as, secret=self._secret)
+            held = self._held(stream, _field(key), data)
+            grows = held - index.size(_field(key))
+            if held > cap or index.total + more + grows > cap:
+                outcomes[key] = Outcome.MISS if held > cap else Outcome.RETRY
                 unwanted.append(_field(key))
                 continue
             if batch and sum(map(len, batch.values())) + len(data) > self._batch_bytes:
@@ -300,20 +327,31 @@ class RedisTier(Tier):
         until: float,
         outcomes: dict[BlockKey, Outcome],
     ) -> None:
-        sizes = {_field(key): len(data) for key, data in batch.items()}
-
-        commands: list[tuple[Any, ...]] = [
-            ("HSET", self._sizes(stream), *(part for pair in sizes.items() for part in pair)),
-            ("EXPIRE", self._sizes(stream), 2 * self._ttl_s),
-            *(("SET", self._key(key), data, "EX", self._ttl_s) for key, data in batch.items()),
-        ]
+        values = {_field(key): data for key, data in batch.items()}
         try:
-            self._link.ask_all(until, commands, whole=True)
+            self._write(stream, index, values, until)
         except FullError as error:
             self._refused(error, 0, full=len(batch))
             outcomes.update(dict.fromkeys(batch, Outcome.RETRY))
-            self._delete(stream, [name for name in sizes if index.size(name)], until)
+            self._delete(stream, [name for name in values if index.size(name)], until)
             return
+        with self._lock:
+            self._counts["stored"] += len(batch)
+            self._counts["bytes_in"] += sum(map(len, values.values()))
+        outcomes.update(dict.fromkeys(batch, Outcome.HIT))
+
+    def _write(self, stream: str, index: StreamIndex, values: dict[str, bytes], until: float) -> None:
+        """Values and their entries, all of them or none."""
+        sizes = {name: self._held(stream, name, data) for name, data in values.items()}
+        commands: list[tuple[Any, ...]] = [
+            ("HSET", self._sizes(stream), *(part for pair in sizes.items() for part in pair)),
+            ("EXPIRE", self._sizes(stream), 2 * self._ttl_s),
+            *(("SET", self._named(stream, name), data, "EX", self._ttl_s) for name, data in values.items()),
+        ]
+        try:
+            self._link.ask_all(until, commands, whole=True)
+        except FullError:
+            raise
         except NotNowError:
             # The server may have done it all the same.
             self._doubt(stream)
@@ -322,10 +360,7 @@ class RedisTier(Tier):
         with self._lock:
             for name, size in sizes.items():
                 index.put(name, size, now)
-            self._counts["stored"] += len(batch)
-            self._counts["bytes_in"] += sum(sizes.values())
             self._trouble = ""
-        outcomes.update(dict.fromkeys(batch, Outcome.HIT))
 
     def _delete(self, stream: str, names: Sequence[str], until: float) -> int:
         """Blocks first, then their entries: at no time is a block without one."""
@@ -389,7 +424,7 @@ class RedisTier(Tier):
 
     # -- the rest -------------------------------------------------------------------------------
     def _open(self, key: BlockKey, data: bytes | None) -> Block | Fault | None:
-        got = None if data is None else open_block(data, key, fingerprint=self._fingerprint)
+        got = None if data is None else open_block(data, key, fingerprint=self._fingerprint, secret=self._secret)
         with self._lock:
             self._counts["hits" if isinstance(got, Block) else "misses"] += 1
             if isinstance(got, Fault):

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Entry:
-    """A value of ``size`` bytes whose time to live began at ``renewed``."""
+    """A value that counts as ``size`` bytes, whose time to live began at ``renewed``."""
 
     size: int
     renewed: float
@@ -19,8 +19,8 @@ class Entry:
 class StreamIndex:
     """Mirrors the stream's hash of sizes on the server. ``known``: it has been read, and no write is in doubt since.
 
-    ``entries``: by field (``layer:head:cluster``), the longest not renewed first. ``gone``: fields whose value turned
-    out to be missing or damaged, to be swept by the next write. Not thread-safe.
+    ``entries``: by field (``layer:head:cluster``, ``manifest``), the longest not renewed first. ``gone``: fields whose
+    value turned out to be missing or damaged, to be swept by the next write. Not thread-safe.
     """
 
     known: bool = False

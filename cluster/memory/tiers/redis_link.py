@@ -32,7 +32,7 @@ class RedisLink:
 
     Args:
         on_change: called when the server behind the address is another process than before: what it holds may have
-            changed.
+            changed. That counts as a failure, also where no command met it.
 
     Raises:
         ConfigError: not the address of a Redis server.
@@ -159,6 +159,7 @@ class RedisLink:
         self.evicts = not str(info.get("maxmemory_policy", "noeviction")).startswith("noeviction")
         changed, self._run_id = self._run_id not in (None, found), found
         if changed:
+            self.failures += 1
             self._on_change()
 
     def _fail(self, error: Exception) -> None:

@@ -20,9 +20,11 @@ _CUDA_PAGE = 2 * 1024 * 1024
 
 @dataclass(slots=True, eq=False)
 class _Slab:
+    """``free``: where its cells of ``size`` bytes begin that nobody has; None where it is one cell."""
+
     memory: Tensor
     size: int
-    free: list[int]
+    free: list[int] | None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -37,10 +39,15 @@ class Cell:
     def nbytes(self) -> int:
         return self.memory.nbytes
 
+    @property
+    def slab(self) -> tuple[int, int]:
+        """The same for cells that lie in one slab, and the bytes of that slab."""
+        return id(self._slab), self._slab.memory.nbytes
+
 
 class Slabs:
-    """Cells in sizes 1.25 apart, each slab cut into cells of one size; what is larger than an eighth of a slab gets
-    memory of its own. An empty slab serves any size again. Not thread-safe.
+    """Cells in sizes 1.25 apart, each slab cut into cells of one size; what is larger than an eighth of a slab, or asks
+    for it, gets memory of its own. An empty slab serves any size again. Not thread-safe.
 
     Args:
         total_bytes: most that is ever reserved, full or not.
@@ -63,21 +70,22 @@ class Slabs:
         self._partial: dict[int, dict[int, _Slab]] = {size: {} for size in self._sizes}
         self._empty: list[Tensor] = []
 
-    def cell_bytes(self, nbytes: int) -> int:
+    def cell_bytes(self, nbytes: int, *, alone: bool = False) -> int:
         """What ``nbytes`` take when they are held."""
-        if nbytes <= self._sizes[-1]:
+        if nbytes <= self._sizes[-1] and not alone:
             return self._sizes[bisect_left(self._sizes, nbytes)]
         if self.pinned:
             # The allocator of pinned memory rounds up to powers of two.
             return 1 << (nbytes - 1).bit_length()
-        return _up(nbytes, _CUDA_PAGE if self.device.type == "cuda" else _PAGE)
+        return _up(max(1, nbytes), _CUDA_PAGE if self.device.type == "cuda" else _SMALLEST if alone else _PAGE)
 
-    def allocate(self, nbytes: int) -> Cell | None:
-        """A cell for ``nbytes``; None when there is no room for it now."""
-        size = self.cell_bytes(nbytes)
-        if size > self._sizes[-1]:
+    def allocate(self, nbytes: int, *, alone: bool = False) -> Cell | None:
+        """A cell for ``nbytes``; None when there is no room for it now. ``alone``: in memory of its own, for what is of
+        a size that few others have."""
+        size = self.cell_bytes(nbytes, alone=alone)
+        if alone or size > self._sizes[-1]:
             memory = self._reserve(size)
-            return None if memory is None else Cell(memory, _Slab(memory, size, []), 0)
+            return None if memory is None else Cell(memory, _Slab(memory, size, None), 0)
         partial = self._partial[size]
         if not partial:
             whole = self._empty.pop() if self._empty else self._reserve(self.slab_bytes)
@@ -88,15 +96,21 @@ class Slabs:
             partial[id(slab)] = slab
         # The slab that was opened first: later ones empty sooner.
         slab = next(iter(partial.values()))
+        assert slab.free is not None
         at = slab.free.pop()
         if not slab.free:
             del partial[id(slab)]
         return Cell(slab.memory[at : at + size], slab, at)
 
+    @property
+    def spare(self) -> int:
+        """Bytes that memory of its own can have now."""
+        return self.total_bytes - self.reserved + self.slab_bytes * len(self._empty)
+
     def free(self, cell: Cell) -> None:
         """Take back what :meth:`allocate` gave, once."""
         slab = cell._slab
-        if slab.size > self._sizes[-1]:
+        if slab.free is None:
             self.reserved -= slab.size
             return
         slab.free.append(cell._at)

@@ -55,12 +55,14 @@ class StoreRequest(_message.Message):
     def __init__(self, fingerprint: _Optional[str] = ..., blocks: _Optional[_Iterable[_Union[StoredBlock, _Mapping]]] = ...) -> None: ...
 
 class StoredBlock(_message.Message):
-    __slots__ = ("key", "data")
+    __slots__ = ("key", "data", "cap_bytes")
     KEY_FIELD_NUMBER: _ClassVar[int]
     DATA_FIELD_NUMBER: _ClassVar[int]
+    CAP_BYTES_FIELD_NUMBER: _ClassVar[int]
     key: KVKey
     data: bytes
-    def __init__(self, key: _Optional[_Union[KVKey, _Mapping]] = ..., data: _Optional[bytes] = ...) -> None: ...
+    cap_bytes: int
+    def __init__(self, key: _Optional[_Union[KVKey, _Mapping]] = ..., data: _Optional[bytes] = ..., cap_bytes: _Optional[int] = ...) -> None: ...
 
 class StoreReply(_message.Message):
     __slots__ = ("outcomes",)
@@ -125,14 +127,18 @@ class ListReply(_message.Message):
     def __init__(self, keys: _Optional[_Iterable[_Union[KVKey, _Mapping]]] = ...) -> None: ...
 
 class PutManifestRequest(_message.Message):
-    __slots__ = ("fingerprint", "stream", "manifest")
+    __slots__ = ("fingerprint", "stream", "bytes", "cap_bytes", "piece")
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     STREAM_FIELD_NUMBER: _ClassVar[int]
-    MANIFEST_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    CAP_BYTES_FIELD_NUMBER: _ClassVar[int]
+    PIECE_FIELD_NUMBER: _ClassVar[int]
     fingerprint: str
     stream: str
-    manifest: bytes
-    def __init__(self, fingerprint: _Optional[str] = ..., stream: _Optional[str] = ..., manifest: _Optional[bytes] = ...) -> None: ...
+    bytes: int
+    cap_bytes: int
+    piece: bytes
+    def __init__(self, fingerprint: _Optional[str] = ..., stream: _Optional[str] = ..., bytes: _Optional[int] = ..., cap_bytes: _Optional[int] = ..., piece: _Optional[bytes] = ...) -> None: ...
 
 class PutManifestReply(_message.Message):
     __slots__ = ("outcome",)
@@ -149,12 +155,12 @@ class GetManifestRequest(_message.Message):
     def __init__(self, fingerprint: _Optional[str] = ..., stream: _Optional[str] = ...) -> None: ...
 
 class GetManifestReply(_message.Message):
-    __slots__ = ("outcome", "manifest")
+    __slots__ = ("outcome", "piece")
     OUTCOME_FIELD_NUMBER: _ClassVar[int]
-    MANIFEST_FIELD_NUMBER: _ClassVar[int]
+    PIECE_FIELD_NUMBER: _ClassVar[int]
     outcome: KVOutcome
-    manifest: bytes
-    def __init__(self, outcome: _Optional[_Union[KVOutcome, str]] = ..., manifest: _Optional[bytes] = ...) -> None: ...
+    piece: bytes
+    def __init__(self, outcome: _Optional[_Union[KVOutcome, str]] = ..., piece: _Optional[bytes] = ...) -> None: ...
 
 class UsageRequest(_message.Message):
     __slots__ = ("fingerprint", "stream")

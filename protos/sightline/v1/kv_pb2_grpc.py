@@ -28,7 +28,8 @@ if _version_not_supported:
 class KVStub:
     """Blocks travel in the byte format of cluster/memory/tiers/codec.py. `fingerprint` names the model and the settings
     that made them; to a node that keeps blocks of another fingerprint, every block asked for is a miss. A message of more
-    than 16 MiB is refused with RESOURCE_EXHAUSTED, as is a call when too many wait already.
+    than 16 MiB is refused with RESOURCE_EXHAUSTED, as is a call when too many wait already. Every reply's initial metadata
+    has `sightline-instance`: another one than before is another process, or one that forgot everything.
     """
 
     def __init__(self, channel):
@@ -62,12 +63,12 @@ class KVStub:
                 request_serializer=sightline_dot_v1_dot_kv__pb2.ListRequest.SerializeToString,
                 response_deserializer=sightline_dot_v1_dot_kv__pb2.ListReply.FromString,
                 _registered_method=True)
-        self.PutManifest = channel.unary_unary(
+        self.PutManifest = channel.stream_unary(
                 '/sightline.v1.KV/PutManifest',
                 request_serializer=sightline_dot_v1_dot_kv__pb2.PutManifestRequest.SerializeToString,
                 response_deserializer=sightline_dot_v1_dot_kv__pb2.PutManifestReply.FromString,
                 _registered_method=True)
-        self.GetManifest = channel.unary_unary(
+        self.GetManifest = channel.unary_stream(
                 '/sightline.v1.KV/GetManifest',
                 request_serializer=sightline_dot_v1_dot_kv__pb2.GetManifestRequest.SerializeToString,
                 response_deserializer=sightline_dot_v1_dot_kv__pb2.GetManifestReply.FromString,
@@ -82,7 +83,8 @@ class KVStub:
 class KVServicer:
     """Blocks travel in the byte format of cluster/memory/tiers/codec.py. `fingerprint` names the model and the settings
     that made them; to a node that keeps blocks of another fingerprint, every block asked for is a miss. A message of more
-    than 16 MiB is refused with RESOURCE_EXHAUSTED, as is a call when too many wait already.
+    than 16 MiB is refused with RESOURCE_EXHAUSTED, as is a call when too many wait already. Every reply's initial metadata
+    has `sightline-instance`: another one than before is another process, or one that forgot everything.
     """
 
     def Lookup(self, request, context):
@@ -119,14 +121,17 @@ class KVServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def PutManifest(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+    def PutManifest(self, request_iterator, context):
+        """A manifest in pieces; it replaces the last one when all of it has come. RESOURCE_EXHAUSTED: longer than the node takes,
+        or too many on their way.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetManifest(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """The same way back; only the first message has an outcome.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -165,12 +170,12 @@ def add_KVServicer_to_server(servicer, server):
                     request_deserializer=sightline_dot_v1_dot_kv__pb2.ListRequest.FromString,
                     response_serializer=sightline_dot_v1_dot_kv__pb2.ListReply.SerializeToString,
             ),
-            'PutManifest': grpc.unary_unary_rpc_method_handler(
+            'PutManifest': grpc.stream_unary_rpc_method_handler(
                     servicer.PutManifest,
                     request_deserializer=sightline_dot_v1_dot_kv__pb2.PutManifestRequest.FromString,
                     response_serializer=sightline_dot_v1_dot_kv__pb2.PutManifestReply.SerializeToString,
             ),
-            'GetManifest': grpc.unary_unary_rpc_method_handler(
+            'GetManifest': grpc.unary_stream_rpc_method_handler(
                     servicer.GetManifest,
                     request_deserializer=sightline_dot_v1_dot_kv__pb2.GetManifestRequest.FromString,
                     response_serializer=sightline_dot_v1_dot_kv__pb2.GetManifestReply.SerializeToString,
@@ -191,7 +196,8 @@ def add_KVServicer_to_server(servicer, server):
 class KV:
     """Blocks travel in the byte format of cluster/memory/tiers/codec.py. `fingerprint` names the model and the settings
     that made them; to a node that keeps blocks of another fingerprint, every block asked for is a miss. A message of more
-    than 16 MiB is refused with RESOURCE_EXHAUSTED, as is a call when too many wait already.
+    than 16 MiB is refused with RESOURCE_EXHAUSTED, as is a call when too many wait already. Every reply's initial metadata
+    has `sightline-instance`: another one than before is another process, or one that forgot everything.
     """
 
     @staticmethod
@@ -330,7 +336,7 @@ class KV:
             _registered_method=True)
 
     @staticmethod
-    def PutManifest(request,
+    def PutManifest(request_iterator,
             target,
             options=(),
             channel_credentials=None,
@@ -340,8 +346,8 @@ class KV:
             wait_for_ready=None,
             timeout=None,
             metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
+        return grpc.experimental.stream_unary(
+            request_iterator,
             target,
             '/sightline.v1.KV/PutManifest',
             sightline_dot_v1_dot_kv__pb2.PutManifestRequest.SerializeToString,
@@ -367,7 +373,7 @@ class KV:
             wait_for_ready=None,
             timeout=None,
             metadata=None):
-        return grpc.experimental.unary_unary(
+        return grpc.experimental.unary_stream(
             request,
             target,
             '/sightline.v1.KV/GetManifest',

@@ -53,7 +53,7 @@ class Post:
     def __init__(self, tier: Shelf) -> None:
         self.tier = tier
         self.counts: Counter[str] = Counter()
-        self._manifests: dict[str, bytes] = {}
+        self._manifests: dict[str, Callable[[], bytes]] = {}
         # Streams of which everything is to go before anything else is done for them.
         self._clearing: dict[str, None] = {}
         self._busy: str | None = None
@@ -64,8 +64,11 @@ class Post:
         self._thread = threading.Thread(target=self._work, name="kv-post", daemon=True)
         self._thread.start()
 
-    def note(self, stream: str, manifest: bytes) -> None:
-        """Write down what it takes to go on with the stream, once all else of it that waits now is written."""
+    def note(self, stream: str, manifest: Callable[[], bytes]) -> None:
+        """Write down what it takes to go on with the stream, once all else of it that waits now is written.
+
+        ``manifest`` is called in the thread that writes, if it is written at all.
+        """
         with self._changed:
             self._manifests[stream] = manifest
             self._changed.notify_all()
@@ -156,14 +159,14 @@ class Post:
     def _cleared(self, stream: str) -> None:
         self._clearing.pop(stream, None)
 
-    def _to_note(self, stream: str, manifest: bytes) -> Errand:
+    def _to_note(self, stream: str, manifest: Callable[[], bytes]) -> Errand:
         def again() -> None:
             self._manifests.setdefault(stream, manifest)
 
         def done(outcome: Outcome) -> None:
             self.counts["noted" if outcome is Outcome.HIT else "refused"] += 1
 
-        return Errand(stream, lambda: self.tier.put_manifest(stream, manifest), again, done)
+        return Errand(stream, lambda: self.tier.put_manifest(stream, manifest()), again, done)
 
     # -- the thread -------------------------------------------------------------------------------
     def _work(self) -> None:

@@ -20,6 +20,9 @@
 {{- $_ := unset $security "internal_tls" -}}
 {{- $_ := set $security "allow_plain_inside" true -}}
 {{- end -}}
+{{- if .Values.memoryKey.secretName -}}
+{{- $_ := set $security "memory_key_file" (printf "/etc/sightline/memory-key/%s" .Values.memoryKey.key) -}}
+{{- end -}}
 {{- $cluster := dict
       "decoders" (mul .Values.decoders.pods .Values.decoders.perPod)
       "replicas" (mul .Values.replicas.pods (include "sightline.replicasPerPod" . | int))

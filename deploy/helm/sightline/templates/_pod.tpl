@@ -96,6 +96,9 @@ spec:
         {{- if and $values.internalTls.secretName (ne .component "head") }}
         - {name: internal-tls, mountPath: /etc/sightline/internal-tls, readOnly: true}
         {{- end }}
+        {{- if and $values.memoryKey.secretName (or $control $replica) }}
+        - {name: memory-key, mountPath: /etc/sightline/memory-key, readOnly: true}
+        {{- end }}
         {{- if and $values.models.existingClaim (or $control $replica) }}
         - {name: models, mountPath: /models, readOnly: true}
         {{- end }}
@@ -118,6 +121,9 @@ spec:
     {{- end }}
     {{- if and $values.internalTls.secretName (ne .component "head") }}
     - {name: internal-tls, secret: {secretName: {{ $values.internalTls.secretName }}, defaultMode: 0440}}
+    {{- end }}
+    {{- if and $values.memoryKey.secretName (or $control $replica) }}
+    - {name: memory-key, secret: {secretName: {{ $values.memoryKey.secretName }}, defaultMode: 0440}}
     {{- end }}
     {{- if and $values.models.existingClaim (or $control $replica) }}
     - {name: models, persistentVolumeClaim: {claimName: {{ $values.models.existingClaim }}, readOnly: true}}

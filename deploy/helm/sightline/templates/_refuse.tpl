@@ -31,6 +31,9 @@
 {{- if and .Values.kvRedis.enabled (dig "tiers" "redis_url" "" .Values.config) -}}
 {{- fail "kvRedis.enabled runs a Redis and config.tiers.redis_url names another: leave one out" -}}
 {{- end -}}
+{{- if and (or .Values.kvRedis.enabled (dig "tiers" "redis_url" "" .Values.config)) (not .Values.memoryKey.secretName) -}}
+{{- fail (printf "whoever can write to Redis could forge what cameras remember: name memoryKey.secretName (kubectl create secret generic NAME --from-literal=%s=$(openssl rand -hex 32))" .Values.memoryKey.key) -}}
+{{- end -}}
 {{- if and .Values.monitoring.podMonitor.enabled $gateway.tokens.secretName (not .Values.monitoring.podMonitor.tokenSecretName) -}}
 {{- fail "monitoring.podMonitor.enabled needs monitoring.podMonitor.tokenSecretName: a Secret with a token of role view in key token" -}}
 {{- end -}}
