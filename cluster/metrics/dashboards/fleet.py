@@ -219,16 +219,16 @@ FLEET = Dashboard(
                     alert="SightlineTierDown",
                 ),
                 Panel(
-                    "Not written yet",
-                    [("sum(sightline_memory_unwritten_blocks)", "blocks")],
-                    "Blocks that the lowest tier has not taken, held above it meanwhile.",
+                    "Not deleted yet",
+                    [("sum(sightline_memory_deletions)", "cameras")],
+                    "Cameras that a tier which is down has not deleted yet.",
                     alert="SightlineTierDown",
                 ),
                 Panel(
                     "Given up",
                     [
                         (
-                            f'sum by (event) (rate(sightline_memory_blocks_total{{event=~"lost|refused"}}{RATE}))',
+                            f'sum by (event) (rate(sightline_memory_blocks_total{{event="refused"}}{RATE}))',
                             "{{event}}",
                         )
                     ],
