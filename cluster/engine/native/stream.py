@@ -62,8 +62,8 @@ class HeldFrame:
 
     @property
     def moving(self) -> bool:
-        """The codec saw change in it. An anchor keeps everything whatever changed, and says nothing."""
-        return not self.anchor and self.activity > 0
+        """Something changed in it against what was seen before, be it an anchor or not."""
+        return self.activity > 0
 
     @property
     def has_kv(self) -> bool:
