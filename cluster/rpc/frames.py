@@ -287,9 +287,9 @@ class _Connection:
     async def _frame(self, lane: _Lane, arrival: _Arrival) -> str:
         """Hand one frame on; returns the refusal's sentence. After one, frames are discarded up to a fresh anchor."""
         sample, arrived_s = arrival
-        if lane.rejected or (lane.discarding and not sample.fresh):
+        if lane.rejected or (lane.discarding and not sample.random_access):
             # Told once per anchor is enough.
-            return lane.rejected if sample.fresh else ""
+            return lane.rejected if sample.random_access else ""
         lane.discarding = False
         try:
             await self._handler.on_frame(sample, arrived_s)

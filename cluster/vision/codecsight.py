@@ -46,7 +46,7 @@ class CodecSight(Pruner):
         changed = change.luma > self.luma_threshold
         if change.cue == "luma" and self.alpha == 0:
             dynamic |= changed
-        if frame.fresh or self._active is None or self._unkept is None or self._active.shape != dynamic.shape:
+        if frame.random_access or self._active is None or self._unkept is None or self._active.shape != dynamic.shape:
             activity = 1.0
         else:
             # An I-frame has no vectors: what appears in it is seen by its luma alone.

@@ -1,4 +1,4 @@
-"""From an encoder's keyframe to the static gate: what appears in the keyframe itself, and keyframes of a still scene."""
+"""From an encoder's keyframe to the static gate: what appears in the keyframe itself, and a scene that is still."""
 
 from __future__ import annotations
 

@@ -131,10 +131,10 @@ class _Camera:
 
 
 def _engine(shape: VisionLanguageModel) -> CalibratedEngine:
-    return CalibratedEngine(shape, _Free(), sleep=lambda _: None)
+    return CalibratedEngine(shape, Free(), sleep=lambda _: None)
 
 
-class _Free:
+class Free:
     """Steps that take no time."""
 
     spread = 0.0
