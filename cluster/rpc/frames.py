@@ -46,7 +46,7 @@ class FrameHandler(Protocol):
     """The replica. Called on the event loop, one call at a time per camera, cameras side by side.
 
     ``on_open`` and ``on_frame`` may raise ``SightlineError`` or ``ValueError``: the decoder is told and goes on with a
-    fresh anchor. Not returning from ``on_frame`` withholds credit, which is how a busy replica slows a decoder down.
+    random access frame. Not returning from ``on_frame`` withholds credit: so a busy replica slows a decoder down.
     """
 
     async def on_open(self, spec: StreamSpec) -> None:
@@ -66,7 +66,7 @@ class FrameHandler(Protocol):
         ...
 
     async def on_lost(self, cameras: list[str]) -> None:
-        """The decoder's connection broke; these cameras come back with a fresh anchor, from it or from another."""
+        """The decoder's connection broke; these cameras go on after a gap, from it or from another."""
         ...
 
     def counters(self, camera: str) -> WindowCounters: ...
@@ -285,7 +285,7 @@ class _Connection:
         return lane.rejected
 
     async def _frame(self, lane: _Lane, arrival: _Arrival) -> str:
-        """Hand one frame on; returns the refusal's sentence. After one, frames are discarded up to a fresh anchor."""
+        """Hand one frame on; returns the refusal's sentence. After one, frames are discarded up to a gap's end."""
         sample, arrived_s = arrival
         if lane.rejected or (lane.discarding and not sample.random_access):
             # Told once per anchor is enough.

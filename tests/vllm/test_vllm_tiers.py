@@ -144,7 +144,7 @@ class Camera:
             engine.admit(self.spec)
 
     def step(self, *, gap: bool = False) -> tuple[list[Answer], list[Answer]]:
-        """Frames until the next window, the first as after a lost connection where ``fresh``; both engines' answers.
+        """Frames until the next window, the first as after a lost connection where ``gap``; both engines' answers.
 
         After an even number of windows the next frame is complete, as a sender's is that lost its replica.
         """
