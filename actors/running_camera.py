@@ -81,10 +81,10 @@ class RunningCamera:
         self._lock = threading.Lock()
         self._in_flight = InFlight(self.spec.stride_s)
         self._dropping_since: int | None = None
-        self._dropped_until: int | None = None
         self._dropping_for = ""
         self._lost = self._dropped = 0
-        self._goes_on = False
+        self._moves = False
+        self._begun = False
         self._totals = Totals()
         self._stopping = False
         self._told_short = False
@@ -155,7 +155,7 @@ class RunningCamera:
         with self._lock:
             if self.address is not None and not handed:
                 self._lose(self._in_flight.lose())
-            self._goes_on = handed
+            self._moves = handed
         self.refusal = ""
         self.address = address
         self._pipeline.force_anchor()
@@ -253,7 +253,7 @@ class RunningCamera:
         return lane
 
     def _send(self, sample: FrameSample) -> None:
-        """The pipeline's sink. Raises ``CapacityError`` when the frame was dropped: the next one will be fresh."""
+        """The pipeline's sink. Raises ``CapacityError`` when the frame was dropped: the next one follows a gap."""
         if self.spec.patient:
             self._wait_for_room()
         unwanted = "shed" if self.rung.shed else "decoder_slow" if self._behind and not self.spec.patient else ""
@@ -263,16 +263,20 @@ class RunningCamera:
                 self._count_dropped(sample)
             if self._dropped:
                 sample = replace(sample, windows_dropped=self._dropped)
+            if sample.fresh and not self._begun:
+                # The replica may hold what another decoder saw of this camera. Whether that goes on, it can tell.
+                sample = replace(sample, fresh=False, gap=True)
+            self._begun = True
         if self._trace is not None and self.address is not None and not unwanted:
             sample = self._trace.frame(sample, self.spec.stride_s, self._times())
         taken = self.address is not None and not self.refusal and not unwanted and self._sender.send(sample)
         reason = unwanted or ("replica_slow" if self.address else "no_replica")
         with self._lock:
             if taken:
-                self._in_flight.sent(sample, goes_on=self._goes_on)
-                self._goes_on = self._goes_on and not sample.fresh
-                if self._dropping_since is not None:
-                    self._dropped_until, self._dropping_since = self._dropping_since, None
+                moved = self._moves and sample.random_access
+                self._in_flight.sent(sample, moved=moved)
+                self._moves = self._moves and not moved
+                self._dropping_since = None
             else:
                 self._dropping_for = reason
                 if self._dropping_since is None:
@@ -283,17 +287,12 @@ class RunningCamera:
         metrics.frames_sent.inc()
 
     def _uncounted_since(self, sample: FrameSample) -> int:
-        """Where dropped windows are counted from, when ``sample`` is the first that is not sent.
-
-        The window that it cuts short is one of them, and so is what a few frames between two such times began: nobody
-        sees that the camera was there in between.
-        """
-        since = self._in_flight.closed_until
-        if since is not None and not self._in_flight.closed_any and self._dropped_until is not None:
-            since = self._dropped_until
+        """Where dropped windows are counted from, when ``sample`` is the first that is not sent: the end of the window
+        that the replica has begun, which it answers though what follows is missing."""
+        since = self._in_flight.begun_until
+        stride = round(self.spec.stride_s * MICROSECONDS)
         # Longer than two windows, or back: the clock jumped, or video never came, which is the replica's to count.
-        most = round(2 * self.spec.stride_s * MICROSECONDS) + CUT_US
-        return since if since is not None and 0 <= sample.pts - since <= most else sample.pts
+        return since if since is not None and -stride <= sample.pts - since <= 2 * stride + CUT_US else sample.pts
 
     def _times(self) -> FrameTimes:
         pipeline, waited_s = self._pipeline, self._source.waited_s if isinstance(self._source, PushSource) else 0.0
@@ -303,8 +302,9 @@ class RunningCamera:
         """Whole windows that fell into a time of dropped frames; the rest of a hole is the replica's to count."""
         assert self._dropping_since is not None
         stride = round(self.spec.stride_s * MICROSECONDS)
-        dropped = math.floor((sample.pts - self._dropping_since) / stride)
-        if dropped < 0:
+        # A frame belongs to the window that most of it is in, as at the replica.
+        dropped = math.floor((sample.pts + sample.duration // 8 - self._dropping_since) / stride)
+        if dropped < -1:
             # The camera's clock was set back: what it says of before is worth nothing.
             self._dropping_since = sample.pts
         elif dropped > 0:

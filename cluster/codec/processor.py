@@ -44,7 +44,8 @@ class CodecStats:
 
     ``gap`` (sequence hole), ``lost_reference`` (found in the bitstream), ``corrupt``, ``timestamps``, ``resolution``,
     ``codec``, ``too_large``, and what callers of ``distrust`` say. ``gaps`` counts the first two. ``refusal``: why
-    nothing is decoded now, a sentence; it goes when a picture comes. ``last_pts``: newest shown picture.
+    nothing is decoded now, a sentence; it goes when a picture comes. ``scenes``: fresh samples; all but the first are
+    of a clock that jumped or of another grid. ``last_pts``: newest shown picture.
     """
 
     packets: int = 0
@@ -53,6 +54,7 @@ class CodecStats:
     frames_decoded: int = 0
     frames_sampled: int = 0
     anchors: int = 0
+    scenes: int = 0
     decode_errors: int = 0
     corrupt_frames: int = 0
     gaps: int = 0
@@ -81,7 +83,10 @@ class CodecProcessor:
     """One camera's decoder, sampler and change grid. One thread; never raises on bad packets.
 
     After a gap, damage, a jump of the clock, or a join in mid-GOP, packets are passed over until the next keyframe
-    (what they would decode to is garbage), and the next sample is a fresh anchor.
+    (what they would decode to is garbage), and the next sample is an anchor. It is *fresh*, the first of a scene, where
+    the stream begins, the clock jumped (back by more than a second, or ahead by more than ``max_gap_s`` though no video
+    is missing) or the picture's size gives another grid. Otherwise it follows a *gap*: what was seen before is still
+    true. A connection that broke is a gap, too.
     """
 
     def __init__(self, geometry: PatchGeometry, options: CodecOptions | None = None) -> None:
@@ -98,7 +103,8 @@ class CodecProcessor:
         self._trust = _Trust.LOST
         self._suspect = False
         self._newest: deque[tuple[EncodedPacket, bytes, bool]] = deque(maxlen=MOST_THREADS)
-        self._fresh = True
+        # What the next sample is told to be: the first of a scene, or one after missing video.
+        self._fresh, self._gap = True, False
         self._next_sequence: int | None = None
         self._recovery_pts: int | None = None
         self._view: _View | None = None
@@ -184,7 +190,9 @@ class CodecProcessor:
         self._header = StreamHeader(header.codec, header.width, header.height, found.parameter_sets)
         self._decoder = self._new_decoder()
         self._numbers = H264FrameNumbers(found.parameter_sets if header.codec == "h264" else b"")
-        self._view = None
+        if self._view is not None:
+            # Its grid is the scene's, whatever codec and size show it from here on.
+            self._view.width = self._view.height = 0
         self.stats.codec, self.stats.refusal = header.codec, ""
 
     def _new_decoder(self) -> Decoder:
@@ -268,7 +276,7 @@ class CodecProcessor:
     def _lose(self) -> None:
         self._trust = _Trust.LOST
         self.stats.trusted = False
-        self._fresh = True
+        self._gap = True
         self._numbers.forget()
         self._order.reset()
 
@@ -293,15 +301,14 @@ class CodecProcessor:
             return None
         view = self._view
         if view is None or (frame.width, frame.height) != (view.width, view.height):
-            if view is not None and not self._fresh:
+            if view is not None and not (self._fresh or self._gap):
                 self.stats.distrusted["resolution"] += 1
                 if not frame.key_frame:
                     self._lose()
                     return None
-            self._fresh = True
-            self._sampling.reset()
-            self._anchors.reset()
-            view = self._view = _View(frame.width, frame.height, self._geometry, self._masks)
+            self._restart()
+            grid, view = None if view is None else view.grid, self._make_view(frame)
+            self._fresh = self._fresh or grid != view.grid
             self.stats.width, self.stats.height = frame.width, frame.height
         pts = frame.pts if frame.pts is not None else frame.dts
         time = self._place(frame, pts)
@@ -336,9 +343,13 @@ class CodecProcessor:
         self._restart()
         return True
 
+    def _make_view(self, frame: VideoFrame) -> _View:
+        self._view = _View(frame.width, frame.height, self._geometry, self._masks)
+        return self._view
+
     def _restart(self) -> None:
-        self._fresh = True
-        self._timeline.reset()
+        self._gap = True
+        self._timeline.resume()
         self._sampling.reset()
         self._anchors.reset()
         if self._view is not None:
@@ -349,9 +360,9 @@ class CodecProcessor:
         moment = timeline.place(pts)
         if moment.jumped:
             stats.distrusted["timestamps"] += 1
+            self._fresh = True
             if frame.key_frame:
                 self._restart()
-                moment = timeline.place(pts)
             else:
                 self._lose()
         stats.pts_missing, stats.pts_repeated, stats.pts_jumps = timeline.missing, timeline.repeated, timeline.jumps
@@ -362,7 +373,7 @@ class CodecProcessor:
         return self._decoder is not None and self._decoder.reorders
 
     def _sample(self, frame: VideoFrame, time: int, view: _View) -> SampledFrame | None:
-        if self._fresh:
+        if self._fresh or self._gap:
             view.change.reset()
         try:
             rgb, luma = view.scaler(self._masks.apply(frame))
@@ -384,8 +395,10 @@ class CodecProcessor:
             luma=luma,
             change=change,
             hidden=view.hidden,
+            gap=self._gap and not self._fresh,
         )
-        self._fresh = False
+        self.stats.scenes += sample.fresh
+        self._fresh = self._gap = False
         self.stats.frames_sampled += 1
         self.stats.anchors += anchor
         return sample

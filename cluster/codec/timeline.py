@@ -27,7 +27,8 @@ class Timeline:
     * missing: the last time plus the usual interval; before any is known, up to 25 pictures are passed over, then
       time counts from 0
     * repeated or up to 1 s back: no place of its own; after 25 in a row the clock is taken for stuck, as if missing
-    * further back, or more than ``max_gap_s`` ahead: jumped
+    * further back: jumped
+    * more than ``max_gap_s`` ahead: jumped, unless video is missing before it (:meth:`resume`), for as long perhaps
     """
 
     def __init__(self, max_gap_s: float) -> None:
@@ -36,11 +37,12 @@ class Timeline:
         self._interval: int | None = None
         self._last: int | None = None
         self._unplaced = 0
+        self._resuming = False
 
-    def reset(self) -> None:
-        """The next known time is taken as it is."""
-        self._last = None
+    def resume(self) -> None:
+        """Video is missing before the next picture: it may be any time ahead."""
         self._unplaced = 0
+        self._resuming = True
 
     def place(self, pts: int | None) -> Moment:
         if pts is None:
@@ -49,6 +51,8 @@ class Timeline:
         if self._last is None:
             return self._at(pts)
         step = pts - self._last
+        if step > 0 and self._resuming:
+            return self._at(pts)
         if 0 < step <= self._max_gap:
             # A slow average: one long pause must not stretch the interval that missing times are filled with.
             usual = self._interval or step
@@ -64,6 +68,7 @@ class Timeline:
     def _at(self, time: int) -> Moment:
         self._last = time
         self._unplaced = 0
+        self._resuming = False
         return Moment(time)
 
     def _pass_over(self) -> Moment:

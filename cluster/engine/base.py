@@ -59,8 +59,8 @@ class Engine(Protocol):
         """Buffer one frame; returns the windows it closed (usually none or one, several after a jump in pts).
 
         Costs no model work. Frames must come in order of pts; one that does not is refused with ``ValueError``. A
-        ``fresh`` frame forgets the stream's window first, unless it is the first after the window was restored and
-        follows it closely.
+        ``fresh`` frame forgets the stream's window first; one after a ``gap`` does not, unless its clock went back or
+        its grid is another. Windows whose last stride has no video are passed over: their numbers are never answered.
         """
         ...
 

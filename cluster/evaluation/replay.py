@@ -109,7 +109,7 @@ class _Motion:
     samples: int = 0
 
     def add(self, frame: SampledFrame) -> None:
-        if not frame.fresh:
+        if not frame.random_access:
             self.moved += float(frame.change.net_motion.mean())
             self.changed += float(frame.change.luma.mean())
             self.samples += 1

@@ -77,6 +77,7 @@ def frame_to_proto(sample: FrameSample) -> frames_pb2.Frame:
         activity=sample.activity,
         digest=sample.digest,
         windows_dropped=sample.windows_dropped,
+        gap=sample.gap,
         trace=None if sample.trace is None else frames_pb2.FrameTrace(**asdict(sample.trace)),
     )
 
@@ -110,6 +111,7 @@ def frame_from_proto(message: frames_pb2.Frame) -> FrameSample:
         activity=message.activity,
         digest=message.digest,
         windows_dropped=message.windows_dropped,
+        gap=message.gap,
         trace=FrameTrace(message.trace.parent, message.trace.sent_s) if message.HasField("trace") else None,
     )
 

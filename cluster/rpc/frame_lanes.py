@@ -116,11 +116,11 @@ class Lane:
     def wants(self, sample: FrameSample) -> bool:
         """Whether a frame can be used: after a loss, and once the old replica was told to let go, a fresh one first."""
         left = self.move is not None and self.move.leaving and not self.move.held
-        return sample.fresh or not (self.wants_fresh or left)
+        return sample.random_access or not (self.wants_fresh or left)
 
     def take(self, sample: FrameSample, message: frames_pb2.Frame, most: int) -> Literal["queued", "held", "dropped"]:
         """Put a frame where it waits. What waits already is dropped as a whole where it is ``most``."""
-        move = self.move if self.move is not None and (sample.fresh or self.move.held) else None
+        move = self.move if self.move is not None and (sample.random_access or self.move.held) else None
         queue = self.queue if move is None else move.held
         if len(queue) >= most:
             self.dropped += len(queue)

@@ -27,8 +27,8 @@ class FrameSender:
     """Made on an event loop; :meth:`assign`, :meth:`send` and :meth:`close` may be called from any thread.
 
     At most ``max_queue`` frames of a camera wait here, besides those the replica gave credit for. When the replica is
-    slow the camera's whole queue is dropped and counted, and nothing but a fresh anchor is taken next: a window with
-    holes must not be answered.
+    slow the camera's whole queue is dropped and counted, and nothing but a frame that needs none before it is
+    taken next: frames between two such belong together.
 
     Args:
         fresh_s: how long a camera that is handed over may take to bring its fresh frame before its old replica is told
@@ -107,7 +107,7 @@ class FrameSender:
             return False
 
     def send(self, sample: FrameSample, *, wait_s: float = 0.0) -> bool:
-        """Queue one frame. False: it was dropped and counted, and the next one must be a fresh anchor.
+        """Queue one frame. False: it was dropped and counted, and the next one must need none before it.
 
         ``wait_s``: how long to wait for room first, for a source that can be held back (a file).
         """

@@ -46,7 +46,7 @@ class FrameHandler(Protocol):
     """The replica. Called on the event loop, one call at a time per camera, cameras side by side.
 
     ``on_open`` and ``on_frame`` may raise ``SightlineError`` or ``ValueError``: the decoder is told and goes on with a
-    fresh anchor. After ``UnknownCameraError`` of ``on_frame`` it opens the camera again first. Not returning from
+    random access frame. After ``UnknownCameraError`` of ``on_frame`` it opens the camera again first. Not returning from
     ``on_frame`` withholds credit, which is how a busy replica slows a decoder down.
     """
 
@@ -67,7 +67,7 @@ class FrameHandler(Protocol):
         ...
 
     async def on_lost(self, cameras: list[str]) -> None:
-        """The decoder's connection broke; these cameras come back with a fresh anchor, from it or from another."""
+        """The decoder's connection broke; these cameras go on after a gap, from it or from another."""
         ...
 
     def counters(self, camera: str) -> WindowCounters: ...
@@ -325,9 +325,9 @@ class _Connection:
         return None
 
     async def _frame(self, lane: _Lane, arrival: _Arrival) -> _Refusal | None:
-        """Hand one frame on; returns the refusal. After one, frames are discarded up to a fresh anchor."""
+        """Hand one frame on; returns the refusal. After one, frames are discarded up to a gap's end."""
         sample, arrived_s = arrival
-        if lane.rejected is None and (not lane.discarding or sample.fresh):
+        if lane.rejected is None and (not lane.discarding or sample.random_access):
             lane.discarding = False
             try:
                 await self._handler.on_frame(sample, arrived_s)
@@ -336,7 +336,7 @@ class _Connection:
             except Exception as error:
                 lane.discarding = True
                 return _Refusal(frames_pb2.FRAME_REFUSAL_FRAME, _sentence(error))
-        if lane.rejected is None or (lane.told and not sample.fresh):
+        if lane.rejected is None or (lane.told and not sample.random_access):
             # Told once per anchor is enough.
             return None
         lane.told = True

@@ -7,13 +7,17 @@ from dataclasses import dataclass
 
 from cluster.types import MICROSECONDS, FrameSample
 
+_ROUNDING = 0.02
+"""Share of a stride by which frames may be off: cameras' clocks are rounded."""
+
 
 @dataclass(slots=True)
 class InFlight:
     """Strides begun with frames that were sent, against windows the replica has settled.
 
-    Windows end one stride apart, counted from the first frame after a fresh start (``cluster.engine``), so both sides
-    count alike. The one that a fresh start cuts short is the replica's to count, if there still is a replica.
+    Windows end one stride apart, counted from the first frame of a scene (``cluster.engine``), so both sides count
+    alike. Those of which nothing was sent are not under way, and the one that a fresh frame cuts short is the replica's
+    to count, if there still is a replica.
     """
 
     stride_s: float
@@ -26,13 +30,20 @@ class InFlight:
     # Begun before a camera was handed over, and the frame that it went on with.
     _moved: tuple[int, int] | None = None
 
-    def sent(self, sample: FrameSample, *, goes_on: bool = False) -> None:
-        """A frame left for the replica. ``goes_on``: fresh as it is, the windows go on: the camera was handed over."""
-        if self._origin is None or (sample.fresh and not goes_on):
+    def sent(self, sample: FrameSample, *, moved: bool = False) -> None:
+        """A frame left for the replica. ``moved``: the first for the one that the camera is handed over to."""
+        if moved and self._origin is not None:
+            self._moved = self._closed + math.ceil(self._strides()), sample.pts
+        if self._origin is None or sample.fresh or sample.pts < self._end - sample.duration:
             self._closed += math.floor(self._strides())
             self._origin = sample.pts
-        elif sample.fresh:
-            self._moved = self._closed + math.ceil(self._strides()), sample.pts
+        elif sample.gap:
+            stride = self.stride_s * MICROSECONDS
+            begun = math.ceil(self._strides() - _ROUNDING)
+            passed = math.floor((sample.pts - self._origin) / stride + _ROUNDING)
+            if passed >= begun:
+                self._closed += begun
+                self._origin += round(passed * stride)
         self._end = sample.end
 
     def restride(self, stride_s: float) -> None:
@@ -51,17 +62,12 @@ class InFlight:
         self._settled = windows - self._before
 
     @property
-    def closed_until(self) -> int | None:
-        """End of the last window that the replica has every frame of, on the camera's clock; where there is none yet,
-        the first frame's time. ``None`` before that."""
+    def begun_until(self) -> int | None:
+        """End of the last window that the replica has a frame of, on the camera's clock; ``None`` where there is none.
+        What is not sent after it is of windows that the replica sees nothing of."""
         if self._origin is None:
             return None
-        return self._origin + round(math.floor(self._strides()) * self.stride_s * MICROSECONDS)
-
-    @property
-    def closed_any(self) -> bool:
-        """Whether the replica has every frame of a window since the last fresh start."""
-        return self._strides() >= 1
+        return self._origin + round(math.ceil(self._strides() - _ROUNDING) * self.stride_s * MICROSECONDS)
 
     def count(self) -> int:
         """Windows begun and neither answered nor dropped."""

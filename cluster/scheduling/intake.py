@@ -52,7 +52,12 @@ class Intake:
         """Whether its next frame may not be taken yet: a fresh one makes the engine forget the windows that still wait;
         a patient camera loses none either way."""
         waiting = self._queue.waiting(stream.spec.stream)
-        return waiting > 0 and (stream.spec.patient or stream.inbox[0].sample.fresh)
+        return waiting > 0 and (stream.spec.patient or not self._goes_on(stream, stream.inbox[0]))
+
+    @staticmethod
+    def _goes_on(stream: OpenStream, offer: Offer) -> bool:
+        anew = bool(stream.broken) and offer.sample.random_access
+        return not anew and stream.book.goes_on(offer.sample, offer.arrived_s, patient=stream.spec.patient)
 
     def lose(self, stream: OpenStream, windows: int) -> None:
         """Count windows of which video never came."""
@@ -62,13 +67,16 @@ class Intake:
 
     def _push(self, stream: OpenStream, offer: Offer) -> None:
         sample, spec = offer.sample, stream.spec
-        if sample.fresh:
+        if not self._goes_on(stream, offer):
             stream.broken = ""
+            sample = replace(sample, fresh=True, gap=False)
             self.lose(stream, stream.book.fresh(sample, offer.arrived_s, spec.stride_s, patient=spec.patient))
         elif stream.broken:
             raise ValueError(stream.broken)
+        elif sample.gap:
+            stream.book.gap(sample)
         closed = self._engine.push(sample)
-        self.lose(stream, stream.book.frame(sample, offer.arrived_s, closed, spec.stride_s))
+        self.lose(stream, stream.book.frame(sample, offer.arrived_s, closed))
         self._steps.enqueue(stream, [replace(request, arrived_s=offer.arrived_s) for request in closed])
 
     def _flush(self, stream: OpenStream) -> None:

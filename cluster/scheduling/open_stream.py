@@ -45,10 +45,10 @@ def _new_id() -> str:
 
 @dataclass(slots=True)
 class OpenStream:
-    """``ending``: its source ended, and it is let go of once nothing waits; ``broken``: why no frame but a fresh one is
-    taken; ``book``: of its strides; ``before``: counts of earlier times it was open; ``leaving``: who waits for it to
-    be handed over; ``incarnation``: another each time that the engine begins it, as windows are numbered then;
-    ``run``: of the counts."""
+    """``ending``: its source ended, and it is let go of once nothing waits; ``broken``: why no frame is taken but one
+    that needs none before it; ``book``: of its strides; ``before``: counts of earlier times it was open; ``leaving``:
+    who waits for it to be handed over; ``incarnation``: another each time that the engine begins it, as windows are
+    numbered then; ``run``: of the counts."""
 
     spec: StreamSpec
     inbox: deque[Offer] = field(default_factory=deque)

@@ -132,7 +132,7 @@ def record(clip: Path, scene: Scene, shape: Shape, pruning: LivePruning, rng: np
         for sample in samples:
             if sample.grid != grid:
                 raise ConfigError(f"{clip} does not have the shape of the pictures the model is trained on (16:9)")
-            if sample.fresh:
+            if sample.random_access:
                 pair.clear()
             second = sample.pts / MICROSECONDS
             pair.append((second, renderer.objects(second)))

@@ -27,7 +27,8 @@ class FrameSample:
       merged grid, then the ``merge x merge`` patches of a group row-major
     * ``pts``: of the first of its ``T`` samples; ``duration``: microseconds it stands for (T / fps)
     * ``activity``: share of groups the codec saw change, before anchors and dilation, 0..1
-    * ``fresh``: see :class:`SampledFrame`; the replica forgets the stream's window when it is set
+    * ``fresh``, ``gap``: see :class:`SampledFrame`. At a fresh frame the stream's window begins anew; after a gap it
+      goes on, with a hole in it, where the frame follows the one before on the same grid and a credible clock
     * ``windows_dropped``: windows that the decoder has counted as dropped until this frame, which it did not send
     * ``trace``: ``None`` for all but the few that are traced
     """
@@ -45,6 +46,12 @@ class FrameSample:
     digest: str
     windows_dropped: int = 0
     trace: FrameTrace | None = None
+    gap: bool = False
+
+    @property
+    def random_access(self) -> bool:
+        """Complete, and needs no frame before it: a receiver that missed some goes on here."""
+        return self.fresh or self.gap
 
     @property
     def tokens(self) -> int:

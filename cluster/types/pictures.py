@@ -130,9 +130,10 @@ class SampledFrame:
     """One sampled picture, resized to the patch grid, with what changed since the last one (codec -> vision).
 
     ``rgb`` is ``[height, width, 3]`` uint8, ``luma`` ``[height, width]`` uint8, both on the grid's pixels.
-    ``fresh`` is true when nothing before this sample may be relied on: stream start, or recovery after a gap,
-    corruption, a resolution change or a restart. ``hidden`` ``[rows, cols]``: cells that privacy masks cover as a
-    whole and that are black; ``None`` where there are none.
+    ``fresh``: a scene begins here, and nothing before this sample is of it: stream start, another grid, a clock that
+    jumped. ``gap``: video before this sample is missing, and what came before that is still true; never with ``fresh``.
+    ``hidden`` ``[rows, cols]``: cells that privacy masks cover as a whole and that are black; ``None`` where there are
+    none.
     """
 
     index: int
@@ -144,3 +145,9 @@ class SampledFrame:
     luma: UInt8Array
     change: ChangeGrid
     hidden: BoolGrid | None = None
+    gap: bool = False
+
+    @property
+    def random_access(self) -> bool:
+        """It needs no sample before it: what it shows is not to be compared with what was seen last."""
+        return self.fresh or self.gap

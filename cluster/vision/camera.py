@@ -84,8 +84,8 @@ class CameraPipeline:
     """Runs one camera; whatever goes wrong in it becomes its state ``error`` and touches no other camera.
 
     ``sink`` is called in the camera's thread with every frame. It may raise :class:`CapacityError`: the frame is
-    dropped and counted, and the next one keeps everything and is fresh. ``on_end`` is called in that thread once the
-    camera has ended for good.
+    dropped and counted, and the next one keeps everything and follows a gap. ``on_end`` is called in that thread once
+    the camera has ended for good.
     """
 
     def __init__(
@@ -154,7 +154,7 @@ class CameraPipeline:
         return self._thread.is_alive()
 
     def force_anchor(self) -> None:
-        """The next frame keeps everything and is fresh: the replica that owned the stream was lost."""
+        """The next frame keeps everything and follows a gap: the replica that owned the stream has missed frames."""
         self._sampler.force_anchor()
 
     def set_quality(self, *, prune: float = 1.0, fps: float = 1.0) -> None:
@@ -163,8 +163,8 @@ class CameraPipeline:
         self._wanted = (prune, fps)
 
     def set_keyframes_only(self, on: bool) -> None:
-        """From the next packet on: decode one picture of each GOP, which is shown and offered to the sink by itself and
-        fresh, and pass over what lies between. Off: the camera begins afresh at its next keyframe."""
+        """From the next packet on: decode one picture of each GOP, which is shown and offered to the sink by
+        itself, and pass over what lies between. Off: the camera goes on at its next keyframe."""
         self._keyframes_only = on
 
     def status(self) -> PipelineStatus:

@@ -36,17 +36,26 @@ class CodecSight(Pruner):
     """Grey levels that stand for motion where the codec exports no vectors."""
 
     _active: BoolGrid | None = field(default=None, init=False, repr=False)
+    # Changed by luma and kept by no vector since the last anchor, which is the first to show it.
+    _unkept: BoolGrid | None = field(default=None, init=False, repr=False)
 
     def prune(self, frame: SampledFrame) -> Decision:
         change = frame.change
         dynamic = (change.max_motion + self.alpha * change.luma) > self.tau
         dynamic |= change.intra > self.intra_threshold
+        changed = change.luma > self.luma_threshold
         if change.cue == "luma" and self.alpha == 0:
-            dynamic |= change.luma > self.luma_threshold
-        activity = 1.0 if frame.fresh else share_of_groups(dynamic, frame.grid.merge)
-        if frame.anchor or frame.fresh or self._active is None or self._active.shape != dynamic.shape:
-            keep_all = everything(frame)
-            self._active = ~keep_all
-            return Decision(keep_all, activity)
-        self._active |= dynamic
-        return Decision(complete_groups(self._active, frame.grid.merge), activity)
+            dynamic |= changed
+        if frame.random_access or self._active is None or self._unkept is None or self._active.shape != dynamic.shape:
+            activity = 1.0
+        else:
+            # An I-frame has no vectors: what appears in it is seen by its luma alone.
+            known = dynamic | changed | self._unkept if frame.anchor else dynamic
+            activity = share_of_groups(known, frame.grid.merge)
+            if not frame.anchor:
+                self._active |= dynamic
+                self._unkept |= changed & ~dynamic
+                return Decision(complete_groups(self._active, frame.grid.merge), activity)
+        keep_all = everything(frame)
+        self._active, self._unkept = ~keep_all, ~keep_all
+        return Decision(keep_all, activity)

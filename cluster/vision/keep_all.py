@@ -21,5 +21,5 @@ class KeepAll(Pruner):
 
     def prune(self, frame: SampledFrame) -> Decision:
         active = frame.change.luma > self.luma_threshold
-        activity = 1.0 if frame.fresh else share_of_groups(active, frame.grid.merge)
+        activity = 1.0 if frame.random_access else share_of_groups(active, frame.grid.merge)
         return Decision(everything(frame), activity)

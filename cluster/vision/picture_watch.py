@@ -57,7 +57,7 @@ class PictureWatch:
         luma, spread = _moments(seen)
         if self._last_pts is None or frame.pts <= self._last_pts:
             self._last_pts = self._familiar_pts = frame.pts
-        if frame.fresh or float(difference.max()) >= STILL_LEVELS:
+        if frame.random_access or float(difference.max()) >= STILL_LEVELS:
             # After a gap nothing is known of the time in between: stillness is counted anew.
             self._still_since = frame.pts
         self.health = PictureHealth(

@@ -24,8 +24,9 @@ class Decision:
     """What to keep of one sample.
 
     * ``mask`` ``[rows, cols]`` bool: cells to encode, always whole ``merge x merge`` groups
-    * ``activity``: share of groups that changed by themselves, before dilation, memory and anchors, 0..1; 1 for a
-      fresh sample, which has nothing to be compared with
+    * ``activity``: share of groups that changed by themselves, before dilation and memory, 0..1; of an anchor too,
+      against what was known before it. The static gate goes by it: a change that is in no sample's activity is one that
+      nobody looks at. 1 for a random access sample, which has nothing to be compared with
     """
 
     mask: BoolGrid
@@ -42,7 +43,7 @@ class Pruner(ABC):
     def prune(self, frame: SampledFrame) -> Decision:
         """Decide on the next sample, in order of time.
 
-        Anchors and fresh samples keep everything. A fresh sample, or one on another grid, forgets all state first.
+        Anchors and random access samples keep everything. The latter, or one on another grid, forget all state first.
         """
 
 

@@ -82,7 +82,7 @@ class Replenish(Pruner):
     def prune(self, frame: SampledFrame) -> Decision:
         grid = frame.grid
         means = cell_means(frame.luma, grid)
-        if self._memory is None or frame.fresh or self._memory.grid != grid:
+        if self._memory is None or frame.random_access or self._memory.grid != grid:
             self._memory = _Memory.of(frame, means, self.memory)
             return Decision(everything(frame), 1.0)
         memory = self._memory

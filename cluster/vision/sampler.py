@@ -54,9 +54,9 @@ class _Pending:
 class PatchSampler:
     """Unites ``T = grid.temporal`` consecutive samples of one camera into one :class:`FrameSample`.
 
-    The pruner works sample by sample; the masks of the ``T`` samples are united, and one anchor or fresh sample makes
-    the whole an anchor or fresh. A fresh sample that arrives while others wait drops those (``dropped``): the replica
-    forgets what lies before it anyway. Not thread-safe but for :meth:`force_anchor`.
+    The pruner works sample by sample; the masks of the ``T`` samples are united, and one anchor, gap or fresh sample
+    makes the whole one. Samples that wait when a random access one arrives are dropped (``dropped``): they cannot be
+    united across missing video. Not thread-safe but for :meth:`force_anchor`.
     """
 
     def __init__(self, stream: str, pruner: Pruner, fps: float) -> None:
@@ -73,7 +73,7 @@ class PatchSampler:
         self._forced = False
 
     def force_anchor(self) -> None:
-        """The next :class:`FrameSample` keeps everything and is fresh: its reader has lost the stream's window."""
+        """The next :class:`FrameSample` keeps everything and follows a gap: its reader has missed frames."""
         self._forced = True
 
     def change(self, *, prune: float, fps: float) -> None:
@@ -85,7 +85,7 @@ class PatchSampler:
 
     def feed(self, frame: SampledFrame) -> FrameSample | None:
         """Take the next sample; returns a frame once ``T`` samples are together."""
-        if self._pending and (frame.fresh or frame.grid != self._pending[0].frame.grid):
+        if self._pending and (frame.random_access or frame.grid != self._pending[0].frame.grid):
             self.dropped += len(self._pending)
             self._pending.clear()
         if self._forced and not frame.anchor:
@@ -110,8 +110,9 @@ class PatchSampler:
         first = parts[0].frame
         forced = self._forced
         self._forced = False
-        fresh = forced or any(part.frame.fresh for part in parts)
-        anchor = fresh or any(part.frame.anchor for part in parts)
+        fresh = any(part.frame.fresh for part in parts)
+        gap = not fresh and (forced or any(part.frame.gap for part in parts))
+        anchor = fresh or gap or any(part.frame.anchor for part in parts)
         mask = everything(first) if anchor else np.logical_or.reduce([part.mask for part in parts])
         if first.hidden is not None and not anchor:
             # Black for good. A frame that keeps everything has it once more all the same: a window opens where every
@@ -129,8 +130,10 @@ class PatchSampler:
             grid=first.grid,
             mask=mask,
             patches=cut_patches([part.frame.rgb for part in parts], groups, first.grid),
-            activity=max(part.activity for part in parts),
+            # What changed in frames that the reader has missed, nobody has told it.
+            activity=1.0 if gap else max(part.activity for part in parts),
             digest=mask_digest(mask, self._index, first.pts),
+            gap=gap,
         )
         self._index += 1
         self._pending = []

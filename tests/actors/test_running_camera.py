@@ -39,7 +39,8 @@ def test_a_rung_is_told_to_the_replica_and_the_video_goes_on(bench) -> None:
     bench.push(12)
     until("frames at the full rate", lambda: keeper.frames[-1].pts > 28 * MICROSECONDS)
     assert [(spec.stride_s, spec.refresh_budget) for spec in keeper.specs] == [(2, 0.5), (4, 0.0), (2, 0.5)]
-    assert [frame.fresh for frame in keeper.frames] == [True] + [False] * (len(keeper.frames) - 1)
+    assert [frame.random_access for frame in keeper.frames] == [True] + [False] * (len(keeper.frames) - 1)
+    assert keeper.frames[0].gap, "the replica may hold what another decoder saw"
     assert [frame.index for frame in keeper.frames] == list(range(len(keeper.frames)))
     durations = [round(frame.duration / 500_000) / 2 for frame in keeper.frames]
     assert durations == sorted(durations[:7]) + durations[7:]
@@ -72,7 +73,7 @@ def test_other_questions_reach_the_replica_and_the_window_goes_on(bench) -> None
     first, second = keeper.specs
     assert (first.priority, first.stride_s, first.questions[0].threshold) == ("normal", 2, 0.5)
     assert (second.priority, second.stride_s, second.questions[0].threshold) == ("critical", 4, 0.7)
-    assert [frame.fresh for frame in keeper.frames] == [True] + [False] * (len(keeper.frames) - 1)
+    assert [frame.random_access for frame in keeper.frames] == [True] + [False] * (len(keeper.frames) - 1)
     assert not keeper.closed
     bench.camera.run_at(LOW)
     until("its rung on top of that", lambda: keeper.specs[-1].stride_s == 4 and len(keeper.specs) == 3)
@@ -102,7 +103,7 @@ def test_the_same_rung_again_tells_nobody(bench) -> None:
     assert [spec.stride_s for spec in keeper.specs] == [4]
 
 
-def test_a_shed_camera_sends_nothing_counts_every_window_and_comes_back_afresh(bench) -> None:
+def test_a_shed_camera_sends_nothing_counts_every_window_and_comes_back(bench) -> None:
     keeper = Keeper()
     bench.camera.route(bench.replica(keeper))
     bench.push(6)
@@ -121,8 +122,8 @@ def test_a_shed_camera_sends_nothing_counts_every_window_and_comes_back_afresh(b
     bench.push(6)
     until("frames again", lambda: len(keeper.frames) > sent + 2)
     again = keeper.frames[sent]
-    assert (again.fresh, again.complete) == (True, True)
-    assert not keeper.frames[sent + 1].fresh
+    assert (again.gap, again.fresh, again.complete) == (True, False, True)
+    assert not keeper.frames[sent + 1].random_access
     # Every whole stride between the last frame sent and the first one afterwards, give or take the edges.
     gap = (again.pts - keeper.frames[sent - 1].end) / (2 * MICROSECONDS)
     windows = bench.camera.report().counts["windows_dropped"]
@@ -143,7 +144,7 @@ def test_from_shed_to_a_lower_rung_the_replica_learns_of_it_before_the_first_fra
     bench.camera.run_at(LOW)
     bench.push(10)
     until("frames again", lambda: keeper.frames[-1].duration == 2 * MICROSECONDS)
-    told = [each for each in keeper.told if isinstance(each, StreamSpec) or each.fresh]
+    told = [each for each in keeper.told if isinstance(each, StreamSpec) or each.random_access]
     assert [type(each) for each in told] == [StreamSpec, FrameSample, StreamSpec, FrameSample]
     assert told[2].stride_s == 4
 
@@ -170,8 +171,8 @@ def test_a_camera_its_decoder_has_no_time_for_shows_keyframes_counts_its_windows
     bench.push(10)
     until("frames again", lambda: len(keeper.frames) > sent + 2)
     again = keeper.frames[sent]
-    assert (again.fresh, again.complete) == (True, True)
-    assert not keeper.frames[sent + 1].fresh
+    assert (again.gap, again.fresh, again.complete) == (True, False, True)
+    assert not keeper.frames[sent + 1].random_access
     gap = (again.pts - keeper.frames[sent - 1].end) / (2 * MICROSECONDS)
     windows = bench.camera.report().counts["windows_dropped"]
     assert abs(windows - gap) <= 1
@@ -186,7 +187,6 @@ def test_a_few_frames_between_two_times_without_any_hide_no_window(bench) -> Non
     until("frames", lambda: len(keeper.frames) >= 5)
     until("nothing under way", lambda: bench.sender.status("gate").in_flight == 0)
     stride = 2 * MICROSECONDS
-    closed = keeper.frames[-1].end // stride * stride
     bench.camera.fall_behind(True)
     bench.push(9)
     sent = len(keeper.frames)
@@ -203,9 +203,10 @@ def test_a_few_frames_between_two_times_without_any_hide_no_window(bench) -> Non
     bench.push(8)
     until("frames again", lambda: len(keeper.frames) > sent + 2)
     again = keeper.frames[sent]
-    assert again.fresh
-    # As somebody counts who only sees that no answer came between the last one before and the first one after.
-    assert again.windows_dropped == (again.pts - closed) // stride
+    assert again.gap
+    # Every window of which the replica got no frame: it answers those of which it got one.
+    seen = {at // stride for frame in keeper.frames[:sent] for at in (frame.pts + 100_000, frame.end - 100_000)}
+    assert again.windows_dropped == len(set(range((again.pts + 100_000) // stride)) - seen)
 
 
 def test_a_camera_that_another_decoder_had_for_a_while_is_answered_again_and_says_why_it_is_not(bench) -> None:

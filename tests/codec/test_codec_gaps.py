@@ -39,7 +39,7 @@ def clip(name: str) -> tuple[StreamHeader, list[EncodedPacket], dict[int, Sample
 
 
 def check(name: str, samples: list[SampledFrame], *, tolerance: int = 0) -> None:
-    """Every sample shows the picture of its time, and a break in time is told as fresh."""
+    """Every sample shows the picture of its time, and a break in time is told."""
     _, _, clean = clip(name)
     if name == "gradual":
         # Refreshed column by column, such a stream converges on the encoder's pictures without ever equalling them.
@@ -47,7 +47,7 @@ def check(name: str, samples: list[SampledFrame], *, tolerance: int = 0) -> None
     for sample in samples:
         difference = sample.luma.astype(int) - clean[sample.pts].luma
         assert np.abs(difference).max() <= tolerance, f"garbage at {seconds(sample)} s"
-        assert sample.anchor or not sample.fresh
+        assert sample.anchor or not sample.random_access
 
 
 # -- holes that the transport tells -------------------------------------------------------------
@@ -81,7 +81,7 @@ def test_no_sample_between_a_gap_and_the_next_keyframe(name: str, dropped: set[i
     untold = {packet.pts for packet in packets if packet.sequence > max((k.sequence for k in kept), default=-1)}
     shown = {sample.pts for sample in samples} | untold
     for sample in samples:
-        assert sample.fresh or sample.pts - FRAME in shown
+        assert sample.random_access or sample.pts - FRAME in shown
 
 
 @settings(deadline=None, max_examples=40)
@@ -102,12 +102,13 @@ def test_shuffled_and_repeated_packets(name: str, moves: list[tuple[int, int]], 
     assert len({sample.pts for sample in samples}) == len(samples)
 
 
-def test_after_a_gap_the_next_keyframe_is_a_fresh_anchor_and_counted() -> None:
+def test_after_a_gap_the_next_keyframe_is_an_anchor_of_the_same_scene_and_counted() -> None:
     header, packets, _ = clip("plain")
     processor, samples = process(header, [packet for packet in packets if packet.sequence not in (5, 6)])
     assert [round(seconds(sample) * FPS) for sample in samples] == [*range(5), *range(20, 60)]
-    assert [index for index, sample in enumerate(samples) if sample.fresh] == [0, 5]
-    assert samples[5].anchor
+    assert [index for index, sample in enumerate(samples) if sample.random_access] == [0, 5]
+    assert (samples[0].fresh, samples[0].gap) == (True, False)
+    assert (samples[5].fresh, samples[5].gap, samples[5].anchor) == (False, True, True)
     assert not samples[5].change.luma.any()
     assert samples[5].change.frames == 0
     assert samples[6].change.frames == 1
@@ -126,7 +127,7 @@ def test_a_caller_may_distrust_too() -> None:
             processor.distrust("sensor covered")
         samples += processor.feed(packet)
     assert [round(seconds(sample) * FPS) for sample in samples] == [*range(10), *range(20, 60)]
-    assert samples[10].fresh
+    assert samples[10].gap
     assert processor.stats.distrusted == {"sensor covered": 1}
 
 
@@ -231,7 +232,7 @@ def test_damage_to_h264_pictures_is_seen_and_recovered_from(kind: str) -> None:
     processor, samples = process(header, damaged)
     check("plain", samples)
     assert [round(seconds(sample) * FPS) for sample in samples] == [*range(7), *range(20, 60)]
-    assert [sample.index for sample in samples if sample.fresh] == [0, 7]
+    assert [sample.index for sample in samples if sample.random_access] == [0, 7]
     assert processor.stats.distrusted == {"corrupt": 1}
     assert processor.stats.decode_errors + processor.stats.corrupt_frames == 1
 
@@ -271,7 +272,8 @@ def test_a_codec_change_starts_anew_at_its_keyframe() -> None:
     mixed = renumber(packets[:10] + [replace(p, pts=p.pts + 10 * FRAME) for p in others[5:]])
     processor, samples = process(header, mixed)
     assert [round(seconds(sample) * FPS) for sample in samples] == [*range(10), *range(30, 70)]
-    assert [sample.index for sample in samples if sample.fresh] == [0, 10]
+    assert [sample.index for sample in samples if sample.random_access] == [0, 10]
+    assert samples[10].gap, "the picture is the same"
     assert [sample.change.cue for sample in samples[8:12]] == ["vectors+luma"] * 2 + ["luma"] * 2
     assert processor.stats.distrusted == {"codec": 1}
     assert processor.stats.codec == "hevc"
@@ -313,7 +315,7 @@ def test_packets_of_an_unknown_codec_are_passed_over() -> None:
     mixed = renumber([*packets[:10], replace(packets[10], codec="tomorrow"), *packets[11:]])
     processor, samples = process(header, mixed)
     check("plain", samples)
-    assert [sample.index for sample in samples if sample.fresh] == [0, 10]
+    assert [sample.index for sample in samples if sample.random_access] == [0, 10]
     assert processor.stats.distrusted["codec"] == 2
 
 
@@ -387,5 +389,5 @@ def test_any_timestamps_are_survived(name: str, data: st.DataObject) -> None:
     ]
     _, samples = process(header, strange)
     for before, after in itertools.pairwise(samples):
-        assert after.fresh or after.pts > before.pts
+        assert after.random_access or after.pts > before.pts
         assert after.index == before.index + 1

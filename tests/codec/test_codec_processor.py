@@ -109,19 +109,21 @@ def test_length_prefixed_packets_are_understood(clips: dict[str, Path]) -> None:
     assert [sample.luma.tobytes() for sample in samples] == [sample.luma.tobytes() for sample in wanted]
 
 
-def test_a_reconnect_starts_fresh_and_numbers_anew(clips: dict[str, Path]) -> None:
+@pytest.mark.parametrize(("away_s", "fresh"), [(2.0, False), (600.0, False), (-0.2, False), (-3.0, True)])
+def test_a_reconnect_is_a_gap_where_the_clock_runs_on(clips: dict[str, Path], away_s: float, fresh: bool) -> None:
     header, packets = read(clips["plain"])
     processor, samples = process(header, packets[:30])
     processor.open(header)
-    again = [sample for packet in packets[10:50] for sample in processor.feed(packet)]
-    assert again[0].fresh
-    assert again[0].anchor
-    assert again[0].pts == MICROSECONDS
-    assert again[0].index == len(samples)
-    assert processor.stats.gaps == 0
+    by = round(away_s * MICROSECONDS)
+    later = [replace(packet, pts=packet.pts + by, dts=packet.dts + by) for packet in packets[30:80]]
+    again = [sample for packet in later for sample in processor.feed(packet)]
+    assert (again[0].fresh, again[0].gap, again[0].anchor) == (fresh, not fresh, True)
+    assert not any(sample.random_access for sample in again[1:])
+    assert fresh or again[0].pts > samples[-1].pts
+    assert processor.stats.pts_jumps == processor.stats.scenes - 1 == int(fresh)
+    assert processor.stats.packets_repeated == 0
 
 
-# -- pixels -------------------------------------------------------------------------------------
 def area_mean(picture: np.ndarray, height: int, width: int) -> np.ndarray:
     def shares(source: int, target: int) -> np.ndarray:
         edges = np.linspace(0, source, target + 1)
@@ -210,13 +212,13 @@ def test_glances_show_each_keyframe_by_itself_and_feeding_goes_on_at_the_next(
     glanced = [processor.glance(packet) for packet in packets[10 : keys[2] - 3]]
     assert [len(samples) for samples in glanced] == [int(packet.keyframe) for packet in packets[10 : keys[2] - 3]]
     [seen] = [sample for samples in glanced for sample in samples]
-    assert seen.fresh
+    assert seen.gap
     assert seen.pts == packets[keys[1]].pts
     [same] = [sample for sample in all_samples if abs(sample.pts - seen.pts) < 30_000]
     assert np.array_equal(seen.rgb, same.rgb), "as when all is decoded"
     assert processor.stats.frames_decoded <= 10 + 1
     rest = [sample for packet in packets[keys[2] - 3 :] for sample in processor.feed(packet)] + processor.drain()
-    assert [sample.fresh for sample in rest] == [True] + [False] * (len(rest) - 1)
+    assert [sample.gap for sample in rest] == [True] + [False] * (len(rest) - 1)
     assert rest[0].pts == packets[keys[2]].pts
     assert len(fed) + len(rest) >= 6
     stats = processor.stats

@@ -194,18 +194,57 @@ def test_the_end_of_a_source_closes_the_last_window(engine, make_camera, make_sp
     assert engine.flush("cam") == []
 
 
-def test_a_jump_in_time_closes_several_windows(engine, make_camera, make_spec) -> None:
+def test_a_jump_in_time_passes_over_windows_whose_stride_has_no_video(engine, make_camera, make_spec) -> None:
     camera = make_camera(kept=1.0)
     engine.admit(make_spec())
-    run = [r for i in range(4) for r in engine.push(camera.sample(i))]
+    run = [r for i in range(5) for r in engine.push(camera.sample(i))]
     assert [r.window for r in run] == [0, 1]
-    later = replace(camera.sample(4), pts=9_000_000)
+    later = replace(camera.sample(5), pts=9_000_000)
     closed = engine.push(later)
-    assert [(r.window, r.end // 1_000_000) for r in closed] == [(2, 6), (3, 8), (4, 10)]
-    answers = [answer for request in closed for answer in engine.step([request])]
-    assert [a.tokens.new for a in answers] == [24, 0, 6]
-    far = replace(camera.sample(5), pts=10**15)
-    assert len(engine.push(far)) <= 4
+    assert [(r.window, r.end // 1_000_000) for r in closed] == [(2, 6), (4, 10)]
+    answers = [answer for request in [*run, *closed] for answer in engine.step([request])]
+    # The first is a whole window behind the newest.
+    assert [(a.window, a.tokens.new) for a in answers] == [(1, 24), (2, 6), (4, 6)]
+    far = replace(camera.sample(6), pts=10**15)
+    assert len(engine.push(far)) <= 1
+
+
+@pytest.mark.parametrize("missing", [1, 3, 5])
+def test_after_a_gap_the_window_goes_on_with_a_hole_in_it(engine, make_camera, make_spec, run, missing) -> None:
+    """Frames of 1 s, windows of 8 s every 2 s; ``missing`` frames before the anchor at 12 s never come."""
+    camera = make_camera(kept=0.5)
+    engine.admit(make_spec())
+    before = run(engine, [camera.sample(i) for i in range(12 - missing)])
+    computed = {frame.pts: frame.computed for frame in engine._streams["cam"].frames}
+    gap = replace(camera.sample(12), gap=True)
+    answers = run(engine, [gap, *(camera.sample(i) for i in range(13, 16))])
+    # Those whose last two seconds are missing as a whole are passed over; the others keep their phase.
+    due = [end for end in range(2, 17, 2) if not (end - 2 >= 12 - missing and end <= 12)]
+    assert [a.end // 1_000_000 for a in [*before, *answers]] == due
+    assert [a.window for a in [*before, *answers]] == [end // 2 - 1 for end in due]
+    (last,) = [a for a in answers if a.end == 14_000_000]
+    held = [i for i in range(4, 14) if not 12 - missing <= i < 12]
+    opened = max(i for i in held if i <= 6 and camera.sample(i).complete)
+    assert last.tokens.kept == sum(camera.sample(i).tokens for i in held if i >= opened)
+    assert last.tokens.reused > 0
+    stream = engine._streams["cam"]
+    assert all(
+        frame.computed is computed[frame.pts]
+        for frame in stream.frames
+        if frame.pts in computed and computed[frame.pts] is not None
+    ), "KV from before is still there"
+
+
+def test_a_gap_begins_anew_where_the_clock_went_back_or_the_grid_is_another(
+    engine, make_camera, make_spec, run
+) -> None:
+    camera, other = make_camera(), make_camera(width=112)
+    for sample in (replace(camera.sample(2), gap=True), replace(other.sample(12), gap=True)):
+        engine.evict("cam")
+        engine.admit(make_spec())
+        run(engine, [camera.sample(i) for i in range(8)])
+        engine.push(sample)
+        assert [frame.pts for frame in engine._streams["cam"].frames] == [sample.pts]
 
 
 def test_memory_is_what_is_held_and_evicting_frees_it(engine, make_camera, make_spec, run) -> None:

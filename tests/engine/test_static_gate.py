@@ -51,12 +51,14 @@ def test_motion_ends_it_at_once_and_skipped_windows_do_not_hide_it(engine, night
     assert gated(run(engine, [night.sample(i) for i in (10, 11)])) == [True]
 
 
-def test_an_anchor_alone_says_nothing(engine, night, gated_spec, run) -> None:
+def test_an_anchor_counts_as_any_other_frame(engine, night, gated_spec, run) -> None:
+    """Anchors of a quiet camera let its answers stand; one in which something appeared does not."""
     engine.admit(gated_spec)
     run(engine, [night.sample(i) for i in range(4)])
-    anchors = [replace(night.sample(i), anchor=True, activity=0.9) for i in (4, 5)]
-    assert gated(run(engine, anchors)) == [False]
-    assert gated(run(engine, [replace(night.sample(6), anchor=True, activity=0.9), night.sample(7)])) == [True]
+    quiet = [replace(night.sample(i), anchor=True) for i in (4, 5)]
+    assert gated(run(engine, quiet)) == [True]
+    assert gated(run(engine, [replace(night.sample(6), anchor=True, activity=0.02), night.sample(7)])) == [False]
+    assert gated(run(engine, [night.sample(i) for i in (8, 9)])) == [True]
 
 
 def test_other_questions_a_fresh_start_or_no_gate_are_computed(engine, night, gated_spec, run) -> None:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cluster.engine.native.windows import LOOKBACK, WindowClock, WindowSpan, opening, place
+from cluster.engine.native.windows import LOOKBACK, WindowClock, WindowSpan, opening, place, reach
 
 SECOND = 1_000_000
 
@@ -41,7 +41,7 @@ def test_windows_grow_until_a_full_one_exists_and_then_slide() -> None:
 
 def clock_feed(state: WindowClock, second: int) -> list[WindowSpan]:
     frame = Frame(second * SECOND)
-    return state.close(place(frame) + frame.duration, place(frame))
+    return state.close(place(frame) + frame.duration, reach(frame))
 
 
 def test_a_window_closes_with_its_last_expected_frame() -> None:
@@ -50,11 +50,11 @@ def test_a_window_closes_with_its_last_expected_frame() -> None:
     assert [span.number for span in clock_feed(state, 1)] == [0]
 
 
-def test_a_jump_closes_only_windows_that_hold_a_frame() -> None:
+def test_a_jump_closes_only_windows_whose_stride_has_video() -> None:
     state = clock()
     day = 86_400 * SECOND
-    closed = state.close(day, last=1 * SECOND)
-    assert [span.end // SECOND for span in closed] == [2, 4, 6, 8]
+    closed = state.close(day, reach(Frame(1 * SECOND)))
+    assert [span.end // SECOND for span in closed] == [2]
     # Numbers follow time: what lies between was passed over, and the next window is the one under way.
     assert state.end > day
     assert state.end - day <= state.stride
@@ -63,17 +63,17 @@ def test_a_jump_closes_only_windows_that_hold_a_frame() -> None:
 
 def test_numbers_go_on_after_a_restart() -> None:
     state = clock()
-    state.close(4 * SECOND, last=3 * SECOND)
+    state.close(4 * SECOND, 4 * SECOND)
     state.restart(100 * SECOND)
-    (span,) = state.close(102 * SECOND, last=101 * SECOND)
+    (span,) = state.close(102 * SECOND, 102 * SECOND)
     assert span == WindowSpan(2, 100 * SECOND, 102 * SECOND)
 
 
 def test_new_lengths_start_from_the_last_closed_window() -> None:
     state = clock()
-    state.close(4 * SECOND, last=3 * SECOND)
+    state.close(4 * SECOND, 4 * SECOND)
     state.reshape(6 * SECOND, 3 * SECOND)
-    (span,) = state.close(7 * SECOND, last=6 * SECOND)
+    (span,) = state.close(7 * SECOND, 7 * SECOND)
     assert span == WindowSpan(2, 1 * SECOND, 7 * SECOND)
 
 
@@ -121,20 +121,25 @@ def test_opening_against_its_definition(start: int, complete: set[int], gaps: se
     window=st.integers(1, 20),
     stride=st.integers(1, 20),
 )
-def test_every_closed_window_holds_a_frame_and_numbers_follow_time(pts: list[int], window: int, stride: int) -> None:
+def test_every_closed_window_has_video_in_its_stride_and_numbers_follow_time(
+    pts: list[int], window: int, stride: int
+) -> None:
     stride = min(stride, window)
     state = clock(window, stride, origin=pts[0])
     closed: list[WindowSpan] = []
-    last: int | None = None
+    video: int | None = None
     for stamp in pts:
         frame = Frame(stamp)
-        closed += state.close(place(frame), last)
-        last = place(frame)
-        closed += state.close(last + frame.duration, last)
-    places = [place(Frame(stamp)) for stamp in pts]
+        closed += state.close(place(frame), video)
+        video = reach(frame)
+        until = place(frame) + frame.duration
+        closed += state.close(until, until)
     for span in closed:
         assert span.end == pts[0] + (span.number + 1) * stride * SECOND
-        assert any(span.end - window * SECOND <= p < span.end for p in places)
+        assert any(p + SECOND > span.end - stride * SECOND and p < span.end for p in pts)
         assert span.start == max(pts[0], span.end - window * SECOND)
     numbers = [span.number for span in closed]
     assert numbers == sorted(set(numbers))
+    # None is passed over in which a frame begins; the last may still be open.
+    begun = {(place(Frame(stamp)) - pts[0]) // (stride * SECOND) for stamp in pts}
+    assert {number for number in begun if number < state.number} <= set(numbers)

@@ -83,6 +83,7 @@ def samples(draw):
         activity=draw(unit),
         digest=mask_digest(mask, index, pts),
         windows_dropped=draw(uint64),
+        gap=draw(st.booleans()),
     )
 
 

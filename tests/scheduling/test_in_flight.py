@@ -12,10 +12,10 @@ GRID = PatchGrid(2, 2, 14, 2, 2)
 SECOND = 1_000_000
 
 
-def sample(pts_s: float, *, fresh: bool = False) -> FrameSample:
+def sample(pts_s: float, *, fresh: bool = False, gap: bool = False) -> FrameSample:
     mask = np.ones((2, 2), dtype=bool)
     patches = np.zeros((4, 2, 3, 14, 14), dtype=np.uint8)
-    return FrameSample("cam", 0, int(pts_s * SECOND), SECOND, fresh, fresh, GRID, mask, patches, 0.0, "")
+    return FrameSample("cam", 0, int(pts_s * SECOND), SECOND, fresh, fresh, GRID, mask, patches, 0.0, "", gap=gap)
 
 
 def send(counter: InFlight, first_s: float, last_s: float) -> None:
@@ -79,6 +79,31 @@ def test_window_cut_short_by_a_fresh_start_is_not_counted_twice() -> None:
     assert counter.count() == 2 + 1
 
 
+def test_windows_go_on_after_a_gap_and_those_that_nothing_was_sent_of_are_not_under_way() -> None:
+    counter = InFlight(8)
+    send(counter, 0, 20)
+    assert counter.begun_until == 24 * SECOND
+    # Ends at 8, 16 and 24 were begun; to 32 and 40 nothing was sent; the one to 48 is in the making.
+    counter.sent(sample(41.5, gap=True))
+    assert counter.count() == 3 + 1
+    counter.settled(3)
+    assert counter.count() == 1
+    assert counter.begun_until == 48 * SECOND
+    # A short one within a window.
+    counter.sent(sample(46, gap=True))
+    assert counter.count() == 1
+    counter.sent(sample(48))
+    assert counter.count() == 2
+
+
+def test_a_clock_that_went_back_begins_windows_anew() -> None:
+    counter = InFlight(8)
+    send(counter, 100, 120)
+    counter.sent(sample(3, gap=True))
+    assert counter.count() == 2 + 1
+    assert counter.begun_until == 11 * SECOND
+
+
 def test_settling_more_than_was_begun_never_goes_below_zero() -> None:
     counter = InFlight(8)
     send(counter, 0, 8)
@@ -116,7 +141,7 @@ def test_a_camera_that_is_handed_over_goes_on_with_its_windows() -> None:
     counter = InFlight(8)
     send(counter, 0, 20)
     counter.settled(2)
-    counter.sent(sample(20, fresh=True), goes_on=True)
+    counter.sent(sample(20, gap=True), moved=True)
     for second in range(21, 25):
         counter.sent(sample(second))
     assert counter.count() == 2
@@ -124,10 +149,10 @@ def test_a_camera_that_is_handed_over_goes_on_with_its_windows() -> None:
     assert counter.lose() == 1
 
 
-def test_one_that_could_not_be_loses_what_was_begun_before_its_fresh_frame() -> None:
+def test_one_that_could_not_be_loses_what_was_begun_before_its_first_frame() -> None:
     counter = InFlight(8)
     send(counter, 0, 20)
-    counter.sent(sample(20, fresh=True), goes_on=True)
+    counter.sent(sample(20, gap=True), moved=True)
     for second in range(21, 30):
         counter.sent(sample(second))
     assert counter.stay_behind(2) == 1

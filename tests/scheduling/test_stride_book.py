@@ -6,6 +6,7 @@ import itertools
 import math
 from dataclasses import replace
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from worker_parts import SECOND, sample
@@ -28,19 +29,25 @@ class Replica:
         self.unanswered = 0
         self._last: int | None = None
 
-    def take(self, at_s: float, *, fresh=False, arrived_s=None, dropped=0, patient=False, answer=True) -> int:
-        frame = replace(sample("a", 0, fresh=fresh), pts=round(at_s * SECOND), windows_dropped=dropped)
+    def take(
+        self, at_s: float, *, fresh=False, gap=False, arrived_s=None, dropped=0, patient=False, answer=True
+    ) -> int:
+        made = sample("a", 0, fresh=fresh)
+        frame = replace(made, gap=gap, pts=round(at_s * SECOND), windows_dropped=dropped)
         arrived_s = at_s + 1 if arrived_s is None else arrived_s
         lost = 0
-        if fresh:
+        if gap and self.book.goes_on(frame, arrived_s, patient=patient):
+            self.book.gap(frame)
+        elif fresh or gap:
             lost += self.book.fresh(frame, arrived_s, STRIDE_S, patient=patient)
             self.clock.restart(frame.pts)
             self._last = None
         place = frame.pts + frame.duration // 8
-        spans = self.clock.close(place, self._last) + self.clock.close(place + frame.duration, place)
+        until = place + frame.duration
+        spans = self.clock.close(place, self._last) + self.clock.close(until, until)
         closed = [WindowRequest("a", span.number, span.start, span.end, arrived_s) for span in spans]
-        self._last = place
-        lost += self.book.frame(frame, arrived_s, closed, STRIDE_S)
+        self._last = frame.pts + frame.duration * 7 // 8
+        lost += self.book.frame(frame, arrived_s, closed)
         if closed and answer:
             self.book.answered()
             self.ends += [request.end for request in closed]
@@ -133,9 +140,79 @@ def test_windows_that_ended_without_a_frame_are_lost() -> None:
     """The video stood still for nine seconds, and went on without a keyframe."""
     replica = Replica()
     replica.run(0, 6)
-    # The one to 8 holds a frame of before; nobody has seen anything of those to 10, 12 and 14.
-    assert replica.take(15) == 3
-    assert [end / SECOND for end in replica.ends] == [2, 4, 6, 8, 16]
+    # Nobody has seen anything of those to 8, 10, 12 and 14.
+    assert replica.take(15) == 4
+    assert [end / SECOND for end in replica.ends] == [2, 4, 6, 16]
+
+
+def test_after_a_gap_windows_go_on_at_their_phase() -> None:
+    replica = Replica()
+    replica.run(0, 7)
+    # Of the window to 8 there is one frame: it is answered. Those to 10 and 12 are lost.
+    assert [replica.take(at_s, gap=at_s == 12.7) for at_s in (12.7, 13.7, 14.7)] == [0, 2, 0]
+    assert [end / SECOND for end in replica.ends] == [2, 4, 6, 8, 14]
+
+
+def test_what_the_decoder_has_counted_of_a_gap_is_not_counted_again() -> None:
+    replica = Replica()
+    replica.run(0, 6)
+    # Ten windows, of which the decoder has dropped and counted nine.
+    assert [replica.take(at_s, gap=at_s == 26, dropped=9) for at_s in (26, 27, 28, 29)] == [0, 1, 0, 0]
+    # What it counted too much excuses no later loss.
+    assert [replica.take(at_s, gap=at_s == 31, dropped=14) for at_s in (31, 32, 33)] == [0, 0, 0]
+    assert [replica.take(at_s, gap=at_s == 39, dropped=14) for at_s in (39, 40)] == [2, 0]
+
+
+@pytest.mark.parametrize(
+    ("at_s", "arrived_s", "goes_on"),
+    [
+        (7.0, 8.0, True),
+        (3606.0, 3607.0, True),
+        (15.0, 7.5, True),
+        (40.0, 8.0, False),
+        (86_406.0, 8.0, False),
+        (5.0, 8.0, False),
+        (4.0, 8.0, False),
+        (-86_400.0, 8.0, False),
+    ],
+    ids=["a second", "an hour away", "a burst", "ahead", "a day ahead", "repeated", "a second back", "a day back"],
+)
+def test_a_gap_is_believed_as_far_as_time_went(at_s: float, arrived_s: float, goes_on: bool) -> None:
+    replica = Replica()
+    replica.run(0, 6)
+    frame = replace(sample("a", 0, fresh=False), gap=True, pts=round(at_s * SECOND))
+    assert replica.book.goes_on(frame, arrived_s) is goes_on
+    assert not replica.book.goes_on(replace(frame, fresh=True, gap=False), arrived_s)
+    other = replace(frame.grid, rows=2 * frame.grid.rows)
+    assert not replica.book.goes_on(replace(frame, grid=other), arrived_s)
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    pieces=st.lists(st.tuples(st.floats(0.0, 30.0), st.integers(1, 9)), min_size=1, max_size=8),
+    counts=st.booleans(),
+)
+def test_after_gaps_every_window_due_was_answered_or_counted_once(pieces, counts) -> None:
+    """Exactly: a window is due every two seconds since the first frame, whatever is missing."""
+    replica = Replica()
+    replica.run(0, 5)
+    at_s, dropped = 5.0, 0
+    for hole_s, frames in pieces:
+        if counts:
+            # As a decoder counts that drops frames: whole windows behind the one that the replica has begun.
+            begun_s = math.ceil(at_s / STRIDE_S - 0.02) * STRIDE_S
+            dropped += max(0, math.floor((at_s + hole_s + 0.125 - begun_s) / STRIDE_S))
+        at_s += hole_s
+        for place in range(frames):
+            replica.take(at_s + place, gap=place == 0, dropped=dropped)
+        at_s += frames
+    last_s = replica.ends[-1] / SECOND
+    assert all(end % round(STRIDE_S * SECOND) == 0 for end in replica.ends)
+    counted = sum(replica.lost)
+    due = round(last_s / STRIDE_S)
+    # The decoder may have counted some that end behind the last answer.
+    unsettled = sum(windows for _, windows in replica.book._gaps)
+    assert len(replica.ends) + counted + dropped - unsettled == due
 
 
 def test_a_camera_that_nobody_brings_back_has_lost_its_windows_until_then() -> None:

@@ -111,7 +111,7 @@ def test_broken_cameras_do_not_touch_a_good_one(clips, tmp_path):
         assert not sinks[name].samples
 
 
-def test_a_full_sink_is_counted_and_the_next_frame_starts_afresh(clips):
+def test_a_full_sink_is_counted_and_the_next_frame_follows_a_gap(clips):
     sink = Collector()
     sink.refuse = {3, 4}
     status = run_to_end(FileSource(clips["street"]), sink)
@@ -119,7 +119,13 @@ def test_a_full_sink_is_counted_and_the_next_frame_starts_afresh(clips):
     assert status.samples_out == 22
     assert status.state is CameraState.ENDED
     assert [sample.index for sample in sink.samples[:4]] == [0, 1, 2, 5]
-    assert [sample.fresh for sample in sink.samples[:5]] == [True, False, False, True, False]
+    assert [(sample.fresh, sample.gap) for sample in sink.samples[:5]] == [
+        (True, False),
+        (False, False),
+        (False, False),
+        (False, True),
+        (False, False),
+    ]
     assert sink.samples[3].complete
 
 
@@ -135,7 +141,7 @@ def test_force_anchor_reaches_the_next_frame(clips):
     pipeline._sink = force_once
     pipeline.start()
     pipeline._thread.join(DEADLINE_S)
-    assert [sample.index for sample in sink.samples if sample.fresh] == [0, 6]
+    assert [sample.index for sample in sink.samples if sample.random_access] == [0, 6]
     assert sink.samples[6].complete
 
 
@@ -251,7 +257,7 @@ def test_pushed_packets_give_the_same_frames_as_the_file(clips):
 
 
 def test_the_camera_recovers_from_lost_packets(clips):
-    """Forty packets get lost in mid-GOP: nothing until the next keyframe, then a fresh and complete frame."""
+    """Forty packets get lost in mid-GOP: nothing until the next keyframe, then a complete frame of the same scene."""
     source = PushSource(max_packets=1000)
     file = FileSource(clips["street"])
     source.begin(file.open(), "edge-1")
@@ -263,9 +269,12 @@ def test_the_camera_recovers_from_lost_packets(clips):
     status = run_to_end(source, sink)
     assert status.state is CameraState.ENDED
     assert status.gaps == 1
-    fresh = [sample for sample in sink.samples if sample.fresh]
-    assert [round(sample.pts / 1e6) for sample in fresh] == [0, 8]
-    assert all(sample.complete for sample in fresh)
+    entries = [sample for sample in sink.samples if sample.random_access]
+    assert [(round(sample.pts / 1e6), sample.fresh, sample.gap) for sample in entries] == [
+        (0, True, False),
+        (8, False, True),
+    ]
+    assert all(sample.complete and sample.activity == 1 for sample in entries)
 
 
 def test_an_unknown_codec_is_an_error(clips):

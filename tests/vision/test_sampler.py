@@ -169,7 +169,7 @@ def test_flush_repeats_the_last_picture(noise_frame):
 
 
 @pytest.mark.parametrize("waiting", [0, 1])
-def test_a_forced_anchor_makes_the_very_next_frame_fresh_and_complete(noise_frame, waiting):
+def test_a_forced_anchor_makes_the_very_next_frame_complete_behind_a_gap(noise_frame, waiting):
     pruner = Scripted([])
     sampler = PatchSampler("yard", pruner, fps=2.0)
     for index in range(2 + waiting):
@@ -177,11 +177,12 @@ def test_a_forced_anchor_makes_the_very_next_frame_fresh_and_complete(noise_fram
     sampler.force_anchor()
     samples = [sampler.feed(noise_frame(index)) for index in range(2 + waiting, 6)]
     first, *later = [sample for sample in samples if sample is not None]
-    assert (first.fresh, first.anchor, first.complete) == (True, True, True)
+    assert (first.fresh, first.gap, first.anchor, first.complete) == (False, True, True, True)
+    assert first.activity == 1.0, "what changed in the frames that were missed, nobody has told"
     assert first.pts == 1_000_000
     assert pruner.seen[-1 if waiting else 3].anchor or pruner.seen[3].anchor
-    assert not any(frame.fresh for frame in pruner.seen[1:]), "the camera is sound, its pruner forgets nothing"
-    assert all((sample.fresh, sample.anchor) == (False, False) for sample in later)
+    assert not any(frame.random_access for frame in pruner.seen[1:]), "the camera is sound, its pruner forgets nothing"
+    assert all((sample.gap, sample.anchor) == (False, False) for sample in later)
 
 
 def test_one_sample_frames_for_models_without_temporal_patches(make_frame):

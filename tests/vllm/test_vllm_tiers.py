@@ -143,17 +143,17 @@ class Camera:
         for engine in (self.engine, self.native):
             engine.admit(self.spec)
 
-    def step(self, *, fresh: bool = False) -> tuple[list[Answer], list[Answer]]:
-        """Frames until the next window, the first as after a lost connection where ``fresh``; both engines' answers.
+    def step(self, *, gap: bool = False) -> tuple[list[Answer], list[Answer]]:
+        """Frames until the next window, the first as after a lost connection where ``gap``; both engines' answers.
 
         After an even number of windows the next frame is complete, as a sender's is that lost its replica.
         """
         while True:
             sample = next(self.frames)
-            assert sample.complete or not fresh
-            mine = self.engine.push(replace(sample, fresh=fresh))
+            assert sample.complete or not gap
+            mine = self.engine.push(replace(sample, gap=gap))
             natives = self.native.push(sample)
-            fresh = False
+            gap = False
             if mine:
                 return self.engine.step(mine), self.native.step(natives)
 
@@ -206,14 +206,14 @@ def test_a_window_moves_with_its_kv(site: Site, camera: Callable[..., Camera]) -
 
 
 def test_a_window_survives_its_replica(site: Site, camera: Callable[..., Camera]) -> None:
-    """Nobody hands it over, and its sender goes on with a complete frame that it calls fresh."""
+    """Nobody hands it over, and its sender goes on with a complete frame that follows a gap."""
     here = camera()
     for _ in range(6):
         here.same()
     site.sides[0].written()
     site.turn(1)
     site.engine.admit(here.spec)
-    mine, natives = here.step(fresh=True)
+    mine, natives = here.step(gap=True)
     assert [(a.window, a.start) for a in mine] == [(a.window, a.start) for a in natives]
     assert [a.score for a in mine] == pytest.approx([a.score for a in natives], abs=NEAR)
     assert mine[0].tokens == natives[0].tokens
@@ -260,7 +260,7 @@ def test_values_of_another_version_are_dropped_and_the_window_begins_anew(
     site.engine.admit(here.spec)
     assert site.sides[1].courier.flush(30)
     assert not [name for name in site.in_redis(here.spec.stream) if ":kv:kv:" in name]
-    mine, _ = here.step(fresh=True)
+    mine, _ = here.step(gap=True)
     assert mine[0].tokens.reused == 0
     assert here.step()[0][0].tokens.reused > 0
 
@@ -282,7 +282,7 @@ def test_a_block_that_is_damaged_is_computed_and_the_rest_reused(site: Site, cam
     counts = site.sides[1].courier.counts
     before = counts["missing"]
     site.engine.admit(here.spec)
-    mine, natives = here.step(fresh=True)
+    mine, natives = here.step(gap=True)
     assert counts["missing"] == before + 1
     assert 0 < mine[0].tokens.reused < natives[0].tokens.reused
 
@@ -300,7 +300,7 @@ def test_forgetting_reaches_every_tier(site: Site, camera: Callable[..., Camera]
     assert site.memory.nbytes(here.spec.stream) == 0
     assert site.memory.manifest(here.spec.stream) == (Outcome.MISS, None)
     # The camera goes on with a window of its own.
-    here.step(fresh=True)
+    here.step(gap=True)
     site.sides[0].written()
     assert site.in_redis(here.spec.stream)
 

@@ -14,8 +14,8 @@ FIRST_WINDOWS = 2
 def standing(stream: Stream, request: WindowRequest) -> LastWindow | None:
     """The window whose answers still stand for this request, or ``None`` if it must be computed.
 
-    They stand when every frame since that window's end is without motion (anchors do not count; there must be another
-    frame), the questions are the same, and at most ``max_idle_s`` of the camera's time has passed.
+    They stand when nothing changed in any frame since that window's end, anchors included, the questions are the same,
+    and at most ``max_idle_s`` of the camera's time has passed.
     """
     spec, last = stream.spec, stream.last
     if not spec.static_gate or last is None or stream.windows_since_fresh < FIRST_WINDOWS:
@@ -24,5 +24,5 @@ def standing(stream: Stream, request: WindowRequest) -> LastWindow | None:
         return None
     if stream.last_motion_dropped is not None and stream.last_motion_dropped >= last.end:
         return None
-    since = [frame for frame in stream.frames if last.end <= frame.place < request.end and not frame.anchor]
+    since = [frame for frame in stream.frames if last.end <= frame.place < request.end]
     return last if since and not any(frame.moving for frame in since) else None

@@ -10,7 +10,7 @@ import torch
 from cluster.engine.base import WindowRequest
 from cluster.engine.native.kv import KVSlab
 from cluster.engine.native.planner import IntArray
-from cluster.engine.native.windows import WindowClock, WindowSpan, opening, place
+from cluster.engine.native.windows import WindowClock, WindowSpan, opening, place, reach
 from cluster.memory.chunk import KVChunk, Leave
 from cluster.models.base import FrameSpan, FrameTokens
 from cluster.types import MICROSECONDS, Answer, BoolGrid, FrameSample, PatchGrid, Question, StreamSpec, UInt8Array
@@ -62,8 +62,8 @@ class HeldFrame:
 
     @property
     def moving(self) -> bool:
-        """The codec saw change in it. An anchor keeps everything whatever changed, and says nothing."""
-        return not self.anchor and self.activity > 0
+        """Something changed in it against what was seen before, be it an anchor or not."""
+        return self.activity > 0
 
     @property
     def has_kv(self) -> bool:
@@ -119,16 +119,13 @@ class Stream:
     last_motion_dropped: int | None = None
     newest: int | None = None
     counters: StreamCounters = field(default_factory=StreamCounters)
-    # It was restored after its process died, and no frame has come since.
-    resumed: bool = False
     # Who is handed the KV of frames that no window to come can hold.
     leave: Leave | None = None
 
     # -- frames in ------------------------------------------------------------------------------------
     def push(self, sample: FrameSample, arrived_s: float) -> list[WindowRequest]:
         """See ``Engine.push``."""
-        resumed, self.resumed = self.resumed, False
-        if self.newest is None or (sample.fresh and not (resumed and self._follows(sample))):
+        if self.newest is None or sample.fresh or (sample.gap and not self._follows(sample)):
             self.forget()
             self.clock.restart(sample.pts)
         elif sample.pts <= self.newest:
@@ -137,17 +134,18 @@ class Stream:
                 "send frames in order, or mark the first one of a restarted clock as fresh"
             )
         frame = HeldFrame.of(sample)
-        closed = self.clock.close(frame.place, self.frames[-1].place if self.frames else None)
+        closed = self.clock.close(frame.place, reach(self.frames[-1]) if self.frames else None)
         self.frames.append(frame)
         self.newest = frame.pts
-        closed += self.clock.close(frame.place + frame.duration, frame.place)
+        until = frame.place + frame.duration
+        closed += self.clock.close(until, until)
         return self._request(closed, arrived_s)
 
     def _follows(self, sample: FrameSample) -> bool:
-        """Whether a window can go on with this frame after its process died: all of the scene is in it, and no more
-        time has passed than the window is long. Its sender calls it fresh because frames between were lost."""
+        """Whether windows go on with this frame, which its sender calls one after a gap without knowing what is here:
+        not where another decoder, or another process's window, tells of a camera that was set up anew since."""
         assert self.newest is not None
-        return sample.complete and self.newest < sample.pts <= self.newest + self.clock.window
+        return sample.pts > self.newest and (not self.frames or sample.grid == self.frames[-1].grid)
 
     def flush(self, arrived_s: float) -> list[WindowRequest]:
         """See ``Engine.flush``: the window ends where its last frame does."""

@@ -106,7 +106,6 @@ class WindowedEngine(ABC):
         except ModelError as error:
             log.warning("camera %s begins anew: %s", spec.stream, error)
             return False
-        self._streams[spec.stream].resumed = True
         return True
 
     # -- windows --------------------------------------------------------------------------------------

@@ -44,6 +44,11 @@ def place(frame: Timed) -> int:
     return frame.pts + slack(frame.duration)
 
 
+def reach(frame: Timed) -> int:
+    """Until when a frame is surely video: what lies beyond is of a stride that it does not reach into by rounding."""
+    return frame.pts + frame.duration - slack(frame.duration)
+
+
 @dataclass(frozen=True, slots=True)
 class WindowSpan:
     """Window ``number`` covers ``[start, end)``."""
@@ -78,14 +83,15 @@ class WindowClock:
         """Where the next window to close starts."""
         return max(self.origin, self.end - self.window)
 
-    def close(self, now: int, last: int | None) -> list[WindowSpan]:
-        """Windows that end at or before ``now``; ``last`` is the place of the newest frame.
+    def close(self, now: int, video: int | None) -> list[WindowSpan]:
+        """Windows that end at or before ``now``, of a stream whose video reaches until ``video`` (:func:`reach`).
 
-        A window without any frame is passed over: after a jump of hours at most ``window / stride`` are returned.
+        A window is passed over where its last stride has no video at all: there is nothing new to answer it by. Its
+        number stays unused.
         """
         closed: list[WindowSpan] = []
         while self.end <= now:
-            if last is not None and last >= self.end - self.window:
+            if video is not None and video > self.end - self.stride:
                 closed.append(WindowSpan(self.number, self.start, self.end))
                 passed = 1
             else:

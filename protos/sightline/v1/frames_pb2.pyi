@@ -49,7 +49,7 @@ class StreamClose(_message.Message):
     def __init__(self, camera: _Optional[str] = ..., flush: _Optional[bool] = ..., hand_over: _Optional[bool] = ...) -> None: ...
 
 class Frame(_message.Message):
-    __slots__ = ("camera", "index", "pts", "duration", "anchor", "fresh", "grid", "mask", "patches", "activity", "digest", "trace", "windows_dropped")
+    __slots__ = ("camera", "index", "pts", "duration", "anchor", "fresh", "grid", "mask", "patches", "activity", "digest", "trace", "windows_dropped", "gap")
     CAMERA_FIELD_NUMBER: _ClassVar[int]
     INDEX_FIELD_NUMBER: _ClassVar[int]
     PTS_FIELD_NUMBER: _ClassVar[int]
@@ -63,6 +63,7 @@ class Frame(_message.Message):
     DIGEST_FIELD_NUMBER: _ClassVar[int]
     TRACE_FIELD_NUMBER: _ClassVar[int]
     WINDOWS_DROPPED_FIELD_NUMBER: _ClassVar[int]
+    GAP_FIELD_NUMBER: _ClassVar[int]
     camera: str
     index: int
     pts: int
@@ -76,7 +77,8 @@ class Frame(_message.Message):
     digest: str
     trace: FrameTrace
     windows_dropped: int
-    def __init__(self, camera: _Optional[str] = ..., index: _Optional[int] = ..., pts: _Optional[int] = ..., duration: _Optional[int] = ..., anchor: _Optional[bool] = ..., fresh: _Optional[bool] = ..., grid: _Optional[_Union[Grid, _Mapping]] = ..., mask: _Optional[bytes] = ..., patches: _Optional[bytes] = ..., activity: _Optional[float] = ..., digest: _Optional[str] = ..., trace: _Optional[_Union[FrameTrace, _Mapping]] = ..., windows_dropped: _Optional[int] = ...) -> None: ...
+    gap: bool
+    def __init__(self, camera: _Optional[str] = ..., index: _Optional[int] = ..., pts: _Optional[int] = ..., duration: _Optional[int] = ..., anchor: _Optional[bool] = ..., fresh: _Optional[bool] = ..., grid: _Optional[_Union[Grid, _Mapping]] = ..., mask: _Optional[bytes] = ..., patches: _Optional[bytes] = ..., activity: _Optional[float] = ..., digest: _Optional[str] = ..., trace: _Optional[_Union[FrameTrace, _Mapping]] = ..., windows_dropped: _Optional[int] = ..., gap: _Optional[bool] = ...) -> None: ...
 
 class FrameTrace(_message.Message):
     __slots__ = ("parent", "sent_s")
