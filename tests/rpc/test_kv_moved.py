@@ -49,9 +49,9 @@ def remembered(bank: MemoryBank) -> dict[BlockKey, int]:
     """Every block that a memory knows, and its members."""
     memory = bank.get("cam")[0]
     return {
-        BlockKey("cam", layer, h, uid): count
+        BlockKey("cam", layer, h, number): count
         for layer, h, head in memory.every_head()
-        for uid, count in zip(head.organiser.table.uid.tolist(), head.organiser.table.count.tolist(), strict=True)
+        for number, count in zip(head.organiser.table.block.tolist(), head.organiser.table.count.tolist(), strict=True)
     }
 
 
@@ -75,13 +75,13 @@ def test_a_killed_node_is_found_at_its_new_port_and_gets_the_whole_memory_again(
 
         def whole() -> bool:
             bank.tend()
-            bank.flush()
-            blocks = list(remembered(bank))
-            return tier.address == new and tier.lookup(blocks) == [HIT] * len(blocks) and bank.tiers.dirty == 0
+            assert bank.drain(30.0)
+            memory, blocks = bank.get("cam")[0], list(remembered(bank))
+            busy = memory.due or memory.unsaved or not memory.known
+            return not busy and tier.address == new and tier.lookup(blocks) == [HIT] * len(blocks)
 
         until(whole, 60.0)
         # What another replica finds when this one is gone.
-        bank.tend()
         known = remembered(bank)
         with remote(new, fingerprint=FINGERPRINT, deadline_s=10.0, name="node") as other:
             heir = MemoryBank(TierStack([Arena(64 * MIB), other]))
