@@ -276,19 +276,21 @@ def _remembers(cluster: SmallCluster, name: str, before: MemoryStatus) -> bool:
     return after.oldest <= before.oldest + second and after.frames >= before.frames - BLOCK_FRAMES > 0
 
 
-def _incidents(cluster: SmallCluster) -> dict[str, str]:
-    """Camera -> the incident that is open for it."""
+def _incidents(cluster: SmallCluster, *, only_open: bool = True) -> dict[str, str]:
+    """Incident -> its camera."""
     with IncidentsClient(cluster.gateway) as client:
-        return {each.camera: each.id for each in client.incidents(only_open=True) if each.kind == "question"}
+        found = client.incidents(only_open=only_open)
+    return {each.id: each.camera for each in found if each.kind == "question"}
 
 
 def _missed_incidents(cluster: SmallCluster, before: Mapping[str, str], added: str) -> list[str]:
+    """Incidents may have ended, where there was no answer for a while, but are known; ``added`` has a new one."""
     deadline_s = time.monotonic() + 3 * STRIDE_S
     while True:
         with contextlib.suppress(SightlineError):
-            now = _incidents(cluster)
-            wrong = [name for name, known in before.items() if name != added and now.get(name) != known]
-            if added and now.get(added, before.get(added)) == before.get(added):
+            known, now = _incidents(cluster, only_open=False), _incidents(cluster)
+            wrong = [name for incident, name in before.items() if name != added and incident not in known]
+            if added and added not in {name for incident, name in now.items() if incident not in before}:
                 wrong.append(added)
             if not wrong:
                 return []
@@ -327,7 +329,7 @@ def _trouble(cluster: SmallCluster) -> str:
             return f"{name} is not answered on time"
         if _memory(cluster, name).frames <= BLOCK_FRAMES:
             return f"{name} remembers nothing yet"
-        if name not in incidents:
+        if name not in incidents.values():
             return f"{name} has no incident"
     return ""
 

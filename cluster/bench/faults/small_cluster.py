@@ -218,6 +218,7 @@ class SmallCluster:
             "alerts": {
                 "folder": str(self._disk),
                 "update_s": STRIDE_S,
+                "cooldown_s": 0,
                 "sinks": [{"name": "log", "kind": "log"}],
             },
             "clips": {"keep_free": 0, "before_s": 2, "after_s": 2},
