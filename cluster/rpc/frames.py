@@ -46,8 +46,8 @@ class FrameHandler(Protocol):
     """The replica. Called on the event loop, one call at a time per camera, cameras side by side.
 
     ``on_open`` and ``on_frame`` may raise ``SightlineError`` or ``ValueError``: the decoder is told and goes on with a
-    random access frame. After ``UnknownCameraError`` of ``on_frame`` it opens the camera again first. Not returning from
-    ``on_frame`` withholds credit, which is how a busy replica slows a decoder down.
+    random access frame. After ``UnknownCameraError`` of ``on_frame`` it opens the camera again first. Not returning
+    from ``on_frame`` withholds credit, which is how a busy replica slows a decoder down.
     """
 
     async def on_open(self, spec: StreamSpec) -> None:
