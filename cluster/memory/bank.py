@@ -109,7 +109,7 @@ class MemoryBank:
         retriever = retrievers.get(spec.retriever)(**spec.retriever_options)
         window = None
         if held is None:
-            held = StreamMemory(stream, spec, self.tiers, self.shape)
+            held = StreamMemory(stream, spec, self.tiers, self.shape, self.writer.give_way)
             self.tiers.set_cap(stream, spec.cap_bytes)
             if held.restore() is Outcome.HIT:
                 window = held.restored_window()
@@ -118,7 +118,7 @@ class MemoryBank:
             with held.exclusive:
                 held.forget()
                 self._let_go(stream)
-            held = StreamMemory(stream, spec, self.tiers, self.shape)
+            held = StreamMemory(stream, spec, self.tiers, self.shape, self.writer.give_way)
         else:
             held.change(spec)
         self._released.pop(stream, None)
@@ -232,7 +232,7 @@ class MemoryBank:
         spec = self._released.get(stream, self._default)
         if spec is None:
             return None
-        memory = StreamMemory(stream, spec, self.tiers, self.shape)
+        memory = StreamMemory(stream, spec, self.tiers, self.shape, self.writer.give_way)
         # Whoever has it open is still writing, perhaps: what no manifest names is theirs to delete.
         outcome = memory.restore(sweep=False)
         if outcome is Outcome.RETRY:

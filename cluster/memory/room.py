@@ -100,6 +100,7 @@ def _fixed(memory: StreamMemory) -> int:
 def _all_of(memory: StreamMemory, layer: int, h: int) -> tuple[LayerKV, dict[int, Block]] | None:
     """All tokens of a head in time order, and the blocks by number that they are in; what is gone for good is lost,
     None while some is out of reach."""
+    memory.give_way()
     while True:
         head = memory.heads[layer][h]
         try:

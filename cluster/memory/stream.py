@@ -104,11 +104,20 @@ class StreamMemory:
         spec: how it remembers.
         tiers: where blocks lie; other streams share them.
         shape: of the model's KV; what another process left in another shape is not gone on with.
+        give_way: called between two pieces of what takes time.
     """
 
-    def __init__(self, stream: str, spec: MemorySpec, tiers: TierStack, shape: MemoryShape | None = None) -> None:
+    def __init__(
+        self,
+        stream: str,
+        spec: MemorySpec,
+        tiers: TierStack,
+        shape: MemoryShape | None = None,
+        give_way: Callable[[], None] = lambda: None,
+    ) -> None:
         self.stream, self.spec, self.tiers = stream, spec, tiers
         self.shape = shape
+        self.give_way = give_way
         self.heads: list[list[Head]] = []
         self.recent: list[KVChunk] = []
         self.counts = MemoryCounts()
@@ -537,6 +546,7 @@ class StreamMemory:
         done now."""
         if any((layer, h) == ready[:2] for ready in self._ready) and not self.publish():
             return False
+        self.give_way()
         while True:
             head = self.heads[layer][h].copy()
             try:
@@ -568,6 +578,7 @@ class StreamMemory:
         changes are given up, where the lowest tier does not take the blocks."""
         ready, self._ready, self._ready_bytes = self._ready, [], 0
         items = [item for *_, blocks in ready for item in blocks]
+        self.give_way()
         if items and not self.stored.store(items):
             return False
         for layer, h, head, _ in ready:
@@ -626,6 +637,7 @@ class StreamMemory:
         return True
 
     def _write_part(self, layer: int, h: int) -> bool:
+        self.give_way()
         keys = self._write_bytes(dump_tensors(self.heads[layer][h].state()), layer, h)
         if keys is None:
             return False

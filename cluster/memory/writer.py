@@ -1,16 +1,20 @@
-"""Threads that do what takes time for the memories of many streams, one job of a stream at a time."""
+"""Threads that do what takes time for the memories of many streams, one job of a stream at a time, between steps."""
 
 from __future__ import annotations
 
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 log = logging.getLogger(__name__)
 
 THREADS = 4
 """Streams whose jobs run side by side: a tier that is slow for some holds up no other."""
+
+PATIENCE_S = 0.05
+"""Longest that one piece of a job waits for a step of the engine's: an engine that never rests does not stop it."""
 
 _IDLE_S = 5.0
 
@@ -29,6 +33,8 @@ class MemoryWriter:
         self._busy: set[str] = set()
         self._threads = 0
         self._changed = threading.Condition()
+        self._stepping = False
+        self._stepped = threading.Condition()
 
     def wake(self, stream: str) -> None:
         """There is something to do for a stream; returns at once."""
@@ -38,6 +44,26 @@ class MemoryWriter:
                 self._threads += 1
                 threading.Thread(target=self._run, name=f"memory {self._threads}", daemon=True).start()
             self._changed.notify_all()
+
+    @contextmanager
+    def step(self) -> Iterator[None]:
+        """While the engine computes windows: jobs stand aside from their next piece on."""
+        self._stepping = True
+        try:
+            yield
+        finally:
+            with self._stepped:
+                self._stepping = False
+                self._stepped.notify_all()
+
+    def give_way(self) -> None:
+        """Between two pieces of a job: wait for the step that runs, if one does, for :data:`PATIENCE_S` at most.
+
+        The two would share Python's lock and the cores, and no window is to wait for its camera's past.
+        """
+        if self._stepping:
+            with self._stepped:
+                self._stepped.wait_for(lambda: not self._stepping, PATIENCE_S)
 
     def is_waiting(self, stream: str) -> bool:
         """Whether a job of this stream waits or runs."""

@@ -68,6 +68,13 @@ PRESETS: dict[str, Preset] = {
         text=_text(64, 128, 3, 4, 2),
         vision={**_intern_tower(32, 64, 3, 2, 112), "use_qk_norm": True},
     ),
+    # As many layers, key heads and channels as the published 7B, so that its KV is as large, and narrow otherwise.
+    "kv7b-qwen2_5_vl": Preset(
+        "qwen2_5_vl",
+        text=_text(512, 512, 28, 4, 4, mrope_section=[16, 24, 24]),
+        vision={**_qwen_tower(32, 64, 2, 2, [1]), "window_size": 112},
+        max_pixels=112 * 112,
+    ),
     "demo-qwen2_5_vl": Preset(
         "qwen2_5_vl",
         text=_text(256, 640, 5, 4, 2, mrope_section=[8, 12, 12]),

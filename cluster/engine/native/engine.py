@@ -151,9 +151,11 @@ class NativeEngine(WindowedEngine):
     # -- windows --------------------------------------------------------------------------------------
     def step(self, requests: Sequence[WindowRequest]) -> list[Answer]:
         """See ``Engine.step``."""
-        answers = super().step(requests)
-        if self.memories is not None:
-            self.memories.save_due()
+        if self.memories is None:
+            return super().step(requests)
+        with self.memories.writer.step():
+            answers = super().step(requests)
+        self.memories.save_due()
         return answers
 
     def _compute(self, work: Sequence[Work], started: float, answers: dict[str, list[Answer]]) -> list[WindowStats]:
