@@ -25,9 +25,9 @@ from cluster.models.base import VisionLanguageModel
 from cluster.types import MemorySpec, Question, StreamSpec
 
 MODEL = "kv7b-qwen2_5_vl"
-CAMERAS = 4
+CAMERAS = 2
 WINDOW_S, STRIDE_S = 16.0, 2.0
-STEPS = 100
+STEPS = 60
 CAP = 32 * 2**20
 FILL_S = 120.0
 QUESTION = Question("q", "Is anyone climbing the fence?")
