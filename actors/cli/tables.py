@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from cluster.redaction import redact
+
 if TYPE_CHECKING:
     from rich.table import Table
     from rich.text import Text
@@ -144,9 +146,9 @@ def reasons(cameras: Sequence[CameraStatus]) -> list[str]:
             retry = (
                 f"; tried again in {camera.retry_in_s:.0f} s" if camera.state == "backoff" and camera.retry_in_s else ""
             )
-            lines.append(f"{camera.name}: {camera.reason}{retry}")
+            lines.append(f"{camera.name}: {redact(camera.reason)}{retry}")
         if camera.rung_reason:
             lines.append(f"{camera.name}: quality {camera.rung}: {camera.rung_reason}")
         if camera.memory_state:
-            lines.append(f"{camera.name}: memory: {camera.memory_state}")
+            lines.append(f"{camera.name}: memory: {redact(camera.memory_state)}")
     return lines

@@ -345,6 +345,8 @@ class StreamMemory:
                 raise
 
     def _settle(self, frames: list[KVChunk]) -> bool:
+        # What an attempt before got done, or is done again: what follows goes by the heads as they are.
+        self.publish()
         if not self.stored.verify():
             self._unwritten.update({(layer, h): head.index_bytes for layer, h, head in self.every_head()})
             self.unsaved = True
@@ -487,6 +489,7 @@ class StreamMemory:
                 self.log.forget_before(before_frame)
 
     def _forget_old(self) -> bool:
+        self.publish()
         for number, h, head in list(self.every_head()):
             kept = (head.frame >= self.first_frame).nonzero()[:, 0]
             if len(kept) < head.tokens and not self.narrow(number, h, kept):
@@ -682,7 +685,8 @@ class StreamMemory:
             "log": state | {"numbers": state["numbers"][:settled], "times": state["times"][:settled]},
             "partition_of": [[frame, partition] for frame, partition in self.partition_of.items()],
             "tokens": [head.tokens for _, _, head in self.every_head()],
-            "parts": [[key.block for key in self._parts[layer, h]] for layer, h, _ in self.every_head()],
+            # A head that nothing was put into yet has none.
+            "parts": [[key.block for key in self._parts.get((layer, h), ())] for layer, h, _ in self.every_head()],
             "window": [key.block for key in self._window],
         }
         return Manifest(header, {} if self.partitions is None else self.partitions.state())
@@ -782,6 +786,10 @@ class StreamMemory:
         self._parts, self._unwritten, self._window, self.unsaved = {}, {}, [], False
 
     def _take_head(self, layer: int, h: int, head: Head, keys: list[BlockKey], tokens: int) -> None:
+        if not keys:
+            if tokens:
+                raise ValueError(f"{tokens} tokens without an index")
+            return
         loaded = self.tiers.lowest.load(keys)
         blocks = [one.block for one in loaded if one.block is not None]
         if any(one.block is None and one.outcome is not Outcome.MISS for one in loaded):
