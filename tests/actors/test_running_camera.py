@@ -228,7 +228,8 @@ def test_a_camera_that_another_decoder_had_for_a_while_is_answered_again_and_say
     sent = len(keeper.frames)
     bench.push(8)
     until("frames again", lambda: len(keeper.frames) > sent + 2)
-    assert [(frame.fresh, frame.complete) for frame in keeper.frames[sent : sent + 2]] == [(True, True), (False, False)]
+    again = [(frame.fresh, frame.gap, frame.complete) for frame in keeper.frames[sent : sent + 2]]
+    assert again == [(False, True, True), (False, False, False)]
     until("no reason", lambda: bench.camera.report().reason == "")
     bench.loop.run(other.stop(0.1), 5.0)
 

@@ -103,7 +103,8 @@ def test_a_camera_that_asks_for_less_again_is_decoded_again() -> None:
     assert len(feed(processor, video[:5])) == 2
     assert "1920 x 1088 with 16 references" in processor.stats.refusal
     after = feed(processor, video[5:])
-    assert [sample.fresh for sample in after] == [True, False]
+    told = [(sample.fresh, sample.gap, sample.anchor) for sample in after]
+    assert told == [(False, True, True), (False, False, False)]
     assert processor.stats.refusal == ""
     assert processor.stats.distrusted == {"too_large": 2}
 

@@ -215,8 +215,9 @@ def test_exposure_is_judged_by_what_is_seen(tmp_path):
 
 
 def test_masks_follow_a_change_of_resolution(tmp_path):
-    small = clip(tmp_path / "small.mp4", walk(20))
-    large = clip(tmp_path / "large.mp4", walk(20, 320, 256))
+    # Longer than the second by which a clock may be set back without a new scene.
+    small = clip(tmp_path / "small.mp4", walk(30))
+    large = clip(tmp_path / "large.mp4", walk(30, 320, 256))
     processor = CodecProcessor(GEOMETRY, CodecOptions(fps=4.0, masks=(BAND,)))
     shapes = set()
     for path in (small, large, small):
