@@ -119,6 +119,9 @@ class CodecProcessor:
             SourceError: the codec is unknown, or its configuration is damaged.
         """
         self._configure(header)
+        if header.new_clock:
+            self._timeline.begin_anew()
+            self._fresh = True
         self._next_sequence = None
         self._lose()
 

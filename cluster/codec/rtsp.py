@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 
 import av
 
@@ -57,7 +58,8 @@ class RtspSource:
         if self._closed.is_set():
             session.abandon()
         session.start()
-        return session.header(self.connect_timeout_s + 1.0)
+        # FFmpeg counts the times of a session from its beginning.
+        return replace(session.header(self.connect_timeout_s + 1.0), new_clock=True)
 
     def packets(self) -> Iterator[EncodedPacket]:
         session = self._session

@@ -15,12 +15,14 @@ class StreamHeader:
 
     ``codec`` is FFmpeg's name. ``width`` and ``height`` are pixels, 0 when unknown. ``extradata`` is the decoder's
     configuration: Annex-B parameter sets for H.264 and HEVC (avcC, hvcC are understood too), else the container's own.
+    ``new_clock``: timestamps have nothing to do with those before it, as in another RTSP session.
     """
 
     codec: str
     width: int
     height: int
     extradata: bytes
+    new_clock: bool = False
 
 
 class Source(Protocol):

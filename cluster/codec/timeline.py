@@ -44,6 +44,11 @@ class Timeline:
         self._unplaced = 0
         self._resuming = True
 
+    def begin_anew(self) -> None:
+        """Times to come have nothing to do with those before."""
+        self._last = None
+        self._unplaced = 0
+
     def place(self, pts: int | None) -> Moment:
         if pts is None:
             self.missing += 1

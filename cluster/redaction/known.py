@@ -50,6 +50,12 @@ class KnownSecrets:
                 if alike:
                     self._by_start[oldest[:SHORTEST]] = alike
 
+    def clear(self) -> None:
+        """Forget them all."""
+        with self._lock:
+            self._met.clear()
+            self._by_start.clear()
+
     def hide(self, text: str) -> str:
         """The text with ``***`` in place of every one of them."""
         if not self._met:

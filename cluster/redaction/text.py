@@ -10,8 +10,8 @@ from cluster.redaction.known import KnownSecrets
 KNOWN = KnownSecrets()
 """Of this process."""
 
-# Where an address begins in a sentence, and where it may end.
-_ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^\s\"'<>]+")
+# Where an address begins in a sentence (bounded, or it takes quadratic time), and where it may end.
+_ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]{0,31}://[^\s\"'<>]+")
 _TOKEN = re.compile(r"\bsl_[A-Za-z0-9_-]{8,}")
 _HEADER = re.compile(r"\b(bearer|basic|digest)\s+(?!realm)[\w.~+/=-]{8,}", re.IGNORECASE)
 _NAMED = re.compile(

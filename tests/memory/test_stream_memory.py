@@ -15,6 +15,7 @@ from cluster.memory.organise import organisers
 from cluster.memory.stream import StreamMemory
 from cluster.memory.tiers.arena import Arena
 from cluster.memory.tiers.base import Loaded, Outcome
+from cluster.memory.tiers.slabs import cell_size
 from cluster.memory.tiers.stack import TierStack
 from cluster.types import MICROSECONDS, MemorySpec
 
@@ -289,7 +290,8 @@ def test_blocks_written_after_the_manifest_do_not_count_and_are_deleted() -> Non
     assert other.restore() is Outcome.HIT
     same(held(other), expected(chunks[:8]))
     assert set(tiers.lowest.list_blocks("cam")[1]) < left
-    assert tiers.usage("cam")["host"] == other.stored.nbytes
+    _, manifest = tiers.lowest.manifest("cam")
+    assert 0 <= tiers.usage("cam")["host"] - other.stored.nbytes - cell_size(len(manifest)) < 256
     later = [chunk(number, seed=5) for number in range(8, 12)]
     for each in later:
         other.add(each)

@@ -97,7 +97,7 @@ def test_a_manifest_is_written_behind_its_blocks(tmp_path: Path) -> None:
     """So that it never names what is not there yet, because the tier is full."""
     folder = BlockFolder(tmp_path)
     fill(folder, a=block_of(100), b=block_of(100, 1))
-    room = Arena(2**16, evicts=False, slab_bytes=2**14)
+    room = Arena(2**16 + 2**14, evicts=False, slab_bytes=2**14)
     with courier_of(folder, room) as courier:
         courier.keep("gate", ["a", "b"])
         courier.note("gate", lambda: b"a and b")

@@ -176,7 +176,7 @@ def test_what_is_of_no_use_is_dropped_before_anything_new_is_written() -> None:
         here.begin("gate")
         here.note("gate", State(b"window"))
         assert here.post.flush(30)
-        assert node.nbytes("gate") == 0
+        assert node.list_blocks("gate") == (Outcome.HIT, [])
         kept = unpack(node.manifest("gate")[1])
         assert kept is not None
         assert kept.window == b"window"

@@ -109,6 +109,9 @@ def _remembering(model: VisionLanguageModel, tokens: int) -> tuple[NativeEngine,
     for chunk in chunks:
         began = time.perf_counter()
         bank.take(chunk)
+        bank.save_due()
+        # Frames that come faster than they can be put away would be dropped.
+        bank.drain()
         seconds += time.perf_counter() - began
     print(f"history: {tokens} tokens", file=sys.stderr)
     return engine, seconds
