@@ -66,6 +66,9 @@ class _Stream:
             del self.idle[size]
 
 
+_SLAB, _LEAST_SLAB, _SLABS = 2**22, 2**14, 64
+
+
 class Arena(Tier):
     """Blocks and manifests in slabs of host or device memory, under a cap for all and one for each stream.
 
@@ -99,10 +102,12 @@ class Arena(Tier):
         device: str | torch.device = "cpu",
         pinned: bool = False,
         loads_to: str | torch.device | None = None,
-        slab_bytes: int = 4 * 1024 * 1024,
+        slab_bytes: int | None = None,
     ) -> None:
         self.name, self.evicts = name, evicts
-        self._slabs = Slabs(total_bytes, slab_bytes=slab_bytes, device=torch.device(device), pinned=pinned)
+        # Several slabs for each size of cell, or blocks of one size push those of others out of an arena that is empty.
+        slab = slab_bytes or min(_SLAB, max(_LEAST_SLAB, 1 << (max(total_bytes // _SLABS, 1).bit_length() - 1)))
+        self._slabs = Slabs(total_bytes, slab_bytes=slab, device=torch.device(device), pinned=pinned)
         self._to = torch.device(device if loads_to is None else loads_to)
         self._default_cap = total_bytes if stream_bytes is None else stream_bytes
         if self._default_cap < 1:
