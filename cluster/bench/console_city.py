@@ -188,7 +188,7 @@ class City:
             timing = Timing(latency_s=status.latency_s)
             answer = Answer(
                 stream=status.name,
-                window=status.windows_done,
+                window=self.second,
                 start=end - 40 * MICROSECONDS,
                 end=end,
                 question=question,
