@@ -288,7 +288,7 @@ class StreamMemory:
             number, time = self.log.add(chunk.pts)
             self.recent.append(replace(chunk, index=number, pts=time))
             self.waiting_bytes += _bytes(chunk)
-            while len(self.recent) > 1 and self.held_bytes > self.spec.cap_bytes:
+            while self.recent and self.held_bytes > self.spec.cap_bytes:
                 self.counts.frames_dropped += 1
                 self.waiting_bytes -= _bytes(self.recent.pop(0))
 

@@ -87,7 +87,8 @@ def test_cameras_are_taken_reduced_refused_and_forced(cli, serve):
 
     first = add("gate", "--priority", "critical")
     assert first.returncode == 0, first.stderr
-    assert "taken by replica-0: a window every 1 s, answered about 0.55 s after its end" in first.stdout
+    # Nothing has come of it yet, so that there is no load that answers would wait for.
+    assert first.stdout.splitlines()[-1] == "taken by replica-0: a window every 1 s"
     results = [add(f"cam-{number}", "--json", "-") for number in range(4)]
     codes = [done.returncode for done in results]
     assert codes[0] == 0

@@ -179,7 +179,9 @@ def _ask(
         bytes_moved=sum(each.bytes_read for each in results),
         bytes_held=bytes_held,
         retrieved_at=times,
-    ), not any(each.degraded for each in results) and not memory.counts.lost
+    ), not (
+        any(each.degraded for each in results) or memory.counts.lost or (memory.counts.frames and not memory.tokens)
+    )
 
 
 def _since(memory: StreamMemory, recording: Recording, question: Question) -> float | None:
