@@ -262,7 +262,7 @@ def test_a_block_that_is_damaged_is_computed_and_the_rest_reused(site: Site, cam
     side.written()
     site.memory.drop(here.spec.stream)
     newest = max(site.layout._cameras[here.spec.stream].held.items())[1].key
-    uid = side.courier._names(here.spec.stream, newest)[0].cluster
+    uid = side.courier._names(here.spec.stream, newest)[0].block
     (broken,) = [name for name in site.in_redis(here.spec.stream) if name.endswith(f":0:0:{uid}")]
     data = bytearray(site.redis.client.get(broken))
     data[-1] ^= 1

@@ -29,7 +29,7 @@ _RENEWED_AT_ONCE = 4096
 
 
 class RedisTier(Tier):
-    """One value per block, ``sightline:{namespace}:kv:{stream}:{layer}:{head}:{cluster}``, one for the manifest, and a
+    """One value per block, ``sightline:{namespace}:kv:{stream}:{layer}:{head}:{block}``, one for the manifest, and a
     hash of their sizes. One process writes a stream at a time; who takes it over begins with :meth:`manifest`.
 
     A value is written together with its entry in the hash or not at all, so the hash names every value there is. On a
