@@ -327,7 +327,8 @@ class StreamMemory:
         they go on waiting.
 
         Raises:
-            Exception: whatever went wrong. What was held is as it was; frames that fail twice are dropped.
+            Exception: whatever went wrong. What was held is as it was, but for a compression that was due; frames that
+                fail twice are dropped.
         """
         with self.exclusive:
             if self.restore() is Outcome.RETRY or not self.tiers.lowest.state().up:

@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 
 from cluster.memory.chunk import KVChunk
 from cluster.memory.compress import compressors
+from cluster.memory.compress.infinipot_v import InfiniPotV
+from cluster.memory.head import Head
 from cluster.memory.organise import organisers
 from cluster.memory.stream import StreamMemory
 from cluster.memory.tiers.arena import Arena
@@ -297,3 +299,57 @@ def test_blocks_written_after_the_manifest_do_not_count_and_are_deleted() -> Non
         other.add(each)
     assert other.counts.lost == 0
     assert other.tokens == len(expected(chunks[:8])) + len(expected(later))
+
+
+@pytest.mark.parametrize("failing", [1, 2])
+@pytest.mark.parametrize("where", [(Head, "add"), (Head, "copy"), (Arena, "store"), (InfiniPotV, "select")])
+def test_an_exception_costs_the_frames_at_hand_at_most(
+    where: tuple[type, str], failing: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cap = 96 * 1024
+    memory = StreamMemory("cam", spec(compressor="infinipot_v", organiser="frames", cap_bytes=cap), stack())
+    memory.tiers.set_cap("cam", cap)
+    chunks = [chunk(number) for number in range(80)]
+    for each in chunks[:60]:
+        memory.add(each)
+    assert memory.counts.compressions > 0
+    assert memory.save() is Outcome.HIT
+    before, away = held(memory), memory.counts.compressed_away
+    owner, name = where
+    work, calls = getattr(owner, name), itertools.count(1)
+
+    def fail(*given_: object, **options: object) -> object:
+        if next(calls) >= failing:
+            raise MemoryError("no room")
+        return work(*given_, **options)
+
+    for each in chunks[60:64]:
+        memory.accept(each)
+    # Once: the frames go on waiting. Twice: they are given up, and counted.
+    for waiting in (4, 0):
+        with monkeypatch.context() as patch:
+            patch.setattr(owner, name, fail)
+            with pytest.raises(MemoryError):
+                memory.settle()
+        # A compression that was due may have come first.
+        found = held(memory)
+        same(found, {at: before[at] for at in found})
+        assert len(before) - len(found) <= memory.counts.compressed_away - away
+        assert len(memory.recent) == waiting
+        calls = itertools.count(1)
+    assert memory.counts.frames_dropped == 4
+    assert memory.counts.lost == 0
+    # Nothing else is lost, neither here nor for who takes over, and the next frames are taken in.
+    other = StreamMemory("cam", memory.spec, memory.tiers)
+    assert other.restore(sweep=False) is Outcome.HIT
+    restored = held(other)
+    same(restored, {at: before[at] for at in restored})
+    assert set(restored) >= set(found)
+    for each in chunks[64:72]:
+        memory.add(each)
+    wanted = expected(chunks)
+    found = held(memory)
+    same(found, {at: wanted[at] for at in found})
+    assert {frame for _, _, frame, _ in found} >= {71}
+    assert memory.save() is Outcome.HIT
+    assert memory.stored.nbytes <= cap
