@@ -214,6 +214,11 @@ class Controller:
         """Cameras that a replica must forget before it takes any."""
         return self._removals.orders(instance)
 
+    async def gave_up(self, instance: str) -> bool:
+        """Whether a replica that comes back must let go of the cameras it holds: it was taken for dead, and others
+        have them."""
+        return self._directory.gave_up(instance)
+
     async def leave_replica(self, instance: str) -> None:
         """A replica stops on purpose."""
         for name, info in self._directory.replicas.items():

@@ -116,6 +116,7 @@ class Replica:
             costs=fleet_settings(self._config).costs,
             per_stream=cluster.window_queue,
             stall_s=cluster.stall_timeout_s,
+            absent_s=cluster.heartbeat_timeout_s,
             ask_share=self._config.asking.share,
             ask_queue=self._config.asking.queue,
         )
@@ -154,7 +155,8 @@ class Replica:
             geometry=engine.geometry,
         )
         await self._register()
-        self._tasks = [asyncio.create_task(self._heartbeat()), asyncio.create_task(self._tend())]
+        self._beating = asyncio.Lock()
+        self._tasks = [asyncio.create_task(work) for work in (self._heartbeat(), self._confirm(), self._tend())]
 
     async def check_health(self) -> None:
         """Serve asks every second; an exception, three times in a row, gets the replica replaced."""
@@ -171,6 +173,8 @@ class Replica:
                 # Before a camera of the same name can come here, and find what the removed one left.
                 self._forgetting.order(await ask(controller().removed.remote(self._instance)))
                 await self._forgetting.finish()
+                if await ask(controller().gave_up.remote(self._instance)):
+                    await asyncio.wrap_future(self._worker.surrender())
                 streams = self._worker.open_streams()
                 self._name = await ask(controller().register_replica.remote(self._info, self._name, streams))
                 return
@@ -182,19 +186,36 @@ class Replica:
         while True:
             await asyncio.sleep(self._config.cluster.heartbeat_s)
             self._handler.close_orphans(time.monotonic())
-            load = self._worker.load()
-            self._count(load)
-            try:
-                forgotten = sorted(self._forgetting.done)
-                beat = controller().heartbeat_replica.remote(self._instance, self._reports(), forgotten, load)
-                orders = await ask(beat)
-                if orders is None:
-                    await self._register()
-                else:
-                    self._forgetting.told(forgotten)
-                    self._forgetting.order(orders)
-            except UnavailableError as error:
-                log.warning("no heartbeat: %s", error)
+            async with self._beating:
+                await self._beat()
+
+    async def _beat(self) -> None:
+        load = self._worker.load()
+        self._count(load)
+        try:
+            forgotten = sorted(self._forgetting.done)
+            beat = controller().heartbeat_replica.remote(self._instance, self._reports(), forgotten, load)
+            orders = await ask(beat)
+            if orders is None:
+                await self._register()
+            else:
+                self._forgetting.told(forgotten)
+                self._forgetting.order(orders)
+        except UnavailableError as error:
+            log.warning("no heartbeat: %s", error)
+
+    async def _confirm(self) -> None:
+        """Let the engine go on, unless this process stood still for so long that it may have been taken for dead: then
+        the controller is asked first. While that does not answer, it has given no camera away either."""
+        cluster, seen_s = self._config.cluster, time.monotonic()
+        while True:
+            await asyncio.sleep(cluster.heartbeat_s)
+            if (still_s := time.monotonic() - seen_s) > cluster.heartbeat_timeout_s:
+                log.warning("stood still for %.0f s", still_s)
+                async with self._beating:
+                    await self._beat()
+            seen_s = time.monotonic()
+            self._worker.confirm()
 
     def _count(self, load: ReplicaReport) -> None:
         """What ``/metrics`` shows of how things stand."""

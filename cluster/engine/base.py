@@ -51,8 +51,9 @@ class Engine(Protocol):
         """
         ...
 
-    def evict(self, stream: str) -> None:
-        """Free what a stream holds here; unknown streams are ignored. What it remembers stays in the tiers."""
+    def evict(self, stream: str, *, save: bool = True) -> None:
+        """Free what a stream holds here; unknown streams are ignored. What it remembers stays in the tiers; ``save``:
+        with what was not written yet, unless another process has the stream and writes it."""
         ...
 
     def push(self, sample: FrameSample) -> list[WindowRequest]:

@@ -255,12 +255,16 @@ class MemoryBank:
     def __contains__(self, stream: object) -> bool:
         return stream in self._memories
 
-    def release(self, stream: str) -> None:
-        """Another process takes over: put everything into the tiers and let go of the rest; nothing is forgotten."""
+    def release(self, stream: str, *, save: bool = True) -> None:
+        """Another process takes over: put everything into the tiers and let go of the rest; nothing is forgotten.
+        Without ``save`` it has done so, and nothing more is written here."""
         memory = self._memories.get(stream)
         if memory is None:
             return
         with memory.exclusive:
+            if not save:
+                self._part(memory)
+                return
             self._settle_last(memory)
             if memory.recent:
                 log.warning("camera %r: its last %d frames are not remembered", stream, len(memory.recent))

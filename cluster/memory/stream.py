@@ -630,9 +630,8 @@ class StreamMemory:
 
     def _commit(self) -> bool:
         if self.unsaved:
-            for layer, h in sorted(self._unwritten):
-                if not self._write_part(layer, h):
-                    return False
+            if not self._write_parts():
+                return False
             if self.tiers.put_manifest(self.stream, self._manifest().dump()) is not Outcome.HIT:
                 return False
             self.unsaved = False
@@ -640,14 +639,26 @@ class StreamMemory:
         self.stored.sweep()
         return True
 
-    def _write_part(self, layer: int, h: int) -> bool:
-        self.give_way()
-        keys = self._write_bytes(dump_tensors(self.heads[layer][h].state()), layer, h)
-        if keys is None:
-            return False
-        self.stored.replace(self._parts.get((layer, h), ()))
-        self._parts[layer, h] = keys
-        del self._unwritten[layer, h]
+    def _write_parts(self) -> bool:
+        """Write the index of the heads whose index changed; False where the lowest tier does not take it."""
+        items: list[tuple[BlockKey, Block]] = []
+        heads: list[tuple[int, int]] = []
+        changed = sorted(self._unwritten)
+        for layer, h in changed:
+            self.give_way()
+            items += self._byte_items(dump_tensors(self.heads[layer][h].state()), layer, h)
+            heads.append((layer, h))
+            full = sum(block.nbytes for _, block in items) >= _BATCH_BYTES or len(items) >= _BATCH
+            if not full and (layer, h) != changed[-1]:
+                continue
+            self.give_way()
+            if not self.stored.store(items, copies=False):
+                return False
+            for at in heads:
+                self.stored.replace(self._parts.get(at, ()))
+                self._parts[at] = [key for key, _ in items if (key.layer, key.head) == at]
+                del self._unwritten[at]
+            items, heads = [], []
         return True
 
     def _save_window(self, window: bytes) -> bool:
@@ -656,18 +667,15 @@ class StreamMemory:
         if len(window) > self.window_limit:
             self.counts.windows_not_saved += 1
             window = b""
-        keys = self._write_bytes(window, 0, 0)
-        if keys is None:
+        items = self._byte_items(window, 0, 0)
+        if items and not self.stored.store(items, copies=False):
             return False
         self.stored.replace(self._window)
-        self._window, self.unsaved = keys, True
+        self._window, self.unsaved = [key for key, _ in items], True
         return True
 
-    def _write_bytes(self, data: bytes, layer: int, h: int) -> list[BlockKey] | None:
-        items = [(self.stored.new_key(layer, h), block) for block in byte_blocks(data)]
-        if items and not self.stored.store(items, copies=False):
-            return None
-        return [key for key, _ in items]
+    def _byte_items(self, data: bytes, layer: int, h: int) -> list[tuple[BlockKey, Block]]:
+        return [(self.stored.new_key(layer, h), block) for block in byte_blocks(data)]
 
     def _manifest(self) -> Manifest:
         """A memory as it is. Frames that wait are in no block and not in it: who restores goes on without them."""

@@ -13,7 +13,7 @@ log = logging.getLogger(__name__)
 THREADS = 4
 """Streams whose jobs run side by side: a tier that is slow for some holds up no other."""
 
-PATIENCE_S = 0.05
+PATIENCE_S = 1.0
 """Longest that one piece of a job waits for a step of the engine's: an engine that never rests does not stop it."""
 
 _IDLE_S = 5.0

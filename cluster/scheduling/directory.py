@@ -36,6 +36,9 @@ from cluster.types import CameraStatus, PatchGeometry, PictureHealth
 KEPT_STEPS = 1000
 """Steps on the quality ladder that are remembered."""
 
+GIVEN_UP = 1000
+"""Replicas that were given up and are remembered, should one come back."""
+
 
 class Directory:
     """See the module. ``version`` grows with every change a decoder must know of, and is greater than ``after``, those
@@ -61,6 +64,8 @@ class Directory:
         self._cameras: dict[str, CameraRecord] = {}
         self._decoders: dict[str, Member[DecoderInfo]] = {}
         self._replicas: dict[str, Member[ReplicaInfo]] = {}
+        # Instances whose cameras others have, the newest last.
+        self._given_up: deque[str] = deque(maxlen=GIVEN_UP)
         self._on_decoder = Placement(slack=slack)
         self._running_on: dict[str, str] = {}
         self._held_by: dict[str, str] = {}
@@ -194,6 +199,8 @@ class Directory:
         free = known_as is not None and known_as not in self._replicas
         name = known_as if known_as and free else next(name for name in names if name not in self._replicas)
         self._held_by.update((camera, name) for camera in streams if camera not in self._cameras)
+        if self.gave_up(info.instance):
+            self._given_up.remove(info.instance)
         self._replicas[name] = Member(info, now_s)
         self.geometry = info.geometry
         self._fleet.join(name)
@@ -342,9 +349,13 @@ class Directory:
         self._on_decoder.leave(name)
         self.version += 1
 
+    def gave_up(self, instance: str) -> bool:
+        """Whether a replica that may come back was taken for dead, and its cameras' windows for lost."""
+        return instance in self._given_up
+
     def leave_replica(self, name: str) -> None:
         """A replica is gone: others take its cameras, or they wait for it to come back."""
-        del self._replicas[name]
+        self._given_up.append(self._replicas.pop(name).info.instance)
         self._fleet.leave(name)
         self.version += 1
 

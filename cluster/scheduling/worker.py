@@ -8,6 +8,7 @@ most urgent ones, and no more than fit a step of bounded length, so that an urge
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections import deque
@@ -48,6 +49,8 @@ class EngineWorker:
         per_stream: windows of one camera that may wait (see :class:`WindowQueue`).
         inbox: frames of one camera that may wait for the thread.
         stall_s: seconds one engine call may take before :meth:`check` says the engine is stuck.
+        absent_s: seconds without :meth:`confirm` after which no frame is taken in and no window answered until then:
+            this process stood still, and others may have its cameras.
         ask_share: share of the time that free questions may take while windows wait; ``ask_queue``: most that wait.
     """
 
@@ -62,6 +65,7 @@ class EngineWorker:
         per_stream: int = 2,
         inbox: int = 8,
         stall_s: float = 120.0,
+        absent_s: float = math.inf,
         ask_share: float = 0.2,
         ask_queue: int = 16,
     ) -> None:
@@ -70,6 +74,7 @@ class EngineWorker:
         self._pace = StepPace(costs)
         self._inbox = inbox
         self._stall_s = stall_s
+        self._absent_s, self._confirmed_s = absent_s, time.monotonic()
         self._queue = WindowQueue(per_stream=per_stream)
         self._streams: dict[str, OpenStream] = {}
         self._closed: dict[str, StreamReport] = {}
@@ -102,6 +107,17 @@ class EngineWorker:
             self._wake.notify_all()
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
+
+    def confirm(self) -> None:
+        """This process still has its cameras, as far as it can know."""
+        with self._wake:
+            self._confirmed_s = time.monotonic()
+            self._wake.notify_all()
+
+    def surrender(self) -> Future[None]:
+        """Let go of every camera, and answer and write nothing more of it: others have them all, and what was under way
+        here is counted."""
+        return self.run(lambda _: self._surrender())
 
     def open(self, spec: StreamSpec) -> Future[None]:
         """Admit a camera, or change its questions and policies; done when the engine has agreed.
@@ -255,10 +271,11 @@ class EngineWorker:
             began = self._busy_since = time.monotonic()
             for command in commands:
                 command()
-            for name in list(self._streams):
-                self._take_frames(name)
-            if self._steps.rest_s is None:
-                self._steps.step()
+            if self._is_confirmed():
+                for name in list(self._streams):
+                    self._take_frames(name)
+                if self._steps.rest_s is None:
+                    self._steps.step()
             now = time.monotonic()
             self._busy_s += now - began
             self._busy_since = now
@@ -269,6 +286,8 @@ class EngineWorker:
     def _has_work(self) -> bool:
         if self._stopping or self._commands:
             return True
+        if not self._is_confirmed():
+            return False
         if self._steps.rest_s is not None:
             return any(stream.inbox and not self._intake.must_wait(stream) for stream in self._streams.values())
         return bool(
@@ -349,10 +368,18 @@ class EngineWorker:
         with self._wake:
             self._closed.pop(name, None)
 
-    def _let_go(self, name: str) -> None:
+    def _surrender(self) -> None:
+        for name in list(self._streams):
+            self._asks.drop(name, UnavailableError(f"camera {name!r} is at another replica; ask again in a moment"))
+            self._let_go(name, save=False)
+
+    def _is_confirmed(self) -> bool:
+        return time.monotonic() - self._confirmed_s <= self._absent_s
+
+    def _let_go(self, name: str, *, save: bool = True) -> None:
         self._queue.discard(name)
         self._pace.forget(name)
-        self._engine.evict(name)
+        self._engine.evict(name, save=save)
         with self._wake:
             gone = self._streams.pop(name)
             self._closed[name] = gone.report()

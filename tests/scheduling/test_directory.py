@@ -268,6 +268,10 @@ def test_who_was_given_up_and_joins_again_is_not_counted_twice(directory: Direct
             directory.expire(at_s + silent_s)
         assert (directory.decoders, directory.replicas) == ({}, {})
         assert counted(directory) == (12, 3, 1)
+        # Its cameras' windows are lost, as their decoders count: it has none of them when it comes back.
+        assert directory.gave_up("r1")
+    beat(directory, 48.0)
+    assert not directory.gave_up("r1")
 
 
 def test_a_later_controller_counts_what_members_say_and_what_nobody_can_say_any_more(directory: Directory) -> None:

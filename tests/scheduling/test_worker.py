@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 from collections import Counter
@@ -282,6 +283,38 @@ def test_a_camera_that_nobody_brings_back_loses_the_window_in_the_making(start, 
     worker.close("a", abandoned=True)
     until(lambda: not worker.open_streams())
     assert recorder.losses == {"a": 1}
+
+
+def test_a_process_that_stood_still_answers_nothing_before_it_knows_whose_its_cameras_are(
+    start, recorder, held_engine, engine
+) -> None:
+    worker = start(absent_s=0.5)
+    held_engine.gate.clear()
+    for name in ("a", "b"):
+        worker.open(spec(name)).result(WAIT_S)
+    worker.confirm()
+    for name, index in itertools.product(("a", "b"), range(3)):
+        worker.offer(sample(name, index))
+    assert held_engine.entered.wait(WAIT_S)
+    # One window is under way, others wait: as after a stop of the whole process.
+    time.sleep(0.6)
+    held_engine.gate.set()
+    recorder.wait(lambda r: r.answers)
+    waiting = worker.offer(sample("a", 3))
+    time.sleep(0.2)
+    assert len(recorder.answers) == 1
+    assert not waiting.done()
+    worker.surrender().result(WAIT_S)
+    with pytest.raises(UnknownCameraError):
+        waiting.result(WAIT_S)
+    assert worker.open_streams() == []
+    assert engine.memory_bytes() == 0
+    worker.confirm()
+    worker.open(spec("a")).result(WAIT_S)
+    worker.confirm()
+    feed(worker, "a", 4)
+    recorder.wait(lambda r: len(r.answers) > 1)
+    assert recorder.drops == recorder.losses == Counter()
 
 
 def test_frames_the_engine_cannot_use_are_refused(start) -> None:

@@ -7,6 +7,7 @@ import contextlib
 import json
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 import threading
@@ -19,6 +20,7 @@ from typing import Any
 import grpc
 import psutil
 
+from cluster.alerts.service import FILE as INCIDENTS
 from cluster.bench.redis_server import RedisServer
 from cluster.bench.window_accounting import CameraBooks
 from cluster.clips import make_clip
@@ -193,6 +195,9 @@ class SmallCluster:
     # -- the disk -------------------------------------------------------------------------------
     def fill_disk(self) -> None:
         """Every byte of the file system that incidents and clips are on."""
+        with contextlib.closing(sqlite3.connect(self._on_disk(INCIDENTS))) as incidents:
+            # What the database has taken already it would go on writing into.
+            incidents.execute("PRAGMA wal_checkpoint(TRUNCATE)")
         with contextlib.suppress(OSError), self._ballast.open("wb", buffering=0) as ballast:
             while ballast.write(bytes(4096)):
                 pass
@@ -202,8 +207,11 @@ class SmallCluster:
 
     @property
     def _ballast(self) -> Path:
+        return self._on_disk("ballast")
+
+    def _on_disk(self, name: str) -> Path:
         # The file system is mounted for the cluster alone, so that it goes with it.
-        return Path(f"/proc/{self.serve.pid}/root{self._disk}/ballast")
+        return Path(f"/proc/{self.serve.pid}/root{self._disk}") / name
 
     # -- starting -------------------------------------------------------------------------------
     def _configuration(self) -> dict[str, Any]:

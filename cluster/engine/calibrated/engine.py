@@ -100,7 +100,7 @@ class CalibratedEngine:
             held.spec = spec
             held.clock.reshape(window, stride)
 
-    def evict(self, stream: str) -> None:
+    def evict(self, stream: str, *, save: bool = True) -> None:  # noqa: ARG002
         """See ``Engine.evict``."""
         self._streams.pop(stream, None)
 

@@ -107,12 +107,12 @@ class NativeEngine(WindowedEngine):
             held.spec = spec
             held.clock.reshape(window, stride)
 
-    def evict(self, stream: str) -> None:
+    def evict(self, stream: str, *, save: bool = True) -> None:
         """See ``Engine.evict``."""
         held = self._streams.pop(stream, None)
         if held is not None and self.memories is not None and stream in self.memories:
             held.forget()
-            self.memories.release(stream)
+            self.memories.release(stream, save=save)
 
     # -- moving ---------------------------------------------------------------------------------------
     @property

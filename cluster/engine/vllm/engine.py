@@ -126,7 +126,7 @@ class VllmEngine(WindowedEngine):
         elif new:
             self._streams[spec.stream] = Stream(spec, KVSlab.of(self.model), WindowClock(window, stride))
 
-    def evict(self, stream: str) -> None:
+    def evict(self, stream: str, *, save: bool = True) -> None:  # noqa: ARG002
         """See ``Engine.evict``. Nothing of it is under way in vLLM: a step ends with all its requests."""
         if self._streams.pop(stream, None) is not None:
             self.layout.forget(stream)
