@@ -8,6 +8,8 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+import torch
+
 log = logging.getLogger(__name__)
 
 THREADS = 4
@@ -76,6 +78,7 @@ class MemoryWriter:
             return self._changed.wait_for(lambda: not self._waiting and not self._busy, timeout_s)
 
     def _run(self) -> None:
+        _use_one_core()
         while (stream := self._next()) is not None:
             try:
                 self._work(stream)
@@ -99,3 +102,14 @@ class MemoryWriter:
                     self._threads -= 1
                     return None
                 self._changed.wait(left)
+
+
+def _use_one_core() -> None:
+    """Have torch compute on this thread alone when it is called here. Each thread that calls it otherwise gets as many
+    helpers as there are cores, which spin for a while after every call and slow the engine's steps down by a third."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    # That holds for this thread, and for all that call torch for the first time later, unless it is set anew.
+    other = threading.Thread(target=torch.set_num_threads, args=(threads,))
+    other.start()
+    other.join()
