@@ -46,12 +46,13 @@ def measure(seed: int) -> Part:
                         "write": at,
                         "named": named,
                         "restored": restored,
-                        "share": restored / max(1, named) if of >= named else 0.0,
+                        "share": 0.0 if of < named else restored / named if named else 1.0,
                     }
                 )
     note = (
         "every row is one kill -9; named: tokens that the last manifest the tier acknowledged names; restored: tokens "
-        "whose blocks another process read whole; share is 0 where its manifest names fewer"
+        "whose blocks another process read whole; share is 0 where its manifest names fewer, and 1 where none was "
+        "acknowledged yet"
     )
     return Part({"restored_after_kill": min(row["share"] for row in rows)}, _summary(rows), [note])
 
