@@ -38,6 +38,7 @@ class WorkerFrames:
 
     async def on_open(self, spec: StreamSpec) -> None:
         self._orphans.pop(spec.stream, None)
+        await asyncio.to_thread(self._worker.prepare, spec)
         await asyncio.wrap_future(self._worker.open(spec))
         self._memory.keep(spec)
         self._answered.opened(spec)

@@ -7,6 +7,7 @@ the only caller). Two implementations: ``native`` (ours) and ``vllm``.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import Future
 from typing import Protocol
 
 from cluster.types import (
@@ -51,6 +52,15 @@ class Engine(Protocol):
         """
         ...
 
+    def prepare(self, spec: StreamSpec) -> None:
+        """Fetch what another process left of a stream that is about to be admitted, so that :meth:`admit` need not wait
+        for it. The only call that may come from any thread.
+
+        Raises:
+            ConfigError: see :meth:`admit`.
+        """
+        ...
+
     def evict(self, stream: str, *, save: bool = True) -> None:
         """Free what a stream holds here; unknown streams are ignored. What it remembers stays in the tiers; ``save``:
         with what was not written yet, unless another process has the stream and writes it."""
@@ -76,9 +86,9 @@ class Engine(Protocol):
         """
         ...
 
-    def hand_over(self, stream: str) -> bool:
-        """Let go of a stream that goes on in another process, and put its window and memory where that process finds
-        them when it admits it; False where it cannot be gone on with, and was evicted."""
+    def hand_over(self, stream: str) -> Future[bool]:
+        """Let go of a stream that goes on in another process, and have its window and memory put where that process
+        finds them when it admits it; False where it cannot be gone on with."""
         ...
 
     def export_stream(self, stream: str) -> bytes:

@@ -6,7 +6,8 @@ import logging
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from concurrent.futures import Future
+from dataclasses import dataclass, field, replace
 
 from torch import Tensor
 
@@ -41,6 +42,16 @@ class _Order:
 
 
 @dataclass(frozen=True, slots=True)
+class _Leaving:
+    """A memory that is let go of once it is written, with ``window`` where there is one; ``saved``: whether both are
+    where another process finds them."""
+
+    memory: StreamMemory
+    window: Window | None
+    saved: Future[bool] = field(default_factory=Future)
+
+
+@dataclass(frozen=True, slots=True)
 class MemoryReport:
     """One stream's memory for a heartbeat; ``span_s``: from its oldest frame to its newest; ``state``: what is wrong
     with the tiers, empty where nothing is."""
@@ -52,8 +63,9 @@ class MemoryReport:
 
 
 class MemoryBank:
-    """Keeps what the engine lets go of. All calls but :meth:`report` come from the engine's thread, which only hands
-    frames over: threads of the bank's own put them into clusters, compress, and write (:class:`MemoryWriter`).
+    """Keeps what the engine lets go of. All calls but :meth:`report` and :meth:`prepare` come from the engine's thread,
+    which only hands frames over: threads of the bank's own put them into clusters, compress, and write
+    (:class:`MemoryWriter`).
 
     Args:
         tiers: where KV lies.
@@ -78,6 +90,8 @@ class MemoryBank:
         self._default = default
         self._due: set[str] = set()
         self._orders: dict[str, _Order] = {}
+        self._leaving: dict[str, _Leaving] = {}
+        self._prepared: dict[str, tuple[StreamMemory, bytes | None]] = {}
         self._memories: dict[str, StreamMemory] = {}
         self._retrievers: dict[str, Retriever] = {}
         # How streams remembered that this process let go of: their sources ended, and they may be asked about.
@@ -86,6 +100,26 @@ class MemoryBank:
         self._visited: OrderedDict[str, None] = OrderedDict()
         self._lock = threading.Lock()
         self._reports: dict[str, MemoryReport] = {}
+
+    def prepare(self, stream: str, spec: MemorySpec | None) -> None:
+        """Restore what the tiers hold of a stream that is about to be opened, from any thread, so that the engine's
+        need not wait for them.
+
+        Raises:
+            ConfigError: an unknown policy or option.
+        """
+        if spec is None or stream in self._memories or stream in self._leaving:
+            return
+        restored = self._restored(stream, spec)
+        with self._lock:
+            if stream not in self._memories:
+                self._prepared[stream] = restored
+
+    def _restored(self, stream: str, spec: MemorySpec) -> tuple[StreamMemory, bytes | None]:
+        """A memory with what the lowest tier has of it, and the state of its window."""
+        memory = StreamMemory(stream, spec, self.tiers, self.shape, self.writer.give_way)
+        self.tiers.set_cap(stream, spec.cap_bytes)
+        return memory, memory.restored_window() if memory.restore() is Outcome.HIT else None
 
     def open(self, stream: str, spec: MemorySpec | None) -> bytes | None:
         """A stream begins, goes on, or has another memory from now on (None: none, and what there was is forgotten).
@@ -99,7 +133,9 @@ class MemoryBank:
         if stream in self._visited:
             # Another process may have written it since: what counts is in the tiers.
             self._leave(stream)
+        self._finish_leaving(stream)
         held = self._memories.get(stream)
+        prepared = self._prepared.pop(stream, None)
         if spec is None:
             if held is not None:
                 self._drop(stream)
@@ -109,10 +145,9 @@ class MemoryBank:
         retriever = retrievers.get(spec.retriever)(**spec.retriever_options)
         window = None
         if held is None:
-            held = StreamMemory(stream, spec, self.tiers, self.shape, self.writer.give_way)
-            self.tiers.set_cap(stream, spec.cap_bytes)
-            if held.restore() is Outcome.HIT:
-                window = held.restored_window()
+            if prepared is None or prepared[0].spec != spec:
+                prepared = self._restored(stream, spec)
+            held, window = prepared
         elif (held.spec.organiser, held.spec.organiser_options) != (spec.organiser, spec.organiser_options):
             # Clusters of one kind cannot go on as those of another.
             with held.exclusive:
@@ -126,7 +161,9 @@ class MemoryBank:
         return window
 
     def _hold(self, memory: StreamMemory, retriever: Retriever) -> None:
-        self._memories[memory.stream], self._retrievers[memory.stream] = memory, retriever
+        with self._lock:
+            self._prepared.pop(memory.stream, None)
+            self._memories[memory.stream], self._retrievers[memory.stream] = memory, retriever
         self.tiers.set_cap(memory.stream, memory.spec.cap_bytes)
         self._note(memory)
 
@@ -190,6 +227,7 @@ class MemoryBank:
 
     def _write(self, stream: str) -> None:
         """On a thread of the writer's."""
+        self._finish_leaving(stream)
         memory, order = self._memories.get(stream), self._orders.pop(stream, None)
         if memory is None or order is None:
             return
@@ -232,6 +270,7 @@ class MemoryBank:
         spec = self._released.get(stream, self._default)
         if spec is None:
             return None
+        self._finish_leaving(stream)
         memory = StreamMemory(stream, spec, self.tiers, self.shape, self.writer.give_way)
         # Whoever has it open is still writing, perhaps: what no manifest names is theirs to delete.
         outcome = memory.restore(sweep=False)
@@ -256,27 +295,60 @@ class MemoryBank:
         return stream in self._memories
 
     def release(self, stream: str, *, save: bool = True) -> None:
-        """Another process takes over: put everything into the tiers and let go of the rest; nothing is forgotten.
-        Without ``save`` it has done so, and nothing more is written here."""
+        """Another process takes over, or none: have everything put into the tiers, and let go of the rest; nothing is
+        forgotten. Without ``save`` another has taken over already, and nothing more is written here."""
         memory = self._memories.get(stream)
-        if memory is None:
-            return
-        with memory.exclusive:
-            if not save:
-                self._part(memory)
-                return
-            self._settle_last(memory)
-            if memory.recent:
-                log.warning("camera %r: its last %d frames are not remembered", stream, len(memory.recent))
-            memory.save()
-            if memory.known and not memory.frames:
-                # What was made to forget everything leaves nothing behind.
-                self._drop(stream)
-            else:
+        if memory is not None and save:
+            self._let_leave(memory, None)
+        elif memory is not None:
+            with memory.exclusive:
                 self._part(memory)
 
+    def hand_over(self, stream: str) -> Future[bool]:
+        """Another process takes over window and memory of the same moment; both are let go of here. Whether it finds
+        them is known when they are written."""
+        memory = self._memories.get(stream)
+        if memory is None:
+            nothing: Future[bool] = Future()
+            nothing.set_result(False)
+            return nothing
+        shared = self.window is not None and self.tiers.shared
+        return self._let_leave(memory, self.window(stream, memory.window_limit) if self.window and shared else None)
+
+    def _let_leave(self, memory: StreamMemory, window: Window | None) -> Future[bool]:
+        if not memory.frames:
+            # What was made to forget everything leaves nothing behind.
+            self._drop(memory.stream)
+        else:
+            self._part(memory)
+        leaving = self._leaving[memory.stream] = _Leaving(memory, window)
+        self.writer.wake(memory.stream)
+        return leaving.saved
+
+    def _finish_leaving(self, stream: str) -> None:
+        """Write what leaves, where that is not done yet; waits for whoever does."""
+        leaving = self._leaving.get(stream)
+        if leaving is None:
+            return
+        memory, saved = leaving.memory, False
+        with memory.exclusive:
+            if leaving.saved.done():
+                return
+            try:
+                self._settle_last(memory)
+                if leaving.window is not None and not memory.recent:
+                    saved = memory.save(leaving.window()) is Outcome.HIT
+                if memory.recent:
+                    log.warning("camera %r: its last %d frames are not remembered", stream, len(memory.recent))
+                if not saved:
+                    memory.save()
+            except Exception:
+                log.exception("the memory of camera %r could not be written", stream)
+            finally:
+                del self._leaving[stream]
+                leaving.saved.set_result(saved)
+
     def _settle_last(self, memory: StreamMemory) -> None:
-        self._orders.pop(memory.stream, None)
         try:
             memory.settle()
         except Exception:
@@ -291,27 +363,12 @@ class MemoryBank:
             with self._lock:
                 self._reports.pop(oldest, None)
 
-    def hand_over(self, stream: str) -> bool:
-        """Another process takes over window and memory of the same moment, and both are let go of here; False, and
-        nothing done, where the window or the tiers do not allow it."""
-        memory = self._memories.get(stream)
-        if memory is None or self.window is None or not self.tiers.shared:
-            return False
-        window = self.window(stream, memory.window_limit)
-        if window is None:
-            return False
-        with memory.exclusive:
-            self._settle_last(memory)
-            if memory.recent or memory.save(window()) is not Outcome.HIT:
-                return False
-            self._part(memory)
-        return True
-
     def forget(self, stream: str, ago_s: float | None = None, *, newest: int | None = None) -> Forgotten:
         """Forget what is older than ``ago_s`` seconds before the newest frame, or everything, in every tier.
 
         ``newest``: time of that frame on the camera's clock (microseconds), where it has not left the window yet.
         """
+        self._finish_leaving(stream)
         try:
             memory = self._memories.get(stream) or self._reopened(stream)
         except NotReadyError:
@@ -369,6 +426,7 @@ class MemoryBank:
     def _let_go(self, stream: str) -> None:
         """Its last report stays."""
         self._due.discard(stream)
+        self._prepared.pop(stream, None)
         self._orders.pop(stream, None)
         self._visited.pop(stream, None)
         del self._memories[stream], self._retrievers[stream]

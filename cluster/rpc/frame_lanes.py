@@ -86,7 +86,8 @@ class Lane:
     """One camera: frames that wait and that are under way to ``address``.
 
     ``term``: see ``StreamOpen``; ``not_open``: the replica says so, and it is opened with the next frame, not before.
-    ``windows``: done, gated and dropped there; ``before``: at replicas that have handed the camera over.
+    ``windows``: done, gated and dropped there, ``known`` of them when this decoder opened it (``None``: it has not);
+    ``before``: at replicas that have handed the camera over.
     """
 
     spec: StreamSpec
@@ -104,13 +105,15 @@ class Lane:
     dropped: int = 0
     lost: int = 0
     windows: tuple[int, int, int] = NO_WINDOWS
+    known: tuple[int, int, int] | None = None
     before: tuple[int, int, int] = NO_WINDOWS
     move: Move | None = None
 
     @property
     def settled(self) -> tuple[int, int, int]:
-        """Windows done, gated and dropped, here and before."""
-        done, gated, dropped = (now + before for now, before in zip(self.windows, self.before, strict=True))
+        """Windows done, gated and dropped, here and before; none of those of another decoder's frames."""
+        counts = zip(self.windows, self.known or NO_WINDOWS, self.before, strict=True)
+        done, gated, dropped = (now - known + before for now, known, before in counts)
         return done, gated, dropped
 
     def wants(self, sample: FrameSample) -> bool:
@@ -146,7 +149,7 @@ class Lane:
     def arrive(self, move: Move) -> None:
         """Go on where the camera moved to, with the frames that were held meanwhile."""
         self.before = self.settled if move.saved else NO_WINDOWS
-        self.windows = NO_WINDOWS
+        self.windows, self.known = NO_WINDOWS, None
         self.address, self.queue, self.move = move.target, move.held, None
         self.wants_fresh = not self.queue
 
@@ -157,6 +160,9 @@ class Lane:
                 pass
         self.credit = ack.credit
         self.windows = (ack.windows_done, ack.windows_gated, ack.windows_dropped)
+        if self.known is None or any(now < known for now, known in zip(self.windows, self.known, strict=True)):
+            # The replica counts from 0 where it has closed the camera in between.
+            self.known = self.windows if self.known is None else NO_WINDOWS
         if ack.closed and self.move is not None:
             self.move.closed, self.move.saved = True, ack.saved
             self.move.done.set()

@@ -119,6 +119,14 @@ class EngineWorker:
         here is counted."""
         return self.run(lambda _: self._surrender())
 
+    def prepare(self, spec: StreamSpec) -> None:
+        """Fetch what another process left of a camera that is about to be opened; waits for it, and not the engine.
+
+        Raises:
+            ConfigError: see :meth:`open`.
+        """
+        self._engine.prepare(spec)
+
     def open(self, spec: StreamSpec) -> Future[None]:
         """Admit a camera, or change its questions and policies; done when the engine has agreed.
 
@@ -350,11 +358,13 @@ class EngineWorker:
             saved = self._engine.hand_over(name)
         except Exception:
             log.exception("camera %s could not be handed over", name)
-            saved = False
+            saved = Future()
+            saved.set_result(False)
         done, stream.leaving = stream.leaving, None
         self._let_go(name)
         assert done is not None
-        done.set_result(Departure(saved, stream.windows()))
+        counts = stream.windows()
+        saved.add_done_callback(lambda saved: done.set_result(Departure(saved.result(), counts)))
 
     def _remove(self, name: str) -> None:
         self._asks.drop(name, UnknownCameraError(f"camera {name!r} was removed"))

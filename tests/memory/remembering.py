@@ -70,6 +70,11 @@ class Site:
     def ask(self, tokens: int = 3) -> AskResult:
         return answered(self.engine, self.name, tokens)
 
+    def leave(self) -> None:
+        """The engine lets the camera go, and what it remembers is written."""
+        self.engine.evict(self.name)
+        assert self.bank.drain(30.0)
+
     @property
     def lost(self) -> int:
         return self.bank.get(self.name)[0].counts.lost

@@ -206,7 +206,7 @@ def test_what_a_tier_could_not_be_asked_about_at_the_start_is_taken_up_when_it_c
     own_redis.start()
     first = site(own_redis)
     first.watch(40)
-    first.engine.evict("cam")
+    first.leave()
     reopened = first.bank.get("cam")[0]
     held = reopened.tokens
     names = own_redis.names()
@@ -249,7 +249,7 @@ WRONG: dict[str, Callable[[dict[str, Any]], object]] = {
 def test_a_manifest_that_cannot_be_gone_on_with_costs_its_streams_past_and_no_more(site: Make, wrong: str) -> None:
     first = site()
     first.watch(24)
-    first.engine.evict("cam")
+    first.leave()
     _, data = first.tiers.manifest("cam")
     assert data is not None
     manifest = Manifest.load(data)
@@ -277,7 +277,7 @@ def test_a_camera_that_ended_is_remembered_and_one_that_was_removed_is_not(
     here = site()
     here.watch(24)
     read = here.bank.report()["cam"].frames
-    here.engine.evict("cam")
+    here.leave()
     assert here.bank.report()["cam"].frames >= read, "the list still tells of it"
     assert answered(here.engine).tokens_read > 0
     here.engine.forget("cam")
@@ -292,7 +292,7 @@ def test_forgetting_an_open_camera_and_letting_it_go_leaves_nothing(site: Make, 
     here = site()
     here.watch(24)
     here.engine.forget("cam")
-    here.engine.evict("cam")
+    here.leave()
     here.tend()
     assert redis_server.names() == set()
     assert here.bank.report() == {}
@@ -317,7 +317,7 @@ def test_what_is_forgotten_while_redis_is_down_is_gone_when_it_is_back(site: Mak
 def test_a_memory_that_is_switched_off_is_forgotten_also_from_before(site: Make, redis_server: RedisServer) -> None:
     first = site()
     first.watch(24)
-    first.engine.evict("cam")
+    first.leave()
     second = MemoryBank(first.tiers, default=stream().memory)
     assert second.open("cam", None) is None
     assert redis_server.names() == set()
@@ -386,7 +386,7 @@ def test_an_answer_under_way_ends_as_it_began_whatever_happens_to_the_camera(sit
     if event == "windows":
         here.watch(24)
     elif event == "evict":
-        here.engine.evict("cam")
+        here.leave()
     elif event == "forget":
         here.engine.forget("cam")
     else:

@@ -37,7 +37,7 @@ class Replica:
     def __init__(self, url: str) -> None:
         torch.set_num_threads(1)
         self.site = Site(load_model("tiny-qwen2_5_vl"), url)
-        self.site.engine.evict("cam")
+        self.site.leave()
         self.worker = EngineWorker(self.site.engine, Silent())  # type: ignore[arg-type]
         self.worker.start()
         self.album, self.conversations = Album(), Conversations()

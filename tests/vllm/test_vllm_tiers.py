@@ -185,7 +185,7 @@ def test_a_window_moves_with_its_kv(site: Site, camera: Callable[..., Camera]) -
     before = restored["restored"]
     # And back: the first finds what the second wrote.
     for there in (1, 0):
-        assert site.engine.hand_over(here.spec.stream)
+        assert site.engine.hand_over(here.spec.stream).result()
         assert site.engine.memory_bytes(here.spec.stream) == 0
         site.turn(there)
         site.engine.admit(here.spec)
@@ -309,7 +309,7 @@ def test_nothing_is_written_of_a_camera_without_a_memory(site: Site, camera: Cal
     here.same()
     site.sides[0].written()
     assert not [name for name in site.in_redis(here.spec.stream) if "sizes" not in name]
-    assert not site.engine.hand_over(here.spec.stream)
+    assert not site.engine.hand_over(here.spec.stream).result()
 
 
 def test_a_pruned_window_moves_without_kv(site: Site, qwen, spec, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -323,7 +323,7 @@ def test_a_pruned_window_moves_without_kv(site: Site, qwen, spec, monkeypatch: p
         monkeypatch.setattr(qwen.engine, "_keeper", WindowKeeper(tiers, post, qwen.engine.layout.held))
         qwen.engine.admit(of)
         answers += [answer for sample in part for r in qwen.engine.push(sample) for answer in qwen.engine.step([r])]
-        assert qwen.engine.hand_over("pruned")
+        assert qwen.engine.hand_over("pruned").result()
         post.close()
     assert [a.window for a in answers] == [a.window for a in expected]
     assert [a.score for a in answers] == pytest.approx([a.score for a in expected], abs=2e-5)

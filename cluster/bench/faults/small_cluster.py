@@ -194,11 +194,12 @@ class SmallCluster:
 
     # -- the disk -------------------------------------------------------------------------------
     def fill_disk(self) -> None:
-        """Every byte of the file system that incidents and clips are on."""
-        with contextlib.closing(sqlite3.connect(self._on_disk(INCIDENTS))) as incidents:
-            # What the database has taken already it would go on writing into.
-            incidents.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-        with contextlib.suppress(OSError), self._ballast.open("wb", buffering=0) as ballast:
+        """Every byte of the file system that incidents and clips are on, also what was freed since the last call."""
+        if not self._ballast.exists():
+            with contextlib.closing(sqlite3.connect(self._on_disk(INCIDENTS))) as incidents:
+                # What the database has taken already it would go on writing into.
+                incidents.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        with contextlib.suppress(OSError), self._ballast.open("ab", buffering=0) as ballast:
             while ballast.write(bytes(4096)):
                 pass
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import replace
 from functools import lru_cache
 from typing import NoReturn, Protocol
@@ -100,6 +101,9 @@ class CalibratedEngine:
             held.spec = spec
             held.clock.reshape(window, stride)
 
+    def prepare(self, spec: StreamSpec) -> None:
+        """See ``Engine.prepare``: without memory there is nothing to fetch."""
+
     def evict(self, stream: str, *, save: bool = True) -> None:  # noqa: ARG002
         """See ``Engine.evict``."""
         self._streams.pop(stream, None)
@@ -123,10 +127,12 @@ class CalibratedEngine:
             return held.nbytes if held else 0
         return sum(held.nbytes for held in self._streams.values())
 
-    def hand_over(self, stream: str) -> bool:
+    def hand_over(self, stream: str) -> Future[bool]:
         """See ``Engine.hand_over``: without memory there are no tiers to put a window into."""
         self.evict(stream)
-        return False
+        saved: Future[bool] = Future()
+        saved.set_result(False)
+        return saved
 
     def export_stream(self, stream: str) -> bytes:
         """See ``Engine.export_stream``."""

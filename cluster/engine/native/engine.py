@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from functools import lru_cache
 
 import numpy as np
@@ -93,6 +94,11 @@ class NativeEngine(WindowedEngine):
         self._system = system_prompt(model, self.kernel)
 
     # -- streams --------------------------------------------------------------------------------------
+    def prepare(self, spec: StreamSpec) -> None:
+        """See ``Engine.prepare``."""
+        if self.memories is not None:
+            self.memories.prepare(spec.stream, spec.memory)
+
     def admit(self, spec: StreamSpec) -> None:
         """See ``Engine.admit``."""
         check_spec(spec, self.model)
@@ -134,13 +140,15 @@ class NativeEngine(WindowedEngine):
         taken.clock.reshape(*shape_of(spec))
         self._streams[spec.stream] = taken
 
-    def hand_over(self, stream: str) -> bool:
+    def hand_over(self, stream: str) -> Future[bool]:
         """See ``Engine.hand_over``: through the tiers of its memories."""
-        if stream in self._streams and self.memories is not None and self.memories.hand_over(stream):
-            del self._streams[stream]
-            return True
+        saved: Future[bool] = Future()
+        if stream in self._streams and self.memories is not None:
+            saved = self.memories.hand_over(stream)
+        else:
+            saved.set_result(False)
         self.evict(stream)
-        return False
+        return saved
 
     def _saved_window(self, stream: str, limit: int) -> Callable[[], bytes] | None:
         held = self._streams.get(stream)

@@ -6,6 +6,7 @@ import math
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -107,6 +108,9 @@ class VllmEngine(WindowedEngine):
             raise
 
     # -- streams --------------------------------------------------------------------------------------
+    def prepare(self, spec: StreamSpec) -> None:
+        """See ``Engine.prepare``: what another process left is fetched block by block, when a window needs it."""
+
     def admit(self, spec: StreamSpec) -> None:
         """See ``Engine.admit``. A window that another process left in the tiers goes on, where the stream has a memory:
         nothing of one without it is written there."""
@@ -137,10 +141,11 @@ class VllmEngine(WindowedEngine):
         """What another engine's model must have to take over a stream of this one."""
         return self._fingerprint
 
-    def hand_over(self, stream: str) -> bool:
+    def hand_over(self, stream: str) -> Future[bool]:
         """See ``Engine.hand_over``: the window goes through the tiers, and with mode reuse its KV."""
         keeper = self._keeper_of(stream)
-        saved = keeper is not None and keeper.hand_over(stream, self._snapshot(stream))
+        saved: Future[bool] = Future()
+        saved.set_result(keeper is not None and keeper.hand_over(stream, self._snapshot(stream)))
         self.evict(stream)
         return saved
 
