@@ -91,6 +91,7 @@ class MemoryBank:
         self._due: set[str] = set()
         self._orders: dict[str, _Order] = {}
         self._leaving: dict[str, _Leaving] = {}
+        self._forgettings = 0
         self._prepared: dict[str, tuple[StreamMemory, bytes | None]] = {}
         self._memories: dict[str, StreamMemory] = {}
         self._retrievers: dict[str, Retriever] = {}
@@ -110,9 +111,11 @@ class MemoryBank:
         """
         if spec is None or stream in self._memories or stream in self._leaving:
             return
+        forgettings = self._forgettings
         restored = self._restored(stream, spec)
         with self._lock:
-            if stream not in self._memories:
+            # What is forgotten meanwhile may be of this stream.
+            if stream not in self._memories and forgettings == self._forgettings:
                 self._prepared[stream] = restored
 
     def _restored(self, stream: str, spec: MemorySpec) -> tuple[StreamMemory, bytes | None]:
@@ -369,6 +372,9 @@ class MemoryBank:
         ``newest``: time of that frame on the camera's clock (microseconds), where it has not left the window yet.
         """
         self._finish_leaving(stream)
+        with self._lock:
+            self._forgettings += 1
+            self._prepared.pop(stream, None)
         try:
             memory = self._memories.get(stream) or self._reopened(stream)
         except NotReadyError:

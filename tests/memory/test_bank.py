@@ -288,6 +288,21 @@ def test_a_camera_that_ended_is_remembered_and_one_that_was_removed_is_not(
     assert here.bank.report() == {}
 
 
+def test_what_was_prepared_is_gone_on_with_unless_it_was_forgotten_since(site: Make) -> None:
+    here = site()
+    here.watch(24)
+    held, memory = here.held, here.spec.memory
+    for forgotten in (False, True):
+        here.leave()
+        here.bank.prepare("cam", memory)
+        if forgotten:
+            here.bank.forget("cam")
+        assert (here.bank.open("cam", memory) is None) == forgotten
+        # With what was in the window.
+        assert here.held == 0 if forgotten else here.held > held
+        here.engine.admit(here.spec)
+
+
 def test_forgetting_an_open_camera_and_letting_it_go_leaves_nothing(site: Make, redis_server: RedisServer) -> None:
     here = site()
     here.watch(24)
