@@ -7,7 +7,14 @@ from pathlib import Path
 
 from cluster.errors import ModelError
 
-PRESETS = ("bench-qwen2_5_vl", "demo-internvl3", "demo-qwen2_5_vl", "tiny-internvl3", "tiny-qwen2_5_vl")
+PRESETS = (
+    "bench-qwen2_5_vl",
+    "demo-internvl3",
+    "demo-qwen2_5_vl",
+    "kv7b-qwen2_5_vl",
+    "tiny-internvl3",
+    "tiny-qwen2_5_vl",
+)
 FAMILIES = ("internvl", "qwen2_5_vl")
 # Trained models that come with this package: name -> folder of the checkpoint.
 BUNDLED = {"demo": Path(__file__).parent / "demo"}
