@@ -85,6 +85,7 @@ class RunningCamera:
         self._lost = self._dropped = 0
         self._moves = False
         self._begun = False
+        self._found: int | None = None
         self._totals = Totals()
         self._stopping = False
         self._told_short = False
@@ -249,6 +250,10 @@ class RunningCamera:
         lane = self._sender.status(self.settings.name)
         if lane is None or lane.address != self.address:
             return None
+        if self._found is None and lane.found is not None:
+            # Another decoder's windows: no losses of this one's are made good by them.
+            self._found = lane.found
+            self._in_flight.begin(lane.found)
         self._in_flight.settled(lane.windows_done + lane.windows_gated + lane.windows_dropped)
         return lane
 

@@ -47,8 +47,9 @@ class LostStream:
 
 @dataclass(frozen=True, slots=True)
 class LaneStatus:
-    """One camera's way to its replica. ``dropped``: the replica was slow; ``lost``: the connection broke; ``refused``:
-    why the replica did not take the newest frame it told of, empty where it did."""
+    """One camera's way to its replica. ``dropped``: the replica was slow; ``lost``: the connection broke; ``found``:
+    windows that the first replica had settled when the camera was opened there (``None``: it was not yet);
+    ``refused``: why the replica did not take the newest frame it told of, empty where it did."""
 
     address: str
     connected: bool
@@ -60,6 +61,7 @@ class LaneStatus:
     windows_done: int
     windows_gated: int
     windows_dropped: int
+    found: int | None
     refused: str
 
 
@@ -86,8 +88,8 @@ class Lane:
     """One camera: frames that wait and that are under way to ``address``.
 
     ``term``: see ``StreamOpen``; ``not_open``: the replica says so, and it is opened with the next frame, not before.
-    ``windows``: done, gated and dropped there, ``known`` of them when this decoder opened it (``None``: it has not);
-    ``before``: at replicas that have handed the camera over.
+    ``windows``: done, gated and dropped there; ``found``: how many when it was opened first, of another decoder's
+    frames (``None``: it was not); ``before``: at replicas that have handed the camera over.
     """
 
     spec: StreamSpec
@@ -105,15 +107,14 @@ class Lane:
     dropped: int = 0
     lost: int = 0
     windows: tuple[int, int, int] = NO_WINDOWS
-    known: tuple[int, int, int] | None = None
+    found: int | None = None
     before: tuple[int, int, int] = NO_WINDOWS
     move: Move | None = None
 
     @property
     def settled(self) -> tuple[int, int, int]:
-        """Windows done, gated and dropped, here and before; none of those of another decoder's frames."""
-        counts = zip(self.windows, self.known or NO_WINDOWS, self.before, strict=True)
-        done, gated, dropped = (now - known + before for now, known, before in counts)
+        """Windows done, gated and dropped, here and before."""
+        done, gated, dropped = (now + before for now, before in zip(self.windows, self.before, strict=True))
         return done, gated, dropped
 
     def wants(self, sample: FrameSample) -> bool:
@@ -149,7 +150,7 @@ class Lane:
     def arrive(self, move: Move) -> None:
         """Go on where the camera moved to, with the frames that were held meanwhile."""
         self.before = self.settled if move.saved else NO_WINDOWS
-        self.windows, self.known = NO_WINDOWS, None
+        self.windows = NO_WINDOWS
         self.address, self.queue, self.move = move.target, move.held, None
         self.wants_fresh = not self.queue
 
@@ -160,9 +161,7 @@ class Lane:
                 pass
         self.credit = ack.credit
         self.windows = (ack.windows_done, ack.windows_gated, ack.windows_dropped)
-        if self.known is None or any(now < known for now, known in zip(self.windows, self.known, strict=True)):
-            # The replica counts from 0 where it has closed the camera in between.
-            self.known = self.windows if self.known is None else NO_WINDOWS
+        self.found = sum(self.windows) if self.found is None else self.found
         if ack.closed and self.move is not None:
             self.move.closed, self.move.saved = True, ack.saved
             self.move.done.set()
@@ -181,7 +180,7 @@ class Lane:
     def status(self, *, connected: bool) -> LaneStatus:
         waiting, under_way = len(self.queue), len(self.in_flight)
         counts = (self.sent, self.dropped, self.lost)
-        return LaneStatus(self.address, connected, waiting, under_way, *counts, *self.settled, self.refused)
+        return LaneStatus(self.address, connected, waiting, under_way, *counts, *self.settled, self.found, self.refused)
 
 
 @dataclass(slots=True)

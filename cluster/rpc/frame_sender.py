@@ -101,7 +101,7 @@ class FrameSender:
                     self._wake(old)
                 lane.reset()
                 lane.spec, lane.address = spec, address
-                lane.windows, lane.known, lane.before = NO_WINDOWS, None, NO_WINDOWS
+                lane.windows, lane.before = NO_WINDOWS, NO_WINDOWS
             elif lane.spec != spec:
                 lane.spec, lane.opened = spec, False
             self._ready(camera, self._link(address))

@@ -46,6 +46,10 @@ class InFlight:
                 self._origin += round(passed * stride)
         self._end = sample.end
 
+    def begin(self, settled: int) -> None:
+        """The replica had settled so many windows when this decoder got the camera, of another one's frames."""
+        self._before = settled
+
     def restride(self, stride_s: float) -> None:
         """Windows are ``stride_s`` apart from here on: the next one ends that much after the last closed one."""
         if self._origin is not None:

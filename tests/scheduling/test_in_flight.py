@@ -186,3 +186,15 @@ def test_counts_as_many_windows_as_the_engines_own_clock(stretches: list[tuple[i
         counter.settled(closed)
         # What the engine has closed is settled: left is the one in the making, if a frame of it has come.
         assert counter.count() == (second * SECOND > clock.end - stride * SECOND)
+
+
+def test_windows_of_another_decoder_make_no_loss_good() -> None:
+    counter = InFlight(8)
+    # A hundred were answered before this decoder got the camera, and the replica dies with three of its own.
+    counter.begin(100)
+    send(counter, 0, 40)
+    counter.settled(102)
+    assert counter.lose() == 3
+    send(counter, 40, 48)
+    counter.settled(0)
+    assert counter.lose() == 1
