@@ -223,9 +223,9 @@ def test_a_camera_that_another_decoder_had_for_a_while_is_answered_again_and_say
     bench.push(4)
     until("a reason", lambda: "another decoder" in bench.camera.report().reason)
     assert bench.camera.report().state == "running"
+    sent = len(keeper.frames)
     other.close("gate")
     until("the other's leave", lambda: keeper.closed == [False])
-    sent = len(keeper.frames)
     bench.push(8)
     until("frames again", lambda: len(keeper.frames) > sent + 2)
     again = [(frame.fresh, frame.gap, frame.complete) for frame in keeper.frames[sent : sent + 2]]
