@@ -158,6 +158,9 @@ class SmallCluster:
                 process.kill()
         self.serve.wait()
         self.redis.kill()
+        if self._loop.is_running():
+            with contextlib.suppress(TimeoutError):
+                asyncio.run_coroutine_threadsafe(_ended(), self._loop).result(5.0)
         self._loop.call_soon_threadsafe(self._loop.stop)
 
     # -- cameras --------------------------------------------------------------------------------
@@ -260,6 +263,12 @@ class SmallCluster:
                     if (camera := self.cameras.get(answer.stream)) is not None:
                         camera.saw(answer)
             time.sleep(0.1)
+
+
+async def _ended() -> None:
+    """The cameras' tasks on this loop have ended; they were cancelled."""
+    if tasks := asyncio.all_tasks() - {asyncio.current_task()}:
+        await asyncio.wait(tasks)
 
 
 def is_alive(process: psutil.Process) -> bool:
