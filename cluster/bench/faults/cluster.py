@@ -38,6 +38,7 @@ from cluster.types import MICROSECONDS, MemoryStatus
 FREEZE_S = 20.0
 REDIS_GONE_S = 40.0
 DISK_FULL_S = 20.0
+FILL_S = 0.005
 RESTART_S = 30.0
 END_S = 20.0
 WARM_S = 34.0
@@ -193,12 +194,15 @@ def _cause(cluster: SmallCluster, action: str, target: str) -> tuple[float, floa
 def _fill_disk(cluster: SmallCluster) -> tuple[float, float, list[str]]:
     alerting = cluster.processes("alerting")[0].pid
     until_s = time.monotonic() + DISK_FULL_S
+    full = ""
     with IncidentsClient(cluster.gateway) as client:
         while time.monotonic() < until_s:
-            # Old clips go to make room.
-            cluster.fill_disk()
-            time.sleep(POLL_S)
-        full = client.outbox().trouble
+            look_s = time.monotonic() + POLL_S
+            while time.monotonic() < look_s:
+                # Old clips go to make room, which must not stay.
+                cluster.fill_disk()
+                time.sleep(FILL_S)
+            full = full or client.outbox().trouble
         cluster.empty_disk()
         healed_s = time.monotonic()
         time.sleep(DISK_FULL_S)
