@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import Future
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from cluster.types import (
     Answer,
@@ -34,6 +34,9 @@ class AskRun(Protocol):
         ...
 
     def step(self) -> str | None: ...
+
+
+T = TypeVar("T")
 
 
 class Engine(Protocol):
@@ -127,3 +130,10 @@ class Engine(Protocol):
     def memory_bytes(self, stream: str | None = None) -> int:
         """Bytes held for one stream, or for all."""
         ...
+
+
+def finished(result: T) -> Future[T]:
+    """What is known already, for who expects to wait."""
+    future: Future[T] = Future()
+    future.set_result(result)
+    return future

@@ -308,15 +308,11 @@ class MemoryBank:
                 self._part(memory)
 
     def hand_over(self, stream: str) -> Future[bool]:
-        """Another process takes over window and memory of the same moment; both are let go of here. Whether it finds
-        them is known when they are written."""
-        memory = self._memories.get(stream)
-        if memory is None:
-            nothing: Future[bool] = Future()
-            nothing.set_result(False)
-            return nothing
-        shared = self.window is not None and self.tiers.shared
-        return self._let_leave(memory, self.window(stream, memory.window_limit) if self.window and shared else None)
+        """Another process takes over window and memory of the same moment of an open stream; both are let go of here.
+        Whether it finds them is known when they are written."""
+        memory = self._memories[stream]
+        window = self.window(stream, memory.window_limit) if self.window is not None and self.tiers.shared else None
+        return self._let_leave(memory, window)
 
     def _let_leave(self, memory: StreamMemory, window: Window | None) -> Future[bool]:
         if not memory.frames:
@@ -432,7 +428,6 @@ class MemoryBank:
     def _let_go(self, stream: str) -> None:
         """Its last report stays."""
         self._due.discard(stream)
-        self._prepared.pop(stream, None)
         self._orders.pop(stream, None)
         self._visited.pop(stream, None)
         del self._memories[stream], self._retrievers[stream]

@@ -642,23 +642,24 @@ class StreamMemory:
     def _write_parts(self) -> bool:
         """Write the index of the heads whose index changed; False where the lowest tier does not take it."""
         items: list[tuple[BlockKey, Block]] = []
-        heads: list[tuple[int, int]] = []
+        parts: dict[tuple[int, int], list[BlockKey]] = {}
         changed = sorted(self._unwritten)
         for layer, h in changed:
             self.give_way()
-            items += self._byte_items(dump_tensors(self.heads[layer][h].state()), layer, h)
-            heads.append((layer, h))
+            of_head = self._byte_items(dump_tensors(self.heads[layer][h].state()), layer, h)
+            items += of_head
+            parts[layer, h] = [key for key, _ in of_head]
             full = sum(block.nbytes for _, block in items) >= _BATCH_BYTES or len(items) >= _BATCH
             if not full and (layer, h) != changed[-1]:
                 continue
             self.give_way()
             if not self.stored.store(items, copies=False):
                 return False
-            for at in heads:
+            for at, keys in parts.items():
                 self.stored.replace(self._parts.get(at, ()))
-                self._parts[at] = [key for key, _ in items if (key.layer, key.head) == at]
+                self._parts[at] = keys
                 del self._unwritten[at]
-            items, heads = [], []
+            items, parts = [], {}
         return True
 
     def _save_window(self, window: bytes) -> bool:

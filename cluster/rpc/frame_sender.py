@@ -100,8 +100,7 @@ class FrameSender:
                     old.farewells.append(frames_pb2.StreamClose(camera=camera))
                     self._wake(old)
                 lane.reset()
-                lane.spec, lane.address = spec, address
-                lane.windows, lane.before = NO_WINDOWS, NO_WINDOWS
+                lane.spec, lane.address, lane.windows, lane.before = spec, address, NO_WINDOWS, NO_WINDOWS
             elif lane.spec != spec:
                 lane.spec, lane.opened = spec, False
             self._ready(camera, self._link(address))

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import TypeVar
 
-from cluster.engine.base import Engine
+from cluster.engine.base import Engine, finished
 from cluster.errors import CapacityError, ConfigError, NotReadyError, UnavailableError, UnknownCameraError
 from cluster.scheduling.asks import AskQueue
 from cluster.scheduling.costs.model import CostModel
@@ -358,8 +358,7 @@ class EngineWorker:
             saved = self._engine.hand_over(name)
         except Exception:
             log.exception("camera %s could not be handed over", name)
-            saved = Future()
-            saved.set_result(False)
+            saved = finished(False)
         done, stream.leaving = stream.leaving, None
         self._let_go(name)
         assert done is not None

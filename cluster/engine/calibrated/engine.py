@@ -12,7 +12,7 @@ from typing import NoReturn, Protocol
 
 import numpy as np
 
-from cluster.engine.base import AskRun, WindowRequest
+from cluster.engine.base import AskRun, WindowRequest, finished
 from cluster.engine.calibrated import books
 from cluster.engine.calibrated.scores import DEMO_SCORES, ScoreStatistics
 from cluster.engine.native import export
@@ -130,9 +130,7 @@ class CalibratedEngine:
     def hand_over(self, stream: str) -> Future[bool]:
         """See ``Engine.hand_over``: without memory there are no tiers to put a window into."""
         self.evict(stream)
-        saved: Future[bool] = Future()
-        saved.set_result(False)
-        return saved
+        return finished(False)
 
     def export_stream(self, stream: str) -> bytes:
         """See ``Engine.export_stream``."""

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from cluster.engine.answers import answer_of
-from cluster.engine.base import WindowRequest
+from cluster.engine.base import WindowRequest, finished
 from cluster.engine.native import export
 from cluster.engine.native.admission import check_spec
 from cluster.engine.native.asking import Asking
@@ -142,11 +142,8 @@ class NativeEngine(WindowedEngine):
 
     def hand_over(self, stream: str) -> Future[bool]:
         """See ``Engine.hand_over``: through the tiers of its memories."""
-        saved: Future[bool] = Future()
-        if stream in self._streams and self.memories is not None:
-            saved = self.memories.hand_over(stream)
-        else:
-            saved.set_result(False)
+        open_here = stream in self._streams and self.memories is not None and stream in self.memories
+        saved = self.memories.hand_over(stream) if self.memories is not None and open_here else finished(False)
         self.evict(stream)
         return saved
 

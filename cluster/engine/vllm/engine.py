@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 
 from cluster.engine.answers import answer_of
-from cluster.engine.base import AskRun
+from cluster.engine.base import AskRun, finished
 from cluster.engine.native import export
 from cluster.engine.native.admission import NOMINAL_FPS, check_spec
 from cluster.engine.native.decode import end_tokens
@@ -144,10 +144,9 @@ class VllmEngine(WindowedEngine):
     def hand_over(self, stream: str) -> Future[bool]:
         """See ``Engine.hand_over``: the window goes through the tiers, and with mode reuse its KV."""
         keeper = self._keeper_of(stream)
-        saved: Future[bool] = Future()
-        saved.set_result(keeper is not None and keeper.hand_over(stream, self._snapshot(stream)))
+        saved = keeper is not None and keeper.hand_over(stream, self._snapshot(stream))
         self.evict(stream)
-        return saved
+        return finished(saved)
 
     def export_stream(self, stream: str) -> bytes:
         """See ``Engine.export_stream``: frames and their embeddings, in the form that the native engine reads too."""
