@@ -89,7 +89,8 @@ class RaySession:
                 _init(options)
             except (ConnectionError, ValueError, RuntimeError) as error:
                 raise ConfigError(
-                    f"no Ray cluster answers at {self._address!r} (cluster.ray_address): {_first_line(error)}"
+                    f"no Ray cluster answers at {self._address!r} (cluster.ray_address): {_first_line(error)}; "
+                    "where it asks for a token, set RAY_AUTH_MODE=token here as well"
                 ) from None
         self._started = True
         self._vital = _vital_processes()
