@@ -16,21 +16,21 @@ from sightline.v1 import incidents_pb2_grpc, pictures_pb2_grpc
 from actors.footage import footage_collector, start_footage
 from actors.logs import configure_logging
 from actors.remote import ask, controller, own_host
-from actors.security import peer_tls
 from cluster import metrics
 from cluster.alerts.incident import AlertEvent
 from cluster.alerts.service import AlertService
 from cluster.alerts.watched import Watched
 from cluster.config import SightlineConfig
 from cluster.errors import UnavailableError
-from cluster.rpc import pictures
-from cluster.rpc.channel import ChannelPool
-from cluster.rpc.incidents import SERVICE, IncidentsServicer
-from cluster.rpc.merger import ResultsMerger
-from cluster.rpc.results import AnswerHub
-from cluster.rpc.server import RpcServer
+from cluster.gateway import pictures_proxy as pictures
+from cluster.gateway.incidents_proxy import SERVICE, IncidentsServicer
+from cluster.gateway.merger import ResultsMerger
+from cluster.security.settings import peer_tls
 from cluster.tracing import make_spans
 from cluster.tracing.alerting import AlertTraces
+from cluster.wire.answers import AnswerHub
+from cluster.wire.channel import ChannelPool
+from cluster.wire.server import RpcServer
 
 log = logging.getLogger(__name__)
 

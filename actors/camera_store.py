@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 from ray.experimental import internal_kv
 
-from cluster.cameras.managed import Managed, entry_from_json, entry_to_json
 from cluster.config import CameraEntry
+from cluster.control.cameras.managed import Managed, entry_from_json, entry_to_json
 
 SEEDED = b"seeded"
 CAMERA = b"camera/"

@@ -1,4 +1,4 @@
-"""The controller actor: the one owner of the camera table. State and rules are in ``cluster.scheduling.directory``.
+"""The controller actor: the one owner of the camera table. State and rules are in ``cluster.control.directory``.
 
 It keeps the cameras in Ray's own key-value store, so that a restarted controller knows those added while it ran; who
 runs them it learns from the decoders and replicas, which join again as soon as it no longer knows their heartbeat.
@@ -15,23 +15,23 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from actors.camera_store import CameraStore
-from actors.fleet import fleet_settings
 from actors.logs import configure_logging
 from actors.remote import own_host
-from actors.security import peer_tls
 from cluster import metrics
 from cluster.alerts.watched import Watched
-from cluster.cameras.changes import follow_configuration
-from cluster.cameras.managed import Managed
-from cluster.cameras.managers import CONFIGURATION
-from cluster.cameras.table import CameraTable
 from cluster.config import SightlineConfig
+from cluster.control.assignments import Assignment, Route
+from cluster.control.cameras.changes import follow_configuration
+from cluster.control.cameras.managed import Managed
+from cluster.control.cameras.managers import CONFIGURATION
+from cluster.control.cameras.table import CameraTable
+from cluster.control.directory import Directory
+from cluster.control.removals import Removals
+from cluster.control.settings import fleet_settings
 from cluster.errors import SightlineError, UnavailableError
-from cluster.rpc.health import is_serving
-from cluster.scheduling.assignments import Assignment, Route
-from cluster.scheduling.directory import Directory
-from cluster.scheduling.removals import Removals
-from cluster.scheduling.reports import (
+from cluster.security.settings import peer_tls
+from cluster.types import CameraStatus
+from cluster.types.reports import (
     CameraReport,
     DecoderInfo,
     ReplicaInfo,
@@ -39,7 +39,7 @@ from cluster.scheduling.reports import (
     ReplicaStatus,
     StreamReport,
 )
-from cluster.types import CameraStatus
+from cluster.wire.health import is_serving
 
 log = logging.getLogger(__name__)
 

@@ -10,27 +10,28 @@ import uuid
 
 from sightline.v1 import ingest_pb2_grpc, pictures_pb2_grpc
 
-from actors.camera_making import sender_queue
 from actors.logs import configure_logging
 from actors.remote import ask, controller, own_host
-from actors.running_camera import PushedCameraSink, RunningCamera
-from actors.security import peer_tls
 from cluster import metrics
 from cluster.config import SightlineConfig
+from cluster.control.assignments import Assignment, CameraAssignment
+from cluster.decoder.camera_making import sender_queue
+from cluster.decoder.footage import service as recorder
+from cluster.decoder.footage.camera import CameraFootage
+from cluster.decoder.footage.recorder import Recorder
+from cluster.decoder.footage.ring import RingBudget
+from cluster.decoder.frame_lanes import LostStream
+from cluster.decoder.frame_sender import FrameSender
+from cluster.decoder.pressure import DecodePressure
+from cluster.decoder.running_camera import PushedCameraSink, RunningCamera
+from cluster.decoder.turns import decoding_turns
 from cluster.errors import ConfigError, NotReadyError, UnavailableError, UnknownCameraError
-from cluster.footage.camera import CameraFootage
-from cluster.footage.recorder import Recorder
-from cluster.footage.ring import RingBudget
 from cluster.redaction import redact
-from cluster.rpc import ingest, recorder
-from cluster.rpc.frame_lanes import LostStream
-from cluster.rpc.frame_sender import FrameSender
-from cluster.rpc.server import RpcServer, push_message_bytes
-from cluster.scheduling.assignments import Assignment, CameraAssignment
-from cluster.scheduling.decode_pressure import DecodePressure
-from cluster.scheduling.reports import CameraReport, DecoderInfo
+from cluster.security.settings import peer_tls
 from cluster.tracing import make_spans
-from cluster.vision.turns import decoding_turns
+from cluster.types.reports import CameraReport, DecoderInfo
+from cluster.wire import ingest
+from cluster.wire.server import RpcServer, push_message_bytes
 
 log = logging.getLogger(__name__)
 

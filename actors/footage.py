@@ -8,14 +8,14 @@ import time
 from pathlib import Path
 
 from actors.remote import ask, controller
+from cluster.alerts.clips.collector import FootageCollector, News
+from cluster.alerts.clips.store import FootageStore
 from cluster.alerts.service import AlertService
 from cluster.config import SightlineConfig
+from cluster.decoder.footage.reach import shortages
+from cluster.decoder.footage.service import DecoderRecorder
 from cluster.errors import UnavailableError
-from cluster.footage.collector import FootageCollector, News
-from cluster.footage.reach import shortages
-from cluster.footage.store import FootageStore
-from cluster.rpc.channel import ChannelPool
-from cluster.rpc.recorder import DecoderRecorder
+from cluster.wire.channel import ChannelPool
 
 log = logging.getLogger(__name__)
 

@@ -29,28 +29,33 @@ from sightline.v1 import (
 from actors.logs import configure_logging
 from actors.pages import Pages
 from actors.remote import alerting, ask, controller
-from actors.security import make_guard, peer_tls, tls_files
 from cluster import metrics
-from cluster.cameras.managed import Managed
-from cluster.cameras.managers import manager_from_outside
 from cluster.config import SightlineConfig, parse_camera
+from cluster.control.cameras.managed import Managed
+from cluster.control.cameras.managers import manager_from_outside
 from cluster.errors import UnavailableError
+from cluster.gateway import cameras, replicas
+from cluster.gateway import incidents_proxy as incidents
+from cluster.gateway import pictures_proxy as pictures
+from cluster.gateway.http.application import make_application
+from cluster.gateway.http.calls import Calls
+from cluster.gateway.http.live import Live
+from cluster.gateway.http.server import HttpServer
+from cluster.gateway.ingest_proxy import ProxySink
+from cluster.gateway.memory_proxy import MemoryProxy
+from cluster.gateway.merger import ResultsMerger
 from cluster.hosts import open_many_files
-from cluster.http.application import make_application
-from cluster.http.calls import Calls
-from cluster.http.live import Live
-from cluster.http.server import HttpServer
 from cluster.redaction import SourceAddress
-from cluster.rpc import cameras, incidents, ingest, memory, pictures, replicas, results
-from cluster.rpc.channel import ChannelPool
-from cluster.rpc.memory_proxy import MemoryProxy
-from cluster.rpc.merger import ResultsMerger
-from cluster.rpc.proxy import ProxySink
-from cluster.rpc.server import RpcServer, push_message_bytes
-from cluster.scheduling.reports import ReplicaStatus
+from cluster.replica import memory_service as memory
 from cluster.security.access import current
 from cluster.security.roles import PUSH
+from cluster.security.settings import make_guard, peer_tls, tls_files
 from cluster.types import CameraStatus, Question
+from cluster.types.reports import ReplicaStatus
+from cluster.wire import answers as results
+from cluster.wire import ingest
+from cluster.wire.channel import ChannelPool
+from cluster.wire.server import RpcServer, push_message_bytes
 
 log = logging.getLogger(__name__)
 
@@ -226,7 +231,7 @@ class CountingProxySink(ProxySink):
 
 
 class ControllerDirectory:
-    """The controller as ``Cameras`` and ``Replicas`` see it (:class:`cluster.rpc.cameras.CameraDirectory`)."""
+    """The controller as ``Cameras`` and ``Replicas`` see it (:class:`cluster.gateway.cameras.CameraDirectory`)."""
 
     def __init__(self) -> None:
         self._pages = Pages()
@@ -276,7 +281,7 @@ class ControllerDirectory:
         return status
 
     async def where(self, name: str) -> Any:
-        """A :class:`~cluster.scheduling.directory.Route`."""
+        """A :class:`~cluster.control.directory.Route`."""
         return await ask(controller().where.remote(name))
 
     async def replicas(self, known: dict[str, str], timeout_s: float) -> dict[str, str]:
@@ -285,12 +290,12 @@ class ControllerDirectory:
         return replicas
 
     async def list_replicas(self) -> Sequence[ReplicaStatus]:
-        """See :class:`cluster.rpc.replicas.ReplicaDirectory`."""
+        """See :class:`cluster.gateway.replicas.ReplicaDirectory`."""
         statuses: Sequence[ReplicaStatus] = await ask(controller().list_replicas.remote())
         return statuses
 
     async def drain(self, name: str, undo: bool) -> ReplicaStatus:
-        """See :class:`cluster.rpc.replicas.ReplicaDirectory`."""
+        """See :class:`cluster.gateway.replicas.ReplicaDirectory`."""
         status: ReplicaStatus = await ask(controller().drain_replica.remote(name, undo))
         return status
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import socket
 
-from actors.calibrated import configured_costs
-from actors.fleet import fleet_settings
-from actors.security import make_guard, memory_secret, peer_tls, tls_files
 from cluster.config import SightlineConfig
+from cluster.control.settings import fleet_settings
+from cluster.engine.calibrated.costs import configured_costs
 from cluster.engine.vllm.settings import VllmSettings, check_version
 from cluster.errors import ConfigError
 from cluster.models.catalog import check_model
+from cluster.security.settings import make_guard, memory_secret, peer_tls, tls_files
 from cluster.tracing import check_tracing
 
 

@@ -9,14 +9,14 @@ from collections.abc import Sequence
 
 from actors.logs import configure_logging
 from actors.remote import ask, controller, own_host
-from actors.security import peer_tls
 from cluster import metrics
-from cluster.cameras.kubernetes_api import KubernetesApi
-from cluster.cameras.managed import Managed
-from cluster.cameras.managers import KUBERNETES
-from cluster.cameras.reconciler import Reconciler
-from cluster.cameras.watch import CameraWatch
 from cluster.config import SightlineConfig
+from cluster.control.cameras.managed import Managed
+from cluster.control.cameras.managers import KUBERNETES
+from cluster.kubernetes.api import KubernetesApi
+from cluster.kubernetes.reconciler import Reconciler
+from cluster.kubernetes.watch import CameraWatch
+from cluster.security.settings import peer_tls
 from cluster.types import CameraStatus
 
 log = logging.getLogger(__name__)
@@ -81,7 +81,7 @@ class ReconcilerActor:
 
 
 class ControllerCameras:
-    """The controller as :class:`~cluster.cameras.reconciler.CameraCluster`."""
+    """The controller as :class:`~cluster.kubernetes.reconciler.CameraCluster`."""
 
     async def managed(self) -> Sequence[Managed]:
         cameras: Sequence[Managed] = await ask(controller().managed_cameras.remote())

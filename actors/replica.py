@@ -17,27 +17,29 @@ from typing import TYPE_CHECKING, Any
 
 from sightline.v1 import frames_pb2_grpc, memory_pb2_grpc, results_pb2_grpc
 
-from actors.calibrated import CALIBRATED, make_calibrated
-from actors.fleet import fleet_settings
 from actors.logs import configure_logging
-from actors.memories import Forgetting, WorkerMemory, tier_stack
 from actors.remote import ask, ask_blocking, controller, own_host
-from actors.replica_engine import load_configured, make_engine, model_fingerprint
-from actors.replica_events import ReplicaEvents, WorkerFrames
-from actors.security import peer_tls
 from actors.tier import tier_of_this_node
 from cluster import metrics
 from cluster.config import SightlineConfig
+from cluster.control.settings import fleet_settings
+from cluster.engine.calibrated.costs import CALIBRATED, make_calibrated
 from cluster.errors import SightlineError, UnavailableError
 from cluster.memory import prefetch
-from cluster.memory.album import Album
-from cluster.rpc import frames, memory, results
-from cluster.rpc.conversations import Conversations
-from cluster.rpc.server import RpcServer
-from cluster.scheduling.reports import ReplicaInfo, ReplicaReport, StreamReport
-from cluster.scheduling.worker import EngineWorker
+from cluster.replica import frames_service as frames
+from cluster.replica import memory_service as memory
+from cluster.replica.album import Album
+from cluster.replica.conversations import Conversations
+from cluster.replica.engine import load_configured, make_engine, model_fingerprint
+from cluster.replica.events import ReplicaEvents, WorkerFrames
+from cluster.replica.memory import Forgetting, WorkerMemory, tier_stack
+from cluster.replica.worker import EngineWorker
+from cluster.security.settings import peer_tls
 from cluster.tracing import make_spans
 from cluster.tracing.replica import ReplicaTraces
+from cluster.types.reports import ReplicaInfo, ReplicaReport, StreamReport
+from cluster.wire import answers as results
+from cluster.wire.server import RpcServer
 
 if TYPE_CHECKING:
     from cluster.engine.base import Engine

@@ -12,14 +12,14 @@ from sightline.v1 import kv_pb2_grpc
 
 from actors.logs import configure_logging
 from actors.remote import NAMESPACE, TIER, own_host
-from actors.security import memory_secret, peer_tls
 from cluster import metrics
 from cluster.config import SightlineConfig
 from cluster.errors import UnavailableError
 from cluster.memory.tiers.arena import Arena
-from cluster.rpc.kv_service import KVServicer
-from cluster.rpc.kv_wire import MAX_KV_MESSAGE_BYTES, SERVICE
-from cluster.rpc.server import RpcServer
+from cluster.memory.tiers.kv_wire import MAX_KV_MESSAGE_BYTES, SERVICE
+from cluster.memory.tiers.server import KVServicer
+from cluster.security.settings import memory_secret, peer_tls
+from cluster.wire.server import RpcServer
 
 log = logging.getLogger(__name__)
 

@@ -12,13 +12,13 @@ from google.protobuf import descriptor_pb2
 from grpc_tools import protoc
 from prometheus_client import CollectorRegistry
 
-from cluster.http import openapi
-from cluster.http.application import make_application, table_of
-from cluster.http.calls import Calls
-from cluster.http.live import Live
-from cluster.http.route import OPEN, Route
-from cluster.rpc.results import AnswerHub
+from cluster.gateway.http import openapi
+from cluster.gateway.http.application import make_application, table_of
+from cluster.gateway.http.calls import Calls
+from cluster.gateway.http.live import Live
+from cluster.gateway.http.route import OPEN, Route
 from cluster.security.roles import RULES
+from cluster.wire.answers import AnswerHub
 
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "api.md"

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 
 from cluster.codec.source import StreamHeader
 from cluster.errors import UnavailableError
-from cluster.rpc.credentials import ClientCredentials
-from cluster.rpc.push import PushAgent, PushOptions, PushStatus
 from cluster.types import EncodedPacket
+from cluster.wire.credentials import ClientCredentials
+from cluster.wire.push import PushAgent, PushOptions, PushStatus
 
 BUFFER_PACKETS, BUFFER_BYTES = 512, 16 * 2**20
 """An agent of a load test holds at most some minutes of a camera, hundreds of which share one process."""
@@ -33,7 +33,7 @@ class _Fed:
 
 
 class FedAgent(PushAgent):
-    """:class:`~cluster.rpc.push.PushAgent` without its thread: one process holds hundreds.
+    """:class:`~cluster.wire.push.PushAgent` without its thread: one process holds hundreds.
 
     ``gather_s``: for so long it gathers packets into one message. Everything from the buffer on (credit,
     acknowledgements, reconnecting, sending again) is the agent's own.

@@ -13,12 +13,12 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
-from cluster.bench.window_accounting import Account, CameraBooks, Counted, Slot, account
+from cluster.client import GatewayClient
 from cluster.errors import SightlineError
-from cluster.rpc.client import GatewayClient
-from cluster.rpc.credentials import ClientCredentials
-from cluster.rpc.push import PushStatus
+from cluster.lab.bench.window_accounting import Account, CameraBooks, Counted, Slot, account
 from cluster.types import Answer, CameraStatus, EncodedPacket, Question
+from cluster.wire.credentials import ClientCredentials
+from cluster.wire.push import PushStatus
 from loadtest.agent import FedAgent
 from loadtest.footage import Footage
 from loadtest.pacer import Pacer

@@ -11,10 +11,10 @@ import grpc.aio
 from sightline.v1 import results_pb2, results_pb2_grpc
 
 from cluster.hosts import is_loopback
-from cluster.rpc.channel import open_channel, split_address
-from cluster.rpc.convert import answer_from_proto
-from cluster.rpc.credentials import ClientCredentials
 from cluster.types import Answer
+from cluster.wire.channel import open_channel, split_address
+from cluster.wire.convert import answer_from_proto
+from cluster.wire.credentials import ClientCredentials
 
 AGAIN_S = 0.1
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 
-from cluster.bench.redis_server import RedisServer
 from cluster.config import SightlineConfig
 from cluster.errors import ConfigError
+from cluster.lab.bench.redis_server import RedisServer
 
 
 @contextlib.contextmanager

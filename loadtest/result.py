@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from cluster.bench.window_accounting import percentile
+from cluster.lab.bench.window_accounting import percentile
 from loadtest.machine import MachineUse
 
 ANSWERED = 0.99

@@ -20,8 +20,8 @@ from cluster.codec.nal import unit_starts
 from cluster.codec.source import StreamHeader
 from cluster.codec.state import CameraState
 from cluster.errors import ConfigError, SightlineError
-from cluster.rpc.push import PushStatus
 from cluster.types import EncodedPacket
+from cluster.wire.push import PushStatus
 
 PAYLOAD_TYPE = 96
 CLOCK = 90_000

@@ -7,10 +7,10 @@ from dataclasses import asdict
 from itertools import chain
 from typing import Any
 
-from cluster.bench.window_accounting import Slot, within
 from cluster.config import SightlineConfig
-from cluster.scheduling.costs import load
-from cluster.scheduling.demand import Demand
+from cluster.control.costs import load
+from cluster.control.demand import Demand
+from cluster.lab.bench.window_accounting import Slot, within
 from loadtest.fleet import Camera
 from loadtest.profile import Profile
 from loadtest.result import Measurement

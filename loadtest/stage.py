@@ -10,8 +10,8 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
 
-from cluster.bench.window_accounting import percentile
 from cluster.errors import SightlineError, UnavailableError
+from cluster.lab.bench.window_accounting import percentile
 from cluster.types import Answer
 from loadtest.fleet import CameraSetup, Fleet, Sent
 from loadtest.footage import Footage

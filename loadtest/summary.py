@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from cluster.bench.window_accounting import CameraBooks, Slot, alert_times, within
+from cluster.lab.bench.window_accounting import CameraBooks, Slot, alert_times, within
 from loadtest.fleet import Camera, Sent
 from loadtest.result import LATE_S, Measurement, Spread, Tick
 

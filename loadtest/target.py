@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from cluster.config import SightlineConfig
 from cluster.errors import ConfigError
-from cluster.rpc.credentials import ClientCredentials
+from cluster.wire.credentials import ClientCredentials
 
 if TYPE_CHECKING:
     from actors.runtime import Cluster

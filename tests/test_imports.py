@@ -53,7 +53,7 @@ def test_nothing_in_cluster_loads_ray_or_actors() -> None:
 
 
 def test_nothing_in_cluster_names_ray_or_actors_even_inside_a_function() -> None:
-    """``cluster.bench`` measures whole clusters when asked to; everything else must not know them."""
+    """``cluster.lab.bench`` measures whole clusters when asked to; everything else must not know them."""
     for path in sorted(Path(cluster.__path__[0]).rglob("*.py")):
         if "bench" in path.relative_to(ROOT).parts:
             continue
@@ -66,7 +66,7 @@ def test_nothing_in_cluster_names_ray_or_actors_even_inside_a_function() -> None
 def test_a_decoder_needs_no_torch() -> None:
     loaded = loaded_by([*modules("cluster.codec"), *modules("cluster.vision"), "cluster.types"])
     assert not loaded & {"torch", "transformers", "ray", "grpc", "pydantic", "cluster.models", "cluster.engine"}
-    actor = loaded_by(["actors.running_camera"])
+    actor = loaded_by(["cluster.decoder.running_camera"])
     assert not actor & {"torch", "transformers", "ray"}
 
 
@@ -75,8 +75,17 @@ def test_the_decoder_actor_loads_no_model_code() -> None:
 
 
 def test_scheduling_needs_no_torch_and_no_wire() -> None:
-    loaded = loaded_by(modules("cluster.scheduling"))
-    assert not loaded & {"torch", "transformers", "ray", "grpc", "av", "cluster.rpc", "cluster.codec", "cluster.models"}
+    loaded = loaded_by(modules("cluster.control"))
+    assert not loaded & {
+        "torch",
+        "transformers",
+        "ray",
+        "grpc",
+        "av",
+        "cluster.wire",
+        "cluster.codec",
+        "cluster.models",
+    }
 
 
 @pytest.mark.parametrize("package", ["cluster.engine", "cluster.models"])

@@ -12,8 +12,8 @@ import typer
 from actors.cli.options import DEFAULT_GATEWAY, Gateway, Json, client_credentials
 
 if TYPE_CHECKING:
-    from cluster.rpc.memory_client import MemoryClient
-    from cluster.rpc.memory_wire import Told
+    from cluster.memory_client import MemoryClient
+    from cluster.wire.memory_wire import Told
 
 PROMPT = "? "
 
@@ -54,7 +54,7 @@ def ask(
     from actors.cli.durations import parse_duration
     from actors.cli.output import check_writable
     from cluster.errors import ConfigError
-    from cluster.rpc.memory_client import MemoryClient
+    from cluster.memory_client import MemoryClient
 
     wanted: dict[str, Any] = {
         "since_s": parse_duration(since, "--since") if since else 0.0,
@@ -119,7 +119,7 @@ class Shown:
             SightlineError: the answer failed, or a file cannot be written.
         """
         from actors.cli.output import write_json
-        from cluster.rpc.memory_wire import Told
+        from cluster.wire.memory_wire import Told
 
         quiet = self._json == "-"
         try:
@@ -160,8 +160,8 @@ def printable(text: str) -> str:
 def moment_lines(told: Told) -> list[tuple[str, str, str]]:
     """Of each moment: when, how long, and how much of the attention."""
     from actors.cli.durations import spoken
-    from cluster.rpc.memory_wire import ago_s
     from cluster.types import MICROSECONDS
+    from cluster.wire.memory_wire import ago_s
 
     return [
         (
@@ -233,7 +233,7 @@ def as_json(told: Told, files: list[str]) -> dict[str, Any]:
     """The result for machines; ``files``: of the pictures, empty when none were asked for."""
     from dataclasses import asdict
 
-    from cluster.rpc.memory_wire import ago_s
+    from cluster.wire.memory_wire import ago_s
 
     body = asdict(told.result)
     body = {"camera": body.pop("stream"), **body, "conversation": told.conversation}

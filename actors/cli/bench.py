@@ -1,4 +1,4 @@
-"""``sightline bench``: the same code as ``python -m cluster.bench``."""
+"""``sightline bench``: the same code as ``python -m cluster.lab.bench``."""
 
 from __future__ import annotations
 
@@ -15,6 +15,6 @@ def bench(context: typer.Context) -> None:
 
     $ sightline bench window --json out/window.json
     """
-    from cluster.bench.harness import main
+    from cluster.lab.bench.harness import main
 
     raise typer.Exit(main(context.args))

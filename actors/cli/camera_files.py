@@ -11,9 +11,9 @@ import typer
 from actors.cli.options import DEFAULT_GATEWAY, Gateway, Json, client_credentials
 
 if TYPE_CHECKING:
-    from cluster.cameras.changes import Change
+    from cluster.client import GatewayClient
     from cluster.config import CameraEntry
-    from cluster.rpc.client import GatewayClient
+    from cluster.control.cameras.changes import Change
 
 Takeover = Annotated[
     bool, typer.Option("--takeover", help="Also cameras that belong to another manager; they are this one's then.")
@@ -53,11 +53,11 @@ def apply(
     from rich.markup import escape
 
     from actors.cli.output import console, plural, write_json
-    from cluster.cameras.changes import plan
-    from cluster.cameras.managers import CLUSTER, manager_from_outside
-    from cluster.cameras.manifest import read_cameras
+    from cluster.client import GatewayClient
+    from cluster.control.cameras.changes import plan
+    from cluster.control.cameras.managers import CLUSTER, manager_from_outside
     from cluster.errors import ConfigError, ManagedElsewhereError, SightlineError
-    from cluster.rpc.client import GatewayClient
+    from cluster.kubernetes.manifest import read_cameras
 
     if manager_from_outside(manager) == CLUSTER:
         raise ConfigError("--manager must not be 'cluster', which is the command line's own name; take another")
@@ -109,7 +109,7 @@ def apply(
 def _carry_out(
     client: GatewayClient, change: Change, entries: dict[str, CameraEntry], manager: str, *, force: bool
 ) -> None:
-    from cluster.cameras.managed import settings_of
+    from cluster.control.cameras.managed import settings_of
 
     if change.kind == "remove":
         client.camera_remove(change.name, manager=manager)
@@ -140,10 +140,10 @@ def export(
     """
     from json import loads
 
-    from cluster.cameras.managed import entry_to_json, with_variables
-    from cluster.cameras.manifest import as_yaml
+    from cluster.client import GatewayClient
+    from cluster.control.cameras.managed import entry_to_json, with_variables
     from cluster.errors import SightlineError
-    from cluster.rpc.client import GatewayClient
+    from cluster.kubernetes.manifest import as_yaml
 
     with GatewayClient(gateway, credentials=client_credentials()) as client:
         cameras = client.cameras_export(names or (), secrets=secrets)

@@ -76,8 +76,8 @@ def add(
     from actors.cli.options import parse_questions, parse_settings
     from actors.cli.output import write_json
     from actors.cli.tables import expectation
+    from cluster.client import GatewayClient
     from cluster.config import parse_camera
-    from cluster.rpc.client import GatewayClient
 
     # The same check as the cluster makes, here because it can name what is wrong without a round trip.
     wanted = parse_settings(settings) | ({} if priority is None else {"priority": priority})
@@ -128,10 +128,10 @@ def update(
     from actors.cli.options import parse_questions, parse_settings
     from actors.cli.output import write_json
     from actors.cli.tables import expectation
-    from cluster.cameras.managed import settings_of
+    from cluster.client import GatewayClient
     from cluster.config import deep_merge, parse_camera
+    from cluster.control.cameras.managed import settings_of
     from cluster.errors import ConfigError
-    from cluster.rpc.client import GatewayClient
 
     wanted = parse_settings(settings) | ({} if priority is None else {"priority": priority})
     if question:
@@ -171,7 +171,7 @@ def list_cameras(
 
     from actors.cli.output import console, write_json
     from actors.cli.tables import cameras_table, reasons
-    from cluster.rpc.client import GatewayClient
+    from cluster.client import GatewayClient
 
     with GatewayClient(gateway, credentials=client_credentials()) as client:
         if json is not None:
@@ -213,7 +213,7 @@ def picture(
     $ sightline cameras picture gate -o gate.jpg --kept
     """
     from actors.cli.output import save
-    from cluster.rpc.pictures_client import PicturesClient
+    from cluster.pictures_client import PicturesClient
 
     with PicturesClient(gateway, credentials=client_credentials()) as client:
         found = client.picture(name, kept=kept, width=width)
@@ -228,7 +228,7 @@ def remove(name: Name, takeover: Takeover = False, gateway: Gateway = DEFAULT_GA
 
     $ sightline cameras remove gate
     """
-    from cluster.rpc.client import GatewayClient
+    from cluster.client import GatewayClient
 
     with GatewayClient(gateway, credentials=client_credentials()) as client:
         client.camera_remove(name, takeover=takeover)

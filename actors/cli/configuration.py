@@ -61,6 +61,6 @@ def print_crd() -> None:
 
     $ sightline config crd > cameras.yaml
     """
-    from cluster.cameras.crd import definition_text
+    from cluster.kubernetes.crd import definition_text
 
     sys.stdout.write(definition_text())

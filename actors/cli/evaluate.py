@@ -13,11 +13,11 @@ from actors.cli.evaluate_ladder import ladder
 from actors.cli.evaluate_memory import memory
 
 if TYPE_CHECKING:
-    from cluster.evaluation.datasets import Dataset
-    from cluster.evaluation.policies import Setting, WindowShape
-    from cluster.evaluation.report import EvaluationReport
-    from cluster.evaluation.results import Results
-    from cluster.evaluation.run import ModelSpec, Progress
+    from cluster.lab.evaluation.datasets import Dataset
+    from cluster.lab.evaluation.policies import Setting, WindowShape
+    from cluster.lab.evaluation.report import EvaluationReport
+    from cluster.lab.evaluation.results import Results
+    from cluster.lab.evaluation.run import ModelSpec, Progress
     from cluster.models.base import VisionLanguageModel
     from cluster.models.settings import ModelSettings
 
@@ -87,19 +87,19 @@ def accuracy(
     if "/" not in model or Path(model).is_dir():
         # Nothing is fetched, and a bar per process for reading a small file would only break up ours.
         os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
-    from cluster.evaluation.policies import grid
-    from cluster.evaluation.questions import check_questions, thresholds_of
-    from cluster.evaluation.report import make_report
-    from cluster.evaluation.run import ModelSpec
-    from cluster.evaluation.write import write_report
+    from cluster.lab.evaluation.policies import grid
+    from cluster.lab.evaluation.questions import check_questions, thresholds_of
+    from cluster.lab.evaluation.report import make_report
+    from cluster.lab.evaluation.run import ModelSpec
+    from cluster.lab.evaluation.write import write_report
 
     spec = ModelSpec(model, device, dtype)
     loaded = spec.load()
     shape = _shape(loaded.settings, layout if dataset else "scenes", window, stride, fps, anchor_interval)
     compared = grid(settings or ("quick" if quick else "standard"), shape)
     if dataset is None:
-        from cluster.scenes.questions import standing_question
-        from cluster.scenes.vocabulary import EVENT_KINDS
+        from cluster.lab.scenes.questions import standing_question
+        from cluster.lab.scenes.vocabulary import EVENT_KINDS
 
         check_questions(loaded, model, {kind: standing_question(kind) for kind in EVENT_KINDS})
     workers = jobs or _default_jobs(device)
@@ -136,10 +136,10 @@ def calibrate(
     $ sightline eval calibrate out/train/model --scenes out/validation
     """
     from actors.cli.output import check_writable, console
-    from cluster.evaluation.fit import fit, write_fit
-    from cluster.evaluation.policies import full
-    from cluster.evaluation.questions import check_questions
-    from cluster.evaluation.run import ModelSpec
+    from cluster.lab.evaluation.fit import fit, write_fit
+    from cluster.lab.evaluation.policies import full
+    from cluster.lab.evaluation.questions import check_questions
+    from cluster.lab.evaluation.run import ModelSpec
     from cluster.models.catalog import check_model
     from cluster.models.settings import ModelSettings
 
@@ -177,7 +177,7 @@ def _shape(
 ) -> WindowShape:
     """What was asked for, else what the model was trained for, else CodecSight's for footage and the demo's for scenes;
     a stride that is not given is a fifth of the window."""
-    from cluster.evaluation.policies import WindowShape
+    from cluster.lab.evaluation.policies import WindowShape
 
     default = WindowShape()
     length = window or known.window_s or (default.window_s if layout == "scenes" else 40.0)
@@ -198,8 +198,8 @@ def _default_jobs(device: str) -> int:
 
 def _made(out: Path, count: int, seed: int, jobs: int) -> Path:
     """Test scenes with each kind of event in turn, made once and kept."""
-    from cluster.scenes.dataset import SceneSet, make_scenes
-    from cluster.scenes.vocabulary import EVENT_KINDS
+    from cluster.lab.scenes.dataset import SceneSet, make_scenes
+    from cluster.lab.scenes.vocabulary import EVENT_KINDS
 
     folder = out / f"scenes-{seed}"
     wanted = SceneSet("test", count, seed, events=(*EVENT_KINDS, "none"))
@@ -209,7 +209,7 @@ def _made(out: Path, count: int, seed: int, jobs: int) -> Path:
 
 
 def _dataset(folder: Path, layout: str, shape: WindowShape, consecutive: int) -> Dataset:
-    from cluster.evaluation.datasets import load_dataset
+    from cluster.lab.evaluation.datasets import load_dataset
 
     needed = shape.window_s + (consecutive - 1) * shape.stride_s
     # A container's length is that of its pictures, give or take one.
@@ -226,7 +226,7 @@ def _evaluated(
     work: Path,
     consecutive: int,
 ) -> Results:
-    from cluster.evaluation.run import evaluate
+    from cluster.lab.evaluation.run import evaluate
 
     videos = len(found.videos)
     with _Bar(f"{what} {videos} videos under {len({each.key for each in settings})} settings", 1) as bar:
@@ -276,7 +276,7 @@ def _print(report: EvaluationReport, page: Path) -> None:
     from rich.table import Table
 
     from actors.cli.output import console
-    from cluster.evaluation.write import figure_table, setting_table
+    from cluster.lab.evaluation.write import figure_table, setting_table
 
     screen = console()
     for heads, rows in (setting_table(report), figure_table(report)):

@@ -25,10 +25,10 @@ def ladder(
     from rich.table import Table
 
     from actors.cli.output import console
+    from cluster.control.ladder import FILE
     from cluster.errors import ConfigError
-    from cluster.evaluation.ladder import ladder_of, read_results
+    from cluster.lab.evaluation.ladder import ladder_of, read_results
     from cluster.models.catalog import locate
-    from cluster.scheduling.ladder import FILE
 
     place = out or Path(locate(model)) / FILE
     if not place.parent.is_dir():

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from cluster.evaluation.datasets.video import Skipped
-    from cluster.evaluation.memory.run import Footage, MemoryResults
-    from cluster.evaluation.memory.settings import ShareSetting
-    from cluster.evaluation.memory.summary import MemorySummary
-    from cluster.evaluation.policies import WindowShape
-    from cluster.evaluation.run import ModelSpec
+    from cluster.lab.evaluation.datasets.video import Skipped
+    from cluster.lab.evaluation.memory.run import Footage, MemoryResults
+    from cluster.lab.evaluation.memory.settings import ShareSetting
+    from cluster.lab.evaluation.memory.summary import MemorySummary
+    from cluster.lab.evaluation.policies import WindowShape
+    from cluster.lab.evaluation.run import ModelSpec
     from cluster.models.base import VisionLanguageModel
 
 # Scenes that are made where none are given: how many, how long, and questions of each kind about one.
@@ -79,10 +79,10 @@ def memory(
     if "/" not in model or Path(model).is_dir():
         # Nothing is fetched, and a bar per process for reading a small file would only break up ours.
         os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
-    from cluster.evaluation.memory.settings import memory_grid
-    from cluster.evaluation.memory.summary import summarise
-    from cluster.evaluation.memory.write import write_memory_report
-    from cluster.evaluation.run import ModelSpec
+    from cluster.lab.evaluation.memory.settings import memory_grid
+    from cluster.lab.evaluation.memory.summary import summarise
+    from cluster.lab.evaluation.memory.write import write_memory_report
+    from cluster.lab.evaluation.run import ModelSpec
 
     compared = memory_grid(settings)
     spec = ModelSpec(model, device, dtype)
@@ -116,10 +116,10 @@ def memory(
 def _made(folder: Path, count: int, seconds: float, seed: int, per_kind: int, jobs: int) -> list[Footage]:
     """Long test scenes, made once and kept."""
     from actors.cli.evaluate import _Bar
-    from cluster.evaluation.memory.asking import past_questions
-    from cluster.evaluation.memory.past import LongScene
-    from cluster.evaluation.memory.run import Footage
-    from cluster.scenes.clips import make_clips
+    from cluster.lab.evaluation.memory.asking import past_questions
+    from cluster.lab.evaluation.memory.past import LongScene
+    from cluster.lab.evaluation.memory.run import Footage
+    from cluster.lab.scenes.clips import make_clips
 
     quiet_s = min(QUIET_S, max(LEAST_QUIET_S, seconds * QUIET_SHARE))
     long = [LongScene(seconds, seed + number, quiet_s=quiet_s) for number in range(count)]
@@ -131,8 +131,8 @@ def _made(folder: Path, count: int, seconds: float, seed: int, per_kind: int, jo
 
 
 def _of_dataset(folder: Path, layout: str) -> tuple[list[Footage], tuple[Skipped, ...]]:
-    from cluster.evaluation.memory.loaders import load_past_dataset
-    from cluster.evaluation.memory.run import Footage
+    from cluster.lab.evaluation.memory.loaders import load_past_dataset
+    from cluster.lab.evaluation.memory.run import Footage
 
     found = load_past_dataset(folder, layout)
     # Two folders of a data set may hold videos of one name.
@@ -150,7 +150,7 @@ def _evaluated(
     jobs: int,
 ) -> MemoryResults:
     from actors.cli.evaluate import _Bar
-    from cluster.evaluation.memory.run import MemoryProgress, evaluate_memory
+    from cluster.lab.evaluation.memory.run import MemoryProgress, evaluate_memory
 
     with _Bar(f"remembering {len(footage)} clips under {len(settings)} settings", 1) as bar:
 
@@ -166,7 +166,7 @@ def _print(report: MemorySummary, page: Path) -> None:
     from rich.table import Table
 
     from actors.cli.output import console
-    from cluster.evaluation.memory.write import accuracy_table, cost_table, coverage_table, retrieval_table
+    from cluster.lab.evaluation.memory.write import accuracy_table, cost_table, coverage_table, retrieval_table
 
     screen = console()
     for heads, rows in (

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from cluster.alerts.incident import AlertEvent, Incident, Mute
     from cluster.alerts.service import Outbox
-    from cluster.rpc.incidents_client import IncidentsClient
+    from cluster.incidents_client import IncidentsClient
 
 app = typer.Typer(no_args_is_help=True, help="What goes on at the cameras, and who has been told.")
 
@@ -120,7 +120,7 @@ def clip(
     """
     from actors.cli.output import console, save
     from cluster.errors import ConfigError
-    from cluster.rpc.pictures_client import PicturesClient
+    from cluster.pictures_client import PicturesClient
 
     if snapshot and at_end:
         raise ConfigError("--snapshot and --end contradict each other; give one of them")
@@ -397,6 +397,6 @@ def _login() -> str:
 
 
 def _client(gateway: str) -> IncidentsClient:
-    from cluster.rpc.incidents_client import IncidentsClient
+    from cluster.incidents_client import IncidentsClient
 
     return IncidentsClient(gateway, credentials=client_credentials())

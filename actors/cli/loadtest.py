@@ -230,7 +230,7 @@ def _profile(name: str, **changes: Any) -> Profile:
 def _config(path: Path | None, gateway: str | None, settings: list[str] | None) -> SightlineConfig:
     from cluster.config import load_config
     from cluster.errors import ConfigError
-    from cluster.rpc.channel import split_address
+    from cluster.wire.channel import split_address
 
     if path is None and gateway is None:
         raise ConfigError(

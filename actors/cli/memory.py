@@ -27,7 +27,7 @@ def memory(camera: Name, gateway: Gateway = DEFAULT_GATEWAY, json: Json = None) 
     from dataclasses import asdict
 
     from actors.cli.output import console, write_json
-    from cluster.rpc.memory_client import MemoryClient
+    from cluster.memory_client import MemoryClient
 
     with MemoryClient(gateway, credentials=client_credentials()) as client:
         status = client.memory(camera)
@@ -61,7 +61,7 @@ def forget(
     from actors.cli.durations import parse_duration, spoken_bytes
     from actors.cli.output import plural, write_json
     from cluster.errors import ConfigError
-    from cluster.rpc.memory_client import MemoryClient
+    from cluster.memory_client import MemoryClient
 
     before_s = parse_duration(before, "--before") if before else 0.0
     if not before and not yes:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
-    from cluster.rpc.credentials import ClientCredentials
+    from cluster.wire.credentials import ClientCredentials
 
 Gateway = Annotated[
     str,
@@ -34,7 +34,7 @@ def client_credentials() -> ClientCredentials:
     Raises:
         ConfigError: a file that it names cannot be read.
     """
-    from cluster.rpc.credentials import ClientCredentials
+    from cluster.wire.credentials import ClientCredentials
 
     return ClientCredentials.from_environment()
 

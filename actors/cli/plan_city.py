@@ -13,7 +13,7 @@ from actors.cli.options import Json
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from cluster.scheduling.ladder import Ladder
+    from cluster.control.ladder import Ladder
     from loadtest.city.report import Table
     from loadtest.city.search import Trial
     from loadtest.city.study import Audience

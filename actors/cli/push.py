@@ -10,7 +10,7 @@ import typer
 from actors.cli.options import Json, client_credentials
 
 if TYPE_CHECKING:
-    from cluster.rpc.push import PushStatus
+    from cluster.wire.push import PushStatus
 
 LINE_EVERY_S = 5.0
 
@@ -51,7 +51,7 @@ def push(
     from cluster.codec import FileSource, RtspSource, open_source
     from cluster.errors import ConfigError
     from cluster.redaction import SourceAddress
-    from cluster.rpc.push import PushAgent, PushOptions
+    from cluster.wire.push import PushAgent, PushOptions
 
     if source in ("", "push"):
         raise ConfigError("SOURCE is empty; name a video file or an rtsp:// address")

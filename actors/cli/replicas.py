@@ -12,7 +12,7 @@ from actors.cli.options import DEFAULT_GATEWAY, Gateway, Json, client_credential
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from cluster.scheduling.reports import ReplicaStatus
+    from cluster.types.reports import ReplicaStatus
 
 app = typer.Typer(no_args_is_help=True, help="How full the replicas are, and draining one.")
 
@@ -30,7 +30,7 @@ def list_replicas(gateway: Gateway = DEFAULT_GATEWAY, json: Json = None) -> None
     from dataclasses import asdict
 
     from actors.cli.output import console, write_json
-    from cluster.rpc.client import GatewayClient
+    from cluster.client import GatewayClient
 
     with GatewayClient(gateway, credentials=client_credentials()) as client:
         replicas = client.replicas_list()
@@ -61,7 +61,7 @@ def drain(
     from dataclasses import asdict
 
     from actors.cli.output import write_json
-    from cluster.rpc.client import GatewayClient
+    from cluster.client import GatewayClient
 
     with GatewayClient(gateway, credentials=client_credentials()) as client:
         status = client.replica_drain(name, undo=undo)

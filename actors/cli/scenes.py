@@ -11,7 +11,7 @@ import typer
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from cluster.scenes.truth import SceneTruth
+    from cluster.lab.scenes.truth import SceneTruth
 
 app = typer.Typer(no_args_is_help=True, help="Synthetic CCTV clips with ground truth, to train and to measure on.")
 
@@ -49,8 +49,8 @@ def make(
 
     from actors.cli.output import console, plural
     from cluster.errors import SightlineError
-    from cluster.scenes.dataset import INDEX, SceneSet, make_scenes
-    from cluster.scenes.vocabulary import Split
+    from cluster.lab.scenes.dataset import INDEX, SceneSet, make_scenes
+    from cluster.lab.scenes.vocabulary import Split
 
     wanted = SceneSet(cast(Split, split), count, seed, seconds, tuple(event or ["any"]))
     workers = len(os.sched_getaffinity(0)) if jobs is None else jobs
@@ -61,7 +61,7 @@ def make(
     already = f", {kept} were there already" if kept else ""
     screen.print(f"{plural(made.made, 'scene')} made{already}: {out / INDEX}", markup=False)
     if sheet:
-        from cluster.scenes.sheet import contact_sheet
+        from cluster.lab.scenes.sheet import contact_sheet
 
         try:
             shown = contact_sheet(made.clips, out / "sheet.png")
@@ -80,7 +80,7 @@ def show(
     """
     from actors.cli.output import console
     from cluster.errors import ConfigError
-    from cluster.scenes.truth import SceneTruth, truth_path
+    from cluster.lab.scenes.truth import SceneTruth, truth_path
 
     if clip.is_dir():
         raise ConfigError(f"{clip} is a directory; name one clip in it")

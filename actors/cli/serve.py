@@ -45,9 +45,9 @@ def serve(
     stop = threading.Event()
     failure: str | None = None
     with screen.status("loading the libraries") as status:
-        from actors.calibrated import WARNING
         from actors.runtime import Cluster
-        from cluster.footage.reach import shortages
+        from cluster.decoder.footage.reach import shortages
+        from cluster.engine.calibrated.costs import WARNING
 
         cluster = Cluster(loaded, on_phase=status.update if screen.is_terminal else screen.print)
         cluster.start()

@@ -70,9 +70,9 @@ def demo_model(
     $ sightline train demo-model --out out/train --minutes tower=30 --minutes windows=45
     """
     from actors.cli.training_screen import TrainingScreen
-    from cluster.training.config import Settings, StageSettings
-    from cluster.training.run import EXPORT, train
-    from cluster.training.stages import TRAINED
+    from cluster.lab.training.config import Settings, StageSettings
+    from cluster.lab.training.run import EXPORT, train
+    from cluster.lab.training.stages import TRAINED
 
     chosen = stage or [*(name for name in TRAINED if name != "codec" or codec_scenes), EXPORT]
     defaults = _CUDA if device.startswith("cuda") else _CPU

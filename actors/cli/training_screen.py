@@ -17,7 +17,7 @@ _JUDGED = ("auc", "f1", "video_f1")
 
 
 class TrainingScreen:
-    """Implements ``cluster.training.run.Audience``; everything goes to standard error."""
+    """Implements ``cluster.lab.training.run.Audience``; everything goes to standard error."""
 
     def __init__(self) -> None:
         self._console = console(stderr=True)

@@ -34,7 +34,7 @@ def watch(
     from dataclasses import asdict
 
     from actors.cli.output import JsonLines, console
-    from cluster.rpc.client import GatewayClient
+    from cluster.client import GatewayClient
 
     screen = console()
     lines = JsonLines(json) if json is not None else None

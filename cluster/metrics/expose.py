@@ -14,7 +14,7 @@ from cluster.errors import SightlineError
 from cluster.metrics.families import REGISTRY
 
 if TYPE_CHECKING:
-    from cluster.rpc.tls import PeerTls
+    from cluster.wire.tls import PeerTls
 
 STALL_S = 10.0
 """A client may take so long for a request, its TLS handshake included."""

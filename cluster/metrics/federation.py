@@ -15,7 +15,7 @@ from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
 
 if TYPE_CHECKING:
-    from cluster.rpc.tls import PeerTls
+    from cluster.wire.tls import PeerTls
 
 
 class FederatedCollector(Collector):

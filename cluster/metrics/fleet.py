@@ -15,7 +15,7 @@ from cluster.metrics.families import (
 )
 
 if TYPE_CHECKING:
-    from cluster.scheduling.reports import ReplicaStatus
+    from cluster.types.reports import ReplicaStatus
 
 
 class FleetMetrics:

@@ -15,7 +15,7 @@ from cluster.metrics.families import node_tier_blocks, node_tier_requests, node_
 if TYPE_CHECKING:
     from cluster.memory.tiers.arena import Arena
     from cluster.memory.tiers.base import Outcome
-    from cluster.rpc.kv_service import KVServicer
+    from cluster.memory.tiers.server import KVServicer
 
 NodeTierResult = Literal["ok", "refused", "invalid", "late", "left", "failed"]
 

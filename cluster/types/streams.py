@@ -46,7 +46,7 @@ class StreamSpec:
     """What an engine must know of a camera to answer its questions on a sliding window.
 
     ``patient``: its frames may be held back (a file read as fast as it goes), so that no window is ever dropped.
-    ``priority``: a class of :class:`~cluster.scheduling.priority.Priority` by name. ``life``: of the camera, another
+    ``priority``: a class of :class:`~cluster.types.priority.Priority` by name. ``life``: of the camera, another
     when it was removed and added again: nothing of the old one counts for the new one.
     """
 

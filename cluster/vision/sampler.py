@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from cluster.types import MICROSECONDS, BoolGrid, FrameSample, PatchGrid, SampledFrame, UInt8Array, mask_digest
-from cluster.vision.cells import any_in_group, expand_groups
-from cluster.vision.pruner import Pruner, everything
+from cluster.vision.pruners.base import Pruner, everything
+from cluster.vision.pruners.cells import any_in_group, expand_groups
 
 
 def cut_patches(pictures: list[UInt8Array], groups: BoolGrid, grid: PatchGrid) -> UInt8Array:

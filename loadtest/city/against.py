@@ -14,10 +14,10 @@ from pydantic import Field, ValidationError
 
 from cluster.config.base import Section
 from cluster.config.problems import from_validation
+from cluster.control.costs import CostModel
+from cluster.control.ladder import Ladder
 from cluster.errors import ConfigError
-from cluster.scheduling.costs import CostModel
-from cluster.scheduling.ladder import Ladder
-from cluster.scheduling.priority import Priority
+from cluster.types.priority import Priority
 from loadtest.city.city import CityPlan, PoolPlan, simulate
 from loadtest.city.district import Timing
 from loadtest.city.mix import ActivitySection, CameraClass, Mix
@@ -32,7 +32,7 @@ FOREVER_S = 1e9
 
 
 class Group(Section):
-    """Cameras of a load test that are alike: the keys of a demand (``cluster.scheduling.demand``), and more.
+    """Cameras of a load test that are alike: the keys of a demand (``cluster.control.demand``), and more.
 
     ``count``: how many; ``kind``: what the test calls them; ``spread``: sigma of the logarithm of a window's work.
     """

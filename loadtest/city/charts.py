@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from cluster.evaluation.plots import Axis, Point, Series, chart
-from cluster.scheduling.priority import Priority
+from cluster.lab.evaluation.plots import Axis, Point, Series, chart
+from cluster.types.priority import Priority
 from loadtest.city.result import CityResult, Objective
 from loadtest.city.search import Trial
 from loadtest.city.tally import REASONS, lag_quantile

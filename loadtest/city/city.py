@@ -11,10 +11,10 @@ from functools import partial
 
 import numpy as np
 
+from cluster.control.costs import CostModel
+from cluster.control.demand import load
+from cluster.control.ladder import Ladder, Rung
 from cluster.errors import ConfigError
-from cluster.scheduling.costs import CostModel
-from cluster.scheduling.demand import load
-from cluster.scheduling.ladder import Ladder, Rung
 from loadtest.city.bursts import spells
 from loadtest.city.district import District, DistrictPlan, Timing
 from loadtest.city.mix import HOURS, Mix

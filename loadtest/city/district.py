@@ -14,10 +14,10 @@ from functools import partial
 import numpy as np
 import numpy.typing as npt
 
-from cluster.scheduling.changes import Move
-from cluster.scheduling.costs import CostModel
-from cluster.scheduling.fleet import Fleet
-from cluster.scheduling.ladder import Ladder, Rung, Step
+from cluster.control.changes import Move
+from cluster.control.costs import CostModel
+from cluster.control.fleet import Fleet
+from cluster.control.ladder import Ladder, Rung, Step
 from loadtest.city.bursts import Spell, Wake, wakes
 from loadtest.city.cameras import Cameras, Due
 from loadtest.city.heard import Heard

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 
-from cluster.scheduling.demand import Measured
+from cluster.control.demand import Measured
 
 CHANGED = 0.1
 """Change of a camera's computed share that is news."""

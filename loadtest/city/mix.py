@@ -13,10 +13,10 @@ from cluster.config.base import Section
 from cluster.config.problems import from_validation
 from cluster.config.quantity import Duration
 from cluster.config.yaml import read_yaml
+from cluster.control.demand import Demand
 from cluster.errors import ConfigError
-from cluster.scheduling.demand import Demand
-from cluster.scheduling.priority import Priority
 from cluster.types import PatchGeometry
+from cluster.types.priority import Priority
 
 HOURS = 24
 

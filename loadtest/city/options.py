@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
 
+from cluster.control import costs
+from cluster.control.ladder import Ladder, default
 from cluster.errors import ConfigError
-from cluster.scheduling import costs
-from cluster.scheduling.ladder import Ladder, default
 from loadtest.city.city import PoolPlan
 from loadtest.city.result import Objective
 

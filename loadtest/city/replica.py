@@ -8,9 +8,9 @@ from typing import Any, NamedTuple, cast
 
 import numpy as np
 
-from cluster.scheduling.costs import CostModel
-from cluster.scheduling.priority import Priority
-from cluster.scheduling.windows import DroppedWindow, WindowQueue
+from cluster.control.costs import CostModel
+from cluster.replica.window_queue import DroppedWindow, WindowQueue
+from cluster.types.priority import Priority
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,8 +11,8 @@ from enum import StrEnum
 import numpy as np
 import numpy.typing as npt
 
-from cluster.scheduling.priority import Priority
-from cluster.scheduling.windows import DropReason
+from cluster.replica.window_queue import DropReason
+from cluster.types.priority import Priority
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]

@@ -9,9 +9,9 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
-from cluster.scheduling.costs import CostModel, WindowWork
-from cluster.scheduling.demand import Demand, work
-from cluster.scheduling.ladder import Ladder, Rung
+from cluster.control.costs import CostModel, WindowWork
+from cluster.control.demand import Demand, work
+from cluster.control.ladder import Ladder, Rung
 
 
 def work_after(demand: Demand, rung: Rung, strides: int) -> WindowWork:

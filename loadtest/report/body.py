@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from cluster.bench.harness import machine
+from cluster.lab.bench.harness import machine
 from loadtest.profile import Profile
 from loadtest.result import FaultResult, Measurement, Tick, finite
 from loadtest.run import RunResult, SearchResult

@@ -6,8 +6,8 @@ import math
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from cluster.evaluation import plots
-from cluster.evaluation.plots import Axis, Point, Series, Span
+from cluster.lab.evaluation import plots
+from cluster.lab.evaluation.plots import Axis, Point, Series, Span
 from loadtest.result import FaultResult, Tick
 from loadtest.run import SearchResult
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from cluster.report.charts import compact
+from cluster.lab.report.charts import compact
 from loadtest.result import FaultResult, Measurement, Spread, seconds_text
 from loadtest.run import SearchResult
 

@@ -10,19 +10,19 @@ from pathlib import Path
 
 from sightline.v1 import frames_pb2_grpc, ingest_pb2
 
-from actors.running_camera import RunningCamera
 from cluster.codec import FileSource
 from cluster.codec.supervisor import Backoff
 from cluster.config import CameraEntry, SightlineConfig, camera_settings, load_config
-from cluster.footage.ring import RingBudget
-from cluster.rpc.convert import packet_to_proto
-from cluster.rpc.frame_lanes import LostStream
-from cluster.rpc.frame_sender import FrameSender
-from cluster.rpc.frames import SERVICE, FrameHandler, FramesServicer, WindowCounters
-from cluster.rpc.loop import EventLoopThread
-from cluster.rpc.server import RpcServer
+from cluster.decoder.footage.ring import RingBudget
+from cluster.decoder.frame_lanes import LostStream
+from cluster.decoder.frame_sender import FrameSender
+from cluster.decoder.running_camera import RunningCamera
+from cluster.replica.frames_service import SERVICE, FrameHandler, FramesServicer, WindowCounters
 from cluster.tracing import Spans
 from cluster.types import FrameSample, PatchGeometry, StreamSpec
+from cluster.wire.convert import packet_to_proto
+from cluster.wire.loop import EventLoopThread
+from cluster.wire.server import RpcServer
 
 WAIT_S = 20.0
 GEOMETRY = PatchGeometry(patch=14, merge=2, temporal=2)

@@ -10,9 +10,9 @@ from typing import Any
 
 import psutil
 
+from cluster.client import GatewayClient
 from cluster.config import SightlineConfig, load_config
 from cluster.errors import SightlineError, UnavailableError
-from cluster.rpc.client import GatewayClient
 from cluster.types import Answer
 
 WAIT_S = 60.0

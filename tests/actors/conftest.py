@@ -6,7 +6,7 @@ import pytest
 from cluster_parts import Answers, configuration
 
 from actors.runtime import Cluster
-from cluster.clips import make_clip
+from cluster.lab.clips import make_clip
 
 
 @pytest.fixture(scope="session")

@@ -10,12 +10,12 @@ import pytest
 from camera_parts import Keeper, camera_bench, until
 from PIL import Image
 
-from actors.camera_making import camera_footage
 from cluster.config import camera_settings, load_config
+from cluster.control.ladder import FULL
+from cluster.decoder.camera_making import camera_footage
+from cluster.decoder.footage.reach import reach_s
+from cluster.decoder.footage.ring import RingBudget
 from cluster.errors import NotReadyError
-from cluster.footage.reach import reach_s
-from cluster.footage.ring import RingBudget
-from cluster.scheduling.ladder import FULL
 from cluster.types import MICROSECONDS
 
 LEFT = [[0, 0], [0.5, 0], [0.5, 1], [0, 1]]

@@ -15,11 +15,11 @@ from cluster_parts import Answers, ray_processes, until
 
 from actors.remote import CONTROLLER, GATEWAY, NAMESPACE
 from actors.runtime import Cluster
+from cluster.client import GatewayClient
 from cluster.codec import FileSource
 from cluster.errors import CameraExistsError, ConfigError, NotReadyError, UnknownCameraError
 from cluster.metrics.dashboards import DASHBOARDS
-from cluster.rpc.client import GatewayClient
-from cluster.rpc.push import PushAgent
+from cluster.wire.push import PushAgent
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
 

@@ -14,9 +14,9 @@ from cluster_parts import Answers, configuration, until
 
 from actors.remote import CONTROLLER, NAMESPACE, RECONCILER
 from actors.runtime import Cluster
+from cluster.client import GatewayClient
 from cluster.config.kubernetes import KubernetesConfig
 from cluster.errors import CameraExistsError, ConfigError
-from cluster.rpc.client import GatewayClient
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "cameras"))
 from kube_server import KubeServer

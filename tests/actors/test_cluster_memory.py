@@ -11,9 +11,9 @@ from cluster_parts import QUESTION, until
 from actors.runtime import Cluster
 from cluster.config import load_config
 from cluster.errors import NotReadyError, UnknownCameraError
-from cluster.rpc.memory_client import MemoryClient
-from cluster.rpc.memory_wire import Told
+from cluster.memory_client import MemoryClient
 from cluster.types import MICROSECONDS, MemoryStatus
+from cluster.wire.memory_wire import Told
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(400)]
 

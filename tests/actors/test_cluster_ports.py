@@ -14,14 +14,14 @@ from certificates import Authority
 from cluster_parts import QUESTION, until
 
 from actors.runtime import Cluster
+from cluster.client import GatewayClient
 from cluster.config import load_config
 from cluster.errors import UnauthenticatedError, UnavailableError
 from cluster.hosts import is_loopback
-from cluster.rpc.client import GatewayClient
-from cluster.rpc.credentials import ClientCredentials
-from cluster.rpc.health import is_serving
 from cluster.security.roles import Role
 from cluster.security.tokens import make_token, write_tokens
+from cluster.wire.credentials import ClientCredentials
+from cluster.wire.health import is_serving
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 

@@ -16,12 +16,12 @@ from cluster_parts import Answers, until
 
 from actors.remote import GATEWAY, NAMESPACE
 from actors.runtime import Cluster
+from cluster.client import GatewayClient
 from cluster.codec import FileSource
 from cluster.config import load_config
+from cluster.control import costs
 from cluster.errors import CapacityError
-from cluster.rpc.client import GatewayClient
-from cluster.rpc.push import PushAgent
-from cluster.scheduling import costs
+from cluster.wire.push import PushAgent
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(500)]
 

@@ -7,12 +7,12 @@ import logging
 import pytest
 
 from actors.decoder import Decoder
-from cluster.scheduling.decode_pressure import HOLD_S, DecodePressure, DecodeWait
-from cluster.scheduling.priority import Priority
+from cluster.decoder.pressure import HOLD_S, DecodePressure, DecodeWait
+from cluster.types.priority import Priority
 
 
 class Camera:
-    """As :class:`~actors.running_camera.RunningCamera` looks to its decoder."""
+    """As :class:`~cluster.decoder.running_camera.RunningCamera` looks to its decoder."""
 
     def __init__(self, name: str, priority: Priority, behind_s: float | None) -> None:
         self.name, self.priority, self.behind_s = name, priority, behind_s

@@ -18,12 +18,12 @@ from actors.alerting import Alerting
 from actors.decoder import Decoder
 from cluster.alerts.watched import Watched
 from cluster.config import camera_settings, load_config
-from cluster.rpc.channel import ChannelPool
-from cluster.rpc.pictures import PicturesProxy
-from cluster.rpc.pictures_client import PicturesClient
-from cluster.rpc.server import RpcServer
-from cluster.scheduling.directory import Directory
+from cluster.control.directory import Directory
+from cluster.gateway.pictures_proxy import PicturesProxy
+from cluster.pictures_client import PicturesClient
 from cluster.types import MICROSECONDS, Answer, PatchGeometry, TokenCount
+from cluster.wire.channel import ChannelPool
+from cluster.wire.server import RpcServer
 
 
 class Controller:

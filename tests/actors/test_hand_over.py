@@ -7,14 +7,14 @@ import threading
 import pytest
 from camera_parts import Keeper, camera_bench, until
 
-from actors.memories import WorkerMemory
-from actors.replica_events import WorkerFrames
-from cluster.memory.album import Album
 from cluster.memory.bank import MemoryBank
 from cluster.memory.tiers.arena import Arena
 from cluster.memory.tiers.stack import TierStack
-from cluster.rpc.frames import WindowCounters
-from cluster.scheduling.worker import EngineWorker
+from cluster.replica.album import Album
+from cluster.replica.events import WorkerFrames
+from cluster.replica.frames_service import WindowCounters
+from cluster.replica.memory import WorkerMemory
+from cluster.replica.worker import EngineWorker
 from cluster.types import Answer
 
 WAIT_S = 20.0

@@ -9,14 +9,14 @@ import threading
 import pytest
 from camera_parts import GEOMETRY, WAIT_S, camera_bench, until
 
-from actors.running_camera import RunningCamera
-from cluster.bench.window_accounting import CameraBooks, Counted, account
 from cluster.config import CameraEntry, camera_settings
+from cluster.decoder.running_camera import RunningCamera
 from cluster.engine.calibrated.engine import CalibratedEngine
 from cluster.engine.calibrated.shape import shape_of
-from cluster.rpc.frames import WindowCounters
-from cluster.scheduling import stride_book
-from cluster.scheduling.worker import EngineWorker
+from cluster.lab.bench.window_accounting import CameraBooks, Counted, account
+from cluster.replica import stride_book
+from cluster.replica.frames_service import WindowCounters
+from cluster.replica.worker import EngineWorker
 from cluster.types import MICROSECONDS, Answer
 
 STRIDE_S = 2.0

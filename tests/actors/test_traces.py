@@ -9,21 +9,21 @@ import pytest
 from camera_parts import camera_bench, until
 from otlp_collector import Collector
 
-from actors.memories import WorkerMemory
-from actors.replica_events import ReplicaEvents, WorkerFrames
 from cluster import metrics
 from cluster.alerts.service import AlertService
 from cluster.config import load_config
-from cluster.memory.album import Album
 from cluster.memory.bank import MemoryBank
 from cluster.memory.tiers.arena import Arena
 from cluster.memory.tiers.stack import TierStack
-from cluster.rpc.loop import EventLoopThread
-from cluster.rpc.results import AnswerHub
-from cluster.scheduling.worker import EngineWorker
+from cluster.replica.album import Album
+from cluster.replica.events import ReplicaEvents, WorkerFrames
+from cluster.replica.memory import WorkerMemory
+from cluster.replica.worker import EngineWorker
 from cluster.tracing import make_spans
 from cluster.tracing.alerting import AlertTraces
 from cluster.tracing.replica import ReplicaTraces
+from cluster.wire.answers import AnswerHub
+from cluster.wire.loop import EventLoopThread
 
 WAIT_S = 20.0
 CONFIG = {

@@ -6,8 +6,8 @@ import argparse
 
 import pytest
 
-from cluster.bench import alerts
-from cluster.bench.alerts import expected
+from cluster.lab.bench import alerts
+from cluster.lab.bench.alerts import expected
 
 
 def test_what_must_be_told(make):

@@ -20,11 +20,11 @@ from sink_parts import Receiver
 from actors.cli import main
 from actors.remote import ALERTING, NAMESPACE
 from actors.runtime import Cluster
-from cluster.clips import make_clip
 from cluster.config import load_config
 from cluster.errors import UnavailableError, UnknownCameraError
-from cluster.rpc.incidents_client import IncidentsClient
-from cluster.rpc.pictures_client import PicturesClient
+from cluster.incidents_client import IncidentsClient
+from cluster.lab.clips import make_clip
+from cluster.pictures_client import PicturesClient
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(400)]
 

@@ -13,8 +13,8 @@ from cluster.alerts.book import IncidentBook
 from cluster.alerts.health import Condition, HealthMonitor, HealthRules
 from cluster.codec import FileSource
 from cluster.codec.processor import CodecProcessor
+from cluster.decoder.picture_watch import SETTLE_S, PictureWatch
 from cluster.types import CameraStatus, PatchGeometry, PictureHealth
-from cluster.vision.picture_watch import SETTLE_S, PictureWatch
 
 NOW = 1_700_000_000.0
 RULES = HealthRules(

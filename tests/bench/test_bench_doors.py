@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from cluster.bench.faults import doors
 from cluster.errors import SightlineError
+from cluster.lab.bench.faults import doors
 
 
 def test_an_attack_has_a_row(tmp_path) -> None:

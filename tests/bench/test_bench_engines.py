@@ -8,14 +8,14 @@ from importlib.metadata import distributions
 
 import pytest
 
-from cluster.bench.engines import FIGURES, figures_of
-from cluster.bench.engines.contestants import CONTESTANTS
-from cluster.bench.engines.interleaved import Entrant, Measured, run_interleaved
-from cluster.bench.harness import main
-from cluster.bench.synthetic import SyntheticCamera
-from cluster.clips import make_clip
 from cluster.engine.native import NativeEngine
 from cluster.errors import ConfigError
+from cluster.lab.bench.engines import FIGURES, figures_of
+from cluster.lab.bench.engines.contestants import CONTESTANTS
+from cluster.lab.bench.engines.interleaved import Entrant, Measured, run_interleaved
+from cluster.lab.bench.harness import main
+from cluster.lab.bench.synthetic import SyntheticCamera
+from cluster.lab.clips import make_clip
 from cluster.models import load_model
 from cluster.types import Question, StreamSpec
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from cluster.bench.faults.cluster import FAULTS, Windows
+from cluster.lab.bench.faults.cluster import FAULTS, Windows
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from cluster.bench.harness import BENCHES, BenchResult, machine, main, table
 from cluster.errors import ConfigError, SightlineError
+from cluster.lab.bench.harness import BENCHES, BenchResult, machine, main, table
 
 
 def test_table_aligns_and_shows_missing_values():

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 import torch
 
-from cluster.bench.harness import main
-from cluster.bench.memory import GOALS, PARTS
-from cluster.bench.memory.footage import Listener
-from cluster.bench.memory.made import made_chunks
-from cluster.bench.parts import against_goals
-from cluster.clips import make_clip
 from cluster.errors import ConfigError
+from cluster.lab.bench.harness import main
+from cluster.lab.bench.memory import GOALS, PARTS
+from cluster.lab.bench.memory.footage import Listener
+from cluster.lab.bench.memory.made import made_chunks
+from cluster.lab.bench.parts import against_goals
+from cluster.lab.clips import make_clip
 from cluster.memory.compress import compressors
 from cluster.memory.organise.table import ClusterTable, NewTokens
 from cluster.memory.retrieve.top_k import TopK
@@ -68,9 +68,9 @@ def test_the_cap_holds_over_many_frames(clip: Path, tmp_path: Path) -> None:
 def test_clusters_are_compared_where_they_find_as_much_as_tokens(
     clip: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cluster.bench.memory.retrieval.CLUSTER_SHARES", (0.02, 1.0))
-    monkeypatch.setattr("cluster.bench.memory.retrieval.CLUSTERED", ("resv",))
-    monkeypatch.setattr("cluster.bench.memory.retrieval.QUESTIONS", ("What happened?",))
+    monkeypatch.setattr("cluster.lab.bench.memory.retrieval.CLUSTER_SHARES", (0.02, 1.0))
+    monkeypatch.setattr("cluster.lab.bench.memory.retrieval.CLUSTERED", ("resv",))
+    monkeypatch.setattr("cluster.lab.bench.memory.retrieval.QUESTIONS", ("What happened?",))
     found = measured(clip, tmp_path, "--part", "retrieval")
     tokens, *clusters = found["rows"]
     assert tokens["organiser"] == "tokens"
@@ -104,7 +104,7 @@ def test_splits_and_restoring(clip: Path, tmp_path: Path) -> None:
 def test_prefetch_is_measured_with_right_wrong_and_real_predictions(
     clip: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cluster.bench.memory.prefetch.LATENCIES_MS", (1,))
+    monkeypatch.setattr("cluster.lab.bench.memory.prefetch.LATENCIES_MS", (1,))
     options = ("--part", "prefetch", "--layers", "3", "--blocks", "4", "--out", str(tmp_path))
     found = measured(clip, tmp_path, *options)
     assert set(found["figures"]) == {"prefetch_hidden_1ms"}

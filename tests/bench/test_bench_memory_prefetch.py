@@ -6,9 +6,9 @@ import xml.etree.ElementTree as ET
 
 import pytest
 
-from cluster.bench.memory.prefetch import measure_prefetch, timeline_svg
-from cluster.bench.memory.work import Compute
-from cluster.evaluation.plots import LEFT, RIGHT, WIDTH
+from cluster.lab.bench.memory.prefetch import measure_prefetch, timeline_svg
+from cluster.lab.bench.memory.work import Compute
+from cluster.lab.evaluation.plots import LEFT, RIGHT, WIDTH
 from cluster.memory.prefetch import FetchEvent
 
 SVG = "{http://www.w3.org/2000/svg}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from cluster.bench.memory.splits import Asked, measure_splits
+from cluster.lab.bench.memory.splits import Asked, measure_splits
 from cluster.memory.chunk import KVChunk
 from cluster.types import MICROSECONDS
 

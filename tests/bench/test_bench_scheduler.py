@@ -6,12 +6,12 @@ import json
 
 import pytest
 
-from cluster.bench.harness import main
-from cluster.bench.simulated_replica import Camera, Replica
-from cluster.scheduling import costs as cost_models
-from cluster.scheduling.costs import load
-from cluster.scheduling.demand import Demand
-from cluster.scheduling.ladder import default
+from cluster.control import costs as cost_models
+from cluster.control.costs import load
+from cluster.control.demand import Demand
+from cluster.control.ladder import default
+from cluster.lab.bench.harness import main
+from cluster.lab.bench.simulated_replica import Camera, Replica
 
 
 def test_scheduler_figures(tmp_path, capsys) -> None:

@@ -7,8 +7,8 @@ import argparse
 import psutil
 import pytest
 
-from cluster.bench import streams
 from cluster.errors import SightlineError
+from cluster.lab.bench import streams
 
 
 def arguments(*given: str) -> argparse.Namespace:

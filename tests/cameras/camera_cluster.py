@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import asyncio
 
-from cluster.cameras.managers import CLUSTER, KUBERNETES
-from cluster.cameras.table import CameraTable
 from cluster.config import load_config
+from cluster.control.cameras.managers import CLUSTER, KUBERNETES
+from cluster.control.cameras.table import CameraTable
+from cluster.control.directory import Directory
 from cluster.errors import UnavailableError
-from cluster.scheduling.directory import Directory
-from cluster.scheduling.reports import CameraReport, DecoderInfo, ReplicaInfo, StreamReport
 from cluster.types import PatchGeometry
+from cluster.types.reports import CameraReport, DecoderInfo, ReplicaInfo, StreamReport
 
 QUESTION = {"id": "person", "text": "Is there a person?"}
 
 
 class CameraCluster:
-    """As :class:`cluster.cameras.reconciler.CameraCluster`; ``away``: the controller does not answer."""
+    """As :class:`cluster.kubernetes.reconciler.CameraCluster`; ``away``: the controller does not answer."""
 
     def __init__(self, questions=(QUESTION,)):
         self.directory = Directory()

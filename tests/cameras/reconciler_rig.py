@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import time
 
-from cluster.cameras.kubernetes_api import KubernetesApi
-from cluster.cameras.reconciler import Reconciler
-from cluster.cameras.watch import CameraWatch
 from cluster.config.kubernetes import KubernetesConfig
+from cluster.kubernetes.api import KubernetesApi
+from cluster.kubernetes.reconciler import Reconciler
+from cluster.kubernetes.watch import CameraWatch
 
 WAIT_S = 10.0
 

@@ -11,12 +11,12 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cluster.cameras.conditions import ACCEPTED, Outcome, status_of, worth_writing
-from cluster.cameras.crd import definition, definition_text, spec_schema
-from cluster.cameras.keys import camel, section_of
-from cluster.cameras.resource import CameraResource
 from cluster.config import CameraEntry
 from cluster.errors import ConfigError
+from cluster.kubernetes.conditions import ACCEPTED, Outcome, status_of, worth_writing
+from cluster.kubernetes.crd import definition, definition_text, spec_schema
+from cluster.kubernetes.keys import camel, section_of
+from cluster.kubernetes.resource import CameraResource
 from cluster.types import CameraStatus, LastAnswer
 
 CHART = Path(__file__).parents[2] / "deploy" / "helm" / "sightline"

@@ -9,12 +9,19 @@ from camera_cluster import CameraCluster
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cluster.cameras.changes import follow_configuration, plan
-from cluster.cameras.managed import Managed, entry_from_json, entry_to_json, settings_of, with_variables, written
-from cluster.cameras.managers import CLUSTER, CONFIGURATION, manager_from_outside
-from cluster.cameras.manifest import as_yaml, parse_cameras, read_cameras
 from cluster.config import CameraEntry
+from cluster.control.cameras.changes import follow_configuration, plan
+from cluster.control.cameras.managed import (
+    Managed,
+    entry_from_json,
+    entry_to_json,
+    settings_of,
+    with_variables,
+    written,
+)
+from cluster.control.cameras.managers import CLUSTER, CONFIGURATION, manager_from_outside
 from cluster.errors import CameraExistsError, ConfigError, ManagedElsewhereError, UnknownCameraError
+from cluster.kubernetes.manifest import as_yaml, parse_cameras, read_cameras
 from cluster.redaction import SourceAddress
 
 BOTH = """

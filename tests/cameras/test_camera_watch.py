@@ -11,10 +11,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from kube_server import KubeServer
 
-from cluster.cameras.kubernetes_api import ChangedError, ExpiredError, KubernetesApi
-from cluster.cameras.watch import CameraWatch
 from cluster.config.kubernetes import KubernetesConfig
 from cluster.errors import ConfigError, UnavailableError, UnknownCameraError
+from cluster.kubernetes.api import ChangedError, ExpiredError, KubernetesApi
+from cluster.kubernetes.watch import CameraWatch
 
 WAIT_S = 10.0
 
@@ -196,7 +196,7 @@ def test_tls_and_a_bearer_token(tmp_path):
 def test_as_a_pod_by_its_service_account(tmp_path, monkeypatch):
     from kubernetes.config import incluster_config
 
-    from cluster.cameras import kubernetes_api
+    from cluster.kubernetes import api as kubernetes_api
 
     kube = KubeServer(tmp_path, Authority())
     try:

@@ -11,8 +11,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from reconciler_rig import Rig, until
 
-from cluster.cameras.managed import Managed
 from cluster.config import CameraEntry
+from cluster.control.cameras.managed import Managed
 from cluster.errors import CapacityError
 from cluster.types import LastAnswer
 

@@ -15,10 +15,10 @@ from reconciler_rig import Rig, until
 
 from actors import reconciler
 from cluster import metrics
-from cluster.cameras.managed import Managed
-from cluster.cameras.watch import CameraWatch
 from cluster.config import CameraEntry, load_config
+from cluster.control.cameras.managed import Managed
 from cluster.errors import CapacityError
+from cluster.kubernetes.watch import CameraWatch
 
 
 def value(name, **labels):

@@ -10,14 +10,14 @@ import pytest
 from sightline.v1 import cameras_pb2_grpc
 
 from actors.cli import main
-from cluster.cameras.managed import Managed
-from cluster.cameras.managers import CONFIGURATION, manager_from_outside
-from cluster.cameras.table import CameraTable
 from cluster.config import load_config, parse_camera
-from cluster.rpc import cameras
-from cluster.rpc.loop import EventLoopThread
-from cluster.rpc.server import RpcServer
-from cluster.scheduling.directory import Directory
+from cluster.control.cameras.managed import Managed
+from cluster.control.cameras.managers import CONFIGURATION, manager_from_outside
+from cluster.control.cameras.table import CameraTable
+from cluster.control.directory import Directory
+from cluster.gateway import cameras
+from cluster.wire.loop import EventLoopThread
+from cluster.wire.server import RpcServer
 
 FILE = """
 cameras:

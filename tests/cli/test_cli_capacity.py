@@ -9,15 +9,15 @@ import pytest
 from sightline.v1 import cameras_pb2_grpc, replicas_pb2_grpc
 
 from cluster.config import SightlineConfig, camera_settings, load_config, parse_camera
-from cluster.rpc import cameras, replicas
-from cluster.rpc.loop import EventLoopThread
-from cluster.rpc.server import RpcServer
-from cluster.scheduling.costs import CostModel
-from cluster.scheduling.directory import Directory
-from cluster.scheduling.ladder import default
-from cluster.scheduling.quality import FleetSettings
-from cluster.scheduling.reports import DecoderInfo, ReplicaInfo
+from cluster.control.costs import CostModel
+from cluster.control.directory import Directory
+from cluster.control.ladder import default
+from cluster.control.quality import FleetSettings
+from cluster.gateway import cameras, replicas
 from cluster.types import PatchGeometry
+from cluster.types.reports import DecoderInfo, ReplicaInfo
+from cluster.wire.loop import EventLoopThread
+from cluster.wire.server import RpcServer
 
 # A window of 0.5 s: two cameras of a window a second fill a replica, four at half as many windows.
 COSTS = CostModel("made-up", "none", "made up", 0.0, 0.5, 0.0, 0.0, 0.0, 0.0, 0.0)

@@ -13,9 +13,9 @@ from actors.cli.demo.record import live_windows
 from actors.cli.demo.screen import cameras_table
 from actors.cli.demo.truth import LoopedTruth
 from cluster.config import camera_settings, load_config
+from cluster.lab.scenes import EVENT_KINDS, SceneEvent, make_scene, standing_question
+from cluster.lab.scenes.truth import SceneTruth, truth_path
 from cluster.models.settings import ModelSettings
-from cluster.scenes import EVENT_KINDS, SceneEvent, make_scene, standing_question
-from cluster.scenes.truth import SceneTruth, truth_path
 from cluster.types import Answer, CameraStatus, LastAnswer, Timing, TokenCount
 
 PATHS = {camera.name: Path("clips") / f"{camera.name}.mp4" for camera in CAMERAS}

@@ -86,9 +86,10 @@ class Scripted:
 def gateway(monkeypatch):
     from sightline.v1 import cameras_pb2_grpc, memory_pb2_grpc
 
-    from cluster.rpc import cameras, memory
-    from cluster.rpc.loop import EventLoopThread
-    from cluster.rpc.server import RpcServer
+    from cluster.gateway import cameras
+    from cluster.replica import memory_service as memory
+    from cluster.wire.loop import EventLoopThread
+    from cluster.wire.server import RpcServer
 
     scripted = Scripted()
 

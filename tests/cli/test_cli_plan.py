@@ -5,7 +5,7 @@ import json
 import pytest
 
 from actors.cli import main
-from cluster.planning import figures
+from cluster.lab.planning import figures
 
 
 def test_the_table_names_machine_method_and_length(capsys):

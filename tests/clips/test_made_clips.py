@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 from av.video.frame import PictureType
 
-from cluster.clips import CLIP_KINDS, ClipTruth, make_clip, make_demo_clips, truth_path
-from cluster.clips.make import draw_frames
 from cluster.errors import ConfigError
+from cluster.lab.clips import CLIP_KINDS, ClipTruth, make_clip, make_demo_clips, truth_path
+from cluster.lab.clips.make import draw_frames
 
 SMALL = {"seconds": 2.0, "size": (320, 180)}
 

@@ -8,9 +8,9 @@ import av
 import pytest
 from codec_clips import encode, walk
 
-from cluster.bench import codec
 from cluster.codec.decoder import Decoder
 from cluster.errors import ConfigError
+from cluster.lab.bench import codec
 
 
 def arguments(*given: str) -> argparse.Namespace:

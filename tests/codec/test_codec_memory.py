@@ -11,16 +11,16 @@ from pathlib import Path
 import pytest
 from codec_clips import FPS, GEOMETRY, encode, read, renumber, walk
 
-from cluster.bench import hostile_video
-from cluster.bench.faults.decoder import X265, encoded
-from cluster.bench.hostile_video import H264Writer
 from cluster.codec import CameraState, FileSource, PushSource, StreamHeader
 from cluster.codec.decoder import Decoder
 from cluster.codec.nal import sequences
 from cluster.codec.picture_memory import PicturesTooLargeError
 from cluster.codec.processor import CodecOptions, CodecProcessor
+from cluster.decoder.pipeline import CameraPipeline, PipelineSettings
+from cluster.lab.bench import hostile_video
+from cluster.lab.bench.faults.decoder import X265, encoded
+from cluster.lab.bench.hostile_video import H264Writer
 from cluster.types import MICROSECONDS, EncodedPacket, SampledFrame
-from cluster.vision.camera import CameraPipeline, PipelineSettings
 
 FRAME = MICROSECONDS // FPS
 

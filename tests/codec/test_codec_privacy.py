@@ -13,7 +13,7 @@ from cluster.codec.file import FileSource
 from cluster.codec.privacy import PrivacyMasks, covered, fill
 from cluster.codec.processor import CodecOptions, CodecProcessor
 from cluster.vision import make_pruner
-from cluster.vision.pruner import pruners
+from cluster.vision.pruners.base import pruners
 from cluster.vision.sampler import PatchSampler, paste_patches
 
 BAND = ((0.0, 0.2), (1.0, 0.2), (1.0, 0.7), (0.0, 0.7))

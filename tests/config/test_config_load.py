@@ -181,7 +181,7 @@ def test_the_examples_agree_with_the_schema(monkeypatch):
 
 def test_the_refresh_policies_known_to_the_configuration_are_those_of_the_engine():
     from cluster.config.policies import refresh_names
-    from cluster.engine.native.refresh import refresh_policies
+    from cluster.engine.window.refresh import refresh_policies
 
     assert refresh_names() == refresh_policies.names()
 

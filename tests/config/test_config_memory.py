@@ -12,8 +12,8 @@ from cluster.config import MemoryConfig, SightlineConfig, camera_settings, load_
 from cluster.config.policies import MEMORY_PACKAGES, memory_names
 from cluster.config.quantity import parse_duration, parse_size, size_text
 from cluster.errors import ConfigError
-from cluster.rpc.convert import spec_from_json, spec_to_json
 from cluster.types import AskSpec, MemorySpec
+from cluster.wire.convert import spec_from_json, spec_to_json
 
 QUESTIONS = "questions: [{id: q, text: t}]\n"
 

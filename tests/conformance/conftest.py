@@ -6,8 +6,8 @@ import pytest
 import torch
 from window_driver import Driver, camera_of
 
-from cluster.bench.synthetic import SyntheticCamera
 from cluster.engine.native import NativeEngine
+from cluster.lab.bench.synthetic import SyntheticCamera
 from cluster.models import load_model
 from cluster.models.base import VisionLanguageModel
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from transformers.models.qwen2.modeling_qwen2 import apply_rotary_pos_emb
 
-from cluster.bench.faults.positions import RULES, SeenFrame
+from cluster.lab.bench.faults.positions import RULES, SeenFrame
 from cluster.models.base import FrameTokens, PatchBatch, VisionLanguageModel
 from cluster.types import MICROSECONDS, FrameSample
 

@@ -11,11 +11,11 @@ from dense_oracle import DenseOracle
 from torch import Tensor
 from window_driver import TOLERANCE, Driver, camera_of, spec_of, take
 
-from cluster.bench.synthetic import SyntheticCamera
 from cluster.engine.native import NativeEngine
-from cluster.engine.native.encode import batch_of
-from cluster.engine.native.refresh import refresh_policies
-from cluster.engine.native.stream import HeldFrame
+from cluster.engine.window.encode import batch_of
+from cluster.engine.window.refresh import refresh_policies
+from cluster.engine.window.stream import HeldFrame
+from cluster.lab.bench.synthetic import SyntheticCamera
 from cluster.models.base import VisionLanguageModel
 from cluster.types import Question
 

@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cluster.bench.synthetic import SyntheticCamera
 from cluster.engine.base import WindowRequest
 from cluster.engine.native import NativeEngine
 from cluster.engine.native.plan import WindowPlan
+from cluster.lab.bench.synthetic import SyntheticCamera
 from cluster.models.base import VisionLanguageModel
 from cluster.types import Answer, FrameSample, Question, StreamSpec
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from browsing import PATIENCE_MS, Wall
 
-from cluster.bench.console import browser as open_browser
-from cluster.bench.console_city import City
-from cluster.bench.console_gateway import ConsoleGateway
+from cluster.lab.bench.console import browser as open_browser
+from cluster.lab.bench.console_city import City
+from cluster.lab.bench.console_gateway import ConsoleGateway
 
 
 @pytest.fixture(scope="module")

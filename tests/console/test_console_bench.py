@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from cluster.bench import console
-from cluster.bench.harness import main
 from cluster.errors import ConfigError
+from cluster.lab.bench import console
+from cluster.lab.bench.harness import main
 
 
 def test_it_times_the_wall_and_weighs_a_page_that_stays_open(chromium, monkeypatch):

@@ -9,8 +9,8 @@ import pytest
 from browsing import PATIENCE_MS, running, say_no, say_yes, until
 from playwright.sync_api import expect
 
-from cluster.bench.console_city import City
-from cluster.bench.console_gateway import ConsoleGateway
+from cluster.lab.bench.console_city import City
+from cluster.lab.bench.console_gateway import ConsoleGateway
 from cluster.security.roles import Role
 from cluster.security.tokens import make_token, write_tokens
 

@@ -19,9 +19,9 @@ from serve_parts import deploy, named_actors, ray_cluster, states, until, until_
 
 from actors.remote import CONTROLLER, GATEWAY, NAMESPACE
 from actors.serve_app import processes, replicas
-from cluster.clips import make_clip
+from cluster.client import GatewayClient
 from cluster.errors import ConfigError
-from cluster.rpc.client import GatewayClient
+from cluster.lab.clips import make_clip
 
 PLAIN = {"security": {"allow_plain_inside": True}}
 FAST = {"source_options": {"loop": True, "realtime": True, "speed": 4}}

@@ -10,7 +10,7 @@ import pytest
 from doc_parts import DOCUMENTS, ROOT, blocks, command_lines, inline, read, sightline_commands
 
 from actors.cli.app import command
-from cluster.bench.harness import BENCHES
+from cluster.lab.bench.harness import BENCHES
 
 CLI = command()
 PLACEHOLDER = re.compile(r"[A-Z][A-Z_:]*")

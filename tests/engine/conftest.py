@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from cluster.bench.synthetic import SyntheticCamera
 from cluster.engine.native import NativeEngine
+from cluster.lab.bench.synthetic import SyntheticCamera
 from cluster.models import load_model
 from cluster.models.base import VisionLanguageModel
 from cluster.types import Answer, FrameSample, Question, StreamSpec

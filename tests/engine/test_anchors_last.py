@@ -11,14 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from cluster.bench.synthetic import SyntheticCamera
 from cluster.engine.native import NativeEngine
 from cluster.engine.native.attention import RaggedAttention, Slots
 from cluster.engine.native.kernels.cpu_flash import CPUFlashKernel
 from cluster.engine.native.kernels.sdpa import SDPAKernel
-from cluster.engine.native.kv import KVSlab
-from cluster.engine.native.planner import prefix_order, question_runs, runs_of, tails_of
-from cluster.engine.native.refresh import refresh_policies
+from cluster.engine.window.kv import KVSlab
+from cluster.engine.window.planner import prefix_order, question_runs, runs_of, tails_of
+from cluster.engine.window.refresh import refresh_policies
+from cluster.lab.bench.synthetic import SyntheticCamera
 from cluster.models.base import VisionLanguageModel
 from cluster.types import StreamSpec
 

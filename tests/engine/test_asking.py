@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import torch
 
-from cluster.bench.synthetic import SyntheticCamera
 from cluster.engine.native import NativeEngine
 from cluster.engine.native.asking import Asking, merged
 from cluster.engine.native.recall import Timeline
 from cluster.errors import NotReadyError
+from cluster.lab.bench.synthetic import SyntheticCamera
 from cluster.memory.bank import MemoryBank
 from cluster.memory.organise import organisers
 from cluster.memory.tiers.arena import Arena

@@ -20,7 +20,7 @@ from cluster.engine.native.kernels.blocks import blocks_of
 from cluster.engine.native.kernels.cpu_flash import CPUFlashKernel
 from cluster.engine.native.kernels.sdpa import SDPAKernel
 from cluster.engine.native.kernels.varlen import VarlenKernel, packs_of
-from cluster.engine.native.planner import Run, question_runs, runs_of, tails_of
+from cluster.engine.window.planner import Run, question_runs, runs_of, tails_of
 from cluster.errors import ConfigError
 
 HEADS, KV_HEADS, SIZE = 4, 2, 8

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cluster.engine.native.kv import ROUNDING, SLACK, KVSlab
+from cluster.engine.window.kv import ROUNDING, SLACK, KVSlab
 
 LAYERS, HEADS, SIZE = 2, 3, 4
 

@@ -11,7 +11,7 @@ import torch
 
 from cluster.engine.base import Engine, WindowRequest
 from cluster.engine.native import NativeEngine, passes
-from cluster.engine.native.score import YesNoScore
+from cluster.engine.window.score import YesNoScore
 from cluster.errors import ConfigError
 from cluster.models import load_model
 from cluster.types import Question
@@ -377,7 +377,7 @@ def test_a_failed_step_recomputes_and_answers_as_if_nothing_had_been(
 
 
 def test_the_tower_runs_in_calls_of_bounded_size(engine, make_camera, make_spec, run, monkeypatch) -> None:
-    from cluster.engine.native import encode
+    from cluster.engine.window import encode
 
     camera, calls = make_camera(kept=1.0), []
     original = engine.model.encode

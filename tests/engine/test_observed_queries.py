@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from cluster.bench.synthetic import SyntheticCamera
 from cluster.engine.native import NativeEngine
-from cluster.engine.native.encode import batch_of
 from cluster.engine.native.plan import WATCHED_ROWS, watched_rows
-from cluster.engine.native.stream import HeldFrame
+from cluster.engine.window.encode import batch_of
+from cluster.engine.window.stream import HeldFrame
+from cluster.lab.bench.synthetic import SyntheticCamera
 from cluster.memory.bank import MemoryBank
 from cluster.memory.compress import compressors
 from cluster.memory.compress.attention import AttentionCompressor

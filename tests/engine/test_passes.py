@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from cluster.bench.synthetic import SyntheticCamera
 from cluster.engine.native import NativeEngine, passes
 from cluster.engine.native.forward import PassResult, StreamPass
+from cluster.lab.bench.synthetic import SyntheticCamera
 from cluster.models.base import VisionLanguageModel
 from cluster.types import Question, StreamSpec
 

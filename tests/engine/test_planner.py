@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cluster.engine.native.planner import Run, evenly, question_runs, runs_of, segments_of, tails_of
+from cluster.engine.window.planner import Run, evenly, question_runs, runs_of, segments_of, tails_of
 
 masks = st.lists(st.booleans(), max_size=80).map(lambda flags: np.array(flags, dtype=bool))
 

@@ -10,8 +10,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cluster.engine.native.refresh import RefreshContext, refresh_policies
-from cluster.engine.native.refresh.base import KVChange
+from cluster.engine.window.refresh import RefreshContext, refresh_policies
+from cluster.engine.window.refresh.base import KVChange
 from cluster.errors import ConfigError
 
 BUDGETED = [name for name in refresh_policies.names() if refresh_policies.get(name).budgeted]

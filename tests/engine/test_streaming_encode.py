@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 from transformers.models.qwen2.modeling_qwen2 import apply_rotary_pos_emb
 
-from cluster.bench.synthetic import SyntheticCamera
-from cluster.engine.native.encode import batch_of
-from cluster.engine.native.stream import HeldFrame
 from cluster.engine.native.streaming import StreamingEncoder
+from cluster.engine.window.encode import batch_of
+from cluster.engine.window.stream import HeldFrame
 from cluster.errors import ConfigError, NotReadyError
+from cluster.lab.bench.synthetic import SyntheticCamera
 from cluster.memory.chunk import KVChunk
 from cluster.memory.organise.table import ClusterTable
 from cluster.memory.retrieve.base import Retrieved, Retriever

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cluster.engine.native.windows import LOOKBACK, WindowClock, WindowSpan, opening, place, reach
+from cluster.engine.window.windows import LOOKBACK, WindowClock, WindowSpan, opening, place, reach
 
 SECOND = 1_000_000
 

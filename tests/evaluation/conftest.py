@@ -5,11 +5,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from cluster.clips import make_clip
 from cluster.engine.native.engine import NativeEngine
-from cluster.evaluation.datasets import LabelledVideo
-from cluster.evaluation.policies import Setting
-from cluster.evaluation.results import Results, VideoRun, WindowResult
+from cluster.lab.clips import make_clip
+from cluster.lab.evaluation.datasets import LabelledVideo
+from cluster.lab.evaluation.policies import Setting
+from cluster.lab.evaluation.results import Results, VideoRun, WindowResult
 from cluster.models import load_model
 
 torch.set_num_threads(1)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cluster.evaluation.calibration import calibrate, isotonic, wilson
+from cluster.lab.evaluation.calibration import calibrate, isotonic, wilson
 
 
 def windows(*bins):

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from actors.cli import main
-from cluster.clips import make_clip
+from cluster.lab.clips import make_clip
+from cluster.lab.scenes.dataset import SceneSet, make_scenes
+from cluster.lab.scenes.questions import standing_question
+from cluster.lab.scenes.vocabulary import EVENT_KINDS
 from cluster.models import load_model
 from cluster.models.settings import FILE
-from cluster.scenes.dataset import SceneSet, make_scenes
-from cluster.scenes.questions import standing_question
-from cluster.scenes.vocabulary import EVENT_KINDS
 
 WINDOW = ("--window", "8", "--stride", "4", "--settings", "quick", "--jobs", "1")
 # Two heavy processes beside each other on two cores: minutes, where seconds are the rule.

@@ -11,14 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cluster.errors import ModelError
-from cluster.evaluation.curves import charts
-from cluster.evaluation.datasets import Skipped
-from cluster.evaluation.figures import choose, figures, flops_for
-from cluster.evaluation.labels import window_truth
-from cluster.evaluation.policies import WindowShape, codecsight, full, ours
-from cluster.evaluation.questions import check_questions, thresholds_of
-from cluster.evaluation.report import make_report, reached
-from cluster.evaluation.write import markdown, page, write_report
+from cluster.lab.evaluation.curves import charts
+from cluster.lab.evaluation.datasets import Skipped
+from cluster.lab.evaluation.figures import choose, figures, flops_for
+from cluster.lab.evaluation.labels import window_truth
+from cluster.lab.evaluation.policies import WindowShape, codecsight, full, ours
+from cluster.lab.evaluation.questions import check_questions, thresholds_of
+from cluster.lab.evaluation.report import make_report, reached
+from cluster.lab.evaluation.write import markdown, page, write_report
 from cluster.models import load_model
 from cluster.models.settings import ModelSettings
 

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from actors.cli import main
+from cluster.control.ladder import Ladder, default
 from cluster.errors import ConfigError
-from cluster.evaluation.ladder import ladder_of, read_results
-from cluster.evaluation.policies import LADDER, WindowShape, grid
+from cluster.lab.evaluation.ladder import ladder_of, read_results
+from cluster.lab.evaluation.policies import LADDER, WindowShape, grid
 from cluster.models.catalog import locate
-from cluster.scheduling.ladder import Ladder, default
 
 
 def row(setting: str, f1: float, kept: int, full: int = 1000) -> dict:

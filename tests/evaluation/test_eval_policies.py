@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import pytest
 
-from cluster.engine.native.refresh import refresh_policies
+from cluster.engine.window.refresh import refresh_policies
 from cluster.errors import ConfigError
-from cluster.evaluation.policies import GRIDS, Setting, WindowShape, codecsight, full, grid, ours
+from cluster.lab.evaluation.policies import GRIDS, Setting, WindowShape, codecsight, full, grid, ours
 from cluster.vision import pruners
-from cluster.vision.codecsight import CodecSight
+from cluster.vision.pruners.codecsight import CodecSight
 
 SHAPE = WindowShape()
 

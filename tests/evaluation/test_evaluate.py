@@ -6,12 +6,12 @@ from dataclasses import replace
 import pytest
 from evaluation_cases import QUESTIONS, SHAPE
 
-from cluster.clips import make_clip
 from cluster.errors import ConfigError, SightlineError
-from cluster.evaluation import run as runner
-from cluster.evaluation.policies import codecsight, full, ours
-from cluster.evaluation.run import ModelSpec, evaluate
-from cluster.evaluation.work import WorkFile, model_digest, video_digest
+from cluster.lab.clips import make_clip
+from cluster.lab.evaluation import run as runner
+from cluster.lab.evaluation.policies import codecsight, full, ours
+from cluster.lab.evaluation.run import ModelSpec, evaluate
+from cluster.lab.evaluation.work import WorkFile, model_digest, video_digest
 from cluster.models import load_model
 
 SETTINGS = [full(SHAPE), codecsight(SHAPE), ours(replace(SHAPE, anchor_interval_s=2), 0.2)]

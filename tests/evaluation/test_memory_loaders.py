@@ -7,10 +7,10 @@ import sys
 
 import pytest
 
-from cluster.clips import make_clip
 from cluster.errors import ConfigError
-from cluster.evaluation.memory.loaders import load_past_dataset, past_layouts
-from cluster.evaluation.memory.questions import MultipleChoice, PastQuestion
+from cluster.lab.clips import make_clip
+from cluster.lab.evaluation.memory.loaders import load_past_dataset, past_layouts
+from cluster.lab.evaluation.memory.questions import MultipleChoice, PastQuestion
 
 
 @pytest.fixture(scope="module")

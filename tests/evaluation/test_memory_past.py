@@ -10,14 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cluster.errors import ConfigError
-from cluster.evaluation.memory.asking import past_questions
-from cluster.evaluation.memory.past import LongScene
-from cluster.evaluation.memory.questions import MultipleChoice, PastQuestion
-from cluster.evaluation.memory.stretches import seen_span
-from cluster.scenes import SceneRenderer, memory_questions, phrasings
-from cluster.scenes.camera import CameraSettings
-from cluster.scenes.clips import make_clips
-from cluster.scenes.truth import SceneTruth, truth_path
+from cluster.lab.evaluation.memory.asking import past_questions
+from cluster.lab.evaluation.memory.past import LongScene
+from cluster.lab.evaluation.memory.questions import MultipleChoice, PastQuestion
+from cluster.lab.evaluation.memory.stretches import seen_span
+from cluster.lab.scenes import SceneRenderer, memory_questions, phrasings
+from cluster.lab.scenes.camera import CameraSettings
+from cluster.lab.scenes.clips import make_clips
+from cluster.lab.scenes.truth import SceneTruth, truth_path
 
 TINY = CameraSettings(128, 72, 2.0, "h264", 4.0, 0, 30)
 

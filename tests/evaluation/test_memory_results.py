@@ -9,18 +9,18 @@ import pytest
 import torch
 
 from cluster.errors import ConfigError, SightlineError
-from cluster.evaluation.datasets.video import Skipped
-from cluster.evaluation.memory.plots import memory_charts
-from cluster.evaluation.memory.questions import PastQuestion
-from cluster.evaluation.memory.report import memory_report
-from cluster.evaluation.memory.results import (
+from cluster.lab.evaluation.datasets.video import Skipped
+from cluster.lab.evaluation.memory.plots import memory_charts
+from cluster.lab.evaluation.memory.questions import PastQuestion
+from cluster.lab.evaluation.memory.report import memory_report
+from cluster.lab.evaluation.memory.results import (
     MemorySetting,
     SettingResult,
     answered,
     coverage_of,
     evidence_recall,
 )
-from cluster.evaluation.memory.write import markdown, write_memory_report
+from cluster.lab.evaluation.memory.write import markdown, write_memory_report
 
 FULL = MemorySetting("full", "frames", "all")
 SMALL = MemorySetting("cords", "resv", "wicsum", 256)

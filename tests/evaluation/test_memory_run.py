@@ -6,19 +6,19 @@ from dataclasses import replace
 import pytest
 import torch
 
-from cluster.clips import make_clip
 from cluster.codec.file import FileSource
 from cluster.codec.processor import CodecOptions, CodecProcessor
 from cluster.engine.native.engine import NativeEngine
 from cluster.errors import ConfigError, SightlineError
-from cluster.evaluation.memory.answering import SPACES, _coverage, _filled, answer_scene, full_bytes
-from cluster.evaluation.memory.questions import MultipleChoice, PastQuestion
-from cluster.evaluation.memory.recording import Recording, record
-from cluster.evaluation.memory.run import Footage, evaluate_memory
-from cluster.evaluation.memory.settings import FULL, SHARES, ShareSetting, memory_grid, ours
-from cluster.evaluation.memory.summary import chance, summarise
-from cluster.evaluation.policies import WindowShape
-from cluster.evaluation.run import ModelSpec
+from cluster.lab.clips import make_clip
+from cluster.lab.evaluation.memory.answering import SPACES, _coverage, _filled, answer_scene, full_bytes
+from cluster.lab.evaluation.memory.questions import MultipleChoice, PastQuestion
+from cluster.lab.evaluation.memory.recording import Recording, record
+from cluster.lab.evaluation.memory.run import Footage, evaluate_memory
+from cluster.lab.evaluation.memory.settings import FULL, SHARES, ShareSetting, memory_grid, ours
+from cluster.lab.evaluation.memory.summary import chance, summarise
+from cluster.lab.evaluation.policies import WindowShape
+from cluster.lab.evaluation.run import ModelSpec
 from cluster.memory.bank import MemoryBank
 from cluster.memory.compress import compressors
 from cluster.memory.organise import organisers

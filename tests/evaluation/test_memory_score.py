@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cluster.evaluation.memory.questions import MultipleChoice, PastQuestion
-from cluster.evaluation.memory.score import (
+from cluster.lab.evaluation.memory.questions import MultipleChoice, PastQuestion
+from cluster.lab.evaluation.memory.score import (
     Judged,
     accuracy_by_kind,
     accuracy_drop,

@@ -7,9 +7,9 @@ from evaluation_cases import QUESTIONS, SHAPE
 
 from cluster.codec.processor import CodecOptions
 from cluster.errors import SourceError
-from cluster.evaluation.policies import codecsight, full, ours
-from cluster.evaluation.replay import replay
-from cluster.report.measure import answer_in_full, prune, sample_clip
+from cluster.lab.evaluation.policies import codecsight, full, ours
+from cluster.lab.evaluation.replay import replay
+from cluster.lab.report.measure import answer_in_full, prune, sample_clip
 from cluster.types import MICROSECONDS, Question, StreamSpec
 from cluster.vision import make_pruner
 

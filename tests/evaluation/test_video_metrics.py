@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cluster.evaluation.metrics import (
+from cluster.lab.evaluation.metrics import (
     Decisions,
     accuracy,
     f1_drop,

@@ -19,23 +19,24 @@ import av
 import numpy as np
 from sightline.v1 import pictures_pb2_grpc
 
+from cluster.alerts.clips.collector import FootageCollector
+from cluster.alerts.clips.store import FootageStore
 from cluster.alerts.incident import Incident
 from cluster.alerts.service import AlertService
 from cluster.codec.source import StreamHeader
 from cluster.config import SightlineConfig, load_config
+from cluster.decoder.footage import service as recorder
+from cluster.decoder.footage.camera import CameraFootage
+from cluster.decoder.footage.recorder import Recorder
+from cluster.decoder.footage.ring import PacketRing, RingBudget
+from cluster.decoder.footage.service import DecoderRecorder, RecorderServicer
 from cluster.errors import UnavailableError
-from cluster.footage.camera import CameraFootage
-from cluster.footage.collector import FootageCollector
-from cluster.footage.recorder import Recorder
-from cluster.footage.ring import PacketRing, RingBudget
-from cluster.footage.store import FootageStore
-from cluster.rpc import pictures, recorder
-from cluster.rpc.channel import ChannelPool
-from cluster.rpc.guard import Guard
-from cluster.rpc.pictures import FootageServicer, PicturesProxy
-from cluster.rpc.recorder import DecoderRecorder, RecorderServicer
-from cluster.rpc.server import RpcServer
+from cluster.gateway import pictures_proxy as pictures
+from cluster.gateway.guard import Guard
+from cluster.gateway.pictures_proxy import FootageServicer, PicturesProxy
 from cluster.types import MICROSECONDS, Answer, ChangeGrid, EncodedPacket, PatchGrid, SampledFrame, TokenCount
+from cluster.wire.channel import ChannelPool
+from cluster.wire.server import RpcServer
 
 FPS = 20
 STEP = MICROSECONDS // FPS

@@ -7,9 +7,9 @@ import re
 import pytest
 from footage_parts import video
 
-from cluster.bench.console import browser as open_browser
-from cluster.footage.clip import clip_writer
-from cluster.footage.ring import PacketRing, RingBudget
+from cluster.decoder.footage.clip import clip_writer
+from cluster.decoder.footage.ring import PacketRing, RingBudget
+from cluster.lab.bench.console import browser as open_browser
 
 PAGE = """<!doctype html><pre id="said"></pre><script>
 const said = document.getElementById("said"), names = {names};

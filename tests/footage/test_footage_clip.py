@@ -12,9 +12,9 @@ import pytest
 from footage_parts import FPS, HEIGHT, STEP, WIDTH, level, luma, played, video
 
 from cluster.codec.privacy import PrivacyMasks
+from cluster.decoder.footage.clip import clip_writer
+from cluster.decoder.footage.ring import PacketRing, RingBudget
 from cluster.errors import SourceError
-from cluster.footage.clip import clip_writer
-from cluster.footage.ring import PacketRing, RingBudget
 from cluster.types import MICROSECONDS
 
 S = MICROSECONDS

@@ -30,6 +30,9 @@ from sightline.v1 import memory_pb2, memory_pb2_grpc
 from actors.cli import main
 from cluster.alerts.incident import AlertEvent
 from cluster.codec.source import StreamHeader
+from cluster.decoder.footage.camera import CameraFootage
+from cluster.decoder.footage.recorder import Order
+from cluster.decoder.footage.ring import PacketRing, RingBudget
 from cluster.errors import (
     ForbiddenError,
     NotReadyError,
@@ -38,18 +41,15 @@ from cluster.errors import (
     UnavailableError,
     UnknownCameraError,
 )
-from cluster.footage.camera import CameraFootage
-from cluster.footage.recorder import Order
-from cluster.footage.ring import PacketRing, RingBudget
-from cluster.rpc import memory
-from cluster.rpc.channel import ChannelPool
-from cluster.rpc.credentials import ClientCredentials
-from cluster.rpc.guard import Guard
-from cluster.rpc.memory_proxy import MemoryProxy
-from cluster.rpc.pictures_client import PicturesClient
-from cluster.rpc.server import RpcServer
+from cluster.gateway.guard import Guard
+from cluster.gateway.memory_proxy import MemoryProxy
+from cluster.pictures_client import PicturesClient
+from cluster.replica import memory_service as memory
 from cluster.security.access import Principal
 from cluster.security.roles import Role
+from cluster.wire.channel import ChannelPool
+from cluster.wire.credentials import ClientCredentials
+from cluster.wire.server import RpcServer
 
 
 async def fetched(address, incident, kind="clip", credentials=None, **options):
@@ -174,7 +174,7 @@ async def test_no_decoder_no_clip_and_it_is_said(tmp_path, h264):
 
 
 async def test_a_camera_that_stops_sending_ends_its_clip(tmp_path, h264, monkeypatch):
-    monkeypatch.setattr("cluster.footage.collector.SLACK_S", 0.0)
+    monkeypatch.setattr("cluster.alerts.clips.collector.SLACK_S", 0.0)
     async with site(tmp_path, after_s=0.5) as running:
         running.feed(h264, 101)
         frozen = await running.alert(5.0)
@@ -241,7 +241,7 @@ async def test_a_hundred_incidents_at_once(tmp_path, h264):
 
 
 async def test_what_must_be_encoded_anew_is_bounded(tmp_path, monkeypatch):
-    monkeypatch.setattr("cluster.footage.recorder.MOST_REENCODED", 2)
+    monkeypatch.setattr("cluster.decoder.footage.recorder.MOST_REENCODED", 2)
     async with site(tmp_path, after_s=5) as running:
         running.feed(video(40, "mjpeg"), 40)
         rules = dict.fromkeys((f"q{n}" for n in range(5)), next(iter(running.service._rules["gate"].values())))
@@ -338,7 +338,7 @@ async def test_a_camera_that_is_added_again_shows_nothing_of_the_one_that_was_re
 
 
 async def test_what_could_not_be_deleted_is_tried_again(tmp_path, h264, monkeypatch):
-    monkeypatch.setattr("cluster.footage.collector.SWEEP_S", 0.05)
+    monkeypatch.setattr("cluster.alerts.clips.collector.SWEEP_S", 0.05)
     async with site(tmp_path) as running:
         await running.collector.retain({"gate": "1", "yard": "1"})
         running.feed(h264, 200)

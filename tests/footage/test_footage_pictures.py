@@ -10,9 +10,9 @@ from footage_parts import HEIGHT, STEP, WIDTH, grey, sample
 from PIL import Image
 
 from cluster.codec.privacy import PrivacyMasks
+from cluster.decoder.footage.pictures import LatestPicture, still
+from cluster.decoder.footage.ring import PacketRing, RingBudget
 from cluster.errors import NotReadyError, SourceError
-from cluster.footage.pictures import LatestPicture, still
-from cluster.footage.ring import PacketRing, RingBudget
 
 
 def grey_of(jpeg: bytes) -> np.ndarray:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from cluster.config import camera_settings, load_config
-from cluster.footage.reach import bytes_of, reach_s, shortages
-from cluster.footage.ring import PacketRing, RingBudget
+from cluster.decoder.footage.reach import bytes_of, reach_s, shortages
+from cluster.decoder.footage.ring import PacketRing, RingBudget
 from cluster.types import MICROSECONDS, EncodedPacket
 
 

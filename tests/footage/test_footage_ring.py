@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cluster.codec.source import StreamHeader
-from cluster.footage.ring import PacketRing, RingBudget
+from cluster.decoder.footage.ring import PacketRing, RingBudget
 from cluster.types import MICROSECONDS, EncodedPacket
 
 S = MICROSECONDS

@@ -10,8 +10,8 @@ from footage_parts import full_disk
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cluster.alerts.clips.store import FootageStore, StorageError
 from cluster.errors import NotReadyError
-from cluster.footage.store import FootageStore, StorageError
 
 DAY = 86_400.0
 NOW = 1_900_000_000.0

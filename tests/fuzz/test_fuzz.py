@@ -9,12 +9,12 @@ import random
 
 import pytest
 
-from cluster.bench.fuzz.bench import run, unexpected_in
-from cluster.bench.fuzz.documents import DocumentCases
-from cluster.bench.fuzz.http import HttpCases
-from cluster.bench.fuzz.rpc import body, methods
 from cluster.config import yaml as config_yaml
 from cluster.errors import ConfigError
+from cluster.lab.bench.fuzz.bench import run, unexpected_in
+from cluster.lab.bench.fuzz.documents import DocumentCases
+from cluster.lab.bench.fuzz.http import HttpCases
+from cluster.lab.bench.fuzz.rpc import body, methods
 
 CASES = 2000
 
@@ -92,7 +92,7 @@ async def one_of(answer):
 
 
 def test_a_server_that_never_ends_is_found(monkeypatch):
-    from cluster.bench.fuzz import http
+    from cluster.lab.bench.fuzz import http
 
     async def silent(reader, writer):
         await asyncio.sleep(30)
@@ -103,9 +103,13 @@ def test_a_server_that_never_ends_is_found(monkeypatch):
 
 
 def test_what_counts_in_a_log():
-    ours = 'Traceback (most recent call last):\n  File "/x/cluster/rpc/frames.py", line 1, in f\nKeyError: 3\n'
+    ours = (
+        'Traceback (most recent call last):\n  File "/x/cluster/replica/frames_service.py", line 1, in f\nKeyError: 3\n'
+    )
     theirs = 'Traceback (most recent call last):\n  File "/x/grpc/aio.py", line 1, in f\nDecodeError: no\n'
-    assert unexpected_in(theirs + "other\n" + ours) == ['KeyError: 3 at File "/x/cluster/rpc/frames.py", line 1, in f']
+    assert unexpected_in(theirs + "other\n" + ours) == [
+        'KeyError: 3 at File "/x/cluster/replica/frames_service.py", line 1, in f'
+    ]
 
 
 @pytest.mark.parametrize("keys", [{"cases": 2}, {"only": "rpc"}, {"only": "nothing:3"}, {"only": "rpc:x"}])
@@ -115,7 +119,7 @@ def test_wrong_arguments(keys):
 
 
 def test_json_has_the_figure(tmp_path):
-    from cluster.bench.harness import main
+    from cluster.lab.bench.harness import main
 
     assert main(["fuzz", "--only", "documents:5", "--json", str(tmp_path / "fuzz.json")]) == 0
     assert json.loads((tmp_path / "fuzz.json").read_text())["figures"]["fuzz_crashes"] == 0

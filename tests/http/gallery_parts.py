@@ -11,8 +11,8 @@ from PIL import Image, ImageDraw
 from sightline.v1 import pictures_pb2, pictures_pb2_grpc
 
 from cluster.errors import NotReadyError, SightlineError
-from cluster.rpc.pictures import CAMERA
-from cluster.rpc.status import abort
+from cluster.gateway.pictures_proxy import CAMERA
+from cluster.wire.status import abort
 
 
 class Gallery(pictures_pb2_grpc.PicturesServicer, pictures_pb2_grpc.RecorderServicer):

@@ -21,11 +21,8 @@ from actors import gateway
 from cluster.alerts.service import AlertService
 from cluster.config import load_config
 from cluster.errors import CameraExistsError, ConfigError, NotReadyError, UnavailableError, UnknownCameraError
-from cluster.rpc import incidents
-from cluster.rpc.loop import EventLoopThread
-from cluster.rpc.memory import SERVICE, MemoryServicer
-from cluster.rpc.server import RpcServer
-from cluster.scheduling.reports import ReplicaStatus
+from cluster.gateway import incidents_proxy as incidents
+from cluster.replica.memory_service import SERVICE, MemoryServicer
 from cluster.security.roles import Role
 from cluster.security.tokens import make_token, write_tokens
 from cluster.types import (
@@ -39,6 +36,9 @@ from cluster.types import (
     Timing,
     TokenCount,
 )
+from cluster.types.reports import ReplicaStatus
+from cluster.wire.loop import EventLoopThread
+from cluster.wire.server import RpcServer
 
 QUESTIONS = ("person", "smoke")
 RUNGS = ("full", "pruned", "slower", "fewer")

@@ -11,13 +11,13 @@ from gateway_parts import World
 from jsonschema import Draft202012Validator
 from prometheus_client import CollectorRegistry, Counter
 
-from cluster.http import openapi
-from cluster.http.application import make_application, table_of
-from cluster.http.calls import Calls
-from cluster.http.live import Live
-from cluster.http.server import HttpServer
-from cluster.rpc.memory import SERVICE, MemoryServicer
-from cluster.rpc.results import AnswerHub
+from cluster.gateway.http import openapi
+from cluster.gateway.http.application import make_application, table_of
+from cluster.gateway.http.calls import Calls
+from cluster.gateway.http.live import Live
+from cluster.gateway.http.server import HttpServer
+from cluster.replica.memory_service import SERVICE, MemoryServicer
+from cluster.wire.answers import AnswerHub
 
 
 def bare_application(services=None, world=None, **options):

@@ -10,8 +10,8 @@ import pytest
 from gateway_parts import make_answer, serving
 from http_parts import Client
 
-from cluster.http.fleet import summary
-from cluster.http.plain import plain
+from cluster.gateway.http.fleet import summary
+from cluster.gateway.http.plain import plain
 from cluster.types import CameraStatus
 
 

@@ -10,9 +10,9 @@ import pytest
 from gateway_parts import make_answer, serving
 from http_parts import Client
 
-from cluster.http.application import table_of
-from cluster.http.door import COOKIE
-from cluster.http.route import OPEN
+from cluster.gateway.http.application import table_of
+from cluster.gateway.http.door import COOKIE
+from cluster.gateway.http.route import OPEN
 from cluster.security.roles import RULES, Role
 from cluster.security.tokens import make_token, read_tokens, write_tokens
 

@@ -16,15 +16,15 @@ from jsonschema import Draft202012Validator
 from sightline.v1 import incidents_pb2
 
 from cluster.errors import CapacityError
-from cluster.http.calls import Calls
-from cluster.http.feed import Event, Feed
-from cluster.http.history import KEPT, MOST_QUESTIONS, History, Ring
-from cluster.http.live import Live
-from cluster.rpc.guard import Guard
-from cluster.rpc.results import AnswerHub
+from cluster.gateway.guard import Guard
+from cluster.gateway.http.calls import Calls
+from cluster.gateway.http.feed import Event, Feed
+from cluster.gateway.http.history import KEPT, MOST_QUESTIONS, History, Ring
+from cluster.gateway.http.live import Live
 from cluster.security.roles import Role
 from cluster.security.tokens import TokenFile, make_token, write_tokens
 from cluster.types import CameraStatus
+from cluster.wire.answers import AnswerHub
 
 
 @contextlib.asynccontextmanager
@@ -130,7 +130,7 @@ class Follow:
 
 
 async def test_browsers_are_told_when_incidents_were_lost_on_the_way(monkeypatch):
-    monkeypatch.setattr("cluster.http.live.RETRY_S", 0.01)
+    monkeypatch.setattr("cluster.gateway.http.live.RETRY_S", 0.01)
     service = Follow()
     live = Live(World(0), AnswerHub(), Calls({"sightline.v1.Incidents": service}))
     with live.feed.read(lambda camera: camera in ("", "gate")) as reader:
@@ -238,7 +238,7 @@ def test_a_ring_holds_the_newest_in_their_order(given_rows, kept):
 
 
 def test_a_history_is_bounded_whatever_comes(monkeypatch):
-    monkeypatch.setattr("cluster.http.history.MOST_CAMERAS", 10)
+    monkeypatch.setattr("cluster.gateway.http.history.MOST_CAMERAS", 10)
     history = History()
     for number in range(MOST_QUESTIONS + 5):
         history.answer(make_answer("gate", f"q{number}", 0.5, 1), 100.0)

@@ -12,7 +12,7 @@ import pytest
 from certificates import Authority
 from http_parts import bare_application, listening
 
-from cluster.rpc.tls import TlsFiles
+from cluster.wire.tls import TlsFiles
 
 ROOT = Path(__file__).parents[2]
 

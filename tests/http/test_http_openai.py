@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cluster.errors import CapacityError, ConfigError, NotReadyError
-from cluster.http.openai_wire import Message, camera_of, conversation
-from cluster.http.replies import HttpError
+from cluster.gateway.http.openai_wire import Message, camera_of, conversation
+from cluster.gateway.http.replies import HttpError
 
 MODEL = "camera/cam-001"
 

@@ -9,7 +9,7 @@ from gateway_parts import serving
 from http_parts import Client, bare_application, document, operations
 from openapi_spec_validator import validate
 
-from cluster.http.application import table_of
+from cluster.gateway.http.application import table_of
 
 ROOT = Path(__file__).parent.parent.parent
 

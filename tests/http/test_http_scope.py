@@ -15,7 +15,7 @@ from http_parts import listening
 from sightline.v1 import cameras_pb2, incidents_pb2, ingest_pb2, memory_pb2, pictures_pb2, replicas_pb2, results_pb2
 
 from cluster import metrics
-from cluster.http.application import table_of
+from cluster.gateway.http.application import table_of
 from cluster.security.access import Principal
 from cluster.security.roles import METRICS, RULES, Role
 

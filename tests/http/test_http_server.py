@@ -20,12 +20,12 @@ from sightline.v1 import replicas_pb2
 
 from cluster import metrics
 from cluster.errors import SightlineError
-from cluster.http.application import make_application
-from cluster.http.calls import Calls
-from cluster.http.live import Live
-from cluster.http.server import HttpServer
-from cluster.rpc.results import AnswerHub
-from cluster.rpc.tls import TlsFiles
+from cluster.gateway.http.application import make_application
+from cluster.gateway.http.calls import Calls
+from cluster.gateway.http.live import Live
+from cluster.gateway.http.server import HttpServer
+from cluster.wire.answers import AnswerHub
+from cluster.wire.tls import TlsFiles
 
 
 @contextlib.asynccontextmanager

@@ -12,11 +12,11 @@ from http_parts import listening
 from prometheus_client import CollectorRegistry
 
 from cluster import metrics
-from cluster.http.application import make_application
-from cluster.http.calls import Calls
-from cluster.http.feed import QUEUE, Event
-from cluster.http.live import Live
-from cluster.rpc.results import AnswerHub
+from cluster.gateway.http.application import make_application
+from cluster.gateway.http.calls import Calls
+from cluster.gateway.http.feed import QUEUE, Event
+from cluster.gateway.http.live import Live
+from cluster.wire.answers import AnswerHub
 
 PAD = "x" * 2**14
 """So much in each event that a few hundred of them fill what the system keeps between the two ends."""

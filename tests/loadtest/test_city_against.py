@@ -7,8 +7,8 @@ from dataclasses import asdict
 
 import pytest
 
+from cluster.control.costs import CostModel
 from cluster.errors import ConfigError
-from cluster.scheduling.costs import CostModel
 from loadtest.city.against import Compared, Run, compare, read_runs, sim_error
 
 COSTS = CostModel("m", "d", "made", 0.05, 0.3, 0.0, 0.0, 0.0, 0.1, 0.1)

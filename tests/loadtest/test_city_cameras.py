@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from cluster.engine.native import gate
+from cluster.engine.window import gate
 from loadtest.city.bursts import Spell, Wake, spells, wakes
 from loadtest.city.cameras import FIRST_WINDOWS, Cameras
 from loadtest.city.mix import ActivitySection, Burst, CameraClass, Mix

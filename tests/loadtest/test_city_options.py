@@ -7,8 +7,8 @@ import json
 import pytest
 
 from actors.cli import main
+from cluster.control.ladder import default
 from cluster.errors import ConfigError
-from cluster.scheduling.ladder import default
 from loadtest.city.options import parse_ladder, parse_objective, parse_pools
 from loadtest.city.result import Objective
 

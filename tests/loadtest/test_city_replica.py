@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from cluster.scheduling.costs import CostModel
-from cluster.scheduling.priority import Priority
+from cluster.control.costs import CostModel
+from cluster.types.priority import Priority
 from loadtest.city.replica import Arrival, EngineSettings, Facts, Outcome, Replica
 
 

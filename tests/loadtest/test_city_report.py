@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cluster.scheduling.costs import CostModel
+from cluster.control.costs import CostModel
 from loadtest.city.city import CityPlan, PoolPlan, simulate
 from loadtest.city.district import Timing
 from loadtest.city.mix import ActivitySection, Burst, CameraClass, Mix

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
+from cluster.control.costs import CostModel
 from cluster.errors import ConfigError, SightlineError
-from cluster.scheduling.costs import CostModel
 from loadtest.city.city import CityPlan, PoolPlan
 from loadtest.city.district import Timing
 from loadtest.city.mix import load_mix

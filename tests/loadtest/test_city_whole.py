@@ -9,9 +9,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from cluster.control.costs import CostModel
+from cluster.control.ladder import default
 from cluster.errors import ConfigError
-from cluster.scheduling.costs import CostModel
-from cluster.scheduling.ladder import default
 from loadtest.city.city import CityPlan, PoolPlan, deal, mean_load, simulate
 from loadtest.city.district import Timing
 from loadtest.city.mix import ActivitySection, CameraClass, Mix, load_mix

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cluster.bench.window_accounting import CameraBooks, Counted, account, alert_times, percentile, within
+from cluster.lab.bench.window_accounting import CameraBooks, Counted, account, alert_times, percentile, within
 from cluster.types import Answer, Timing, TokenCount
 
 NO_TOKENS = TokenCount(0, 0, 0, 0, 0, 0, 0)

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from actors.cli import main
-from cluster.scheduling.costs import CostModel, save
+from cluster.control.costs import CostModel, save
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(400)]
 

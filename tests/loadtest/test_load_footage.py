@@ -7,8 +7,8 @@ from itertools import islice
 import av
 import pytest
 
-from cluster.clips import make_clip
 from cluster.errors import ConfigError, SourceError
+from cluster.lab.clips import make_clip
 from loadtest.footage import gather, make_footage, read_footage
 from loadtest.profile import Profile, load_profile, profile_names
 from loadtest.script import packets, script

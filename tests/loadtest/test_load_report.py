@@ -11,9 +11,9 @@ from dataclasses import replace
 import pytest
 from toy_cluster import config, profile
 
-from cluster.bench.window_accounting import CameraBooks
 from cluster.errors import SightlineError
-from cluster.evaluation.plots import LEFT, RIGHT, WIDTH
+from cluster.lab.bench.window_accounting import CameraBooks
+from cluster.lab.evaluation.plots import LEFT, RIGHT, WIDTH
 from cluster.types import Answer, Timing, TokenCount
 from loadtest.agent import FedAgent
 from loadtest.fleet import Camera

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from cluster.errors import ConfigError
-from cluster.memory.album import Album
+from cluster.replica.album import Album
 from cluster.types import MICROSECONDS, FrameSample, PatchGrid
 from cluster.vision.sampler import cut_patches
 

@@ -7,8 +7,8 @@ from dataclasses import replace
 import numpy as np
 from test_album import GRID, SECOND, frame, scene
 
-from actors.memories import WorkerMemory
-from cluster.memory.album import Album
+from cluster.replica.album import Album
+from cluster.replica.memory import WorkerMemory
 from cluster.types import MemorySpec, Question, StreamSpec
 
 

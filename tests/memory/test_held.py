@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cluster.errors import ConfigError
+from cluster.lab.bench.memory.held import HeldKV
 from cluster.memory.compress import compressors
-from cluster.memory.held import HeldKV
 from cluster.memory.layer import LayerKV
 
 BOUNDED = sorted(set(compressors.names()) - {"none"})

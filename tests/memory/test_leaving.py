@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from cluster.bench.synthetic import SyntheticCamera
 from cluster.engine.native import NativeEngine
+from cluster.lab.bench.synthetic import SyntheticCamera
 from cluster.memory.chunk import KVChunk
 from cluster.models import load_model
 from cluster.types import Question, StreamSpec

@@ -10,14 +10,14 @@ import torch
 from redis_server import RedisServer
 from remembering import Site, until
 
-from actors.memories import Forgetting, WorkerMemory
-from cluster.memory.album import Album
+from cluster.control.removals import Removals
 from cluster.models import load_model
-from cluster.rpc.conversations import Conversations
-from cluster.rpc.results import AnswerHub
-from cluster.scheduling.removals import Removals
-from cluster.scheduling.worker import EngineWorker
+from cluster.replica.album import Album
+from cluster.replica.conversations import Conversations
+from cluster.replica.memory import Forgetting, WorkerMemory
+from cluster.replica.worker import EngineWorker
 from cluster.types import Answer
+from cluster.wire.answers import AnswerHub
 
 WAIT_S = 20.0
 

@@ -9,7 +9,7 @@ from transformers import AttentionInterface
 from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import GotOcr2ImageProcessorPil
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
-from cluster.bench.faults.positions import SeenFrame, qwen2_5_vl
+from cluster.lab.bench.faults.positions import SeenFrame, qwen2_5_vl
 from cluster.models.base import FrameSpan, PatchBatch
 from cluster.models.pixels import IMAGENET_MEAN, IMAGENET_STD
 from cluster.models.rotary import rotate

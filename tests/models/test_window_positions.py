@@ -6,7 +6,7 @@ from fractions import Fraction
 import pytest
 import torch
 
-from cluster.bench.faults.positions import SeenFrame, qwen2_5_vl
+from cluster.lab.bench.faults.positions import SeenFrame, qwen2_5_vl
 from cluster.models.base import FrameSpan
 from cluster.types import PatchGrid
 

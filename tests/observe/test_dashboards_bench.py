@@ -7,7 +7,7 @@ import pytest
 from prometheus_client import CollectorRegistry, Gauge
 
 from cluster import metrics
-from cluster.bench import dashboards
+from cluster.lab.bench import dashboards
 from cluster.metrics.dashboards import Panel
 
 pytestmark = pytest.mark.skipif(shutil.which("prometheus") is None, reason="prometheus is not installed")

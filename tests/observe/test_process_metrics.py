@@ -8,15 +8,15 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from cluster import metrics
-from cluster.bench.dashboards import series_per_camera
 from cluster.config import load_config
+from cluster.lab.bench.dashboards import series_per_camera
 from cluster.memory.prefetch import TOTALS, Prefetcher, PrefetchStats
 from cluster.memory.tiers.arena import Arena
 from cluster.memory.tiers.base import Block, BlockKey
 from cluster.memory.tiers.stack import TierStack
 from cluster.metrics.gpu import GpuCollector
-from cluster.scheduling.reports import ReplicaStatus
 from cluster.types import Answer, Question, StreamSpec, Timing, TokenCount
+from cluster.types.reports import ReplicaStatus
 
 
 def samples(registry=metrics.REGISTRY, **labels):

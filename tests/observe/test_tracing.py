@@ -13,13 +13,13 @@ from cluster import metrics
 from cluster.config import load_config
 from cluster.config.tracing import TracingConfig
 from cluster.errors import SightlineError
-from cluster.rpc.convert import answer_from_proto, answer_to_proto, frame_from_proto, frame_to_proto
 from cluster.tracing import make_spans
 from cluster.tracing.alerting import AlertTraces
 from cluster.tracing.decoder import CameraTrace, FrameTimes
 from cluster.tracing.replica import FRAMES, ReplicaTraces
 from cluster.tracing.spans import trace_id
 from cluster.types import Answer, FrameSample, PatchGrid, Timing, TokenCount
+from cluster.wire.convert import answer_from_proto, answer_to_proto, frame_from_proto, frame_to_proto
 
 SECOND = 1_000_000
 GRID = PatchGrid(2, 2, 14, 2, 1)

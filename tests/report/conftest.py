@@ -8,7 +8,7 @@ import math
 import pytest
 from PIL import Image, ImageDraw
 
-from cluster.report import CameraRecord, ComparedWindow, Cost, EventInterval, LiveWindow, Report, SampleFrame
+from cluster.lab.report import CameraRecord, ComparedWindow, Cost, EventInterval, LiveWindow, Report, SampleFrame
 from cluster.types import Question
 
 QUESTIONS = (

@@ -2,12 +2,12 @@
 
 import pytest
 
-from cluster.clips import make_clip
 from cluster.codec.processor import CodecOptions
 from cluster.engine.native.engine import NativeEngine
 from cluster.errors import SourceError
+from cluster.lab.clips import make_clip
+from cluster.lab.report.measure import compare, count_windows, picture_frames, prune, sample_clip
 from cluster.models import load_model
-from cluster.report.measure import compare, count_windows, picture_frames, prune, sample_clip
 from cluster.types import MICROSECONDS, Question, StreamSpec
 from cluster.vision import make_pruner
 

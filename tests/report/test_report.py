@@ -10,8 +10,8 @@ from html.parser import HTMLParser
 import pytest
 
 from cluster.errors import SightlineError
-from cluster.report import ComparedWindow, Comparison, Cost, render, write_report
-from cluster.report.charts import compact, tokens_per_window
+from cluster.lab.report import ComparedWindow, Comparison, Cost, render, write_report
+from cluster.lab.report.charts import compact, tokens_per_window
 from cluster.types import Question
 
 VOID = {"meta", "link", "img", "br", "hr", "input"}

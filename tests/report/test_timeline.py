@@ -4,9 +4,9 @@ import re
 
 import pytest
 
-from cluster.report import EventInterval
-from cluster.report.charts import LEFT, RIGHT, WIDTH
-from cluster.report.timeline import HEIGHT, compared_timeline, live_timeline
+from cluster.lab.report import EventInterval
+from cluster.lab.report.charts import LEFT, RIGHT, WIDTH
+from cluster.lab.report.timeline import HEIGHT, compared_timeline, live_timeline
 from cluster.types import Question
 
 

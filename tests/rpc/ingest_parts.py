@@ -11,14 +11,14 @@ import grpc.aio
 from sightline.v1 import ingest_pb2, ingest_pb2_grpc
 
 from cluster.codec.push import PushSource
+from cluster.decoder.packet_sink import QueueSink
 from cluster.errors import NotReadyError, SourceError, UnavailableError, UnknownCameraError
-from cluster.rpc.calls import first_reply, write
-from cluster.rpc.channel import ChannelPool, open_channel
-from cluster.rpc.convert import packet_to_proto
-from cluster.rpc.ingest import SERVICE, IngestServicer
-from cluster.rpc.proxy import ProxySink
-from cluster.rpc.server import RpcServer, push_message_bytes
-from cluster.rpc.sinks import QueueSink
+from cluster.gateway.ingest_proxy import ProxySink
+from cluster.wire.calls import first_reply, write
+from cluster.wire.channel import ChannelPool, open_channel
+from cluster.wire.convert import packet_to_proto
+from cluster.wire.ingest import SERVICE, IngestServicer
+from cluster.wire.server import RpcServer, push_message_bytes
 
 LIMIT = 64 * 1024
 

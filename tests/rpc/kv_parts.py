@@ -15,11 +15,11 @@ from sightline.v1 import kv_pb2_grpc
 
 from cluster.codec.supervisor import Backoff
 from cluster.memory.tiers.base import Block, BlockKey, Loaded, Outcome, Tier, TierState
-from cluster.rpc.kv_service import KVServicer
-from cluster.rpc.kv_tier import RemoteTier
-from cluster.rpc.kv_wire import SERVICE
-from cluster.rpc.loop import EventLoopThread
-from cluster.rpc.server import RpcServer
+from cluster.memory.tiers.kv_wire import SERVICE
+from cluster.memory.tiers.remote import RemoteTier
+from cluster.memory.tiers.server import KVServicer
+from cluster.wire.loop import EventLoopThread
+from cluster.wire.server import RpcServer
 
 OURS = "tiny/fp32"
 QUICK = Backoff(first_s=0.05, longest_s=0.2)

@@ -8,9 +8,9 @@ import contextlib
 from sightline.v1 import memory_pb2_grpc
 
 from cluster.errors import NotReadyError, UnknownCameraError
-from cluster.rpc.memory import SERVICE, MemoryServicer
-from cluster.rpc.server import RpcServer
+from cluster.replica.memory_service import SERVICE, MemoryServicer
 from cluster.types import AskResult, Forgotten, MemoryStatus, Moment
+from cluster.wire.server import RpcServer
 
 MOMENTS = (Moment(277_000_000, 285_000_000, 0.5), Moment(990_000_000, 1_000_000_000, 0.25))
 STATUS = MemoryStatus(

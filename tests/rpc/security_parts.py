@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from actors import gateway
-from cluster.cameras.managed import Managed
 from cluster.config import CameraEntry, load_config
+from cluster.control.cameras.managed import Managed
 from cluster.errors import UnavailableError, UnknownCameraError
-from cluster.scheduling.reports import ReplicaStatus
 from cluster.security.roles import Role
 from cluster.security.tokens import make_token, write_tokens
 from cluster.types import CameraStatus
+from cluster.types.reports import ReplicaStatus
 
 
 @dataclass

@@ -13,13 +13,13 @@ from sightline.v1 import incidents_pb2, incidents_pb2_grpc
 from cluster.alerts.service import AlertService
 from cluster.config import load_config
 from cluster.errors import ConfigError, SightlineError, UnauthenticatedError, UnavailableError
-from cluster.rpc.channel import ChannelPool, open_channel
-from cluster.rpc.guard import Guard
-from cluster.rpc.incidents import SERVICE, IncidentsProxy, IncidentsServicer
-from cluster.rpc.incidents_client import IncidentsClient
-from cluster.rpc.server import RpcServer
+from cluster.gateway.guard import Guard
+from cluster.gateway.incidents_proxy import SERVICE, IncidentsProxy, IncidentsServicer
+from cluster.incidents_client import IncidentsClient
 from cluster.security.access import Principal
 from cluster.security.roles import RULES, Role
+from cluster.wire.channel import ChannelPool, open_channel
+from cluster.wire.server import RpcServer
 
 WHO = {
     "agent": Principal("agent", frozenset({Role.INGEST})),

@@ -244,7 +244,7 @@ def test_a_store_of_more_than_there_is_time_for_stops_in_time_and_the_node_stays
         time.sleep(0.25)
         return encode_block(*args, **options)
 
-    monkeypatch.setattr("cluster.rpc.kv_tier.encode_block", slowly)
+    monkeypatch.setattr("cluster.memory.tiers.remote.encode_block", slowly)
     held = MemoryTier()
     with serving(held) as node, remote(node.address, deadline_s=2.0) as tier:
         outcomes = tier.store([(key(cluster), block(cluster)) for cluster in range(12)])

@@ -14,8 +14,8 @@ from sightline.v1 import kv_pb2, kv_pb2_grpc
 from cluster.memory.tiers.arena import Arena
 from cluster.memory.tiers.base import Outcome
 from cluster.memory.tiers.codec import encode_block, seal_manifest
-from cluster.rpc.channel import channel_options
-from cluster.rpc.kv_wire import BATCH_BYTES, MAX_MANIFEST_BYTES, key_to_proto
+from cluster.memory.tiers.kv_wire import BATCH_BYTES, MAX_MANIFEST_BYTES, key_to_proto
+from cluster.wire.channel import channel_options
 
 HIT, MISS, RETRY = Outcome.HIT, Outcome.MISS, Outcome.RETRY
 MIB = 2**20

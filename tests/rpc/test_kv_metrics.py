@@ -19,8 +19,8 @@ from cluster.config import load_config
 from cluster.memory.tiers.arena import Arena
 from cluster.memory.tiers.base import Outcome
 from cluster.memory.tiers.codec import encode_block
-from cluster.rpc.kv_tier import RemoteTier
-from cluster.rpc.kv_wire import key_to_proto
+from cluster.memory.tiers.kv_wire import key_to_proto
+from cluster.memory.tiers.remote import RemoteTier
 
 NEVER = Backoff(first_s=600.0, longest_s=600.0)
 TIER = "sightline_node_tier_"

@@ -11,14 +11,14 @@ from contextlib import contextmanager
 import pytest
 from kv_parts import QUICK, MemoryTier, Node, block, key, remote, same, serving, until
 
-from cluster.bench.memory.made import made_chunks
-from cluster.bench.memory.node import FINGERPRINT
 from cluster.errors import UnavailableError
+from cluster.lab.bench.memory.made import made_chunks
+from cluster.lab.bench.memory.node import FINGERPRINT
 from cluster.memory.bank import MemoryBank
 from cluster.memory.tiers.arena import Arena
 from cluster.memory.tiers.base import BlockKey, Outcome
+from cluster.memory.tiers.remote import RemoteTier
 from cluster.memory.tiers.stack import TierStack
-from cluster.rpc.kv_tier import RemoteTier
 from cluster.types import MemorySpec
 
 HIT, MISS, RETRY = Outcome.HIT, Outcome.MISS, Outcome.RETRY
@@ -30,7 +30,7 @@ SHAPE = {"layers": 2, "heads": 2, "rows": 3, "columns": 3, "width": 32}
 def node_process() -> Iterator[tuple[subprocess.Popen[str], str]]:
     """A node's process that holds 256 MiB, and its address."""
     started = subprocess.Popen(
-        [sys.executable, "-m", "cluster.bench.memory.node_process", str(256 * MIB)],
+        [sys.executable, "-m", "cluster.lab.bench.memory.node_process", str(256 * MIB)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,

@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 
 from actors import tier as actor
-from actors.memories import tier_stack
 from actors.preflight import check_settings
-from actors.security import memory_secret
 from cluster.config import load_config
 from cluster.config.security import SecurityConfig
 from cluster.errors import ConfigError, UnavailableError
 from cluster.memory.tiers.base import BlockKey, Outcome
-from cluster.rpc.kv_tier import RemoteTier
+from cluster.memory.tiers.remote import RemoteTier
+from cluster.replica.memory import tier_stack
+from cluster.security.settings import memory_secret
 
 HIT, MISS, RETRY = Outcome.HIT, Outcome.MISS, Outcome.RETRY
 MARK = "a model"

@@ -13,10 +13,10 @@ from cluster.errors import ConfigError
 from cluster.memory.tiers.arena import Arena
 from cluster.memory.tiers.base import Block, BlockKey, Loaded, Outcome
 from cluster.memory.tiers.codec import encode_block
-from cluster.rpc.channel import channel_options
-from cluster.rpc.kv_tier import RemoteTier
-from cluster.rpc.kv_wire import BATCH_BYTES, MAX_KV_BYTES, MAX_KV_MESSAGE_BYTES, batches, key_to_proto, runs
-from cluster.rpc.status import is_ours
+from cluster.memory.tiers.kv_wire import BATCH_BYTES, MAX_KV_BYTES, MAX_KV_MESSAGE_BYTES, batches, key_to_proto, runs
+from cluster.memory.tiers.remote import RemoteTier
+from cluster.wire.channel import channel_options
+from cluster.wire.status import is_ours
 
 
 @pytest.fixture(scope="module")

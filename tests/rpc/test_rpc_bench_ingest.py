@@ -6,7 +6,7 @@ import argparse
 
 import psutil
 
-from cluster.bench import ingest
+from cluster.lab.bench import ingest
 
 
 def test_it_measures_and_leaves_nothing_running():

@@ -11,8 +11,9 @@ import grpc.aio
 import pytest
 from sightline.v1 import cameras_pb2, cameras_pb2_grpc, results_pb2_grpc
 
-from cluster.cameras.managed import Managed
+from cluster.client import GatewayClient
 from cluster.config import CameraEntry
+from cluster.control.cameras.managed import Managed
 from cluster.errors import (
     CameraExistsError,
     ConfigError,
@@ -20,14 +21,13 @@ from cluster.errors import (
     UnavailableError,
     UnknownCameraError,
 )
-from cluster.rpc.cameras import SERVICE, CamerasServicer
-from cluster.rpc.channel import open_channel
-from cluster.rpc.client import GatewayClient
-from cluster.rpc.loop import EventLoopThread
-from cluster.rpc.results import SERVICE as RESULTS
-from cluster.rpc.results import AnswerHub, ResultsServicer
-from cluster.rpc.server import RpcServer
+from cluster.gateway.cameras import SERVICE, CamerasServicer
 from cluster.types import CameraStatus, LastAnswer, Question
+from cluster.wire.answers import SERVICE as RESULTS
+from cluster.wire.answers import AnswerHub, ResultsServicer
+from cluster.wire.channel import open_channel
+from cluster.wire.loop import EventLoopThread
+from cluster.wire.server import RpcServer
 
 
 class Directory:

@@ -12,7 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sightline.v1 import cameras_pb2, frames_pb2, ingest_pb2, results_pb2
 
-from cluster.rpc import convert
 from cluster.types import (
     Answer,
     CameraStatus,
@@ -26,6 +25,7 @@ from cluster.types import (
     TokenCount,
     mask_digest,
 )
+from cluster.wire import convert
 
 prop = settings(deadline=None, max_examples=50)
 int64 = st.integers(-(2**63), 2**63 - 1)

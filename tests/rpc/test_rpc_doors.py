@@ -13,14 +13,14 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from sightline.v1 import results_pb2_grpc
 
-from cluster.bench.faults.attacks import PREFACE, SETTINGS, Http2, Target, frame, message, name_request
 from cluster.errors import UnauthenticatedError
-from cluster.rpc.channel import open_channel
-from cluster.rpc.guard import Guard
-from cluster.rpc.health import MOST_READING, MOST_WATCHING, host_of
-from cluster.rpc.malformed import Malformed
-from cluster.rpc.results import SERVICE, AnswerHub, ResultsServicer
-from cluster.rpc.server import RpcServer
+from cluster.gateway.guard import Guard
+from cluster.lab.bench.faults.attacks import PREFACE, SETTINGS, Http2, Target, frame, message, name_request
+from cluster.wire.answers import SERVICE, AnswerHub, ResultsServicer
+from cluster.wire.channel import open_channel
+from cluster.wire.health import MOST_READING, MOST_WATCHING, host_of
+from cluster.wire.malformed import Malformed
+from cluster.wire.server import RpcServer
 
 Status = health_pb2.HealthCheckResponse
 CHECK, WATCH, RESULTS = "/grpc.health.v1.Health/Check", "/grpc.health.v1.Health/Watch", f"/{SERVICE}/Watch"
@@ -141,7 +141,7 @@ async def test_connections_that_come_when_as_many_as_may_be_are_there():
 @pytest.mark.parametrize("said", [b"", b"PRI * HTTP/2.0", PREFACE])
 async def test_a_connection_that_does_not_get_on_with_it_is_closed(said, monkeypatch):
     """With and without HTTP/2's first words; what has settings is idle, and has longer."""
-    monkeypatch.setattr("cluster.rpc.server.HANDSHAKE_MS", 300)
+    monkeypatch.setattr("cluster.wire.server.HANDSHAKE_MS", 300)
     async with serving() as (_, target, _):
         reader, writer = await asyncio.open_connection("127.0.0.1", target.rpc)
         writer.write(said)

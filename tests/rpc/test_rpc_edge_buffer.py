@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cluster.codec.source import StreamHeader
-from cluster.rpc.edge_buffer import EdgeBuffer
 from cluster.types import EncodedPacket
+from cluster.wire.edge_buffer import EdgeBuffer
 
 HEADER = StreamHeader("h264", 0, 0, b"")
 

@@ -14,14 +14,14 @@ import pytest
 from sightline.v1 import frames_pb2, frames_pb2_grpc
 
 from cluster.codec.supervisor import Backoff
+from cluster.decoder.frame_sender import FrameSender
 from cluster.errors import ConfigError, UnknownCameraError
-from cluster.rpc.calls import CallEndedError, write
-from cluster.rpc.channel import open_channel
-from cluster.rpc.convert import frame_to_proto, spec_to_json
-from cluster.rpc.frame_sender import FrameSender
-from cluster.rpc.frames import SERVICE, FramesServicer, WindowCounters
-from cluster.rpc.loop import EventLoopThread
-from cluster.rpc.server import RpcServer
+from cluster.replica.frames_service import SERVICE, FramesServicer, WindowCounters
+from cluster.wire.calls import CallEndedError, write
+from cluster.wire.channel import open_channel
+from cluster.wire.convert import frame_to_proto, spec_to_json
+from cluster.wire.loop import EventLoopThread
+from cluster.wire.server import RpcServer
 
 QUICK = Backoff(first_s=0.02, longest_s=0.05)
 

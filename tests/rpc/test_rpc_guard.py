@@ -24,14 +24,14 @@ from sightline.v1 import (
     results_pb2_grpc,
 )
 
+from cluster.client import GatewayClient
 from cluster.config import load_config
 from cluster.errors import ConfigError, ForbiddenError, UnauthenticatedError
-from cluster.rpc.client import GatewayClient
-from cluster.rpc.credentials import ClientCredentials
-from cluster.rpc.guard import STRANGERS_NOTED, Guard
+from cluster.gateway.guard import STRANGERS_NOTED, Guard
 from cluster.security.audit import AuditLog
 from cluster.security.limits import RateLimit
 from cluster.security.roles import RULES, Role
+from cluster.wire.credentials import ClientCredentials
 
 Code = grpc.StatusCode
 

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 from test_rpc_frames import Replica, sending, serving
 
-from cluster.rpc.frames import HandedOver, WindowCounters
+from cluster.replica.frames_service import HandedOver, WindowCounters
 
 
 class Leaving(Replica):

@@ -12,12 +12,15 @@ from memory_parts import Replica
 from sightline.v1 import ingest_pb2_grpc, kv_pb2_grpc, memory_pb2, memory_pb2_grpc, results_pb2_grpc
 
 from cluster.errors import ConfigError, UnknownCameraError
+from cluster.memory.tiers import kv_wire
 from cluster.memory.tiers.arena import Arena
-from cluster.rpc import ingest, kv_wire, memory, results
-from cluster.rpc.channel import open_channel
-from cluster.rpc.kv_service import KVServicer
-from cluster.rpc.server import RpcServer
-from cluster.rpc.status import is_ours, to_error
+from cluster.memory.tiers.server import KVServicer
+from cluster.replica import memory_service as memory
+from cluster.wire import answers as results
+from cluster.wire import ingest
+from cluster.wire.channel import open_channel
+from cluster.wire.server import RpcServer
+from cluster.wire.status import is_ours, to_error
 
 JUNK = b"\xff\xff\xff\xff"
 

@@ -13,10 +13,11 @@ from memory_parts import MOMENTS, STATUS, replica, result
 from sightline.v1 import memory_pb2, memory_pb2_grpc
 
 from cluster.errors import CapacityError, ConfigError, NotReadyError
-from cluster.rpc.channel import open_channel
-from cluster.rpc.conversations import Conversations
-from cluster.rpc.memory import MemoryServicer
-from cluster.rpc.memory_wire import (
+from cluster.replica.conversations import Conversations
+from cluster.replica.memory_service import MemoryServicer
+from cluster.types import AskSpec
+from cluster.wire.channel import open_channel
+from cluster.wire.memory_wire import (
     MAX_PICTURES_BYTES,
     Told,
     ask_from_proto,
@@ -26,7 +27,6 @@ from cluster.rpc.memory_wire import (
     told_from_proto,
     told_to_proto,
 )
-from cluster.types import AskSpec
 
 Code = grpc.StatusCode
 

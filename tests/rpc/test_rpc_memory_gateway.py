@@ -13,7 +13,7 @@ from memory_parts import replica
 from actors import gateway
 from cluster.config import load_config
 from cluster.errors import SightlineError, UnavailableError, UnknownCameraError
-from cluster.rpc.memory_client import MemoryClient
+from cluster.memory_client import MemoryClient
 
 
 @dataclass

@@ -18,11 +18,11 @@ from cluster.errors import (
     UnavailableError,
     UnknownCameraError,
 )
-from cluster.rpc.channel import ChannelPool, open_channel
-from cluster.rpc.memory_client import MemoryClient
-from cluster.rpc.memory_proxy import MemoryProxy
-from cluster.rpc.memory_wire import ForgottenCamera, Told
-from cluster.rpc.server import RpcServer
+from cluster.gateway.memory_proxy import MemoryProxy
+from cluster.memory_client import MemoryClient
+from cluster.wire.channel import ChannelPool, open_channel
+from cluster.wire.memory_wire import ForgottenCamera, Told
+from cluster.wire.server import RpcServer
 
 
 class Routes(dict):

@@ -26,8 +26,8 @@ from cluster.errors import (
     UnavailableError,
     UnknownCameraError,
 )
-from cluster.rpc.push import PushAgent, PushOptions
-from cluster.rpc.status import abort
+from cluster.wire.push import PushAgent, PushOptions
+from cluster.wire.status import abort
 
 QUICK = {"backoff": Backoff(first_s=0.02, longest_s=0.05), "flush_s": 0.005, "progress_s": 0.0}
 
@@ -261,7 +261,7 @@ async def test_another_agent_is_waited_for_and_then_reported(make, until, monkey
             await until(lambda: second.status.state is CameraState.BACKOFF)
             assert "another agent already pushes for camera 'gate'" in second.status.reason
             with monkeypatch.context() as patch:
-                patch.setattr("cluster.rpc.push._OCCUPIED_S", 0.0)
+                patch.setattr("cluster.wire.push._OCCUPIED_S", 0.0)
                 with pytest.raises(CameraExistsError, match="another agent already pushes"):
                     await PushAgent(
                         Scripted((HEADER, make.packets(5))), address, "gate", options=PushOptions(**QUICK)

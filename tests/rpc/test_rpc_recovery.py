@@ -16,7 +16,7 @@ import pytest
 from ingest_parts import Decoder, Gateway, pusher, serving
 from test_rpc_push import HEADER, QUICK, Scripted
 
-from cluster.rpc.push import PushAgent, PushOptions
+from cluster.wire.push import PushAgent, PushOptions
 
 ROOT = Path(__file__).parents[2]
 
@@ -26,7 +26,7 @@ class SinkProcess:
 
     def __init__(self):
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "cluster.bench.ingest_processes", "decoder"],
+            [sys.executable, "-m", "cluster.lab.bench.ingest_processes", "decoder"],
             cwd=ROOT,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

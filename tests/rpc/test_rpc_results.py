@@ -13,11 +13,11 @@ import pytest
 from sightline.v1 import results_pb2, results_pb2_grpc
 
 from cluster.errors import CapacityError
-from cluster.rpc.channel import open_channel
-from cluster.rpc.convert import answer_from_proto
-from cluster.rpc.merger import ResultsMerger
-from cluster.rpc.results import SERVICE, AnswerHub, ResultsServicer
-from cluster.rpc.server import RpcServer
+from cluster.gateway.merger import ResultsMerger
+from cluster.wire.answers import SERVICE, AnswerHub, ResultsServicer
+from cluster.wire.channel import open_channel
+from cluster.wire.convert import answer_from_proto
+from cluster.wire.server import RpcServer
 
 
 @asynccontextmanager

@@ -13,9 +13,9 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from sightline.v1 import results_pb2, results_pb2_grpc
 
 from cluster.errors import ConfigError
-from cluster.rpc.channel import ChannelPool, open_channel, split_address
-from cluster.rpc.results import SERVICE, AnswerHub, ResultsServicer
-from cluster.rpc.server import RpcServer
+from cluster.wire.answers import SERVICE, AnswerHub, ResultsServicer
+from cluster.wire.channel import ChannelPool, open_channel, split_address
+from cluster.wire.server import RpcServer
 
 
 def results_server(hub=None):

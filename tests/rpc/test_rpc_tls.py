@@ -10,11 +10,11 @@ import pytest
 from certificates import Authority
 from security_parts import guarded_gateway
 
+from cluster.client import GatewayClient
 from cluster.errors import ConfigError, UnavailableError
-from cluster.rpc.client import GatewayClient
-from cluster.rpc.credentials import ClientCredentials
-from cluster.rpc.tls import TlsFiles
 from cluster.security.roles import Role
+from cluster.wire.credentials import ClientCredentials
+from cluster.wire.tls import TlsFiles
 
 
 @pytest.fixture

@@ -18,27 +18,27 @@ from prometheus_client import CollectorRegistry, Counter
 from security_parts import guarded_gateway
 from sightline.v1 import frames_pb2_grpc, kv_pb2_grpc, memory_pb2, memory_pb2_grpc, results_pb2_grpc
 
-from actors.security import peer_tls
 from cluster import metrics
 from cluster.codec.supervisor import Backoff
 from cluster.config import load_config
 from cluster.config.security import SecurityConfig
+from cluster.decoder.frame_sender import FrameSender
 from cluster.errors import ConfigError
+from cluster.gateway.merger import ResultsMerger
 from cluster.memory.tiers.arena import Arena
-from cluster.rpc import memory
-from cluster.rpc.channel import ChannelPool, open_channel
-from cluster.rpc.frame_sender import FrameSender
-from cluster.rpc.frames import SERVICE as FRAMES
-from cluster.rpc.frames import FramesServicer, WindowCounters
-from cluster.rpc.health import is_serving
-from cluster.rpc.kv_tier import RemoteTier
-from cluster.rpc.kv_wire import SERVICE as KV
-from cluster.rpc.merger import ResultsMerger
-from cluster.rpc.results import SERVICE as RESULTS
-from cluster.rpc.results import AnswerHub, ResultsServicer
-from cluster.rpc.server import RpcServer
-from cluster.rpc.tls import PeerTls, TlsFiles
+from cluster.memory.tiers.kv_wire import SERVICE as KV
+from cluster.memory.tiers.remote import RemoteTier
+from cluster.replica import memory_service as memory
+from cluster.replica.frames_service import SERVICE as FRAMES
+from cluster.replica.frames_service import FramesServicer, WindowCounters
 from cluster.security.roles import Role
+from cluster.security.settings import peer_tls
+from cluster.wire.answers import SERVICE as RESULTS
+from cluster.wire.answers import AnswerHub, ResultsServicer
+from cluster.wire.channel import ChannelPool, open_channel
+from cluster.wire.health import is_serving
+from cluster.wire.server import RpcServer
+from cluster.wire.tls import PeerTls, TlsFiles
 
 QUICK = Backoff(first_s=0.05, longest_s=0.2, jitter=0.0)
 NAME = "sightline"

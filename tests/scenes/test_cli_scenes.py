@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster.scenes.truth import truth_path
+from cluster.lab.scenes.truth import truth_path
 
 SIGHTLINE = str(Path(sys.executable).with_name("sightline"))
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "160"}

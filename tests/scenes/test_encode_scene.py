@@ -7,9 +7,9 @@ from av.video.frame import PictureType
 
 from cluster.codec import FileSource
 from cluster.codec.processor import CodecOptions, CodecProcessor
-from cluster.scenes import SceneRenderer
-from cluster.scenes.encode import encode_scene, partial_path
-from cluster.scenes.truth import SceneTruth, truth_path
+from cluster.lab.scenes import SceneRenderer
+from cluster.lab.scenes.encode import encode_scene, partial_path
+from cluster.lab.scenes.truth import SceneTruth, truth_path
 from cluster.types import PatchGeometry
 
 CAMERAS = {

@@ -10,9 +10,9 @@ import pytest
 from PIL import Image
 
 from cluster.errors import ConfigError, SightlineError
-from cluster.scenes.dataset import INDEX, SceneSet, make_scenes
-from cluster.scenes.sheet import contact_sheet
-from cluster.scenes.truth import SceneTruth, truth_path
+from cluster.lab.scenes.dataset import INDEX, SceneSet, make_scenes
+from cluster.lab.scenes.sheet import contact_sheet
+from cluster.lab.scenes.truth import SceneTruth, truth_path
 
 WANTED = SceneSet("train", 3, seed=2, seconds=24.0, events=("fall", "none"))
 

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from cluster.scenes import SceneRenderer, make_scene
+from cluster.lab.scenes import SceneRenderer, make_scene
 
 
 def test_pictures_are_the_same_for_the_same_instant_and_carry_noise():

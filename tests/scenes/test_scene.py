@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 from cluster.errors import ConfigError
-from cluster.scenes import EVENT_KINDS, SPLITS, make_scene, memory_questions, phrasings, standing_question
-from cluster.scenes.camera import _CAMERAS
-from cluster.scenes.layout import ASPECT
-from cluster.scenes.places import _TEST_TEXTURES, _TRAIN_TEXTURES
+from cluster.lab.scenes import EVENT_KINDS, SPLITS, make_scene, memory_questions, phrasings, standing_question
+from cluster.lab.scenes.camera import _CAMERAS
+from cluster.lab.scenes.layout import ASPECT
+from cluster.lab.scenes.places import _TEST_TEXTURES, _TRAIN_TEXTURES
 
 
 @pytest.mark.parametrize("split", SPLITS)

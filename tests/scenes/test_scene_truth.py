@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from cluster.errors import ConfigError
-from cluster.scenes import EVENT_KINDS, SceneRenderer, memory_questions, standing_question, window_label
-from cluster.scenes.truth import SceneTruth, scene_truth
+from cluster.lab.scenes import EVENT_KINDS, SceneRenderer, memory_questions, standing_question, window_label
+from cluster.lab.scenes.truth import SceneTruth, scene_truth
 
 
 def test_it_names_what_makes_the_scene_again(fall):

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from cluster.scheduling.costs import CostModel
-from cluster.scheduling.demand import Demand
-from cluster.scheduling.fleet import Fleet
-from cluster.scheduling.ladder import Ladder, LadderPolicy, Rung
+from cluster.control.costs import CostModel
+from cluster.control.demand import Demand
+from cluster.control.fleet import Fleet
+from cluster.control.ladder import Ladder, LadderPolicy, Rung
 
 LADDER = Ladder(
     (

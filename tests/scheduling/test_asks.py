@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cluster.errors import CapacityError, NotReadyError, UnavailableError
-from cluster.scheduling.asks import AskQueue
+from cluster.replica.asks import AskQueue
 from cluster.types import AskResult, AskSpec
 
 

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scheduling_parts import costs
 
-from cluster.bench.cost_platform import PLATFORMS, platform_costs, vss_streams
+from cluster.control.costs import CostModel, WindowWork, fit, load, names, save
 from cluster.errors import ConfigError, SightlineError
-from cluster.scheduling.costs import CostModel, WindowWork, fit, load, names, save
+from cluster.lab.bench.cost_platform import PLATFORMS, platform_costs, vss_streams
 from cluster.types import TokenCount
 
 NAMES = ("step_s", "window_s", "encoded_s", "computed_s", "attended_s")

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cluster.scheduling.decode_pressure import HOLD_S, SETTLE_S, DecodePressure, DecodeWait
-from cluster.scheduling.priority import Priority
+from cluster.decoder.pressure import HOLD_S, SETTLE_S, DecodePressure, DecodeWait
+from cluster.types.priority import Priority
 
 STRIDE_S = 8.0
 

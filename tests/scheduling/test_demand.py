@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scheduling_parts import LADDER, costs, demand
 
-from cluster.scheduling.costs import WindowWork
-from cluster.scheduling.demand import MOST, DemandEstimate, Measured, load, work
-from cluster.scheduling.ladder import Rung, default
+from cluster.control.costs import WindowWork
+from cluster.control.demand import MOST, DemandEstimate, Measured, load, work
+from cluster.control.ladder import Rung, default
 
 FULL, PRUNE, STRIDE, SHED = LADDER.rungs
 

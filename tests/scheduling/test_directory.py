@@ -6,10 +6,10 @@ from dataclasses import replace
 import pytest
 
 from cluster.config import CameraEntry, QuestionConfig, SightlineConfig, camera_settings
+from cluster.control.directory import Directory
 from cluster.errors import CameraExistsError, ManagedElsewhereError, UnknownCameraError
-from cluster.scheduling.directory import Directory
-from cluster.scheduling.reports import CameraReport, DecoderInfo, ReplicaInfo, StreamReport, Totals
 from cluster.types import LastAnswer, PatchGeometry
+from cluster.types.reports import CameraReport, DecoderInfo, ReplicaInfo, StreamReport, Totals
 
 QUESTION = QuestionConfig(id="fence", text="Is anyone climbing the fence?")
 GEOMETRY = PatchGeometry(patch=14, merge=2, temporal=2)

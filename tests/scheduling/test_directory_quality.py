@@ -6,11 +6,11 @@ import pytest
 from scheduling_parts import LADDER, costs
 
 from cluster.config import CameraConfig, CameraEntry, QuestionConfig, SightlineConfig, camera_settings
+from cluster.control.directory import Directory
+from cluster.control.quality import FleetSettings
 from cluster.errors import CapacityError, ConfigError, NotReadyError
-from cluster.scheduling.directory import Directory
-from cluster.scheduling.quality import FleetSettings
-from cluster.scheduling.reports import CameraReport, DecoderInfo, ReplicaInfo, ReplicaReport, StreamReport
 from cluster.types import PatchGeometry
+from cluster.types.reports import CameraReport, DecoderInfo, ReplicaInfo, ReplicaReport, StreamReport
 
 QUESTION = QuestionConfig(id="fence", text="Is anyone climbing the fence?")
 GEOMETRY = PatchGeometry(patch=14, merge=2, temporal=2)

@@ -9,13 +9,13 @@ import statistics
 import pytest
 from scheduling_parts import LADDER, costs, demand, fleet
 
-from cluster.bench.simulated_replica import REPLICA, Camera, Replica
+from cluster.control.admission import expected_lag_s
+from cluster.control.demand import Measured, load
+from cluster.control.fleet import Fleet
+from cluster.control.ladder import LadderPolicy
 from cluster.errors import UnknownCameraError
-from cluster.scheduling.admission import expected_lag_s
-from cluster.scheduling.demand import Measured, load
-from cluster.scheduling.fleet import Fleet
-from cluster.scheduling.ladder import LadderPolicy
-from cluster.scheduling.priority import Priority
+from cluster.lab.bench.simulated_replica import REPLICA, Camera, Replica
+from cluster.types.priority import Priority
 
 
 def settled(made: Fleet, until_s: float) -> list:

@@ -4,8 +4,8 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cluster.engine.native.windows import WindowClock
-from cluster.scheduling.in_flight import InFlight
+from cluster.decoder.in_flight import InFlight
+from cluster.engine.window.windows import WindowClock
 from cluster.types import FrameSample, PatchGrid
 
 GRID = PatchGrid(2, 2, 14, 2, 2)

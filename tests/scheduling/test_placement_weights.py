@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from cluster.scheduling.placement import Placement
+from cluster.control.placement import Placement
 
 MEMBERS = [f"replica-{i}" for i in range(5)]
 CAPACITY = {name: 1.0 + 0.5 * (number % 3) for number, name in enumerate(MEMBERS)}

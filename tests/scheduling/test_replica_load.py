@@ -6,9 +6,9 @@ import random
 
 import pytest
 
-from cluster.scheduling.ladder import CameraOnLadder
-from cluster.scheduling.priority import Priority
-from cluster.scheduling.replica_load import AVERAGE_S, ReplicaLoad
+from cluster.control.ladder import CameraOnLadder
+from cluster.control.replica_load import AVERAGE_S, ReplicaLoad
+from cluster.types.priority import Priority
 
 
 def replica(load: float) -> ReplicaLoad:

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from worker_parts import SECOND, sample
 
-from cluster.engine.native.windows import WindowClock
-from cluster.scheduling.stride_book import StrideBook
+from cluster.engine.window.windows import WindowClock
+from cluster.replica.stride_book import StrideBook
 from cluster.types import WindowRequest
 
 STRIDE_S = 2.0

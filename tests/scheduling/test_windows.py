@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cluster.errors import ConfigError
-from cluster.scheduling.priority import Priority
-from cluster.scheduling.windows import DropReason, WindowQueue
+from cluster.replica.window_queue import DropReason, WindowQueue
 from cluster.types import WindowRequest
+from cluster.types.priority import Priority
 
 
 def request(stream: str, window: int, arrived_s: float) -> WindowRequest:

@@ -12,8 +12,8 @@ import pytest
 from worker_parts import sample, spec
 
 from cluster.errors import CapacityError, ConfigError, UnknownCameraError
-from cluster.scheduling.open_stream import WindowCounts
-from cluster.scheduling.worker import EngineWorker
+from cluster.replica.open_stream import WindowCounts
+from cluster.replica.worker import EngineWorker
 from cluster.types import Question
 
 WAIT_S = 20

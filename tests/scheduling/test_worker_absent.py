@@ -9,9 +9,9 @@ import pytest
 from worker_parts import sample, spec
 
 from cluster.errors import UnavailableError
-from cluster.scheduling import steps as module
-from cluster.scheduling.open_stream import WindowCounts
-from cluster.scheduling.worker import MAX_FAILURES, EngineWorker
+from cluster.replica import steps as module
+from cluster.replica.open_stream import WindowCounts
+from cluster.replica.worker import MAX_FAILURES, EngineWorker
 
 WAIT_S = 20
 

@@ -17,7 +17,7 @@ from cluster.errors import NotReadyError, UnavailableError, UnknownCameraError
 from cluster.memory.bank import MemoryBank
 from cluster.memory.tiers.arena import Arena
 from cluster.memory.tiers.stack import TierStack
-from cluster.scheduling.worker import EngineWorker
+from cluster.replica.worker import EngineWorker
 from cluster.types import AskResult, AskSpec, MemorySpec, StreamSpec
 
 WAIT_S = 20

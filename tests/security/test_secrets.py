@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 from cluster.codec import Backoff, open_source
 from cluster.codec.state import CameraState
 from cluster.config import camera_settings, load_config, parse_camera
+from cluster.control.directory import Directory
+from cluster.decoder.pipeline import CameraPipeline, PipelineSettings
 from cluster.errors import SightlineError
 from cluster.redaction import redact, redact_log
-from cluster.rpc.convert import status_to_proto
-from cluster.scheduling.directory import Directory
 from cluster.security.tokens import make_token
 from cluster.types import PatchGeometry
-from cluster.vision.camera import CameraPipeline, PipelineSettings
+from cluster.wire.convert import status_to_proto
 
 GEOMETRY = PatchGeometry(patch=14, merge=2, temporal=2)
 QUESTION = {"id": "fence", "text": "Is anyone climbing the fence?"}

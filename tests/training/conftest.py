@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from cluster.training.config import SHAPES, Shape
-from cluster.training.examples import Example, WindowExamples
-from cluster.training.pictures import picture_grid
-from cluster.training.trainee import Trainee
+from cluster.lab.training.config import SHAPES, Shape
+from cluster.lab.training.examples import Example, WindowExamples
+from cluster.lab.training.pictures import picture_grid
+from cluster.lab.training.trainee import Trainee
 from cluster.types import PatchGrid
 
 torch.set_num_threads(1)

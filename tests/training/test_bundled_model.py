@@ -8,15 +8,15 @@ import numpy as np
 import torch
 
 import cluster
+from cluster.lab.scenes import EVENT_KINDS, standing_question
+from cluster.lab.training.config import SHAPES
+from cluster.lab.training.examples import ValidationExamples
+from cluster.lab.training.loss import margins
+from cluster.lab.training.pictures import picture_grid
+from cluster.lab.training.run import take_weights
+from cluster.lab.training.trainee import Trainee
+from cluster.lab.training.validate import auc
 from cluster.models.settings import ModelSettings
-from cluster.scenes import EVENT_KINDS, standing_question
-from cluster.training.config import SHAPES
-from cluster.training.examples import ValidationExamples
-from cluster.training.loss import margins
-from cluster.training.pictures import picture_grid
-from cluster.training.run import take_weights
-from cluster.training.trainee import Trainee
-from cluster.training.validate import auc
 
 FOLDER = Path(cluster.__path__[0]) / "models" / "demo"
 

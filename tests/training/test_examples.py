@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from cluster.scenes import EVENT_KINDS, make_scene, phrasings, standing_question, window_label
-from cluster.training.examples import (
+from cluster.lab.scenes import EVENT_KINDS, make_scene, phrasings, standing_question, window_label
+from cluster.lab.training.examples import (
     TowerExamples,
     ValidationExamples,
     WindowExamples,
@@ -16,8 +16,8 @@ from cluster.training.examples import (
     pose,
     watch_stream,
 )
-from cluster.training.labels import LABELS, TokenLabels
-from cluster.training.pruning import SeenFrame
+from cluster.lab.training.labels import LABELS, TokenLabels
+from cluster.lab.training.pruning import SeenFrame
 
 
 def frames_at(times: list[float], complete: set[int]) -> list[SeenFrame]:

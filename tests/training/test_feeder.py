@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from cluster.errors import SightlineError
-from cluster.training.examples import Example, TowerExamples
-from cluster.training.feeder import Feeder
+from cluster.lab.training.examples import Example, TowerExamples
+from cluster.lab.training.feeder import Feeder
 
 
 def failing(number: int) -> Example:
@@ -41,7 +41,7 @@ def test_what_went_wrong_there_is_told_here() -> None:
 
 
 def test_a_process_that_is_gone_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cluster.training.feeder._LOOK_S", 0.2)
+    monkeypatch.setattr("cluster.lab.training.feeder._LOOK_S", 0.2)
     with Feeder(TowerExamples("tiny", 0, frames=1), workers=1) as feeder:
         feeder.next()
         os.kill(feeder._processes[0].pid, signal.SIGKILL)

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 import torch
 
-from cluster.training.examples import Example, WindowExamples
-from cluster.training.frozen import FrozenExamples, look, save_tower
-from cluster.training.heads import DenseHeads
-from cluster.training.loss import margins, window_loss
-from cluster.training.replay import Replay
+from cluster.lab.training.examples import Example, WindowExamples
+from cluster.lab.training.frozen import FrozenExamples, look, save_tower
+from cluster.lab.training.heads import DenseHeads
+from cluster.lab.training.loss import margins, window_loss
+from cluster.lab.training.replay import Replay
 
 
 @dataclass

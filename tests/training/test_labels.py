@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from cluster.scenes import SceneEvent
-from cluster.training.labels import COVERAGE, LABELS, coverage, token_labels
+from cluster.lab.scenes import SceneEvent
+from cluster.lab.training.labels import COVERAGE, LABELS, coverage, token_labels
 from cluster.types import PatchGrid
 
 GRID = PatchGrid(4, 8, 14, 2, 2)

@@ -9,15 +9,15 @@ import pytest
 import torch
 
 from cluster.engine.native import NativeEngine
-from cluster.scenes import EVENT_KINDS, make_scene, standing_question
-from cluster.training.batch import patch_batches
-from cluster.training.config import Shape
-from cluster.training.examples import Example, Posed
-from cluster.training.layout import Ask, Frame, lay_out
-from cluster.training.loss import margins
-from cluster.training.pictures import Damage, draw_samples, sampled_frame
-from cluster.training.pruning import Pruning, prune_samples
-from cluster.training.trainee import Trainee
+from cluster.lab.scenes import EVENT_KINDS, make_scene, standing_question
+from cluster.lab.training.batch import patch_batches
+from cluster.lab.training.config import Shape
+from cluster.lab.training.examples import Example, Posed
+from cluster.lab.training.layout import Ask, Frame, lay_out
+from cluster.lab.training.loss import margins
+from cluster.lab.training.pictures import Damage, draw_samples, sampled_frame
+from cluster.lab.training.pruning import Pruning, prune_samples
+from cluster.lab.training.trainee import Trainee
 from cluster.types import FrameSample, PatchGrid, Question, StreamSpec
 from cluster.vision.sampler import PatchSampler
 

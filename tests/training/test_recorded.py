@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from cluster.errors import ConfigError
-from cluster.scenes import make_scene
-from cluster.scenes.encode import encode_scene
-from cluster.scenes.truth import SceneTruth, truth_path
-from cluster.training.config import Shape
-from cluster.training.recorded import (
+from cluster.lab.scenes import make_scene
+from cluster.lab.scenes.encode import encode_scene
+from cluster.lab.scenes.truth import SceneTruth, truth_path
+from cluster.lab.training.config import Shape
+from cluster.lab.training.recorded import (
     LivePruning,
     RecordedExamples,
     read_frames,

@@ -11,12 +11,12 @@ import pytest
 import torch
 
 from cluster.errors import ConfigError
-from cluster.training.config import Settings, Shape, StageSettings
-from cluster.training.examples import Example
-from cluster.training.heads import DenseHeads
-from cluster.training.loop import StageRun, schedule
-from cluster.training.stages import make_stage
-from cluster.training.trainee import Trainee
+from cluster.lab.training.config import Settings, Shape, StageSettings
+from cluster.lab.training.examples import Example
+from cluster.lab.training.heads import DenseHeads
+from cluster.lab.training.loop import StageRun, schedule
+from cluster.lab.training.stages import make_stage
+from cluster.lab.training.trainee import Trainee
 
 SETTINGS = Settings(shape="tiny", seed=5, workers=0, validation_scenes=2)
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from cluster.scenes import make_scene
-from cluster.training.config import Shape
-from cluster.training.pictures import Damage, Sample, draw_samples, sample_times, to_luma
-from cluster.training.pruning import Pruning, prune_samples
+from cluster.lab.scenes import make_scene
+from cluster.lab.training.config import Shape
+from cluster.lab.training.pictures import Damage, Sample, draw_samples, sample_times, to_luma
+from cluster.lab.training.pruning import Pruning, prune_samples
 from cluster.types import PatchGrid
 
 RNG = np.random.default_rng(0)

@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cluster.clips import make_demo_clips
 from cluster.codec import FileSource
 from cluster.codec.processor import CodecProcessor
+from cluster.lab.clips import make_demo_clips
 from cluster.types import ChangeGrid, PatchGeometry, PatchGrid, SampledFrame, UInt8Array
 
 QWEN = PatchGeometry(patch=14, merge=2, temporal=2)

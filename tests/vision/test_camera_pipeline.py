@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from cluster.codec import Backoff, CameraState, FileSource, PushSource
+from cluster.decoder.pipeline import CameraPipeline, PipelineSettings
+from cluster.decoder.turns import Turns, decoding_turns
 from cluster.errors import CapacityError, ConfigError
 from cluster.types import PatchGeometry
-from cluster.vision.camera import CameraPipeline, PipelineSettings
-from cluster.vision.turns import Turns, decoding_turns
 
 QWEN = PatchGeometry(patch=14, merge=2, temporal=2)
 DEADLINE_S = 20.0
@@ -146,7 +146,7 @@ def test_force_anchor_reaches_the_next_frame(clips):
 
 
 def test_an_odd_last_sample_is_completed(tmp_path):
-    from cluster.clips import make_clip
+    from cluster.lab.clips import make_clip
 
     make_clip("street", tmp_path / "odd.mp4", seconds=2.4, size=(320, 180))
     sink = Collector()
@@ -237,7 +237,9 @@ def test_an_unknown_pruner_is_refused_before_anything_starts():
 
 
 def test_a_decoder_process_needs_no_torch():
-    code = "import sys, cluster.vision.camera; sys.exit(any(name in sys.modules for name in ('torch', 'ray', 'PIL')))"
+    code = (
+        "import sys, cluster.decoder.pipeline; sys.exit(any(name in sys.modules for name in ('torch', 'ray', 'PIL')))"
+    )
     assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode == 0
 
 

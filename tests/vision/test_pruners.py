@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from cluster.errors import ConfigError
 from cluster.types import PatchGrid
 from cluster.vision import make_pruner, pruners
-from cluster.vision.cells import complete_groups
-from cluster.vision.pruner import parameters
+from cluster.vision.pruners.base import parameters
+from cluster.vision.pruners.cells import complete_groups
 
 every_pruner = pytest.mark.parametrize("name", pruners.names())
 

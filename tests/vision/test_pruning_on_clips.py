@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from cluster.clips import ClipTruth, truth_path
+from cluster.lab.clips import ClipTruth, truth_path
 from cluster.vision import make_pruner
 from cluster.vision.sampler import PatchSampler
 

@@ -4,8 +4,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from cluster.vision import make_pruner
-from cluster.vision.cells import cell_means
-from cluster.vision.replenish import Replenish
+from cluster.vision.pruners.cells import cell_means
+from cluster.vision.pruners.replenish import Replenish
 
 SHAPE = (8, 12)
 PATCH = 14

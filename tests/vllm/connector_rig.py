@@ -24,11 +24,11 @@ sys.path.append(str(Path(__file__).parent.parent / "conformance"))
 
 from dense_oracle import DenseOracle, tokens_of
 
-from cluster.bench.synthetic import SyntheticCamera
 from cluster.engine.vllm.connector.order import Order, WindowFrame, reordered, system_transfer
 from cluster.engine.vllm.connector.settings import transfer_config
 from cluster.engine.vllm.connector.store import BlockFolder
 from cluster.engine.vllm.connector.transfer import FIELD, Transfer
+from cluster.lab.bench.synthetic import SyntheticCamera
 from cluster.models.base import FrameSpan, FrameTokens, VisionLanguageModel
 from cluster.types import MICROSECONDS, FrameSample
 

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cluster.engine.native.planner import prefix_order
 from cluster.engine.vllm.connector.order import Order, Piece, WindowFrame, reordered, system_transfer
 from cluster.engine.vllm.connector.transfer import FIELD, Load, Save, Transfer
+from cluster.engine.window.planner import prefix_order
 from cluster.errors import ConfigError
 
 SYSTEM = WindowFrame("system", 2, "sys")

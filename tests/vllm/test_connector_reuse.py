@@ -12,14 +12,14 @@ import torch
 
 pytest.importorskip("vllm.version", reason="vLLM is not installed here (make setup-vllm)")
 
-from cluster.bench.synthetic import SyntheticCamera
 from cluster.engine.base import Engine, WindowRequest
 from cluster.engine.native import NativeEngine
-from cluster.engine.native.stats import WindowStats
 from cluster.engine.vllm.engine import VllmEngine
 from cluster.engine.vllm.reuse import ReuseLayout
 from cluster.engine.vllm.settings import VllmSettings
+from cluster.engine.window.stats import WindowStats
 from cluster.errors import UnavailableError
+from cluster.lab.bench.synthetic import SyntheticCamera
 from cluster.models import load_model
 from cluster.models.base import VisionLanguageModel
 from cluster.types import Answer, Question, StreamSpec

@@ -20,11 +20,11 @@ pytest.importorskip("vllm.version", reason="vLLM is not installed here (make set
 from connector_rig import BLOCK, QUESTIONS, Camera, Result, Rig
 from prometheus_client import REGISTRY
 
-from cluster.bench.synthetic import SyntheticCamera
 from cluster.engine.vllm.connector.courier import Courier
 from cluster.engine.vllm.connector.order import Order
 from cluster.engine.vllm.connector.store import BlockFolder, BlockStore, KVShape
 from cluster.engine.vllm.connector.transfer import FIELD, Transfer
+from cluster.lab.bench.synthetic import SyntheticCamera
 from cluster.memory.tiers.arena import Arena
 from cluster.models import load_model
 from cluster.models.base import VisionLanguageModel

@@ -9,9 +9,9 @@ import torch
 
 pytest.importorskip("vllm.version", reason="vLLM is not installed here (make setup-vllm)")
 
-from cluster.engine.native.encode import batch_of
-from cluster.engine.native.score import YesNoScore
-from cluster.engine.native.stream import HeldFrame
+from cluster.engine.window.encode import batch_of
+from cluster.engine.window.score import YesNoScore
+from cluster.engine.window.stream import HeldFrame
 from cluster.errors import ConfigError, NotReadyError
 from cluster.types import MICROSECONDS, AskSpec, Forgotten, Question
 

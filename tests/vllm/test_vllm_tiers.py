@@ -18,22 +18,22 @@ sys.path += [str(Path(__file__).parent.parent / name) for name in ("memory", "rp
 from kv_parts import QUICK, Node
 from redis_server import RedisServer
 
-from cluster.bench.synthetic import SyntheticCamera
 from cluster.engine.native import NativeEngine
-from cluster.engine.vllm import keeping
+from cluster.engine.vllm.connector import keeping
 from cluster.engine.vllm.connector.courier import Courier
+from cluster.engine.vllm.connector.keeping import WindowKeeper
 from cluster.engine.vllm.connector.post import Post
 from cluster.engine.vllm.engine import VllmEngine
-from cluster.engine.vllm.keeping import WindowKeeper
 from cluster.engine.vllm.reuse import ReuseLayout
 from cluster.engine.vllm.settings import VllmSettings
+from cluster.lab.bench.synthetic import SyntheticCamera
 from cluster.memory.tiers import codec
 from cluster.memory.tiers.arena import Arena
 from cluster.memory.tiers.base import Outcome
 from cluster.memory.tiers.redis import RedisTier
+from cluster.memory.tiers.remote import RemoteTier
 from cluster.memory.tiers.stack import TierStack
 from cluster.models import load_model
-from cluster.rpc.kv_tier import RemoteTier
 from cluster.types import Answer, MemorySpec, Question, StreamSpec
 
 QUESTIONS = (Question("q", "Is anyone climbing the fence?"), Question("r", "Is there a fire or smoke?"))

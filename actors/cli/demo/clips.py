@@ -7,8 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from actors.cli.demo.plan import CAMERAS
-from cluster.scenes.clips import Clip
-from cluster.scenes.clips import make_clips as make
+from cluster.lab.scenes.clips import Clip
+from cluster.lab.scenes.clips import make_clips as make
 
 
 def make_clips(folder: Path, on_clip: Callable[[], None] = lambda: None) -> dict[str, Path]:

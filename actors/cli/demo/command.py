@@ -12,7 +12,7 @@ from actors.cli.options import Json
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from cluster.report import Report
+    from cluster.lab.report import Report
 
 ROOM_BYTES = 32 * 2**20
 # What making clips, starting, loading and measuring take besides the live part, seconds on two cores.
@@ -53,7 +53,7 @@ def demo(
     from actors.cli.output import check_writable, console, write_json
     from actors.preflight import check_settings
     from cluster.config import load_config
-    from cluster.report.render import write_report
+    from cluster.lab.report.render import write_report
 
     # Before the clips are made: that takes a while.
     check_settings(load_config(None, {"model": {"name": model}, "engine": engine}))
@@ -126,8 +126,8 @@ def _summary(console: Console, report: Report) -> None:
     from rich import box
     from rich.table import Table
 
-    from cluster.report.charts import compact
-    from cluster.report.render import saving_text, seconds_text, tally_text, times_text
+    from cluster.lab.report.charts import compact
+    from cluster.lab.report.render import saving_text, seconds_text, tally_text, times_text
 
     table = Table(
         box=box.SIMPLE_HEAD, pad_edge=False, title="In full and ours, on the same windows", title_justify="left"

@@ -12,12 +12,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from actors.runtime import Cluster
+from cluster.client import GatewayClient
 from cluster.codec import FileSource
 from cluster.config import SightlineConfig
 from cluster.errors import SightlineError, UnavailableError
-from cluster.rpc.client import GatewayClient
-from cluster.rpc.push import PushAgent, PushStatus
 from cluster.types import Answer, CameraStatus
+from cluster.wire.push import PushAgent, PushStatus
 
 LOOK_EVERY_S = 0.5
 RETRY_S = 0.5

@@ -14,9 +14,9 @@ from actors.cli.demo.truth import LoopedTruth
 from cluster.codec.processor import CodecOptions
 from cluster.config import CameraConfig, SightlineConfig, camera_settings
 from cluster.engine.native.engine import NativeEngine
+from cluster.lab.report.measure import compare, count_windows, picture_frames, prune, sample_clip
+from cluster.lab.report.model import ComparedWindow, SampleFrame
 from cluster.models import load_model
-from cluster.report.measure import compare, count_windows, picture_frames, prune, sample_clip
-from cluster.report.model import ComparedWindow, SampleFrame
 from cluster.types import MICROSECONDS, FrameSample, SampledFrame
 from cluster.vision import make_pruner
 

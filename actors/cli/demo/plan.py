@@ -13,7 +13,7 @@ import jinja2
 from cluster.models.settings import ModelSettings
 
 if TYPE_CHECKING:
-    from cluster.scenes import Scene
+    from cluster.lab.scenes import Scene
 
 SCENE_SECONDS = 40.0
 
@@ -41,7 +41,7 @@ class DemoCamera:
 
     def scene(self) -> Scene:
         """The scene it looks at."""
-        from cluster.scenes import make_scene
+        from cluster.lab.scenes import make_scene
 
         return make_scene("test", self.index, seconds=SCENE_SECONDS, event=self.event)
 
@@ -153,7 +153,7 @@ def write_config(folder: Path, clips: Mapping[str, Path], model: str, engine: st
 
 def question_text(settings: ModelSettings, kind: str) -> str:
     """How the model was taught to be asked for an event, or else our own words."""
-    from cluster.scenes import standing_question
+    from cluster.lab.scenes import standing_question
 
     return settings.questions.get(kind) or standing_question(kind)
 

@@ -9,9 +9,9 @@ from actors.cli.demo.live import LiveRun
 from actors.cli.demo.measuring import Measured
 from actors.cli.demo.plan import CAMERAS
 from actors.cli.demo.truth import LoopedTruth
-from cluster.bench.harness import machine
 from cluster.config import SightlineConfig, camera_settings
-from cluster.report import CameraRecord, ComparedWindow, EventInterval, LiveWindow, Report
+from cluster.lab.bench.harness import machine
+from cluster.lab.report import CameraRecord, ComparedWindow, EventInterval, LiveWindow, Report
 from cluster.types import MICROSECONDS, Answer, CameraStatus, Question
 
 

@@ -7,9 +7,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from cluster.report.truth import EventInterval
-from cluster.scenes.truth import SceneTruth, truth_path
-from cluster.scenes.vocabulary import SceneEvent, window_label
+from cluster.lab.report.truth import EventInterval
+from cluster.lab.scenes.truth import SceneTruth, truth_path
+from cluster.lab.scenes.vocabulary import SceneEvent, window_label
 from cluster.types import MICROSECONDS, LastAnswer
 
 

@@ -8,11 +8,11 @@ import numpy as np
 import torch
 
 from cluster.engine.base import WindowRequest
-from cluster.engine.native.kv import KVSlab
 from cluster.engine.native.plan import refresh_context
-from cluster.engine.native.planner import BoolArray
-from cluster.engine.native.refresh import refresh_policies
-from cluster.engine.native.stream import HeldFrame, Stream
+from cluster.engine.window.kv import KVSlab
+from cluster.engine.window.planner import BoolArray
+from cluster.engine.window.refresh import refresh_policies
+from cluster.engine.window.stream import HeldFrame, Stream
 from cluster.models.base import FrameTokens
 from cluster.types import TokenCount
 

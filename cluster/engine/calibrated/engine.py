@@ -15,11 +15,11 @@ import numpy as np
 from cluster.engine.base import AskRun, WindowRequest, finished
 from cluster.engine.calibrated import books
 from cluster.engine.calibrated.scores import DEMO_SCORES, ScoreStatistics
-from cluster.engine.native import export
-from cluster.engine.native.admission import check_sample, check_spec
-from cluster.engine.native.gate import standing
-from cluster.engine.native.stream import HeldFrame, LastWindow, Stream
-from cluster.engine.native.windows import WindowClock
+from cluster.engine.window import export
+from cluster.engine.window.admission import check_sample, check_spec
+from cluster.engine.window.gate import standing
+from cluster.engine.window.stream import HeldFrame, LastWindow, Stream
+from cluster.engine.window.windows import WindowClock
 from cluster.errors import NotReadyError
 from cluster.models.base import VisionLanguageModel
 from cluster.types import (

@@ -10,11 +10,11 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from cluster.engine.native.kv import KVSlab
 from cluster.engine.native.plan import SystemPrompt
 from cluster.engine.native.recall import RecallAttention
-from cluster.engine.native.stream import HeldFrame
 from cluster.engine.native.surroundings import surroundings
+from cluster.engine.window.kv import KVSlab
+from cluster.engine.window.stream import HeldFrame
 from cluster.memory.recollection import RecallStats, Recollection
 from cluster.memory.retrieve.base import Retriever
 from cluster.memory.stream import StreamMemory

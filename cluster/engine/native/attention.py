@@ -19,8 +19,8 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 from cluster.engine.native.kernels import Kernel
-from cluster.engine.native.kv import KVSlab
-from cluster.engine.native.planner import Run
+from cluster.engine.window.kv import KVSlab
+from cluster.engine.window.planner import Run
 from cluster.models.base import VisionLanguageModel
 
 NAME = "sightline"

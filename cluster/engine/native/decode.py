@@ -13,7 +13,7 @@ from torch import Tensor
 from cluster.engine.native.forward import StreamPass, ragged_forward
 from cluster.engine.native.kernels import Kernel
 from cluster.engine.native.plan import WindowPlan
-from cluster.engine.native.planner import Run, Tail
+from cluster.engine.window.planner import Run, Tail
 from cluster.models.base import VisionLanguageModel
 
 

@@ -11,26 +11,26 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cluster.engine.answers import answer_of
 from cluster.engine.base import WindowRequest, finished
-from cluster.engine.native import export
-from cluster.engine.native.admission import check_spec
 from cluster.engine.native.asking import Asking
 from cluster.engine.native.attention import install
 from cluster.engine.native.decode import end_tokens, explain
-from cluster.engine.native.encode import encode_pending
-from cluster.engine.native.fingerprint import fingerprint
 from cluster.engine.native.forward import PassResult
 from cluster.engine.native.kernels import kernel_for
-from cluster.engine.native.kv import KVSlab
 from cluster.engine.native.passes import pass_rows, run_passes
 from cluster.engine.native.plan import Prompt, WindowPlan, commit, plan_window
-from cluster.engine.native.score import YesNoScore
-from cluster.engine.native.stats import WindowStats
-from cluster.engine.native.stream import HeldFrame, Stream
 from cluster.engine.native.system import system_prompt
-from cluster.engine.native.windowed import WindowedEngine, Work, first_set, shape_of
-from cluster.engine.native.windows import WindowClock
+from cluster.engine.window import export
+from cluster.engine.window.admission import check_spec
+from cluster.engine.window.answers import answer_of
+from cluster.engine.window.encode import encode_pending
+from cluster.engine.window.fingerprint import fingerprint
+from cluster.engine.window.kv import KVSlab
+from cluster.engine.window.score import YesNoScore
+from cluster.engine.window.stats import WindowStats
+from cluster.engine.window.stream import HeldFrame, Stream
+from cluster.engine.window.windowed import WindowedEngine, Work, first_set, shape_of
+from cluster.engine.window.windows import WindowClock
 from cluster.errors import NotReadyError
 from cluster.memory.bank import MemoryBank
 from cluster.memory.chunk import Leave

@@ -12,9 +12,9 @@ from torch import Tensor
 
 from cluster.engine.native.attention import RaggedAttention, Slots
 from cluster.engine.native.kernels import Kernel
-from cluster.engine.native.kv import KVSlab
-from cluster.engine.native.planner import IntArray, Run, runs_of
-from cluster.engine.native.refresh.base import KVChange, Narrowing
+from cluster.engine.window.kv import KVSlab
+from cluster.engine.window.planner import IntArray, Run, runs_of
+from cluster.engine.window.refresh.base import KVChange, Narrowing
 from cluster.models.base import VisionLanguageModel
 
 

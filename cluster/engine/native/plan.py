@@ -13,7 +13,7 @@ from torch import Tensor
 
 from cluster.engine.base import WindowRequest
 from cluster.engine.native.forward import PassResult, StreamPass
-from cluster.engine.native.planner import (
+from cluster.engine.window.planner import (
     BoolArray,
     IntArray,
     Segment,
@@ -23,8 +23,8 @@ from cluster.engine.native.planner import (
     segments_of,
     tails_of,
 )
-from cluster.engine.native.refresh import RefreshContext, RefreshPolicy, Selection, refresh_policies
-from cluster.engine.native.stream import HeldFrame, Stream, spans_of, tokens_of
+from cluster.engine.window.refresh import RefreshContext, RefreshPolicy, Selection, refresh_policies
+from cluster.engine.window.stream import HeldFrame, Stream, spans_of, tokens_of
 from cluster.models.base import FrameTokens, VisionLanguageModel
 from cluster.types import MICROSECONDS, Question
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from cluster.engine.native.attention import rotate
 from cluster.engine.native.plan import SystemPrompt
 from cluster.engine.native.recall import Local, Surroundings, Timeline
-from cluster.engine.native.stream import HeldFrame, spans_of, tokens_of
+from cluster.engine.window.stream import HeldFrame, spans_of, tokens_of
 from cluster.memory.stream import StreamMemory
 from cluster.models.base import FrameSpan, VisionLanguageModel
 from cluster.types import MICROSECONDS, PatchGrid

@@ -9,8 +9,8 @@ import torch
 
 from cluster.engine.native.forward import StreamPass, ragged_forward
 from cluster.engine.native.kernels import Kernel
-from cluster.engine.native.kv import KVSlab
 from cluster.engine.native.plan import SystemPrompt
+from cluster.engine.window.kv import KVSlab
 from cluster.models.base import VisionLanguageModel
 
 

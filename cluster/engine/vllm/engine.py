@@ -13,20 +13,20 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
-from cluster.engine.answers import answer_of
 from cluster.engine.base import AskRun, finished
-from cluster.engine.native import export
-from cluster.engine.native.admission import NOMINAL_FPS, check_spec
 from cluster.engine.native.decode import end_tokens
-from cluster.engine.native.fingerprint import fingerprint
-from cluster.engine.native.kv import KVSlab
-from cluster.engine.native.score import YesNoScore
-from cluster.engine.native.stats import WindowStats
-from cluster.engine.native.stream import HeldFrame, Stream, spans_of
-from cluster.engine.native.windowed import WindowedEngine, Work, first_set, shape_of
-from cluster.engine.native.windows import WindowClock
 from cluster.engine.vllm.served import Served, serve_folder
 from cluster.engine.vllm.settings import VllmSettings
+from cluster.engine.window import export
+from cluster.engine.window.admission import NOMINAL_FPS, check_spec
+from cluster.engine.window.answers import answer_of
+from cluster.engine.window.fingerprint import fingerprint
+from cluster.engine.window.kv import KVSlab
+from cluster.engine.window.score import YesNoScore
+from cluster.engine.window.stats import WindowStats
+from cluster.engine.window.stream import HeldFrame, Stream, spans_of
+from cluster.engine.window.windowed import WindowedEngine, Work, first_set, shape_of
+from cluster.engine.window.windows import WindowClock
 from cluster.errors import ConfigError, NotReadyError, UnavailableError
 from cluster.models.base import VisionLanguageModel
 from cluster.types import (
@@ -42,8 +42,8 @@ from cluster.types import (
 )
 
 if TYPE_CHECKING:
+    from cluster.engine.vllm.connector.keeping import WindowKeeper
     from cluster.engine.vllm.core import Ask, Reply
-    from cluster.engine.vllm.keeping import WindowKeeper
     from cluster.engine.vllm.layout import Layout, Window
     from cluster.memory.tiers.stack import TierStack
 
@@ -330,8 +330,8 @@ class VllmEngine(WindowedEngine):
         from vllm.platforms import current_platform
 
         from cluster.engine.vllm import plugin
+        from cluster.engine.vllm.connector.keeping import WindowKeeper
         from cluster.engine.vllm.host import VllmHost, engine_arguments
-        from cluster.engine.vllm.keeping import WindowKeeper
 
         plugin.register()
         cpu = current_platform.is_cpu()

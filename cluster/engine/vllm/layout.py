@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from cluster.engine.native.encode import encode_pending
-from cluster.engine.native.stream import HeldFrame, Stream, tokens_of
 from cluster.engine.vllm.connector.post import Post
 from cluster.engine.vllm.core import Ask, Reply
 from cluster.engine.vllm.items import WindowItem, check_items, content_digest, window_prompt
 from cluster.engine.vllm.served import Served
+from cluster.engine.window.encode import encode_pending
+from cluster.engine.window.stream import HeldFrame, Stream, tokens_of
 from cluster.models.base import VisionLanguageModel, WindowPositions
 from cluster.types import Question, WindowRequest
 

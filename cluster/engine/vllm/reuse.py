@@ -14,13 +14,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from cluster.engine.native.encode import encode_pending
-from cluster.engine.native.fingerprint import fingerprint
 from cluster.engine.native.plan import refresh_context
-from cluster.engine.native.planner import BoolArray, IntArray
-from cluster.engine.native.refresh import refresh_policies
-from cluster.engine.native.stream import HeldFrame, tokens_of
 from cluster.engine.vllm.connector.courier import Courier
+from cluster.engine.vllm.connector.keeping import unpack
 from cluster.engine.vllm.connector.order import Order, Piece, WindowFrame, reordered
 from cluster.engine.vllm.connector.post import Shelf
 from cluster.engine.vllm.connector.prompts import without_content
@@ -29,9 +25,13 @@ from cluster.engine.vllm.connector.shared_folder import SharedFolder
 from cluster.engine.vllm.connector.store import BlockFolder, KVShape
 from cluster.engine.vllm.core import Ask, Reply
 from cluster.engine.vllm.items import WindowItem, content_digest
-from cluster.engine.vllm.keeping import unpack
 from cluster.engine.vllm.layout import Counted, Prompts, Window
 from cluster.engine.vllm.served import Served
+from cluster.engine.window.encode import encode_pending
+from cluster.engine.window.fingerprint import fingerprint
+from cluster.engine.window.planner import BoolArray, IntArray
+from cluster.engine.window.refresh import refresh_policies
+from cluster.engine.window.stream import HeldFrame, tokens_of
 from cluster.models.base import VisionLanguageModel
 from cluster.types import mask_digest
 
@@ -76,7 +76,7 @@ class _Held:
 
 @dataclass(slots=True, eq=False)
 class _Camera:
-    """``held`` and ``contents`` by pts; numbers of tokens as of :class:`~cluster.engine.native.stream.Stream`.
+    """``held`` and ``contents`` by pts; numbers of tokens as of :class:`~cluster.engine.window.stream.Stream`.
 
     ``begun``: the tier has been given what all its windows begin with.
     """

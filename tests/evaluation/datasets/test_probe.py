@@ -2,7 +2,7 @@
 
 import pytest
 
-from cluster.evaluation.datasets import UnreadableVideoError, probe_video
+from cluster.lab.evaluation.datasets import UnreadableVideoError, probe_video
 
 
 @pytest.mark.parametrize("container", ["mp4", "avi", "mkv", "ts"])

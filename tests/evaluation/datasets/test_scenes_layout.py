@@ -7,11 +7,11 @@ from dataclasses import replace
 import pytest
 
 from cluster.errors import ConfigError
-from cluster.evaluation.datasets import load_dataset
-from cluster.scenes import EVENT_KINDS, make_scene, standing_question
-from cluster.scenes.dataset import INDEX
-from cluster.scenes.encode import encode_scene
-from cluster.scenes.truth import SceneTruth
+from cluster.lab.evaluation.datasets import load_dataset
+from cluster.lab.scenes import EVENT_KINDS, make_scene, standing_question
+from cluster.lab.scenes.dataset import INDEX
+from cluster.lab.scenes.encode import encode_scene
+from cluster.lab.scenes.truth import SceneTruth
 
 
 @pytest.fixture(scope="module")

@@ -3,9 +3,9 @@
 import pytest
 
 from cluster.errors import ConfigError
-from cluster.evaluation.datasets import layouts, load_dataset
-from cluster.evaluation.datasets.ucf_annotations import read_annotations, read_split
-from cluster.evaluation.datasets.ucf_classes import ANOMALY_CLASSES, class_of, prompt
+from cluster.lab.evaluation.datasets import layouts, load_dataset
+from cluster.lab.evaluation.datasets.ucf_annotations import read_annotations, read_split
+from cluster.lab.evaluation.datasets.ucf_classes import ANOMALY_CLASSES, class_of, prompt
 
 
 def load(directory, **settings):

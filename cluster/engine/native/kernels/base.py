@@ -8,7 +8,7 @@ from typing import Any, Generic, TypeVar
 
 from torch import Tensor
 
-from cluster.engine.native.planner import Run
+from cluster.engine.window.planner import Run
 from cluster.registry import Registry
 
 Prepared = TypeVar("Prepared")

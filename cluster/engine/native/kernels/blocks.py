@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from cluster.engine.native.planner import Run
+from cluster.engine.window.planner import Run
 
 # Masked pairs of row and slot that cost as much as one more call: about 100 µs of both at 8 heads of 64.
 CALL_COST = 5000

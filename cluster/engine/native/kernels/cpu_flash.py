@@ -14,7 +14,7 @@ from torch import Tensor
 
 from cluster.engine.native.kernels.base import Kernel, grouped, kernels, shared
 from cluster.engine.native.kernels.blocks import CALL_COST, Block, blocks_of
-from cluster.engine.native.planner import Run
+from cluster.engine.window.planner import Run
 
 # Each block with its additive mask [rows, stop - tail], or None for a plain causal tail.
 Prepared = list[list[tuple[Block, Tensor | None]]]

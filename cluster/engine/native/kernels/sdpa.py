@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from cluster.engine.native.kernels.base import Kernel, grouped, kernels, shared
 from cluster.engine.native.kernels.blocks import CALL_COST, Block, blocks_of
-from cluster.engine.native.planner import Run
+from cluster.engine.window.planner import Run
 
 # Rows of one call: bounds the mask of a whole window computed at once (10,000 slots) to a few tens of MB.
 ROWS = 1024

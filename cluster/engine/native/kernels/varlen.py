@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn.attention.varlen import varlen_attn
 
 from cluster.engine.native.kernels.base import Kernel, kernels
-from cluster.engine.native.planner import Run
+from cluster.engine.window.planner import Run
 
 # Keys of one call: 256k x 2 KB (K and V of a 7B model's layer) = 0.5 GB.
 PACK_KEYS = 1 << 18

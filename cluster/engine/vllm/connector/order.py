@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from cluster.engine.native.planner import BoolArray, IntArray, prefix_order
 from cluster.engine.vllm.connector.transfer import Load, Save, Transfer
+from cluster.engine.window.planner import BoolArray, IntArray, prefix_order
 
 Holds = Callable[[str, int], bool]
 """Whether there is a block of this key, with so many tokens."""

@@ -1,0 +1,111 @@
+"""What has to be done so that a cluster's cameras are those of a file, and how a person reads it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from cluster.config.camera import CameraEntry
+from cluster.control.cameras.managed import Managed, written
+from cluster.control.cameras.managers import CONFIGURATION
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One camera. ``conflict``: it belongs to the manager ``owner``, and nothing is done; ``takeover``: it is taken
+    from ``owner``."""
+
+    kind: Literal["add", "update", "remove", "same", "conflict", "takeover"]
+    name: str
+    before: Mapping[str, Any]
+    after: Mapping[str, Any]
+    owner: str = ""
+
+    def differences(self) -> list[str]:
+        """``window.stride_s: 8 -> 4``, a line each; passwords are not shown, only that one is another."""
+        old, new = _flat(self.before), _flat(self.after)
+        found = []
+        for key in sorted(old.keys() | new.keys()):
+            if old.get(key) != new.get(key):
+                shown = [str(values[key]) if key in values else "(not given)" for values in (old, new)]
+                found.append(f"{key}: {shown[0]} -> {shown[1]}" if shown[0] != shown[1] else f"{key}: another password")
+        return found
+
+
+def plan(
+    wanted: Iterable[CameraEntry],
+    present: Iterable[Managed],
+    manager: str,
+    *,
+    prune: bool = False,
+    takeover: bool = False,
+) -> list[Change]:
+    """Changes by name.
+
+    Args:
+        prune: cameras of this manager that are not wanted are removed.
+        takeover: those of other managers that are wanted are taken over.
+    """
+    known = {camera.entry.name: camera for camera in present}
+    found = []
+    for entry in sorted(wanted, key=lambda entry: entry.name):
+        camera, after = known.pop(entry.name, None), written(entry)
+        before = {} if camera is None else written(camera.entry)
+        if camera is None:
+            found.append(Change("add", entry.name, before, after))
+        elif camera.manager != manager:
+            found.append(Change("takeover" if takeover else "conflict", entry.name, before, after, camera.manager))
+        else:
+            found.append(Change("same" if before == after else "update", entry.name, before, after))
+    if prune:
+        found += [
+            Change("remove", name, written(camera.entry), {})
+            for name, camera in sorted(known.items())
+            if camera.manager == manager
+        ]
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Followed:
+    """``cameras``: all there are to be now; of them ``changed`` is new or has other settings; ``left`` belongs to
+    others, whatever the configuration says."""
+
+    cameras: list[Managed]
+    changed: list[Managed]
+    removed: list[str]
+    left: list[str]
+
+
+def follow_configuration(
+    last: Sequence[CameraEntry], now: Sequence[CameraEntry], cameras: Sequence[Managed]
+) -> Followed:
+    """A cluster that goes on with another configuration than its ``last`` one: the configuration's own cameras follow
+    it. What has not changed there changes nothing here, so that a camera that was removed or taken over stays so."""
+    before = {entry.name: written(entry) for entry in last}
+    known = {camera.entry.name: camera for camera in cameras}
+    changed, left = [], []
+    for entry in now:
+        if before.pop(entry.name, None) == written(entry):
+            continue
+        camera = known.get(entry.name)
+        if camera is not None and camera.manager != CONFIGURATION:
+            left.append(entry.name)
+            continue
+        life = camera.life if camera is not None else ""
+        known[entry.name] = Managed(entry=entry, manager=CONFIGURATION, life=life)
+        changed.append(known[entry.name])
+    removed = [name for name in sorted(before) if name in known and known[name].manager == CONFIGURATION]
+    for name in removed:
+        del known[name]
+    return Followed(list(known.values()), changed, removed, left)
+
+
+def _flat(value: Any, key: str = "") -> dict[str, Any]:
+    if isinstance(value, Mapping):
+        parts = [_flat(inner, f"{key}.{name}" if key else str(name)) for name, inner in value.items()]
+        return {name: inner for part in parts for name, inner in part.items()}
+    if isinstance(value, list) and value and all(isinstance(each, Mapping) and "id" in each for each in value):
+        return _flat({each["id"]: {k: v for k, v in each.items() if k != "id"} for each in value}, key)
+    return {key: value}

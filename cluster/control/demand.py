@@ -1,0 +1,210 @@
+"""What a camera asks for: from what its codec shows before it runs, corrected by what was counted and measured."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from cluster.control.costs.model import CostModel, WindowWork
+from cluster.control.ladder.rung import Rung
+from cluster.types.priority import Priority
+
+STEP_WINDOWS = 8
+"""Windows that are taken to share a step, and with it the step's own seconds, when loads are predicted."""
+
+MOST = 16.0
+"""Most that a measured rate or cost counts of what was declared: one wild number must not empty a replica."""
+
+BITS = 0.2
+"""Coded bits a pixel at which a camera is guessed to keep 63 % of its tokens between anchors. The middle of twelve test
+scenes and two real clips, where it was 0.04 to 0.8: bits say little more than whether a picture is still."""
+
+DILATION = 1.2
+"""Tokens kept over groups that changed: 1.10 to 1.28 in the same clips."""
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """What a camera asks for at full quality.
+
+    * ``frame_tokens``: visual tokens of one unpruned frame; a frame is ``temporal`` samples
+    * ``kept``: share of them that a frame between anchors keeps
+    * ``busy``: share of windows that the static gate lets through
+    * ``refresh_budget``: share of the overlap that is computed again; ``None``: its anchors
+    * ``rate``: measured windows a second over ``1 / stride_s``; ``cost``: measured seconds over the cost model's
+    """
+
+    camera: str
+    priority: Priority = Priority.NORMAL
+    window_s: float = 40.0
+    stride_s: float = 8.0
+    fps: float = 2.0
+    frame_tokens: int = 256
+    temporal: int = 2
+    questions: int = 1
+    query_tokens: int = 20
+    kept: float = 0.2
+    busy: float = 1.0
+    anchor_interval_s: float = 8.0
+    refresh_budget: float | None = None
+    rate: float = 1.0
+    cost: float = 1.0
+
+
+class Measured(NamedTuple):
+    """What was counted of one camera over ``period_s``.
+
+    ``windows``: answered, gated ones included; ``dropped``: those that were not. Tokens are of the computed ones
+    together; ``seconds``: their share of the engine's time, 0 where it is not known.
+    """
+
+    period_s: float
+    windows: int
+    gated: int = 0
+    tokens_full: int = 0
+    tokens_kept: int = 0
+    seconds: float = 0.0
+    dropped: int = 0
+
+
+def whole_share(demand: Demand, fps: float) -> float:
+    """Share of frames that are anchors, of which everything is kept."""
+    return min(1.0, demand.temporal / (fps * demand.anchor_interval_s))
+
+
+def work(demand: Demand, rung: Rung) -> WindowWork:
+    """Of one computed window at that rung; nothing at a rung that sheds."""
+    if rung.shed:
+        return WindowWork(0.0, 0.0, 0.0)
+    fps = demand.fps * rung.fps
+    frames = fps / demand.temporal
+    # Anchors are complete whatever the pruner does, and at a lower rate a larger share of the frames.
+    whole = whole_share(demand, fps)
+    share = min(1.0, max(whole, _kept_share(demand) * rung.kept))
+    frame = demand.frame_tokens * share
+    kept = frames * demand.window_s * frame
+    new = min(kept, frames * demand.stride_s * rung.stride * frame)
+    own = whole / share if demand.refresh_budget is None else demand.refresh_budget
+    refresh = own if rung.refresh_budget is None else min(own, rung.refresh_budget)
+    query = demand.questions * demand.query_tokens
+    return WindowWork.laid_out(kept=kept, new=new, refreshed=refresh * (kept - new), query=query, encoded=new)
+
+
+def _kept_share(demand: Demand) -> float:
+    """Share of tokens that a frame keeps on average at full quality, anchors included."""
+    whole = whole_share(demand, demand.fps)
+    return whole + (1 - whole) * demand.kept
+
+
+def windows_per_s(demand: Demand, rung: Rung) -> float:
+    """Windows a second, gated ones included."""
+    return 0.0 if rung.shed else demand.rate / (demand.stride_s * rung.stride)
+
+
+def load(demand: Demand, rung: Rung, costs: CostModel, *, batch: int = STEP_WINDOWS) -> float:
+    """Seconds of a replica a second, the gate included, when ``batch`` windows share a step."""
+    if rung.shed:
+        return 0.0
+    return windows_per_s(demand, rung) * demand.busy * demand.cost * _seconds(demand, rung, costs, batch)
+
+
+def declared_load(demand: Demand, rung: Rung, costs: CostModel, *, batch: int = STEP_WINDOWS) -> float:
+    """The same of a camera whose windows come at the declared rate, are all computed and take what the costs say."""
+    if rung.shed:
+        return 0.0
+    return 1.0 / (demand.stride_s * rung.stride) * _seconds(demand, rung, costs, batch)
+
+
+def _seconds(demand: Demand, rung: Rung, costs: CostModel, batch: int) -> float:
+    return costs.window_seconds(work(demand, rung)) + costs.step_s / batch
+
+
+class DemandEstimate:
+    """One camera's demand: declared at first, then what its codec shows, then what is counted of it.
+
+    Counts are taken in stretches of at least a stride and averaged exponentially over about ``memory_s``. ``declared``
+    is as it was told.
+    """
+
+    __slots__ = ("_counted", "_memory_s", "_waiting", "busy", "cost", "declared", "kept", "rate")
+
+    def __init__(self, declared: Demand, *, memory_s: float = 60.0) -> None:
+        self.declared = declared
+        self._memory_s = memory_s
+        self._counted = False
+        self._waiting: Measured | None = None
+        self.rate, self.busy, self.kept, self.cost = declared.rate, declared.busy, declared.kept, declared.cost
+
+    @property
+    def demand(self) -> Demand:
+        """As it is known now."""
+        return replace(self.declared, rate=self.rate, busy=self.busy, kept=self.kept, cost=self.cost)
+
+    @property
+    def factor(self) -> float:
+        """What a load is multiplied by that was computed for windows at the declared rate, all of them computed."""
+        return self.rate * self.busy * self.cost
+
+    def codec(self, *, kbit_s: float, pixels: int, fps: float, activity: float | None = None) -> bool:
+        """What the codec shows before a window was answered: bitrate, picture size and pictures a second of the stream,
+        and the mean share of token groups that it saw change. Counts replace it; whether the demand changed."""
+        if self._counted or not (pixels > 0 and fps > 0 and kbit_s >= 0):
+            return False
+        self.kept = kept_by_bits(1000 * kbit_s / (pixels * fps)) if activity is None else kept_by_activity(activity)
+        return True
+
+    def measured(self, counts: Measured, rung: Rung, predicted_s: float = 0.0) -> bool:
+        """What was counted at ``rung``; whether the demand changed.
+
+        Args:
+            predicted_s: engine seconds that the cost model gives one computed window of the demand at that rung.
+        """
+        if rung.shed or not counts.period_s > 0:
+            return False
+        if self._waiting is not None:
+            counts = _together(self._waiting, counts)
+        stride_s = self.declared.stride_s * rung.stride
+        # Heartbeats come when they come: a stride is over when all but a tenth of it is.
+        if counts.period_s < 0.9 * stride_s:
+            self._waiting = counts
+            return False
+        self._waiting = None
+        pace = 1 - math.exp(-counts.period_s / self._memory_s)
+        found = (counts.windows + counts.dropped) * stride_s / counts.period_s
+        self.rate += pace * (min(found, MOST) - self.rate)
+        if counts.windows <= 0:
+            return True
+        self._counted = True
+        computed = counts.windows - counts.gated
+        self.busy += pace * (computed / counts.windows - self.busy)
+        if counts.tokens_full > 0:
+            whole = whole_share(self.declared, self.declared.fps)
+            share = min(1.0, counts.tokens_kept / counts.tokens_full / rung.kept)
+            kept = max(0.0, (share - whole) / (1 - whole)) if whole < 1 else 0.0
+            self.kept += pace * (kept - self.kept)
+        if computed > 0 and counts.seconds > 0 and predicted_s > 0:
+            self.cost += pace * (min(counts.seconds / computed / predicted_s, MOST) - self.cost)
+        return True
+
+
+def _together(first: Measured, then: Measured) -> Measured:
+    return Measured(
+        first.period_s + then.period_s,
+        first.windows + then.windows,
+        first.gated + then.gated,
+        first.tokens_full + then.tokens_full,
+        first.tokens_kept + then.tokens_kept,
+        first.seconds + then.seconds,
+        first.dropped + then.dropped,
+    )
+
+
+def kept_by_bits(bits_per_pixel: float) -> float:
+    """Share of tokens kept between anchors, guessed from coded bits a pixel: 0 for a still picture, at most 1."""
+    return 1 - math.exp(-bits_per_pixel / BITS)
+
+
+def kept_by_activity(activity: float) -> float:
+    """The same from the share of groups that the codec saw change: what changed and, by dilation, its neighbours."""
+    return min(1.0, DILATION * max(0.0, activity))

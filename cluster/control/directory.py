@@ -1,0 +1,437 @@
+"""The controller's state: cameras, members, who owns what, and what they last said. Plain Python, driven by calls.
+
+Two :class:`~cluster.control.placement.Placement` tables place every camera on a decoder and on a replica. Time comes
+in as an argument (``now_s``, monotonic), so that the same code runs in the actor, in the simulator and in tests.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections import deque
+from collections.abc import Iterable, Mapping
+
+from cluster.config import CameraConfig
+from cluster.control.admission import Admission
+from cluster.control.assignments import Assignment, CameraAssignment, Route
+from cluster.control.camera_record import CameraRecord, Counted
+from cluster.control.cameras.managers import CLUSTER, check_manager
+from cluster.control.demand import windows_per_s
+from cluster.control.ladder import Step
+from cluster.control.member import Member
+from cluster.control.placement import Placement
+from cluster.control.quality import ALL_EQUAL, FleetSettings, demand_of
+from cluster.errors import CameraExistsError, CapacityError, ConfigError, NotReadyError, UnknownCameraError
+from cluster.types import CameraStatus, PatchGeometry, PictureHealth
+from cluster.types.reports import (
+    CameraReport,
+    DecoderInfo,
+    ReplicaInfo,
+    ReplicaReport,
+    ReplicaStatus,
+    StreamReport,
+    Totals,
+)
+
+KEPT_STEPS = 1000
+"""Steps on the quality ladder that are remembered."""
+
+GIVEN_UP = 1000
+"""Replicas that were given up and are remembered, should one come back."""
+
+
+class Directory:
+    """See the module. ``version`` grows with every change a decoder must know of, and is greater than ``after``, those
+    of earlier controllers; ``steps``: the newest steps on the quality ladder, oldest first."""
+
+    def __init__(
+        self,
+        *,
+        heartbeat_timeout_s: float = 10.0,
+        slack: float = 0.25,
+        quality: FleetSettings = ALL_EQUAL,
+        after: int = 0,
+    ) -> None:
+        self.version = after
+        self.steps: deque[Step] = deque(maxlen=KEPT_STEPS)
+        self._measured = quality.costs is not None
+        self._admission = quality.admission and self._measured
+        self._fleet = quality.fleet()
+        self._rungs = {rung.name: rung for rung in quality.ladder.rungs}
+        self.geometry: PatchGeometry | None = None
+        self._timeout_s = heartbeat_timeout_s
+        self._looked_s = math.inf
+        self._cameras: dict[str, CameraRecord] = {}
+        self._decoders: dict[str, Member[DecoderInfo]] = {}
+        self._replicas: dict[str, Member[ReplicaInfo]] = {}
+        # Instances whose cameras others have, the newest last.
+        self._given_up: deque[str] = deque(maxlen=GIVEN_UP)
+        self._on_decoder = Placement(slack=slack)
+        self._running_on: dict[str, str] = {}
+        self._held_by: dict[str, str] = {}
+        self._counted: dict[str, Mapping[str, Mapping[str, int]]] = {}
+
+    # -- cameras --------------------------------------------------------------------------------
+    def add(
+        self,
+        settings: CameraConfig,
+        now_s: float = 0.0,
+        *,
+        force: bool = True,
+        manager: str = CLUSTER,
+        life: str = "",
+    ) -> Admission:
+        """Take a camera in; members that said they have it already when they joined keep it.
+
+        Args:
+            force: it is not refused however full the replicas are.
+            manager: who alone may change it (``cluster.control.cameras.managers``).
+            life: tells it from an earlier camera of its name, of which processes may still report.
+
+        Raises:
+            CameraExistsError: there is one of that name already with other settings; the same again is no error.
+            ManagedElsewhereError: there is one of that name that belongs to another manager.
+            CapacityError: there is no room for it even when everyone is as low on the ladder as may be.
+        """
+        demand = demand_of(settings, self.geometry)
+        known = self._cameras.get(settings.name)
+        if known is not None:
+            check_manager(settings.name, known.manager, manager)
+            if known.settings == settings:
+                return self._fleet.told(settings.name)
+            raise CameraExistsError(
+                f"there is a camera {settings.name!r} already; update it to change its settings, or remove it first"
+            )
+        admission = self._fleet.admit(
+            demand,
+            now_s,
+            force=force or not self._admission,
+            prefer=self._held_by.get(settings.name),
+            idle=True,
+        )
+        if admission.verdict == "refused":
+            raise CapacityError(f"camera {settings.name!r} is not taken: {admission.reason}")
+        self._held_by.pop(settings.name, None)
+        self._cameras[settings.name] = CameraRecord(settings, manager, life)
+        self._cameras[settings.name].totals = Totals(self._counted.pop(life, None))
+        self._on_decoder.add(settings.name, prefer=self._running_on.pop(settings.name, None))
+        self.version += 1
+        return admission
+
+    def update(
+        self, settings: CameraConfig, now_s: float = 0.0, *, manager: str = CLUSTER, takeover: bool = False
+    ) -> Admission:
+        """Give a camera other settings; it keeps its place, its rung and its counts. It is not refused: when it asks
+        for more than there is, the ladder makes room.
+
+        Raises:
+            UnknownCameraError: no such camera.
+            ManagedElsewhereError: it belongs to another manager, unless it is to be taken over.
+        """
+        camera = self._known(settings.name)
+        check_manager(settings.name, camera.manager, manager, takeover=takeover)
+        camera.manager = manager
+        if camera.settings != settings:
+            camera.settings, camera.counted = settings, None
+            report = camera.report
+            size = (report.width, report.height) if report is not None and report.width else None
+            self._fleet.admit(demand_of(settings, self.geometry, size), now_s, force=True)
+            self.version += 1
+        return self._fleet.told(settings.name)
+
+    def remove(self, name: str, *, manager: str | None = None, takeover: bool = False) -> None:
+        """Forget a camera; its decoder stops it when it next asks.
+
+        Raises:
+            UnknownCameraError: no such camera.
+            ManagedElsewhereError: it belongs to another than ``manager`` (``None``: not asked), and is not taken over.
+        """
+        if manager is not None:
+            check_manager(name, self._known(name).manager, manager, takeover=takeover)
+        self._known(name)
+        del self._cameras[name]
+        self._on_decoder.remove(name)
+        self._fleet.remove(name)
+        self.version += 1
+
+    @property
+    def cameras(self) -> list[str]:
+        return sorted(self._cameras)
+
+    def counted(self) -> dict[str, dict[str, dict[str, int]]]:
+        """What each run of each camera has counted, by the camera's life: what a later controller must know of those
+        that nobody reports any more."""
+        return {camera.life: camera.totals.runs for camera in self._cameras.values()}
+
+    def remember(self, counted: Mapping[str, Mapping[str, Mapping[str, int]]]) -> None:
+        """What an earlier controller :meth:`counted`, before any camera is added."""
+        self._counted = dict(counted)
+
+    @property
+    def decoders(self) -> dict[str, DecoderInfo]:
+        return {name: member.info for name, member in self._decoders.items()}
+
+    @property
+    def replicas(self) -> dict[str, ReplicaInfo]:
+        return {name: member.info for name, member in self._replicas.items()}
+
+    # -- members --------------------------------------------------------------------------------
+    def join_decoder(self, info: DecoderInfo, now_s: float, running: Iterable[str] = ()) -> None:
+        """A decoder started, or met a controller that does not know it and says which cameras it is ``running``."""
+        known = self._decoders.get(info.name)
+        if known is not None and known.info.instance != info.instance:
+            self._decoder_gone(info.name)
+        self._running_on.update((camera, info.name) for camera in running if camera not in self._cameras)
+        self._decoders[info.name] = Member(info, now_s)
+        self._on_decoder.join(info.name)
+        self.version += 1
+
+    def join_replica(
+        self, info: ReplicaInfo, now_s: float, *, known_as: str | None = None, streams: Iterable[str] = ()
+    ) -> str:
+        """A replica is ready; returns the name it has from now on: the one it was ``known_as``, or the lowest free one,
+        so that a restarted replica gets its cameras back. ``streams``: the cameras it holds windows of."""
+        for name, member in self._replicas.items():
+            if member.info.instance == info.instance:
+                member.seen_s = now_s
+                return name
+        names = (f"replica-{number}" for number in range(len(self._replicas) + 1))
+        free = known_as is not None and known_as not in self._replicas
+        name = known_as if known_as and free else next(name for name in names if name not in self._replicas)
+        self._held_by.update((camera, name) for camera in streams if camera not in self._cameras)
+        if self.gave_up(info.instance):
+            self._given_up.remove(info.instance)
+        self._replicas[name] = Member(info, now_s)
+        self.geometry = info.geometry
+        self._fleet.join(name)
+        self.version += 1
+        return name
+
+    def heartbeat_decoder(self, name: str, instance: str, reports: Iterable[CameraReport], now_s: float) -> bool:
+        """Take a decoder's reports; false when it is not known (any more) and has to join again."""
+        member = self._decoders.get(name)
+        if member is None or member.info.instance != instance:
+            return False
+        member.seen_s = now_s
+        for report in reports:
+            camera = self._cameras.get(report.camera)
+            if camera is None or camera.life != report.life:
+                continue
+            # Also of one that has just been given to another: it counted on until it heard of that.
+            camera.totals.update(report.run, report.counts)
+            if self._on_decoder.owner(report.camera) == name:
+                if report.width and (camera.report is None or camera.report.width != report.width):
+                    self._seen(camera, report)
+                if report.counts.get("frames_decoded"):
+                    self._fleet.connected(report.camera)
+                camera.report = report
+        return True
+
+    def _seen(self, camera: CameraRecord, report: CameraReport) -> None:
+        """How large a camera's picture is, and how much of it moves, is known now."""
+        name, size = camera.settings.name, (report.width, report.height)
+        demand = demand_of(camera.settings, self.geometry, size)
+        if demand != self._fleet.declared(name):
+            self._fleet.demand(name, demand)
+        if report.picture is not None:
+            self._fleet.codec(
+                name, kbit_s=0.0, pixels=size[0] * size[1], fps=demand.fps, activity=report.picture.changed
+            )
+
+    def heartbeat_replica(
+        self, instance: str, reports: Iterable[StreamReport], now_s: float, load: ReplicaReport | None = None
+    ) -> bool:
+        """Take a replica's reports; false when it is not known (any more) and has to join again."""
+        name = next((name for name, member in self._replicas.items() if member.info.instance == instance), None)
+        if name is None:
+            return False
+        member = self._replicas[name]
+        for report in reports:
+            camera = self._cameras.get(report.camera)
+            if camera is None or camera.life != report.life:
+                continue
+            camera.totals.update(report.run, report.counts)
+            plan = self._fleet.plan(report.camera)
+            if plan.owner == name:
+                camera.stream = report
+                # Counts that straddle a step say nothing.
+                counts = camera.since(Counted(instance, now_s, plan.rung, report.counts))
+                if counts is not None:
+                    if counts.windows:
+                        self._fleet.connected(report.camera)
+                    self._fleet.measured(report.camera, counts)
+        if load is not None:
+            if (since := member.since(load, now_s)) is not None:
+                busy, steps, windows = since
+                self._fleet.replica_report(
+                    name, busy_share=busy, backlog_s=load.backlog_s, now_s=now_s, steps=steps, windows=windows
+                )
+            member.load = load
+        member.seen_s = now_s
+        return True
+
+    def tick(self, now_s: float) -> list[Step]:
+        """Steps on the quality ladder that are due now; they are in the assignments from then on."""
+        changes = self._fleet.tick(now_s)
+        self.steps.extend(changes.steps)
+        if changes.steps or changes.moves:
+            self.version += 1
+        return changes.steps
+
+    def rungs(self) -> dict[str, int]:
+        """Cameras on each rung of the ladder."""
+        found = dict.fromkeys(self._rungs, 0)
+        for name in self._cameras:
+            found[self._fleet.plan(name).rung] += 1
+        return found
+
+    def drain(self, replica: str, *, undo: bool = False) -> ReplicaStatus:
+        """Move every camera off a replica that is to be stopped, and give it none until it is started anew; with
+        ``undo`` it may have cameras again.
+
+        Raises:
+            ConfigError: no such replica.
+            NotReadyError: no other one takes cameras.
+        """
+        if replica not in self._replicas:
+            known = ", ".join(sorted(self._replicas)) or "none"
+            raise ConfigError(f"there is no replica {replica!r}; there are: {known}")
+        if undo:
+            self._fleet.join(replica)
+        else:
+            self._fleet.drain(replica)
+            if not self._fleet.draining(replica):
+                raise NotReadyError(f"no other replica takes cameras; {replica} keeps its own until there is one")
+        self.version += 1
+        return next(status for status in self.replica_statuses() if status.name == replica)
+
+    def replica_statuses(self) -> list[ReplicaStatus]:
+        """Every replica, by name."""
+        plans = [self._fleet.plan(name) for name in self._cameras]
+        full = self._fleet.ladder.rungs[0].name
+        return [
+            ReplicaStatus(
+                name=name,
+                address=member.info.address,
+                draining=self._fleet.draining(name),
+                cameras=sum(plan.owner == name for plan in plans),
+                held=0 if member.load is None else member.load.held,
+                lowered=sum(plan.owner == name and plan.rung != full for plan in plans),
+                utilisation=self._fleet.utilisation(name) if self._measured else 0.0,
+                expected_lag_s=self._lag_s(name),
+                backlog_s=0.0 if member.load is None else member.load.backlog_s,
+                trouble="" if member.load is None else member.load.trouble,
+            )
+            for name, member in sorted(self._replicas.items())
+        ]
+
+    def expire(self, now_s: float) -> list[str]:
+        """Let everyone go who has been silent for too long; returns their names. Called at least every half of that, or
+        it was this process that stood still, and everyone has that long again."""
+        if now_s - self._looked_s > self._timeout_s / 2:
+            for decoder in self._decoders.values():
+                decoder.seen_s = now_s
+            for replica in self._replicas.values():
+                replica.seen_s = now_s
+        self._looked_s = now_s
+        decoders = [name for name, member in self._decoders.items() if now_s - member.seen_s > self._timeout_s]
+        replicas = [name for name, member in self._replicas.items() if now_s - member.seen_s > self._timeout_s]
+        for name in decoders:
+            self.leave_decoder(name)
+        for name in replicas:
+            self.leave_replica(name)
+        return decoders + replicas
+
+    def leave_decoder(self, name: str) -> None:
+        """A decoder is gone for good: others take its cameras."""
+        self._decoder_gone(name)
+        del self._decoders[name]
+        self._on_decoder.leave(name)
+        self.version += 1
+
+    def gave_up(self, instance: str) -> bool:
+        """Whether a replica that may come back was taken for dead, and its cameras' windows for lost."""
+        return instance in self._given_up
+
+    def leave_replica(self, name: str) -> None:
+        """A replica is gone: others take its cameras, or they wait for it to come back."""
+        self._given_up.append(self._replicas.pop(name).info.instance)
+        self._fleet.leave(name)
+        self.version += 1
+
+    def _decoder_gone(self, name: str) -> None:
+        for key in self._on_decoder.keys(name):
+            self._cameras[key].report = None
+
+    # -- questions ------------------------------------------------------------------------------
+    def route(self, name: str) -> Route:
+        """Where a camera lives.
+
+        Raises:
+            UnknownCameraError: no such camera.
+        """
+        self._known(name)
+        decoder, replica = self._on_decoder.owner(name), self._fleet.plan(name).owner
+        return Route(
+            decoder,
+            self._decoders[decoder].info.address if decoder in self._decoders else None,
+            replica,
+            self._replicas[replica].info.address if replica in self._replicas else None,
+        )
+
+    def assignment(self, decoder: str) -> Assignment:
+        """What a decoder must run now."""
+        cameras = []
+        for name in sorted(self._on_decoder.keys(decoder)):
+            route = self.route(name)
+            camera, rung = self._cameras[name], self._rungs[self._fleet.plan(name).rung]
+            where = route.replica, route.replica_address
+            cameras.append(CameraAssignment(camera.settings, self.geometry, *where, rung, camera.life))
+        alive = frozenset(member.info.address for member in self._replicas.values())
+        return Assignment(self.version, tuple(cameras), alive)
+
+    def status(self, name: str) -> CameraStatus:
+        """Everything known of one camera.
+
+        Raises:
+            UnknownCameraError: no such camera.
+        """
+        camera, route, plan = self._known(name), self.route(name), self._fleet.plan(name)
+        return camera.status(
+            route,
+            rung=plan.rung,
+            rung_reason="" if plan.rung == self._fleet.ladder.rungs[0].name else plan.why,
+            windows_per_s=windows_per_s(self._fleet.demand_of(name), self._rungs[plan.rung]),
+            expected_lag_s=self._lag_s(plan.owner),
+        )
+
+    def _lag_s(self, replica: str | None) -> float:
+        if not self._measured or replica is None:
+            return 0.0
+        lag_s = self._fleet.lag_s(replica)
+        return lag_s if math.isfinite(lag_s) else 0.0
+
+    def settings(self, name: str) -> CameraConfig:
+        """What a camera runs with.
+
+        Raises:
+            UnknownCameraError: no such camera.
+        """
+        return self._known(name).settings
+
+    def picture(self, name: str) -> PictureHealth | None:
+        """What its decoder last said of its pictures; None while it has said nothing.
+
+        Raises:
+            UnknownCameraError: no such camera.
+        """
+        report = self._known(name).report
+        return report.picture if report is not None else None
+
+    def _known(self, name: str) -> CameraRecord:
+        try:
+            return self._cameras[name]
+        except KeyError:
+            near = difflib.get_close_matches(name, self._cameras, n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            raise UnknownCameraError(f"there is no camera {name!r}{hint}") from None

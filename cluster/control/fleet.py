@@ -1,0 +1,437 @@
+"""The fleet as the controller and the simulator drive it: placement, demand, ladder and admission tied together.
+
+Everything is plain state changed by calls; time comes in as ``now_s``, and one that runs backwards counts as standing
+still. A tick looks only at replicas of which something changed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+from cluster.control.admission import Admission, Totals, expected_lag_s, refused
+from cluster.control.changes import CameraPlan, FleetChanges, Move
+from cluster.control.costs.model import CostModel
+from cluster.control.demand import STEP_WINDOWS, Demand, DemandEstimate, Measured, declared_load
+from cluster.control.ladder.policy import CameraOnLadder, LadderPolicy, Step
+from cluster.control.ladder.rung import Ladder
+from cluster.control.placement import Placement
+from cluster.control.replica_load import ReplicaLoad
+from cluster.errors import UnknownCameraError
+from cluster.types.priority import Priority
+
+NOTICED = 0.15
+"""Relative change of a camera's load that is worth acting on."""
+
+# Loads are sums of floats: less than this is nothing.
+_ROUNDING = 1e-9
+
+UNEVEN = 1.15
+"""Load over the mean at which a replica gives cameras away."""
+
+
+class _Camera:
+    """``unit``: loads at each rung of a camera whose windows come at the declared rate, all computed, at the cost
+    model's seconds, and which keeps ``unit_kept``; ``loads`` are those times what was measured.
+
+    ``idle``: nothing has come from it yet. Its loads count where cameras are admitted and placed; what its replica and
+    the ladder count with (``on.loads`` and ``rates``, computed and all windows a second at full quality) is nothing.
+    """
+
+    __slots__ = ("estimate", "idle", "loads", "on", "owner", "rates", "unit", "unit_kept", "why")
+
+    def __init__(
+        self, estimate: DemandEstimate, unit: tuple[float, ...], *, rung: int, since_s: float, idle: bool
+    ) -> None:
+        self.estimate = estimate
+        self.idle = idle
+        self.unit = unit
+        self.unit_kept = estimate.kept
+        self.on = CameraOnLadder(estimate.declared.priority, unit, rung, since_s)
+        self.ask(tuple(each * estimate.factor for each in unit))
+        self.owner: str | None = None
+        self.why = "as asked for"
+
+    def ask(self, loads: tuple[float, ...]) -> None:
+        """Its demand is another."""
+        self.loads = loads
+        self.on.loads = tuple(0.0 for _ in loads) if self.idle else loads
+        due = 0.0 if self.idle else self.estimate.rate / self.estimate.declared.stride_s
+        self.rates = due * self.estimate.busy, due
+
+
+class Fleet:
+    """See the module.
+
+    Args:
+        costs: of the model and the replicas' device; a replica of another speed joins with its ``capacity``.
+        slack: of the placement (:class:`Placement`).
+        horizon_s: seconds within which a backlog is to be worked off.
+        settle_s: seconds after a step down before the next one on that replica, so that the first can be felt.
+        rebalance_s: seconds between two looks at how even the placement is.
+        max_batch: most windows of a step.
+    """
+
+    def __init__(
+        self,
+        costs: CostModel,
+        ladder: Ladder,
+        *,
+        policy: LadderPolicy | None = None,
+        slack: float = 0.05,
+        horizon_s: float = 8.0,
+        settle_s: float = 4.0,
+        rebalance_s: float = 30.0,
+        max_batch: int = STEP_WINDOWS,
+    ) -> None:
+        self.costs = costs
+        self.ladder = ladder
+        self.policy = LadderPolicy(ladder) if policy is None else policy
+        self._horizon_s, self._settle_s, self._rebalance_s = horizon_s, settle_s, rebalance_s
+        self._max_batch = max_batch
+        self._placement = Placement(slack=slack)
+        self._totals = Totals(ladder)
+        self._cameras: dict[str, _Camera] = {}
+        self._replicas: dict[str, ReplicaLoad] = {}
+        self._dirty: set[str] = set()
+        self._short: set[str] = set()
+        # Of the replicas that take cameras.
+        self._capacity = 0.0
+        self._now_s = -math.inf
+        self._rebalanced_s = -math.inf
+
+    @property
+    def replicas(self) -> list[str]:
+        return sorted(self._replicas)
+
+    @property
+    def cameras(self) -> list[str]:
+        return sorted(self._cameras)
+
+    # -- cameras ---------------------------------------------------------------------------------
+    def admit(
+        self, demand: Demand, now_s: float, *, force: bool = False, prefer: str | None = None, idle: bool = False
+    ) -> Admission:
+        """Take a camera in if the fleet can answer it, with everyone as low on the ladder as may be; one that is known
+        has a new demand and keeps its place.
+
+        Args:
+            force: it must not be refused, as those of a configuration.
+            prefer: the replica that has it already, as a controller that restarts learns from its replicas.
+            idle: it sends nothing yet, and is no load until it has :meth:`connected`. Room is kept for it all the same:
+                whoever is taken can be answered at the lowest rung when everyone who was taken sends.
+        """
+        self._clock(now_s)
+        if demand.camera in self._cameras:
+            self.demand(demand.camera, demand)
+            return self.told(demand.camera)
+        unit = self._unit(demand)
+        estimate = DemandEstimate(demand)
+        loads = tuple(each * estimate.factor for each in unit)
+        room_s = self.policy.high * self._capacity
+        missing_s = self._totals.missing_s(demand.priority, loads, room_s)
+        if missing_s > _ROUNDING and not force:
+            ready = len(self._replicas)
+            return refused(self.ladder, loads, missing_s, room_s / ready if ready else None)
+        rung = 0 if demand.priority is Priority.CRITICAL or not room_s else self._totals.fitting(loads, room_s)
+        camera = _Camera(estimate, unit, rung=rung, since_s=self._now_s, idle=idle)
+        if rung > 0:
+            camera.why = "the fleet was full when it was added"
+        self._cameras[demand.camera] = camera
+        self._totals.add(demand.priority, camera.loads)
+        self._own(demand.camera, self._placement.add(demand.camera, weight=loads[0], prefer=prefer))
+        return self.told(demand.camera)
+
+    def remove(self, name: str) -> list[Move]:
+        """Forget a camera; others may move as the mean load falls.
+
+        Raises:
+            UnknownCameraError: no such camera.
+        """
+        camera = self._known(name)
+        self._disown(name)
+        self._totals.add(camera.on.priority, camera.loads, -1.0)
+        del self._cameras[name]
+        return self._moved(self._placement.remove(name), "cameras were removed", warm=True)
+
+    def demand(self, name: str, demand: Demand) -> None:
+        """A camera's settings changed: its demand is new, and what was measured of it no longer counts.
+
+        Raises:
+            UnknownCameraError: no such camera.
+        """
+        camera = self._known(name)
+        camera.estimate = DemandEstimate(demand)
+        self._reload(name, camera, always=True)
+
+    def connected(self, name: str) -> None:
+        """The first of a camera's video has come: it is a load from here on.
+
+        Raises:
+            UnknownCameraError: no such camera.
+        """
+        camera = self._known(name)
+        if camera.idle:
+            camera.idle = False
+            self._reload(name, camera, always=True)
+
+    def codec(self, name: str, *, kbit_s: float, pixels: int, fps: float, activity: float | None = None) -> None:
+        """What a camera's codec shows (:meth:`DemandEstimate.codec`).
+
+        Raises:
+            UnknownCameraError: no such camera.
+        """
+        camera = self._known(name)
+        if camera.estimate.codec(kbit_s=kbit_s, pixels=pixels, fps=fps, activity=activity):
+            self._reload(name, camera)
+
+    def measured(self, name: str, counts: Measured) -> None:
+        """What was counted of a camera since the last time; once per window or heartbeat.
+
+        Raises:
+            UnknownCameraError: no such camera.
+        """
+        camera = self._known(name)
+        rung = self.ladder.rungs[camera.on.rung]
+        predicted_s = camera.unit[camera.on.rung] * camera.estimate.declared.stride_s * rung.stride
+        if camera.estimate.measured(counts, rung, predicted_s):
+            self._reload(name, camera)
+
+    def demand_of(self, name: str) -> Demand:
+        """A camera's demand as it is known now.
+
+        Raises:
+            UnknownCameraError: no such camera.
+        """
+        return self._known(name).estimate.demand
+
+    def declared(self, name: str) -> Demand:
+        """A camera's demand as it was told.
+
+        Raises:
+            UnknownCameraError: no such camera.
+        """
+        return self._known(name).estimate.declared
+
+    def plan(self, name: str) -> CameraPlan:
+        """How a camera is to run now, and why.
+
+        Raises:
+            UnknownCameraError: no such camera.
+        """
+        camera = self._known(name)
+        phase = 0.0 if camera.owner is None else self._replicas[camera.owner].phases.of(name)
+        return CameraPlan(name, camera.owner, self.ladder.rungs[camera.on.rung].name, phase, camera.why)
+
+    # -- replicas --------------------------------------------------------------------------------
+    def join(self, replica: str, *, capacity: float = 1.0) -> list[Move]:
+        """A replica is ready, or one that was drained takes cameras again. ``capacity``: its speed over that of the
+        cost model's device."""
+        self._replicas.setdefault(replica, ReplicaLoad(capacity)).draining = False
+        self._count_capacity()
+        return self._moved(self._placement.join(replica, capacity=capacity), f"{replica} joined", warm=True)
+
+    def leave(self, replica: str) -> list[Move]:
+        """A replica is gone; what its cameras had there is lost unless it was drained before."""
+        if replica not in self._replicas:
+            return []
+        moves = self._moved(self._placement.leave(replica), f"{replica} is gone", warm=False)
+        del self._replicas[replica]
+        for name, other in self._replicas.items():
+            other.draining = self._placement.is_draining(name)
+        self._count_capacity()
+        self._dirty.discard(replica)
+        self._short.discard(replica)
+        return moves
+
+    def drain(self, replica: str) -> list[Move]:
+        """Move every camera off a replica that is to be stopped; it takes no more until it joins again. The only one
+        there is keeps its cameras."""
+        if replica not in self._replicas:
+            return []
+        self._replicas[replica].draining = self._placement.can_drain(replica)
+        self._count_capacity()
+        return self._moved(self._placement.drain(replica), f"{replica} is drained", warm=True)
+
+    def draining(self, replica: str) -> bool:
+        """Whether it takes no cameras."""
+        return self._replicas[replica].draining
+
+    def rebalance(self, *, at_most: int | None = None) -> list[Move]:
+        """Move cameras off replicas above the bound."""
+        return self._moved(self._placement.rebalance(at_most=at_most), "its replica had more than its share", warm=True)
+
+    def replica_report(
+        self,
+        replica: str,
+        *,
+        busy_share: float,
+        backlog_s: float,
+        now_s: float,
+        steps: int = 0,
+        windows: int = 0,
+    ) -> None:
+        """What a replica says of itself; unknown ones are ignored.
+
+        Args:
+            busy_share: of the time since its last report, 0 to 1.
+            backlog_s: seconds of work that wait.
+            steps: of its engine since its last report, in which ``windows`` were computed.
+        """
+        self._clock(now_s)
+        known = self._replicas.get(replica)
+        if known is not None:
+            unshared_s = max(0.0, steps - windows / self._max_batch) * self.costs.step_s
+            known.report(busy_share, max(0.0, backlog_s), self._now_s, unshared_s=unshared_s, settle_s=self._settle_s)
+            self._dirty.add(replica)
+
+    def utilisation(self, replica: str) -> float:
+        """Work over capacity, what waits included; 1 is full."""
+        return self._replicas[replica].utilisation(self._horizon_s)
+
+    def lag_s(self, replica: str) -> float:
+        """Expected mean lag of a window there."""
+        known = self._replicas[replica]
+        return expected_lag_s(
+            load=known.predicted,
+            windows_per_s=known.windows,
+            busy=known.windows / known.due if known.due > 0 else 1.0,
+            costs=self.costs,
+            max_batch=self._max_batch,
+        )
+
+    def tick(self, now_s: float) -> FleetChanges:
+        """Steps on the ladder and moves that are due now; touches only replicas of which something changed."""
+        self._clock(now_s)
+        steps: list[Step] = []
+        for name in sorted(self._dirty):
+            steps += self._tend(name, self._replicas[name])
+        moves: list[Move] = []
+        if self._now_s - self._rebalanced_s >= self._rebalance_s:
+            self._rebalanced_s = self._now_s
+            if self._placement.worst > UNEVEN:
+                moves = self.rebalance(at_most=max(1, len(self._cameras) // 100))
+        return FleetChanges(steps, moves, sum(self._replicas[name].short_s for name in self._short))
+
+    # -- inside ----------------------------------------------------------------------------------
+    def _count_capacity(self) -> None:
+        self._capacity = sum(each.capacity for each in self._replicas.values() if not each.draining)
+
+    def _clock(self, now_s: float) -> None:
+        self._now_s = max(self._now_s, now_s)
+
+    def _tend(self, name: str, replica: ReplicaLoad) -> list[Step]:
+        """Steps of one replica; it stays to be looked at while it settles or somebody is to climb."""
+        utilisation = replica.utilisation(self._horizon_s)
+        settling = self._now_s < replica.settled_s
+        over = utilisation > self.policy.high
+        steps: list[Step] = []
+        if (over and not settling) or (replica.lowered and not over):
+            scale = replica.ratio / replica.capacity
+            steps = self.policy.decide(replica.cameras, utilisation, self._now_s, scale=scale)
+            if over:
+                replica.settled_s = self._now_s + self._settle_s
+            for step in steps:
+                self._step(step, replica)
+        replica.short_s = max(0.0, replica.predicted - 1.0) * replica.capacity
+        (self._short.add if replica.short_s else self._short.discard)(name)
+        if not (settling or steps or (replica.lowered and utilisation < self.policy.low)):
+            self._dirty.discard(name)
+        return steps
+
+    def _step(self, step: Step, replica: ReplicaLoad) -> None:
+        camera = self._cameras[step.camera]
+        replica.disown(step.camera, *self._windows(camera))
+        camera.on.rung, camera.on.since_s, camera.why = step.rung_to, step.at_s, step.reason
+        replica.own(step.camera, camera.on, *self._windows(camera))
+
+    def _windows(self, camera: _Camera) -> tuple[float, float]:
+        """Computed and all windows a second at its rung."""
+        rung = self.ladder.rungs[camera.on.rung]
+        return (0.0, 0.0) if rung.shed else (camera.rates[0] / rung.stride, camera.rates[1] / rung.stride)
+
+    def _unit(self, demand: Demand) -> tuple[float, ...]:
+        return tuple(declared_load(demand, rung, self.costs, batch=self._max_batch) for rung in self.ladder.rungs)
+
+    def _reload(self, name: str, camera: _Camera, *, always: bool = False) -> None:
+        """Act on a demand that changed, if by enough to matter."""
+        estimate, on = camera.estimate, camera.on
+        if always or abs(estimate.kept - camera.unit_kept) > NOTICED * max(camera.unit_kept, NOTICED):
+            camera.unit, camera.unit_kept = self._unit(estimate.demand), estimate.kept
+        factor, old = estimate.factor, camera.loads[0]
+        if not always and abs(camera.unit[0] * factor - old) <= NOTICED * old:
+            return
+        loads = tuple([each * factor for each in camera.unit])
+        self._totals.add(on.priority, camera.loads, -1.0)
+        self._totals.add(estimate.declared.priority, loads)
+        if always:
+            owner = camera.owner
+            phase = self._disown(name)
+            on.priority = estimate.declared.priority
+            camera.ask(loads)
+            self._own(name, owner, phase=phase)
+        else:
+            load_s, windows = on.load, self._windows(camera)
+            camera.ask(loads)
+            if camera.owner is not None:
+                now = self._windows(camera)
+                self._replicas[camera.owner].change(on.load - load_s, now[0] - windows[0], now[1] - windows[1])
+                self._dirty.add(camera.owner)
+        self._placement.weigh(name, loads[0])
+
+    def _own(self, name: str, owner: str | None, *, phase: float | None = None) -> None:
+        camera = self._cameras[name]
+        camera.owner = owner
+        if owner is not None:
+            replica = self._replicas[owner]
+            replica.own(name, camera.on, *self._windows(camera))
+            replica.phases.add(name, camera.estimate.declared.stride_s, camera.on.loads[0], phase=phase)
+            self._dirty.add(owner)
+
+    def _disown(self, name: str) -> float | None:
+        """Take a camera off its replica; its phase there."""
+        camera = self._cameras[name]
+        if camera.owner is None:
+            return None
+        replica = self._replicas[camera.owner]
+        replica.disown(name, *self._windows(camera))
+        self._dirty.add(camera.owner)
+        camera.owner = None
+        return replica.phases.remove(name)
+
+    def _moved(self, moved: Iterable[str], reason: str, *, warm: bool) -> list[Move]:
+        moves = []
+        for name in moved:
+            source = self._cameras[name].owner
+            phase = self._disown(name)
+            owner = self._placement.owner(name)
+            # A camera that begins anew elsewhere may as well begin where there is room in the stride.
+            self._own(name, owner, phase=phase if warm else None)
+            moves.append(Move(name, source, owner, warm and source is not None, reason))
+        return moves
+
+    def told(self, name: str) -> Admission:
+        """What a camera that is known would be told if it were added now.
+
+        Raises:
+            UnknownCameraError: no such camera.
+        """
+        camera = self._known(name)
+        rung = self.ladder.rungs[camera.on.rung]
+        rate = camera.estimate.rate / (camera.estimate.declared.stride_s * rung.stride)
+        if camera.owner is None:
+            return Admission("accepted", None, rate, math.inf, rung.name, reason="it waits for a replica")
+        utilisation = self.utilisation(camera.owner)
+        reason = f"{camera.owner} is at {utilisation:.0%} of its capacity with it"
+        reduced = camera.on.rung > 0 or utilisation > self.policy.high
+        if reduced:
+            reason += "; cameras there run at reduced quality"
+        return Admission(
+            "reduced" if reduced else "accepted", camera.owner, rate, self.lag_s(camera.owner), rung.name, reason=reason
+        )
+
+    def _known(self, name: str) -> _Camera:
+        try:
+            return self._cameras[name]
+        except KeyError:
+            raise UnknownCameraError(f"there is no camera {name!r} in the fleet") from None

@@ -1,0 +1,6 @@
+"""The quality ladder: rungs with their measured loss, and the policy that walks cameras up and down."""
+
+from cluster.control.ladder.policy import CameraOnLadder, LadderPolicy, Step
+from cluster.control.ladder.rung import FILE, FULL, Ladder, Rung, default
+
+__all__ = ["FILE", "FULL", "CameraOnLadder", "Ladder", "LadderPolicy", "Rung", "Step", "default"]

@@ -1,0 +1,251 @@
+"""Packets into a fragmented MP4 that browsers play, part by part: as they are, or decoded, painted and encoded anew."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from fractions import Fraction
+from typing import Any, Protocol
+
+import av
+from av.video.frame import PictureType, VideoFrame
+from av.video.reformatter import ColorRange, VideoReformatter
+
+from cluster.codec.decoder import DecodeError, Decoder
+from cluster.decoder.footage.stretches import Placed, Stretch
+from cluster.errors import SourceError
+from cluster.types import MICROSECONDS
+
+PLAYED = frozenset({"h264"})
+"""Codecs that every browser plays as they are."""
+
+_FRAGMENTED = {
+    # Nothing is written twice, so that what has left is final; a part at each keyframe, or every 2 s.
+    "movflags": "frag_keyframe+empty_moov+default_base_moof",
+    "frag_duration": "2000000",
+    "flush_packets": "1",
+}
+_TIME_BASE = Fraction(1, MICROSECONDS)
+_CLOCK = Fraction(1, 90_000)
+_TICK = 23
+"""Microseconds between two packets at least: the clock of 90 kHz is coarser, and two of one tick would be refused."""
+_REORDER = MICROSECONDS // 5
+"""Room for B-pictures of cameras that tell no decoding times."""
+_KEYFRAMES = 50
+
+Painter = Callable[[VideoFrame], VideoFrame]
+"""What must happen to a decoded picture before anybody sees it: privacy masks."""
+
+
+class ClipWriter(Protocol):
+    """Packets in decoding order in, finished parts of the file out. May be called from any thread, one at a time."""
+
+    def feed(self, packets: Sequence[Placed]) -> bytes:
+        """What became ready: whole boxes, nothing of which changes later.
+
+        Raises:
+            SourceError: the packets cannot be made into a clip.
+        """
+        ...
+
+    def close(self) -> bytes:
+        """The rest. Raises like :meth:`feed`."""
+        ...
+
+    @property
+    def span(self) -> tuple[int, int]:
+        """The camera's microseconds that the clip shows so far; (0, 0) while it shows nothing."""
+        ...
+
+
+def clip_writer(stretch: Stretch, start: int, *, painter: Painter | None, height: int) -> ClipWriter:
+    """The cheapest writer that will do.
+
+    Args:
+        stretch: whose packets will come.
+        start: the clip begins with the picture at ``start``, or with the keyframe before it.
+        painter: for cameras whose pictures may not be shown as they are.
+        height: tallest picture of a clip that must be encoded anew.
+    """
+    if painter is None and stretch.codec in PLAYED:
+        return Remuxer(stretch)
+    return Transcoder(stretch, start, painter, height)
+
+
+class _Parts:
+    """The file as FFmpeg writes it; :meth:`take` is what came since the last time."""
+
+    def __init__(self) -> None:
+        self._parts: list[bytes] = []
+
+    def write(self, data: bytes) -> int:
+        self._parts.append(bytes(data))
+        return len(data)
+
+    def take(self) -> bytes:
+        parts, self._parts = self._parts, []
+        return b"".join(parts)
+
+
+class Remuxer:
+    """H.264 as the camera sent it. The clip begins with the first packet, a keyframe."""
+
+    def __init__(self, stretch: Stretch) -> None:
+        self._stretch = stretch
+        self._parts = _Parts()
+        self._container: Any = None
+        self._stream: Any = None
+        self._zero = self._last = 0
+        self._first_time = self._last_time = 0
+
+    @property
+    def span(self) -> tuple[int, int]:
+        return self._first_time, self._last_time
+
+    def feed(self, packets: Sequence[Placed]) -> bytes:
+        try:
+            for placed in packets:
+                if self._container is None:
+                    self._open(placed)
+                self._mux(placed)
+        except (av.FFmpegError, ValueError) as error:
+            raise SourceError(f"its video cannot be put into a clip ({error})", retryable=False) from None
+        return self._parts.take()
+
+    def close(self) -> bytes:
+        if self._container is not None:
+            try:
+                self._container.close()
+            except (av.FFmpegError, ValueError) as error:
+                raise SourceError(f"its video cannot be put into a clip ({error})", retryable=False) from None
+        return self._parts.take()
+
+    def _open(self, first: Placed) -> None:
+        stretch = self._stretch
+        width, height = stretch.width, stretch.height
+        if not width or not height:
+            width, height = picture_size(first)
+        self._container = av.open(self._parts, "w", format="mp4", options=_FRAGMENTED)
+        # The stubs leave out the attributes that PyAV sets from keywords.
+        add: Any = self._container.add_mux_stream
+        self._stream = add(stretch.codec, width=width, height=height, extradata=stretch.extradata)
+        self._stream.time_base = _CLOCK
+        self._zero = _decoded(first)
+        self._last = self._zero - _TICK
+        self._first_time = self._last_time = first.time
+
+    def _mux(self, placed: Placed) -> None:
+        data = placed.packet.data
+        packet = av.Packet(len(data))
+        packet.update(data)
+        packet.stream, packet.time_base = self._stream, _TIME_BASE
+        dts = max(_decoded(placed), self._last + _TICK)
+        packet.dts, packet.pts = dts - self._zero, max(placed.time, dts) - self._zero
+        packet.is_keyframe = placed.starts
+        self._last = dts
+        self._last_time = max(self._last_time, placed.time)
+        self._container.mux(packet)
+
+
+class Transcoder:
+    """Decoded, painted, made smaller where it is too large, and encoded as H.264 on one thread."""
+
+    def __init__(self, stretch: Stretch, start: int, painter: Painter | None, height: int) -> None:
+        self._stretch = stretch
+        self._start = start
+        self._painter = painter
+        self._height = height
+        self._parts = _Parts()
+        self._decoder: Decoder | None = None
+        self._container: Any = None
+        self._stream: Any = None
+        self._scale = VideoReformatter()
+        self._zero = self._last = 0
+
+    @property
+    def span(self) -> tuple[int, int]:
+        return (self._zero, self._last) if self._container is not None else (0, 0)
+
+    def feed(self, packets: Sequence[Placed]) -> bytes:
+        if self._decoder is None:
+            self._decoder = Decoder(self._stretch.codec, self._stretch.extradata)
+        for placed in packets:
+            try:
+                frames = self._decoder.decode(placed.packet.data, placed.time, placed.order)
+            except DecodeError:
+                # What a damaged packet leaves of a picture is not worth more than its absence.
+                continue
+            self._encode(frames)
+        return self._parts.take()
+
+    def close(self) -> bytes:
+        if self._decoder is not None:
+            with contextlib.suppress(DecodeError):
+                self._encode(self._decoder.drain())
+        if self._container is not None:
+            try:
+                self._container.mux(self._stream.encode(None))
+                self._container.close()
+            except (av.FFmpegError, ValueError) as error:
+                raise SourceError(f"its video cannot be encoded anew ({error})", retryable=False) from None
+        return self._parts.take()
+
+    def _encode(self, frames: Sequence[VideoFrame]) -> None:
+        for frame in frames:
+            time = frame.pts if frame.pts is not None else self._last + MICROSECONDS // 25
+            if time < self._start or frame.is_corrupt:
+                continue
+            if self._container is None:
+                self._open(frame, time)
+            elif time <= self._last:
+                continue
+            try:
+                self._add(frame, time)
+            except (av.FFmpegError, ValueError) as error:
+                raise SourceError(f"its video cannot be encoded anew ({error})", retryable=False) from None
+            self._last = time
+
+    def _open(self, frame: VideoFrame, time: int) -> None:
+        scale = min(1.0, self._height / frame.height)
+        self._container = av.open(self._parts, "w", format="mp4", options=_FRAGMENTED)
+        self._stream = self._container.add_stream("libx264", options={"preset": "veryfast", "crf": "25"})
+        # H.264 wants even sides.
+        self._stream.width = max(2, round(frame.width * scale / 2) * 2)
+        self._stream.height = max(2, round(frame.height * scale / 2) * 2)
+        self._stream.pix_fmt = "yuv420p"
+        context = self._stream.codec_context
+        context.time_base, context.thread_count, context.max_b_frames = Fraction(1, 1000), 1, 0
+        context.gop_size = _KEYFRAMES
+        self._zero = self._last = time
+
+    def _add(self, frame: VideoFrame, time: int) -> None:
+        if self._painter is not None:
+            frame = self._painter(frame)
+        small = self._scale.reformat(
+            frame, self._stream.width, self._stream.height, "yuv420p", dst_color_range=ColorRange.MPEG, threads=1
+        )
+        small.pts, small.time_base = (time - self._zero) // 1000, Fraction(1, 1000)
+        # Else a keyframe stays one, and of a codec that has nothing else every picture would be.
+        small.pict_type = PictureType.NONE
+        self._container.mux(self._stream.encode(small))
+
+
+def picture_size(first: Placed) -> tuple[int, int]:
+    """Width and height of a keyframe's picture, by decoding it.
+
+    Raises:
+        SourceError: it cannot be decoded.
+    """
+    decoder = Decoder(first.stretch.codec, first.stretch.extradata)
+    try:
+        frames = [*decoder.decode(first.packet.data, 0, 0), *decoder.drain()]
+    except DecodeError:
+        frames = []
+    if not frames:
+        raise SourceError("its first picture cannot be decoded", retryable=False)
+    return frames[0].width, frames[0].height
+
+
+def _decoded(placed: Placed) -> int:
+    """When it is decoded. A camera with B-pictures that tells no such times gets some room."""
+    return placed.order if placed.packet.dts is not None else placed.order - _REORDER

@@ -1,0 +1,169 @@
+"""A camera's newest picture, made into a JPEG when somebody asks, and stills out of encoded packets."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from av.video.frame import VideoFrame
+
+from cluster.codec.decoder import DecodeError, Decoder
+from cluster.decoder.footage.clip import Painter
+from cluster.decoder.footage.stretches import Placed
+from cluster.errors import NotReadyError, SourceError
+from cluster.types import BoolGrid, SampledFrame, UInt8Array
+from cluster.vision.draw import overlay
+
+JPEG = "image/jpeg"
+QUALITY = 82
+TALLEST_STILL = 1080
+NARROWEST = 16
+_CACHED = 4
+"""Forms of one picture that are kept: plain and with kept patches, at two sizes."""
+_MOST_DECODED = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """One picture to look at.
+
+    * ``etag``: another picture, or another form of it, has another one
+    * ``pts``: the camera's microseconds; ``age_s``: seconds since it was sampled
+    """
+
+    jpeg: bytes
+    etag: str
+    pts: int
+    age_s: float
+    width: int
+    height: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Shown:
+    frame: SampledFrame
+    mask: BoolGrid
+    at_s: float
+
+
+class LatestPicture:
+    """The newest sample of one camera and what the model sees of it: a reference, until somebody looks."""
+
+    def __init__(self) -> None:
+        self._shown: _Shown | None = None
+        self._lock = threading.Lock()
+        self._made_of: _Shown | None = None
+        self._made: dict[tuple[bool, int], tuple[bytes, int, int]] = {}
+
+    def show(self, frame: SampledFrame, mask: BoolGrid) -> None:
+        """The camera's thread: this is the newest now."""
+        self._shown = _Shown(frame, mask, time.monotonic())
+
+    def forget(self) -> None:
+        """Nothing is shown until the next sample."""
+        with self._lock:
+            self._shown = self._made_of = None
+            self._made = {}
+
+    def render(self, *, kept: bool = False, width: int = 0) -> Picture:
+        """As JPEG; the same form of the same picture is made once. Takes milliseconds: not for an event loop.
+
+        Args:
+            kept: patches that the model does not see are dark and grey.
+            width: pixels; the sample's own for 0 or more than it has.
+
+        Raises:
+            NotReadyError: there is no picture.
+        """
+        shown = self._shown
+        if shown is None:
+            raise NotReadyError("there is no picture of this camera yet")
+        grid = shown.frame.grid
+        width = min(max(width, NARROWEST), grid.width) if width else grid.width
+        with self._lock:
+            if self._made_of is not shown:
+                self._made_of, self._made = shown, {}
+            made = self._made.get((kept, width))
+            if made is None:
+                # Smaller first: drawing what is kept takes most of the time.
+                pixels = resized(shown.frame.rgb, width)
+                high, wide = pixels.shape[:2]
+                made = to_jpeg(overlay(pixels, shown.mask) if kept else pixels), wide, high
+                if len(self._made) >= _CACHED:
+                    self._made.pop(next(iter(self._made)))
+                self._made[kept, width] = made
+        jpeg, wide, high = made
+        etag = f"{shown.frame.pts:x}-{shown.frame.index:x}-{'k' if kept else 'p'}{wide}"
+        return Picture(jpeg, etag, shown.frame.pts, max(0.0, time.monotonic() - shown.at_s), wide, high)
+
+
+def resized(pixels: UInt8Array, width: int) -> UInt8Array:
+    """RGB ``[height, width, 3]`` of ``width`` pixels in the same shape; the same array if it has them."""
+    height, own = pixels.shape[:2]
+    if width == own:
+        return pixels
+    # Loaded when the first picture is asked for: most decoder processes never make one.
+    from PIL import Image
+
+    small = Image.fromarray(pixels).resize((width, max(1, round(height * width / own))), Image.Resampling.BILINEAR)
+    return np.asarray(small)
+
+
+def to_jpeg(pixels: UInt8Array) -> bytes:
+    """RGB ``[height, width, 3]`` as JPEG."""
+    from PIL import Image
+
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, "JPEG", quality=QUALITY)
+    return file.getvalue()
+
+
+def still(packets: Sequence[Placed], moment: int, painter: Painter | None) -> bytes:
+    """The picture at ``moment`` in the camera's own size (at most 1080 lines) as JPEG.
+
+    Args:
+        packets: one group of pictures, from its keyframe on.
+        moment: the camera's microseconds; the last picture before it is taken, at most 64 after the keyframe.
+        painter: for cameras whose pictures may not be shown as they are.
+
+    Raises:
+        SourceError: nothing can be decoded.
+    """
+    if not packets:
+        raise SourceError("the camera sent no picture that can be decoded", retryable=False)
+    stretch = packets[0].stretch
+    decoder = Decoder(stretch.codec, stretch.extradata)
+    found: VideoFrame | None = None
+    # What was decoded before a damage is good.
+    with contextlib.suppress(DecodeError):
+        for placed in packets[:_MOST_DECODED]:
+            if found is not None and placed.order > moment:
+                break
+            found = _later(found, decoder.decode(placed.packet.data, placed.time, placed.order), moment)
+        found = _later(found, decoder.drain(), moment)
+    if found is None:
+        raise SourceError("the camera's picture cannot be decoded", retryable=False)
+    if painter is not None:
+        try:
+            found = painter(found)
+        except ValueError as error:
+            raise SourceError(f"its privacy masks cannot be applied ({error})", retryable=False) from None
+    scale = min(1.0, TALLEST_STILL / found.height)
+    small = found.reformat(max(2, round(found.width * scale)), max(2, round(found.height * scale)), "rgb24", threads=1)
+    # Typed for every format there is.
+    pixels: Any = small.to_ndarray()
+    return to_jpeg(pixels)
+
+
+def _later(found: VideoFrame | None, frames: Sequence[VideoFrame], moment: int) -> VideoFrame | None:
+    """The last picture up to the moment, at least the first."""
+    for frame in frames:
+        if found is None or (frame.pts or 0) <= moment:
+            found = frame
+    return found

@@ -1,0 +1,195 @@
+"""Each camera's way from its decoder to a replica, as state: what waits, what is under way, where it is to go next.
+
+Nothing here waits or sends; :class:`~cluster.decoder.frame_sender.FrameSender` holds its lock around every use.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Literal
+
+from sightline.v1 import frames_pb2
+
+from cluster.types import FrameSample, StreamSpec
+
+RefusalName = Literal["", "frame", "spec", "not_open"]
+
+_REFUSALS: dict[int, RefusalName] = {
+    frames_pb2.FRAME_REFUSAL_FRAME: "frame",
+    frames_pb2.FRAME_REFUSAL_SPEC: "spec",
+    frames_pb2.FRAME_REFUSAL_NOT_OPEN: "not_open",
+}
+
+NO_WINDOWS = (0, 0, 0)
+"""Windows done, gated and dropped at a replica that has just got a camera."""
+
+
+@dataclass(frozen=True, slots=True)
+class LostStream:
+    """A camera whose window at the replica is gone, or whose replica cannot be reached.
+
+    ``frames``: how many of its frames were under way or waiting and are lost. ``refused``: the replica is there and did
+    not take the camera's specification (``spec``), one of its frames (``frame``), or any of them because the camera is
+    not open there (``not_open``): it is opened again with its next fresh frame. ``settled``: the camera was to be
+    handed over to another replica, the old one had settled so many windows, and the window in the making is lost;
+    frames go on at the other with a fresh one, which has been sent or held already.
+    """
+
+    camera: str
+    address: str
+    frames: int
+    reason: str
+    refused: RefusalName = ""
+    settled: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LaneStatus:
+    """One camera's way to its replica. ``dropped``: the replica was slow; ``lost``: the connection broke; ``found``:
+    windows that the first replica had settled when the camera was opened there (``None``: it was not yet);
+    ``refused``: why the replica did not take the newest frame it told of, empty where it did."""
+
+    address: str
+    connected: bool
+    queued: int
+    in_flight: int
+    sent: int
+    dropped: int
+    lost: int
+    windows_done: int
+    windows_gated: int
+    windows_dropped: int
+    found: int | None
+    refused: str
+
+
+@dataclass(slots=True)
+class Move:
+    """A camera on its way to ``target``. Frames from its fresh one on are ``held`` until the old replica has let go.
+
+    ``fresh``: that frame has come; ``leaving``: nothing more goes to the old replica, which has been ``told``;
+    ``done``: it has ``closed`` the camera and perhaps ``saved`` its window, or is gone.
+    """
+
+    target: str
+    held: deque[frames_pb2.Frame] = field(default_factory=deque)
+    fresh: asyncio.Event = field(default_factory=asyncio.Event)
+    done: asyncio.Event = field(default_factory=asyncio.Event)
+    leaving: bool = False
+    told: bool = False
+    closed: bool = False
+    saved: bool = False
+
+
+@dataclass(slots=True)
+class Lane:
+    """One camera: frames that wait and that are under way to ``address``.
+
+    ``term``: see ``StreamOpen``; ``not_open``: the replica says so, and it is opened with the next frame, not before.
+    ``windows``: done, gated and dropped there; ``found``: how many when it was opened first, of another decoder's
+    frames (``None``: it was not); ``before``: at replicas that have handed the camera over.
+    """
+
+    spec: StreamSpec
+    address: str
+    term: int
+    queue: deque[frames_pb2.Frame] = field(default_factory=deque)
+    in_flight: deque[int] = field(default_factory=deque)
+    credit: int = 0
+    opened: bool = False
+    not_open: bool = False
+    refused: str = ""
+    wants_fresh: bool = True
+    closing: frames_pb2.StreamClose | None = None
+    sent: int = 0
+    dropped: int = 0
+    lost: int = 0
+    windows: tuple[int, int, int] = NO_WINDOWS
+    found: int | None = None
+    before: tuple[int, int, int] = NO_WINDOWS
+    move: Move | None = None
+
+    @property
+    def settled(self) -> tuple[int, int, int]:
+        """Windows done, gated and dropped, here and before."""
+        done, gated, dropped = (now + before for now, before in zip(self.windows, self.before, strict=True))
+        return done, gated, dropped
+
+    def wants(self, sample: FrameSample) -> bool:
+        """Whether a frame can be used: after a loss, and once the old replica was told to let go, a fresh one first."""
+        left = self.move is not None and self.move.leaving and not self.move.held
+        return sample.random_access or not (self.wants_fresh or left)
+
+    def take(self, sample: FrameSample, message: frames_pb2.Frame, most: int) -> Literal["queued", "held", "dropped"]:
+        """Put a frame where it waits. What waits already is dropped as a whole where it is ``most``."""
+        move = self.move if self.move is not None and (sample.random_access or self.move.held) else None
+        queue = self.queue if move is None else move.held
+        if len(queue) >= most:
+            self.dropped += len(queue)
+            queue.clear()
+            self.wants_fresh = True
+        if not self.wants(sample):
+            self.dropped += 1
+            return "dropped"
+        self.wants_fresh = False
+        queue.append(message)
+        return "queued" if move is None else "held"
+
+    def reset(self) -> int:
+        """Forget what is queued and under way; returns how many frames that were, which are lost."""
+        frames = len(self.queue) + len(self.in_flight)
+        self.lost += frames
+        self.queue.clear()
+        self.in_flight.clear()
+        self.credit, self.opened, self.wants_fresh = 0, False, True
+        self.not_open, self.refused = False, ""
+        return frames
+
+    def arrive(self, move: Move) -> None:
+        """Go on where the camera moved to, with the frames that were held meanwhile."""
+        self.before = self.settled if move.saved else NO_WINDOWS
+        self.windows = NO_WINDOWS
+        self.address, self.queue, self.move = move.target, move.held, None
+        self.wants_fresh = not self.queue
+
+    def acknowledge(self, ack: frames_pb2.FrameAck) -> LostStream | None:
+        """What the replica says of a frame or of the camera; returns what it refused."""
+        if not ack.opened and ack.index in self.in_flight:
+            while self.in_flight.popleft() != ack.index:
+                pass
+        self.credit = ack.credit
+        self.windows = (ack.windows_done, ack.windows_gated, ack.windows_dropped)
+        self.found = sum(self.windows) if self.found is None else self.found
+        if ack.closed and self.move is not None:
+            self.move.closed, self.move.saved = True, ack.saved
+            self.move.done.set()
+        self.refused = ack.refused
+        if not ack.refused:
+            return None
+        refused = _REFUSALS.get(ack.refusal, "frame")
+        if refused == "not_open":
+            self.opened, self.not_open = False, True
+        frames = len(self.queue) + (0 if ack.opened else 1)
+        self.lost += frames
+        self.queue.clear()
+        self.wants_fresh = True
+        return LostStream(ack.camera, self.address, frames, ack.refused, refused)
+
+    def status(self, *, connected: bool) -> LaneStatus:
+        waiting, under_way = len(self.queue), len(self.in_flight)
+        counts = (self.sent, self.dropped, self.lost)
+        return LaneStatus(self.address, connected, waiting, under_way, *counts, *self.settled, self.found, self.refused)
+
+
+@dataclass(slots=True)
+class Link:
+    """One replica: which lanes may have something to send, and messages of lanes that have left."""
+
+    address: str
+    ready: deque[str] = field(default_factory=deque)
+    farewells: deque[frames_pb2.StreamClose] = field(default_factory=deque)
+    work: asyncio.Event = field(default_factory=asyncio.Event)
+    woken: bool = False
+    connected: bool = False

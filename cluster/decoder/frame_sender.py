@@ -1,0 +1,380 @@
+"""``Frames``, the decoder's side: camera threads hand samples over without waiting; one stream per replica."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import random
+import threading
+from collections.abc import Callable
+
+import grpc.aio
+from sightline.v1 import frames_pb2, frames_pb2_grpc
+
+from cluster.codec.supervisor import Backoff
+from cluster.decoder.frame_lanes import NO_WINDOWS, Lane, LaneStatus, Link, LostStream, Move
+from cluster.types import FrameSample, StreamSpec
+from cluster.wire.calls import Call, CallEndedError, finish, write
+from cluster.wire.channel import open_channel
+from cluster.wire.convert import frame_to_proto, spec_to_json
+from cluster.wire.tls import PeerTls
+
+log = logging.getLogger(__name__)
+
+
+class FrameSender:
+    """Made on an event loop; :meth:`assign`, :meth:`send` and :meth:`close` may be called from any thread.
+
+    At most ``max_queue`` frames of a camera wait here, besides those the replica gave credit for. When the replica is
+    slow the camera's whole queue is dropped and counted, and nothing but a frame that needs none before it is
+    taken next: frames between two such belong together.
+
+    Args:
+        fresh_s: how long a camera that is handed over may take to bring its fresh frame before its old replica is told
+            to let go; ``hand_over_s``: how long that may take then.
+        on_lost: called on the event loop when a connection broke, could not be made (once until it is), or the replica
+            refused a camera; must not block.
+    """
+
+    def __init__(
+        self,
+        on_lost: Callable[[list[LostStream]], None],
+        *,
+        max_queue: int = 32,
+        backoff: Backoff | None = None,
+        connect_s: float = 5.0,
+        fresh_s: float = 2.0,
+        hand_over_s: float = 10.0,
+        tls: PeerTls | None = None,
+    ) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._on_lost = on_lost
+        self._max_queue = max_queue
+        self._tls = tls
+        self._backoff = backoff or Backoff(first_s=0.1, longest_s=2.0)
+        self._connect_s = connect_s
+        self._fresh_s, self._hand_over_s = fresh_s, hand_over_s
+        self._lock = threading.Condition()
+        self._lanes: dict[str, Lane] = {}
+        self._links: dict[str, Link] = {}
+        self._term = 0
+        self._stopped = False
+        self._left = asyncio.Event()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    # -- any thread -----------------------------------------------------------------------------
+    def confirm(self, term: int) -> None:
+        """This version of the controller's table gives all cameras that are not closing here to this decoder, and what
+        is assigned from now on (``StreamOpen.term``)."""
+        with self._lock:
+            self._term = term
+            for lane in self._lanes.values():
+                if lane.closing is None:
+                    lane.term = term
+
+    def assign(self, spec: StreamSpec, address: str, *, hand_over: bool = False) -> bool:
+        """``spec.stream`` belongs to the replica at ``address`` from now on; again with another spec to change it.
+
+        A camera that moves leaves its old replica; its next frame must be fresh. With ``hand_over`` the old one lives:
+        frames before that fresh one still go there, those after it are held until it has answered what waits and has
+        put the camera's window where the new one finds it. Returns whether that is tried; a failure is told to
+        ``on_lost``.
+        """
+        camera = spec.stream
+        with self._lock:
+            lane = self._lanes.get(camera)
+            if lane is not None and lane.closing is None and lane.move is not None:
+                if address != lane.move.target and not hand_over:
+                    self._loop.call_soon_threadsafe(lane.move.done.set)
+                lane.spec, lane.move.target = spec, address
+                return True
+            if hand_over and lane is not None and lane.closing is None and self._can_move(lane, address):
+                lane.spec, lane.move = spec, Move(address)
+                self._loop.call_soon_threadsafe(self._begin_move, camera, lane, lane.move)
+                return True
+            if lane is None or lane.closing is not None:
+                self._lanes[camera] = Lane(spec, address, self._term)
+            elif lane.address != address:
+                if old := self._links.get(lane.address):
+                    old.farewells.append(frames_pb2.StreamClose(camera=camera))
+                    self._wake(old)
+                lane.reset()
+                lane.spec, lane.address, lane.windows, lane.before = spec, address, NO_WINDOWS, NO_WINDOWS
+            elif lane.spec != spec:
+                lane.spec, lane.opened = spec, False
+            self._ready(camera, self._link(address))
+            return False
+
+    def send(self, sample: FrameSample, *, wait_s: float = 0.0) -> bool:
+        """Queue one frame. False: it was dropped and counted, and the next one must need none before it.
+
+        ``wait_s``: how long to wait for room first, for a source that can be held back (a file).
+        """
+        with self._lock:
+            lane = self._lanes.get(sample.stream)
+            if lane is None or lane.closing is not None:
+                return False
+            if wait_s > 0.0:
+                self._lock.wait_for(lambda: len(lane.queue) < self._max_queue or self._stopped, wait_s)
+            if not lane.wants(sample):
+                lane.dropped += 1
+                return False
+        # The copy is made outside of the lock, by the camera's own thread, which is the only one to send for it.
+        message = frame_to_proto(sample)
+        with self._lock:
+            if self._stopped:
+                lane.dropped += 1
+                return False
+            taken = lane.take(sample, message, self._max_queue)
+            if taken == "held" and lane.move is not None:
+                self._loop.call_soon_threadsafe(lane.move.fresh.set)
+            elif taken == "queued" and (link := self._links.get(lane.address)):
+                self._ready(sample.stream, link)
+            return taken != "dropped"
+
+    def close(self, camera: str, *, flush: bool = False) -> None:
+        """The camera goes; ``flush``: after what is queued, and its last window is answered."""
+        with self._lock:
+            lane = self._lanes.get(camera)
+            if lane is None:
+                return
+            if not flush:
+                lane.dropped += len(lane.queue)
+                lane.queue.clear()
+                if lane.move is not None:
+                    lane.dropped += len(lane.move.held)
+                    lane.move.held.clear()
+                    self._loop.call_soon_threadsafe(lane.move.fresh.set)
+            lane.closing = frames_pb2.StreamClose(camera=camera, flush=flush)
+            if link := self._links.get(lane.address):
+                self._ready(camera, link)
+
+    def status(self, camera: str) -> LaneStatus | None:
+        """None for a camera that was never assigned or is gone."""
+        with self._lock:
+            lane = self._lanes.get(camera)
+            if lane is None:
+                return None
+            link = self._links.get(lane.address)
+            return lane.status(connected=link is not None and link.connected)
+
+    # -- the event loop -------------------------------------------------------------------------
+    async def stop(self, flush_s: float = 2.0) -> None:
+        """Wait up to ``flush_s`` for closing cameras to be taken over, then end every stream."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(flush_s):
+                while any(lane.closing is not None for lane in list(self._lanes.values())):
+                    self._left.clear()
+                    await self._left.wait()
+                if not self._lanes and self._tasks:
+                    await asyncio.wait(self._tasks)
+        with self._lock:
+            self._stopped = True
+            self._lock.notify_all()
+        for task in self._tasks:
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+
+    def _start(self, link: Link) -> None:
+        if not self._stopped:
+            task = self._loop.create_task(self._run(link), name=f"frames to {link.address}")
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    def _begin_move(self, camera: str, lane: Lane, move: Move) -> None:
+        task = self._loop.create_task(self._move(camera, lane, move), name=f"{camera} moves to {move.target}")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _move(self, camera: str, lane: Lane, move: Move) -> None:
+        """Let the old replica go, wait until it has, and go on at the new one."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(move.fresh.wait(), self._fresh_s)
+        with self._lock:
+            move.leaving = True
+            if link := self._links.get(lane.address):
+                self._ready(camera, link)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(move.done.wait(), self._hand_over_s)
+        with self._lock:
+            if self._lanes.get(camera) is not lane:
+                return
+            old, settled = lane.address, sum(lane.settled)
+            frames = lane.reset()
+            if link := self._links.get(old):
+                if not move.closed:
+                    link.farewells.append(frames_pb2.StreamClose(camera=camera))
+                self._wake(link)
+            lane.arrive(move)
+            self._ready(camera, self._link(lane.address))
+            self._lock.notify_all()
+        if not move.saved:
+            reason = "the replica could not hand its window over" if move.closed else "the replica did not let it go"
+            self._on_lost([LostStream(camera, old, frames, reason, settled=settled)])
+
+    async def _run(self, link: Link) -> None:
+        """Connect, send, and again after every break, as long as a camera is assigned to this replica."""
+        attempt = 0
+        told = False
+        while self._in_use(link):
+            reason = "the replica ended the stream"
+            try:
+                async with open_channel(link.address, tls=self._tls) as channel:
+                    await self._exchange(link, frames_pb2_grpc.FramesStub(channel).Send())
+            except grpc.aio.AioRpcError as error:
+                reason = error.details() or error.code().name
+            except TimeoutError:
+                reason = f"no answer within {self._connect_s:g} s"
+            except Exception as error:
+                # A defect here must cost a connection, not every camera's way to its replica for good.
+                log.error("sending frames to %s failed", link.address, exc_info=error)
+                reason = repr(error)
+            if not self._in_use(link):
+                break
+            if link.connected or not told:
+                told = True
+                self._break(link, reason)
+            attempt = 0 if link.connected else attempt + 1
+            link.connected = False
+            await asyncio.sleep(self._backoff.delay_s(attempt, random.random()))
+
+    def _in_use(self, link: Link) -> bool:
+        """Whether anything is left to do here; if not the link is forgotten."""
+        with self._lock:
+            if self._links.get(link.address) is not link:
+                return False
+            if link.farewells and link.connected:
+                return True
+            if any(lane.address == link.address for lane in self._lanes.values()):
+                return True
+            del self._links[link.address]
+            return False
+
+    def _break(self, link: Link, reason: str) -> None:
+        lost: list[LostStream] = []
+        with self._lock:
+            link.farewells.clear()
+            for camera, lane in list(self._lanes.items()):
+                if lane.address != link.address:
+                    continue
+                if lane.move is not None:
+                    lane.move.done.set()
+                    continue
+                # What waits for a replica that was never reached can still be sent.
+                frames = lane.reset() if link.connected else 0
+                lost.append(LostStream(camera, link.address, frames, reason))
+                if lane.closing is not None and link.connected:
+                    del self._lanes[camera]
+                    self._left.set()
+                else:
+                    self._ready(camera, link)
+            self._lock.notify_all()
+        if lost:
+            self._on_lost(lost)
+
+    async def _exchange(self, link: Link, call: Call) -> None:
+        try:
+            async with asyncio.timeout(self._connect_s):
+                await call.wait_for_connection()
+            link.connected = True
+            writer = asyncio.create_task(self._write(link, call))
+            reader = asyncio.create_task(self._read(link, call))
+            try:
+                await asyncio.wait({writer, reader}, return_when=asyncio.FIRST_COMPLETED)
+                if writer.done() and not reader.done() and writer.result():
+                    await call.done_writing()
+                await reader
+            finally:
+                writer.cancel()
+                reader.cancel()
+                await asyncio.wait({writer, reader})
+        finally:
+            call.cancel()
+
+    async def _read(self, link: Link, call: Call) -> None:
+        while (ack := await call.read()) is not grpc.aio.EOF:
+            for each in (ack, *ack.more):
+                self._acknowledge(link, each)
+
+    async def _write(self, link: Link, call: Call) -> bool:
+        """True: nothing is left for this replica."""
+        try:
+            while True:
+                link.work.clear()
+                link.woken = False
+                while (message := self._next(link)) is not None:
+                    await write(call, message)
+                if not self._in_use(link):
+                    return True
+                await link.work.wait()
+        except CallEndedError:
+            await finish(call)
+            return False
+
+    def _next(self, link: Link) -> frames_pb2.FrameMessage | None:
+        """The next message, cameras in turn."""
+        with self._lock:
+            if link.farewells:
+                return frames_pb2.FrameMessage(close=link.farewells.popleft())
+            while link.ready:
+                camera = link.ready.popleft()
+                lane = self._lanes.get(camera)
+                if lane is None or lane.address != link.address:
+                    continue
+                if not lane.opened and (lane.queue or not lane.not_open):
+                    lane.opened, lane.not_open = True, False
+                    link.ready.append(camera)
+                    opened = frames_pb2.StreamOpen(camera=camera, spec_json=spec_to_json(lane.spec), term=lane.term)
+                    return frames_pb2.FrameMessage(open=opened)
+                if lane.queue and len(lane.in_flight) < lane.credit:
+                    frame = lane.queue.popleft()
+                    lane.in_flight.append(frame.index)
+                    lane.sent += 1
+                    link.ready.append(camera)
+                    self._lock.notify_all()
+                    return frames_pb2.FrameMessage(frame=frame)
+                if lane.move is not None:
+                    if lane.move.leaving and not lane.move.told and not lane.queue:
+                        lane.move.told = True
+                        return frames_pb2.FrameMessage(close=frames_pb2.StreamClose(camera=camera, hand_over=True))
+                elif lane.closing is not None and not lane.queue:
+                    del self._lanes[camera]
+                    self._left.set()
+                    return frames_pb2.FrameMessage(close=lane.closing)
+            return None
+
+    def _acknowledge(self, link: Link, ack: frames_pb2.FrameAck) -> None:
+        with self._lock:
+            lane = self._lanes.get(ack.camera)
+            if lane is None or lane.address != link.address:
+                return
+            refused = lane.acknowledge(ack)
+            self._ready(ack.camera, link)
+            self._lock.notify_all()
+        if refused is not None:
+            self._on_lost([refused])
+
+    # -- under the lock -------------------------------------------------------------------------
+    def _can_move(self, lane: Lane, address: str) -> bool:
+        """Whether a camera has something at its old replica that can be asked to hand it over."""
+        link = self._links.get(lane.address)
+        return lane.address != address and lane.sent > 0 and link is not None and link.connected
+
+    def _link(self, address: str) -> Link:
+        link = self._links.get(address)
+        if link is None:
+            link = self._links[address] = Link(address)
+            self._loop.call_soon_threadsafe(self._start, link)
+        return link
+
+    def _ready(self, camera: str, link: Link) -> None:
+        if camera not in link.ready:
+            link.ready.append(camera)
+        self._wake(link)
+
+    def _wake(self, link: Link) -> None:
+        if not link.woken and not self._loop.is_closed():
+            link.woken = True
+            self._loop.call_soon_threadsafe(link.work.set)

@@ -1,0 +1,134 @@
+"""Where pushed packets go: the ``PacketSink`` protocol and its decoder-side end, ``QueueSink``."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import Protocol
+
+from sightline.v1 import ingest_pb2
+
+from cluster.codec.push import PushSource
+from cluster.codec.source import StreamHeader
+from cluster.errors import NotReadyError, UnavailableError
+from cluster.wire.convert import packet_from_proto
+
+
+@dataclass(frozen=True, slots=True)
+class PushProgress:
+    """What a pusher is told: everything below ``next_sequence`` was taken over, ``credit`` more packets may follow."""
+
+    next_sequence: int
+    credit: int
+    dropped: int = 0
+
+
+class PacketSink(Protocol):
+    """Takes one pushing connection's packets. Called from one connection at a time, on the event loop.
+
+    Every method may raise a :class:`SightlineError`, which ends the connection with its status code.
+    """
+
+    async def open(self, header: StreamHeader, session: str) -> PushProgress:
+        """A connection begins; a session seen before goes on at ``next_sequence``."""
+        ...
+
+    async def offer(self, batch: ingest_pb2.PacketBatch) -> None:
+        """Take packets in order; may wait for room, which holds the connection back. The batch is the sink's now."""
+        ...
+
+    async def progress(self) -> PushProgress:
+        """Wait until there is something new to tell the pusher."""
+        ...
+
+    async def end(self) -> PushProgress:
+        """The source has ended: wait until everything is taken over."""
+        ...
+
+    async def close(self) -> None:
+        """The connection is gone, the session may come back."""
+        ...
+
+
+class QueueSink:
+    """One push camera of a decoder process: converts packets and offers them to its :class:`PushSource`.
+
+    Lives as long as the camera, like its source, which remembers the session for a pusher that reconnects. Holds no
+    packets itself: memory is the source's bounded queue.
+    """
+
+    def __init__(self, source: PushSource, *, max_credit: int = 256, poll_s: float = 0.02) -> None:
+        self._source = source
+        self._max_credit = max_credit
+        self._poll_s = poll_s
+        self._codec = ""
+        self._ended = ""
+        self._retired = False
+        self._told = PushProgress(0, 0)
+        self._taken = asyncio.Event()
+
+    def retire(self) -> None:
+        """The camera was moved or removed: packets that still come belong to somebody else. From any thread."""
+        self._retired = True
+
+    async def open(self, header: StreamHeader, session: str) -> PushProgress:
+        """A new session starts at 0 and replaces the old one; one that has ended may only be ended again.
+
+        Raises:
+            SourceError: the camera is being removed.
+        """
+        if session != self._ended:
+            self._source.begin(header, session)
+            self._codec = header.codec
+            self._ended = ""
+        self._told = self._now()
+        return self._told
+
+    async def offer(self, batch: ingest_pb2.PacketBatch) -> None:
+        """See :class:`PacketSink`.
+
+        Raises:
+            UnavailableError: the camera is not run here any more; nothing of the batch was taken.
+        """
+        if self._retired:
+            raise UnavailableError("the camera is not run here any more")
+        if self._ended:
+            raise NotReadyError(f"session {self._ended!r} has ended; open a new one with another session id")
+        # A packet that does not fit is dropped and counted there; the pusher learns it with the next reply.
+        self._source.offer_all([packet_from_proto(message, self._codec) for message in batch.packets])
+        self._taken.set()
+
+    async def progress(self) -> PushProgress:
+        """Polls while credit is short: the source's consumer is a thread that tells nobody."""
+        while True:
+            now = self._now()
+            if self._is_news(now):
+                self._told = now
+                return now
+            self._taken.clear()
+            restored = now.credit >= self._max_credit
+            try:
+                await asyncio.wait_for(self._taken.wait(), None if restored else self._poll_s)
+            except TimeoutError:
+                continue
+
+    async def end(self) -> PushProgress:
+        if not self._ended:
+            self._ended = self._source.session or ""
+            self._source.end()
+        return self._now()
+
+    async def close(self) -> None:
+        """Nothing to release: the session stays."""
+
+    def _now(self) -> PushProgress:
+        source = self._source
+        return PushProgress(source.next_sequence, min(source.credit(), self._max_credit), source.dropped)
+
+    def _is_news(self, now: PushProgress) -> bool:
+        told = self._told
+        if now.next_sequence != told.next_sequence or now.dropped != told.dropped:
+            return True
+        # A little more credit is not worth a message unless the pusher may be waiting for it.
+        worth = 1 if told.credit == 0 else max(1, self._max_credit // 8)
+        return now.credit - told.credit >= worth

@@ -1,0 +1,288 @@
+"""One camera from its source to its patches, in a thread of its own (steps 1 to 4)."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field, replace
+
+from cluster.codec import Backoff, CameraState, Source, SourceStatus, SourceSupervisor
+from cluster.codec.picture_memory import DECODED_BYTES
+from cluster.codec.privacy import Polygon
+from cluster.codec.processor import CodecOptions, CodecProcessor
+from cluster.decoder.picture_watch import PictureWatch
+from cluster.decoder.turns import Turns
+from cluster.errors import CapacityError, SourceError
+from cluster.types import BoolGrid, EncodedPacket, FrameSample, PatchGeometry, PictureHealth, SampledFrame
+from cluster.vision.pruners.base import make_pruner
+from cluster.vision.sampler import PatchSampler
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineSettings:
+    """``fps``: samples per second. ``pruner``: a name in the registry, ``pruner_options`` its parameters. ``masks``:
+    what of the picture nobody may see. ``decoded_bytes``: what the decoder may hold of decoded pictures."""
+
+    fps: float = 2.0
+    anchor_interval_s: float = 8.0
+    pruner: str = "replenish"
+    pruner_options: Mapping[str, float] = field(default_factory=dict)
+    backoff: Backoff = field(default_factory=Backoff)
+    masks: tuple[Polygon, ...] = ()
+    decoded_bytes: int = DECODED_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineStatus:
+    """What an operator sees of one camera; counters run from its start.
+
+    * ``retry_in_s``: seconds until the next attempt, in BACKOFF
+    * ``last_frame_age_s``: seconds since the last decoded picture, None before the first
+    * ``samples_out``: frames the sink took; ``samples_dropped``: it was full, or a gap cut a temporal pair
+    * ``tokens_full``, ``tokens_kept``: visual tokens of ``samples_out`` with nothing pruned, and as sent
+    * ``activity``: of the newest frame, 0..1
+    * ``decode_s``, ``prune_s``, ``send_s``: seconds spent on decoding and change grids, masks and patches, the sink
+    * ``picture``: what the newest sample says of the camera itself, None before the first
+    """
+
+    camera: str
+    state: CameraState
+    reason: str
+    retry_in_s: float
+    reconnects: int
+    codec: str
+    width: int
+    height: int
+    cue: str
+    frames_decoded: int
+    frames_sampled: int
+    decode_errors: int
+    gaps: int
+    last_frame_age_s: float | None
+    samples_out: int
+    samples_dropped: int
+    tokens_full: int
+    tokens_kept: int
+    activity: float
+    decode_s: float
+    prune_s: float
+    send_s: float
+    picture: PictureHealth | None = None
+
+
+Sink = Callable[[FrameSample], None]
+Show = Callable[[SampledFrame, BoolGrid], None]
+"""Told of the newest picture and of the patches of it that are kept; keeps at most a reference."""
+
+
+class CameraPipeline:
+    """Runs one camera; whatever goes wrong in it becomes its state ``error`` and touches no other camera.
+
+    ``sink`` is called in the camera's thread with every frame. It may raise :class:`CapacityError`: the frame is
+    dropped and counted, and the next one keeps everything and follows a gap. ``on_end`` is called in that thread once
+    the camera has ended for good.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        source: Source,
+        geometry: PatchGeometry,
+        settings: PipelineSettings,
+        sink: Sink,
+        on_end: Callable[[PipelineStatus], None] | None = None,
+        show: Show | None = None,
+        turns: Turns | None = None,
+    ) -> None:
+        """``turns``: what cameras that share a process take turns by, a packet each.
+
+        Raises:
+            ConfigError: unknown pruner or parameter.
+        """
+        self.name = name
+        self._sink = sink
+        self._on_end = on_end
+        self._show = show
+        self._turns: AbstractContextManager[object] = nullcontext() if turns is None else turns
+        self._supervisor = SourceSupervisor(source, settings.backoff)
+        self._processor = CodecProcessor(
+            geometry,
+            CodecOptions(
+                fps=settings.fps,
+                anchor_interval_s=settings.anchor_interval_s,
+                masks=settings.masks,
+                decoded_bytes=settings.decoded_bytes,
+            ),
+        )
+        self._watch = PictureWatch()
+        self._sampler = PatchSampler(name, make_pruner(settings.pruner, settings.pruner_options), settings.fps)
+        self._thread = threading.Thread(target=self._run, name=f"camera-{name}", daemon=True)
+        self._stopping = threading.Event()
+        self._fps = settings.fps
+        self._wanted = self._quality = (1.0, 1.0)
+        self._keyframes_only = False
+        self._status = SourceStatus(CameraState.WAITING)
+        self._told_at = time.monotonic()
+        self._last_frame_at: float | None = None
+        self._out = self._refused = self._tokens_full = self._tokens_kept = 0
+        self._activity = 0.0
+        # Unix seconds of the newest packet, for who traces frames; read in the camera's thread.
+        self.taken_s = self.decoded_s = 0.0
+        self._decode_s = self._prune_s = self._send_s = 0.0
+
+    def start(self) -> None:
+        """Start the camera's thread; once."""
+        self._thread.start()
+
+    def stop(self, timeout_s: float = 5.0) -> bool:
+        """End the camera; false when its thread is still busy after ``timeout_s`` (it ends as soon as it can)."""
+        self._stopping.set()
+        self._supervisor.stop()
+        if self._thread.ident is None:
+            return True
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    @property
+    def running(self) -> bool:
+        """The thread lives: neither ended nor failed for good."""
+        return self._thread.is_alive()
+
+    def force_anchor(self) -> None:
+        """The next frame keeps everything and follows a gap: the replica that owned the stream has missed frames."""
+        self._sampler.force_anchor()
+
+    def set_quality(self, *, prune: float = 1.0, fps: float = 1.0) -> None:
+        """From the next packet on: the pruner's threshold times ``prune``, the sampling rate times ``fps``, each of
+        what was configured. The source, the decoder and what the pruner has learnt stay."""
+        self._wanted = (prune, fps)
+
+    def set_keyframes_only(self, on: bool) -> None:
+        """From the next packet on: decode one picture of each GOP, which is shown and offered to the sink by
+        itself, and pass over what lies between. Off: the camera goes on at its next keyframe."""
+        self._keyframes_only = on
+
+    def status(self) -> PipelineStatus:
+        """A snapshot; callable from any thread at any time."""
+        source, stats, now = self._status, self._processor.stats, time.monotonic()
+        if source.state is CameraState.RUNNING and stats.refusal:
+            # Its packets go on: it is decoded again once they ask for less.
+            source = replace(source, state=CameraState.ERROR, reason=stats.refusal)
+        return PipelineStatus(
+            camera=self.name,
+            state=source.state,
+            reason=source.reason,
+            retry_in_s=max(0.0, source.retry_in_s - (now - self._told_at)),
+            reconnects=source.reconnects,
+            codec=stats.codec,
+            width=stats.width,
+            height=stats.height,
+            cue=stats.cue,
+            frames_decoded=stats.frames_decoded,
+            frames_sampled=stats.frames_sampled,
+            decode_errors=stats.decode_errors,
+            gaps=stats.gaps,
+            last_frame_age_s=None if self._last_frame_at is None else now - self._last_frame_at,
+            samples_out=self._out,
+            samples_dropped=self._refused + self._sampler.dropped,
+            tokens_full=self._tokens_full,
+            tokens_kept=self._tokens_kept,
+            activity=self._activity,
+            decode_s=self._decode_s,
+            prune_s=self._prune_s,
+            send_s=self._send_s,
+            picture=self._watch.health,
+        )
+
+    # -- the camera's thread --------------------------------------------------------------------
+    def _run(self) -> None:
+        try:
+            final = self._supervisor.run(self._processor.open, self._feed, self._on_state)
+            if not self._stopping.is_set():
+                self._finish()
+                final = self._judge(final)
+        except SourceError as error:
+            final = SourceStatus(CameraState.ERROR, str(error))
+        except Exception as error:
+            logger.exception("camera %s failed", self.name)
+            final = SourceStatus(CameraState.ERROR, f"internal error: {type(error).__name__}: {error}")
+        self._tell(final)
+        if self._on_end is not None:
+            self._on_end(self.status())
+
+    def _on_state(self, status: SourceStatus) -> None:
+        # The end is told by _run, after what the decoder still held has gone out.
+        if status.state not in (CameraState.ENDED, CameraState.ERROR):
+            self._tell(status)
+
+    def _tell(self, status: SourceStatus) -> None:
+        self._status, self._told_at = status, time.monotonic()
+
+    def _feed(self, packet: EncodedPacket) -> None:
+        if self._quality != self._wanted:
+            self._quality = prune, fps = self._wanted
+            self._processor.change_fps(self._fps * fps)
+            self._sampler.change(prune=prune, fps=self._fps * fps)
+        glance = self._keyframes_only
+        before = self._processor.stats.frames_decoded
+        self.taken_s = time.time()
+        # What is passed over takes no time, and has to wait for nobody.
+        with nullcontext() if glance and not packet.keyframe else self._turns:
+            start = time.perf_counter()
+            frames = self._processor.glance(packet) if glance else self._processor.feed(packet)
+            self._decode_s += time.perf_counter() - start
+        self.decoded_s = time.time()
+        # Of a camera whose pictures are left out on purpose nobody may think that it gives none.
+        if glance or self._processor.stats.frames_decoded != before:
+            self._last_frame_at = time.monotonic()
+        self._take(frames, alone=glance)
+
+    def _finish(self) -> None:
+        """What the decoder and the sampler still hold, now that no packet will come."""
+        self._take(self._processor.drain())
+        last = self._sampler.flush()
+        if last is not None:
+            self._send(last)
+
+    def _take(self, frames: list[SampledFrame], *, alone: bool = False) -> None:
+        """``alone``: nothing follows that these pictures could be united with."""
+        for frame in frames:
+            with self._turns:
+                start = time.perf_counter()
+                self._watch.feed(frame)
+                sample = self._sampler.feed(frame)
+                if sample is None and alone:
+                    sample = self._sampler.flush()
+                self._prune_s += time.perf_counter() - start
+            if sample is not None:
+                if self._show is not None:
+                    self._show(frame, sample.mask)
+                self._send(sample)
+
+    def _send(self, sample: FrameSample) -> None:
+        self._activity = sample.activity
+        start = time.perf_counter()
+        try:
+            self._sink(sample)
+        except CapacityError:
+            self._refused += 1
+            self._sampler.force_anchor()
+            return
+        finally:
+            self._send_s += time.perf_counter() - start
+        self._out += 1
+        self._tokens_full += sample.grid.tokens
+        self._tokens_kept += sample.tokens
+
+    def _judge(self, final: SourceStatus) -> SourceStatus:
+        """A video that ends without one picture, or in the middle of what is not decoded, has failed."""
+        stats = self._processor.stats
+        if final.state is CameraState.ENDED and (stats.refusal or stats.frames_decoded == 0):
+            reason = f"the video ended without one decodable picture ({stats.decode_errors} decoding errors)"
+            return SourceStatus(CameraState.ERROR, stats.refusal or reason, reconnects=final.reconnects)
+        return final

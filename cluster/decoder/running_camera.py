@@ -1,0 +1,436 @@
+"""One camera of a decoder process: its pipeline, its way to the replica, and the books on losses. No Ray here."""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+import time
+import uuid
+from dataclasses import replace
+from typing import Any
+
+from cluster import metrics
+from cluster.codec import CameraState, PushSource, RtspSource
+from cluster.codec.source import StreamHeader
+from cluster.config import CameraConfig, SightlineConfig
+from cluster.control.ladder import FULL, Rung
+from cluster.decoder.camera_making import camera_footage, make_source, pipeline_settings, spec_at
+from cluster.decoder.footage.reach import reach_s
+from cluster.decoder.footage.ring import RingBudget
+from cluster.decoder.frame_lanes import LaneStatus, LostStream
+from cluster.decoder.frame_sender import FrameSender
+from cluster.decoder.in_flight import InFlight
+from cluster.decoder.packet_sink import QueueSink
+from cluster.decoder.pipeline import CameraPipeline, PipelineStatus
+from cluster.decoder.pressure import DecodeWait
+from cluster.decoder.turns import Turns
+from cluster.errors import CapacityError, NotReadyError
+from cluster.tracing import Spans
+from cluster.tracing.decoder import CameraTrace, FrameTimes
+from cluster.types import MICROSECONDS, CameraStateName, FrameSample, PatchGeometry, StreamSpec
+from cluster.types.priority import Priority
+from cluster.types.reports import CameraReport, Totals
+
+log = logging.getLogger(__name__)
+
+ROOM_POLL_S = 0.02
+ASKED = frozenset({"name", "priority", "window", "memory", "questions"})
+"""Settings that concern what is asked of a camera's pictures, not the pictures: they change while it runs."""
+RING_IDLE_S = 600.0
+"""Packets of a camera that sends nothing are of no use to any clip then."""
+CUT_US = 10 * MICROSECONDS
+"""Microseconds between two keyframes, at most, for a hole that is still the decoder's own doing."""
+PATIENT_FRAMES = 8
+"""Frames of a patient camera under way; a file would fill any queue, and what is under way is lost with a replica."""
+
+
+class RunningCamera:
+    """Starts at once. ``send``-ing runs in the camera's thread, everything else on the event loop."""
+
+    def __init__(
+        self,
+        settings: CameraConfig,
+        geometry: PatchGeometry,
+        sender: FrameSender,
+        config: SightlineConfig,
+        rings: RingBudget | None = None,
+        spans: Spans | None = None,
+        turns: Turns | None = None,
+        *,
+        life: str = "",
+    ) -> None:
+        """``rings``: what clips may hold of this process's memory; ``spans``: where traces go; ``turns``: what the
+        process's cameras take turns by; ``life``: see :class:`~cluster.types.StreamSpec`.
+
+        Raises:
+            ConfigError: the source's address or the pruning policy is unusable.
+        """
+        self.settings = settings
+        self.geometry = geometry
+        self.life = life
+        self._run = uuid.uuid4().hex[:16]
+        self.rung = FULL
+        self.spec = self._spec_at(FULL)
+        self.address: str | None = None
+        self.refusal = ""
+        self._behind = False
+        self._sender = sender
+        self._turns = turns
+        self._config = config
+        self._lock = threading.Lock()
+        self._in_flight = InFlight(self.spec.stride_s)
+        self._dropping_since: int | None = None
+        self._dropping_for = ""
+        self._lost = self._dropped = 0
+        self._moves = False
+        self._begun = False
+        self._found: int | None = None
+        self._totals = Totals()
+        self._stopping = False
+        self._told_short = False
+        self._metrics = metrics.CameraMetrics(settings.name)
+        self._counted = {"decode_errors": 0, "gaps": 0, "push_dropped": 0}
+        self._trace = CameraTrace(spans, settings.name, config.tracing.ratio) if spans is not None else None
+        self.footage = camera_footage(settings, config, rings)
+        self._begin()
+
+    def _begin(self) -> None:
+        self._source = make_source(self.settings, self._config)
+        self.sink = (
+            QueueSink(self._source, max_credit=self._config.gateway.credit)
+            if isinstance(self._source, PushSource)
+            else None
+        )
+        self._pipeline = CameraPipeline(
+            self.settings.name,
+            self.footage.watching(self._source),
+            self.geometry,
+            pipeline_settings(self.settings),
+            self._send,
+            self._on_end,
+            self.footage.latest.show,
+            self._turns,
+        )
+        self._pipeline.set_quality(prune=self.rung.prune, fps=self.rung.fps)
+        self._glance()
+        self._pipeline.start()
+
+    def restart(self) -> None:
+        """A pushing camera whose last session has ended takes a new one."""
+        self._totals.update("pipeline", _counts(self._pipeline.status()))
+        self._totals.end("pipeline")
+        self._begin()
+        if self.address is not None:
+            self._sender.assign(self.spec, self.address)
+
+    @property
+    def ended(self) -> bool:
+        return not self._pipeline.running
+
+    @property
+    def session(self) -> str | None:
+        """Of the newest push; ``None`` before the first and for cameras that do not push."""
+        return self._source.session if isinstance(self._source, PushSource) else None
+
+    def stop(self, timeout_s: float) -> bool:
+        """The camera was removed or moved: end its thread and forget it at the replica."""
+        self._stopping = True
+        if self.sink is not None:
+            self.sink.retire()
+        stopped = self._pipeline.stop(timeout_s)
+        self.footage.close()
+        self._sender.close(self.settings.name)
+        self._metrics.remove()
+        return stopped
+
+    # -- the way to the replica -----------------------------------------------------------------
+    def route(self, address: str | None, *, hand_over: bool = False) -> None:
+        """The camera's replica is at ``address`` now; ``None`` while there is none. ``hand_over``: the one before is
+        well and can hand its window over."""
+        if address == self.address:
+            return
+        with self._lock:
+            self._settle()
+        handed = address is not None and self._sender.assign(self.spec, address, hand_over=hand_over)
+        with self._lock:
+            if self.address is not None and not handed:
+                self._lose(self._in_flight.lose())
+            self._moves = handed
+        self.refusal = ""
+        self.address = address
+        self._pipeline.force_anchor()
+
+    def run_at(self, rung: Rung) -> None:
+        """Run at another quality; source, window and what the pruner has learnt stay."""
+        if rung == self.rung:
+            return
+        self.rung = rung
+        self._metrics.quality.set(rung.value)
+        self._pipeline.set_quality(prune=rung.prune, fps=rung.fps)
+        self._glance()
+        with self._lock:
+            self.spec = self._spec_at(rung)
+            self._reach()
+            if not rung.shed:
+                self._in_flight.restride(self.spec.stride_s)
+        if self.address is not None and not rung.shed:
+            self._sender.assign(self.spec, self.address)
+
+    def fall_behind(self, behind: bool) -> None:
+        """``behind``: this process has no time to decode it; its keyframes are all that is decoded, nothing is sent and
+        its windows are counted as dropped."""
+        if behind != self._behind:
+            self._behind = behind
+            self._glance()
+
+    def _glance(self) -> None:
+        """Nothing is made of what is not sent but a picture for people now and then. A file that may wait does."""
+        self._pipeline.set_keyframes_only((self._behind or self.rung.shed) and not self.spec.patient)
+
+    @property
+    def wait(self) -> DecodeWait | None:
+        """How far behind its decoding is; ``None`` for a file that may wait."""
+        if self.spec.patient:
+            return None
+        source = self._source
+        behind_s = source.behind_s if isinstance(source, PushSource | RtspSource) else 0.0
+        return DecodeWait(self.settings.name, Priority.of(self.settings.priority), behind_s, self.spec.stride_s)
+
+    def change(self, settings: CameraConfig) -> bool:
+        """Take other settings between two frames, with the source connected and the window kept; ``False`` where they
+        take a new source or other pictures, for which the camera has to begin anew."""
+        if settings == self.settings:
+            return True
+        if any(
+            getattr(settings, key) != getattr(self.settings, key) for key in type(settings).model_fields.keys() - ASKED
+        ):
+            return False
+        self.settings = settings
+        self.refusal = ""
+        with self._lock:
+            self.spec = self._spec_at(self.rung)
+            self._reach()
+            if not self.rung.shed:
+                self._in_flight.restride(self.spec.stride_s)
+        if self.address is not None:
+            self._sender.assign(self.spec, self.address)
+        return True
+
+    def _spec_at(self, rung: Rung) -> StreamSpec:
+        return spec_at(replace(self.settings.stream_spec(), life=self.life), rung)
+
+    def _reach(self) -> None:
+        """Windows of another stride open incidents later."""
+        if self.footage.ring is not None:
+            self.footage.ring.keep_s = reach_s(self.settings, self._config, self.spec.stride_s)
+
+    def on_lost(self, event: LostStream) -> None:
+        """The replica or the way to it is gone, or it refused what it was sent."""
+        if event.refused == "spec":
+            self.refusal = event.reason
+        if event.refused == "not_open":
+            # What is missing until it is opened again the replica counts, which is there.
+            with self._lock:
+                self._settle()
+                self._in_flight.restart()
+        log.warning("camera %s at %s: %s (%d frames lost)", event.camera, event.address, event.reason, event.frames)
+        if event.settled is None:
+            self._pipeline.force_anchor()
+            return
+        with self._lock:
+            self._lose(self._in_flight.stay_behind(event.settled))
+
+    def _lose(self, windows: int) -> None:
+        self._lost += windows
+        metrics.lose_window(windows)
+
+    def _settle(self) -> LaneStatus | None:
+        """Learn from the acknowledgements, which come with frames: the newest answer is known one frame later."""
+        lane = self._sender.status(self.settings.name)
+        if lane is None or lane.address != self.address:
+            return None
+        if self._found is None and lane.found is not None:
+            # Another decoder's windows: no losses of this one's are made good by them.
+            self._found = lane.found
+            self._in_flight.begin(lane.found)
+        self._in_flight.settled(lane.windows_done + lane.windows_gated + lane.windows_dropped)
+        return lane
+
+    def _send(self, sample: FrameSample) -> None:
+        """The pipeline's sink. Raises ``CapacityError`` when the frame was dropped: the next one follows a gap."""
+        if self.spec.patient:
+            self._wait_for_room()
+        unwanted = "shed" if self.rung.shed else "decoder_slow" if self._behind and not self.spec.patient else ""
+        with self._lock:
+            if self._dropping_since is not None:
+                # While it goes on, and when it ends: a camera may be shed for hours.
+                self._count_dropped(sample)
+            if self._dropped:
+                sample = replace(sample, windows_dropped=self._dropped)
+            if sample.fresh and not self._begun:
+                # The replica may hold what another decoder saw of this camera. Whether that goes on, it can tell.
+                sample = replace(sample, fresh=False, gap=True)
+            self._begun = True
+        if self._trace is not None and self.address is not None and not unwanted:
+            sample = self._trace.frame(sample, self.spec.stride_s, self._times())
+        taken = self.address is not None and not self.refusal and not unwanted and self._sender.send(sample)
+        reason = unwanted or ("replica_slow" if self.address else "no_replica")
+        with self._lock:
+            if taken:
+                moved = self._moves and sample.random_access
+                self._in_flight.sent(sample, moved=moved)
+                self._moves = self._moves and not moved
+                self._dropping_since = None
+            else:
+                self._dropping_for = reason
+                if self._dropping_since is None:
+                    self._dropping_since = self._uncounted_since(sample)
+        if not taken:
+            metrics.frames_dropped.labels(reason).inc()
+            raise CapacityError(f"camera {self.settings.name!r} sends no frames now: {reason}")
+        metrics.frames_sent.inc()
+
+    def _uncounted_since(self, sample: FrameSample) -> int:
+        """Where dropped windows are counted from, when ``sample`` is the first that is not sent: the end of the window
+        that the replica has begun, which it answers though what follows is missing."""
+        since = self._in_flight.begun_until
+        stride = round(self.spec.stride_s * MICROSECONDS)
+        # Longer than two windows, or back: the clock jumped, or video never came, which is the replica's to count.
+        return since if since is not None and -stride <= sample.pts - since <= 2 * stride + CUT_US else sample.pts
+
+    def _times(self) -> FrameTimes:
+        pipeline, waited_s = self._pipeline, self._source.waited_s if isinstance(self._source, PushSource) else 0.0
+        return FrameTimes(pipeline.taken_s - waited_s, pipeline.taken_s, pipeline.decoded_s)
+
+    def _count_dropped(self, sample: FrameSample) -> None:
+        """Whole windows that fell into a time of dropped frames; the rest of a hole is the replica's to count."""
+        assert self._dropping_since is not None
+        stride = round(self.spec.stride_s * MICROSECONDS)
+        # A frame belongs to the window that most of it is in, as at the replica.
+        dropped = math.floor((sample.pts + sample.duration // 8 - self._dropping_since) / stride)
+        if dropped < -1:
+            # The camera's clock was set back: what it says of before is worth nothing.
+            self._dropping_since = sample.pts
+        elif dropped > 0:
+            self._dropping_since += dropped * stride
+            self._dropped += dropped
+            metrics.drop_window(self._dropping_for, dropped)
+
+    def _wait_for_room(self) -> None:
+        """A file can wait, for the replica to catch up, to come back or to have time for it."""
+        while not self._stopping:
+            lane = self._sender.status(self.settings.name)
+            under_way = lane.queued + lane.in_flight if lane is not None else 0
+            ready = self.address is not None and not self.rung.shed
+            if self.refusal or (ready and under_way < PATIENT_FRAMES):
+                return
+            time.sleep(ROOM_POLL_S)
+
+    def _on_end(self, status: PipelineStatus) -> None:
+        if not self._stopping:
+            log.info("camera %s: %s %s", status.camera, status.state.value, status.reason)
+            self._sender.close(status.camera, flush=status.state is CameraState.ENDED)
+
+    # -- telling --------------------------------------------------------------------------------
+    def report(self) -> CameraReport:
+        """For the heartbeat; also brings this process's metrics up to date."""
+        if self.footage.ring is not None:
+            self.footage.ring.expire(RING_IDLE_S)
+        status = self._pipeline.status()
+        with self._lock:
+            lane = self._settle()
+        counts = self._counts(status)
+        state: CameraStateName = status.state.value
+        reason = status.reason
+        if self.refusal:
+            state, reason = "error", self.refusal
+        elif self.address is None and status.state is CameraState.RUNNING:
+            reason = "no replica is ready for it"
+        elif lane is not None and lane.refused and status.state is CameraState.RUNNING:
+            reason = f"its replica does not take its frames: {lane.refused}"
+        elif self.rung.shed and status.state is CameraState.RUNNING:
+            reason = "shed: the replicas have no time for it"
+        elif self._behind and status.state is CameraState.RUNNING:
+            reason = "keyframes only: its decoder has no time for it"
+        elif status.state is CameraState.RUNNING:
+            reason = reason or self._short()
+        self._measure(status, state)
+        return CameraReport(
+            camera=status.camera,
+            state=state,
+            reason=reason,
+            retry_in_s=status.retry_in_s,
+            codec=status.codec,
+            width=status.width,
+            height=status.height,
+            cue=status.cue,
+            last_frame_age_s=status.last_frame_age_s or 0.0,
+            counts=counts,
+            picture=status.picture,
+            life=self.life,
+            run=self._run,
+        )
+
+    def last_report(self) -> CameraReport:
+        """After it was stopped: what it has counted since it last reported."""
+        counts = self._counts(self._pipeline.status())
+        return CameraReport(self.settings.name, "ended", counts=counts, life=self.life, run=self._run)
+
+    def _counts(self, status: PipelineStatus) -> dict[str, int]:
+        self._totals.update("pipeline", _counts(status))
+        with self._lock:
+            return self._totals.counts() | {"windows_lost": self._lost, "windows_dropped": self._dropped}
+
+    def _short(self) -> str:
+        """Why the camera's clips begin late; empty when they do not. With figures, once, in the log."""
+        ring = self.footage.ring
+        if ring is None or not ring.short:
+            return ""
+        if not self._told_short:
+            self._told_short = True
+            log.warning("camera %s: %s", self.settings.name, ring.shortage())
+        return f"clips begin late: {ring.short} is too small"
+
+    def _measure(self, status: PipelineStatus, state: str) -> None:
+        self._metrics.state(state)
+        if status.last_frame_age_s is not None:
+            self._metrics.frame(time.monotonic() - status.last_frame_age_s)
+        totals = self._totals.counts()
+        self._metrics.decode_errors.inc(self._grown("decode_errors", totals["decode_errors"]))
+        self._metrics.gaps.inc(self._grown("gaps", totals["gaps"]))
+        if isinstance(self._source, PushSource):
+            metrics.ingest_dropped.labels("queue_full").inc(self._grown("push_dropped", self._source.dropped))
+
+    def _grown(self, name: str, value: int) -> int:
+        before, self._counted[name] = self._counted[name], value
+        return value - before if value >= before else value
+
+
+class PushedCameraSink:
+    """The :class:`~cluster.decoder.packet_sink.PacketSink` of one connection to a pushing camera."""
+
+    def __init__(self, camera: RunningCamera) -> None:
+        self._camera = camera
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._camera.sink, name)
+
+    async def open(self, header: StreamHeader, session: str) -> Any:
+        """A new session wakes a camera whose last one has ended."""
+        camera = self._camera
+        assert camera.sink is not None
+        if camera.ended:
+            if session == camera.session:
+                raise NotReadyError(f"session {session!r} has ended; open a new one with another session id")
+            camera.restart()
+        return await camera.sink.open(header, session)
+
+
+def _counts(status: PipelineStatus) -> dict[str, int]:
+    return {
+        "frames_decoded": status.frames_decoded,
+        "frames_sampled": status.frames_sampled,
+        "decode_errors": status.decode_errors,
+        "gaps": status.gaps,
+    }

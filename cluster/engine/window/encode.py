@@ -1,0 +1,55 @@
+"""Pending frames through the vision tower: of all streams together, in calls of bounded size."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+import torch
+
+from cluster.engine.window.stream import HeldFrame
+from cluster.models.base import FrameTokens, PatchBatch, VisionLanguageModel
+
+# Patches of one call. The tower's activations grow with it; 16 whole 448 x 448 frames fill a GPU and fit a laptop.
+CALL_PATCHES = 16384
+
+
+def batch_of(frame: HeldFrame) -> PatchBatch:
+    """A pending frame's patches for the tower."""
+    assert frame.patches is not None
+    merge = frame.grid.merge
+    cells = np.argwhere(frame.mask[::merge, ::merge])
+    return PatchBatch(torch.from_numpy(frame.patches), torch.from_numpy(cells), frame.grid)
+
+
+def encode_pending(model: VisionLanguageModel, frames: Iterable[HeldFrame]) -> dict[int, int]:
+    """Encode those of ``frames`` that still hold patches, and let the patches go.
+
+    Returns the tower's FLOPs per frame, by ``id(frame)``.
+    """
+    pending = [frame for frame in frames if frame.tokens is None]
+    flops: dict[int, int] = {}
+    for call in _calls(pending):
+        batches = [batch_of(frame) for frame in call]
+        for frame, batch, tokens in zip(call, batches, model.encode(batches), strict=True):
+            # A copy: the call's result is one tensor, which a single frame kept from it would hold whole. Cells are
+            # for planning, which happens on the host.
+            cells = torch.empty(tokens.cells.shape, dtype=torch.int64).copy_(tokens.cells)
+            frame.tokens = FrameTokens(tokens.embeds.clone(), cells, tokens.grid)
+            frame.patches = None
+            flops[id(frame)] = model.tower_flops([batch])
+    return flops
+
+
+def _calls(frames: Sequence[HeldFrame]) -> list[list[HeldFrame]]:
+    calls: list[list[HeldFrame]] = []
+    patches = 0
+    for frame in frames:
+        assert frame.patches is not None
+        # A frame without a single patch (nothing moved) may be the first.
+        if not calls or patches + len(frame.patches) > CALL_PATCHES:
+            calls.append([])
+            patches = 0
+        calls[-1].append(frame)
+        patches += len(frame.patches)
+    return calls

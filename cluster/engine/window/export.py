@@ -1,0 +1,171 @@
+"""A stream's state as bytes and back: safetensors with a JSON header, nothing executable.
+
+Keys are raw, so the KV means the same wherever and whenever the stream goes on. Frames not yet encoded travel as
+patches.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy.typing as npt
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load as load_tensors
+from safetensors.torch import save as save_tensors
+from torch import Tensor
+
+from cluster.engine.window.kv import KVSlab
+from cluster.engine.window.stream import HeldFrame, LastWindow, Stream, StreamCounters
+from cluster.engine.window.windows import WindowClock, WindowSpan
+from cluster.errors import ModelError
+from cluster.memory.manifest import header_of
+from cluster.models.base import FrameTokens
+from cluster.types import Answer, PatchGrid, Question, StreamSpec, Timing, TokenCount
+
+VERSION = 1
+_SCALARS = ("index", "pts", "duration", "anchor", "complete", "activity", "size", "first")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Snapshot:
+    """The state of one stream at one moment, before it is bytes; whatever becomes of the stream, it stays the same."""
+
+    header: dict[str, Any]
+    tensors: dict[str, Tensor]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the tensors."""
+        return sum(tensor.nbytes for tensor in self.tensors.values())
+
+    def dump(self) -> bytes:
+        """What :func:`load` reads; from any thread."""
+        tensors = {name: tensor.cpu().contiguous() for name, tensor in self.tensors.items()}
+        return save_tensors(tensors, metadata={"sightline": json.dumps(self.header)})
+
+
+def snapshot(stream: Stream, fingerprint: str) -> Snapshot:
+    """The state of one stream; ``fingerprint`` is that of the model it was computed with."""
+    k, v = stream.kv.stretch()
+    # Slots of a window that broke off, or of questions, are not part of the stretch: what is dumped is committed.
+    tensors: dict[str, Tensor] = {}
+    for number, frame in enumerate(stream.frames):
+        tensors |= {f"{number}.{name}": tensor for name, tensor in _frame_tensors(frame).items()}
+    # Embeddings and what the planner knows of a frame are replaced, and never changed; the slab is.
+    tensors |= {
+        "k": k.clone(memory_format=torch.contiguous_format),
+        "v": v.clone(memory_format=torch.contiguous_format),
+    }
+    last = stream.last
+    header = {
+        "version": VERSION,
+        "fingerprint": fingerprint,
+        "frames": [{n: getattr(f, n) for n in _SCALARS} | {"grid": asdict(f.grid)} for f in stream.frames],
+        "clock": asdict(stream.clock),
+        "outstanding": [asdict(span) for span in stream.outstanding],
+        "last": None if last is None else asdict(last),
+        "windows_since_fresh": stream.windows_since_fresh,
+        "next_token": stream.next_token,
+        "first_token": stream.first_token,
+        "last_motion_dropped": stream.last_motion_dropped,
+        "newest": stream.newest,
+        "counters": asdict(stream.counters),
+    }
+    return Snapshot(header, tensors)
+
+
+def load(state: bytes, spec: StreamSpec, kv: KVSlab, fingerprint: str) -> Stream:
+    """The inverse of :meth:`Snapshot.dump`, into the empty slab ``kv``.
+
+    Raises:
+        ModelError: not a stream's state, of another version, or computed with another model.
+    """
+    header = _header(state)
+    if header.get("version") != VERSION:
+        raise ModelError(f"{spec.stream}: this state has version {header.get('version')}, this engine reads {VERSION}")
+    if header.get("fingerprint") != fingerprint:
+        raise ModelError(
+            f"{spec.stream}: this state was computed with another model; load the same one to take it over"
+        )
+    try:
+        tensors = load_tensors(state)
+        frames = [_frame(meta, number, tensors, kv.k.device) for number, meta in enumerate(header["frames"])]
+        _fill(kv, tensors["k"], tensors["v"])
+        return Stream(
+            spec=spec,
+            kv=kv,
+            clock=WindowClock(**header["clock"]),
+            frames=frames,
+            outstanding=[WindowSpan(**span) for span in header["outstanding"]],
+            last=_last(header["last"]),
+            windows_since_fresh=header["windows_since_fresh"],
+            next_token=header["next_token"],
+            first_token=header["first_token"],
+            last_motion_dropped=header["last_motion_dropped"],
+            newest=header["newest"],
+            counters=StreamCounters(**header["counters"]),
+        )
+    except (SafetensorError, KeyError, TypeError, ValueError, RuntimeError) as error:
+        raise ModelError(f"{spec.stream}: this state is damaged: {error}") from error
+
+
+def _header(state: bytes) -> dict[str, Any]:
+    try:
+        return header_of(state)
+    except (ValueError, KeyError, TypeError) as error:
+        raise ModelError(f"not the state of a stream: {error}") from error
+
+
+def _frame_tensors(frame: HeldFrame) -> dict[str, Tensor]:
+    tensors = {"mask": torch.from_numpy(frame.mask)}
+    if frame.patches is not None:
+        tensors["patches"] = torch.from_numpy(frame.patches)
+    if frame.tokens is not None:
+        tensors |= {"embeds": frame.tokens.embeds, "cells": frame.tokens.cells}
+    if frame.computed is not None:
+        # Changed in place by the windows to come.
+        tensors["computed"] = torch.from_numpy(frame.computed.copy())
+    return tensors
+
+
+def _frame(meta: dict[str, Any], number: int, tensors: dict[str, Tensor], device: torch.device) -> HeldFrame:
+    def optional(name: str) -> npt.NDArray[Any] | None:
+        tensor = tensors.get(f"{number}.{name}")
+        return None if tensor is None else tensor.numpy().copy()
+
+    grid = PatchGrid(**meta["grid"])
+    tokens = None
+    if f"{number}.embeds" in tensors:
+        embeds, cells = tensors[f"{number}.embeds"], tensors[f"{number}.cells"]
+        tokens = FrameTokens(embeds.to(device), cells, grid)
+    return HeldFrame(
+        **{name: meta[name] for name in _SCALARS},
+        grid=grid,
+        mask=tensors[f"{number}.mask"].numpy().copy(),
+        patches=optional("patches"),
+        tokens=tokens,
+        computed=optional("computed"),
+    )
+
+
+def _fill(kv: KVSlab, k: Tensor, v: Tensor) -> None:
+    length = k.shape[2]
+    kv.reserve(0, length)
+    kv.length = length
+    held_k, held_v = kv.stretch()
+    held_k.copy_(k)
+    held_v.copy_(v)
+
+
+def _last(meta: dict[str, Any] | None) -> LastWindow | None:
+    if meta is None:
+        return None
+    answers = [
+        Answer(**{**answer, "tokens": TokenCount(**answer["tokens"]), "timing": Timing(**answer["timing"])})
+        for answer in meta["answers"]
+    ]
+    questions = tuple(Question(**question) for question in meta["questions"])
+    return LastWindow(meta["window"], meta["end"], questions, tuple(answers))

@@ -1,0 +1,28 @@
+"""``anchors``: CodecSight's selective refresh (section 3.4.1)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from cluster.engine.window.planner import evenly
+from cluster.engine.window.refresh.base import RefreshContext, RefreshPolicy, Selection, refresh_policies
+
+
+@refresh_policies.register("anchors")
+@dataclass(frozen=True, slots=True)
+class Anchors(RefreshPolicy):
+    """Recompute the overlap's anchor frames, the first of which is its first frame.
+
+    A budget below that omits anchor tokens evenly; above it, other tokens are added evenly.
+    """
+
+    def select(self, context: RefreshContext) -> Selection:
+        anchors = np.flatnonzero(context.anchor)
+        wanted = context.tokens(len(anchors))
+        if wanted <= len(anchors):
+            return Selection(context.mask(anchors[evenly(len(anchors), wanted)]))
+        others = np.flatnonzero(~context.anchor)
+        added = others[evenly(len(others), wanted - len(anchors))]
+        return Selection(context.mask(np.concatenate((anchors, added))))

@@ -1,0 +1,111 @@
+"""Which tokens of the overlap to compute again: one interface, one policy per file, matched budgets.
+
+When a window slides, the frames it shares with the last one have KV from then. Their keys move to their new places
+exactly (raw keys, see :mod:`~cluster.engine.native.attention`), but what they *hold* was computed under a context that
+has partly left the window. A policy names the tokens to recompute from their cached visual embeddings.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import ClassVar, Protocol
+
+import numpy as np
+from torch import Tensor
+
+from cluster.engine.window.planner import BoolArray, FloatArray, IntArray
+from cluster.registry import Registry
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RefreshContext:
+    """What is known of the ``n`` overlap tokens, in time order; arrays are ``[n]`` unless told.
+
+    * ``frame``: the token's frame, counted from the window's first; ``offset``: its place among that frame's tokens
+    * ``frame_tokens``: how many tokens that frame has; ``cells`` ``[n, 2]``: (row, col), (-1, k) for text
+    * ``anchor``, ``complete``, ``activity``: of its frame (see ``FrameSample``)
+    * ``age``: windows since its KV was computed, at least 1
+    * ``context``: visual tokens before it when its KV was computed; ``lost``: how many of them have left the window
+    * ``shift_s``: seconds the window's opening has moved since its KV was computed
+    * ``system``: tokens of the system prompt, which never leave; ``layers``: of the language model
+    * ``budget``: tokens to compute, ``None`` for the policy's natural amount
+    """
+
+    stream: str
+    window: int
+    system: int
+    layers: int
+    budget: int | None
+    frame: IntArray
+    offset: IntArray
+    frame_tokens: IntArray
+    cells: IntArray
+    anchor: BoolArray
+    complete: BoolArray
+    activity: FloatArray
+    age: IntArray
+    context: IntArray
+    lost: IntArray
+    shift_s: FloatArray
+
+    def __len__(self) -> int:
+        return len(self.frame)
+
+    def tokens(self, natural: int) -> int:
+        """The budget if one is given, else ``natural``, never more than there are tokens."""
+        return min(natural if self.budget is None else self.budget, len(self))
+
+    def mask(self, indices: IntArray) -> BoolArray:
+        """``[n]`` bool, true at ``indices``."""
+        mask = np.zeros(len(self), dtype=bool)
+        mask[indices] = True
+        return mask
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class KVChange:
+    """KV of the ``m`` overlap tokens still computed, after and before ``layer``: ``[m, Hkv, d]``, keys raw."""
+
+    layer: int
+    k_new: Tensor
+    v_new: Tensor
+    k_old: Tensor
+    v_old: Tensor
+
+
+class Narrowing(Protocol):
+    """Drops overlap tokens from the computation between layers. Above, a dropped token keeps the KV it had."""
+
+    def after(self, layer: int) -> bool:
+        """Whether ``keep`` wants to be asked when ``layer`` is through."""
+        ...
+
+    def keep(self, change: KVChange) -> Tensor:
+        """Which of the tokens go on, ``[m]`` bool."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Selection:
+    """``mask [n]``: overlap tokens to compute from the first layer on; ``narrowing`` thins them out later."""
+
+    mask: BoolArray
+    narrowing: Narrowing | None = None
+
+
+class RefreshPolicy(ABC):
+    """Names overlap tokens to recompute. With a budget it names exactly that many (or all there are)."""
+
+    # False: the policy is its own amount (``all``, ``none``) and a budget changes nothing.
+    budgeted: ClassVar[bool] = True
+    # True: refreshed tokens stand behind all reused ones (``prefix_order``) and see them, later ones too. Positions
+    # stay those of the time order.
+    reused_first: ClassVar[bool] = False
+
+    @abstractmethod
+    def select(self, context: RefreshContext) -> Selection:
+        """Choose for one window."""
+
+
+refresh_policies: Registry[type[RefreshPolicy]] = Registry("refresh policy")

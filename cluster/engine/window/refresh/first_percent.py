@@ -1,0 +1,68 @@
+"""``first_percent``: VLCache: the first tokens of each frame, fewer the deeper the layer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from cluster.engine.window.planner import IntArray
+from cluster.engine.window.refresh.base import (
+    KVChange,
+    Narrowing,
+    RefreshContext,
+    RefreshPolicy,
+    Selection,
+    refresh_policies,
+)
+
+
+@refresh_policies.register("first_percent")
+@dataclass(frozen=True, slots=True)
+class FirstPercent(RefreshPolicy):
+    """Recompute the first ``x_l`` of every frame's tokens at layer ``l``.
+
+    VLCache takes ``x_l`` from an offline profile; ours falls linearly, ``x_l = x (1 + a (1 − 2 l / (L − 1)))`` with
+    ``a = min(slope, 1/x − 1)``: its mean over layers is ``x`` (``share``, or the budget's share), and ``x_0 ≤ 1``.
+    """
+
+    share: float = 0.1
+    slope: float = 0.5
+
+    def select(self, context: RefreshContext) -> Selection:
+        count = len(context)
+        wanted = context.tokens(round(self.share * count))
+        if wanted in (0, count):
+            return Selection(np.full(count, wanted > 0))
+        # Tokens by how early in their frame they stand: any number of leading ones is "the first x % of each frame".
+        order = np.lexsort((context.frame, (context.offset + 0.5) / context.frame_tokens))
+        rank = np.empty(count, np.int64)
+        rank[order] = np.arange(count)
+        amounts = self._amounts(wanted, count, context.layers)
+        mask = rank < amounts[0]
+        return Selection(mask, Leading(rank[mask], amounts))
+
+    def _amounts(self, wanted: int, count: int, layers: int) -> tuple[int, ...]:
+        """Tokens per layer, never rising, which add up to ``wanted * layers``."""
+        fall = min(self.slope, count / wanted - 1)
+        places = np.arange(layers) / max(1, layers - 1)
+        bounds = np.round(np.cumsum(wanted * (1 + fall * (1 - 2 * places)))).astype(np.int64)
+        return tuple(sorted(np.diff(bounds, prepend=0).clip(0, count).tolist(), reverse=True))
+
+
+class Leading(Narrowing):
+    """After each layer, keep the tokens whose ``rank`` the next layer still covers."""
+
+    def __init__(self, rank: IntArray, amounts: tuple[int, ...]) -> None:
+        self.rank = rank
+        self.amounts = amounts
+
+    def after(self, layer: int) -> bool:
+        return self.amounts[layer + 1] < self.amounts[layer]
+
+    def keep(self, change: KVChange) -> Tensor:
+        stays = self.rank < self.amounts[change.layer + 1]
+        self.rank = self.rank[stays]
+        return torch.from_numpy(stays).to(change.k_new.device)

@@ -1,0 +1,167 @@
+"""``Cameras``: add, remove, list and look at cameras, over whatever keeps them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Sequence
+from typing import Any, Protocol, TypeVar
+
+import grpc.aio
+from sightline.v1 import cameras_pb2, cameras_pb2_grpc
+
+from cluster.control.cameras.managed import Managed, entry_to_json
+from cluster.errors import ConfigError, SightlineError, UnavailableError
+from cluster.redaction import SourceAddress
+from cluster.security.access import current
+from cluster.types import CameraStatus, Question
+from cluster.wire.convert import question_from_proto, status_to_proto
+from cluster.wire.status import abort
+
+SERVICE = "sightline.v1.Cameras"
+T = TypeVar("T")
+
+
+class CameraDirectory(Protocol):
+    """Who knows the cameras: the controller, seen from the gateway.
+
+    Raises ``UnknownCameraError``, ``CameraExistsError``, ``ManagedElsewhereError`` (unless ``takeover`` is set),
+    ``ConfigError`` (bad settings), ``CapacityError`` (no room, unless ``force`` is set) or ``UnavailableError``.
+    ``manager``: who asks; empty for ``cluster``.
+    """
+
+    async def add(
+        self,
+        name: str,
+        source: SourceAddress,
+        questions: Sequence[Question],
+        settings: dict[str, Any],
+        force: bool = False,
+        manager: str = "",
+        takeover: bool = False,
+    ) -> CameraStatus: ...
+
+    async def update(
+        self,
+        name: str,
+        source: SourceAddress,
+        questions: Sequence[Question],
+        settings: dict[str, Any],
+        manager: str = "",
+        takeover: bool = False,
+    ) -> CameraStatus: ...
+
+    async def remove(self, name: str, manager: str = "", takeover: bool = False) -> None: ...
+
+    async def export(self, names: Sequence[str] = ()) -> Sequence[Managed]: ...
+
+    async def list(self) -> Sequence[CameraStatus]: ...
+
+    async def get(self, name: str) -> CameraStatus: ...
+
+
+class CamerasServicer(cameras_pb2_grpc.CamerasServicer):
+    """Every call gets ``deadline_s``; a directory that does not answer in time is UNAVAILABLE."""
+
+    def __init__(self, directory: CameraDirectory, *, deadline_s: float = 30.0) -> None:
+        self._directory = directory
+        self._deadline_s = deadline_s
+
+    async def Add(  # noqa: N802
+        self, request: cameras_pb2.AddCameraRequest, context: grpc.aio.ServicerContext
+    ) -> cameras_pb2.CameraStatus:
+        try:
+            if not request.name:
+                raise ConfigError("a camera needs a name")
+            settings = _settings(request.settings_json)
+            questions = [question_from_proto(question) for question in request.questions]
+            adding = self._directory.add(
+                request.name,
+                SourceAddress(request.source),
+                questions,
+                settings,
+                request.force,
+                request.manager,
+                request.takeover,
+            )
+            return status_to_proto(await self._in_time(adding))
+        except (SightlineError, ValueError) as error:
+            await abort(context, error)
+
+    async def Update(  # noqa: N802
+        self, request: cameras_pb2.UpdateCameraRequest, context: grpc.aio.ServicerContext
+    ) -> cameras_pb2.CameraStatus:
+        try:
+            settings = _settings(request.settings_json)
+            questions = [question_from_proto(question) for question in request.questions]
+            updating = self._directory.update(
+                request.name, SourceAddress(request.source), questions, settings, request.manager, request.takeover
+            )
+            return status_to_proto(await self._in_time(updating))
+        except (SightlineError, ValueError) as error:
+            await abort(context, error)
+
+    async def Export(  # noqa: N802
+        self, request: cameras_pb2.ExportCamerasRequest, context: grpc.aio.ServicerContext
+    ) -> cameras_pb2.ExportCamerasResponse:
+        try:
+            seen = current()
+            cameras = await self._in_time(self._directory.export(list(request.names)))
+            return cameras_pb2.ExportCamerasResponse(
+                cameras=[
+                    cameras_pb2.WrittenCamera(
+                        name=each.entry.name,
+                        manager=each.manager,
+                        entry_json=entry_to_json(each.entry, secrets=request.secrets),
+                    )
+                    for each in cameras
+                    if seen.sees(each.entry.name)
+                ]
+            )
+        except SightlineError as error:
+            await abort(context, error)
+
+    async def Remove(  # noqa: N802
+        self, request: cameras_pb2.RemoveCameraRequest, context: grpc.aio.ServicerContext
+    ) -> cameras_pb2.RemoveCameraResponse:
+        try:
+            await self._in_time(self._directory.remove(request.name, request.manager, request.takeover))
+            return cameras_pb2.RemoveCameraResponse()
+        except SightlineError as error:
+            await abort(context, error)
+
+    async def List(  # noqa: N802
+        self, _request: cameras_pb2.ListCamerasRequest, context: grpc.aio.ServicerContext
+    ) -> cameras_pb2.ListCamerasResponse:
+        try:
+            seen = current()
+            statuses = [each for each in await self._in_time(self._directory.list()) if seen.sees(each.name)]
+            return cameras_pb2.ListCamerasResponse(cameras=[status_to_proto(status) for status in statuses])
+        except SightlineError as error:
+            await abort(context, error)
+
+    async def Get(  # noqa: N802
+        self, request: cameras_pb2.GetCameraRequest, context: grpc.aio.ServicerContext
+    ) -> cameras_pb2.CameraStatus:
+        try:
+            return status_to_proto(await self._in_time(self._directory.get(request.name)))
+        except SightlineError as error:
+            await abort(context, error)
+
+    async def _in_time(self, call: Awaitable[T]) -> T:
+        try:
+            return await asyncio.wait_for(call, self._deadline_s)
+        except TimeoutError:
+            raise UnavailableError(f"the controller did not answer within {self._deadline_s:g} s") from None
+
+
+def _settings(text: str) -> dict[str, Any]:
+    if not text:
+        return {}
+    try:
+        settings = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ConfigError(f"the camera's settings are not JSON: {error}") from None
+    if not isinstance(settings, dict):
+        raise ConfigError(f"the camera's settings must be a JSON object, not {type(settings).__name__}")
+    return settings

@@ -1,0 +1,125 @@
+"""The gateway's own services, called inside the process: the objects behind gRPC, under the same guard."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from typing import Any, NoReturn
+
+import grpc
+
+from cluster.errors import UnavailableError
+from cluster.gateway.guard import Guard
+from cluster.security.access import current
+from cluster.security.roles import RULES, Role
+from cluster.wire.status import RefusedError
+
+_AHEAD = 4
+"""Messages of a stream that wait for a slow reader; the service waits for it then."""
+
+
+class Calls:
+    """``services`` by full name, as ``sightline.v1.Cameras``; calls are made for ``access.current()``.
+
+    ``guard``: decides over every call as it does over gRPC's; None: everybody may everything.
+
+    Both calls raise what the guard raises, and ``RefusedError`` with the service's own code and sentence.
+    """
+
+    def __init__(self, services: Mapping[str, Any], guard: Guard | None = None) -> None:
+        self._services = services
+        self._guard = guard
+
+    async def unary(self, method: str, request: Any, *, timeout_s: float | None = None) -> Any:
+        """One reply; ``method`` as in the rules."""
+        self.check(method, request)
+        return await self._behavior(method)(request, _Context(timeout_s))
+
+    def stream(self, method: str, request: Any, *, timeout_s: float | None = None) -> AsyncIterator[Any]:
+        """Messages as they come; close it to end the call. Checked with the first one."""
+        self.check(method, request)
+        return self.inner_stream(method, request, timeout_s=timeout_s)
+
+    async def inner_stream(
+        self,
+        method: str,
+        request: Any,
+        *,
+        timeout_s: float | None = None,
+        on_begin: Callable[[], None] | None = None,
+    ) -> AsyncIterator[Any]:
+        """As :meth:`stream`, asked by the gateway itself: nobody is checked. ``on_begin``: the service has begun."""
+        behavior = self._behavior(method)
+        queue: asyncio.Queue[tuple[Any, BaseException | None]] = asyncio.Queue(_AHEAD)
+
+        async def run() -> None:
+            try:
+                await behavior(request, _Context(timeout_s, lambda message: queue.put((message, None)), on_begin))
+            except Exception as error:
+                await queue.put((None, error))
+            else:
+                await queue.put((None, None))
+
+        task = asyncio.create_task(run(), name=method)
+        try:
+            while True:
+                message, error = await queue.get()
+                if error is not None:
+                    raise error
+                if message is None:
+                    return
+                yield message
+        finally:
+            task.cancel()
+            await asyncio.wait([task], timeout=5.0)
+
+    def check(self, method: str, request: Any) -> None:
+        """Whether the call may be made; for what is answered without the service."""
+        if self._guard is None:
+            return
+        rule = RULES[method]
+        named = getattr(request, rule.camera) if rule.camera else []
+        cameras = [named] if isinstance(named, str) else list(named)
+        text = getattr(request, "text", "") if rule.role is Role.ASK else ""
+        self._guard.check(current(), method, cameras, text)
+
+    def _behavior(self, method: str) -> Callable[..., Awaitable[Any]]:
+        _, service, name = method.split("/")
+        if service not in self._services:
+            raise UnavailableError(f"this gateway does not serve {service}")
+        behavior: Callable[..., Awaitable[Any]] = getattr(self._services[service], name)
+        return behavior
+
+
+class _Context:
+    """What our services use of a ``grpc.aio.ServicerContext``."""
+
+    def __init__(
+        self,
+        timeout_s: float | None,
+        write: Callable[[Any], Awaitable[None]] | None = None,
+        begin: Callable[[], None] | None = None,
+    ) -> None:
+        self._timeout_s = timeout_s
+        self._write = write
+        self._begin = begin
+
+    async def abort(
+        self,
+        code: grpc.StatusCode,
+        details: str = "",
+        trailing_metadata: Iterable[Any] = (),  # noqa: ARG002
+    ) -> NoReturn:
+        raise RefusedError(code, details)
+
+    async def write(self, message: Any) -> None:
+        assert self._write is not None, "a unary call writes nothing"
+        await self._write(message)
+
+    async def send_initial_metadata(self, metadata: Iterable[Any]) -> None:  # noqa: ARG002
+        """What a stream's service says when it has begun."""
+        if self._begin is not None:
+            self._begin()
+
+    def time_remaining(self) -> float | None:
+        return self._timeout_s

@@ -1,0 +1,227 @@
+"""Forms of replies that no border type has: what the OpenAPI document says of them."""
+
+from __future__ import annotations
+
+from typing import Literal, NotRequired
+
+# Pydantic, which makes schemas of them, wants this one before Python 3.12.
+from typing_extensions import TypedDict
+
+from cluster.alerts.changes import Delivery
+from cluster.alerts.incident import Incident, Mute
+from cluster.types import CameraStatus
+from cluster.types.reports import ReplicaStatus
+
+
+class Nothing(TypedDict):
+    """An empty object: it is done."""
+
+
+class Cameras(TypedDict):
+    """``GET /v1/cameras``."""
+
+    cameras: list[CameraStatus]
+
+
+class CameraHistory(TypedDict):
+    """``scores``: per question, rows of Unix time of the window's end, score, positive, gated; ``rungs``: rows of Unix
+    time, rung, reason. Oldest first."""
+
+    scores: dict[str, list[tuple[float, float, bool, bool]]]
+    rungs: list[tuple[float, str, str]]
+
+
+class Replicas(TypedDict):
+    """``GET /v1/replicas``."""
+
+    replicas: list[ReplicaStatus]
+
+
+class Lag(TypedDict):
+    """Seconds from a window's last frame to its answer."""
+
+    cameras: int
+    median_s: float
+    p95_s: float
+    highest_s: float
+    expected_highest_s: float
+
+
+class Fleet(TypedDict):
+    """All cameras that the token may see, added up, and the replicas."""
+
+    cameras: int
+    states: dict[str, int]
+    rungs: dict[str, int]
+    priorities: dict[str, int]
+    windows_per_s: float
+    lag: Lag
+    windows: dict[str, int]
+    tokens: dict[str, int]
+    memory_bytes: int
+    replicas: list[ReplicaStatus]
+    seen_ago_s: float | None
+    trouble: str
+
+
+class Incidents(TypedDict):
+    """``GET /v1/incidents``, newest first."""
+
+    incidents: list[Incident]
+
+
+class Mutes(TypedDict):
+    """Mutes that hold."""
+
+    mutes: list[Mute]
+
+
+class Sink(TypedDict):
+    """Alerts that wait for it; taken by it, failed attempts, dead letters and dropped ones since the process began."""
+
+    kind: str
+    waiting: int
+    delivered: int
+    failures: int
+    dead: int
+    trouble: str
+    dropped: int
+
+
+class OutboxStatus(TypedDict):
+    """How the sinks (by name) and the disk are doing; see ``OutboxStatus`` in protos/sightline/v1/incidents.proto."""
+
+    sinks: dict[str, Sink]
+    trouble: str
+    unwritten: int
+    trimmed: int
+    lost: int
+    answers_missed: int
+    dead: list[Delivery]
+
+
+class ToldMoment(TypedDict):
+    """A stretch of time that an answer rests on; ``picture``: JPEG in base64, where one was asked for and is there."""
+
+    start: int
+    end: int
+    weight: float
+    ago_s: float
+    picture: NotRequired[str]
+
+
+class AskReply(TypedDict):
+    """The last line of an answer; see ``AskResult`` in protos/sightline/v1/memory.proto."""
+
+    text: str
+    moments: list[ToldMoment]
+    oldest: int
+    newest: int
+    tokens_held: int
+    tokens_read: int
+    bytes_read: int
+    first_token_s: float
+    total_s: float
+    degraded: bool
+    prompt_tokens: int
+    answer_tokens: int
+    camera: str
+    conversation: str
+
+
+class AskLine(TypedDict, total=False):
+    """One line of an answer: a piece of its text, or at the end its result or what went wrong."""
+
+    text: str
+    result: AskReply
+    error: str
+
+
+class ChatMessage(TypedDict):
+    """The answer."""
+
+    role: Literal["assistant"]
+    content: str
+    refusal: None
+
+
+class Choice(TypedDict):
+    """``finish_reason``: stop, or length where the answer was cut."""
+
+    index: int
+    message: ChatMessage
+    logprobs: None
+    finish_reason: Literal["stop", "length"]
+
+
+class Usage(TypedDict):
+    """Tokens of text: what was asked with what was said before, and the answer. What was read of the memory is in
+    ``sightline``."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+
+
+class ChatCompletion(TypedDict):
+    """OpenAI's form; ``sightline`` is ours: what the answer rests on."""
+
+    id: str
+    object: Literal["chat.completion"]
+    created: int
+    model: str
+    choices: list[Choice]
+    usage: Usage
+    sightline: AskReply
+
+
+class Model(TypedDict):
+    """A camera as OpenAI's clients see it: ``camera/NAME``."""
+
+    id: str
+    object: Literal["model"]
+    created: int
+    owned_by: str
+
+
+class Models(TypedDict):
+    """``GET /v1/models``."""
+
+    object: Literal["list"]
+    data: list[Model]
+
+
+class OpenAiProblem(TypedDict):
+    """What is wrong."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class OpenAiFailure(TypedDict):
+    """An error in OpenAI's form."""
+
+    error: OpenAiProblem
+
+
+class Me(TypedDict):
+    """Who the token is. ``authenticated``: false where nobody is asked for a token."""
+
+    name: str
+    roles: list[str]
+    cameras: list[str]
+    authenticated: bool
+
+
+class Health(TypedDict):
+    """It is well."""
+
+    status: Literal["ok"]
+
+
+class Failure(TypedDict):
+    """What is wrong, and what would be right."""
+
+    error: str

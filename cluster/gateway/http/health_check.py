@@ -1,0 +1,57 @@
+"""Exit code 0 when the gateway of this machine serves: for a container's HEALTHCHECK, ``python -m``.
+
+By HTTP, which keeps connections for who asks once and briefly; gRPC has none to spare in a flood.
+"""
+
+from __future__ import annotations
+
+import http.client
+import os
+import ssl
+import sys
+from urllib.error import HTTPError
+from urllib.request import urlopen
+
+from cluster.errors import ConfigError
+from cluster.wire.credentials import ClientCredentials
+
+TIMEOUT_S = 3.0
+
+
+def check(address: str, credentials: ClientCredentials) -> str:
+    """``ok``, or what is wrong with the page ``/healthz`` of ``host:port``; TLS as clients have it.
+
+    Raises:
+        ConfigError: a file of TLS cannot be used.
+    """
+    scheme, context = "http", None
+    if credentials.tls:
+        try:
+            context = ssl.create_default_context(cafile=credentials.authority)
+            if credentials.certificate is not None:
+                context.load_cert_chain(credentials.certificate, credentials.key)
+        except OSError as error:
+            raise ConfigError(f"files of TLS cannot be used: {error}") from None
+        scheme = "https"
+    try:
+        with urlopen(f"{scheme}://{address}/healthz", timeout=TIMEOUT_S, context=context):
+            return "ok"
+    except HTTPError as error:
+        return f"the gateway answers {error.code}"
+    except (OSError, ValueError, http.client.HTTPException) as error:
+        return f"no gateway at {address}: {error}; SIGHTLINE_HTTP is its HOST:PORT"
+
+
+def main() -> int:
+    """Asks ``SIGHTLINE_HTTP``, or port 9464 of this machine."""
+    address = os.environ.get("SIGHTLINE_HTTP", "127.0.0.1:9464")
+    try:
+        told = check(address, ClientCredentials.from_environment())
+    except ConfigError as error:
+        told = str(error)
+    print(told)
+    return 0 if told == "ok" else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

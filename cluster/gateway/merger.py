@@ -1,0 +1,118 @@
+"""``ResultsMerger``: the gateway follows every replica's answers into one hub of its own."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Collection
+from dataclasses import dataclass
+
+import grpc.aio
+from sightline.v1 import results_pb2, results_pb2_grpc
+
+from cluster.types import Answer
+from cluster.wire.answers import AnswerHub
+from cluster.wire.channel import open_channel
+from cluster.wire.convert import answer_from_proto
+from cluster.wire.tls import PeerTls
+
+_Key = tuple[str, int, str]
+"""Incarnation, window, question."""
+
+
+@dataclass(slots=True)
+class Followed:
+    """One replica as the merger sees it. ``breaks``: how often the connection ended; ``reason``: of the last time."""
+
+    connected: bool = False
+    answers: int = 0
+    breaks: int = 0
+    reason: str = ""
+
+
+class ResultsMerger:
+    """Watches a changing set of replicas, reconnecting with backoff; an answer seen already is not published again.
+
+    Two answers of a camera are the same when incarnation, window and question are: windows are numbered from 0 in each
+    incarnation, and the camera's own clock may begin anew in another. The last ``remember`` answers are compared.
+    ``recent``: begin, also after a break, with the answers of the last minute.
+    """
+
+    def __init__(
+        self,
+        hub: AnswerHub,
+        *,
+        retry_s: float = 0.2,
+        max_retry_s: float = 5.0,
+        remember: int = 256,
+        recent: bool = False,
+        tls: PeerTls | None = None,
+    ) -> None:
+        self._hub = hub
+        self._recent = recent
+        self._tls = tls
+        self._retry_s = retry_s
+        self._max_retry_s = max_retry_s
+        self._remember = remember
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._seen: dict[str, deque[_Key]] = {}
+        self.followed: dict[str, Followed] = {}
+        self.duplicates = 0
+
+    def follow(self, addresses: Collection[str]) -> None:
+        """Follow exactly these replicas (``host:port``) from now on; call on the event loop."""
+        for gone in set(self._tasks) - set(addresses):
+            self._tasks.pop(gone).cancel()
+            del self.followed[gone]
+        for address in addresses:
+            if address not in self._tasks:
+                self.followed[address] = Followed()
+                self._tasks[address] = asyncio.create_task(self._follow(address), name=f"results of {address}")
+
+    def retain(self, cameras: Collection[str]) -> None:
+        """These are all the cameras there are: forget the others."""
+        for gone in self._seen.keys() - set(cameras):
+            del self._seen[gone]
+
+    async def stop(self) -> None:
+        tasks = list(self._tasks.values())
+        self.follow(())
+        if tasks:
+            await asyncio.wait(tasks, timeout=5.0)
+
+    async def _follow(self, address: str) -> None:
+        state = self.followed[address]
+        wait_s = self._retry_s
+        while True:
+            # A channel for each attempt: the certificate may have been renewed since.
+            async with open_channel(address, tls=self._tls) as channel:
+                stub = results_pb2_grpc.ResultsStub(channel)
+                call = stub.Watch(results_pb2.WatchRequest(recent=self._recent))
+                try:
+                    await call.initial_metadata()
+                    # Metadata also arrives with a failure: only a call that goes on is a connection.
+                    state.connected = not call.done()
+                    async for message in call:
+                        state.connected = True
+                        wait_s = self._retry_s
+                        self._take(answer_from_proto(message), message.missed, state)
+                    state.reason = "the replica ended the stream"
+                except grpc.aio.AioRpcError as error:
+                    state.reason = error.details() or error.code().name
+                finally:
+                    call.cancel()
+                    state.breaks += state.connected
+                    state.connected = False
+            await asyncio.sleep(wait_s)
+            wait_s = min(2 * wait_s, self._max_retry_s)
+
+    def _take(self, answer: Answer, missed: int, state: Followed) -> None:
+        state.answers += 1
+        seen = self._seen.setdefault(answer.stream, deque(maxlen=self._remember))
+        key = (answer.incarnation, answer.window, answer.question)
+        if key in seen:
+            self.duplicates += 1
+            self._hub.publish((), missed)
+            return
+        seen.append(key)
+        self._hub.publish((answer,), missed)

@@ -1,0 +1,249 @@
+"""``Pictures``: what cameras show and what is kept of incidents: served where it is, handed on by the gateway."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import TypeAlias
+
+import grpc
+import grpc.aio
+from sightline.v1 import pictures_pb2, pictures_pb2_grpc
+
+from cluster.alerts.clips.collector import FootageCollector
+from cluster.alerts.clips.store import KINDS, READ_BYTES, Deleted, Kind, Stored
+from cluster.alerts.forgetting import Erased
+from cluster.alerts.incident import unknown_incident
+from cluster.errors import CapacityError, ConfigError, NotReadyError, SightlineError, UnavailableError
+from cluster.security.access import current
+from cluster.wire.channel import ChannelPool
+from cluster.wire.memory_wire import check_camera, check_seconds
+from cluster.wire.status import RefusedError, abort, as_refused, is_ours
+
+SERVICE = "sightline.v1.Pictures"
+CALL_S = 10.0
+FILE_S = 300.0
+LONGEST_ID = 64
+CAMERA = "sightline-camera-bin"
+"""In the initial metadata of ``Footage``: whose incident it is, for the gateway, also where there is no file of it."""
+
+Context: TypeAlias = grpc.aio.ServicerContext
+AboutIncident: TypeAlias = Callable[[str], Awaitable[tuple[str, str]]]
+"""Incident -> its camera, and what is missing of its footage; raises ``UnknownIncidentError``."""
+EraseRecords: TypeAlias = Callable[[str, float], Awaitable[Erased]]
+"""Camera, and how many seconds ago what may stay was recorded (0: nothing may); raises ``UnavailableError``."""
+
+
+class FootageServicer(pictures_pb2_grpc.PicturesServicer):
+    """``Footage`` and ``Forget``, where the files are. See protos/sightline/v1/pictures.proto.
+
+    Args:
+        collector: keeps the files; None where no clips are kept.
+        about: what is known of an incident.
+        erase: erases what is recorded of a camera's incidents.
+    """
+
+    def __init__(self, collector: FootageCollector | None, about: AboutIncident, erase: EraseRecords) -> None:
+        self._collector = collector
+        self._about = about
+        self._erase = erase
+
+    async def Footage(self, request: pictures_pb2.FootageRequest, context: Context) -> None:  # noqa: N802
+        """See the proto."""
+        async with _explained(context):
+            kind = _kind(request.kind)
+            camera, note = await self._about(_incident(request.incident))
+            await context.send_initial_metadata(((CAMERA, camera.encode()),))
+            if self._collector is None:
+                raise NotReadyError("no snapshots and clips are kept; see clips.enabled")
+            stored = self._collector.store.find(request.incident, kind)
+            if stored is None:
+                raise NotReadyError(_why_not(kind, note))
+            about = pictures_pb2.FootageAbout(
+                camera=camera,
+                media_type=stored.media_type,
+                size=stored.size,
+                etag=f"{stored.at_ms:x}-{stored.size:x}",
+                note=note,
+            )
+            await context.write(pictures_pb2.FootagePart(about=about))
+            if not request.only_about:
+                async for data in self._read(stored, request.offset, request.length):
+                    await context.write(pictures_pb2.FootagePart(data=data))
+
+    async def Forget(  # noqa: N802
+        self, request: pictures_pb2.ForgetFootageRequest, context: Context
+    ) -> pictures_pb2.ForgetFootageReply:
+        """See the proto."""
+        async with _explained(context):
+            camera, before_s = check_camera(request.camera), check_seconds(request.before_s, "before_s") or 0.0
+            # The records first: an incident that ends may still ask for a clip of its end.
+            deleted = Deleted(0, 0)
+            try:
+                erased = await self._erase(camera, before_s)
+            finally:
+                if self._collector is not None:
+                    deleted = await self._collector.forget(camera, before_s)
+            return pictures_pb2.ForgetFootageReply(
+                files=deleted.files, bytes=deleted.bytes, incidents=erased.incidents, alerts=erased.alerts
+            )
+
+    async def _read(self, stored: Stored, offset: int, length: int) -> AsyncIterator[bytes]:
+        assert self._collector is not None
+        file = await asyncio.to_thread(self._collector.store.open, stored)
+        try:
+            await asyncio.to_thread(file.seek, offset)
+            left = length or stored.size
+            while left > 0 and (data := await asyncio.to_thread(file.read, min(left, READ_BYTES))):
+                left -= len(data)
+                yield data
+        finally:
+            await asyncio.to_thread(file.close)
+
+
+class PicturesProxy(pictures_pb2_grpc.PicturesServicer):
+    """The gateway's side: pictures from the camera's decoder, files from where alerting runs, to whom may see them.
+
+    Args:
+        decoder: camera -> ``host:port`` of its decoder.
+        alerting: ``host:port`` of the alerting process; both raise ``UnavailableError`` while there is none. None in a
+            cluster that makes no incidents.
+        max_calls: calls at once; one more is refused with ``CapacityError``.
+    """
+
+    def __init__(
+        self,
+        decoder: Callable[[str], Awaitable[str]],
+        alerting: Callable[[], Awaitable[str]] | None,
+        channels: ChannelPool,
+        *,
+        max_calls: int = 256,
+    ) -> None:
+        self._decoder = decoder
+        self._alerting = alerting
+        self._channels = channels
+        self._max_calls, self._calls = max_calls, 0
+
+    async def Picture(  # noqa: N802
+        self, request: pictures_pb2.PictureRequest, context: Context
+    ) -> pictures_pb2.PictureReply:
+        """See the proto."""
+        async with self._forwarding(context, lambda: self._decoder(check_camera(request.camera))) as channel:
+            reply: pictures_pb2.PictureReply = await pictures_pb2_grpc.RecorderStub(channel).Picture(
+                request, timeout=CALL_S
+            )
+            return reply
+
+    async def Footage(self, request: pictures_pb2.FootageRequest, context: Context) -> None:  # noqa: N802
+        """See the proto."""
+        async with self._forwarding(context, self._keeper) as channel:
+            call = pictures_pb2_grpc.PicturesStub(channel).Footage(request, timeout=FILE_S)
+            hidden = True
+            try:
+                # Whose footage it is, is known by the incident and not by the request. Where nobody says, it is for
+                # those alone who may see every camera.
+                camera = dict(await call.initial_metadata() or ()).get(CAMERA, b"")
+                hidden = not current().sees(camera.decode())
+                async for part in call:
+                    if hidden:
+                        raise as_refused(unknown_incident(request.incident))
+                    await context.write(part)
+            except grpc.aio.AioRpcError as error:
+                if hidden and error.code() is grpc.StatusCode.FAILED_PRECONDITION:
+                    # That there is no file of it would say that there was such an incident.
+                    raise as_refused(unknown_incident(request.incident)) from None
+                raise
+            finally:
+                call.cancel()
+
+    async def Forget(  # noqa: N802
+        self, request: pictures_pb2.ForgetFootageRequest, context: Context
+    ) -> pictures_pb2.ForgetFootageReply:
+        """See the proto."""
+        async with _explained(context):
+            return await self.forget(request.camera, request.before_s)
+
+    async def forget(self, camera: str, before_s: float = 0.0) -> pictures_pb2.ForgetFootageReply:
+        """Delete what was kept of a camera more than ``before_s`` seconds ago, in its decoder as well; 0: everything.
+
+        Raises:
+            UnavailableError: somebody does not answer: it may still be there.
+        """
+        request = pictures_pb2.ForgetFootageRequest(camera=check_camera(camera), before_s=before_s)
+        held, kept = pictures_pb2.ForgetFootageReply(), pictures_pb2.ForgetFootageReply()
+        try:
+            # The decoder first: a clip that is being made gets nothing more from there. Without one, nobody holds any
+            # packets.
+            with contextlib.suppress(UnavailableError):
+                decoder = await self._decoder(camera)
+                async with self._channels.lease(decoder) as channel:
+                    held = await pictures_pb2_grpc.RecorderStub(channel).Forget(request, timeout=CALL_S)
+            if self._alerting is not None:
+                async with self._channels.lease(await self._alerting()) as channel:
+                    kept = await pictures_pb2_grpc.PicturesStub(channel).Forget(request, timeout=CALL_S)
+        except grpc.aio.AioRpcError as error:
+            raise as_told(error, f"what is kept of camera {camera!r}") from None
+        kept.bytes += held.bytes
+        return kept
+
+    async def _keeper(self) -> str:
+        if self._alerting is None:
+            raise NotReadyError("this cluster makes no incidents; alerts.enabled is off")
+        return await self._alerting()
+
+    @asynccontextmanager
+    async def _forwarding(
+        self, context: Context, route: Callable[[], Awaitable[str]]
+    ) -> AsyncIterator[grpc.aio.Channel]:
+        async with _explained(context):
+            if self._calls >= self._max_calls:
+                raise CapacityError(f"{self._max_calls} pictures and clips are being fetched already; try again later")
+            self._calls += 1
+            try:
+                async with asyncio.timeout(CALL_S):
+                    address = await route()
+                async with self._channels.lease(address) as channel:
+                    yield channel
+            except grpc.aio.AioRpcError as error:
+                raise as_told(error, "the process that has it") from None
+            except TimeoutError:
+                raise UnavailableError(f"nobody could say within {CALL_S:g} s where it is") from None
+            finally:
+                self._calls -= 1
+
+
+@asynccontextmanager
+async def _explained(context: Context) -> AsyncIterator[None]:
+    try:
+        yield
+    except (SightlineError, ValueError) as error:
+        await abort(context, error)
+
+
+def as_told(error: grpc.aio.AioRpcError, what: str) -> SightlineError:
+    """The far side's own sentence as it is; what gRPC says in one of ours."""
+    if is_ours(error):
+        return RefusedError(error.code(), error.details() or error.code().name)
+    return UnavailableError(f"{what} does not answer; try again in a moment ({error.details()})")
+
+
+def _kind(text: str) -> Kind:
+    for kind in KINDS:
+        if kind == text:
+            return kind
+    raise ConfigError(f"kind must be one of {', '.join(KINDS)}, not {text[:LONGEST_ID]!r}")
+
+
+def _incident(text: str) -> str:
+    if not text or len(text) > LONGEST_ID or not text.isprintable():
+        raise ConfigError(f"incident must be the id of one, at most {LONGEST_ID} characters")
+    return text
+
+
+def _why_not(kind: Kind, note: str) -> str:
+    if note.startswith("no "):
+        return note
+    what = {"snapshot": "the snapshot", "clip": "the clip", "end": "the clip of its end"}[kind]
+    return f"{what} of this incident is not there: not made yet, or deleted by age, to make room, or with its camera"

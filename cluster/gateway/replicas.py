@@ -1,0 +1,74 @@
+"""``Replicas``: look at the replicas, and take the cameras off one, over whatever places them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Sequence
+from dataclasses import asdict
+from typing import Protocol, TypeVar
+
+import grpc.aio
+from sightline.v1 import replicas_pb2, replicas_pb2_grpc
+
+from cluster.errors import ConfigError, SightlineError, UnavailableError
+from cluster.types.reports import ReplicaStatus
+from cluster.wire.status import abort
+
+SERVICE = "sightline.v1.Replicas"
+T = TypeVar("T")
+
+
+class ReplicaDirectory(Protocol):
+    """Who places cameras: the controller, seen from the gateway.
+
+    Raises ``ConfigError`` (no such replica), ``NotReadyError`` (nobody would take its cameras) or ``UnavailableError``.
+    """
+
+    async def list_replicas(self) -> Sequence[ReplicaStatus]: ...
+
+    async def drain(self, name: str, undo: bool) -> ReplicaStatus: ...
+
+
+class ReplicasServicer(replicas_pb2_grpc.ReplicasServicer):
+    """Every call gets ``deadline_s``; a directory that does not answer in time is UNAVAILABLE."""
+
+    def __init__(self, directory: ReplicaDirectory, *, deadline_s: float = 30.0) -> None:
+        self._directory = directory
+        self._deadline_s = deadline_s
+
+    async def List(  # noqa: N802
+        self, _request: replicas_pb2.ListReplicasRequest, context: grpc.aio.ServicerContext
+    ) -> replicas_pb2.ListReplicasResponse:
+        """See protos/sightline/v1/replicas.proto."""
+        try:
+            found = await self._in_time(self._directory.list_replicas())
+            return replicas_pb2.ListReplicasResponse(replicas=[to_proto(status) for status in found])
+        except SightlineError as error:
+            await abort(context, error)
+
+    async def Drain(  # noqa: N802
+        self, request: replicas_pb2.DrainReplicaRequest, context: grpc.aio.ServicerContext
+    ) -> replicas_pb2.ReplicaStatus:
+        """See protos/sightline/v1/replicas.proto."""
+        try:
+            if not request.name:
+                raise ConfigError("name the replica, as `sightline replicas list` shows it")
+            return to_proto(await self._in_time(self._directory.drain(request.name, request.undo)))
+        except SightlineError as error:
+            await abort(context, error)
+
+    async def _in_time(self, call: Awaitable[T]) -> T:
+        try:
+            return await asyncio.wait_for(call, self._deadline_s)
+        except TimeoutError:
+            raise UnavailableError(f"the controller did not answer within {self._deadline_s:g} s") from None
+
+
+def to_proto(status: ReplicaStatus) -> replicas_pb2.ReplicaStatus:
+    """As it travels."""
+    return replicas_pb2.ReplicaStatus(**asdict(status))
+
+
+def from_proto(message: replicas_pb2.ReplicaStatus) -> ReplicaStatus:
+    """The inverse of :func:`to_proto`."""
+    return ReplicaStatus(**{field.name: getattr(message, field.name) for field in message.DESCRIPTOR.fields})

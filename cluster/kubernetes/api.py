@@ -1,0 +1,305 @@
+"""The calls to a Kubernetes API server: list, watch, status and Secrets, with errors as sentences.
+
+All calls block and have a deadline. The official client is loaded when the first object is made: it is large, and most
+clusters never need it.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import contextlib
+import functools
+import json
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+from cluster.config.kubernetes import KubernetesConfig
+from cluster.errors import ConfigError, SightlineError, UnavailableError, UnknownCameraError
+from cluster.kubernetes.resource import GROUP, KIND, PLURAL, VERSION, CameraResource
+
+T = TypeVar("T")
+
+PAGE = 500
+"""Objects of one answer to a list."""
+
+MAX_LINE = 8 * 2**20
+"""Longest event; a server stores objects of 1.5 MiB at most."""
+
+WATCH_S = 300
+"""Seconds after which the server ends a watch, and it is opened again."""
+
+_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+
+
+class ExpiredError(SightlineError):
+    """The server no longer knows what changed since the version asked for: everything has to be listed again."""
+
+
+class ChangedError(SightlineError):
+    """The object has changed since it was read."""
+
+
+class KubernetesApi:
+    """One namespace's ``Camera`` resources.
+
+    Raises:
+        ConfigError: there is no such kubeconfig or context, or this runs in no pod.
+    """
+
+    def __init__(self, config: KubernetesConfig) -> None:
+        from kubernetes import client
+
+        self._timeouts = (config.timeout_s, config.timeout_s)
+        self._watch_timeouts = (config.timeout_s, config.idle_s)
+        settings = client.Configuration()
+        namespace = _configure(config, settings)
+        # Whoever calls decides what is tried again, and when.
+        settings.retries = 0
+        self.namespace = config.namespace or namespace
+        self._client = client.ApiClient(settings)
+        self._objects: Any = client.CustomObjectsApi(self._client)
+        self._core: Any = client.CoreV1Api(self._client)
+        self._where: dict[str, Any] = {
+            "group": GROUP,
+            "version": VERSION,
+            "namespace": self.namespace,
+            "plural": PLURAL,
+        }
+        self._lock = threading.Lock()
+        self._watching: Any = None
+        self._closed = False
+
+    def close(self) -> None:
+        """End the watch under way, from any thread; no other can be opened."""
+        with self._lock:
+            self._closed, watching = True, self._watching
+        if watching is not None:
+            # The server may have hung up in this moment.
+            with contextlib.suppress(OSError, RuntimeError):
+                watching.shutdown()
+
+    def list(self) -> tuple[list[CameraResource], str]:
+        """All resources, and the version to watch from.
+
+        Raises:
+            UnavailableError: the server does not answer, does not let us, or does not know the resource.
+        """
+        found: list[CameraResource] = []
+        page: dict[str, Any] = {"limit": PAGE, "_request_timeout": self._timeouts}
+        while True:
+            answer = self._call(functools.partial(self._objects.list_namespaced_custom_object, **self._where, **page))
+            try:
+                found += [CameraResource.of(each) for each in answer["items"]]
+                metadata = answer["metadata"]
+                version, rest = str(metadata["resourceVersion"]), metadata.get("continue")
+            except (KeyError, TypeError, ValueError, AttributeError):
+                raise UnavailableError("the Kubernetes API server gave no list of Camera resources") from None
+            if not rest:
+                return found, version
+            page["_continue"] = rest
+
+    def watch(self, version: str) -> Iterator[tuple[str, CameraResource | str]]:
+        """What changed since ``version``, as it changes: ``(ADDED | MODIFIED | DELETED, resource)``, and ``(BOOKMARK,
+        version)``. Ends when the server ends it, with or without a reason.
+
+        Raises:
+            ExpiredError: that is too long ago.
+            UnavailableError: as :meth:`list`; the connection broke, or what came is no event.
+        """
+        response = self._call(
+            lambda: self._objects.list_namespaced_custom_object(
+                **self._where,
+                watch=True,
+                allow_watch_bookmarks=True,
+                resource_version=version,
+                timeout_seconds=WATCH_S,
+                _request_timeout=self._watch_timeouts,
+                _preload_content=False,
+            )
+        )
+        with self._lock:
+            if self._closed:
+                response.close()
+                return
+            self._watching = response
+        try:
+            for line in self._lines(response):
+                yield _event(line)
+        finally:
+            with self._lock:
+                self._watching = None
+            response.close()
+
+    def get(self, name: str) -> CameraResource:
+        """One resource as it is now.
+
+        Raises:
+            UnknownCameraError: there is none.
+            UnavailableError: as :meth:`list`.
+        """
+        return _resource(
+            self._call(
+                lambda: self._objects.get_namespaced_custom_object(
+                    **self._where, name=name, _request_timeout=self._timeouts
+                ),
+                missing=name,
+            )
+        )
+
+    def write_status(self, resource: CameraResource, status: Mapping[str, Any]) -> CameraResource:
+        """The resource with this status.
+
+        Raises:
+            ChangedError: it is no longer at its version.
+            UnknownCameraError: it is gone.
+            UnavailableError: as :meth:`list`.
+        """
+        body = {"apiVersion": f"{GROUP}/{VERSION}", "kind": KIND, **resource.body, "status": dict(status)}
+        return _resource(
+            self._call(
+                lambda: self._objects.replace_namespaced_custom_object_status(
+                    **self._where, name=resource.name, body=body, _request_timeout=self._timeouts
+                ),
+                missing=resource.name,
+            )
+        )
+
+    def secret(self, name: str) -> dict[str, str]:
+        """The values of a Secret of the namespace, by key; those that are no text are left out.
+
+        Raises:
+            ConfigError: there is none, or this may not read it.
+            UnavailableError: as :meth:`list`.
+        """
+        from kubernetes.client.exceptions import ApiException
+
+        def read() -> Any:
+            try:
+                response = self._core.read_namespaced_secret(
+                    name, self.namespace, _request_timeout=self._timeouts, _preload_content=False
+                )
+                return json.loads(response.data)
+            except ApiException as error:
+                if error.status == 404:
+                    raise ConfigError(f"there is no Secret {name!r} in namespace {self.namespace!r}") from None
+                if error.status == 403:
+                    raise ConfigError(
+                        f"the service account may not read the Secret {name!r}; see docs/cameras.md"
+                    ) from None
+                raise
+
+        answer = self._call(read)
+        data = answer.get("data") if isinstance(answer, Mapping) else None
+        found = {}
+        for key, value in (data or {}).items():
+            try:
+                found[str(key)] = base64.b64decode(value, validate=True).decode()
+            except (binascii.Error, UnicodeDecodeError, TypeError, ValueError):
+                continue
+        return found
+
+    def _lines(self, response: Any) -> Iterator[bytes]:
+        """Whole lines; what stands after the last line end when the connection ends was cut off."""
+        from urllib3.exceptions import HTTPError
+
+        rest = bytearray()
+        try:
+            for part in response.stream(65536, decode_content=False):
+                rest += part
+                *lines, last = bytes(rest).split(b"\n")
+                rest = bytearray(last)
+                if len(rest) > MAX_LINE:
+                    raise UnavailableError(f"the Kubernetes API server sent an event of more than {MAX_LINE} bytes")
+                yield from filter(None, lines)
+        except (HTTPError, OSError, AttributeError, ValueError) as error:
+            # The latter two: what a response says that was closed under its reader.
+            if not self._closed:
+                raise UnavailableError(f"the watch of the Kubernetes API server broke: {_short(error)}") from None
+
+    def _call(self, call: Callable[[], T], *, missing: str = "") -> T:
+        from kubernetes.client.exceptions import ApiException
+        from urllib3.exceptions import HTTPError
+
+        try:
+            return call()
+        except ApiException as error:
+            raise self._meaning(error, missing) from None
+        except RecursionError:
+            raise UnavailableError("the Kubernetes API server has an object that is nested too deeply") from None
+        except (HTTPError, OSError, ValueError) as error:
+            raise UnavailableError(f"the Kubernetes API server does not answer: {_short(error)}") from None
+
+    def _meaning(self, error: Any, missing: str) -> SightlineError:
+        if error.status == 410:
+            return ExpiredError("that version is too old for the Kubernetes API server")
+        if error.status == 409:
+            return ChangedError(f"camera {missing!r} has changed meanwhile")
+        if error.status == 404 and missing:
+            return UnknownCameraError(f"there is no Camera resource {missing!r} in namespace {self.namespace!r}")
+        if error.status == 404:
+            return UnavailableError(
+                f"the Kubernetes cluster does not know {PLURAL}.{GROUP}; install its definition (docs/cameras.md)"
+            )
+        if error.status in (401, 403):
+            return UnavailableError(
+                f"the Kubernetes API server refuses this service account ({error.status}); it must be allowed to get, "
+                f"list and watch {PLURAL}.{GROUP} in namespace {self.namespace!r}, and to update their status"
+            )
+        return UnavailableError(f"the Kubernetes API server answers {error.status} {error.reason}")
+
+
+def _configure(config: KubernetesConfig, settings: Any) -> str:
+    """Fill in server and identity; returns the namespace that goes with them."""
+    from kubernetes.config import ConfigException, list_kube_config_contexts, load_incluster_config, load_kube_config
+
+    if config.kubeconfig is None:
+        try:
+            load_incluster_config(settings)
+            return (_ACCOUNT / "namespace").read_text().strip()
+        except (ConfigException, OSError):
+            raise ConfigError(
+                "kubernetes.enabled needs a service account, which only a pod has; name kubernetes.kubeconfig"
+            ) from None
+    try:
+        load_kube_config(config.kubeconfig, config.context, settings, persist_config=False)
+        contexts, current = list_kube_config_contexts(config.kubeconfig)
+    except (ConfigException, OSError, ValueError, TypeError, KeyError) as error:
+        raise ConfigError(f"kubernetes.kubeconfig {config.kubeconfig} cannot be used: {_short(error)}") from None
+    wanted = config.context or current["name"]
+    chosen: Mapping[str, Any] = next((each["context"] for each in contexts if each["name"] == wanted), {})
+    return str(chosen.get("namespace", "default"))
+
+
+def _event(line: bytes) -> tuple[str, CameraResource | str]:
+    try:
+        event = json.loads(line)
+        kind, body = event["type"], event["object"]
+        if kind == "BOOKMARK":
+            return kind, str(body["metadata"]["resourceVersion"])
+        if kind == "ERROR":
+            if body.get("code") == 410:
+                raise ExpiredError("that version is too old for the Kubernetes API server")
+            raise UnavailableError(f"the Kubernetes API server ends the watch: {body.get('message', body)}")
+        if kind in ("ADDED", "MODIFIED", "DELETED"):
+            return kind, CameraResource.of(body)
+    except (KeyError, TypeError, ValueError, AttributeError, RecursionError):
+        raise ExpiredError("the Kubernetes API server sent what is no event of a watch") from None
+    raise ExpiredError(f"the Kubernetes API server sent an event of the unknown kind {str(kind)[:40]!r}")
+
+
+def _resource(body: Any) -> CameraResource:
+    try:
+        return CameraResource.of(body)
+    except ValueError as error:
+        raise UnavailableError(f"the Kubernetes API server gave {error}") from None
+
+
+def _short(error: BaseException) -> str:
+    while isinstance(reason := getattr(error, "reason", None), BaseException):
+        # What urllib3 wraps into "too many attempts".
+        error = reason
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text if len(text) <= 200 else text[:200] + " …"

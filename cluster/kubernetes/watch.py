@@ -1,0 +1,156 @@
+"""A copy of all ``Camera`` resources that follows the server: list once, then watch, on a thread of its own."""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Protocol
+
+from cluster import metrics
+from cluster.errors import SightlineError
+from cluster.kubernetes.api import ExpiredError
+from cluster.kubernetes.resource import CameraResource
+
+log = logging.getLogger(__name__)
+
+FIRST_WAIT_S = 0.5
+LONGEST_WAIT_S = 30.0
+HASTY_S = 1.0
+"""A watch that ends sooner and told nothing counts as a failure, so that a server is not asked without a pause."""
+
+
+class ResourceSource(Protocol):
+    """See :class:`~cluster.kubernetes.api.KubernetesApi`."""
+
+    def list(self) -> tuple[list[CameraResource], str]: ...
+
+    def watch(self, version: str) -> Iterator[tuple[str, CameraResource | str]]: ...
+
+    def close(self) -> None: ...
+
+
+class CameraWatch:
+    """Goes on through broken connections, from the last version seen; lists again when that has expired.
+
+    Args:
+        on_change: called on the thread when a resource came, went, or is asked to be something else.
+        wait_s: first and longest wait between two attempts; each is doubled, and half of it is random.
+    """
+
+    def __init__(
+        self,
+        source: ResourceSource,
+        on_change: Callable[[], None],
+        *,
+        wait_s: tuple[float, float] = (FIRST_WAIT_S, LONGEST_WAIT_S),
+    ) -> None:
+        self._source = source
+        self._on_change = on_change
+        self._wait_s = wait_s
+        self._lock = threading.Lock()
+        self._resources: dict[str, CameraResource] = {}
+        self._listed = False
+        self._version: str | None = None
+        self._failures = 0
+        self._metrics = metrics.WatchMetrics()
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="camera resources", daemon=True)
+        self.trouble = ""
+        """Why it does not follow just now."""
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self, timeout_s: float = 5.0) -> bool:
+        """False when the thread did not end in time."""
+        self._stopped.set()
+        self._source.close()
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    def snapshot(self) -> dict[str, CameraResource] | None:
+        """All resources by name; ``None`` before the first list: what is not there may only not be known."""
+        with self._lock:
+            return dict(self._resources) if self._listed else None
+
+    def learn(self, before: CameraResource, after: CameraResource) -> None:
+        """Somebody here has changed ``before`` into ``after``; if it is not known already."""
+        with self._lock:
+            known = self._resources.get(before.name)
+            if known is not None and (known.uid, known.version) == (before.uid, before.version):
+                self._resources[before.name] = after
+
+    def _run(self) -> None:
+        while not self._stopped.is_set():
+            began_s = time.monotonic()
+            end: metrics.WatchEnd = "ended"
+            try:
+                told = self._once()
+            except ExpiredError as error:
+                log.info("camera resources are listed anew: %s", error)
+                self._version, told, end = None, False, "expired"
+            except SightlineError as error:
+                if not self._stopped.is_set() and self.trouble != str(error):
+                    log.warning("camera resources are not followed: %s", error)
+                self.trouble, told, end = str(error), False, "broken"
+            except Exception:
+                log.exception("camera resources are listed anew")
+                self._version, told, end = None, False, "failed"
+            if not self._stopped.is_set():
+                self._metrics.restarted(end)
+            hasty = not told and time.monotonic() - began_s < HASTY_S
+            self._failures = self._failures + 1 if hasty else 0
+            if hasty:
+                self._stopped.wait(self._pause_s())
+
+    def _pause_s(self) -> float:
+        first, longest = self._wait_s
+        wait_s = min(longest, first * 2.0 ** min(self._failures - 1, 16))
+        return wait_s * random.uniform(0.5, 1.0)
+
+    def _once(self) -> bool:
+        """List if that is needed, and watch to its end; whether anything was told."""
+        told = False
+        if self._version is None:
+            resources, version = self._source.list()
+            self._metrics.listed()
+            self._replace(resources)
+            self._version, told = version, self._failures == 0
+        for kind, what in self._source.watch(self._version):
+            told, self._failures, self.trouble = True, 0, ""
+            self._metrics.heard()
+            if isinstance(what, str):
+                self._version = what
+            else:
+                self._take(kind, what)
+                self._version = what.version
+            if self._stopped.is_set():
+                break
+        else:
+            self.trouble = ""
+            self._metrics.heard()
+        return told
+
+    def _replace(self, resources: list[CameraResource]) -> None:
+        fresh = {resource.name: resource for resource in resources}
+        with self._lock:
+            before = {name: resource.asked for name, resource in self._resources.items()}
+            changed = not self._listed or before != {name: resource.asked for name, resource in fresh.items()}
+            self._resources, self._listed = fresh, True
+        if changed:
+            self._on_change()
+
+    def _take(self, kind: str, resource: CameraResource) -> None:
+        with self._lock:
+            known = self._resources.get(resource.name)
+            if kind == "DELETED":
+                self._resources.pop(resource.name, None)
+                changed = known is not None
+            else:
+                self._resources[resource.name] = resource
+                changed = known is None or known.asked != resource.asked
+        if changed:
+            self._on_change()

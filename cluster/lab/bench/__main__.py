@@ -1,0 +1,12 @@
+"""``python -m cluster.lab.bench NAME``: a bench without the CLI, for machines that hold only the engine."""
+
+import sys
+
+from cluster.errors import SightlineError
+from cluster.lab.bench.harness import main
+
+try:
+    raise SystemExit(main())
+except SightlineError as error:
+    print(f"error: {error}", file=sys.stderr)
+    raise SystemExit(error.exit_code) from None

@@ -1,0 +1,261 @@
+"""From an answer to a webhook that has it: how long it takes, and what is lost when everything is killed at random.
+
+A replica's real ``Results`` service gives made-up answers of many cameras: two positive windows, two negative ones, and
+so on. Alerting (the real service, merger, outbox and webhook sink) and the receiver are processes of their own. First
+nothing is killed and every alert is timed, from just before its answer is published to its arrival; then alerting or
+the receiver get SIGKILL at random moments while the cameras go on. What should have been told follows from the answers,
+by the same rules in this process.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import random
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from sightline.v1 import results_pb2_grpc
+
+from cluster.alerts.book import IncidentBook
+from cluster.alerts.tracker import IncidentTracker, Rule
+from cluster.errors import SightlineError
+from cluster.lab.bench.alerts_processes import QUESTION
+from cluster.lab.bench.harness import BenchResult
+from cluster.types import MICROSECONDS, Answer, TokenCount
+from cluster.wire.answers import SERVICE, AnswerHub, ResultsServicer
+from cluster.wire.server import RpcServer
+
+STRIDE_S, LENGTH_S = 8, 40
+PATTERN = (0.9, 0.9, 0.1, 0.1)
+SETTLE_S = 60.0
+TOKENS = TokenCount(full=5120, kept=600, reused=400, refreshed=60, new=140, query=40, encoded=140)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Cameras, how often they answer, how long, how many kills."""
+    parser.add_argument("--cameras", type=int, default=100, help="cameras (default: %(default)s)")
+    parser.add_argument("--period", type=float, default=2.0, help="seconds between two answers (default: %(default)s)")
+    parser.add_argument("--seconds", type=float, default=32.0, help="seconds of timing (default: %(default)s)")
+    parser.add_argument("--kills", type=int, default=50, help="processes killed (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=7, help="of the moments of the kills (default: %(default)s)")
+
+
+def run(args: argparse.Namespace) -> BenchResult:
+    """Figures: ``alert_latency_ms`` (p99, spread over the period), ``alerts_lost``, ``alerts_duplicated_beyond``."""
+    if args.cameras < 1 or args.period < 1 or args.kills < 0:
+        raise ValueError("--cameras must be at least 1, --period 1 (replicas send a minute again) and --kills 0")
+    with tempfile.TemporaryDirectory(prefix="sightline-bench-") as folder:
+        return asyncio.run(Bench(args, Path(folder)).run())
+
+
+class Cameras:
+    """Publishes the answers of all cameras, each in its own moment of every period, and remembers when."""
+
+    def __init__(self, hub: AnswerHub, count: int, period_s: float, *, at_once: bool = False) -> None:
+        self._hub = hub
+        self._period_s = period_s
+        self.names = [f"camera-{number:04d}" for number in range(count)]
+        self._at_once = at_once
+        self._window = 0
+        self.answers: list[Answer] = []
+        self.published: dict[tuple[str, int], float] = {}
+
+    async def go_on(self, rounds: int) -> None:
+        """So many more windows of every camera."""
+        for _ in range(rounds):
+            began = time.monotonic()
+            for number, name in enumerate(self.names):
+                due_s = 0.0 if self._at_once else number * self._period_s / len(self.names)
+                left_s = began + due_s - time.monotonic()
+                if left_s > 0:
+                    await asyncio.sleep(left_s)
+                self._publish(name)
+            self._window += 1
+            await asyncio.sleep(max(0.0, began + self._period_s - time.monotonic()))
+
+    def _publish(self, name: str) -> None:
+        # No window is clipped to the stream's beginning: every incident has a start of its own.
+        end = (LENGTH_S + (self._window + 1) * STRIDE_S) * MICROSECONDS
+        start = end - LENGTH_S * MICROSECONDS
+        score = PATTERN[self._window % len(PATTERN)]
+        answer = Answer(name, self._window, start, end, QUESTION, score, score >= 0.5, "", False, TOKENS)
+        self.answers.append(answer)
+        self.published[name, end] = time.time()
+        self._hub.publish([answer])
+
+
+class Process:
+    """One of ``cluster.lab.bench.alerts_processes``; killed and started at will."""
+
+    def __init__(self, *arguments: str) -> None:
+        self._command = [sys.executable, "-m", "cluster.lab.bench.alerts_processes", *arguments]
+        self._process: subprocess.Popen[str] | None = None
+
+    def start(self) -> None:
+        self._process = subprocess.Popen(self._command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+
+    async def ready(self) -> None:
+        """Raises ``SightlineError`` when it ends instead."""
+        assert self._process is not None
+        assert self._process.stdout is not None
+        if not await asyncio.to_thread(self._process.stdout.readline):
+            raise SightlineError(f"a process of the bench ended with exit code {self._process.wait()}")
+
+    def kill(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            assert self._process.stdout is not None
+            self._process.stdout.close()
+            self._process = None
+
+
+class Bench:
+    """The parts, and the two measurements."""
+
+    def __init__(self, args: argparse.Namespace, folder: Path) -> None:
+        self._args = args
+        self._folder = folder
+        self._log = folder / "received.jsonl"
+        self._hub = AnswerHub(recent=100_000)
+        self._random = random.Random(args.seed)
+
+    async def run(self) -> BenchResult:
+        rows: list[dict[str, Any]] = []
+        notes = [
+            f"{self._args.cameras} cameras that answer every {self._args.period:g} s, kill seed {self._args.seed}; "
+            "spread: each camera in its own moment; at once: all in the same"
+        ]
+        latency = await self._timed(rows, "spread", at_once=False)
+        await self._timed(rows, "at once", at_once=True)
+        figures = {"alert_latency_ms": latency, "alert_burst_ms": float(rows[-1]["p99_ms"])}
+        if self._args.kills:
+            killed = await self._killed()
+            rows.append(killed)
+            figures |= {
+                "alerts_lost": float(killed["lost"]),
+                "alerts_duplicated_beyond": float(killed["beyond"]),
+                "alerts_repeated": float(killed["repeated"]),
+                "kills": float(self._args.kills),
+            }
+        return BenchResult("alerts", figures, [_complete(row) for row in rows], notes)
+
+    async def _timed(self, rows: list[dict[str, Any]], what: str, *, at_once: bool) -> float:
+        """p99 in milliseconds."""
+        async with self._parts(what) as (alerting, hook):
+            await asyncio.gather(alerting.ready(), hook.ready())
+            cameras = Cameras(self._hub, self._args.cameras, self._args.period, at_once=at_once)
+            rounds = max(1, round(self._args.seconds / self._args.period / len(PATTERN))) * len(PATTERN)
+            await cameras.go_on(rounds)
+            wanted = expected(cameras.answers)
+            await self._until(wanted)
+        took = sorted(self._latencies(cameras))
+        p50, p99 = (1000 * took[min(len(took) - 1, int(share * len(took)))] for share in (0.5, 0.99))
+        rows.append({"part": what, "alerts": len(took), "p50_ms": p50, "p99_ms": p99, "max_ms": 1000 * took[-1]})
+        return p99
+
+    async def _killed(self) -> dict[str, Any]:
+        async with self._parts("kills") as processes:
+            cameras = Cameras(self._hub, self._args.cameras, self._args.period)
+            playing = asyncio.create_task(self._play(cameras))
+            for number in range(self._args.kills):
+                await asyncio.sleep(self._random.uniform(0.1, 4.0))
+                victim = self._random.choice(processes)
+                victim.kill()
+                await asyncio.sleep(self._random.uniform(0.0, 1.0))
+                victim.start()
+                print(f"alerts: {number + 1}/{self._args.kills} kills", file=sys.stderr)
+            self._over = True
+            await playing
+            wanted = expected(cameras.answers)
+            await self._until(wanted)
+        keys: dict[tuple[str, int, str], set[str]] = {}
+        received = list(self._received())
+        for line in received:
+            keys.setdefault((line["camera"], line["start"], line["event"]), set()).add(line["key"])
+        return {
+            "part": "kills",
+            "alerts": len(wanted),
+            "lost": len(wanted - keys.keys()),
+            "beyond": sum(len(each) - 1 for each in keys.values()) + len(keys.keys() - wanted),
+            "repeated": len(received) - sum(len(each) for each in keys.values()),
+        }
+
+    async def _play(self, cameras: Cameras) -> None:
+        """Whole patterns, so that no incident is open at the end."""
+        self._over = False
+        while not self._over:
+            await cameras.go_on(len(PATTERN))
+
+    @asynccontextmanager
+    async def _parts(self, what: str) -> AsyncIterator[tuple[Process, Process]]:
+        """Alerting and the receiver, started; a replica of one's own."""
+        self._log.unlink(missing_ok=True)
+        self._hub = AnswerHub(recent=100_000)
+        server = RpcServer()
+        server.add(SERVICE, results_pb2_grpc.add_ResultsServicer_to_server, ResultsServicer(self._hub))
+        replica = f"127.0.0.1:{server.bind('127.0.0.1', 0)}"
+        await server.start()
+        port = _free_port()
+        folder = self._folder / what.replace(" ", "-")
+        hook = Process("hook", str(port), str(self._log))
+        alerting = Process("alerting", replica, f"http://127.0.0.1:{port}/", str(folder))
+        try:
+            for process in (hook, alerting):
+                process.start()
+            yield alerting, hook
+        finally:
+            for process in (hook, alerting):
+                process.kill()
+            await server.stop(0.0)
+
+    async def _until(self, wanted: set[tuple[str, int, str]]) -> None:
+        """All of it received, or ``SETTLE_S`` without anything new."""
+        deadline, before = time.monotonic() + SETTLE_S, -1
+        while time.monotonic() < deadline:
+            got = {(line["camera"], line["start"], line["event"]) for line in self._received()}
+            if got >= wanted:
+                return
+            if len(got) != before:
+                deadline, before = time.monotonic() + SETTLE_S, len(got)
+            await asyncio.sleep(0.5)
+
+    def _latencies(self, cameras: Cameras) -> Iterator[float]:
+        """Seconds of each alert; ``end`` was told two windows after the last positive one."""
+        for line in self._received():
+            later = 2 * STRIDE_S * MICROSECONDS if line["event"] == "end" else 0
+            yield line["at"] - cameras.published[line["camera"], line["end"] + later]
+
+    def _received(self) -> Iterator[dict[str, Any]]:
+        if self._log.exists():
+            # A line may be half there while it is written.
+            yield from (json.loads(line) for line in self._log.read_bytes().split(b"\n")[:-1])
+
+
+def expected(answers: list[Answer]) -> set[tuple[str, int, str]]:
+    """(camera, start, event) of everything that must be told of these answers."""
+    book = IncidentBook("expected")
+    tracker = IncidentTracker(book, lambda _camera, _question: Rule(cooldown_s=0.0, update_s=3600.0))
+    for answer in answers:
+        tracker.take(answer, 0.0)
+    return {(each.incident.camera, each.incident.start, each.kind) for each in book.take().events.values()}
+
+
+def _complete(row: dict[str, Any]) -> dict[str, Any]:
+    keys = ("part", "alerts", "p50_ms", "p99_ms", "max_ms", "lost", "beyond", "repeated")
+    return {key: row.get(key) for key in keys}
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

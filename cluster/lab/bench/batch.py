@@ -1,0 +1,123 @@
+"""Streams stepped together against one by one, on the native engine: what batching of small pruned windows gains.
+
+Two engines over one model see the same frames. Whenever the windows of all streams close, one engine answers them in
+one step and the other in a step each, in turns, so that a machine that slows down slows both. The answers must be
+identical.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import time
+from collections.abc import Sequence
+
+from cluster.engine.native import NativeEngine
+from cluster.lab.bench.harness import BenchResult
+from cluster.lab.bench.synthetic import SyntheticCamera
+from cluster.models import load_model
+from cluster.models.base import VisionLanguageModel
+from cluster.types import Answer, Question, StreamSpec, WindowRequest
+
+QUESTION = Question("q", "Is a person or a car moving in this picture?")
+# Scores of one window may differ by rounding alone: products of another shape add up in another order.
+ROUNDING = 1e-3
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """See the harness."""
+    parser.add_argument("--streams", type=int, default=8, metavar="N", help="cameras (default: %(default)s)")
+    parser.add_argument("--model", default="demo-qwen2_5_vl", help="preset or checkpoint (default: %(default)s)")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--dtype", default="float32")
+    parser.add_argument(
+        "--side", type=int, nargs="+", default=[112, 168, 224], metavar="PX", help="picture sides to try"
+    )
+    parser.add_argument("--kept", type=float, default=0.1, help="share of tokens kept between anchors (default: 0.1)")
+    parser.add_argument("--refresh", default="anchors", help="refresh policy (default: %(default)s)")
+    parser.add_argument("--windows", type=int, default=20, metavar="N", help="windows of each (default: %(default)s)")
+    parser.add_argument("--threads", type=int, help="torch threads (default: one per core)")
+
+
+def run(args: argparse.Namespace) -> BenchResult:
+    """Figure ``batch_speedup``: seconds one by one over seconds together, for the first (smallest) picture."""
+    import torch
+
+    if args.threads:
+        torch.set_num_threads(args.threads)
+    model = load_model(args.model, device=args.device, dtype=args.dtype)
+    rows = [_measure(model, args, side) for side in args.side]
+    notes = [
+        f"{args.streams} streams, windows of 40 s every 8 s, 2 FPS, refresh {args.refresh}; "
+        "the gain is that of small windows: once one window fills the machine, there is none to be had",
+    ]
+    figures = {"batch_speedup": rows[0]["speedup"], "largest_score_difference": max(r["score_diff"] for r in rows)}
+    return BenchResult("batch", figures, rows, notes)
+
+
+def _measure(model: VisionLanguageModel, args: argparse.Namespace, side: int) -> dict[str, float]:
+    cameras = [
+        SyntheticCamera(f"cam{i}", model.geometry, width=side, height=side, kept=args.kept, seed=i)
+        for i in range(args.streams)
+    ]
+    engines = [NativeEngine(model), NativeEngine(model)]
+    for engine in engines:
+        for camera in cameras:
+            engine.admit(StreamSpec(camera.stream, (QUESTION,), refresh=args.refresh, static_gate=False))
+    together, alone = engines
+    together_s: list[float] = []
+    alone_s: list[float] = []
+    computed: list[int] = []
+    difference = 0.0
+    frame = 0
+    # The first window of each stream warms caches up and is not counted.
+    while len(together_s) < args.windows + 1:
+        samples = [camera.sample(frame) for camera in cameras]
+        frame += 1
+        requests = [request for sample in samples for request in together.push(sample)]
+        for sample in samples:
+            alone.push(sample)
+        if not requests:
+            continue
+        joint, seconds = _timed(together, [requests])
+        together_s.append(seconds)
+        single, seconds = _timed(alone, [[request] for request in requests])
+        alone_s.append(seconds)
+        difference = max(difference, _difference(joint, single))
+        computed += [answer.tokens.computed for answer in joint]
+        print(
+            f"side {side}: window {len(together_s)}/{args.windows + 1}: "
+            f"{alone_s[-1]:.3f} s one by one, {together_s[-1]:.3f} s together",
+            file=sys.stderr,
+        )
+    return {
+        "side": side,
+        "streams": args.streams,
+        "windows": args.windows,
+        "computed_per_window": round(statistics.fmean(computed[args.streams :])),
+        "one_by_one_s": round(statistics.median(alone_s[1:]), 4),
+        "together_s": round(statistics.median(together_s[1:]), 4),
+        "speedup": statistics.median(alone_s[1:]) / statistics.median(together_s[1:]),
+        "score_diff": difference,
+    }
+
+
+def _timed(engine: NativeEngine, batches: Sequence[Sequence[WindowRequest]]) -> tuple[list[Answer], float]:
+    began = time.perf_counter()
+    answers = [answer for batch in batches for answer in engine.step(batch)]
+    return answers, time.perf_counter() - began
+
+
+def _difference(joint: Sequence[Answer], single: Sequence[Answer]) -> float:
+    """Largest difference of a score.
+
+    Raises:
+        AssertionError: the answers are not the same; a speed-up would mean nothing.
+    """
+    largest = 0.0
+    for a, b in zip(joint, single, strict=True):
+        largest = max(largest, abs(a.score - b.score))
+        if (a.stream, a.window, a.tokens) != (b.stream, b.window, b.tokens) or largest > ROUNDING:
+            raise AssertionError(f"{a.stream} window {a.window}: {a.score} together, {b.score} alone")
+    return largest

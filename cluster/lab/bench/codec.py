@@ -1,0 +1,303 @@
+"""The codec front end (reading, decoding with vectors, change grids, sampling, scaling, pruning) against bare decoding.
+
+``front_end_ratio`` is frames/s of the whole front end over frames/s of a plain PyAV demux/decode loop on the same clip,
+both with one decoder thread and pinned to one core, repeated in turns; medians. Time is the thread's CPU time: all of
+the work happens in one thread, and a neighbour on the machine must not decide the ratio.
+
+``--large``: how much faster than its 25 pictures a second one 4K camera of HEVC and one of AV1 goes through the front
+end (``realtime_hevc``, ``realtime_av1``), on all cores and on one, by the clock: these codecs use several threads.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import functools
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import av
+import numpy as np
+from av.video.stream import VideoStream
+
+from cluster.codec.decoder import Decoder
+from cluster.codec.file import FileSource
+from cluster.codec.motion import MotionField
+from cluster.codec.picture import LumaDifference, PictureScaler
+from cluster.codec.privacy import PrivacyMasks
+from cluster.codec.processor import CodecOptions, CodecProcessor
+from cluster.config.privacy import parse_mask
+from cluster.errors import ConfigError
+from cluster.lab.bench.harness import BenchResult
+from cluster.types import PatchGeometry
+from cluster.vision import Pruner, make_pruner
+
+GEOMETRY = PatchGeometry(patch=14, merge=2, temporal=2)
+
+LARGE = {"hevc": "libx265", "av1": "libsvtav1"}
+LARGE_FPS = 25
+LARGE_BIT_RATE = 16_000_000
+
+ENCODER_OPTIONS = {
+    "libx264": {"preset": "veryfast"},
+    "libx265": {"preset": "ultrafast", "x265-params": "log-level=error:wpp=0"},
+    # Frames refer to the past alone, as cameras' do.
+    "libsvtav1": {"preset": "12", "svtav1-params": "pred-struct=1:rc=2"},
+}
+
+STAGES: list[tuple[str, type, str]] = [
+    ("decode", Decoder, "decode"),
+    ("motion", MotionField, "add"),
+    ("motion", MotionField, "take"),
+    ("scale", PictureScaler, "__call__"),
+    ("luma", LumaDifference, "__call__"),
+    ("mask", PrivacyMasks, "apply"),
+]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """See the harness."""
+    parser.add_argument(
+        "--clips", nargs="+", type=Path, metavar="FILE", help="video files (default: a made 1080p20 one)"
+    )
+    parser.add_argument("--fps", type=float, default=2.0, help="sampled frames per second (default: 2)")
+    parser.add_argument("--pruner", default="replenish", help="pruning policy (default: %(default)s)")
+    parser.add_argument("--repeats", type=int, default=7, metavar="N", help="turns per clip (default: %(default)s)")
+    parser.add_argument(
+        "--mask",
+        action="append",
+        metavar="'X,Y X,Y X,Y'",
+        help="a privacy mask; then mask_share is its cost over decoding",
+    )
+    parser.add_argument(
+        "--large", action="store_true", help="4K HEVC and AV1 over real time instead; all cores and one"
+    )
+    parser.add_argument("--seconds", type=float, default=8.0, help="length of the made clip (default: %(default)s)")
+
+
+def run(args: argparse.Namespace) -> BenchResult:
+    """Measure every clip; the figure's bare name is the made clip's, others carry their clip's name."""
+    try:
+        options = CodecOptions(fps=args.fps, masks=tuple(parse_mask(mask) for mask in args.mask or ()))
+    except ValueError as error:
+        raise ConfigError(f"--mask: {error}") from None
+    if args.large:
+        return run_large(options, args.pruner, args.repeats, args.seconds)
+    figures: dict[str, float] = {}
+    rows: list[dict[str, Any]] = []
+    with tempfile.TemporaryDirectory() as folder, one_core():
+        clips: list[Path] = list(args.clips or [])
+        for clip in clips:
+            if not clip.is_file():
+                raise ConfigError(f"clip {clip} does not exist")
+        made = Path(folder) / "made-1080p20.mp4"
+        if not clips:
+            make_clip(made, args.seconds)
+            clips = [made]
+        for clip in clips:
+            measured = measure(clip, options, args.pruner, args.repeats)
+            name = "front_end_ratio" if clip == made else f"front_end_ratio_{clip.stem}"
+            figures[name] = measured.ratio
+            if options.masks:
+                share = measured.stages_s["mask"] / measured.stages_s["decode"]
+                figures[name.replace("front_end_ratio", "mask_share")] = share
+            rows.append(measured.row(clip.stem))
+    notes = ["ms per frame and stage are CPU time of one instrumented pass; 'other' is all that is in no stage"]
+    return BenchResult("codec", figures, rows, notes)
+
+
+def run_large(options: CodecOptions, pruner: str, repeats: int, seconds: float) -> BenchResult:
+    """Medians over ``repeats`` passes, in turns."""
+    figures: dict[str, float] = {}
+    rows: list[dict[str, Any]] = []
+    with tempfile.TemporaryDirectory() as folder:
+        for codec, encoder in LARGE.items():
+            clip = Path(folder) / f"{codec}.mp4"
+            # SVT-AV1, run by root, makes the thread that calls it one of real time for good.
+            with ThreadPoolExecutor(1) as apart:
+                size: dict[str, Any] = {"width": 3840, "height": 2160, "fps": LARGE_FPS, "bit_rate": LARGE_BIT_RATE}
+                apart.submit(make_clip, clip, seconds, encoder=encoder, **size).result()
+            rates: dict[str, list[float]] = {"all": [], "one": []}
+            for _ in range(repeats):
+                for cores, pinned in (("all", contextlib.nullcontext()), ("one", one_core())):
+                    with pinned:
+                        start = time.perf_counter()
+                        frames, _ = run_front_end(clip, options, make_pruner(pruner))
+                        rates[cores].append(frames / LARGE_FPS / (time.perf_counter() - start))
+            figures[f"realtime_{codec}"] = statistics.median(rates["all"])
+            megabits = clip.stat().st_size * 8 / 1e6 / seconds
+            rows += [
+                {"codec": codec, "mbit_s": megabits, "cores": cores, "realtime": statistics.median(each)}
+                for cores, each in rates.items()
+            ]
+    return BenchResult("codec", figures, rows, ["wall time; a neighbour on the machine slows it"])
+
+
+@dataclass(slots=True)
+class Measured:
+    """One clip: seconds of each turn, and of one instrumented pass by stage."""
+
+    frames: int = 0
+    samples: int = 0
+    bare_s: list[float] = field(default_factory=list)
+    front_s: list[float] = field(default_factory=list)
+    stages_s: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def ratio(self) -> float:
+        # Paired by turn: both halves of a turn saw the same machine.
+        return statistics.median(bare / front for bare, front in zip(self.bare_s, self.front_s, strict=True))
+
+    def row(self, clip: str) -> dict[str, Any]:
+        """The bench table's line."""
+        row: dict[str, Any] = {
+            "clip": clip,
+            "frames": self.frames,
+            "samples": self.samples,
+            "bare_fps": self.frames / statistics.median(self.bare_s),
+            "front_fps": self.frames / statistics.median(self.front_s),
+            "ratio": self.ratio,
+            "bare_ms": 1e3 * statistics.median(self.bare_s) / self.frames,
+            "front_ms": 1e3 * statistics.median(self.front_s) / self.frames,
+        }
+        return row | {f"{stage}_ms": 1e3 * seconds / self.frames for stage, seconds in self.stages_s.items()}
+
+
+def measure(clip: Path, options: CodecOptions, pruner: str, repeats: int) -> Measured:
+    """Both halves in turns, after one turn that warms caches; then one instrumented pass."""
+    measured = Measured()
+    for turn in range(repeats + 1):
+        start = time.thread_time()
+        frames = decode_bare(clip)
+        middle = time.thread_time()
+        decoded, samples = run_front_end(clip, options, make_pruner(pruner))
+        end = time.thread_time()
+        if decoded != frames:
+            raise ConfigError(f"{clip}: the front end decoded {decoded} frames of {frames}: the clip is damaged")
+        measured.frames, measured.samples = frames, samples
+        if turn:
+            measured.bare_s.append(middle - start)
+            measured.front_s.append(end - middle)
+    policy = make_pruner(pruner)
+    with instrumented([*STAGES, ("prune", type(policy), "prune")]) as seconds:
+        start = time.thread_time()
+        run_front_end(clip, options, policy)
+        total = time.thread_time() - start
+    measured.stages_s = seconds | {"other": total - sum(seconds.values())}
+    return measured
+
+
+def decode_bare(clip: Path) -> int:
+    """Decode every picture and look at none; how many there were."""
+    frames = 0
+    with av.open(str(clip)) as container:
+        stream = container.streams.video[0]
+        stream.codec_context.thread_count = 1
+        for packet in container.demux(stream):
+            for _ in packet.decode():
+                frames += 1
+    return frames
+
+
+def run_front_end(clip: Path, options: CodecOptions, pruner: Pruner) -> tuple[int, int]:
+    """The decoder process's work on one camera, up to the mask; frames decoded and sampled."""
+    source = FileSource(clip)
+    processor = CodecProcessor(GEOMETRY, options)
+    processor.open(source.open())
+    for packet in source.packets():
+        for sample in processor.feed(packet):
+            pruner.prune(sample)
+    for sample in processor.drain():
+        pruner.prune(sample)
+    return processor.stats.frames_decoded, processor.stats.frames_sampled
+
+
+@contextlib.contextmanager
+def one_core() -> Iterator[None]:
+    """Pin this thread to one of its cores, where the system can."""
+    if not hasattr(os, "sched_setaffinity"):
+        yield
+        return
+    allowed = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {max(allowed)})
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, allowed)
+
+
+@contextlib.contextmanager
+def instrumented(stages: list[tuple[str, type, str]]) -> Iterator[dict[str, float]]:
+    """Time the methods of ``stages`` while inside; yields CPU seconds by stage."""
+    seconds = {stage: 0.0 for stage, _, _ in stages}
+    plain = [(owner, name, getattr(owner, name)) for _, owner, name in stages]
+
+    def timed(stage: str, method: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(method)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            start = time.thread_time()
+            try:
+                return method(*args, **kwargs)
+            finally:
+                seconds[stage] += time.thread_time() - start
+
+        return call
+
+    try:
+        for stage, owner, name in stages:
+            setattr(owner, name, timed(stage, getattr(owner, name)))
+        yield seconds
+    finally:
+        for owner, name, method in plain:
+            setattr(owner, name, method)
+
+
+def make_clip(
+    path: Path,
+    seconds: float,
+    *,
+    width: int = 1920,
+    height: int = 1080,
+    fps: int = 20,
+    encoder: str = "libx264",
+    bit_rate: int = 4_000_000,
+) -> None:
+    """A camera's view: textured background, six moving objects, light sensor noise; GOP of 2 s, no B-frames."""
+    random = np.random.default_rng(7)
+    scene = random.integers(30, 200, (height // 8 + 1, width // 8 + 1)).repeat(8, 0).repeat(8, 1)[:height, :width]
+    scene = (scene + np.roll(scene, 3, 0) + np.roll(scene, 5, 1) + np.roll(scene, (7, 2), (0, 1))) // 4
+    noise = random.normal(0.0, 2.0, (height + 64, width + 64)).round().astype(np.int16)
+    objects = [
+        (random.integers(0, width), random.integers(0, height - 260), random.integers(-9, 10), random.integers(60, 240))
+        for _ in range(6)
+    ]
+    textures = [random.integers(20, 235, (260 // 4, size // 4 + 1)).repeat(4, 0).repeat(4, 1) for *_, size in objects]
+    with av.open(str(path), "w") as container:
+        stream = container.add_stream(encoder, rate=fps, options=ENCODER_OPTIONS[encoder])
+        assert isinstance(stream, VideoStream)
+        stream.width, stream.height, stream.pix_fmt = width, height, "yuv420p"
+        stream.bit_rate = bit_rate
+        stream.gop_size = 2 * fps
+        if encoder != "libsvtav1":
+            stream.codec_context.max_b_frames = 0
+        picture = np.full((height * 3 // 2, width), 128, np.uint8)
+        for index in range(round(seconds * fps)):
+            luma = scene.astype(np.int16)
+            for (left, top, speed, size), texture in zip(objects, textures, strict=True):
+                x = int(left + speed * index) % (width - size)
+                luma[top : top + 260, x : x + size] = texture[:, :size]
+            dy, dx = random.integers(0, 64, 2)
+            luma += noise[dy : dy + height, dx : dx + width]
+            picture[:height] = luma.clip(0, 255)
+            frame = av.VideoFrame.from_ndarray(picture, "yuv420p")
+            frame.pts, frame.time_base = index, Fraction(1, fps)
+            container.mux(stream.encode(frame))
+        container.mux(stream.encode())

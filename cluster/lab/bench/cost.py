@@ -1,0 +1,146 @@
+"""What steps of windows cost on this machine: times the native engine over windows of many sizes, alone and together,
+and fits a cost model to it, for placement, admission and the city simulator.
+
+``--platform`` computes one from a machine's peak numbers instead, for machines that are not at hand.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from cluster.control.costs import CostModel, WindowWork, fit, save
+from cluster.engine.native import NativeEngine
+from cluster.lab.bench.cost_platform import PLATFORMS, platform_costs
+from cluster.lab.bench.harness import BenchResult, machine
+from cluster.lab.bench.synthetic import SyntheticCamera
+from cluster.models import load_model
+from cluster.models.base import VisionLanguageModel
+from cluster.types import Question, StreamSpec
+
+TEXTS = (
+    "Is a person or a car moving in this picture?",
+    "Did anyone leave something behind?",
+    "Is someone on the ground?",
+    "Are people running away from something?",
+)
+SIDES = (112, 140, 168, 196, 224)
+HELD_OUT = 4
+"""Every so many-th step is kept out of the fit, and what the model says of those is the figure."""
+
+Timed = tuple[list[WindowWork], float]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """See the harness."""
+    parser.add_argument("--model", default="demo", help="demo, preset or checkpoint (default: %(default)s)")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--rounds", type=int, default=24, metavar="N", help="mixes of cameras (default: %(default)s)")
+    parser.add_argument("--windows", type=int, default=5, metavar="N", help="windows of each (default: %(default)s)")
+    parser.add_argument("--max-batch", type=int, default=8, metavar="N", help="largest step (default: %(default)s)")
+    parser.add_argument("--threads", type=int, help="torch threads (default: one per core)")
+    parser.add_argument("--platform", choices=PLATFORMS, help="compute it for Qwen2.5-VL-7B on this GPU instead")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="also write the cost model")
+
+
+def run(args: argparse.Namespace) -> BenchResult:
+    """Figures ``cost_error`` (median relative error of steps kept out of the fit) and ``cost_spread``."""
+    if args.platform:
+        costs = platform_costs(args.platform)
+        rows = [_row(costs, 0, 0)]
+        result = BenchResult("cost", {"cost_error": costs.error, "cost_spread": costs.spread}, rows, [costs.source])
+    else:
+        costs, result = _measured(args)
+    if args.out is not None:
+        save(costs, args.out)
+        result.notes.append(f"cost model written to {args.out}")
+    return result
+
+
+def _measured(args: argparse.Namespace) -> tuple[CostModel, BenchResult]:
+    import torch
+
+    if args.threads:
+        torch.set_num_threads(args.threads)
+    model = load_model(args.model, device=args.device, dtype=args.dtype)
+    random = np.random.default_rng(1)
+    steps: list[Timed] = []
+    for number in range(args.rounds):
+        # A mix of cameras whose windows end together, in steps of every size in turn.
+        steps += _mix(model, args, 1 + number % args.max_batch, random)
+        print(f"mix {number + 1}/{args.rounds}: {len(steps)} steps", file=sys.stderr, flush=True)
+    kind = machine()["gpu"] if args.device.startswith("cuda") else "cpu"
+    source = (
+        f"fitted to {len(steps)} steps of the native engine by sightline bench cost: {args.device}, {args.dtype}, "
+        f"{torch.get_num_threads()} threads"
+    )
+    names: dict[str, Any] = {"model": args.model, "device": str(kind), "source": source}
+    known = fit([step for i, step in enumerate(steps) if i % HELD_OUT], **names)
+    unseen = [abs(known.seconds(works) / seconds - 1) for works, seconds in steps[::HELD_OUT]]
+    costs = fit(steps, **names)
+    figures = {"cost_error": float(np.median(unseen)), "cost_spread": costs.spread}
+    rows = [_row(costs, len(steps), max(len(works) for works, _ in steps))]
+    return costs, BenchResult("cost", figures, rows, [source])
+
+
+def _row(costs: CostModel, steps: int, largest: int) -> dict[str, Any]:
+    return {
+        "model": costs.model,
+        "device": costs.device,
+        "steps": steps,
+        "largest": largest,
+        "step_ms": 1e3 * costs.step_s,
+        "window_ms": 1e3 * costs.window_s,
+        "encoded_us": 1e6 * costs.encoded_s,
+        "computed_us": 1e6 * costs.computed_s,
+        "attended_ns": 1e9 * costs.attended_s,
+        "error": costs.error,
+        "spread": costs.spread,
+    }
+
+
+def _mix(model: VisionLanguageModel, args: argparse.Namespace, size: int, random: np.random.Generator) -> list[Timed]:
+    """Timed steps of ``size`` cameras of different pictures, scenes, questions and refresh shares."""
+    engine = NativeEngine(model)
+    cameras = []
+    for number in range(size):
+        side = int(random.choice(SIDES))
+        kept = float(random.uniform(0.02, 0.6))
+        camera = SyntheticCamera(
+            f"camera-{number}", model.geometry, width=side, height=side, kept=kept, seed=int(random.integers(1 << 30))
+        )
+        questions = tuple(Question(f"q{i}", text) for i, text in enumerate(TEXTS[: int(random.integers(1, 5))]))
+        budget = float(random.choice([0.0, 0.1, 0.4]))
+        spec = StreamSpec(
+            camera.stream,
+            questions,
+            window_s=float(random.choice([16.0, 24.0])),
+            refresh="budget",
+            refresh_budget=budget,
+            static_gate=False,
+        )
+        engine.admit(spec)
+        cameras.append(camera)
+    # Of one thread its own seconds: what else runs on the machine does not count then.
+    clock = time.thread_time if args.device == "cpu" and args.threads == 1 else time.perf_counter
+    found: list[Timed] = []
+    for frame in range(1000):
+        samples = [camera.sample(frame) for camera in cameras]
+        requests = [request for sample in samples for request in engine.push(sample)]
+        if not requests:
+            continue
+        began = clock()
+        engine.step(requests)
+        seconds = clock() - began
+        works = [WindowWork(w.tokens.encoded, w.computed, w.attended) for w in engine.stats.windows]
+        found.append((works, seconds))
+        if len(found) > args.windows:
+            break
+    # The first step of an engine warms caches up.
+    return found[1:]

@@ -1,0 +1,66 @@
+"""Faults that nobody is told of: wrong positions, missed objects, lost memories, blind cameras, open doors.
+
+Each part causes one kind of fault on the code and processes that production runs, and counts what comes of it.
+"""
+
+from __future__ import annotations
+
+import argparse
+from functools import partial
+from importlib import import_module
+from pathlib import Path
+
+from cluster.lab.bench.parts import Part, PartsResult, run_parts
+
+PARTS: dict[str, str] = {
+    "positions": "positions_wrong: every token's (t, row, col) against the published rule written by hand",
+    "gate": "gate_missed: objects that appear in an anchor frame and leave an old answer standing",
+    "gap": "window_after_gap: share of a 40 s window that is held right after a loss of 1 s",
+    "kill": "restored_after_kill: kill -9 at every write point of a memory, node tier and Redis",
+    "outage": "restored_after_outage: restart while the lowest tier is out of reach",
+    "step": "step_p99_ratio: a step with memories at their cap over the same without",
+    "cluster": "faults_survived: a small real cluster whose processes are killed and frozen",
+    "doors": "open_door_mb: growth of the gateway under attacks without a token",
+    "secrets": "secrets_leaked: passwords of sources in outputs, logs, events, exports, metrics",
+    "decoder": "decoder_bomb_mb: growth of a decoder by hostile streams",
+    "delay": "other_camera_delay_ms: a load while another camera's write takes 1.5 s",
+}
+"""Part -> its figure and what it is; each is the module of that name here, with ``measure(seed) -> Part``."""
+
+GOALS: dict[str, tuple[str, float]] = {
+    "positions_wrong": ("<=", 0.0),
+    "gate_missed": ("<=", 0.0),
+    "window_after_gap": (">=", 0.95),
+    "restored_after_kill": (">=", 1.0),
+    "restored_after_outage": (">=", 1.0),
+    "step_p99_ratio": ("<=", 1.2),
+    "faults_survived": (">=", 1.0),
+    "open_door_mb": ("<=", 64.0),
+    "secrets_leaked": ("<=", 0.0),
+    "decoder_bomb_mb": ("<=", 256.0),
+    "other_camera_delay_ms": ("<=", 20.0),
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """See the harness."""
+    listing = "; ".join(f"{name} ({what})" for name, what in PARTS.items())
+    parser.add_argument("--part", nargs="+", choices=list(PARTS), metavar="NAME", help=f"only these, of: {listing}")
+    parser.add_argument("--seed", type=int, default=0, help="of what is drawn at random (default: 0)")
+    of_cluster = parser.add_argument_group("the part cluster")
+    of_cluster.add_argument("--fault", nargs="+", default=[], metavar="NAME", help="only these, such as freeze-decoder")
+    of_cluster.add_argument(
+        "--repeat", type=int, default=1, metavar="N", help="rounds, each from the start (default: 1)"
+    )
+    of_cluster.add_argument("--folder", type=Path, help="keep the cluster's files and logs there")
+
+
+def run(args: argparse.Namespace) -> PartsResult:
+    """Measure the parts that were named, or all."""
+    return run_parts("faults", {name: partial(_measure, name, args) for name in args.part or PARTS}, GOALS)
+
+
+def _measure(name: str, args: argparse.Namespace) -> Part:
+    options = {"names": args.fault, "repeat": args.repeat, "folder": args.folder} if name == "cluster" else {}
+    part: Part = import_module(f"cluster.lab.bench.faults.{name}").measure(args.seed, **options)
+    return part

@@ -1,0 +1,226 @@
+"""``open_door_mb``: how far the process of a gateway grows under whatever callers without a token can do to it.
+
+Every attack has a process of its own, with the servers and limits that production has. While it goes on, new
+connections ask for health over HTTP and gRPC, and a client with a token asks for the cameras over both.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import datetime
+import http.client
+import multiprocessing
+import ssl
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from sightline.v1 import cameras_pb2, cameras_pb2_grpc
+
+from cluster.errors import SightlineError
+from cluster.hosts import open_many_files
+from cluster.lab.bench.faults.attacks import PLAIN, TLS, Target
+from cluster.lab.bench.fuzz.server import TOKEN, serve
+from cluster.lab.bench.parts import Part
+from cluster.wire.tls import TlsFiles
+
+PROBE_S = 3.0
+"""A probe that is answered later was not answered."""
+BEARER = f"Bearer {TOKEN}"
+MIB = 2**20
+FILES = 8192
+
+
+def measure(seed: int) -> Part:
+    """See the module."""
+    del seed
+    with tempfile.TemporaryDirectory(prefix="sightline-doors-") as name:
+        folder = Path(name)
+        files = _certificate(folder)
+        rows = [attacked(folder, what, ()) for what in PLAIN]
+        rows += [attacked(folder, what, files) for what in TLS]
+    missed = sum(row[kind] for row in rows for kind in ("probes_missed", "clients_missed"))
+    refused = sum(row["rpc_probes_missed"] for row in rows)
+    notes = [
+        f"{missed} probes over HTTP and calls with a token without an answer within {PROBE_S:g} s",
+        f"{refused} probes over new gRPC connections without one: its cap has no reserve",
+    ]
+    return Part({"open_door_mb": max(row["growth_mb"] for row in rows)}, rows, notes)
+
+
+def attacked(folder: Path, what: str, tls: tuple[Path, ...]) -> dict[str, Any]:
+    """The row of one attack.
+
+    Raises:
+        SightlineError: the gateway, or whoever attacks it, died.
+    """
+    with gateway(folder, tls) as (process, target), _rpc_client(target, tls) as rpc_client:
+        asking: dict[str, Callable[[], None]] = {
+            "http probe": _http(target, tls, "/readyz"),
+            "http client": _http(target, tls, "/v1/cameras"),
+            "rpc probe": _rpc_probe(target, tls),
+            "rpc client": rpc_client,
+        }
+        for ask in asking.values():
+            ask()
+        before = _memory(process, "VmRSS")
+        Path(f"/proc/{process}/clear_refs").write_text("5")
+        asked, missed, slowest = 0, dict.fromkeys(asking, 0), 0.0
+        with _forked(_attack, what, target) as (_, seen):
+            while not seen.poll(0.05):
+                for kind, ask in asking.items():
+                    began = time.monotonic()
+                    try:
+                        ask()
+                    except (OSError, http.client.HTTPException, grpc.RpcError, SightlineError):
+                        missed[kind] += 1
+                    asked, slowest = asked + 1, max(slowest, time.monotonic() - began)
+            outcomes = _received(seen, f"the attack {what!r}")
+        growth = (_memory(process, "VmHWM") - before) / MIB
+    return {
+        "attack": what,
+        "growth_mb": round(growth, 1),
+        "asked": asked,
+        "probes_missed": missed["http probe"],
+        "rpc_probes_missed": missed["rpc probe"],
+        "clients_missed": missed["http client"] + missed["rpc client"],
+        "slowest_ms": round(1e3 * slowest),
+        "seen": ", ".join(f"{name} {count}" for name, count in outcomes.most_common(4)),
+    }
+
+
+@contextmanager
+def gateway(folder: Path, tls: tuple[Path, ...] = ()) -> Iterator[tuple[int, Target]]:
+    """Its process id and ports; ``tls``: certificate and key.
+
+    Raises:
+        SightlineError: it did not start, or died.
+    """
+    with _forked(_serve, folder / "log", tls) as (process, pipe):
+        addresses = _received(pipe, "the gateway")
+        ports = {name: int(address.rpartition(":")[2]) for name, address in addresses.items()}
+        assert process.pid is not None
+        yield process.pid, Target(ports["gateway"], ports["http"])
+        if not process.is_alive():
+            raise SightlineError(f"the gateway died with exit code {process.exitcode}")
+
+
+@contextmanager
+def _forked(function: Callable[..., None], *arguments: Any) -> Iterator[tuple[BaseProcess, Connection]]:
+    """A process with the other end of a pipe, killed in the end."""
+    # Of one that has imported everything: what it has in common with others is no growth of it.
+    forking = multiprocessing.get_context("forkserver")
+    forking.set_forkserver_preload([serve.__module__])
+    ours, its = forking.Pipe()
+    process = forking.Process(target=function, args=(its, *arguments), daemon=True)
+    process.start()
+    its.close()
+    try:
+        yield process, ours
+    finally:
+        process.kill()
+        process.join()
+
+
+def _received(pipe: Connection, who: str) -> Any:
+    try:
+        return pipe.recv()
+    except EOFError:
+        raise SightlineError(f"{who} ended before its time") from None
+
+
+def _serve(pipe: Connection, log: Path, tls: tuple[Path, ...]) -> None:
+    with contextlib.suppress(EOFError):
+        asyncio.run(serve(log, pipe.send, pipe.recv, tls=TlsFiles(*tls) if tls else None))
+
+
+def _attack(pipe: Connection, what: str, target: Target) -> None:
+    open_many_files(FILES)
+
+    async def attack() -> None:
+        await {**PLAIN, **TLS}[what](target)
+
+    asyncio.run(attack())
+    pipe.send(target.seen)
+
+
+def _http(target: Target, tls: tuple[Path, ...], path: str) -> Callable[[], None]:
+    context = ssl.create_default_context(cafile=tls[0]) if tls else None
+
+    def ask() -> None:
+        connection = (
+            http.client.HTTPSConnection("localhost", target.http, timeout=PROBE_S, context=context)
+            if tls
+            else http.client.HTTPConnection("127.0.0.1", target.http, timeout=PROBE_S)
+        )
+        try:
+            connection.request("GET", path, headers={} if path == "/readyz" else {"Authorization": BEARER})
+            if (status := connection.getresponse().status) != 200:
+                raise SightlineError(f"{path}: {status}")
+        finally:
+            connection.close()
+
+    return ask
+
+
+def _channel(target: Target, tls: tuple[Path, ...]) -> grpc.Channel:
+    options = [("grpc.use_local_subchannel_pool", 1), ("grpc.enable_http_proxy", 0)]
+    if not tls:
+        return grpc.insecure_channel(f"127.0.0.1:{target.rpc}", options)
+    return grpc.secure_channel(f"localhost:{target.rpc}", grpc.ssl_channel_credentials(tls[0].read_bytes()), options)
+
+
+def _rpc_probe(target: Target, tls: tuple[Path, ...]) -> Callable[[], None]:
+    def ask() -> None:
+        with _channel(target, tls) as channel:
+            health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=PROBE_S)
+
+    return ask
+
+
+@contextmanager
+def _rpc_client(target: Target, tls: tuple[Path, ...]) -> Iterator[Callable[[], None]]:
+    """Of one connection, which was there before the attack: an agent that pushes."""
+    with _channel(target, tls) as channel:
+        stub, metadata = cameras_pb2_grpc.CamerasStub(channel), (("authorization", BEARER),)
+
+        def ask() -> None:
+            stub.List(cameras_pb2.ListCamerasRequest(), metadata=metadata, timeout=PROBE_S)
+
+        yield ask
+
+
+def _memory(process: int, key: str) -> float:
+    """Bytes, of ``/proc/PID/status``."""
+    lines = Path(f"/proc/{process}/status").read_text().splitlines()
+    return next(float(line.split()[1]) * 1024 for line in lines if line.startswith(f"{key}:"))
+
+
+def _certificate(folder: Path) -> tuple[Path, Path]:
+    """A certificate of ``localhost`` that signs itself, and its key."""
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    key, name = ec.generate_private_key(ec.SECP256R1()), x509.Name([])
+    now = datetime.datetime.now(datetime.UTC)
+    certificate = (
+        x509.CertificateBuilder(name, name, key.public_key(), 1, now, now + datetime.timedelta(days=1))
+        .add_extension(x509.SubjectAlternativeName([x509.DNSName("localhost")]), critical=True)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+        .sign(key, hashes.SHA256())
+    )
+    paths = folder / "tls.crt", folder / "tls.key"
+    paths[0].write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
+    paths[1].write_bytes(
+        key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    )
+    return paths

@@ -1,0 +1,115 @@
+"""A camera loses a second of packets: how much of its 40 s window does the next answer rest on?
+
+Encoded video goes packet by packet through the codec processor, the pruner, the sampler and an engine that answers at
+no cost, with one second of packets missing at a drawn instant. What cannot be decoded up to the next keyframe is
+missing too, so the share depends on how often the camera sends one.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from fractions import Fraction
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import av
+import numpy as np
+
+from cluster.codec import FileSource, StreamHeader
+from cluster.codec.processor import CodecProcessor
+from cluster.engine.calibrated.engine import CalibratedEngine
+from cluster.engine.calibrated.shape import shape_of
+from cluster.lab.bench.faults.gate import Free
+from cluster.lab.bench.parts import Part
+from cluster.models.base import VisionLanguageModel
+from cluster.types import MICROSECONDS, EncodedPacket, FrameSample, Question, StreamSpec
+from cluster.vision import make_pruner
+from cluster.vision.sampler import PatchSampler
+
+LOSSES = 20
+LOSS_S, WINDOW_S, STRIDE_S = 1.0, 40.0, 8.0
+FPS, SECONDS = 10, 72
+WIDTH, HEIGHT = 160, 120
+KEYFRAMES_S = (1, 2, 4)
+"""Seconds between keyframes; the figure is of the first."""
+
+
+def measure(seed: int) -> Part:
+    """See :mod:`cluster.lab.bench.faults`."""
+    random = np.random.default_rng(seed)
+    shape = shape_of("demo")
+    rows: list[dict[str, Any]] = []
+    with tempfile.TemporaryDirectory() as folder:
+        for every_s in KEYFRAMES_S:
+            header, packets = _video(Path(folder) / f"{every_s}.mp4", every_s, random)
+            shares = [_held(shape, header, packets, at_s) for at_s in random.uniform(WINDOW_S, 60.0, LOSSES)]
+            rows.append(
+                {
+                    "keyframe_s": every_s,
+                    "losses": LOSSES,
+                    "held": round(fmean(shares), 4),
+                    "least": round(min(shares), 4),
+                }
+            )
+    note = f"loss of {LOSS_S:g} s of packets; figure: of a camera with a keyframe every {KEYFRAMES_S[0]} s"
+    return Part({"window_after_gap": rows[0]["held"]}, rows, [note])
+
+
+def _video(path: Path, every_s: int, random: np.random.Generator) -> tuple[StreamHeader, list[EncodedPacket]]:
+    """A still scene with noise that something crosses."""
+    scene = random.integers(60, 180, (HEIGHT // 8, WIDTH // 8)).astype(np.uint8).repeat(8, axis=0).repeat(8, axis=1)
+    with av.open(str(path), "w") as container:
+        stream: Any = container.add_stream("libx264", rate=FPS, options={"preset": "veryfast", "crf": "23"})
+        stream.width, stream.height, stream.pix_fmt = WIDTH, HEIGHT, "yuv420p"
+        stream.gop_size = every_s * FPS
+        stream.codec_context.max_b_frames = 0
+        stream.codec_context.thread_count = 1
+        for number in range(SECONDS * FPS):
+            picture = np.full((HEIGHT * 3 // 2, WIDTH), 128, np.uint8)
+            picture[:HEIGHT] = scene + random.integers(0, 3, scene.shape).astype(np.uint8)
+            left = 2 * number % (WIDTH - 24)
+            picture[48:72, left : left + 24] = 230
+            frame = av.VideoFrame.from_ndarray(picture, "yuv420p")
+            frame.pts, frame.time_base = number, Fraction(1, FPS)
+            container.mux(stream.encode(frame))
+        container.mux(stream.encode())
+    source = FileSource(path)
+    return source.open(), list(source.packets())
+
+
+def _held(shape: VisionLanguageModel, header: StreamHeader, packets: list[EncodedPacket], at_s: float) -> float:
+    """Share of the first window that ends behind the loss whose time is covered by frames that it holds."""
+    engine = CalibratedEngine(shape, Free(), sleep=lambda _: None)
+    engine.admit(StreamSpec("gap", (Question("q", "Is anyone there?"),), WINDOW_S, STRIDE_S, static_gate=False))
+    processor, sampler = CodecProcessor(shape.geometry), PatchSampler("gap", make_pruner("replenish"), 2.0)
+    processor.open(header)
+    sent: list[FrameSample] = []
+    lost = at_s * MICROSECONDS, (at_s + LOSS_S) * MICROSECONDS
+    for packet in packets:
+        if packet.pts is not None and lost[0] <= packet.pts < lost[1]:
+            continue
+        for frame in processor.feed(packet):
+            sample = sampler.feed(frame)
+            if sample is None:
+                continue
+            if sample.fresh:
+                # What the engine forgets, as its answers tell: a window that begins here holds nothing of before.
+                sent.clear()
+            sent.append(sample)
+            for request in engine.push(sample):
+                answers = engine.step([request])
+                if answers and request.end >= lost[1]:
+                    return _covered(sent, answers[0].tokens.kept, request.start, request.end)
+    return 0.0
+
+
+def _covered(sent: list[FrameSample], kept: int, start: int, end: int) -> float:
+    """Of ``[end - window, end)``, by the newest frames sent that make up the ``kept`` tokens which the answer had."""
+    covered = 0
+    for sample in reversed([sample for sample in sent if sample.pts < end]):
+        if kept <= 0:
+            break
+        kept -= sample.tokens
+        covered += max(0, min(sample.end, end) - max(sample.pts, start))
+    return covered / (WINDOW_S * MICROSECONDS)

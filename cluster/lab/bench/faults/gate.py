@@ -1,0 +1,144 @@
+"""Objects that appear in an anchor itself: does an answer of before go on standing?
+
+Samples of a quiet camera (texture, a sensor's noise) go through every pruner, the sampler, and the static gate of an
+engine that answers at no cost. An I-frame has no vectors, so an anchor's change is in its luma alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from copy import deepcopy
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from cluster.codec.picture import LumaDifference
+from cluster.engine.calibrated.engine import CalibratedEngine
+from cluster.engine.calibrated.shape import shape_of
+from cluster.lab.bench.parts import Part
+from cluster.models.base import VisionLanguageModel
+from cluster.types import MICROSECONDS, Answer, ChangeGrid, PatchGrid, Question, SampledFrame, StreamSpec, UInt8Array
+from cluster.vision import make_pruner, pruners
+from cluster.vision.sampler import PatchSampler
+
+OBJECTS = 200
+SAMPLES_PER_S = 2
+ANCHOR_S, STRIDE_S, WINDOW_S = 8, 4, 16
+QUIET_S, AFTER_S = 24, STRIDE_S + 1
+NOISE = 1.2
+"""Of the sensor, grey levels."""
+
+
+@dataclass(frozen=True, slots=True)
+class Thing:
+    """What appears: ``top``, ``left``, ``side`` in pixels of the grid, ``contrast`` in grey levels."""
+
+    top: int
+    left: int
+    side: int
+    contrast: int
+
+    def draw(self, luma: UInt8Array) -> None:
+        place = luma[self.top : self.top + self.side, self.left : self.left + self.side]
+        place[:] = np.clip(place.astype(np.int16) + self.contrast, 0, 255)
+
+
+def measure(seed: int) -> Part:
+    """See :mod:`cluster.lab.bench.faults`."""
+    shape = shape_of("demo")
+    grid = PatchGrid(16, 16, shape.geometry.patch, shape.geometry.merge, shape.geometry.temporal)
+    random = np.random.default_rng(seed)
+    things = [_thing(random, grid) for _ in range(OBJECTS)]
+    scene = _scene(random, grid)
+    rows: list[dict[str, Any]] = []
+    for name in pruners.names():
+        quiet = _Camera(name, grid, scene)
+        quiet.run(random, QUIET_S)
+        answers = quiet.answers[2:]
+        missed = sum(_stands(quiet, thing, random) for thing in things)
+        gated = sum(answer.gated for answer in answers)
+        rows.append({"pruner": name, "objects": OBJECTS, "missed": missed, "quiet": len(answers), "quiet_gated": gated})
+    note = (
+        f"objects of 2 to 12 patches a side, 25 to 110 grey levels from what was there, over noise of {NOISE:g}; "
+        f"quiet: windows of a camera in which nothing appears"
+    )
+    return Part({"gate_missed": float(sum(row["missed"] for row in rows))}, rows, [note])
+
+
+def _thing(random: np.random.Generator, grid: PatchGrid) -> Thing:
+    side = int(random.integers(2 * grid.patch, 12 * grid.patch))
+    top, left = random.integers(0, (grid.height - side, grid.width - side))
+    return Thing(int(top), int(left), side, int(random.integers(25, 110)) * int(random.choice([-1, 1])))
+
+
+def _scene(random: np.random.Generator, grid: PatchGrid) -> UInt8Array:
+    """Grey levels 120..136: an object of any contrast shows against it."""
+    return random.integers(120, 137, (grid.height, grid.width)).astype(np.uint8)
+
+
+def _stands(quiet: _Camera, thing: Thing, random: np.random.Generator) -> bool:
+    """Whether no window is computed within a stride of its appearance."""
+    camera = quiet.copy()
+    camera.thing = thing
+    camera.run(random, AFTER_S)
+    return all(answer.gated for answer in camera.answers)
+
+
+class _Camera:
+    """A camera from its sampled pictures to its answers."""
+
+    def __init__(self, pruner: str, grid: PatchGrid, scene: UInt8Array) -> None:
+        self.answers: list[Answer] = []
+        self.thing: Thing | None = None
+        self._grid, self._scene = grid, scene
+        self._spec = StreamSpec("gate", (Question("q", "Is anyone on the ground?"),), WINDOW_S, STRIDE_S)
+        self._engine = _engine(shape_of("demo"))
+        self._engine.admit(self._spec)
+        self._sampler = PatchSampler("gate", make_pruner(pruner), SAMPLES_PER_S)
+        self._difference = LumaDifference(grid)
+        self._index = 0
+
+    def copy(self) -> _Camera:
+        """One that goes on by itself from here, with no answers yet."""
+        other = object.__new__(_Camera)
+        other.__dict__ |= self.__dict__
+        other.answers = []
+        other._sampler, other._difference = deepcopy((self._sampler, self._difference))
+        other._engine = _engine(self._engine.shape)
+        other._engine.import_stream(self._spec, self._engine.export_stream("gate"))
+        return other
+
+    def run(self, random: np.random.Generator, seconds: int) -> None:
+        for _ in range(seconds * SAMPLES_PER_S):
+            sample = self._sampler.feed(self._frame(random))
+            for request in self._engine.push(sample) if sample is not None else ():
+                self.answers += self._engine.step([request])
+
+    def _frame(self, random: np.random.Generator) -> SampledFrame:
+        grid, index = self._grid, self._index
+        self._index += 1
+        luma = self._scene.copy()
+        if self.thing is not None:
+            self.thing.draw(luma)
+        luma = np.clip(luma + random.normal(0, NOISE, luma.shape), 0, 255).astype(np.uint8)
+        zero = np.zeros((grid.rows, grid.cols), np.float32)
+        change = ChangeGrid(zero, zero, zero, luma=self._difference(luma), cue="vectors+luma", frames=1)
+        anchor = index % (ANCHOR_S * SAMPLES_PER_S) == 0
+        rgb = np.broadcast_to(luma[..., None], (*luma.shape, 3))
+        pts = index * MICROSECONDS // SAMPLES_PER_S
+        return SampledFrame(index, pts, anchor, index == 0, grid, rgb, luma, change)
+
+
+def _engine(shape: VisionLanguageModel) -> CalibratedEngine:
+    return CalibratedEngine(shape, Free(), sleep=lambda _: None)
+
+
+class Free:
+    """Steps that take no time."""
+
+    spread = 0.0
+
+    def seconds(self, windows: Sequence[object]) -> float:
+        del windows
+        return 0.0

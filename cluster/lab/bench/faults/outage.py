@@ -1,0 +1,102 @@
+"""A restart while the lowest tier is out of reach: is what it holds there once it is back?
+
+A real Redis is stopped (SIGSTOP) while the bank that wrote a memory into it ends and another one opens the camera.
+Frames go on coming. How long the outage lasts changes nothing, so it is as long as it takes to notice it.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from typing import Any
+
+from cluster.lab.bench.faults.redis_process import redis_process
+from cluster.lab.bench.memory.made import made_chunks
+from cluster.lab.bench.memory.node import FINGERPRINT
+from cluster.lab.bench.parts import Part
+from cluster.memory.bank import MemoryBank
+from cluster.memory.stream import StreamMemory
+from cluster.memory.tiers.arena import Arena
+from cluster.memory.tiers.redis import RedisTier
+from cluster.memory.tiers.stack import TierStack
+from cluster.types import MemorySpec
+
+CAMERA = "cam"
+SHAPE = {"layers": 4, "heads": 2, "rows": 4, "columns": 8, "width": 64}
+FRAMES, MORE = 64, 24
+ROUNDS = 3
+
+_SPEC = MemorySpec(cap_bytes=8 * 2**20)
+_OUTAGE_S = 2.0
+_BACK_S = 30.0
+
+
+def measure(seed: int) -> Part:
+    """Figure ``restored_after_outage``: the least over all rounds."""
+    rows: list[dict[str, Any]] = []
+    with redis_process() as (url, pid):
+        for number in range(ROUNDS):
+            rows.append({"round": number, **_round(url, pid, seed + number)})
+    note = f"share of the tokens in clusters before the restart that are read after it; outages of {_OUTAGE_S:g} s"
+    return Part({"restored_after_outage": min(row["share"] for row in rows)}, rows, [note])
+
+
+def _round(url: str, pid: int, seed: int) -> dict[str, Any]:
+    first = _bank(url)
+    first.tiers.drop(CAMERA)
+    first.open(CAMERA, _SPEC)
+    chunks = list(made_chunks(CAMERA, FRAMES + MORE, **SHAPE, seed=seed))
+    for chunk in chunks[:FRAMES]:
+        first.take(chunk)
+        first.save_due()
+        first.drain()
+    first.save(CAMERA)
+    held = _settled(first.get(CAMERA)[0])
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        second = _bank(url)
+        second.open(CAMERA, _SPEC)
+        until = time.monotonic() + _OUTAGE_S
+        for chunk in chunks[FRAMES:]:
+            second.take(chunk)
+            second.save_due()
+            second.tend()
+            time.sleep(max(0.0, until - time.monotonic()) / MORE)
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    memory, _ = second.get(CAMERA)
+    until = time.monotonic() + _BACK_S
+    while not memory.known and time.monotonic() < until:
+        second.tend()
+        second.tiers.finish_deletions()
+        second.drain()
+        time.sleep(0.05)
+    restored = _readable(memory, FRAMES)
+    for bank in (first, second):
+        bank.tiers.close()
+    return {
+        "held": held,
+        "restored": restored,
+        "share": restored / held,
+        "frames_dropped": memory.counts.frames_dropped,
+    }
+
+
+def _bank(url: str) -> MemoryBank:
+    redis = RedisTier(url, fingerprint=FINGERPRINT, cap_bytes=_SPEC.cap_bytes, ttl_s=600, deadline_s=2.0)
+    return MemoryBank(TierStack([Arena(2**25, slab_bytes=2**18), redis]))
+
+
+def _settled(memory: StreamMemory) -> int:
+    return sum(head.tokens for _, _, head in memory.every_head())
+
+
+def _readable(memory: StreamMemory, before: int) -> int:
+    """Tokens of frames that left before the restart, in blocks that can be read."""
+    found = 0
+    for layer, h, head in memory.every_head():
+        for cluster, one in enumerate(memory.loader(layer, h)(head.table.block.tolist())):
+            if one.block is not None and head.is_of(cluster, one.block):
+                found += int((one.block.frame < before).sum())
+    return found

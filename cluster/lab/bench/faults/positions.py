@@ -1,0 +1,208 @@
+"""Positions of every token of every window, against the rules that checkpoints were trained with, written by hand.
+
+Clips at four frame rates go through the real codec processor, patch sampler and engine; steady, with a rung change and
+with lost packets. The rules below walk over a window token by token and share no code with the models.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from cluster.codec.file import FileSource
+from cluster.codec.processor import CodecOptions, CodecProcessor
+from cluster.engine.native import NativeEngine
+from cluster.engine.native.plan import WindowPlan
+from cluster.engine.vllm.positions import prompt_positions
+from cluster.engine.window.stream import HeldFrame, spans_of, tokens_of
+from cluster.engine.window.windowed import Work
+from cluster.lab.bench.parts import Part
+from cluster.lab.clips import make_clip
+from cluster.models import load_model
+from cluster.models.base import VisionLanguageModel
+from cluster.types import MICROSECONDS, EncodedPacket, FrameSample, Question, StreamSpec
+from cluster.vision import make_pruner
+from cluster.vision.sampler import PatchSampler
+
+RATES = {"2": 2.0, "12.5": 12.5, "23.976": 24000 / 1001, "29.97": 30000 / 1001}
+WINDOWS_S = (8.0, 24.0, 40.0, 60.0)
+CASES = ("steady", "rung", "gap")
+SECONDS = 70.0
+RUNG_AT_S, RUNG_BACK_S = 22.0, 46.0
+LOST_S = ((19.0, 20.0), (47.3, 48.3))
+QUESTION = Question("q", "Is anyone climbing the fence?")
+
+Position = tuple[int, int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class SeenFrame:
+    """A frame of a window: ``time_s`` since the window's first frame, its merged grid, and the kept ``cells`` in their
+    order; (-1, k) is the k-th text token around the frame."""
+
+    time_s: Fraction
+    rows: int
+    columns: int
+    cells: Sequence[tuple[int, int]]
+
+
+def qwen2_5_vl(system: int, frames: Sequence[SeenFrame], question: int, tokens_per_second: int) -> list[Position]:
+    """Qwen2.5-VL: a video token stands at (time, row, column) counted from the end of the text before it; the text
+    behind the video goes on after the largest of all those numbers (arXiv 2409.12191, 2.1; 2502.13923, 2.1.2)."""
+    positions = [(at, at, at) for at in range(system)]
+    largest = system - 1
+    for frame in frames:
+        time = int(frame.time_s * tokens_per_second + Fraction(1, 2))
+        for row in range(frame.rows):
+            for column in range(frame.columns):
+                largest = max(largest, system + time, system + row, system + column)
+        positions += [(system + time, system + row, system + column) for row, column in frame.cells]
+    return positions + [(largest + 1 + at,) * 3 for at in range(question)]
+
+
+def internvl(system: int, frames: Sequence[SeenFrame], question: int, tokens_per_second: int) -> list[Position]:
+    """InternVL: a plain sequence, in which every frame takes the place of all its tokens whatever is kept of it."""
+    del tokens_per_second
+    written = next((frame.cells for frame in frames if frame.cells), [])
+    text = sorted(k for row, k in written if row < 0)
+    before = 0
+    while before < len(written) and written[before][0] < 0:
+        before += 1
+    positions = [(at, at, at) for at in range(system)]
+    following = system
+    for frame in frames:
+        places: dict[tuple[int, int], int] = {}
+        inside = [(row, column) for row in range(frame.rows) for column in range(frame.columns)]
+        for cell in [*((-1, k) for k in text[:before]), *inside, *((-1, k) for k in text[before:])]:
+            places[cell] = following
+            following += 1
+        positions += [(places[cell],) * 3 for cell in frame.cells]
+    return positions + [(following + at,) * 3 for at in range(question)]
+
+
+Rule = Callable[[int, Sequence[SeenFrame], int, int], list[Position]]
+RULES: dict[str, Rule] = {"qwen2_5_vl": qwen2_5_vl, "internvl": internvl}
+
+
+def measure(seed: int) -> Part:
+    """See :mod:`cluster.lab.bench.faults`."""
+    wrong = 0
+    rows: list[dict[str, Any]] = []
+    with tempfile.TemporaryDirectory() as folder, torch.inference_mode():
+        for rate, fps in RATES.items():
+            clip = Path(folder) / f"{rate}.mp4"
+            make_clip("street", clip, seconds=SECONDS, fps=fps, size=(160, 96), seed=seed)
+            for preset in ("tiny-qwen2_5_vl", "tiny-internvl3"):
+                model = load_model(preset)
+                for case in CASES:
+                    counts = _judged(model, case, list(_samples(clip, model, case)))
+                    rows.append({"family": model.family, "fps": rate, "case": case, **counts})
+                    wrong += counts["wrong"] + counts["wrong_vllm"]
+    return Part({"positions_wrong": float(wrong)}, rows)
+
+
+def _samples(clip: Path, model: VisionLanguageModel, case: str) -> Iterator[FrameSample]:
+    source = FileSource(clip)
+    processor = CodecProcessor(model.geometry, CodecOptions())
+    processor.open(source.open())
+    sampler = PatchSampler("camera", make_pruner("replenish"), 2.0)
+    rate = 2.0
+    for packet in source.packets():
+        seconds = _seconds(packet)
+        if case == "gap" and any(begin <= seconds < end for begin, end in LOST_S):
+            continue
+        wanted = 1.0 if case == "rung" and RUNG_AT_S <= seconds < RUNG_BACK_S else 2.0
+        if wanted != rate:
+            rate = wanted
+            processor.change_fps(rate)
+            sampler.change(prune=1.0, fps=rate)
+        for frame in processor.feed(packet):
+            sample = sampler.feed(frame)
+            if sample is not None:
+                yield sample
+
+
+def _seconds(packet: EncodedPacket) -> float:
+    return (packet.pts or 0) / MICROSECONDS
+
+
+class _Watched(NativeEngine):
+    """The engine, which also notes the frames of its windows and the positions their slots were rotated to."""
+
+    def __init__(self, model: VisionLanguageModel) -> None:
+        super().__init__(model)
+        self.windows: list[tuple[Sequence[HeldFrame], Tensor]] = []
+
+    def _plan(self, each: Work) -> WindowPlan:
+        seen: list[Tensor] = []
+        rotary = self.model.rotary
+
+        def watched(positions: Tensor) -> tuple[Tensor, Tensor]:
+            seen.append(positions)
+            return rotary(positions)
+
+        self.model.rotary = watched  # type: ignore[method-assign]
+        try:
+            plan = super()._plan(each)
+        finally:
+            self.model.rotary = rotary  # type: ignore[method-assign]
+        self.windows.append((plan.frames, seen[-1]))
+        return plan
+
+
+def _judged(model: VisionLanguageModel, case: str, samples: Sequence[FrameSample]) -> dict[str, int]:
+    """Counts over all windows of these samples, of every length, in the native engine and as vLLM gets them."""
+    windows = tokens = wrong = wrong_vllm = 0
+    for window_s in WINDOWS_S:
+        engine = _Watched(model)
+        engine.admit(StreamSpec("camera", (QUESTION,), window_s=window_s, stride_s=8.0, static_gate=False))
+        for sample in samples:
+            engine.step(engine.push(sample))
+        for frames, given in engine.windows:
+            expected = _expected(model, frames, case)
+            windows, tokens = windows + 1, tokens + len(expected)
+            wrong += _differing(given, expected)
+            wrong_vllm += _differing(_for_vllm(model, frames), expected)
+    return {"windows": windows, "tokens": tokens, "wrong": wrong, "wrong_vllm": wrong_vllm}
+
+
+def _expected(model: VisionLanguageModel, frames: Sequence[HeldFrame], case: str) -> list[Position]:
+    times = [Fraction(frame.pts - frames[0].pts, MICROSECONDS) for frame in frames]
+    if case != "gap":
+        # Where nothing is lost, frames stand at the camera's nominal pace, however its clock is rounded.
+        times = [Fraction(sum(before.duration for before in frames[:i]), MICROSECONDS) for i in range(len(frames))]
+    seen = [
+        SeenFrame(
+            time, frame.grid.group_rows, frame.grid.group_cols, [(r, c) for r, c in tokens_of(frame).cells.tolist()]
+        )
+        for time, frame in zip(times, frames, strict=True)
+    ]
+    config: Any = model.model.config
+    system, question = len(model.system_ids()), len(model.question_ids(QUESTION.text))
+    return RULES[model.family](system, seen, question, getattr(config.vision_config, "tokens_per_second", 0))
+
+
+def _for_vllm(model: VisionLanguageModel, frames: Sequence[HeldFrame]) -> Tensor:
+    """The whole prompt's positions as the model registered with vLLM computes them from what we send it."""
+    system, question = len(model.system_ids()), len(model.question_ids(QUESTION.text))
+    window = model.window_positions(system, spans_of(frames))
+    shown = [positions for positions in window.frames if positions.shape[1]]
+    items, offset = [], system
+    for number, positions in enumerate(shown):
+        items.append((offset, positions, window.next if number == len(shown) - 1 else -1))
+        offset += positions.shape[1]
+    return prompt_positions(offset + question, items)[0]
+
+
+def _differing(given: Tensor, expected: Sequence[Position]) -> int:
+    """Tokens whose position differs on any axis, and those that only one of the two has."""
+    hand = torch.tensor(expected).T
+    both = min(given.shape[1], hand.shape[1])
+    return int((given[:, :both] != hand[:, :both]).any(0).sum()) + abs(given.shape[1] - hand.shape[1])

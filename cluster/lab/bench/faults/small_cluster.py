@@ -1,0 +1,279 @@
+"""A small real cluster, started by the command line, with cameras that push to it and somebody who watches it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import grpc
+import psutil
+
+from cluster.alerts.service import FILE as INCIDENTS
+from cluster.client import GatewayClient
+from cluster.codec import FileSource
+from cluster.errors import SightlineError
+from cluster.lab.bench.redis_server import RedisServer
+from cluster.lab.bench.window_accounting import CameraBooks
+from cluster.lab.clips import make_clip
+from cluster.types import MICROSECONDS, Answer, EncodedPacket, Question
+from cluster.wire.push import PushAgent, PushStatus
+
+CAMERAS = ("dock", "gate", "yard")
+STRIDE_S = 4.0
+BLOCK_FRAMES = 4
+DISK_BYTES = 8 * 2**20
+
+TITLES = {
+    "decoder": "ray::Decoder",
+    "replica": "ray::ServeReplica",
+    "controller": "ray::Controller",
+    "gateway": "ray::Gateway",
+    "tier": "ray::TierNode",
+    "alerting": "ray::Alerting",
+    "raylet": "raylet",
+    "dashboard-agent": "ray::DashboardAgent",
+    "runtime-env-agent": "ray::RuntimeEnvAgent",
+}
+"""Process -> how its title begins."""
+
+PROCESSES = {"decoder": 2, "replica": 2, "controller": 1, "gateway": 1, "tier": 1, "alerting": 1}
+
+# Any score is enough: every camera has an incident, which says whether answers reach alerting.
+QUESTION = Question("person", "Is anyone there?", threshold=0.01)
+
+START_S = 240.0
+CLIP_S = 24.0
+
+
+class TimedSource(FileSource):
+    """A clip in a loop at its own pace, which notes when its clock was at 0 (``began_s``, monotonic)."""
+
+    began_s: float | None = None
+
+    def packets(self) -> Iterator[EncodedPacket]:
+        for packet in super().packets():
+            if self.began_s is None and packet.pts is not None:
+                self.began_s = time.monotonic() - packet.pts / MICROSECONDS
+            yield packet
+
+
+class Camera:
+    """One pushed camera from when it is added until it is removed."""
+
+    def __init__(self, name: str, gateway: str, clip: Path, loop: asyncio.AbstractEventLoop) -> None:
+        self.source = TimedSource(clip, loop=True, realtime=True)
+        self.agent = PushAgent(self.source, gateway, name)
+        self.done: Future[PushStatus] = asyncio.run_coroutine_threadsafe(self.agent.run(), loop)
+        # Its clock begins with its first packet; the thread that reads it is on its way.
+        while (began_s := self.source.began_s) is None:
+            if self.done.done():
+                self.done.result()
+            time.sleep(0.01)
+        self.books = CameraBooks(name, began_s, STRIDE_S)
+
+    def saw(self, answer: Answer) -> None:
+        """An answer came. One far from the future belongs to a camera of this name that was removed; but the last frame
+        of a window may come before its end."""
+        now_s = time.monotonic()
+        if self.books.began_s + answer.end / MICROSECONDS <= now_s + STRIDE_S:
+            self.books.saw(answer, now_s)
+
+    def stop(self) -> None:
+        self.done.cancel()
+        self.source.close()
+
+
+class SmallCluster:
+    """``sightline serve`` with two decoders, two replicas, a node tier, a Redis, and a small disk for incidents.
+
+    A context manager: at its end nothing of it is left. Use it from one thread.
+
+    Args:
+        folder: of its files and logs.
+
+    Raises:
+        SightlineError: it did not start.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.folder = folder
+        self.redis = RedisServer()
+        self.cameras: dict[str, Camera] = {}
+        self._seen: set[psutil.Process] = set()
+        self._loop = asyncio.new_event_loop()
+        self._clip = folder / "street.mp4"
+        make_clip("street", self._clip, seconds=CLIP_S, fps=10, size=(160, 96))
+        self._disk = folder / "disk"
+        self._disk.mkdir(exist_ok=True)
+        (folder / "config.json").write_text(json.dumps(self._configuration()))
+        self.output = folder / "serve.log"
+        addresses = folder / "addresses.json"
+        addresses.unlink(missing_ok=True)
+        with self.output.open("w") as out:
+            self.serve = subprocess.Popen(
+                self._command(addresses), stdout=out, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, cwd=folder
+            )
+        try:
+            self.gateway = self._wait_until_ready(addresses)
+            self.client = GatewayClient(self.gateway, deadline_s=5.0)
+            threading.Thread(target=self._loop.run_forever, daemon=True, name="cameras").start()
+            for name in CAMERAS:
+                self.add(name)
+            threading.Thread(target=self._watch, daemon=True, name="watch").start()
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> SmallCluster:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Stop the cameras, then the cluster; kill what does not stop."""
+        for camera in self.cameras.values():
+            camera.stop()
+        self.cameras.clear()
+        self.note_processes()
+        if self.serve.poll() is None:
+            self.serve.send_signal(signal.SIGTERM)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.serve.wait(30.0)
+        for process in self._seen:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        self.serve.wait()
+        self.redis.kill()
+        if self._loop.is_running():
+            with contextlib.suppress(TimeoutError):
+                asyncio.run_coroutine_threadsafe(_ended(), self._loop).result(5.0)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+
+    # -- cameras --------------------------------------------------------------------------------
+    def add(self, name: str) -> None:
+        """Add a camera, which begins to push."""
+        self.client.camera_add(name, "", [QUESTION])
+        self.cameras[name] = Camera(name, self.gateway, self._clip, self._loop)
+
+    def remove(self, name: str) -> None:
+        """The camera stops, and the cluster is told to forget it."""
+        self.cameras.pop(name).stop()
+        self.client.camera_remove(name)
+
+    # -- processes ------------------------------------------------------------------------------
+    def note_processes(self) -> None:
+        """Remember every process of the cluster's, so that it is found also when its parents are gone."""
+        with contextlib.suppress(psutil.NoSuchProcess):
+            self._seen.update(psutil.Process(self.serve.pid).children(recursive=True))
+
+    def processes(self, name: str) -> list[psutil.Process]:
+        """Those of a kind (``TITLES``) that run below ``serve``, the busiest first."""
+        self.note_processes()
+        found: list[tuple[float, psutil.Process]] = []
+        for process in self._seen:
+            with contextlib.suppress(psutil.Error):
+                title = process.cmdline()[:1] if name != "raylet" else [process.name()]
+                if is_alive(process) and title and title[0].startswith(TITLES[name]):
+                    found.append((sum(process.cpu_times()[:2]), process))
+        return [process for _, process in sorted(found, key=lambda pair: -pair[0])]
+
+    def left(self) -> list[psutil.Process]:
+        """What still runs of all processes that were ever noted."""
+        return [process for process in self._seen if is_alive(process)]
+
+    # -- the disk -------------------------------------------------------------------------------
+    def fill_disk(self) -> None:
+        """Every byte of the file system that incidents and clips are on, also what was freed since the last call."""
+        if not self._ballast.exists():
+            with contextlib.closing(sqlite3.connect(self._on_disk(INCIDENTS))) as incidents:
+                # What the database has taken already it would go on writing into.
+                incidents.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        with contextlib.suppress(OSError), self._ballast.open("ab", buffering=0) as ballast:
+            while ballast.write(bytes(4096)):
+                pass
+
+    def empty_disk(self) -> None:
+        self._ballast.unlink()
+
+    @property
+    def _ballast(self) -> Path:
+        return self._on_disk("ballast")
+
+    def _on_disk(self, name: str) -> Path:
+        # The file system is mounted for the cluster alone, so that it goes with it.
+        return Path(f"/proc/{self.serve.pid}/root{self._disk}") / name
+
+    # -- starting -------------------------------------------------------------------------------
+    def _configuration(self) -> dict[str, Any]:
+        return {
+            "model": {"name": "tiny-qwen2_5_vl", "threads": 1},
+            "sampling": {"anchor_interval_s": 4},
+            "window": {"length_s": 2 * STRIDE_S, "stride_s": STRIDE_S, "static_gate": False},
+            "memory": {"block_frames": BLOCK_FRAMES},
+            "tiers": {"redis_url": self.redis.url},
+            "gateway": {"port": 0, "metrics_port": 0},
+            "cluster": {"decoders": 2, "replicas": 2, "log_dir": str(self.folder / "logs"), "start_timeout_s": START_S},
+            "alerts": {
+                "folder": str(self._disk),
+                "update_s": STRIDE_S,
+                "cooldown_s": 0,
+                "sinks": [{"name": "log", "kind": "log"}],
+            },
+            "clips": {"keep_free": 0, "before_s": 2, "after_s": 2},
+        }
+
+    def _command(self, addresses: Path) -> list[str]:
+        serve = "import sys; from actors.cli import main; sys.exit(main())"
+        mount = f'mount -t tmpfs -o size={DISK_BYTES} tmpfs "$0" && exec "$@"'
+        own = ["unshare", "--mount"] if os.geteuid() == 0 else ["unshare", "--mount", "--map-root-user"]
+        started = [sys.executable, "-c", serve, "serve", "-c", str(self.folder / "config.json")]
+        return [*own, "sh", "-c", mount, str(self._disk), *started, "--json", str(addresses)]
+
+    def _wait_until_ready(self, addresses: Path) -> str:
+        deadline_s = time.monotonic() + START_S
+        while time.monotonic() < deadline_s and self.serve.poll() is None:
+            # It is written in one go, but not at once.
+            with contextlib.suppress(OSError, ValueError):
+                return str(json.loads(addresses.read_text())["gateway"])
+            time.sleep(0.1)
+        said = self.output.read_text().strip().splitlines()
+        raise SightlineError(f"sightline serve did not start: {said[-1] if said else 'it said nothing'}")
+
+    def _watch(self) -> None:
+        while self.serve.poll() is None:
+            with (
+                contextlib.suppress(SightlineError, grpc.RpcError, ValueError),
+                GatewayClient(self.gateway, deadline_s=2.0) as client,
+            ):
+                for answer, _ in client.watch():
+                    if (camera := self.cameras.get(answer.stream)) is not None:
+                        camera.saw(answer)
+            time.sleep(0.1)
+
+
+async def _ended() -> None:
+    """The cameras' tasks on this loop have ended; they were cancelled."""
+    if tasks := asyncio.all_tasks() - {asyncio.current_task()}:
+        await asyncio.wait(tasks)
+
+
+def is_alive(process: psutil.Process) -> bool:
+    """Whether it runs, or could; what is dead and not yet buried does not."""
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.Error:
+        return False

@@ -1,0 +1,127 @@
+"""Steps of an engine whose cameras' memories are at their cap, beside steps of one without memories.
+
+The KV of a 7B model (28 layers of 4 key heads of 128, bfloat16) behind a narrow one, so that two cores step it. Frames
+come at the cameras' own pace; memories lie in host memory above a node's tier in another process.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from cluster.engine.native import NativeEngine
+from cluster.errors import SightlineError
+from cluster.lab.bench.memory.node import far_tier
+from cluster.lab.bench.parts import Part
+from cluster.lab.bench.synthetic import SyntheticCamera
+from cluster.memory.bank import MemoryBank
+from cluster.memory.tiers.arena import Arena
+from cluster.memory.tiers.stack import TierStack
+from cluster.models import load_model
+from cluster.models.base import VisionLanguageModel
+from cluster.types import MemorySpec, Question, StreamSpec
+
+MODEL = "kv7b-qwen2_5_vl"
+CAMERAS = 2
+WINDOW_S, STRIDE_S = 16.0, 2.0
+STEPS = 60
+CAP = 32 * 2**20
+FILL_S = 120.0
+QUESTION = Question("q", "Is anyone climbing the fence?")
+
+
+class Cameras:
+    """An engine and the cameras that it watches, one of which brings a stride of frames at a time."""
+
+    def __init__(self, model: VisionLanguageModel, bank: MemoryBank | None, seed: int) -> None:
+        self.engine = NativeEngine(model, memories=bank)
+        memory = None if bank is None else MemorySpec(cap_bytes=CAP)
+        self.cameras = [
+            SyntheticCamera(f"camera {number}", model.geometry, fps=2.0, kept=1.0, anchor_every=8, seed=seed + number)
+            for number in range(CAMERAS)
+        ]
+        self.sent = [0] * CAMERAS
+        for camera in self.cameras:
+            self.engine.admit(
+                StreamSpec(
+                    camera.stream,
+                    (QUESTION,),
+                    window_s=WINDOW_S,
+                    stride_s=STRIDE_S,
+                    static_gate=False,
+                    memory=memory,
+                )
+            )
+
+    def stride(self, number: int) -> float:
+        """Seconds that the engine's thread takes for one camera's next stride: frames taken in, window stepped."""
+        camera, spent = self.cameras[number], 0.0
+        frames = round(STRIDE_S * 2.0 / camera.geometry.temporal)
+        for index in range(self.sent[number], self.sent[number] + frames):
+            sample = camera.sample(index)
+            began = time.perf_counter()
+            self.engine.step(self.engine.push(sample))
+            spent += time.perf_counter() - began
+        self.sent[number] += frames
+        return spent
+
+    def at_pace(self, steps: int) -> list[float]:
+        """So many strides of the cameras in turn, each when it is due."""
+        spent, due = [], time.monotonic()
+        for step in range(steps):
+            due += STRIDE_S / CAMERAS
+            spent.append(self.stride(step % CAMERAS))
+            time.sleep(max(0.0, due - time.monotonic()))
+        return spent
+
+
+def measure(seed: int) -> Part:
+    """Figure ``step_p99_ratio``; half of the steps without memories come before those with, half after."""
+    model = load_model(MODEL, dtype="bfloat16")
+    with far_tier(2 * CAMERAS * CAP) as node:
+        bank = MemoryBank(TierStack([Arena(CAMERAS * CAP), node]))
+        full, bare = Cameras(model, bank, seed), Cameras(model, None, seed)
+        filled = _fill(full, bank)
+        for number in range(CAMERAS):
+            bare.stride(number)
+        without = bare.at_pace(STEPS // 2)
+        before = [bank.get(name)[0].counts.compressions for name in bank.streams()]
+        beside = full.at_pace(STEPS)
+        after = [bank.get(name)[0].counts.compressions for name in bank.streams()]
+        bank.drain(FILL_S)
+        without += bare.at_pace(STEPS // 2)
+        dropped = sum(bank.get(name)[0].counts.frames_dropped for name in bank.streams())
+    rows = [_row("without memories", without), _row("memories at their cap", beside)]
+    ratio = rows[1]["p99_ms"] / rows[0]["p99_ms"]
+    notes = [
+        f"{CAMERAS} cameras with {CAP >> 20} MiB each, full after {filled:.0f} s; while steps were timed "
+        f"{sum(after) - sum(before)} compressions, and {dropped} frames dropped for want of time"
+    ]
+    return Part({"step_p99_ratio": ratio}, rows, notes)
+
+
+def _fill(cameras: Cameras, bank: MemoryBank) -> float:
+    """Strides as fast as the memories take them, until each was compressed; seconds that took."""
+    began = time.monotonic()
+    while not all(bank.get(name)[0].counts.compressions for name in bank.streams()):
+        if time.monotonic() - began > FILL_S:
+            raise SightlineError(f"the memories are not full after {FILL_S:g} s")
+        for number in range(CAMERAS):
+            cameras.stride(number)
+        bank.drain(FILL_S)
+    return time.monotonic() - began
+
+
+def _row(what: str, seconds: Sequence[float]) -> dict[str, Any]:
+    ms = np.array(seconds) * 1000
+    return {
+        "steps of": what,
+        "steps": len(ms),
+        "mean_ms": float(ms.mean()),
+        "p50_ms": float(np.percentile(ms, 50)),
+        "p99_ms": float(np.percentile(ms, 99)),
+        "worst_ms": float(ms.max()),
+    }

@@ -1,0 +1,152 @@
+"""A clip as benches need it: sampled once by the real front end, pruned by any policy, its decisions timed."""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import itertools
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cluster.codec.change import ChangeAccumulator
+from cluster.codec.file import FileSource
+from cluster.codec.processor import CodecOptions, CodecProcessor
+from cluster.types import MICROSECONDS, FrameSample, PatchGeometry, SampledFrame
+from cluster.vision import make_pruner
+from cluster.vision.sampler import PatchSampler
+
+
+def add_clip_arguments(parser: argparse.ArgumentParser, *, model: str, window: float, stride: float) -> None:
+    """What every bench takes that answers windows of clips; ``model``, ``window`` and ``stride`` are its defaults."""
+    parser.add_argument("--clips", nargs="+", type=Path, metavar="FILE", help="video files (default: two made ones)")
+    parser.add_argument("--model", default=model, help="preset or checkpoint (default: %(default)s)")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--dtype", default="float32")
+    parser.add_argument(
+        "--window", type=float, default=window, metavar="S", help=f"window in seconds (default: {window:g})"
+    )
+    parser.add_argument(
+        "--stride", type=float, default=stride, metavar="S", help=f"stride in seconds (default: {stride:g})"
+    )
+    parser.add_argument("--fps", type=float, default=2.0, help="sampled frames per second (default: 2)")
+    parser.add_argument("--pruner", default="replenish", help="pruning policy (default: %(default)s)")
+    parser.add_argument("--threads", type=int, help="torch threads (default: one per core)")
+
+
+def made_clips(directory: Path) -> list[Path]:
+    """Two made clips: a street, and the same with a noisy sensor."""
+    from cluster.lab.clips import make_clip
+
+    made = [directory / "street.mp4", directory / "noisy.mp4"]
+    for path in made:
+        make_clip(path.stem, path, seconds=88)
+    return made
+
+
+@dataclass(slots=True)
+class Clock:
+    """Seconds spent in the calls it was given to."""
+
+    seconds: float = 0.0
+
+    def timed(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """``function`` with its seconds added up here."""
+
+        @functools.wraps(function)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            began = time.perf_counter()
+            try:
+                return function(*args, **kwargs)
+            finally:
+                self.seconds += time.perf_counter() - began
+
+        return call
+
+
+@dataclass(frozen=True, slots=True)
+class ClipFrames:
+    """``frames`` sampled at ``fps`` over ``seconds`` of video; ``change_s``: seconds their change grids took."""
+
+    path: Path
+    frames: list[SampledFrame]
+    fps: float
+    change_s: float
+
+    @property
+    def seconds(self) -> float:
+        return len(self.frames) / self.fps
+
+
+def read_clip(
+    path: Path, geometry: PatchGeometry, *, fps: float, at_least: float, at_most: float | None = None
+) -> ClipFrames:
+    """Sample a clip through the real codec processor, whole, and again from its start until ``at_least`` seconds.
+
+    Raises:
+        SourceError: the file cannot be read.
+    """
+    source = FileSource(path, loop=True)
+    processor = CodecProcessor(geometry, CodecOptions(fps=fps))
+    clock = Clock()
+    frames: list[SampledFrame] = []
+    with _clocked(ChangeAccumulator, ("add", "take"), clock):
+        processor.open(source.open())
+        packets = source.packets()
+        for packet in packets:
+            frames += processor.feed(packet)
+            seconds = len(frames) / fps
+            if seconds >= at_least and (source.rounds or (at_most is not None and seconds >= at_most)):
+                break
+        packets.close()  # type: ignore[attr-defined]
+    limit = round(max(at_least, at_most) * fps) if at_most is not None else len(frames)
+    return ClipFrames(path, frames[:limit], fps, clock.seconds)
+
+
+@dataclass(frozen=True, slots=True)
+class PrunedClip:
+    """What a decoder would send of a clip, and the seconds its masks took."""
+
+    samples: list[FrameSample]
+    mask_s: float
+
+
+def prune_clip(clip: ClipFrames, stream: str, policy: str) -> PrunedClip:
+    """The clip's frames through a pruning policy and the patch sampler, temporal patches united."""
+    pruner = make_pruner(policy)
+    clock = Clock()
+    with _clocked(type(pruner), ("prune",), clock):
+        sampler = PatchSampler(stream, pruner, clip.fps)
+        samples = [sample for frame in clip.frames if (sample := sampler.feed(frame)) is not None]
+    return PrunedClip(samples, clock.seconds)
+
+
+@contextmanager
+def _clocked(owner: type, names: tuple[str, ...], clock: Clock) -> Iterator[None]:
+    """Time methods of a class from outside: the data path carries no stopwatches for the bench's sake."""
+    before = {name: getattr(owner, name) for name in names}
+    for name, method in before.items():
+        setattr(owner, name, clock.timed(method))
+    try:
+        yield
+    finally:
+        for name, method in before.items():
+            setattr(owner, name, method)
+
+
+def span_seconds(samples: list[FrameSample]) -> float:
+    """From the first frame's start to the last one's end."""
+    return (samples[-1].end - samples[0].pts) / MICROSECONDS if samples else 0.0
+
+
+def clip_names(paths: list[Path]) -> Iterator[tuple[str, Path]]:
+    """Paths with a name each that can stand in a figure's; the same name twice gets a number."""
+    seen: set[str] = set()
+    for path in paths:
+        name = path.stem.replace("-", "_")
+        unique = next(n for n in itertools.chain([name], (f"{name}_{i}" for i in itertools.count(2))) if n not in seen)
+        seen.add(unique)
+        yield unique, path

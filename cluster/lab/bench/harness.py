@@ -1,0 +1,148 @@
+"""What every bench shares: its arguments, its table, its JSON, and the machine it ran on.
+
+A bench is one module with ``add_arguments(parser)`` and ``run(args) -> BenchResult``, named in ``BENCHES``; figures are
+ratios of one run. ``sightline bench NAME`` and ``python -m cluster.lab.bench NAME`` run the same code.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import os
+import platform
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from cluster.errors import ConfigError, SightlineError
+
+BENCHES: dict[str, str] = {
+    "window": "full computation against pruned and refreshed, same engine, same clips",
+    "codec": "the whole front end against bare decoding of the same clip, one core",
+    "ingest": "packets per second through the gateway by gRPC push, flow control on",
+    "streams": "milliseconds of a core for each second of a pushed camera, by process",
+    "batch": "streams stepped together against one by one",
+    "engines": "our engine against vLLM: full, pruned, with reuse, on the same windows",
+    "cost": "seconds of steps over windows of many sizes, and the cost model fitted to them",
+    "scheduler": "placement, queue, ladder and admission on simulated time",
+    "memory": "what compressors cost and cover, under a cap, on the KV that leaves real windows",
+    "alerts": "from an answer to a webhook that has it, and what is lost when everything is killed",
+    "dashboards": "every dashboard panel against a running cluster and a real Prometheus, series per camera",
+    "console": "the wall of cameras in a real browser: first paint, and growth while it stays open",
+    "faults": "silent faults caused on purpose: positions, gaps, kills, outages, attacks, leaks",
+    "fuzz": "nonsense at every gRPC method, at HTTP and at YAML: nothing dies, hangs or answers with a defect",
+    "soak": "memory after thousands of windows on one camera",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class BenchResult:
+    """``figures`` name -> number, each a ratio or rate of this one run; ``rows`` the table behind them."""
+
+    bench: str
+    figures: dict[str, float]
+    rows: list[dict[str, Any]]
+    notes: list[str] = field(default_factory=list)
+    machine: dict[str, Any] = field(default_factory=lambda: machine())
+
+    def to_json(self) -> str:
+        body = {
+            "bench": self.bench,
+            "figures": self.figures,
+            "rows": self.rows,
+            "notes": self.notes,
+            "machine": self.machine,
+        }
+        return json.dumps(body, indent=2)
+
+
+def machine() -> dict[str, Any]:
+    """Processor, cores, memory and library versions: what a reader needs to compare two runs."""
+    model = platform.processor()
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.exists():
+        names = [line.split(":", 1)[1].strip() for line in cpuinfo.read_text().splitlines() if "model name" in line]
+        model = names[0] if names else model
+    found: dict[str, Any] = {
+        "cpu": model,
+        "cores": len(os.sched_getaffinity(0)),
+        "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
+        "python": platform.python_version(),
+        "gpu": _gpu(),
+    }
+    for package in ("torch", "transformers", "vllm", "av", "grpcio", "ray"):
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            found[package] = None
+    return found
+
+
+def _gpu() -> str | None:
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_available():
+        return str(torch.cuda.get_device_name(0))
+    return None
+
+
+def table(rows: Sequence[dict[str, Any]]) -> str:
+    """Rows of equal keys as aligned plain text; an empty list gives an empty string."""
+    if not rows:
+        return ""
+    keys = list(rows[0])
+    cells = [[_show(row.get(key)) for key in keys] for row in rows]
+    widths = [max(len(key), *(len(line[i]) for line in cells)) for i, key in enumerate(keys)]
+    lines = ["  ".join(key.ljust(widths[i]) for i, key in enumerate(keys))]
+    for line in cells:
+        lines.append("  ".join(text.rjust(widths[i]) if i else text.ljust(widths[0]) for i, text in enumerate(line)))
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def _show(value: Any) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    return str(value)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one bench from the command line; returns the exit code."""
+    argv = list(sys.argv[1:] if argv is None else argv)
+    listing = "\n".join(f"  {name:8} {what}" for name, what in BENCHES.items())
+    if not argv or argv[0] in ("-h", "--help"):
+        print(f"usage: sightline bench NAME [options]\n\n{listing}\n\nOptions of one: sightline bench NAME --help")
+        return 0
+    name, rest = argv[0], argv[1:]
+    if name not in BENCHES:
+        raise ConfigError(f"unknown bench {name!r}; there are: {', '.join(BENCHES)}")
+    module = importlib.import_module(f"cluster.lab.bench.{name}")
+    parser = argparse.ArgumentParser(prog=f"sightline bench {name}", description=module.__doc__)
+    parser.add_argument("--json", metavar="FILE", type=Path, help="also write figures, rows and machine as JSON")
+    module.add_arguments(parser)
+    args = parser.parse_args(rest)
+    if args.json is not None:
+        _write(args.json, "")
+    result: BenchResult = module.run(args)
+    print(table(result.rows))
+    for note in result.notes:
+        print(f"note: {note}")
+    for key, value in result.figures.items():
+        print(f"{key} = {value:.4g}")
+    if args.json is not None:
+        _write(args.json, result.to_json() + "\n")
+        print(f"written: {args.json}")
+    return 0
+
+
+def _write(path: Path, text: str) -> None:
+    """Called empty before a bench as well: minutes of measuring are not lost to a folder that cannot be written."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    except OSError as error:
+        raise SightlineError(f"cannot write {path}: {error.strerror or error}; choose another place") from None

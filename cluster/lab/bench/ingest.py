@@ -1,0 +1,196 @@
+"""Packets per second through the gateway by gRPC push, flow control on.
+
+Push agents send packets to a gateway that has one core to itself and forwards them to a decoder process; all three are
+the real parts, only the decoding is left out. The agents and the decoder share the other cores.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from cluster.codec.source import StreamHeader
+from cluster.errors import SightlineError
+from cluster.lab.bench.harness import BenchResult
+from cluster.types import EncodedPacket
+from cluster.wire.push import PushAgent, PushOptions, PushStatus
+
+BATCHES = (1, 4, 16)
+MANY = 16
+GOP = 50
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Length of a measurement, size of a packet, credit."""
+    parser.add_argument("--packets", type=int, default=20_000, help="most packets of one measurement (default 20000)")
+    parser.add_argument("--seconds", type=float, default=4.0, help="longest measurement, seconds (default 4)")
+    parser.add_argument("--size", type=int, default=8192, help="bytes of a packet (default 8192)")
+    parser.add_argument("--credit", type=int, default=256, help="packets in flight the decoder grants (default 256)")
+
+
+class Synthetic:
+    """A source of equal packets, as fast as they are taken, until ``packets`` or ``seconds`` are over."""
+
+    live = False
+    pushed = False
+
+    def __init__(self, packets: int, seconds: float, size: int) -> None:
+        self._packets = packets
+        self._seconds = seconds
+        self._data = os.urandom(size)
+        self._closed = threading.Event()
+
+    @property
+    def ended(self) -> bool:
+        return True
+
+    def open(self) -> StreamHeader:
+        return StreamHeader("h264", 1920, 1080, b"")
+
+    def packets(self) -> Iterator[EncodedPacket]:
+        stop = time.monotonic() + self._seconds
+        for sequence in range(self._packets):
+            if self._closed.is_set() or time.monotonic() > stop:
+                return
+            yield EncodedPacket("h264", self._data, sequence * 40_000, None, sequence % GOP == 0, sequence)
+
+    def close(self) -> None:
+        self._closed.set()
+
+
+class Process:
+    """One of ``cluster.lab.bench.ingest_processes``, or of a module that serves alike; ``hello``: its first words."""
+
+    def __init__(self, role: str, *options: str, module: str = "cluster.lab.bench.ingest_processes") -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", module, role, *options],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        self.hello = self._line()
+        self.address = f"127.0.0.1:{self.hello['port']}"
+
+    def ask(self) -> dict[str, Any]:
+        assert self._process.stdin is not None
+        self._process.stdin.write("\n")
+        self._process.stdin.flush()
+        return self._line()
+
+    def stop(self) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        try:
+            self._process.wait(10.0)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        assert self._process.stdout is not None
+        self._process.stdout.close()
+
+    def _line(self) -> dict[str, Any]:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            raise SightlineError(f"a process of the bench ended with exit code {self._process.wait()}")
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+
+@contextmanager
+def processes(credit: int) -> Iterator[tuple[Process, Process]]:
+    """Gateway and decoder; the gateway alone on the last core while there are two or more."""
+    cores = os.sched_getaffinity(0)
+    one = {max(cores)}
+    rest = cores - one or one
+    os.sched_setaffinity(0, rest)
+    running: list[Process] = []
+    try:
+        running.append(Process("decoder", "--cores", _list(rest), "--credit", str(credit)))
+        running.append(Process("gateway", "--cores", _list(one), "--decoder", running[0].address))
+        yield running[1], running[0]
+    finally:
+        os.sched_setaffinity(0, cores)
+        for process in running:
+            process.stop()
+
+
+def _list(cores: set[int]) -> str:
+    return ",".join(str(core) for core in sorted(cores))
+
+
+class Bench:
+    """The processes, and one measurement after another on them."""
+
+    def __init__(self, args: argparse.Namespace, gateway: Process, decoder: Process) -> None:
+        self._args = args
+        self._gateway = gateway
+        self._decoder = decoder
+        self._cameras = 0
+
+    def measure(self, to: Process, batch: int, cameras: int = 1, packets: int | None = None) -> dict[str, Any]:
+        """``cameras`` pushing at once, from the first packet to the last confirmed end."""
+        agents = [self._agent(to, batch, (packets or self._args.packets) // cameras) for _ in range(cameras)]
+
+        async def push() -> list[PushStatus]:
+            return await asyncio.gather(*(agent.run() for agent in agents))
+
+        gateway_before, decoder_before = self._gateway.ask(), self._decoder.ask()
+        started = time.perf_counter()
+        statuses = asyncio.run(push())
+        seconds = time.perf_counter() - started
+        gateway_after, decoder_after = self._gateway.ask(), self._decoder.ask()
+        sent = sum(status.packets for status in statuses)
+        arrived = decoder_after["packets"] - decoder_before["packets"]
+        if arrived != sent or any(status.dropped or status.cluster_dropped for status in statuses):
+            raise SightlineError(f"{sent} packets were sent, but {arrived:.0f} arrived")
+        busy = gateway_after["cpu_s"] - gateway_before["cpu_s"]
+        proxied = to is self._gateway
+        return {
+            "via": "gateway" if proxied else "decoder directly",
+            "cameras": cameras,
+            "packets_per_message": batch,
+            "packets": sent,
+            "packets_per_s": sent / seconds,
+            "mb_per_s": sent * self._args.size / seconds / 1e6,
+            "gateway_cpu_us": 1e6 * busy / sent if proxied else None,
+            "gateway_busy": busy / seconds if proxied else None,
+            "gateway_rss_mb": gateway_after["rss"] / 1e6 if proxied else None,
+        }
+
+    def _agent(self, to: Process, batch: int, packets: int) -> PushAgent:
+        self._cameras += 1
+        source = Synthetic(packets, self._args.seconds, self._args.size)
+        options = PushOptions(batch_packets=batch)
+        return PushAgent(source, to.address, f"camera-{self._cameras}", options=options)
+
+
+def run(args: argparse.Namespace) -> BenchResult:
+    """The headline is the hardest case, one packet in every message; batches are what the agent sends under load."""
+    with processes(args.credit) as (gateway, decoder):
+        bench = Bench(args, gateway, decoder)
+        bench.measure(gateway, 1, packets=500)
+        through = {batch: bench.measure(gateway, batch) for batch in BATCHES}
+        many = bench.measure(gateway, 1, cameras=MANY)
+        direct = [bench.measure(decoder, batch) for batch in BATCHES]
+    figures = {
+        "packets_per_s": through[1]["packets_per_s"],
+        **{f"packets_per_s_batch_{batch}": through[batch]["packets_per_s"] for batch in BATCHES[1:]},
+        f"packets_per_s_{MANY}_cameras": many["packets_per_s"],
+        "gateway_core_packets_per_s": 1e6 / through[1]["gateway_cpu_us"],
+    }
+    notes = [
+        f"packets of {args.size} bytes, credit {args.credit}",
+        "packets_per_s: one camera, one packet per message, which is the worst case",
+        "gateway_core_packets_per_s: what the gateway's processor time allows at that",
+    ]
+    return BenchResult("ingest", figures, [*through.values(), many, *direct], notes)

@@ -1,0 +1,81 @@
+"""Memory: what it costs, holds, covers, finds and brings back, under a cap. Eight parts, each with its own table.
+
+``compress``: time of compressors beside encoding; ``coverage``: what they hold of it; ``cap``: bytes against the cap
+over a hundred thousand frames; ``retrieval``: clusters against tokens; ``history``: questions to much and to little of
+it; ``prefetch``: transfers hidden behind layers; ``splits``: what deferring them saves; ``restore``: taken up against
+computed again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+from cluster.lab.bench.frames import add_clip_arguments
+from cluster.lab.bench.memory import cap, compress, coverage, history, prefetch, restore, retrieval, splits
+from cluster.lab.bench.memory.footage import Footage
+from cluster.lab.bench.parts import Part, PartsResult, run_parts
+
+PARTS: dict[str, Callable[[Footage], Part]] = {
+    # First: what it may grow by would hide in memory that other parts have freed.
+    "cap": lambda footage: cap.measure(footage.args),
+    "compress": compress.measure,
+    "coverage": coverage.measure,
+    "retrieval": retrieval.measure,
+    "history": history.measure,
+    "prefetch": prefetch.measure,
+    "splits": splits.measure,
+    "restore": restore.measure,
+}
+
+
+GOALS: dict[str, tuple[str, float]] = {
+    "cap_violations": ("<=", 0.0),
+    "memory_growth": ("<=", 0.01),
+    "compress_share_infinipot_v": ("<=", 0.01),
+    "compress_share_cords": ("<=", 0.02),
+    "coverage_cords_over_infinipot_v": (">=", 1.0),
+    "coverage_infinipot_v_over_uniform": (">=", 1.0),
+    "ttft_vs_token_retrieval": (">=", 2.0),
+    "transfers_vs_token_retrieval": (">=", 5.0),
+    "ttft_64k_over_4k": ("<=", 2.0),
+    "prefetch_hidden_1ms": (">=", 0.8),
+    "prefetch_hidden_5ms": (">=", 0.8),
+    "prefetch_hidden_20ms": (">=", 0.8),
+    "deferred_split_saving": (">=", 0.4),
+    "restore_speedup": (">=", 10.0),
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """See the harness."""
+    parser.add_argument("--part", nargs="+", choices=list(PARTS), metavar="NAME", help=f"of: {', '.join(PARTS)}")
+    add_clip_arguments(parser, model="demo", window=20.0, stride=4.0)
+    parser.add_argument("--seconds", type=float, default=120.0, metavar="S", help="of each clip (default: 120)")
+    parser.add_argument(
+        "--bench-model", default="bench-qwen2_5_vl", help="preset that compressing is held against (default: it)"
+    )
+    parser.add_argument(
+        "--bench-seconds", type=float, default=60.0, metavar="S", help="of each clip it watches (default: 60)"
+    )
+    parser.add_argument(
+        "--caps", type=int, nargs="+", default=compress.CAPS, metavar="N", help="tokens, in part compress"
+    )
+    parser.add_argument("--out", type=Path, metavar="DIR", help="also write the timeline of the prefetch there (SVG)")
+    cap.add_arguments(parser)
+    history.add_arguments(parser)
+    prefetch.add_arguments(parser)
+
+
+def run(args: argparse.Namespace) -> PartsResult:
+    """Measure the parts that were named, or all."""
+    import torch
+
+    if args.threads:
+        torch.set_num_threads(args.threads)
+    with tempfile.TemporaryDirectory() as directory:
+        footage = Footage(args, Path(directory))
+        return run_parts("memory", {name: partial(PARTS[name], footage) for name in args.part or PARTS}, GOALS)

@@ -1,0 +1,94 @@
+"""A hundred thousand frames of one camera under a small cap: is any tier ever above it, and does the process grow?
+
+Frames are made, small, and come as fast as they are taken in. Two tiers: host memory for half the cap, and below it a
+node that holds everything. Bytes are those the tiers themselves count, looked at after every frame; resident memory is
+read after a tenth of the frames, when everything has been full once, and at the end.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import sys
+import time
+from typing import Any
+
+import psutil
+
+from cluster.errors import ConfigError
+from cluster.lab.bench.memory.footage import CAMERA
+from cluster.lab.bench.memory.made import made_chunks
+from cluster.lab.bench.parts import Part
+from cluster.memory.stream import StreamMemory
+from cluster.memory.tiers.arena import Arena
+from cluster.memory.tiers.stack import TierStack
+from cluster.types import MemorySpec
+
+CAP_BYTES = 2 * 2**20
+SHAPE = {"layers": 1, "heads": 1, "rows": 1, "columns": 2, "width": 128}
+WARM_UP = 0.1
+ROWS = 10
+_SLAB = 64 * 2**10
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """See the package."""
+    parser.add_argument("--frames", type=int, default=100_000, metavar="N", help="of part cap (default: %(default)s)")
+
+
+def measure(args: argparse.Namespace) -> Part:
+    """Figures ``cap_violations`` (frames after which some tier held more than its cap) and ``memory_growth``.
+
+    Raises:
+        ConfigError: too few frames for a warm-up.
+    """
+    if args.frames < ROWS / WARM_UP:
+        raise ConfigError(f"--frames is at least {round(ROWS / WARM_UP)}, to have a warm-up worth the name")
+    host = Arena(CAP_BYTES // 2, slab_bytes=_SLAB)
+    # Room for slabs that are partly empty; what a stream may hold is the cap.
+    node = Arena(2 * CAP_BYTES, name="node", stream_bytes=CAP_BYTES, evicts=False, slab_bytes=_SLAB)
+    memory = StreamMemory(CAMERA, MemorySpec(cap_bytes=CAP_BYTES), TierStack([host, node]))
+    process = psutil.Process()
+    warm = round(args.frames * WARM_UP)
+    warm_rss = violations = 0
+    most = {"host": 0, "node": 0}
+    rows: list[dict[str, Any]] = []
+    began = time.perf_counter()
+    for number, chunk in enumerate(made_chunks(CAMERA, args.frames, **SHAPE), start=1):
+        memory.add(chunk)
+        held = {tier.name: tier.nbytes(CAMERA) for tier in (host, node)}
+        violations += held["host"] > CAP_BYTES // 2 or held["node"] > CAP_BYTES
+        most = {name: max(most[name], held[name]) for name in most}
+        if number == warm:
+            gc.collect()
+            warm_rss = process.memory_info().rss
+        if number % (args.frames // ROWS) == 0:
+            gc.collect()
+            rows.append(_row(number, memory, most, process, time.perf_counter() - began))
+            print(f"cap: {number}/{args.frames} frames, {rows[-1]['rss_mib']} MiB", file=sys.stderr)
+            most = dict.fromkeys(most, 0)
+    rss = process.memory_info().rss
+    figures = {"cap_violations": float(violations), "memory_growth": (rss - warm_rss) / warm_rss}
+    spec = memory.spec
+    note = (
+        f"{args.frames} made frames ({SHAPE}), cap {CAP_BYTES / 2**20:g} MiB, {spec.compressor} and {spec.organiser}; "
+        f"most_*: largest since the row before; warm after {warm} frames"
+    )
+    memory.tiers.close()
+    return Part(figures, rows, [note])
+
+
+def _row(
+    frames: int, memory: StreamMemory, most: dict[str, int], process: psutil.Process, seconds: float
+) -> dict[str, Any]:
+    return {
+        "frames": frames,
+        "frames_held": memory.frames,
+        "tokens": memory.tokens,
+        "clusters": sum(len(head.organiser.table) for heads in memory.heads for head in heads),
+        "compressions": memory.counts.compressions,
+        "lost": memory.counts.lost + memory.counts.frames_dropped,
+        **{f"most_{name}_kib": round(nbytes / 2**10) for name, nbytes in most.items()},
+        "rss_mib": round(process.memory_info().rss / 2**20, 1),
+        "ms_per_frame": seconds / frames * 1000,
+    }

@@ -1,0 +1,171 @@
+"""Clips as several parts of the memory bench look at them: watched once by each model, asked now and then."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from cluster.engine.native.engine import NativeEngine
+from cluster.lab.bench.frames import clip_names, made_clips, prune_clip, read_clip
+from cluster.lab.bench.memory.splits import Asked
+from cluster.lab.bench.window import QUESTION
+from cluster.memory.bank import MemoryBank
+from cluster.memory.chunk import KVChunk
+from cluster.memory.organise.table import ClusterTable
+from cluster.memory.retrieve.base import Retrieved, Retriever
+from cluster.memory.stream import StreamMemory
+from cluster.memory.tiers.arena import Arena
+from cluster.memory.tiers.stack import TierStack
+from cluster.models import load_model
+from cluster.models.base import VisionLanguageModel
+from cluster.types import AskSpec, FrameSample, MemorySpec, StreamSpec
+
+CAMERA = "camera"
+QUESTIONS = (
+    "Is a person walking through the picture?",
+    "What happened before the car came?",
+    "Did anyone leave something behind?",
+    "How many people were there?",
+)
+ASK_EVERY = 16
+"""Frames that leave a window between two questions."""
+
+_ROOM = 2**30
+
+
+@dataclass(slots=True, eq=False)
+class Watched:
+    """``chunks``: what left one clip's windows; ``encode_s``: how long its windows took to compute; ``asked``: the raw
+    queries of questions asked meanwhile, over all that was remembered by then."""
+
+    clip: str
+    samples: Sequence[FrameSample]
+    chunks: list[KVChunk] = field(default_factory=list)
+    encode_s: float = 0.0
+    asked: list[Asked] = field(default_factory=list)
+
+    @property
+    def tokens(self) -> int:
+        """Of one layer and head."""
+        return sum(chunk.tokens for chunk in self.chunks)
+
+
+class Listener(Retriever):
+    """A retriever that remembers what it was asked. A layer is asked about twice where blocks are fetched ahead: by the
+    layer before, then by its own rows, which are the last.
+
+    ``found`` by table: the query rows ``[r, D]``, and for each token whether it was among those named ``[n]``.
+    """
+
+    def __init__(self, retriever: Retriever) -> None:
+        self._retriever = retriever
+        self.found: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def select(self, query: Tensor, table: ClusterTable) -> Retrieved:
+        """See :class:`Retriever`."""
+        chosen = self._retriever.select(query, table)
+        # As the table is now: a cluster may be split once the question is over.
+        self.found[id(table)] = query.float().clone(), torch.isin(table.of_token, chosen.clusters)
+        return chosen
+
+    def of(self, memory: StreamMemory, layer: int, head: int) -> tuple[Tensor, Tensor]:
+        """What was found for a layer's and head's own rows."""
+        return self.found[id(memory.heads[layer][head].organiser.table)]
+
+
+class ListeningBank(MemoryBank):
+    """A bank that also keeps what comes in (``chunks``) and, where ``listen`` is set, what is asked (``heard``)."""
+
+    def __init__(self, tiers: TierStack, *, listen: bool = False) -> None:
+        super().__init__(tiers)
+        self.chunks: list[KVChunk] = []
+        self.listen = listen
+        self.heard: Listener | None = None
+
+    def take(self, chunk: KVChunk) -> None:
+        """See :class:`MemoryBank`."""
+        self.chunks.append(chunk)
+        super().take(chunk)
+
+    def get(self, stream: str) -> tuple[StreamMemory, Retriever]:
+        """See :class:`MemoryBank`."""
+        memory, retriever = super().get(stream)
+        if not self.listen:
+            return memory, retriever
+        self.heard = Listener(retriever)
+        return memory, self.heard
+
+    def queries(self, stream: str) -> list[Tensor]:
+        """Raw rows per layer ``[Hkv, r, D]`` of the last question."""
+        memory, _ = super().get(stream)
+        assert self.heard is not None
+        return [
+            torch.stack([self.heard.of(memory, layer, h)[0] for h in range(len(heads))])
+            for layer, heads in enumerate(memory.heads)
+        ]
+
+
+class Footage:
+    """The clips of one run. ``directory``: where made clips go."""
+
+    def __init__(self, args: argparse.Namespace, directory: Path) -> None:
+        self.args = args
+        self._directory = directory
+        self.model = cache(self._model)
+        self.samples = cache(self._samples)
+        self.watched = cache(self._watched)
+
+    def spec(self, memory: MemorySpec | None = None) -> StreamSpec:
+        """The camera's settings."""
+        args = self.args
+        return StreamSpec(CAMERA, (QUESTION,), args.window, args.stride, static_gate=False, memory=memory)
+
+    def _model(self, name: str) -> VisionLanguageModel:
+        return load_model(name, device=self.args.device, dtype=self.args.dtype)
+
+    @property
+    def clips(self) -> list[Path]:
+        """Those that were named, else two made ones."""
+        if self.args.clips:
+            return list(self.args.clips)
+        made = [self._directory / "street.mp4", self._directory / "noisy.mp4"]
+        return made if all(path.exists() for path in made) else made_clips(self._directory)
+
+    def _samples(self, name: str) -> list[tuple[str, list[FrameSample]]]:
+        """Every clip as a decoder would send it to this model."""
+        args, geometry = self.args, self.model(name).geometry
+        seconds = args.seconds if name == args.model else min(args.seconds, args.bench_seconds)
+        found = []
+        for clip, path in clip_names(self.clips):
+            frames = read_clip(path, geometry, fps=args.fps, at_least=seconds, at_most=seconds)
+            found.append((clip, prune_clip(frames, CAMERA, args.pruner).samples))
+        return found
+
+    def _watched(self, name: str) -> list[Watched]:
+        return [self._watch(name, clip, samples) for clip, samples in self.samples(name)]
+
+    def _watch(self, name: str, clip: str, samples: Sequence[FrameSample]) -> Watched:
+        bank = ListeningBank(TierStack([Arena(_ROOM)]), listen=True)
+        engine = NativeEngine(self.model(name), memories=bank)
+        everything = MemorySpec(
+            compressor="none", organiser="frames", retriever="top_k", retriever_options={"share": 1.0}, cap_bytes=_ROOM
+        )
+        engine.admit(self.spec(everything))
+        watched = Watched(clip, samples)
+        for sample in samples:
+            for request in engine.push(sample):
+                for answer in engine.step([request]):
+                    watched.encode_s += answer.timing.vision_s + answer.timing.llm_s
+            if len(bank.chunks) >= ASK_EVERY * (len(watched.asked) + 1):
+                text = QUESTIONS[len(watched.asked) % len(QUESTIONS)]
+                bank.get(CAMERA)[0].settle()
+                engine.ask(AskSpec(CAMERA, text, max_new_tokens=1)).step()
+                watched.asked.append(Asked(len(bank.chunks), bank.queries(CAMERA)))
+        watched.chunks = bank.chunks
+        return watched

@@ -1,0 +1,217 @@
+"""How much of the time that blocks travel is hidden by loading them while the layer before computes.
+
+A question goes through its layers on a tier whose loads take a stated latency: once with the blocks of the next layer
+begun before a layer computes, once without. What the caller still waits, as a share of what it waits without, is what
+was not hidden. The first layer has none before it, so of ``n`` layers at most ``1 - 1/n`` can be.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Sequence
+from html import escape
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from cluster.lab.bench.memory.asked import measure_asked, remembered
+from cluster.lab.bench.memory.delayed import Delayed
+from cluster.lab.bench.memory.work import Compute, PrefetchRun, Work
+from cluster.lab.bench.parts import Part
+from cluster.lab.evaluation.plots import COLOURS, LEFT, RIGHT, STYLE, TOP, WIDTH
+from cluster.lab.report.charts import Scale, ticks
+from cluster.memory.prefetch import FetchEvent, Prefetcher, PrefetchStats
+from cluster.memory.tiers.arena import Arena
+from cluster.memory.tiers.base import Block, BlockKey, Outcome, Tier
+
+if TYPE_CHECKING:
+    from cluster.lab.bench.memory.footage import Footage
+
+LATENCIES_MS = (1, 5, 20)
+ACCURACIES = (1.0, 0.95, 0.8)
+COMPUTE_SHARE = 1.25
+"""Of the time that a layer's blocks take to come: what a layer computes for."""
+
+_TOKENS, _WIDTH = 32, 128
+_ROW, _BAR = 14, 5
+
+
+def measure_prefetch(
+    latency_s: float, *, layers: int = 28, compute_s: float, blocks_per_layer: int = 16, accuracy: float = 1.0
+) -> PrefetchRun:
+    """Time one question with and without prediction, on blocks of 32 tokens of 128 channels in host memory.
+
+    Args:
+        latency_s: added to every load.
+        compute_s: how long each layer multiplies matrices, at least.
+        accuracy: share of a layer's blocks that its prediction names; for each that it does not, it names a wrong one.
+
+    Raises:
+        ValueError: a block that was wanted did not come.
+    """
+    held = [[BlockKey("bench", layer, 0, number) for number in range(2 * blocks_per_layer)] for layer in range(layers)]
+    block = Block(
+        *torch.randn(2, _TOKENS, _WIDTH, dtype=torch.float32).to(torch.bfloat16), *torch.zeros(2, _TOKENS).int()
+    )
+    tier = Delayed(Arena(2 * layers * len(held[0]) * block.nbytes + 8 * 2**20), latency_s)
+    for keys in held:
+        tier.store([(key, block) for key in keys])
+    wanted = [keys[:blocks_per_layer] for keys in held]
+    predicted = []
+    for layer, keys in enumerate(held):
+        # Errors are spread evenly over the layers.
+        wrong = blocks_per_layer * (1 - accuracy)
+        wrong_here = int((layer + 1) * wrong + 1e-9) - int(layer * wrong + 1e-9)
+        predicted.append(keys[wrong_here : blocks_per_layer + wrong_here])
+    work = Work(compute_s)
+    _question(tier, wanted[:2], None, work)
+    without = _question(tier, wanted, None, work)
+    ahead = _question(tier, wanted, predicted, work)
+    tier.close()
+    waited_s, transfer_s = ahead[2].waited_s, without[2].waited_s
+    return PrefetchRun(1 - waited_s / transfer_s, waited_s, transfer_s, *ahead)
+
+
+def _question(
+    tier: Tier, wanted: Sequence[Sequence[BlockKey]], predicted: Sequence[Sequence[BlockKey]] | None, work: Work
+) -> tuple[tuple[FetchEvent, ...], tuple[Compute, ...], PrefetchStats]:
+    events: list[FetchEvent] = []
+    computes = []
+    with Prefetcher(tier.load, deadline_s=60.0, on_event=events.append) as fetcher:
+        for layer, keys in enumerate(wanted):
+            if any(one.outcome is not Outcome.HIT for one in fetcher.take(keys)):
+                raise ValueError(f"a block of layer {layer} did not come")
+            if predicted is not None and layer + 1 < len(wanted):
+                fetcher.begin(predicted[layer + 1])
+            began = time.perf_counter()
+            work()
+            computes.append(Compute(layer, began, time.perf_counter()))
+    return tuple(events), tuple(computes), fetcher.stats
+
+
+def timeline_svg(events: Sequence[FetchEvent], computes: Sequence[Compute]) -> str:
+    """One row for each layer over time: when its blocks travelled, and when it computed. An SVG file of its own.
+
+    Raises:
+        ValueError: nothing to draw.
+    """
+    drawn: list[FetchEvent | Compute] = [*events, *computes]
+    if not drawn:
+        raise ValueError("a timeline needs at least one load or one layer's work")
+    first = min(one.began_s for one in drawn)
+    last = max(one.ended_s for one in drawn)
+    layers = sorted({one.layer for one in drawn})
+    tops = {layer: TOP + 12 + row * _ROW for row, layer in enumerate(layers)}
+    bottom = TOP + 12 + len(layers) * _ROW
+    x = Scale(0.0, (last - first) * 1000, LEFT, WIDTH - RIGHT)
+    parts = []
+    for value in ticks(0.0, x.high, 5):
+        parts.append(f'<line class="grid" x1="{x(value)}" x2="{x(value)}" y1="{TOP}" y2="{bottom}"/>')
+        parts.append(f'<text x="{x(value)}" y="{bottom + 16}" text-anchor="middle">{value:g} ms</text>')
+    for layer in layers:
+        parts.append(f'<text x="{LEFT - 8}" y="{tops[layer] + 10}" text-anchor="end">{layer}</text>')
+
+    def bar(one: FetchEvent | Compute, down: int, colour: str, text: str) -> None:
+        left, right = x((one.began_s - first) * 1000), x((one.ended_s - first) * 1000)
+        parts.append(
+            f'<rect x="{left}" y="{tops[one.layer] + down}" width="{max(round(right - left, 1), 0.5)}" '
+            f'height="{_BAR}" fill="{colour}"><title>{escape(text)}</title></rect>'
+        )
+
+    for one in computes:
+        bar(one, 1 + _BAR, COLOURS[0], f"layer {one.layer} computes for {(one.ended_s - one.began_s) * 1000:.2f} ms")
+    for event in events:
+        took = (event.ended_s - event.began_s) * 1000
+        how = "ahead" if event.predicted else "when wanted"
+        text = f"{event.blocks} blocks ({event.bytes} bytes) of layer {event.layer} loaded {how} in {took:.2f} ms"
+        bar(event, 0, COLOURS[3] if event.predicted else COLOURS[1], text)
+    names = ((COLOURS[0], "computes"), (COLOURS[3], "loaded ahead"), (COLOURS[1], "loaded when wanted"))
+    for number, (colour, name) in enumerate(names):
+        left = LEFT + number * 150
+        parts.append(f'<rect x="{left}" y="{bottom + 30}" width="10" height="10" fill="{colour}"/>')
+        parts.append(f'<text x="{left + 15}" y="{bottom + 39}">{name}</text>')
+    title = "Loads and work, layer by layer"
+    parts.append(f'<text class="title" x="{LEFT}" y="16">{title}</text>')
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {bottom + 50}" role="img" '
+        f'aria-label="{title}"><style>{STYLE}</style>{"".join(parts)}</svg>'
+    )
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """See the package."""
+    parser.add_argument("--layers", type=int, default=28, metavar="N", help="of part prefetch (default: 28)")
+    parser.add_argument("--blocks", type=int, default=16, metavar="N", help="a layer wants in it (default: 16)")
+    parser.add_argument("--repeats", type=int, default=3, metavar="N", help="whose median counts (default: 3)")
+
+
+def measure(footage: Footage) -> Part:
+    """Figures: ``prefetch_hidden_<latency>ms``, where every prediction is right. The rows have others beside it, and
+    those that the demo's own queries make. Writes the timeline of the longest latency into ``args.out``."""
+    args = footage.args
+    rows: list[dict[str, Any]] = []
+    figures = {}
+    for latency in LATENCIES_MS:
+        # What a layer's blocks really take here: the latency, reading them, and a turn on a busy processor.
+        alone = measure_prefetch(
+            latency / 1000, layers=args.layers, compute_s=latency / 1000, blocks_per_layer=args.blocks
+        )
+        compute_s = alone.transfer_s / args.layers * COMPUTE_SHARE
+        for accuracy in ACCURACIES:
+            runs = [
+                measure_prefetch(
+                    latency / 1000,
+                    layers=args.layers,
+                    compute_s=compute_s,
+                    blocks_per_layer=args.blocks,
+                    accuracy=accuracy,
+                )
+                for _ in range(args.repeats)
+            ]
+            done = sorted(runs, key=lambda one: one.hidden)[len(runs) // 2]
+            if accuracy == 1:
+                figures[f"prefetch_hidden_{latency}ms"] = done.hidden
+                if args.out is not None:
+                    _write(args.out / "prefetch.svg", timeline_svg(done.events, done.computes))
+            rows.append(_row("made", latency, compute_s, args.layers, accuracy, done))
+        print(f"prefetch: {latency} ms", file=sys.stderr)
+    watched = footage.watched(args.model)[0]
+    layers = len(watched.chunks[0].key)
+    memory, tier = remembered(watched)
+    for latency in LATENCIES_MS:
+        compute_s = latency / 1000 * COMPUTE_SHARE
+        asked = [measure_asked(watched, memory, tier, latency / 1000, Work(compute_s)) for _ in range(args.repeats)]
+        right, done = sorted(asked, key=lambda one: one[1].hidden)[len(asked) // 2]
+        rows.append(_row(watched.clip, latency, compute_s, layers, right, done))
+    tier.close()
+    notes = [
+        f"made: {args.layers} layers, {args.blocks} blocks each, of {_TOKENS} tokens by {_WIDTH} channels in bfloat16",
+        f"{watched.clip}: what its windows left in clusters, asked with the queries of {args.model}; each layer's "
+        "clusters are predicted by the query of the layer before, accuracy is what of them was right",
+        "the first layer cannot be predicted: of n layers at most 1 - 1/n (limit) can be hidden",
+    ]
+    return Part(figures, rows, notes)
+
+
+def _row(
+    queries: str, latency: int, compute_s: float, layers: int, accuracy: float, done: PrefetchRun
+) -> dict[str, Any]:
+    return {
+        "queries": queries,
+        "latency_ms": latency,
+        "compute_ms": compute_s * 1000,
+        "accuracy": accuracy,
+        "hidden": done.hidden,
+        "limit": 1 - 1 / layers,
+        "waited_ms": done.waited_s * 1000,
+        "waited_without_ms": done.transfer_s * 1000,
+        **{name: getattr(done.stats, name) for name in ("used", "late", "missed", "wasted")},
+    }
+
+
+def _write(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)

@@ -1,0 +1,221 @@
+"""What Mosaic's deferred splits save: the same frames and questions, once splitting at once and once when loaded.
+
+Clusters are offloaded as soon as they are written; only those that the last question loaded are at hand. Who splits at
+once fetches a cluster for it wherever it lies; who defers splits it when a question loads it. A question loads the best
+clusters up to a share of all tokens, and recall is the share of its true top keys, over all tokens, that these hold.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from cluster.lab.bench.parts import Part
+from cluster.memory.chunk import KVChunk
+from cluster.memory.organise.base import NewTokens
+from cluster.memory.organise.mosaic import Mosaic
+from cluster.memory.organise.partitions import VisualPartitions
+from cluster.memory.retrieve.top_k import TopK
+from cluster.types import MICROSECONDS
+
+if TYPE_CHECKING:
+    from cluster.lab.bench.memory.footage import Footage
+
+SHARES = (0.05, 0.1, 0.2)
+FIGURE_SHARE = 0.1
+SIMILARITY = 0.6
+"""Of visual partitions, as a stream's memory has it."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Asked:
+    """A question: ``frames`` had left the window by then; ``queries`` per layer ``[Hkv, r, D]``, before rotary."""
+
+    frames: int
+    queries: Sequence[Tensor]
+
+
+@dataclass(slots=True)
+class _Tally:
+    """Sums over layers and heads, and over their questions."""
+
+    splits: int = 0
+    fetched: int = 0
+    clusters: int = 0
+    founded: int = 0
+    groupings: int = 0
+    deferred: int = 0
+    recalls: list[float] = field(default_factory=list)
+    shares: list[float] = field(default_factory=list)
+
+
+class _Run:
+    """One layer and head with all its tokens in reach, playing the tiers itself."""
+
+    def __init__(self, width: int, tally: _Tally, share: float, top: int, options: dict[str, Any]) -> None:
+        self.organiser = Mosaic(width, **options)
+        self.retriever = TopK(share=share)
+        self.tally, self.top = tally, top
+        self.key, self.value = torch.zeros(0, width), torch.zeros(0, width)
+        self.place, self.frame = torch.zeros(0, 3), torch.zeros(0, dtype=torch.int64)
+        # Uids of the clusters that are at hand.
+        self.resident: set[int] = set()
+
+    def add(self, tokens: NewTokens) -> None:
+        table = self.organiser.table
+        eager = not self.organiser.defer
+
+        def members(cluster: int) -> Tensor | None:
+            if eager or int(table.uid[cluster]) in self.resident:
+                return self.key[table.members(cluster)]
+            return None
+
+        self.organiser.add(tokens, members)
+        self.key, self.value = torch.cat([self.key, tokens.key]), torch.cat([self.value, tokens.value])
+        self.place, self.frame = torch.cat([self.place, tokens.place]), torch.cat([self.frame, tokens.frame])
+        self._split(None if eager else self.resident)
+
+    def ask(self, query: Tensor) -> None:
+        """Load what a question ``[r, D]`` needs, count what it found, then split what waited for that."""
+        table = self.organiser.table
+        chosen = self.retriever.select(query, table).clusters
+        loaded = torch.isin(table.of_token, chosen)
+        best = (query @ self.key.mT).topk(min(self.top, len(self.key)), dim=1).indices
+        self.tally.recalls.append(float(loaded[best].float().mean()))
+        self.tally.shares.append(float(loaded.float().mean()))
+        self.resident = set(table.uid[chosen].tolist())
+        self._split(self.resident)
+
+    def finish(self) -> None:
+        self.tally.splits += self.organiser.splits
+        self.tally.founded += self.organiser.founded
+        self.tally.groupings += self.organiser.groupings
+        self.tally.deferred += self.organiser.deferred
+        self.tally.clusters += len(self.organiser.table)
+
+    def _split(self, within: set[int] | None) -> None:
+        """Split what waits, among some clusters or all; parts of what is at hand are at hand."""
+        table = self.organiser.table
+        while waiting := [
+            number
+            for number in self.organiser.pending.nonzero()[:, 0].tolist()
+            if within is None or int(table.uid[number]) in within
+        ]:
+            for number in waiting:
+                if int(table.uid[number]) not in self.resident:
+                    self.tally.fetched += 1
+                of = table.members(number)
+                new = self.organiser.split(number, self.key[of], self.value[of], self.place[of], self.frame[of])
+                if new is not None and within is not None:
+                    within.add(int(table.uid[new]))
+
+
+def measure_splits(
+    chunks: Sequence[KVChunk],
+    asked: Sequence[Asked],
+    *,
+    block: int = 16,
+    share: float = 0.1,
+    top: int = 32,
+    similarity: float | None = None,
+    options: dict[str, Any] | None = None,
+) -> dict[str, float]:
+    """Splits and recall of both on what left one stream's windows.
+
+    Args:
+        chunks: frames in time order.
+        asked: questions, in the order in which they were asked; those before the first block count for nothing.
+        block: frames that are put into clusters together.
+        share: of all tokens, what a question loads.
+        top: keys of the largest product with each query row that ought to be found.
+        similarity: of visual partitions; None: a single one.
+        options: of the organiser, but ``defer``.
+
+    Returns:
+        ``saving``: share of eager's splits that deferring does without; ``saving_divisions``: the same with divisions
+        of new tokens among themselves counted too; for each of ``eager`` and ``deferred``: ``splits_``, ``divisions_``,
+        ``fetched_`` (offloaded clusters that were fetched to be split), ``founded_``, ``clusters_``, ``recall_`` and
+        ``loaded_`` (means over questions, layers and heads); and ``put_off``, times a split was.
+    """
+    partition = _partitions(chunks, similarity)
+    figures: dict[str, float] = {}
+    for name, defer in (("eager", False), ("deferred", True)):
+        tally = _Tally()
+        layers, heads, _, width = chunks[0].key.shape
+        chosen = {**(options or {}), "defer": defer}
+        runs = [[_Run(width, tally, share, top, chosen) for _ in range(heads)] for _ in range(layers)]
+        waiting = sorted(asked, key=lambda each: each.frames)
+        for first in range(0, len(chunks) - block + 1, block):
+            until = first + block
+            for layer, per_head in enumerate(runs):
+                for h, run in enumerate(per_head):
+                    run.add(_tokens(chunks[first:until], partition[first:until], layer, h))
+            while waiting and waiting[0].frames < until + block:
+                now = waiting.pop(0)
+                if now.frames < until:
+                    continue
+                for layer, per_head in enumerate(runs):
+                    for h, run in enumerate(per_head):
+                        run.ask(now.queries[layer][h].float())
+        for per_head in runs:
+            for run in per_head:
+                run.finish()
+        figures |= {
+            f"splits_{name}": float(tally.splits),
+            f"fetched_{name}": float(tally.fetched),
+            f"founded_{name}": float(tally.founded),
+            f"divisions_{name}": float(tally.splits + tally.groupings),
+            f"clusters_{name}": float(tally.clusters),
+            f"recall_{name}": _mean(tally.recalls),
+            f"loaded_{name}": _mean(tally.shares),
+        }
+        figures["put_off"] = float(tally.deferred)
+    for figure, of in (("saving", "splits"), ("saving_divisions", "divisions")):
+        eager = figures[f"{of}_eager"]
+        figures[figure] = (eager - figures[f"{of}_deferred"]) / max(1.0, eager)
+    return figures
+
+
+def measure(footage: Footage) -> Part:
+    """Figure ``deferred_split_saving``: the smallest of all clips, where a question loads a tenth of the tokens."""
+    rows: list[dict[str, Any]] = []
+    savings = []
+    for watched in footage.watched(footage.args.model):
+        for share in SHARES:
+            found = measure_splits(watched.chunks, watched.asked, share=share, similarity=SIMILARITY)
+            rows.append({"clip": watched.clip, "share": share, "questions": len(watched.asked), **found})
+            if share == FIGURE_SHARE:
+                savings.append(found["saving"])
+    note = "share: of all tokens, what a question loads; queries are those of questions the model was asked meanwhile"
+    return Part({"deferred_split_saving": min(savings)}, rows, [note])
+
+
+def _partitions(chunks: Sequence[KVChunk], similarity: float | None) -> list[int]:
+    if similarity is None:
+        return [0] * len(chunks)
+    partitions = VisualPartitions(len(chunks[0].look), similarity=similarity)
+    return [partitions.add(chunk.look) for chunk in chunks]
+
+
+def _tokens(chunks: Sequence[KVChunk], partition: Sequence[int], layer: int, head: int) -> NewTokens:
+    def per_token(values: Sequence[float]) -> Tensor:
+        return torch.cat([torch.full((c.tokens,), v, dtype=torch.float64) for c, v in zip(chunks, values, strict=True)])
+
+    cell = torch.cat([chunk.cell for chunk in chunks])
+    columns = chunks[0].columns
+    seconds = per_token([chunk.pts / MICROSECONDS for chunk in chunks])
+    return NewTokens(
+        key=torch.cat([chunk.key[layer, head] for chunk in chunks]).float(),
+        value=torch.cat([chunk.value[layer, head] for chunk in chunks]).float(),
+        frame=per_token([chunk.index for chunk in chunks]).long(),
+        place=torch.stack([seconds, cell // columns, cell % columns], dim=1).float(),
+        partition=per_token(partition).long(),
+    )
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values) if values else 0.0

@@ -1,0 +1,213 @@
+"""Who runs when, where and at what quality: the code of controller and replicas on simulated time.
+
+Costs and ladder are those of files; what is timed is the deciding alone, on one core.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import random
+import statistics
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from cluster.control import costs as cost_models
+from cluster.control.costs import CostModel
+from cluster.control.demand import Demand, Measured, load
+from cluster.control.fleet import Fleet
+from cluster.control.ladder import Ladder
+from cluster.control.placement import Placement
+from cluster.lab.bench.harness import BenchResult
+from cluster.lab.bench.simulated_replica import REPLICA, Camera, Replica, Run
+from cluster.models.catalog import locate
+from cluster.replica.window_queue import WindowQueue
+from cluster.types import MICROSECONDS, WindowRequest
+from cluster.types.priority import Priority
+
+STRIDE_S = 8.0
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """See the harness."""
+    parser.add_argument("--streams", type=int, default=10_000, metavar="N", help="cameras (default: %(default)s)")
+    parser.add_argument("--replicas", type=int, default=64, metavar="N", help="replicas (default: %(default)s)")
+    parser.add_argument(
+        "--costs", default="qwen2.5-vl-7b-h100", metavar="NAME", help="cost model, by name or file (%(default)s)"
+    )
+    parser.add_argument("--ladder", default="demo", metavar="NAME", help="ladder: demo, a model's folder, or a file")
+    parser.add_argument("--seconds", type=float, default=600.0, metavar="S", help="simulated (default: %(default)g)")
+    parser.add_argument("--seed", type=int, default=0, metavar="S")
+
+
+def run(args: argparse.Namespace) -> BenchResult:
+    """Figures ``schedule_us_per_window``, ``placement_balance``, ``moved_on_loss``, ``deadline_misses_critical`` and
+    ``ladder_vs_drop``."""
+    costs = cost_models.load(args.costs)
+    ladder = Ladder.load(Path(locate(args.ladder)))
+    figures: dict[str, float] = {}
+    rows: list[dict[str, Any]] = []
+    _say("placement")
+    table = _placed(args, costs, ladder)
+    figures["placement_balance"] = table.worst
+    shares = _moved(table)
+    figures["moved_on_loss"] = max(shares)
+    _say("decisions")
+    figures["schedule_us_per_window"], parts = _decisions(args, costs, ladder)
+    runs = {
+        "2x, queue alone": _overloaded(args, costs, ladder, 2.0, how="queue"),
+        "2x, ladder": _overloaded(args, costs, ladder, 2.0, how="ladder"),
+        "1.5x, queue alone": _overloaded(args, costs, ladder, 1.5, how="queue"),
+        "1.5x, random drops": _overloaded(args, costs, ladder, 1.5, how="drop"),
+        "1.5x, ladder": _overloaded(args, costs, ladder, 1.5, how="ladder"),
+    }
+    for name, each in runs.items():
+        rows += [_row(name, each, priority) for priority in Priority]
+    figures["deadline_misses_critical"] = float(
+        sum(_misses(runs[name], Priority.CRITICAL) for name in ("2x, queue alone", "2x, ladder"))
+    )
+    figures["ladder_vs_drop"] = runs["1.5x, ladder"].quality() / runs["1.5x, random drops"].quality()
+    figures["silent_losses"] = float(sum(abs(c.unaccounted) for each in runs.values() for c in each.classes.values()))
+    notes = [
+        f"{args.streams} cameras of unequal cost on {args.replicas} replicas",
+        f"costs: {costs.source}; ladder: {ladder.source}",
+        f"moved_on_loss is of the worst of {args.replicas} deaths; their mean is {statistics.fmean(shares):.3f}",
+        "microseconds per window: " + ", ".join(f"{name} {value:.1f}" for name, value in parts.items()),
+        "quality: sum of the answers' F1 ratios over the windows due at the stride that was asked for; one that a "
+        "longer stride leaves out, that is shed or dropped counts as nothing",
+        *(f"{name}: quality {each.quality():.3f}, longest step {each.longest_s:.2f} s" for name, each in runs.items()),
+    ]
+    return BenchResult("scheduler", figures, rows, notes)
+
+
+def demands(count: int, seed: int) -> list[Demand]:
+    """Cameras of unequal cost: pictures of three sizes, quiet and busy scenes, one to six questions, three classes."""
+    draw = random.Random(seed)
+    return [
+        Demand(
+            f"camera-{number}",
+            draw.choices(list(Priority), [0.1, 0.6, 0.3])[0],
+            stride_s=STRIDE_S,
+            frame_tokens=draw.choice([144, 256, 400]),
+            questions=draw.randint(1, 6),
+            kept=min(1.0, draw.lognormvariate(-1.8, 0.6)),
+            busy=draw.uniform(0.2, 1.0),
+        )
+        for number in range(count)
+    ]
+
+
+def _placed(args: argparse.Namespace, costs: CostModel, ladder: Ladder) -> Placement:
+    table = Placement(slack=0.05)
+    for number in range(args.replicas):
+        table.join(f"replica-{number}")
+    for demand in demands(args.streams, args.seed):
+        table.add(demand.camera, weight=load(demand, ladder.rungs[0], costs))
+    return table
+
+
+def _moved(table: Placement) -> list[float]:
+    """Streams that move when each member dies, over an even share of the streams."""
+    members = table.members
+    keys = sum(len(table.keys(member)) for member in members)
+    return [len(copy.deepcopy(table).leave(member)) * len(members) / keys for member in members]
+
+
+def _decisions(args: argparse.Namespace, costs: CostModel, ladder: Ladder) -> tuple[float, dict[str, float]]:
+    """Microseconds of deciding per window, of one controller with all its replicas' queues; and its parts."""
+    fleet = Fleet(costs, ladder)
+    for number in range(args.replicas):
+        fleet.join(f"replica-{number}")
+    draw = random.Random(args.seed)
+    asked = demands(args.streams, args.seed)
+    for demand in asked:
+        fleet.admit(demand, 0.0, force=True)
+    queues = {name: WindowQueue() for name in fleet.replicas}
+    phases = ((fleet.plan(demand.camera).phase * STRIDE_S, demand) for demand in asked)
+    order = sorted(phases, key=lambda each: each[0])
+    spent = {"queue": 0.0, "counts": 0.0, "tick": 0.0}
+    # Counts of a camera are acted upon once per stride, so that every camera takes part in every stride.
+    strides = 4
+    for stride in range(strides):
+        for second in range(int(STRIDE_S)):
+            due = [(stride * STRIDE_S + offset, demand) for offset, demand in order if second <= offset < second + 1]
+            windows = []
+            for now_s, demand in due:
+                end = round(now_s * MICROSECONDS)
+                request = WindowRequest(demand.camera, stride, end - 1, end, now_s)
+                queue = queues[fleet.plan(demand.camera).owner or ""]
+                # Gated at random, and of tokens that scatter from window to window.
+                gated = draw.random() >= demand.busy
+                tokens = round(2560 * min(1.0, demand.kept * draw.uniform(0.6, 1.4)))
+                counts = Measured(STRIDE_S, 1, int(gated), 2560, tokens, 0.05 * (not gated))
+                windows.append((queue, request, demand.priority, demand.camera, counts))
+            reports = [(name, draw.uniform(0.6, 0.9)) for name in queues]
+            now_s = stride * STRIDE_S + second + 1
+            began = time.process_time()
+            for queue, request, priority, _, _ in windows:
+                queue.offer(request, stride_s=STRIDE_S, late_s=40.0, priority=priority, seconds=0.05)
+                if len(queue) >= 4:
+                    queue.take(8, request.arrived_s, 0.5)
+            queued = time.process_time()
+            for _, _, _, camera, counts in windows:
+                fleet.measured(camera, counts)
+            counted = time.process_time()
+            for name, share in reports:
+                fleet.replica_report(name, busy_share=share, backlog_s=0.2, now_s=now_s)
+            fleet.tick(now_s)
+            spent["queue"] += queued - began
+            spent["counts"] += counted - queued
+            spent["tick"] += time.process_time() - counted
+    windows_in_all = strides * len(order)
+    parts = {name: 1e6 * seconds / windows_in_all for name, seconds in spent.items()}
+    return sum(parts.values()), parts
+
+
+def _overloaded(args: argparse.Namespace, costs: CostModel, ladder: Ladder, over: float, *, how: str) -> Run:
+    """One replica whose cameras ask for ``over`` times what it can do, the same ones whatever is done about it."""
+    _say(f"one replica at {over:g} times its capacity: {how}")
+    cameras: list[Camera] = []
+    total = 0.0
+    fleet = Fleet(costs, ladder) if how == "ladder" else None
+    if fleet is not None:
+        fleet.join(REPLICA)
+    for number, demand in enumerate(demands(args.streams, args.seed + 1)):
+        if total >= over:
+            break
+        total += load(demand, ladder.rungs[0], costs)
+        cameras.append(Camera(demand, number * 0.6180339887498949 % 1, busy=demand.busy))
+        if fleet is not None:
+            fleet.admit(demand, 0.0, force=True)
+            plan = fleet.plan(demand.camera)
+            cameras[-1].phase, cameras[-1].rung = plan.phase, ladder.at(plan.rung)
+    # Dropping as few as will do: what is left fills the replica.
+    drop = 1 - 1 / total if how == "drop" else 0.0
+    return Replica(cameras, costs, fleet=fleet, drop=drop, budget_s=0.5, seed=args.seed).run(args.seconds)
+
+
+def _misses(run: Run, priority: Priority) -> int:
+    found = run.classes[priority]
+    return found.late + sum(found.dropped.values())
+
+
+def _row(name: str, run: Run, priority: Priority) -> dict[str, Any]:
+    found = run.classes[priority]
+    lags = sorted(found.lags_s)
+    return {
+        "load": name,
+        "class": str(priority),
+        "due": found.due,
+        "answered": found.answered,
+        "late": found.late,
+        "left_out": found.left_out,
+        "dropped": sum(found.dropped.values()),
+        "lag_p50_s": lags[len(lags) // 2] if lags else None,
+        "lag_p99_s": lags[len(lags) * 99 // 100] if lags else None,
+        "quality": found.quality / max(1, found.due),
+    }
+
+
+def _say(what: str) -> None:
+    print(what, file=sys.stderr, flush=True)

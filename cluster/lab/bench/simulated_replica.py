@@ -1,0 +1,233 @@
+"""One replica on simulated time: real window queue, real fleet, and steps that take what the cost model says.
+
+No thread, no clock: an hour takes seconds, and the same seed gives the same run.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from heapq import heapify, heapreplace
+
+from cluster.control.costs import CostModel, WindowWork
+from cluster.control.demand import Demand, Measured, work
+from cluster.control.fleet import Fleet
+from cluster.control.ladder import Rung, default
+from cluster.replica.window_queue import DroppedWindow, WindowQueue
+from cluster.types import MICROSECONDS, WindowRequest
+from cluster.types.priority import Priority
+
+REPLICA = "replica-0"
+
+
+@dataclass(slots=True)
+class Class:
+    """Windows of one priority class. ``due``: at the stride that was asked for, so that those which a longer stride or
+    shedding leaves out count too; ``quality``: F1 of the answers, relative to full quality's; ``late``: answered after
+    the next one was due."""
+
+    due: int = 0
+    answered: int = 0
+    late: int = 0
+    left_out: int = 0
+    dropped: Counter[str] = field(default_factory=Counter)
+    waiting: int = 0
+    quality: float = 0.0
+    lags_s: list[float] = field(default_factory=list)
+
+    @property
+    def unaccounted(self) -> int:
+        """Windows neither answered nor counted."""
+        return self.due - self.answered - self.left_out - sum(self.dropped.values()) - self.waiting
+
+
+@dataclass(slots=True)
+class Camera:
+    """``busy``: the real share of windows that the gate lets through; ``pace``: windows for each that was declared."""
+
+    demand: Demand
+    phase: float
+    busy: float = 1.0
+    pace: float = 1.0
+    rung: int = 0
+    skip: float = 0.0
+    window: int = 0
+    since: list[float] = field(default_factory=lambda: [0.0] * 5)
+
+
+@dataclass(slots=True)
+class Run:
+    """What came of a simulation. ``busy_s``: seconds in steps; ``longest_s``: longest step."""
+
+    classes: dict[Priority, Class]
+    seconds: float
+    busy_s: float = 0.0
+    longest_s: float = 0.0
+    steps: int = 0
+    rungs: list[Counter[str]] = field(default_factory=list)
+
+    def quality(self) -> float:
+        """F1-weighted share of due windows that were answered."""
+        return sum(c.quality for c in self.classes.values()) / max(1, sum(c.due for c in self.classes.values()))
+
+
+class Replica:
+    """One replica under an open-loop load.
+
+    Args:
+        fleet: decides on rungs, ``None`` to leave everyone at full quality.
+        drop: share of windows that are thrown away as they come, at random.
+        budget_s: of a step (:meth:`WindowQueue.take`).
+    """
+
+    def __init__(
+        self,
+        cameras: Sequence[Camera],
+        costs: CostModel,
+        *,
+        fleet: Fleet | None = None,
+        drop: float = 0.0,
+        max_batch: int = 8,
+        budget_s: float = math.inf,
+        seed: int = 0,
+    ) -> None:
+        self.cameras = cameras
+        self.now_s = 0.0
+        self._costs, self._fleet = costs, fleet
+        self._drop, self._max_batch, self._budget_s = drop, max_batch, budget_s
+        self._random = random.Random(seed)
+        self._queue = WindowQueue(per_stream=1, capacity=100_000)
+        self._names = {camera.demand.camera: camera for camera in cameras}
+        self._works: dict[tuple[str, int], tuple[WindowWork, float]] = {}
+        self._arrivals = [(camera.phase * camera.demand.stride_s, i) for i, camera in enumerate(cameras)]
+        heapify(self._arrivals)
+        self._ticked_s = self._busy_since_tick = 0.0
+        self._steps = self._computed = 0
+        self.run_ = Run({each: Class() for each in Priority}, 0.0)
+
+    def run(self, seconds: float) -> Run:
+        """Go on for so long; the same ``Run`` grows with every call."""
+        until = self.now_s + seconds
+        while self.now_s < until:
+            self._arrive(self.now_s)
+            batch = self._queue.take(self._max_batch, self.now_s, self._budget_s)
+            self._count(batch.dropped)
+            if batch.requests:
+                self._step(batch.requests)
+            else:
+                self.now_s = min(max(self._arrivals[0][0], self.now_s), until)
+            if self._fleet is not None and self.now_s - self._ticked_s >= 1.0:
+                self._tick(self._fleet)
+        self.run_.seconds += seconds
+        for each in self.run_.classes.values():
+            each.waiting = 0
+        for camera in self.cameras:
+            self.run_.classes[camera.demand.priority].waiting += self._queue.waiting(camera.demand.camera)
+        return self.run_
+
+    def _rung(self, camera: Camera) -> Rung:
+        return _FULL if self._fleet is None else self._fleet.ladder.rungs[camera.rung]
+
+    def _arrive(self, until: float) -> None:
+        while self._arrivals[0][0] <= until:
+            at_s, index = self._arrivals[0]
+            camera = self.cameras[index]
+            heapreplace(self._arrivals, (at_s + camera.demand.stride_s / camera.pace, index))
+            self._window(camera, at_s)
+
+    def _window(self, camera: Camera, at_s: float) -> None:
+        """A window is due at full quality's stride; what becomes of it."""
+        mine, rung = self.run_.classes[camera.demand.priority], self._rung(camera)
+        mine.due += 1
+        camera.skip += 1.0
+        if rung.shed or camera.skip < rung.stride:
+            mine.left_out += 1
+            return
+        camera.skip = 0.0
+        camera.window += 1
+        if self._random.random() >= camera.busy:
+            mine.answered += 1
+            mine.quality += rung.f1
+            camera.since[1] += 1
+            camera.since[2] += 1
+            return
+        if self._drop and self._random.random() < self._drop:
+            mine.dropped["random"] += 1
+            return
+        demand = camera.demand
+        end = round(at_s * MICROSECONDS)
+        request = WindowRequest(demand.camera, camera.window, end - 1, end, at_s)
+        seconds = self._work(camera)[1]
+        stride_s = demand.stride_s * rung.stride
+        self._count(
+            self._queue.offer(
+                request, stride_s=stride_s, late_s=demand.window_s, priority=demand.priority, seconds=seconds
+            )
+        )
+
+    def _work(self, camera: Camera) -> tuple[WindowWork, float]:
+        key = (camera.demand.camera, camera.rung)
+        if key not in self._works:
+            asked = work(camera.demand, self._rung(camera))
+            self._works[key] = asked, self._costs.window_seconds(asked)
+        return self._works[key]
+
+    def _step(self, requests: Sequence[WindowRequest]) -> None:
+        cameras = [self._names[request.stream] for request in requests]
+        spread = self._costs.spread
+        scatter = math.exp(self._random.gauss(0.0, spread) - spread**2 / 2)
+        seconds = self._costs.seconds([self._work(camera)[0] for camera in cameras]) * scatter
+        self.now_s += seconds
+        self.run_.steps += 1
+        self.run_.busy_s += seconds
+        self._busy_since_tick += seconds
+        self._steps += 1
+        self._computed += len(requests)
+        self.run_.longest_s = max(self.run_.longest_s, seconds)
+        for camera, request in zip(cameras, requests, strict=True):
+            mine = self.run_.classes[camera.demand.priority]
+            lag_s = self.now_s - request.arrived_s
+            mine.answered += 1
+            mine.quality += self._rung(camera).f1
+            mine.lags_s.append(lag_s)
+            mine.late += lag_s > camera.demand.stride_s
+            camera.since[1] += 1
+            camera.since[3] += seconds / len(requests)
+
+    def _count(self, dropped: Sequence[DroppedWindow]) -> None:
+        for gone in dropped:
+            camera = self._names[gone.request.stream]
+            self.run_.classes[camera.demand.priority].dropped[gone.reason] += 1
+            camera.since[4] += 1
+
+    def _tick(self, fleet: Fleet) -> None:
+        period_s = self.now_s - self._ticked_s
+        for name, camera in self._names.items():
+            camera.since[0] += period_s
+            if camera.since[0] >= camera.demand.stride_s:
+                elapsed, windows, gated, seconds, lost = camera.since
+                fleet.measured(
+                    name, Measured(elapsed, round(windows), round(gated), seconds=seconds, dropped=round(lost))
+                )
+                camera.since[:] = [0.0] * 5
+        backlog = sum(self._work(self._names[name])[1] for name in self._names if self._queue.waiting(name))
+        share = min(1.0, self._busy_since_tick / period_s)
+        fleet.replica_report(
+            REPLICA,
+            busy_share=share,
+            backlog_s=backlog,
+            now_s=self.now_s,
+            steps=self._steps,
+            windows=self._computed,
+        )
+        self._steps = self._computed = 0
+        for step in fleet.tick(self.now_s).steps:
+            self._names[step.camera].rung = step.rung_to
+        self.run_.rungs.append(Counter(self._rung(camera).name for camera in self.cameras))
+        self._ticked_s, self._busy_since_tick = self.now_s, 0.0
+
+
+_FULL = default().rungs[0]

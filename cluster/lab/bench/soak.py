@@ -1,0 +1,81 @@
+"""Thousands of windows on one camera: does memory grow?
+
+The camera moves, rests and prunes at random, so that windows of every size come by; nothing else is held. Resident
+memory is read after a tenth of the windows, when every buffer has had its largest window, and at the end.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from typing import Any
+
+import psutil
+
+from cluster.engine.native import NativeEngine
+from cluster.lab.bench.harness import BenchResult
+from cluster.lab.bench.synthetic import SyntheticCamera
+from cluster.models import load_model
+from cluster.types import Question, StreamSpec
+
+WARM_UP = 0.1
+ROWS = 10
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """See the harness."""
+    parser.add_argument("--windows", type=int, default=2000, metavar="N", help="windows (default: %(default)s)")
+    parser.add_argument("--model", default="tiny-qwen2_5_vl", help="preset or checkpoint (default: %(default)s)")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--refresh", default="anchors", help="refresh policy (default: %(default)s)")
+    parser.add_argument("--threads", type=int, help="torch threads (default: one per core)")
+
+
+def run(args: argparse.Namespace) -> BenchResult:
+    """Figure ``rss_growth``: resident memory at the end over that after warm-up, less one."""
+    import torch
+
+    if args.threads:
+        torch.set_num_threads(args.threads)
+    if args.windows < ROWS / WARM_UP:
+        raise ValueError(f"--windows must be at least {round(ROWS / WARM_UP)}, to have a warm-up worth the name")
+    model = load_model(args.model, device=args.device)
+    engine = NativeEngine(model)
+    camera = SyntheticCamera("cam", model.geometry, kept=0.3, empty=0.3, anchor_every=16)
+    questions = (
+        Question("q", "Is a person or a car moving in this picture?"),
+        Question("e", "Is anyone climbing the fence?", explain=True),
+    )
+    engine.admit(StreamSpec("cam", questions, refresh=args.refresh, static_gate=False))
+    process = psutil.Process()
+    warm = max(1, round(args.windows * WARM_UP))
+    warm_rss = rss = 0
+    rows: list[dict[str, Any]] = []
+    began = time.perf_counter()
+    windows = 0
+    for sample in camera:
+        for request in engine.push(sample):
+            engine.step([request])
+            windows += 1
+            if windows == warm:
+                warm_rss = process.memory_info().rss
+            if windows % max(1, args.windows // ROWS) == 0:
+                rss = process.memory_info().rss
+                rows.append(_row(windows, rss, engine.memory_bytes("cam"), time.perf_counter() - began))
+                print(f"soak: {windows}/{args.windows} windows, {rows[-1]['rss_mib']} MiB", file=sys.stderr)
+        if windows >= args.windows:
+            break
+    rss = process.memory_info().rss
+    figures = {"rss_growth": (rss - warm_rss) / warm_rss, "windows_per_s": windows / (time.perf_counter() - began)}
+    notes = [f"{args.windows} windows of model {args.model}, refresh {args.refresh}; warm after {warm}"]
+    return BenchResult("soak", figures, rows, notes)
+
+
+def _row(windows: int, rss: int, held: int, seconds: float) -> dict[str, Any]:
+    return {
+        "windows": windows,
+        "rss_mib": round(rss / 2**20, 1),
+        "stream_kib": round(held / 2**10),
+        "seconds": round(seconds, 1),
+    }

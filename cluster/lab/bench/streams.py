@@ -1,0 +1,146 @@
+"""What a second of a pushed camera costs: milliseconds of a core, by process and kind of thread.
+
+Agents (`sightline push`) send made footage at its own pace through a gateway to a decoder, which sends the frames it
+samples to a replica; all of it is the real code in processes of its own but for Ray and the model, which takes no time.
+Costs are processor time over the seconds of video that were decoded, so that a busy machine, which only makes it late,
+changes them little.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from cluster.codec.file import FileSource
+from cluster.errors import SightlineError
+from cluster.lab.bench.harness import BenchResult
+from cluster.lab.bench.ingest import Process
+from cluster.lab.bench.streams_processes import used
+from cluster.lab.clips import make_clip
+from cluster.wire.push import PushAgent, PushOptions
+
+KINDS = ("street", "night")
+CLIP_S = 24.0
+CHAIN = ("decoder", "gateway", "replica")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """How many cameras, what they send, and for how long."""
+    parser.add_argument("--cameras", type=int, default=16, help="default: %(default)s")
+    parser.add_argument("--seconds", type=float, default=20.0, help="measured, after --warmup (default: %(default)s)")
+    parser.add_argument("--warmup", type=float, default=8.0, help="seconds before (default: %(default)s)")
+    parser.add_argument("--fps", type=float, default=5.0, help="pictures a second (default: %(default)s)")
+    parser.add_argument("--size", default="640x360", metavar="WxH", help="default: %(default)s")
+    parser.add_argument("--crf", type=int, help="compress the clips like this instead of like demo clips, as 28 does")
+    parser.add_argument(
+        "--gather", type=float, default=0.5, help="seconds of packets in one message (default: %(default)s)"
+    )
+
+
+def run(args: argparse.Namespace) -> BenchResult:
+    """One row for each process and kind of thread; figures are sums."""
+    with tempfile.TemporaryDirectory(prefix="sightline-bench-") as folder:
+        width, height = (int(side) for side in args.size.split("x"))
+        clips = [Path(folder) / f"{kind}.mp4" for kind in KINDS]
+        for kind, clip in zip(KINDS, clips, strict=True):
+            make_clip(kind, clip, seconds=CLIP_S, fps=args.fps, size=(width, height), crf=args.crf)
+        running: dict[str, Process] = {}
+        try:
+            replica = running["replica"] = _process("replica")
+            decoder = running["decoder"] = _process(
+                "decoder", "--next", replica.address, "--geometry", json.dumps(replica.hello["geometry"])
+            )
+            gateway = running["gateway"] = _process("gateway", "--next", decoder.address)
+            before, after = asyncio.run(_push(args, clips, gateway.address, running))
+        finally:
+            for process in running.values():
+                process.stop()
+    return _result(args, before, after)
+
+
+def _process(role: str, *options: str) -> Process:
+    return Process(role, *options, module="cluster.lab.bench.streams_processes")
+
+
+Looks = dict[str, dict[str, Any]]
+
+
+async def _push(
+    args: argparse.Namespace, clips: list[Path], address: str, running: dict[str, Process]
+) -> tuple[Looks, Looks]:
+    """What every process had used when measuring began, and when it ended."""
+    agents = []
+    for number in range(args.cameras):
+        source = FileSource(clips[number % len(clips)], loop=True, realtime=True)
+        options = PushOptions(flush_s=args.gather)
+        agents.append(PushAgent(source, address, f"camera-{number}", options=options))
+
+    async def begin(number: int, agent: PushAgent) -> None:
+        # Cameras do not send in step.
+        await asyncio.sleep(number * CLIP_S / 7 % 2.0)
+        await agent.run()
+
+    async def look() -> Looks:
+        found = {name: await asyncio.to_thread(process.ask) for name, process in running.items()}
+        return {**found, "generator": used()}
+
+    tasks = [asyncio.create_task(begin(*each)) for each in enumerate(agents)]
+    try:
+        await asyncio.sleep(args.warmup)
+        before = await look()
+        await asyncio.sleep(args.seconds)
+        after = await look()
+        for task in tasks:
+            if task.done():
+                task.result()
+                raise SightlineError("an agent ended before the bench")
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+    dropped = sum(agent.status.dropped + agent.status.cluster_dropped for agent in agents)
+    if dropped:
+        raise SightlineError(f"{dropped} packets were dropped: the machine is too slow for {args.cameras} cameras")
+    return before, after
+
+
+def _result(args: argparse.Namespace, before: Looks, after: Looks) -> BenchResult:
+    pictures = after["decoder"]["pictures"] - before["decoder"]["pictures"]
+    if pictures <= 0:
+        raise SightlineError("nothing was decoded; measure for longer")
+    video_s = pictures / args.fps
+    rows: list[dict[str, Any]] = []
+    figures: dict[str, float] = {"stream_ms": 0.0}
+    for process in (*CHAIN, "generator"):
+        old, new = before[process], after[process]
+        cpu_ms = 1e3 * sum(new[key] - old[key] for key in ("user_s", "system_s")) / video_s
+        figures[f"{process}_ms"] = cpu_ms
+        if process in CHAIN:
+            figures["stream_ms"] += cpu_ms
+        rows.append(
+            {
+                "process": process,
+                "part": "all",
+                "ms": cpu_ms,
+                "system_ms": 1e3 * (new["system_s"] - old["system_s"]) / video_s,
+                "faults": (new["faults"] - old["faults"]) / video_s,
+                "switches": (new["switches"] - old["switches"]) / video_s,
+            }
+        )
+        parts = {f"thread {name}": (seconds, old["threads"].get(name, 0.0)) for name, seconds in new["threads"].items()}
+        stages = old.get("stages", {})
+        parts |= {f"inside: {name}": (seconds, stages[name]) for name, seconds in new.get("stages", {}).items()}
+        for part, (seconds, until) in parts.items():
+            rows.append({"process": process, "part": part, "ms": 1e3 * (seconds - until) / video_s})
+    lost = sum(after[process]["lost"] - before[process]["lost"] for process in ("decoder", "replica"))
+    windows = after["replica"]["windows"] - before["replica"]["windows"]
+    notes = [
+        "ms of a core, faults and switches for each second of one camera's video; the generator is not in stream_ms",
+        f"{video_s:.0f} s of video decoded in {args.seconds:g} s from {args.cameras} cameras, "
+        f"{windows} windows answered, {lost} frames or windows lost",
+    ]
+    return BenchResult("streams", figures, rows, notes)

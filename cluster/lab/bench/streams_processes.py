@@ -1,0 +1,219 @@
+"""The processes of the streams bench: gateway, decoder with its cameras' pipelines, replica whose model takes no time.
+
+``python -m cluster.lab.bench.streams_processes ROLE`` prints ``{"port": n}`` once it serves, answers every line on its
+standard input with what it has used so far, and ends when that is closed: it cannot outlive the bench.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import re
+import resource
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from sightline.v1 import frames_pb2_grpc, ingest_pb2_grpc
+
+from cluster.codec.push import PushSource
+from cluster.decoder.footage.camera import CameraFootage
+from cluster.decoder.footage.ring import PacketRing, RingBudget
+from cluster.decoder.frame_lanes import LostStream
+from cluster.decoder.frame_sender import FrameSender
+from cluster.decoder.packet_sink import PacketSink, QueueSink
+from cluster.decoder.pipeline import CameraPipeline, PipelineSettings
+from cluster.decoder.turns import decoding_turns
+from cluster.errors import CapacityError
+from cluster.lab.bench.codec import STAGES, instrumented
+from cluster.lab.bench.ingest_processes import Forward
+from cluster.replica import frames_service as frames
+from cluster.replica.frames_service import HandedOver, WindowCounters
+from cluster.replica.worker import EngineWorker
+from cluster.types import Answer, FrameSample, PatchGeometry, Question, StreamSpec, TokenCount
+from cluster.vision.pruners.replenish import Replenish
+from cluster.vision.sampler import PatchSampler
+from cluster.wire import ingest
+from cluster.wire.server import RpcServer
+
+RING_S, RING_BYTES = 60.0, 8 * 2**20
+QUESTION = Question("person", "Is there a person in the scene?")
+INSIDE: list[tuple[str, type, str]] = [*STAGES, ("prune", Replenish, "prune"), ("cut", PatchSampler, "_unite")]
+
+
+class Cameras:
+    """Push cameras under any name, each with what a decoder process runs for one."""
+
+    def __init__(self, replica: str, geometry: PatchGeometry, stride_s: float) -> None:
+        self._replica, self._geometry, self._stride_s = replica, geometry, stride_s
+        self._sender = FrameSender(self._on_lost)
+        self._rings = RingBudget(2**30)
+        self._turns = decoding_turns()
+        self._sinks: dict[str, QueueSink] = {}
+        self._pipelines: list[CameraPipeline] = []
+        self.lost = 0
+
+    async def find(self, camera: str) -> PacketSink:
+        if camera not in self._sinks:
+            source = PushSource()
+            footage = CameraFootage(PacketRing(RING_S, RING_BYTES, self._rings))
+            pipeline = CameraPipeline(
+                camera,
+                footage.watching(source),
+                self._geometry,
+                PipelineSettings(),
+                self._send,
+                None,
+                footage.latest.show,
+                self._turns,
+            )
+            self._sinks[camera] = QueueSink(source)
+            self._sender.assign(StreamSpec(camera, (QUESTION,), stride_s=self._stride_s), self._replica)
+            self._pipelines.append(pipeline)
+            pipeline.start()
+        return self._sinks[camera]
+
+    def counts(self) -> dict[str, int]:
+        statuses = [pipeline.status() for pipeline in self._pipelines]
+        return {
+            "pictures": sum(status.frames_decoded for status in statuses),
+            "frames": sum(status.samples_out for status in statuses),
+            "lost": self.lost + sum(status.samples_dropped + status.gaps for status in statuses),
+        }
+
+    def _send(self, sample: FrameSample) -> None:
+        if not self._sender.send(sample):
+            raise CapacityError("the replica is slow")
+
+    def _on_lost(self, events: list[LostStream]) -> None:
+        self.lost += len(events)
+
+
+class Free:
+    """Steps that take no time: what is measured is what there is around them."""
+
+    spread = 0.0
+
+    def seconds(self, windows: Sequence[TokenCount]) -> float:  # noqa: ARG002
+        return 0.0
+
+
+class Windows:
+    """Frames into the engine's thread, windows counted (``FrameHandler`` and ``WorkerEvents``)."""
+
+    def __init__(self) -> None:
+        # The other roles are to start without them.
+        from cluster.engine.calibrated import CalibratedEngine, shape_of
+
+        engine = CalibratedEngine(shape_of("demo"), Free())
+        self.geometry = engine.geometry
+        self.worker = EngineWorker(engine, self)
+        self.worker.start()
+        self.windows = self.lost_windows = 0
+
+    def counts(self) -> dict[str, int]:
+        return {"windows": self.windows, "lost": self.lost_windows}
+
+    async def on_open(self, spec: StreamSpec) -> None:
+        await asyncio.wrap_future(self.worker.open(spec))
+
+    async def on_frame(self, sample: FrameSample, arrived_s: float) -> None:
+        await asyncio.wrap_future(self.worker.offer(sample, arrived_s))
+
+    async def on_close(self, camera: str, flush: bool) -> None:
+        self.worker.close(camera, flush=flush)
+
+    async def on_hand_over(self, camera: str) -> HandedOver:
+        return HandedOver(False, self.counters(camera))
+
+    async def on_lost(self, cameras: list[str]) -> None:
+        """The bench ends."""
+
+    def counters(self, camera: str) -> WindowCounters:
+        counts = self.worker.counts(camera)
+        return WindowCounters(counts.done, counts.gated, counts.dropped)
+
+    def answered(self, answers: Sequence[Answer], *, late: bool) -> None:  # noqa: ARG002
+        self.windows += 1
+
+    def batch(self, windows: int) -> None:
+        """Counted one by one."""
+
+    def dropped(self, stream: str, reason: str, windows: int) -> None:  # noqa: ARG002
+        self.lost_windows += windows
+
+    def lost(self, stream: str, windows: int) -> None:  # noqa: ARG002
+        self.lost_windows += windows
+
+
+def used() -> dict[str, Any]:
+    """Of this process so far: seconds of cores (``user_s``, ``system_s``, and ``threads`` by name, numbers left out),
+    minor page ``faults``, ``switches`` between threads."""
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    names = {thread.native_id: re.sub(r"[\W\d_]+.*", "", thread.name) for thread in threading.enumerate()}
+    threads: dict[str, float] = {}
+    for task in Path("/proc/self/task").iterdir():
+        try:
+            seconds = int((task / "schedstat").read_text().split()[0]) / 1e9
+        except OSError:
+            # It has just ended.
+            continue
+        name = names.get(int(task.name), "native")
+        threads[name] = threads.get(name, 0.0) + seconds
+    return {
+        "user_s": usage.ru_utime,
+        "system_s": usage.ru_stime,
+        "faults": usage.ru_minflt,
+        "switches": usage.ru_nvcsw + usage.ru_nivcsw,
+        "threads": threads,
+    }
+
+
+async def serve(server: RpcServer, hello: dict[str, Any], more: Callable[[], dict[str, Any]]) -> None:
+    """Until standard input is closed."""
+    print(json.dumps({"port": server.bind("127.0.0.1", 0), **hello}), flush=True)
+    await server.start()
+    while await asyncio.to_thread(sys.stdin.readline):
+        print(json.dumps(used() | more()), flush=True)
+    await server.stop(0.0)
+
+
+def main() -> None:
+    """One role until standard input is closed."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("role", choices=["gateway", "decoder", "replica"])
+    parser.add_argument("--next", help="gateway: address of the decoder; decoder: of the replica")
+    parser.add_argument("--geometry", help="decoder: the replica's, as JSON")
+    parser.add_argument("--stride", type=float, default=4.0, help="decoder: seconds between two windows")
+    args = parser.parse_args()
+
+    async def run() -> None:
+        server = RpcServer()
+        if args.role == "replica":
+            windows = Windows()
+            server.add(frames.SERVICE, frames_pb2_grpc.add_FramesServicer_to_server, frames.FramesServicer(windows))
+            await serve(server, {"geometry": asdict(windows.geometry)}, windows.counts)
+        elif args.role == "gateway":
+            forward = Forward(args.next)
+            server.add(
+                ingest.SERVICE,
+                ingest_pb2_grpc.add_IngestServicer_to_server,
+                ingest.IngestServicer(forward.find, idle_reply_s=2.0),
+            )
+            await serve(server, {}, dict)
+        else:
+            cameras = Cameras(args.next, PatchGeometry(**json.loads(args.geometry)), args.stride)
+            servicer = ingest.IngestServicer(cameras.find)
+            server.add(ingest.SERVICE, ingest_pb2_grpc.add_IngestServicer_to_server, servicer)
+            with instrumented(INSIDE) as seconds:
+                await serve(server, {}, lambda: cameras.counts() | {"stages": dict(seconds)})
+
+    asyncio.run(run())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,196 @@
+"""Full computation against pruned and refreshed windows: same engine, same weights, same clips, one run.
+
+*Full* puts every frame of every window through the tower and the language model. *Ours* keeps what the pruner keeps,
+reuses position-free KV and refreshes by policy. Both answer the same windows, one after the other, window by window,
+so that a machine that slows down slows both. Latency is last frame in -> answer: nothing of a stride is encoded
+before its last frame has come, in either.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from cluster.engine.native.engine import NativeEngine
+from cluster.engine.window.refresh import refresh_policies
+from cluster.lab.bench.frames import (
+    ClipFrames,
+    add_clip_arguments,
+    clip_names,
+    made_clips,
+    prune_clip,
+    read_clip,
+    span_seconds,
+)
+from cluster.lab.bench.harness import BenchResult
+from cluster.lab.report.measure import answer_in_full
+from cluster.models import load_model
+from cluster.types import MICROSECONDS, Answer, FrameSample, Question, StreamSpec, WindowRequest
+
+QUESTION = Question("q", "Is a person or a car moving in this picture?")
+NATURAL = "anchors"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """See the harness."""
+    add_clip_arguments(parser, model="bench-qwen2_5_vl", window=40.0, stride=8.0)
+    parser.add_argument("--windows", type=int, metavar="N", help="windows after the first (default: all, at least 6)")
+    parser.add_argument("--policies", nargs="+", metavar="NAME", help="refresh policies (default: all there are)")
+
+
+@dataclass(slots=True)
+class Measured:
+    """One policy on one clip: what each window after the first cost and said."""
+
+    latency_s: list[float] = field(default_factory=list)
+    plan_s: list[float] = field(default_factory=list)
+    flops: list[int] = field(default_factory=list)
+    answers: list[Answer] = field(default_factory=list)
+
+    def add(self, engine: NativeEngine, seconds: float, answer: Answer) -> None:
+        self.latency_s.append(seconds)
+        self.plan_s.append(answer.timing.plan_s)
+        self.flops.append(engine.stats.tower_flops + engine.stats.llm_flops)
+        self.answers.append(answer)
+
+    def mean(self, name: str) -> float:
+        return statistics.fmean(getattr(answer.tokens, name) for answer in self.answers)
+
+
+def run(args: argparse.Namespace) -> BenchResult:
+    """Measure every clip; figures ``speedup_<clip>`` and ``decision_overhead`` (the worst clip's)."""
+    import torch
+
+    if args.threads:
+        torch.set_num_threads(args.threads)
+    model = load_model(args.model, device=args.device, dtype=args.dtype)
+    engine = NativeEngine(model)
+    parameters = sum(p.numel() for p in model.model.parameters())
+    policies = args.policies or [name for name in refresh_policies.names() if name != NATURAL]
+    policies = [NATURAL, *[name for name in policies if name != NATURAL]]
+    figures: dict[str, float] = {}
+    rows: list[dict[str, Any]] = []
+    overheads: list[float] = []
+    with tempfile.TemporaryDirectory() as directory:
+        for name, path in clip_names(args.clips or made_clips(Path(directory))):
+            at_least = args.window + (6 if args.windows is None else args.windows) * args.stride
+            clip = read_clip(
+                path,
+                model.geometry,
+                fps=args.fps,
+                at_least=at_least,
+                at_most=None if args.windows is None else at_least,
+            )
+            full, measured, decision_s = _measure(engine, clip, args, policies)
+            exact = measured.get("all")
+            rows += [_row(path, policy, full, exact, result) for policy, result in [("full", full), *measured.items()]]
+            full_s = statistics.fmean(full.latency_s)
+            figures[f"speedup_{name}"] = full_s / statistics.fmean(measured[NATURAL].latency_s)
+            overheads.append(decision_s / full_s)
+    figures["decision_overhead"] = max(overheads)
+    notes = [
+        f"model {args.model}: {parameters / 1e6:.1f}M parameters, random weights: {model.random_weights}",
+        f"window {args.window:g} s, stride {args.stride:g} s, {args.fps:g} FPS, pruner {args.pruner}; "
+        "policies other than anchors get the token budget that anchors used",
+    ]
+    return BenchResult("window", figures, rows, notes)
+
+
+def _measure(
+    engine: NativeEngine, clip: ClipFrames, args: argparse.Namespace, policies: Sequence[str]
+) -> tuple[Measured, dict[str, Measured], float]:
+    """Full, every policy, and the seconds that deciding takes per stride: change grid, masks and plan."""
+    spec = StreamSpec("ours", (QUESTION,), args.window, args.stride, refresh=NATURAL, static_gate=False)
+    whole = prune_clip(clip, "full", "none").samples
+    pruned = prune_clip(clip, "ours", args.pruner)
+    kept = pruned.samples
+    full, ours = Measured(), Measured()
+    for request, answer, seconds in _stream(engine, spec, kept):
+        if request.end - whole[0].pts <= args.window * MICROSECONDS:
+            continue
+        ours.add(engine, seconds, answer)
+        (answer,), cost = answer_in_full(engine, spec, whole, request)
+        full.add(engine, cost.seconds, answer)
+        _progress(f"{clip.path.name}: window {request.window}: full {full.latency_s[-1]:.2f} s, ours {seconds:.2f} s")
+    budget = _budget(ours.answers)
+    measured = {NATURAL: ours}
+    for name in policies:
+        if name == NATURAL:
+            continue
+        policy = replace(spec, refresh=name, refresh_budget=None if name in ("all", "none") else budget)
+        measured[name] = Measured()
+        for request, answer, seconds in _stream(engine, policy, kept):
+            if request.end - whole[0].pts > args.window * MICROSECONDS:
+                measured[name].add(engine, seconds, answer)
+        _progress(f"{clip.path.name}: {name}: {statistics.fmean(measured[name].latency_s):.2f} s a window")
+    strides = span_seconds(kept) / args.stride
+    decision_s = (clip.change_s + pruned.mask_s) / strides + statistics.fmean(ours.plan_s)
+    return full, measured, decision_s
+
+
+def _budget(answers: Sequence[Answer]) -> float:
+    """Share of the overlap that the natural policy refreshed, where anything had to be: KV that is still exact
+    (nothing it was computed under has left the window) costs no policy a token."""
+    refreshing = [answer.tokens for answer in answers if answer.tokens.refreshed]
+    overlap = sum(tokens.reused + tokens.refreshed for tokens in refreshing)
+    return sum(tokens.refreshed for tokens in refreshing) / overlap if overlap else 0.0
+
+
+def _stream(
+    engine: NativeEngine, spec: StreamSpec, samples: Sequence[FrameSample]
+) -> Iterator[tuple[WindowRequest, Answer, float]]:
+    """Every window of a stream with its answer and the seconds from its last frame to the answer."""
+    engine.evict(spec.stream)
+    engine.admit(spec)
+    for sample in samples:
+        for request in engine.push(sample):
+            began = time.perf_counter()
+            (answer,) = engine.step([request])
+            yield request, answer, time.perf_counter() - began
+    engine.evict(spec.stream)
+
+
+def _row(clip: Path, name: str, full: Measured, exact: Measured | None, result: Measured) -> dict[str, Any]:
+    """``logit_diff``: |logit P(yes) - full's|, what pruning and reuse cost together; ``refresh_diff``: the same against
+    ``all`` on the same pruned windows, what reuse alone costs."""
+    pairs = list(zip(full.answers, result.answers, strict=True))
+    return {
+        "clip": clip.stem,
+        "policy": name,
+        "windows": len(result.answers),
+        "tokens_full": round(result.mean("full")),
+        "kept": round(result.mean("kept")),
+        "computed": round(result.mean("computed")),
+        "refreshed": round(result.mean("refreshed")),
+        "gflops": round(statistics.fmean(result.flops) / 1e9, 1),
+        "vision_s": round(statistics.fmean(answer.timing.vision_s for answer in result.answers), 3),
+        "llm_s": round(statistics.fmean(answer.timing.llm_s for answer in result.answers), 3),
+        "latency_s": round(statistics.fmean(result.latency_s), 3),
+        "speedup": round(statistics.fmean(full.latency_s) / statistics.fmean(result.latency_s), 2),
+        "flops_ratio": round(sum(full.flops) / sum(result.flops), 2),
+        "logit_diff": round(_logit_diff(full, result), 4),
+        "refresh_diff": None if exact is None or result is full else round(_logit_diff(exact, result), 4),
+        "agreement": round(statistics.fmean(a.positive == b.positive for a, b in pairs), 3),
+    }
+
+
+def _logit_diff(reference: Measured, result: Measured) -> float:
+    pairs = zip(reference.answers, result.answers, strict=True)
+    return statistics.fmean(abs(_logit(a.score) - _logit(b.score)) for a, b in pairs)
+
+
+def _logit(score: float) -> float:
+    score = min(max(score, 1e-9), 1 - 1e-9)
+    return math.log(score / (1 - score))
+
+
+def _progress(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)

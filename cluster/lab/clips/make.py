@@ -1,0 +1,290 @@
+"""Draws and encodes the demo clips, and writes beside each what moves where."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from fractions import Fraction
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import av
+import av.logging
+import numpy as np
+import numpy.typing as npt
+from av.video.frame import VideoFrame
+
+from cluster.errors import ConfigError
+from cluster.lab.clips.backdrop import DAY, DUSK, NIGHT, Light, paint_street
+from cluster.lab.clips.sprites import STEPS, PersonLook, Sprite, car, person
+from cluster.lab.clips.story import Actor, street_story
+
+Picture = npt.NDArray[np.uint8]
+
+_PERSON_HEIGHT = 0.15
+_CAR_HEIGHT = 0.135
+_STRIDE_PER_HEIGHT = 0.85
+_NOISE_FIELDS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class ClipKind:
+    """How one kind of clip looks and is encoded. ``noise`` in grey levels, ``flicker`` as relative gain."""
+
+    about: str
+    codec: str
+    options: dict[str, str]
+    light: Light = DAY
+    movers: bool = True
+    noise: float = 0.0
+    flicker: float = 0.0
+    bframes: int = 0
+
+
+# With its macroblock tree x264 encodes the same pictures now one way, now another when there are B-frames.
+_X264 = {"preset": "veryfast", "crf": "23", "x264-params": "mbtree=0"}
+_X265 = {"preset": "ultrafast", "crf": "26", "x265-params": "log-level=error:pools=none:frame-threads=1:bframes=0"}
+
+CLIP_KINDS: dict[str, ClipKind] = {
+    "street": ClipKind("a quiet street with a few people and cars", "libx264", _X264),
+    "noisy": ClipKind(
+        "the same street through a poor sensor: noise, flicker, B-frames",
+        "libx264",
+        _X264,
+        noise=5.0,
+        flicker=0.04,
+        bframes=2,
+    ),
+    "hevc": ClipKind("the street at dusk, in HEVC", "libx265", _X265, light=DUSK),
+    "night": ClipKind("the street at night; nothing moves", "libx264", _X264, light=NIGHT, movers=False, noise=1.2),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class TrueObject:
+    """One object in one frame. ``box``: left, top, right, bottom in pixels within the picture, without its shadow."""
+
+    id: int
+    kind: str
+    box: tuple[int, int, int, int]
+    moving: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ClipTruth:
+    """What moves where in a clip; ``frames[i]`` lists the objects visible in frame ``i`` (``i / fps`` seconds)."""
+
+    kind: str
+    seed: int
+    width: int
+    height: int
+    fps: float
+    frames: list[list[TrueObject]] = field(default_factory=list)
+
+    def at(self, second: float) -> list[TrueObject]:
+        """The objects of the frame shown at ``second``."""
+        index = min(max(0, math.floor(second * self.fps + 1e-6)), len(self.frames) - 1)
+        return self.frames[index]
+
+    def save(self, path: Path) -> None:
+        path.write_text(json.dumps(asdict(self), separators=(",", ":")) + "\n")
+
+    @classmethod
+    def load(cls, path: Path) -> ClipTruth:
+        """Read what :meth:`save` wrote."""
+        raw = json.loads(path.read_text())
+        raw["frames"] = [
+            [TrueObject(each["id"], each["kind"], tuple(each["box"]), each["moving"]) for each in frame]
+            for frame in raw["frames"]
+        ]
+        return cls(**raw)
+
+
+def truth_path(clip: Path) -> Path:
+    """Where the truth of a clip lies: ``street.mp4`` -> ``street.json``."""
+    return clip.with_suffix(".json")
+
+
+def make_clip(
+    kind: str,
+    path: str | Path,
+    *,
+    seconds: float = 24.0,
+    fps: float = 12.5,
+    size: tuple[int, int] = (640, 360),
+    seed: int = 0,
+    crf: int | None = None,
+) -> ClipTruth:
+    """Draw and encode one clip; its truth is returned and saved as JSON beside it.
+
+    Args:
+        kind: one of ``CLIP_KINDS``.
+        path: of the video (MP4); its folder must exist.
+        seconds: length; the story repeats with variations every 24 s.
+        fps: frames per second.
+        size: width and height in pixels, both even.
+        seed: the same seed draws the same clip.
+        crf: another quality than the kind's own, as x264 and x265 count it: fewer bits from 0 to 51.
+
+    Raises:
+        ConfigError: unknown kind, or a length, rate or size that makes no video.
+    """
+    if kind not in CLIP_KINDS:
+        raise ConfigError(f"unknown clip {kind!r}; there are: {', '.join(sorted(CLIP_KINDS))}")
+    width, height = size
+    if width < 64 or height < 64 or width % 2 or height % 2:
+        raise ConfigError(f"a clip's width and height must be even and at least 64 pixels, not {width}x{height}")
+    frames = round(seconds * fps)
+    if frames < 1 or fps <= 0:
+        raise ConfigError(f"a clip needs at least one frame, not {seconds} s at {fps} frames per second")
+    style = CLIP_KINDS[kind]
+    options = dict(style.options) if crf is None else {**style.options, "crf": str(crf)}
+    path = Path(path)
+    truth = ClipTruth(kind, seed, width, height, fps)
+    rate = Fraction(fps).limit_denominator(1001)
+    # x265 sets itself up with a burst of lines that no verbosity of its own silences.
+    level = av.logging.get_level()
+    av.logging.set_level(av.logging.ERROR)
+    try:
+        with av.open(str(path), "w", format="mp4") as container:
+            stream: Any = container.add_stream(style.codec, rate=rate, options=options)
+            stream.width, stream.height, stream.pix_fmt = width, height, "yuv420p"
+            stream.gop_size = max(1, round(4 * fps))
+            stream.codec_context.max_b_frames = style.bframes
+            stream.codec_context.thread_count = 1
+            sensor = _Sensor(style, width, height, fps, seed)
+            for number, picture in enumerate(draw_frames(kind, truth, frames)):
+                frame = VideoFrame.from_ndarray(picture, format="rgb24").reformat(format="yuv420p")
+                sensor.disturb(frame, number)
+                frame.pts, frame.time_base = number, 1 / rate
+                _write(container, stream, frame)
+            _write(container, stream, None)
+    finally:
+        av.logging.set_level(level)
+    truth.save(truth_path(path))
+    return truth
+
+
+def make_demo_clips(
+    directory: str | Path,
+    *,
+    seconds: float = 24.0,
+    fps: float = 12.5,
+    size: tuple[int, int] = (640, 360),
+    seed: int = 0,
+) -> dict[str, Path]:
+    """All kinds of clips as ``directory/<kind>.mp4`` (made if need be), with their truths; arguments as above."""
+    folder = Path(directory)
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = {kind: folder / f"{kind}.mp4" for kind in CLIP_KINDS}
+    for number, (kind, path) in enumerate(paths.items()):
+        make_clip(kind, path, seconds=seconds, fps=fps, size=size, seed=seed + number)
+    return paths
+
+
+def draw_frames(kind: str, truth: ClipTruth, frames: int) -> Iterator[Picture]:
+    """The clip's pictures ``[height, width, 3]`` uint8 before the sensor; appends to ``truth.frames`` as it goes.
+
+    The array is the caller's until the next one is asked for.
+    """
+    style = CLIP_KINDS[kind]
+    backdrop = paint_street(truth.width, truth.height, style.light, truth.seed)
+    actors = street_story(frames / truth.fps, truth.seed) if style.movers else []
+    stage = _Stage(truth.width, truth.height, style.light)
+    for number in range(frames):
+        second = number / truth.fps
+        picture = backdrop.copy()
+        objects: list[TrueObject] = []
+        present = [(place, actor) for actor in actors if (place := actor.place(second)) is not None]
+        for place, actor in sorted(present, key=lambda pair: pair[0][1]):
+            box = stage.draw(picture, actor, second)
+            if box is not None:
+                objects.append(TrueObject(actor.id, actor.kind, box, place[3] > 0))
+        truth.frames.append(objects)
+        yield picture
+
+
+def _write(container: av.container.OutputContainer, stream: Any, frame: VideoFrame | None) -> None:
+    for packet in stream.encode(frame):
+        container.mux(packet)
+
+
+class _Stage:
+    """Pastes actors into pictures."""
+
+    def __init__(self, width: int, height: int, light: Light) -> None:
+        self.width, self.height = width, height
+        self.tint = np.asarray(light.tint, dtype=np.float32) * light.level
+        self.lights = light.level < 0.9
+        self._sprite = cache(self._make_sprite)
+
+    def draw(self, picture: Picture, actor: Actor, second: float) -> tuple[int, int, int, int] | None:
+        """Returns the visible part of its box; None when it is outside of the picture."""
+        place = actor.place(second)
+        if place is None:
+            return None
+        x, y, _, speed = place
+        near = 0.72 + 0.75 * (y - 0.43)
+        share = (_PERSON_HEIGHT if actor.kind == "person" else _CAR_HEIGHT) * near / 0.72
+        # Sizes in steps of two pixels, so that someone who walks towards the camera needs few sprites.
+        pixels = max(4, round(share * self.height / 2) * 2)
+        walked = speed * second * self.width / self.height
+        step = int(walked / (_STRIDE_PER_HEIGHT * share) * STEPS) % STEPS if speed > 0 else STEPS
+        step = step if actor.kind == "person" else 0
+        sprite = self._sprite(actor.look, pixels, step, actor.leftwards(second))
+        left = round(x * self.width - sprite.rgb.shape[1] / 2)
+        top = round(y * self.height) - sprite.rgb.shape[0]
+        self._paste(picture, sprite, left, top)
+        return self._clipped(sprite, left, top)
+
+    def _make_sprite(self, look: object, pixels: int, step: int, leftwards: bool) -> Sprite:
+        if isinstance(look, PersonLook):
+            sprite = person(look, pixels, step, leftwards=leftwards)
+        else:
+            sprite = car(look, pixels, leftwards=leftwards, lights=self.lights)  # type: ignore[arg-type]
+        lit = np.clip(sprite.rgb * self.tint, 0, 255).astype(np.int16)
+        return Sprite(lit, sprite.alpha, sprite.box)
+
+    def _paste(self, picture: Picture, sprite: Sprite, left: int, top: int) -> None:
+        rows, cols = sprite.alpha.shape[:2]
+        y0, y1 = max(0, top), min(self.height, top + rows)
+        x0, x1 = max(0, left), min(self.width, left + cols)
+        if y0 >= y1 or x0 >= x1:
+            return
+        window = (slice(y0 - top, y1 - top), slice(x0 - left, x1 - left))
+        under = picture[y0:y1, x0:x1].astype(np.int32)
+        over = (sprite.rgb[window] - under) * sprite.alpha[window]
+        picture[y0:y1, x0:x1] = under + (over >> 8)
+
+    def _clipped(self, sprite: Sprite, left: int, top: int) -> tuple[int, int, int, int] | None:
+        x0, y0 = max(0, left + sprite.box[0]), max(0, top + sprite.box[1])
+        x1, y1 = min(self.width, left + sprite.box[2]), min(self.height, top + sprite.box[3])
+        return (x0, y0, x1, y1) if x0 < x1 and y0 < y1 else None
+
+
+class _Sensor:
+    """Noise and flicker on the luma plane, new in every frame."""
+
+    def __init__(self, style: ClipKind, width: int, height: int, fps: float, seed: int) -> None:
+        self.style, self.width, self.height, self.fps = style, width, height, fps
+        self._rng = np.random.default_rng([seed, 3])
+        # One field, shown at another offset in each frame: noise at the price of an addition.
+        shape = (height + _NOISE_FIELDS, width + _NOISE_FIELDS)
+        self._field = np.rint(self._rng.normal(0.0, style.noise, shape)).astype(np.int16) if style.noise else None
+
+    def disturb(self, frame: VideoFrame, number: int) -> None:
+        """Change ``frame`` (yuv420p) in place."""
+        if self._field is None:
+            return
+        # PyAV's stubs know neither video streams' attributes nor that a plane is a buffer.
+        plane: Any = frame.planes[0]
+        luma = np.frombuffer(plane, dtype=np.uint8).reshape(self.height, plane.line_size)[:, : self.width]
+        dy, dx = self._rng.integers(0, _NOISE_FIELDS, 2)
+        noise = self._field[dy : dy + self.height, dx : dx + self.width]
+        beat = math.sin(2 * math.pi * 2.3 * number / self.fps) + 0.5 * self._rng.standard_normal()
+        levels = np.arange(256) * (1.0 + self.style.flicker * beat)
+        table = np.clip(levels, 0, 255).astype(np.int16)
+        luma[:] = np.clip(table[luma] + noise, 0, 255).astype(np.uint8)

@@ -1,0 +1,135 @@
+"""The curves of an evaluation, as the paper's figures 14 to 18 and one of calibration."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from cluster.lab.evaluation.metrics import Measured
+from cluster.lab.evaluation.plots import Axis, Point, Series, chart
+from cluster.lab.evaluation.policies import Role
+from cluster.lab.evaluation.report import EvaluationReport, Line
+
+_ROLES: dict[Role, str] = {
+    "full": "full computation",
+    "codecsight": "CodecSight",
+    "ours": "ours",
+    "other": "other policies",
+}
+_COLOURS: dict[Role, int] = {"full": 2, "codecsight": 1, "ours": 0, "other": 7}
+_F1 = Axis("F1, mean over kinds", high=1.0)
+_SWEEPS = {
+    "stride": Axis("stride, share of the window", percent=True),
+    "threshold": Axis("motion threshold τ, pixels", log=True),
+    "margin": Axis("margin above the noise, grey levels"),
+    "anchor interval": Axis("anchor interval, seconds", log=True),
+}
+
+
+def charts(report: EvaluationReport) -> dict[str, str]:
+    """File name (without suffix) -> SVG; a curve that was not measured is left out."""
+    found = {
+        "f1-tokens": chart(
+            "F1 against computed tokens",
+            _frontier(report.table, lambda line: line.computed_share),
+            Axis("tokens through the language model, share of full computation", log=True, percent=True),
+            _F1,
+        ),
+        "f1-flops": chart(
+            "F1 against prefill operations",
+            _frontier(report.table, lambda line: line.flops_share),
+            Axis("prefill FLOPs, share of full computation", log=True, percent=True),
+            _F1,
+        ),
+        "calibration": _calibration(report),
+    }
+    if any(name.endswith("motion") for name in report.groups):
+        found["f1-motion"] = _by_motion(report)
+    for name, axis in _SWEEPS.items():
+        series = _swept(report.lines, name)
+        if series:
+            found[f"f1-{name.replace(' ', '-')}"] = chart(f"F1 against {axis.title.split(',')[0]}", series, axis, _F1)
+            cost = Axis("prefill FLOPs a window, share of full's", percent=True)
+            found[f"flops-{name.replace(' ', '-')}"] = chart(
+                f"Operations against {axis.title.split(',')[0]}", _swept(report.lines, name, cost=True), axis, cost
+            )
+    return found
+
+
+def _point(x: float, measured: Measured, text: str) -> Point:
+    return Point(x, measured.value, *measured.interval, text=f"{text}: F1 {measured.value:.3f}")
+
+
+def _frontier(lines: Sequence[Line], price: Callable[[Line], float]) -> list[Series]:
+    """Every setting as a point; the best of ours at or below each price as a line. Only full computation and the
+    published rule show their intervals: those of all settings would hide the points."""
+    series = []
+    for role, name in _ROLES.items():
+        points = tuple(
+            _point(price(line), line.accuracy.f1, f"{line.setting.name} at {100 * price(line):.1f} %")
+            for line in lines
+            if line.setting.role == role
+        )
+        if role in ("ours", "other"):
+            points = tuple(replace(point, low=math.nan, high=math.nan) for point in points)
+        series.append(Series(name, points, joined=False, colour=_COLOURS[role]))
+        if role == "ours":
+            series.append(Series("ours, best at a price", _best(points), marked=False, colour=_COLOURS[role]))
+    return series
+
+
+def _best(points: Sequence[Point]) -> tuple[Point, ...]:
+    best: list[Point] = []
+    for point in sorted(points, key=lambda each: (each.x, -each.y)):
+        if not math.isnan(point.y) and (not best or point.y > best[-1].y):
+            best.append(point)
+    return tuple(best)
+
+
+def _swept(lines: Sequence[Line], curve: str, *, cost: bool = False) -> list[Series]:
+    found: dict[Role, list[Point]] = {}
+    for line in lines:
+        if line.setting.sweep is not None and line.setting.sweep[0] == curve:
+            place = line.setting.sweep[1]
+            name = _ROLES[line.setting.role]
+            if cost:
+                point = Point(place, line.flops_share, text=f"{name} at {place:g}: {100 * line.flops_share:.1f} %")
+            else:
+                point = _point(place, line.accuracy.f1, f"{name} at {place:g}")
+            found.setdefault(line.setting.role, []).append(point)
+    return [Series(_ROLES[role], tuple(points), colour=_COLOURS[role]) for role, points in found.items()]
+
+
+def _by_motion(report: EvaluationReport) -> str:
+    levels = [name for name in report.groups if name.endswith("motion")]
+    # One of ours for each price.
+    ours = iter((0, 3))
+    series = [
+        Series(
+            line.setting.name,
+            tuple(
+                _point(place, report.groups[level][line.setting.name].f1, f"{line.setting.name}, {level}")
+                for place, level in enumerate(levels, start=1)
+            ),
+            colour=next(ours) if line.setting.role == "ours" else _COLOURS[line.setting.role],
+        )
+        for line in report.compared
+    ]
+    return chart("F1 by motion", series, Axis("third of the videos by motion: 1 low, 2 medium, 3 high"), _F1)
+
+
+def _calibration(report: EvaluationReport) -> str:
+    bins = report.figures.calibration.bins
+    points = tuple(
+        Point(each.score, each.rate, each.ci_low, each.ci_high, f"{each.windows} windows, event in {each.rate:.0%}")
+        for each in bins
+    )
+    ideal = Series("as it should be", (Point(0.0, 0.0), Point(1.0, 1.0)))
+    unit = Axis("score", low=0.0, high=1.0)
+    return chart(
+        "Event rate by score, full computation",
+        [Series("windows", points), ideal],
+        unit,
+        Axis("share of windows with the event", low=0.0, high=1.0),
+    )

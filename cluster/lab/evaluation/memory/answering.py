@@ -1,0 +1,239 @@
+"""One recorded scene under one setting: its KV is put into a fresh memory, and its questions are asked of that alone.
+
+For each instant at which something is asked a memory is filled from the beginning under the cap that its share means at
+that instant. What the window held then is put into it too, after what had left, and everything is settled: the answers
+rest on the memory and on nothing beside it, and all of it is under the cap.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, get_args
+
+import torch
+
+from cluster.engine.native.engine import NativeEngine
+from cluster.errors import NotReadyError
+from cluster.lab.evaluation.memory.coverage import Space, nearest_distances
+from cluster.lab.evaluation.memory.questions import MultipleChoice, Question
+from cluster.lab.evaluation.memory.recording import STREAM, Recording
+from cluster.lab.evaluation.memory.results import Answered, Coverage, EvidenceRecall, answered, coverage_of
+from cluster.lab.evaluation.memory.score import Judged, credit, words
+from cluster.lab.evaluation.memory.settings import ShareSetting
+from cluster.memory.bank import MemoryBank
+from cluster.memory.chunk import KVChunk
+from cluster.memory.layer import LayerKV
+from cluster.memory.stream import StreamMemory
+from cluster.memory.tiers.arena import Arena
+from cluster.memory.tiers.stack import TierStack
+from cluster.types import MICROSECONDS, AskResult, AskSpec
+
+SPACES: tuple[Space, ...] = get_args(Space)
+SHORT_ANSWER, LONG_ANSWER = 8, 48
+
+# Tokens of each layer and head that stand for all of them where coverage is measured.
+_SAMPLED = 1024
+# The tier must never be what is short: its slabs hold cells of one size each, of some forty sizes, and what blocks take
+# is rounded up, single tokens to several times their size. Memory is reserved as it fills.
+_ROUNDING = 8
+_SLABS = 256 * 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class SceneRun:
+    """All questions of one scene under one setting.
+
+    * ``coverage``: of the last instant; empty where nothing had to go
+    * ``incomplete``: answers for which some of the memory could not be had in time, or was lost
+    """
+
+    answered: tuple[Answered, ...]
+    coverage: dict[Space, Coverage] = field(default_factory=dict)
+    incomplete: int = 0
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, body: dict[str, Any], video: str, questions: Sequence[Question]) -> SceneRun:
+        """The inverse of ``to_json``; answers are judged anew, and reported as those of ``video``.
+
+        Raises:
+            ValueError, KeyError, TypeError: it is something else, or of other questions.
+        """
+        found = []
+        for number, (question, each) in enumerate(zip(questions, body["answered"], strict=True)):
+            said = tuple(each["said"])
+            judged = Judged(video, number, question.kind, credit(question, said))
+            recall = None if each["recall"] is None else EvidenceRecall(**each["recall"])
+            found.append(Answered(**{**each, "said": said, "judged": judged, "recall": recall}))
+        coverage = {
+            space: Coverage(each["area"], each["furthest"], tuple(each["percentiles"]))
+            for space in SPACES
+            if (each := body["coverage"].get(space)) is not None
+        }
+        return cls(tuple(found), coverage, int(body["incomplete"]))
+
+
+def answer_scene(
+    engine: NativeEngine, recording: Recording, video: str, questions: Sequence[Question], setting: ShareSetting
+) -> SceneRun:
+    """Fill memories with what was recorded and ask.
+
+    Args:
+        engine: of the model that the KV was computed with; its memories are replaced.
+        recording: with an instant for each time at which something is asked.
+        video: name to report the answers under.
+        questions: in the order in which they are reported.
+        setting: policies and share.
+
+    Raises:
+        ValueError: the recording lacks an instant.
+    """
+    instants = {instant.at_s: number for number, instant in enumerate(recording.instants)}
+    lacking = {question.at_s for question in questions} - instants.keys()
+    if lacking:
+        raise ValueError(f"the recording of {video} was not made for questions at {min(lacking):g} s")
+    found: dict[int, Answered] = {}
+    coverage: dict[Space, Coverage] = {}
+    incomplete = 0
+    last = max(question.at_s for question in questions)
+    for at_s in sorted({question.at_s for question in questions}):
+        chunks = recording.seen(instants[at_s])
+        memory = _filled(engine, chunks, setting)
+        asked = [(number, question) for number, question in enumerate(questions) if question.at_s == at_s]
+        for number, question in asked:
+            found[number], whole = _ask(engine, memory, recording, video, number, question)
+            incomplete += not whole
+        if at_s == last and chunks and setting.bounded:
+            coverage = _coverage(memory, chunks)
+        memory.tiers.close()
+    return SceneRun(tuple(found[number] for number in range(len(questions))), coverage, incomplete)
+
+
+def full_bytes(chunks: Sequence[KVChunk]) -> int:
+    """Bytes of all KV of these frames, and of the frame number and cell that a memory keeps with each token."""
+    return sum(
+        chunk.key.nbytes + chunk.value.nbytes + 8 * chunk.tokens * chunk.key.shape[0] * chunk.key.shape[1]
+        for chunk in chunks
+    )
+
+
+def _filled(engine: NativeEngine, chunks: Sequence[KVChunk], setting: ShareSetting) -> StreamMemory:
+    """A settled memory of these frames, which ``engine`` answers from; it is the only thing in its tier."""
+    whole = full_bytes(chunks)
+    room = _SLABS + _ROUNDING * whole
+    bank = MemoryBank(TierStack([Arena(room, evicts=False)]))
+    bank.open(STREAM, setting.spec(frames=len(chunks), full_bytes=whole, room=room))
+    memory, _ = bank.get(STREAM)
+    for chunk in chunks:
+        # Not through the bank, which would begin anew where a policy fails.
+        memory.add(chunk)
+    memory.settle()
+    engine.memories = bank
+    return memory
+
+
+def _ask(
+    engine: NativeEngine, memory: StreamMemory, recording: Recording, video: str, number: int, question: Question
+) -> tuple[Answered, bool]:
+    """The answer, and whether all that was wanted of the memory was to be had."""
+    turns: list[tuple[str, str]] = []
+    results: list[AskResult] = []
+    times: list[float] = []
+    heads = max(1, sum(len(layer) for layer in memory.heads))
+    bytes_held = memory.held_bytes
+    for text, truth in zip(question.turns, question.answers, strict=True):
+        ask = AskSpec(
+            stream=STREAM,
+            text=text,
+            turns=tuple(turns),
+            since_s=_since(memory, recording, question),
+            max_new_tokens=_longest(question, truth),
+        )
+        try:
+            run = engine.ask(ask)
+        except NotReadyError:
+            # Asked before the first picture was complete: nothing can be said.
+            turns.append((text, ""))
+            continue
+        while run.step() is not None:
+            pass
+        results.append(run.result)
+        turns.append((text, run.result.text))
+        # Only evidence is looked for among them, and of a long past they are many.
+        for frame, count in run.recollection.stats.chosen.items() if question.evidence else ():
+            middle = (memory.pts_of(frame) - recording.begin) / MICROSECONDS + recording.frame_s / 2
+            times += [middle] * count
+    asked = max(1, len(results))
+    return answered(
+        video,
+        number,
+        question,
+        [said for _, said in turns],
+        ttft_s=sum(each.first_token_s for each in results) / asked,
+        history_s=question.at_s,
+        retrieved=sum(each.tokens_read for each in results) / asked / heads,
+        held=sum(each.tokens_held for each in results) / asked / heads,
+        bytes_moved=sum(each.bytes_read for each in results),
+        bytes_held=bytes_held,
+        retrieved_at=times,
+    ), not (
+        any(each.degraded for each in results) or memory.counts.lost or (memory.counts.frames and not memory.tokens)
+    )
+
+
+def _since(memory: StreamMemory, recording: Recording, question: Question) -> float | None:
+    """Seconds before the newest frame, for a question that says from when on it means in seconds of the footage."""
+    if question.since_s is None or memory.newest is None:
+        return None
+    return max(0.0, (memory.newest - recording.begin) / MICROSECONDS - question.since_s)
+
+
+def _longest(question: Question, truth: str) -> int:
+    """Tokens an answer may have."""
+    short = isinstance(question, MultipleChoice) or len(words(truth)) <= 1
+    return SHORT_ANSWER if short else LONG_ANSWER
+
+
+# -- coverage -------------------------------------------------------------------------------------
+def _coverage(memory: StreamMemory, chunks: Sequence[KVChunk]) -> dict[Space, Coverage]:
+    """How far tokens spread evenly over all frames are from the nearest that is held; empty where a head holds none."""
+    key, value = (torch.cat([getattr(chunk, name) for chunk in chunks], dim=2) for name in ("key", "value"))
+    picked = torch.linspace(0, key.shape[2] - 1, min(_SAMPLED, key.shape[2]), dtype=torch.float64).round().long()
+    place = picked[None]
+    distances: dict[Space, list[torch.Tensor]] = {space: [] for space in SPACES}
+    for layer, heads in enumerate(memory.heads):
+        for h in range(len(heads)):
+            held = _held(memory, layer, h)
+            if held is None:
+                return {}
+            whole = LayerKV(key[layer, h, picked][None], value[layer, h, picked][None], place, place)
+            for space in SPACES:
+                distances[space].append(nearest_distances(whole, held, space))
+    return {space: coverage_of(found, float(found.max())) for space, found in _joined(distances).items()}
+
+
+def _joined(parts: dict[Space, list[torch.Tensor]]) -> dict[Space, torch.Tensor]:
+    return {space: torch.cat([part.flatten() for part in some]) for space, some in parts.items() if some}
+
+
+def _held(memory: StreamMemory, layer: int, h: int) -> LayerKV | None:
+    """What a head holds, its frames in order; None where that is nothing."""
+    table = memory.heads[layer][h].organiser.table
+    loaded = memory.tiers.load([memory.key_of(layer, h, cluster) for cluster in range(len(table))])
+    blocks = [each.block for each in loaded if each.block is not None]
+    if not blocks:
+        return None
+    frame = torch.cat([block.frame for block in blocks]).to(torch.int64)
+    order = frame.argsort(stable=True)
+    cell = torch.cat([block.cell for block in blocks]).to(torch.int64)
+    key, value = (torch.cat([getattr(block, name) for block in blocks])[order] for name in ("key", "value"))
+    return LayerKV(key[None], value[None], frame[order][None], cell[order][None])
+
+
+def pooled(parts: Sequence[Coverage], furthest: float) -> Coverage:
+    """Coverage of several scenes as one, each counting alike, on a scale that other settings share."""
+    together = torch.tensor([value for part in parts for value in part.percentiles])
+    return coverage_of(together, furthest)

@@ -1,0 +1,101 @@
+"""What a directory of videos with questions about their past is to the evaluator, whatever its layout on disk."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from cluster.errors import ConfigError
+from cluster.lab.evaluation.datasets.base import reasons
+from cluster.lab.evaluation.datasets.probe import UnreadableVideoError, probe_video
+from cluster.lab.evaluation.datasets.video import Skipped
+from cluster.lab.evaluation.memory.questions import Question
+from cluster.registry import Registry
+
+
+@dataclass(frozen=True, slots=True)
+class DatasetVideo:
+    """One video and what is asked about it, in the order of asking."""
+
+    path: Path
+    questions: tuple[Question, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PastDataset:
+    """Videos with questions, and what was left out and why."""
+
+    layout: str
+    directory: Path
+    videos: tuple[DatasetVideo, ...]
+    skipped: tuple[Skipped, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One annotation as a layout reads it: where the video must lie, and a function that makes the question once the
+    video's length in seconds is known; that raises ``ConfigError`` where the annotation makes no sense."""
+
+    video: Path
+    question: Callable[[float], Question]
+
+
+PastLayout = Callable[[Path], tuple[list[Entry], list[Skipped]]]
+"""Reads the annotations of a directory; raises ``ConfigError`` when it is not of the layout at all."""
+
+past_layouts: Registry[PastLayout] = Registry("layout of questions about the past")
+
+
+def load_past_dataset(directory: str | Path, layout: str) -> PastDataset:
+    """Read a directory of videos and questions about them.
+
+    Args:
+        directory: holds videos and annotations.
+        layout: how they lie in it, one of ``past_layouts``.
+
+    Raises:
+        ConfigError: unknown layout, no such directory, one that is not of this layout, or nothing left of it; the
+            message then says what was skipped first and why.
+    """
+    read = past_layouts.get(layout)
+    folder = Path(directory)
+    if not folder.is_dir():
+        what = "is not a directory" if folder.exists() else "does not exist"
+        raise ConfigError(f"dataset directory {folder} {what}")
+    entries, skipped = read(folder)
+    videos, more = _videos(entries)
+    skipped += more
+    if not videos:
+        raise ConfigError(f"nothing left to ask about in {folder}: {reasons(skipped)}")
+    return PastDataset(layout, folder, tuple(videos), tuple(skipped))
+
+
+def _videos(entries: Iterable[Entry]) -> tuple[list[DatasetVideo], list[Skipped]]:
+    """Entries by video; a video that cannot be played is left out once, not with every question."""
+    by_video: dict[Path, list[Entry]] = defaultdict(list)
+    for entry in entries:
+        by_video[entry.video].append(entry)
+    videos: list[DatasetVideo] = []
+    skipped: list[Skipped] = []
+    for path, asked in by_video.items():
+        if not path.exists():
+            skipped.append(Skipped(path, f"not on disk; {len(asked)} questions are about it"))
+            continue
+        try:
+            seconds = probe_video(path).seconds
+        except UnreadableVideoError as error:
+            skipped.append(Skipped(path, str(error)))
+            continue
+        questions: list[Question] = []
+        for entry in asked:
+            try:
+                question = entry.question(seconds)
+            except ConfigError as error:
+                skipped.append(Skipped(path, str(error)))
+                continue
+            questions.append(question)
+        if questions:
+            videos.append(DatasetVideo(path, tuple(sorted(questions, key=lambda each: each.at_s))))
+    return videos, skipped

@@ -1,0 +1,245 @@
+"""What leaves the windows of a clip, recorded once: every setting of a memory is then given the same KV.
+
+The clip runs through the live code path: demuxer, decoder, pruner, engine. At every instant at which questions are
+asked, a copy of the stream ends there, so that what its window held is known as well; the stream itself goes on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from cluster.codec.file import FileSource
+from cluster.codec.processor import CodecOptions, CodecProcessor
+from cluster.engine.native.engine import NativeEngine
+from cluster.errors import SightlineError
+from cluster.lab.evaluation.policies import WindowShape
+from cluster.memory.bank import MemoryBank
+from cluster.memory.chunk import KVChunk
+from cluster.memory.tiers.arena import Arena
+from cluster.memory.tiers.stack import TierStack
+from cluster.models.base import VisionLanguageModel
+from cluster.types import MICROSECONDS, FrameSample, MemorySpec, Question, StreamSpec, WindowRequest
+from cluster.vision import make_pruner
+from cluster.vision.sampler import PatchSampler
+
+PRUNER = "replenish"
+STREAM = "past"
+# A stream has a question in every window; what is remembered does not depend on it.
+_STANDING = Question("standing", "Is anyone there?")
+_MANIFESTS = 8 * 2**20
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Instant:
+    """``at_s``: seconds from the first picture; ``left``: how many frames had left the window then; ``window``: those
+    that were in it."""
+
+    at_s: float
+    left: int
+    window: tuple[KVChunk, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Recording:
+    """``begin``: time (microseconds) of the first picture; ``frame_s``: seconds that a frame stands for; ``left``: all
+    frames that left the window, in time order; ``instants`` ascending."""
+
+    begin: int
+    frame_s: float
+    left: tuple[KVChunk, ...]
+    instants: tuple[Instant, ...]
+
+    def seen(self, number: int) -> list[KVChunk]:
+        """All frames that were seen until instant ``number``, in time order."""
+        instant = self.instants[number]
+        return [*self.left[: instant.left], *instant.window]
+
+    def save(self, path: Path) -> None:
+        """Write it as safetensors.
+
+        Raises:
+            SightlineError: the file cannot be written.
+        """
+        tensors: dict[str, Tensor] = _packed("left", self.left)
+        for number, instant in enumerate(self.instants):
+            tensors |= _packed(f"window {number}", instant.window)
+        head = {
+            "begin": self.begin,
+            "frame_s": self.frame_s,
+            "instants": [[instant.at_s, instant.left] for instant in self.instants],
+        }
+        partial = path.with_suffix(f".{os.getpid()}.part")
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            save_file(tensors, partial, metadata={"recording": json.dumps(head)})
+            partial.replace(path)
+        except (OSError, SafetensorError) as error:
+            with contextlib.suppress(OSError):
+                partial.unlink(missing_ok=True)
+            raise SightlineError(f"cannot write the recording {path}: {error}; choose another place") from None
+
+    @classmethod
+    def load(cls, path: Path) -> Recording | None:
+        """What was saved, or None where nothing is, or nothing whole."""
+        try:
+            with safe_open(path, framework="pt") as file:
+                head = json.loads(file.metadata()["recording"])
+                names = set(file.keys())
+
+                def part(name: str) -> tuple[KVChunk, ...]:
+                    prefix = f"{name}."
+                    return _unpacked(
+                        {n.removeprefix(prefix): file.get_tensor(n) for n in names if n.startswith(prefix)}
+                    )
+
+                instants = tuple(
+                    Instant(float(at_s), int(left), part(f"window {number}"))
+                    for number, (at_s, left) in enumerate(head["instants"])
+                )
+                return cls(int(head["begin"]), float(head["frame_s"]), part("left"), instants)
+        except (OSError, SafetensorError, ValueError, KeyError, TypeError):
+            return None
+
+
+def record(model: VisionLanguageModel, path: Path, shape: WindowShape, instants: Sequence[float]) -> Recording:
+    """Run a clip once.
+
+    Args:
+        model: loaded.
+        path: of the video.
+        shape: its windows and sampling rate.
+        instants: seconds from the first picture, any order; those behind the end count as the end.
+
+    Raises:
+        SourceError: the video cannot be read to its end.
+        SightlineError: no window of it was computed.
+    """
+    tape = _Tape(model, shape, sorted(set(instants)))
+    source = FileSource(path)
+    sampler = PatchSampler("footage", make_pruner(PRUNER, {}), shape.fps)
+    processor = CodecProcessor(model.geometry, CodecOptions(fps=shape.fps, anchor_interval_s=shape.anchor_interval_s))
+    try:
+        processor.open(source.open())
+        for packet in source.packets():
+            for frame in processor.feed(packet):
+                tape.feed(sampler.feed(frame))
+        for frame in processor.drain():
+            tape.feed(sampler.feed(frame))
+        tape.feed(sampler.flush())
+    finally:
+        source.close()
+    return tape.finish(path)
+
+
+class _Collector(MemoryBank):
+    """Keeps what leaves each stream's window as it is."""
+
+    def __init__(self) -> None:
+        super().__init__(TierStack([Arena(_MANIFESTS)]))
+        self.taken: dict[str, list[KVChunk]] = {}
+
+    def take(self, chunk: KVChunk) -> None:
+        """See :class:`MemoryBank`."""
+        self.taken.setdefault(chunk.stream, []).append(chunk)
+
+
+class _Tape:
+    """One stream of the engine, and copies of it that end where questions are asked."""
+
+    def __init__(self, model: VisionLanguageModel, shape: WindowShape, instants: list[float]) -> None:
+        self._collector = _Collector()
+        self._engine = NativeEngine(model, memories=self._collector)
+        self._frame_s = model.geometry.temporal / shape.fps
+        self._spec = StreamSpec(
+            stream="footage",
+            questions=(_STANDING,),
+            window_s=shape.window_s,
+            stride_s=shape.stride_s,
+            static_gate=False,
+            patient=True,
+            memory=MemorySpec(),
+        )
+        self._engine.admit(self._spec)
+        self._waiting = instants
+        self._instants: list[Instant] = []
+        self._begin: int | None = None
+
+    def feed(self, sample: FrameSample | None) -> None:
+        """Take a frame, after the instants that it lies behind: one that ends later shows what comes after them."""
+        if sample is None:
+            return
+        if self._begin is None:
+            self._begin = sample.pts
+        ends_s = (sample.pts - self._begin + sample.duration * 7 // 8) / MICROSECONDS
+        while self._waiting and self._waiting[0] < ends_s:
+            self._ask_here()
+        self._step(self._engine.push(replace(sample, stream=self._spec.stream)))
+
+    def finish(self, path: Path) -> Recording:
+        while self._waiting:
+            self._ask_here()
+        left = self._collector.taken.get(self._spec.stream, [])
+        if self._begin is None or not any(instant.left or instant.window for instant in self._instants):
+            raise SightlineError(f"nothing was seen of {path} before any of its questions is asked")
+        return Recording(self._begin, self._frame_s, tuple(left), tuple(self._instants))
+
+    def _ask_here(self) -> None:
+        at_s = self._waiting.pop(0)
+        left = len(self._collector.taken.get(self._spec.stream, ()))
+        name = f"until {at_s:.3f}"
+        copy = replace(self._spec, stream=name)
+        if self._begin is not None:
+            self._engine.admit(copy)
+            self._engine.import_stream(copy, self._engine.export_stream(self._spec.stream))
+            # The frames since the last window are computed as if the camera's source ended here.
+            self._step(self._engine.flush(name))
+            self._engine.evict(name)
+        self._instants.append(Instant(at_s, left, tuple(self._collector.taken.pop(name, ()))))
+
+    def _step(self, requests: Sequence[WindowRequest]) -> None:
+        for request in requests:
+            self._engine.step([request])
+
+
+def _packed(name: str, chunks: Sequence[KVChunk]) -> dict[str, Tensor]:
+    """Frames side by side: ``key``, ``value`` ``[L, Hkv, n, D]``, ``cell [n]``, ``look [f, W]``, and ``frame [f, 5]``
+    of tokens, index, pts, rows and columns."""
+    if not chunks:
+        return {}
+    about = [[chunk.tokens, chunk.index, chunk.pts, chunk.rows, chunk.columns] for chunk in chunks]
+    return {
+        f"{name}.key": torch.cat([chunk.key.cpu() for chunk in chunks], dim=2),
+        f"{name}.value": torch.cat([chunk.value.cpu() for chunk in chunks], dim=2),
+        f"{name}.cell": torch.cat([chunk.cell.cpu() for chunk in chunks]),
+        f"{name}.look": torch.stack([chunk.look.cpu() for chunk in chunks]),
+        f"{name}.frame": torch.tensor(about, dtype=torch.int64),
+    }
+
+
+def _unpacked(tensors: dict[str, Tensor]) -> tuple[KVChunk, ...]:
+    if not tensors:
+        return ()
+    about = tensors["frame"].tolist()
+    sizes = [size for size, *_ in about]
+    parts = zip(
+        about,
+        torch.split(tensors["key"], sizes, dim=2),
+        torch.split(tensors["value"], sizes, dim=2),
+        torch.split(tensors["cell"], sizes),
+        tensors["look"],
+        strict=True,
+    )
+    return tuple(
+        KVChunk(STREAM, index, pts, key, value, cell, rows, columns, look)
+        for (_, index, pts, rows, columns), key, value, cell, look in parts
+    )

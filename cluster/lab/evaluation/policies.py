@@ -1,0 +1,250 @@
+"""What is compared: settings of pruning, refresh and window, and the grids of them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from cluster.errors import ConfigError
+from cluster.vision import make_pruner
+
+Role = Literal["full", "codecsight", "ours", "other"]
+
+# Shares of the overlap to compute again. 0 is reuse of everything, whatever the policy.
+BUDGETS = (0.0, 0.05, 0.1, 0.2, 0.4)
+STRIDES = (0.1, 0.2, 0.3, 0.5, 1.0)
+TAUS = (0.25, 0.5, 1.0, 2.0, 5.0)
+MARGINS = (2.0, 3.0, 4.5, 7.0, 10.0, 14.0)
+ANCHOR_INTERVALS = (2.0, 4.0, 8.0, 16.0)
+
+
+@dataclass(frozen=True, slots=True)
+class WindowShape:
+    """How the stream is cut: seconds, samples per second, and seconds between anchors."""
+
+    window_s: float = 20.0
+    stride_s: float = 4.0
+    fps: float = 2.0
+    anchor_interval_s: float = 8.0
+
+    def check(self) -> None:
+        """Raises ``ConfigError`` for lengths that cannot be."""
+        for name in ("window_s", "stride_s", "fps", "anchor_interval_s"):
+            if not getattr(self, name) > 0:
+                raise ConfigError(f"{name} must be above 0, not {getattr(self, name):g}")
+        if self.stride_s > self.window_s:
+            raise ConfigError(f"the stride ({self.stride_s:g} s) must not exceed the window ({self.window_s:g} s)")
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One way to answer a stream's windows.
+
+    * ``budget``: share of the overlap's tokens to compute again, ``None`` for the refresh policy's own amount
+    * ``role``: what it stands for in the figures; ``sweep``: the curve it is a point of, and where on it
+    * ``recompute``: full computation: every frame of every window through tower and language model, and counted so
+    """
+
+    name: str
+    pruner: str
+    refresh: str
+    budget: float | None = None
+    options: tuple[tuple[str, float], ...] = ()
+    shape: WindowShape = WindowShape()
+    role: Role = "other"
+    sweep: tuple[str, float] | None = None
+    recompute: bool = False
+
+    @property
+    def key(self) -> str:
+        """What its results depend on: two settings of one key are computed once, whatever they are called."""
+        identity: dict[str, Any] = {
+            "pruner": self.pruner,
+            "options": dict(sorted(self.options)),
+            "refresh": self.refresh,
+            "budget": self.budget,
+            "window_s": self.shape.window_s,
+            "stride_s": self.shape.stride_s,
+            "fps": self.shape.fps,
+            "anchor_interval_s": self.shape.anchor_interval_s,
+            "recompute": self.recompute,
+        }
+        return json.dumps(identity, separators=(",", ":"))
+
+    def check(self) -> None:
+        """Raises ``ConfigError`` for a pruner, an option or a shape that cannot be; the engine checks refresh."""
+        self.shape.check()
+        make_pruner(self.pruner, dict(self.options))
+
+
+def full(shape: WindowShape) -> Setting:
+    """Full computation: nothing pruned, nothing reused."""
+    return Setting("full", "none", "all", shape=shape, role="full", recompute=True)
+
+
+def codecsight(shape: WindowShape) -> Setting:
+    """CodecSight as published: its rule with its own threshold, its anchors refreshed."""
+    return Setting("codecsight", "codecsight", "anchors", shape=shape, role="codecsight")
+
+
+def ours(shape: WindowShape, budget: float, options: Mapping[str, float] | None = None) -> Setting:
+    """Replenishment with the budgeted refresh."""
+    chosen = tuple(sorted((options or {}).items()))
+    name = f"ours{_options(chosen)} budget {budget:g}"
+    return Setting(name, "replenish", "budget", budget, chosen, shape, role="ours")
+
+
+def quick(shape: WindowShape) -> list[Setting]:
+    """Full computation, the published rule, its two parts alone, ours at three budgets, and with anchors more often:
+    those show what differs from its ground by a few grey levels only, at night and in low contrast."""
+    often = [replace(shape, anchor_interval_s=shape.anchor_interval_s / parts) for parts in (2, 4)]
+    return [
+        full(shape),
+        codecsight(shape),
+        Setting("codecsight pruning alone", "codecsight", "all", shape=shape),
+        Setting("codecsight refresh alone", "none", "anchors", shape=shape),
+        *(ours(shape, budget) for budget in (0.0, 0.1, 0.4)),
+        *(_named(ours(cut, 0.1), cut.anchor_interval_s) for cut in often),
+    ]
+
+
+def standard(shape: WindowShape) -> list[Setting]:
+    """``quick``, the frontier of ours, every refresh policy at one budget, and the sweeps."""
+    interval = shape.anchor_interval_s
+    frontier = [
+        _named(ours(replace(shape, anchor_interval_s=every), budget, options), every)
+        for every in (interval, 2 * interval)
+        for options in ({"margin": 3.0}, {}, {"margin": 7.0}, {"margin": 10.0})
+        for budget in (0.0, 0.1, 0.4)
+    ]
+    policies = [
+        Setting(_product_name("replenish", refresh, budget), "replenish", refresh, budget, shape=shape)
+        for refresh, budget in (
+            ("all", None),
+            ("anchors", None),
+            ("anchors_last", None),
+            ("budget_last", 0.25),
+            *((name, 0.1) for name in _budgeted()),
+        )
+    ]
+    return [*quick(shape), *frontier, *policies, *sweeps(shape)]
+
+
+def everything(shape: WindowShape) -> list[Setting]:
+    """``standard`` and every pruner with every refresh policy at every budget."""
+    from cluster.vision import pruners
+
+    product = [
+        Setting(_product_name(pruner, refresh, budget), pruner, refresh, budget, shape=shape)
+        for pruner in pruners.names()
+        for refresh, budget in (
+            ("all", None),
+            ("none", None),
+            *((name, share) for name in _budgeted() for share in (None, *BUDGETS[1:])),
+        )
+    ]
+    return [*standard(shape), *product]
+
+
+def sweeps(shape: WindowShape) -> list[Setting]:
+    """The curves of the paper's figures 16 to 18, for the published rule, ours and (over the stride) full."""
+    found: list[Setting] = []
+    for share in STRIDES:
+        cut = replace(shape, stride_s=max(share * shape.window_s, 1.0))
+        for base in (full(cut), codecsight(cut), ours(cut, 0.1)):
+            found.append(_point(base, "stride", share))
+    for tau in TAUS:
+        published = replace(codecsight(shape), name=f"codecsight tau {tau:g}", options=(("tau", tau),))
+        found.append(_point(published, "threshold", tau))
+    for margin in MARGINS:
+        found.append(_point(ours(shape, 0.1, {"margin": margin}), "margin", margin))
+    for interval in ANCHOR_INTERVALS:
+        cut = replace(shape, anchor_interval_s=interval)
+        for base in (codecsight(cut), ours(cut, 0.1)):
+            found.append(_point(base, "anchor interval", interval))
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class LadderStep:
+    """What a rung of the quality ladder changes against full quality; ``prune``, ``stride`` and ``fps`` are factors."""
+
+    name: str
+    prune: float = 1.0
+    budget: float = 0.4
+    stride: float = 1.0
+    fps: float = 1.0
+
+
+# From little to much: each rung keeps the changes of those above it.
+LADDER = (
+    LadderStep("full"),
+    LadderStep("prune", prune=1.5),
+    LadderStep("refresh", prune=1.5, budget=0.0),
+    LadderStep("stride", prune=1.5, budget=0.0, stride=2.0),
+    LadderStep("fps", prune=1.5, budget=0.0, stride=2.0, fps=0.5),
+)
+
+
+def ladder(shape: WindowShape) -> list[Setting]:
+    """Full computation, and every rung that answers: what ``sightline eval ladder`` makes a model's ladder from."""
+    margin = float(make_pruner("replenish", {}).margin)  # type: ignore[attr-defined]
+    found = [full(shape)]
+    for step in LADDER:
+        cut = replace(shape, stride_s=step.stride * shape.stride_s, fps=step.fps * shape.fps)
+        options = {} if step.prune == 1 else {"margin": step.prune * margin}
+        found.append(replace(ours(cut, step.budget, options), name=f"ladder {step.name}", role="other"))
+    return found
+
+
+GRIDS = {"quick": quick, "standard": standard, "full": everything, "ladder": ladder}
+
+
+def grid(name: str, shape: WindowShape) -> list[Setting]:
+    """The settings of a grid, full computation first, each checked.
+
+    Settings of one key appear once for the table and again for each curve they are a point of.
+
+    Raises:
+        ConfigError: no such grid, or a shape that cannot be.
+    """
+    if name not in GRIDS:
+        raise ConfigError(f"unknown settings {name!r}; there are: {', '.join(GRIDS)}")
+    shape.check()
+    return list(unique(GRIDS[name](shape)))
+
+
+def unique(settings: Iterable[Setting]) -> Iterable[Setting]:
+    """Without repetitions: one of each key and sweep."""
+    seen: set[tuple[str, tuple[str, float] | None]] = set()
+    for setting in settings:
+        setting.check()
+        if (setting.key, setting.sweep) not in seen:
+            seen.add((setting.key, setting.sweep))
+            yield setting
+
+
+def _named(setting: Setting, interval: float) -> Setting:
+    return replace(setting, name=f"{setting.name}, anchors {interval:g} s")
+
+
+def _point(base: Setting, curve: str, place: float) -> Setting:
+    varied = f", {curve} {place:g}" if curve in ("stride", "anchor interval") else f" ({curve} curve)"
+    return replace(base, name=base.name + varied, sweep=(curve, place))
+
+
+def _budgeted() -> list[str]:
+    """Refresh policies that take a budget."""
+    from cluster.engine.window.refresh import refresh_policies
+
+    return [name for name in refresh_policies.names() if refresh_policies.get(name).budgeted]
+
+
+def _product_name(pruner: str, refresh: str, budget: float | None) -> str:
+    return f"{pruner} + {refresh}" + ("" if budget is None else f" {budget:g}")
+
+
+def _options(options: tuple[tuple[str, float], ...]) -> str:
+    return "".join(f" {name} {value:g}" for name, value in options)

@@ -1,0 +1,238 @@
+"""One video through the live code path, once, under many settings: source, codec, pruner, engine.
+
+The video is decoded as it would be from a camera; its samples go to one patch sampler per pruning policy and from there
+to one stream of the engine per setting. Nothing of a video is kept but what windows still hold.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+
+from cluster.codec.file import FileSource
+from cluster.codec.processor import CodecOptions, CodecProcessor
+from cluster.engine.native.engine import NativeEngine
+from cluster.engine.window.windows import opening, place
+from cluster.lab.evaluation.datasets import LabelledVideo
+from cluster.lab.evaluation.policies import Setting
+from cluster.lab.evaluation.results import VideoRun, WindowResult
+from cluster.models.base import PatchBatch, VisionLanguageModel
+from cluster.types import MICROSECONDS, FrameSample, PatchGrid, Question, SampledFrame, StreamSpec, WindowRequest
+from cluster.vision import make_pruner
+from cluster.vision.sampler import PatchSampler
+
+
+def replay(
+    engine: NativeEngine, video: LabelledVideo, settings: Sequence[Setting], questions: Mapping[str, str]
+) -> dict[str, VideoRun]:
+    """Answer every window of a video under each setting; setting's key -> run.
+
+    Only whole windows count: until then a window grows, and full computation of it says little. The engine steps them
+    all the same, so that the first whole one finds what it would find live; full computation, which reuses nothing,
+    passes over them.
+
+    Args:
+        settings: of one sampling rate and anchor interval, as the codec has to be run anew for another.
+        questions: kind of event -> text; those of ``video.kinds`` are asked, all in each window.
+
+    Raises:
+        SourceError: the video cannot be read to its end.
+    """
+    shapes = {(setting.shape.fps, setting.shape.anchor_interval_s) for setting in settings}
+    if len(shapes) != 1:
+        raise ValueError(f"one pass has one rate and one anchor interval, not {sorted(shapes)}")
+    ((fps, interval),) = shapes
+    asked = tuple(Question(kind, questions[kind]) for kind in video.kinds)
+    source = FileSource(video.path)
+    processor = CodecProcessor(engine.geometry, CodecOptions(fps=fps, anchor_interval_s=interval))
+    lanes = _lanes(engine, settings, asked, fps)
+    motion = _Motion()
+    try:
+        processor.open(source.open())
+        for packet in source.packets():
+            _feed(processor.feed(packet), lanes, motion)
+        _feed(processor.drain(), lanes, motion)
+        for lane in lanes:
+            lane.finish()
+    finally:
+        source.close()
+        for lane in lanes:
+            for viewer in lane.viewers:
+                engine.evict(viewer.spec.stream)
+    heights = fps / processor.stats.height if processor.stats.height else 0.0
+    moved, changed = motion.means()
+    speed = None if processor.stats.cue == "luma" else moved * heights
+    return {
+        viewer.setting.key: VideoRun(video.kinds, tuple(viewer.windows), speed, changed)
+        for lane in lanes
+        for viewer in lane.viewers
+    }
+
+
+def _lanes(engine: NativeEngine, settings: Sequence[Setting], asked: tuple[Question, ...], fps: float) -> list[_Lane]:
+    lanes: dict[tuple[str, tuple[tuple[str, float], ...]], _Lane] = {}
+    for number, setting in enumerate({setting.key: setting for setting in settings}.values()):
+        policy = (setting.pruner, setting.options)
+        if policy not in lanes:
+            lanes[policy] = _Lane(PatchSampler("video", make_pruner(setting.pruner, dict(setting.options)), fps))
+        spec = StreamSpec(
+            stream=f"setting {number}",
+            questions=asked,
+            window_s=setting.shape.window_s,
+            stride_s=setting.shape.stride_s,
+            refresh=setting.refresh,
+            refresh_budget=setting.budget,
+            static_gate=False,
+            patient=True,
+        )
+        engine.admit(spec)
+        lanes[policy].viewers.append(_Viewer(engine, setting, spec))
+    return list(lanes.values())
+
+
+def _feed(frames: Sequence[SampledFrame], lanes: Sequence[_Lane], motion: _Motion) -> None:
+    for frame in frames:
+        motion.add(frame)
+        for lane in lanes:
+            lane.feed(frame)
+
+
+@dataclass(slots=True)
+class _Motion:
+    """Motion vectors and change of a video, summed over its samples."""
+
+    moved: float = 0.0
+    changed: float = 0.0
+    samples: int = 0
+
+    def add(self, frame: SampledFrame) -> None:
+        if not frame.random_access:
+            self.moved += float(frame.change.net_motion.mean())
+            self.changed += float(frame.change.luma.mean())
+            self.samples += 1
+
+    def means(self) -> tuple[float, float]:
+        """Native pixels between two samples, and grey levels."""
+        count = max(1, self.samples)
+        return self.moved / count, self.changed / count
+
+
+@dataclass(slots=True)
+class _Lane:
+    """One pruning policy, and the settings that see what it leaves."""
+
+    sampler: PatchSampler
+    viewers: list[_Viewer] = field(default_factory=list)
+
+    def feed(self, frame: SampledFrame) -> None:
+        self._send(self.sampler.feed(frame))
+
+    def finish(self) -> None:
+        self._send(self.sampler.flush())
+        for viewer in self.viewers:
+            viewer.finish()
+
+    def _send(self, sample: FrameSample | None) -> None:
+        if sample is not None:
+            for viewer in self.viewers:
+                viewer.push(sample)
+
+
+@dataclass(frozen=True, slots=True)
+class _Placed:
+    """A frame without its patches: enough to say which windows hold it and what encoding it takes."""
+
+    pts: int
+    duration: int
+    complete: bool
+    grid: PatchGrid
+
+
+class _Viewer:
+    """One setting on one stream of the engine."""
+
+    def __init__(self, engine: NativeEngine, setting: Setting, spec: StreamSpec) -> None:
+        self.engine = engine
+        self.setting = setting
+        self.spec = spec
+        self.windows: list[WindowResult] = []
+        # Of the video, and of the stretch since the stream last began afresh; microseconds.
+        self._begin: int | None = None
+        self._origin = 0
+        self._frames: list[_Placed] = []
+        self._tower: dict[PatchGrid, int] = {}
+
+    def push(self, sample: FrameSample) -> None:
+        """Take a frame and answer the windows it closes."""
+        if self._begin is None:
+            self._begin = sample.pts
+        if sample.fresh:
+            self._origin = sample.pts
+            self._frames.clear()
+        if self.setting.recompute:
+            self._frames.append(_Placed(sample.pts, sample.duration, sample.complete, sample.grid))
+        self._answer(self.engine.push(replace(sample, stream=self.spec.stream)))
+
+    def finish(self) -> None:
+        """The video ended: answer the window its end cuts short, as the live system does."""
+        if self._begin is not None:
+            self._answer(self.engine.flush(self.spec.stream))
+
+    def _answer(self, requests: Sequence[WindowRequest]) -> None:
+        length = round(self.spec.window_s * MICROSECONDS)
+        for request in requests:
+            whole = request.end - self._origin >= length
+            if whole or not self.setting.recompute:
+                result = self._step(request)
+                if whole and result is not None:
+                    self.windows.append(result)
+
+    def _step(self, request: WindowRequest) -> WindowResult | None:
+        began = time.perf_counter()
+        answers = self.engine.step([request])
+        latency_s = time.perf_counter() - began
+        if not answers or self._begin is None:
+            return None
+        (stats,) = self.engine.stats.windows
+        tokens, tower_flops = stats.tokens, stats.tower_flops
+        if self.setting.recompute:
+            tower_flops, visual = self._whole_tower(request)
+            # What the tower would have taken for all frames, at the rate it took for the new ones.
+            latency_s += stats.timing.vision_s * (visual / tokens.encoded - 1) if tokens.encoded else 0.0
+        return WindowResult(
+            start_s=(request.start - self._begin) / MICROSECONDS,
+            end_s=(request.end - self._begin) / MICROSECONDS,
+            scores=tuple(answer.score for answer in answers),
+            full=tokens.full,
+            kept=tokens.kept,
+            refreshed=tokens.refreshed,
+            new=tokens.new,
+            query=tokens.query,
+            tower_flops=tower_flops,
+            llm_flops=stats.llm_flops,
+            latency_s=latency_s,
+        )
+
+    def _whole_tower(self, request: WindowRequest) -> tuple[int, int]:
+        """FLOPs and visual tokens of the tower for every frame of the window.
+
+        Full computation encodes each frame anew in every window that holds it. The same frame gives the same tokens,
+        so the engine's cached ones are used, and what encoding them again would have cost is counted.
+        """
+        # Windows to come open no earlier.
+        self._frames = self._frames[opening(self._frames, request.start) :]
+        frames = [frame for frame in self._frames if place(frame) < request.end]
+        for grid in {frame.grid for frame in frames} - self._tower.keys():
+            self._tower[grid] = complete_frame_flops(self.engine.model, grid)
+        return sum(self._tower[frame.grid] for frame in frames), sum(frame.grid.tokens for frame in frames)
+
+
+def complete_frame_flops(model: VisionLanguageModel, grid: PatchGrid) -> int:
+    """The tower's FLOPs for one frame of which nothing is pruned."""
+    cells = torch.cartesian_prod(torch.arange(grid.group_rows), torch.arange(grid.group_cols))
+    # Counted by its cells; the pixels may be missing.
+    pixels = torch.empty(grid.rows * grid.cols, 0, dtype=torch.uint8)
+    return model.tower_flops([PatchBatch(pixels, cells, grid)])

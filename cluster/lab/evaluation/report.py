@@ -1,0 +1,213 @@
+"""An evaluation as tables: the rows and breakdowns that JSON, Markdown and the page are made from."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from cluster.lab.bench.harness import BenchResult
+from cluster.lab.evaluation.datasets import Skipped
+from cluster.lab.evaluation.figures import Figures, figures
+from cluster.lab.evaluation.metrics import Accuracy, Bools, Measured, accuracy
+from cluster.lab.evaluation.policies import Setting
+from cluster.lab.evaluation.results import Results, Thresholds
+
+# What a figure must reach where the project has set itself a bound: (least, most).
+BOUNDS: dict[str, tuple[float, float]] = {
+    "f1_full": (0.90, math.inf),
+    "f1_full_min": (0.80, math.inf),
+    "f1_drop_at_15": (-math.inf, 0.01),
+    "f1_drop_at_8": (-math.inf, 0.03),
+    "flops_vs_codecsight": (-math.inf, 0.7),
+    "f1_drop_noisy": (-math.inf, 0.02),
+    "f1_drop_night": (-math.inf, 0.02),
+    "recall_drop_low_contrast": (-math.inf, 0.02),
+    "calibration_monotone": (1.0, math.inf),
+}
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One setting: what it costs and how right it is."""
+
+    setting: Setting
+    accuracy: Accuracy
+    flops_share: float
+    computed_share: float
+    row: Row
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluationReport:
+    """``lines``: the table, then every point of the sweeps. ``groups``: name of a group of videos -> setting's name ->
+    accuracy, of full computation, the published rule and ours as chosen."""
+
+    title: str
+    figures: Figures
+    lines: tuple[Line, ...]
+    groups: dict[str, dict[str, Accuracy]]
+    thresholds: dict[str, float]
+    skipped: tuple[Skipped, ...]
+    facts: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def table(self) -> list[Line]:
+        """Without the points of sweeps."""
+        return [line for line in self.lines if line.setting.sweep is None]
+
+    @property
+    def compared(self) -> list[Line]:
+        """Full computation, the published rule, and ours as chosen for each price; one line each."""
+        chosen = [setting.key for setting in self.figures.chosen.values()]
+        lines = {
+            line.setting.key: line
+            for line in self.lines
+            if line.setting.role in ("full", "codecsight") and line.setting.sweep is None
+        }
+        for key in chosen:
+            lines.setdefault(key, next(line for line in self.lines if line.setting.key == key))
+        return list(lines.values())
+
+    def to_json(self) -> str:
+        """The same object as every bench writes, and what belongs to this one beside it."""
+        notes = [*(f"{name}: {value}" for name, value in self.facts.items()), *self.figures.notes]
+        rows = [line.row for line in self.lines]
+        body: dict[str, Any] = json.loads(BenchResult("accuracy", self.figures.values, rows, notes).to_json())
+        body["intervals"] = {name: list(each.interval) for name, each in self.figures.measured.items()}
+        body["chosen"] = {limit: setting.name for limit, setting in self.figures.chosen.items()}
+        body["thresholds"] = self.thresholds
+        body["by_kind"] = {line.setting.name: _kinds(line.accuracy) for line in self.lines}
+        body["groups"] = {
+            group: {name: _short(each) for name, each in settings.items()} for group, settings in self.groups.items()
+        }
+        calibration = self.figures.calibration
+        body["calibration"] = {
+            "windows": calibration.windows,
+            "expected_error": calibration.ece,
+            "bins": [
+                {"low": b.low, "high": b.high, "windows": b.windows, "score": b.score, "rate": b.rate}
+                | {"interval": [b.ci_low, b.ci_high]}
+                for b in calibration.bins
+            ],
+        }
+        body["skipped"] = [{"path": str(each.path), "reason": each.reason} for each in self.skipped]
+        return json.dumps(finite(body), indent=2, allow_nan=False)
+
+
+def make_report(
+    title: str,
+    results: Results,
+    thresholds: Thresholds,
+    *,
+    validation: Results | None = None,
+    skipped: Sequence[Skipped] = (),
+    facts: dict[str, str] | None = None,
+) -> EvaluationReport:
+    """Measure everything there is to measure. ``skipped``: what the data set left out before."""
+    found = figures(results, thresholds, validation)
+    lines = tuple(_line(results, setting, thresholds) for setting in results.settings)
+    report = EvaluationReport(
+        title, found, lines, {}, dict(thresholds), (*skipped, *results.skipped), dict(facts or {})
+    )
+    groups: list[tuple[str, Bools]] = [
+        *zip(("low motion", "medium motion", "high motion"), results.motion_levels, strict=True),
+        *((name, results.stratum(name)) for name in results.strata),
+    ]
+    for name, videos in groups:
+        if videos.any():
+            report.groups[name] = {
+                line.setting.name: accuracy(results.decisions(line.setting, thresholds).of(videos))
+                for line in report.compared
+            }
+    return report
+
+
+def _line(results: Results, setting: Setting, thresholds: Thresholds) -> Line:
+    found = accuracy(results.decisions(setting, thresholds))
+    share = results.flops_share(setting)
+    whole = results.mean(results.full, "computed")
+    computed = results.mean(setting, "computed")
+    row: Row = {
+        "setting": setting.name,
+        "f1": found.f1.value,
+        "f1_low": found.f1.interval.low,
+        "f1_high": found.f1.interval.high,
+        "precision": found.precision.value,
+        "recall": found.recall.value,
+        "f1_worst": found.worst,
+        "tokens_full": round(results.mean(setting, "full")),
+        "kept": round(results.mean(setting, "kept")),
+        "computed": round(computed),
+        "questions": round(results.mean(setting, "query")),
+        "gflops": results.mean(setting, "flops") / 1e9,
+        "tower_gflops": results.mean(setting, "tower_flops") / 1e9,
+        "flops_share": share,
+        "latency_s": results.mean(setting, "latency_s"),
+        "disagreement": results.disagreement(setting),
+    }
+    rounded = {key: round(value, 5) if isinstance(value, float) else value for key, value in row.items()}
+    return Line(setting, found, share, computed / whole if whole else math.nan, rounded)
+
+
+def reached(name: str, value: float) -> bool | None:
+    """Whether a figure is within its bound; ``None`` where it has none."""
+    if name not in BOUNDS:
+        return None
+    low, high = BOUNDS[name]
+    return low - 1e-9 <= value <= high + 1e-9
+
+
+def bound_text(name: str) -> str:
+    """``≥ 0.9``."""
+    low, high = BOUNDS[name]
+    return f"≤ {high:g}" if math.isinf(low) else f"≥ {low:g}"
+
+
+def number(value: float) -> str:
+    """Three decimals, or a dash for what is undefined."""
+    return "–" if math.isnan(value) else f"{value:.3f}"
+
+
+def measured_text(measured: Measured) -> str:
+    """``0.913 [0.88, 0.94]``."""
+    low, high = measured.interval
+    return number(measured.value) + ("" if math.isnan(low) else f" [{low:.2f}, {high:.2f}]")
+
+
+def _kinds(found: Accuracy) -> dict[str, dict[str, float]]:
+    return {
+        kind: {
+            "f1": each.value,
+            "f1_low": each.interval.low,
+            "f1_high": each.interval.high,
+            "precision": found.precision_by_kind[kind],
+            "recall": found.recall_by_kind[kind],
+        }
+        for kind, each in found.by_kind.items()
+    }
+
+
+def _short(found: Accuracy) -> dict[str, float]:
+    return {
+        "videos": found.videos,
+        "events": found.events,
+        "f1": found.f1.value,
+        "f1_low": found.f1.interval.low,
+        "f1_high": found.f1.interval.high,
+        "pooled_f1": found.pooled_f1.value,
+        "recall": found.pooled_recall.value,
+    }
+
+
+def finite(body: Any) -> Any:
+    """JSON knows no NaN: what is undefined becomes null."""
+    if isinstance(body, dict):
+        return {key: finite(value) for key, value in body.items()}
+    if isinstance(body, (list, tuple)):
+        return [finite(value) for value in body]
+    return None if isinstance(body, float) and not math.isfinite(body) else body

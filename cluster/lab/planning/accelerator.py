@@ -1,0 +1,218 @@
+"""V-Rex's performance model: latency and energy of one step by method, cache and machine (Kim et al., "V-Rex").
+
+A step is vision tower, linear layers, attention over what was selected, the method's selection, and the fetch of what
+is not on the device. Each is the longer of its arithmetic and its memory traffic (a roofline) at the shares of the
+peak numbers that ``platforms.Engine`` states; ``Parameters`` holds what is left. Nothing is fitted per number:
+``figures`` says which of the paper's numbers the parameters were set on.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from cluster.lab.planning.methods import (
+    CLUSTER_TOKENS,
+    EARLY_EXIT,
+    HASH_BITS,
+    PARTIAL,
+    Method,
+    Selection,
+)
+from cluster.lab.planning.platforms import CLOCK_HZ, LANE_WATTS, Platform
+from cluster.lab.planning.workload import Step
+
+HCU_BITS = 16
+"""Bits that one hash-bit cluster unit compares per cycle (N_HCU-w × N_HCU-h, section VI.A)."""
+
+WTU_SCORES = 16
+"""Scores that one WiCSum threshold unit takes per cycle (N_WTU-w × N_WTU-h, section VI.A)."""
+
+
+TILE_ROWS = 10
+"""Query rows for which ``Engine.attention`` was calibrated: a frame's tokens."""
+
+
+@dataclass(frozen=True, slots=True)
+class Parameters:
+    """What neither a data sheet nor the paper states; ``docs/accelerator.md`` says where each is from.
+
+    Attributes:
+        link: share of the link's peak that one long transfer reaches.
+        request_bytes: bytes of a link's time that each separate read costs on top of its own.
+        kept: share of what ReSV selects that the device still holds from the last step or as recent.
+        overlap: share of the shorter of computing and fetching that the GPU baselines hide.
+        sort_bytes: memory traffic per score of a full sort on a GPU.
+        step_s: seconds of one data-dependent clustering step on a GPU; one per new token and layer.
+        waiting: power of a GPU that waits for its link, as a share of its power under load.
+        static: power of V-Rex cores that do not compute, as a share of their power under load.
+    """
+
+    link: float = 0.90
+    request_bytes: float = 5500.0
+    kept: float = 0.55
+    overlap: float = 0.20
+    sort_bytes: float = 390.0
+    step_s: float = 0.87e-3
+    waiting: float = 0.60
+    static: float = 0.35
+
+
+PARAMETERS = Parameters()
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """One step, seconds and joules.
+
+    Attributes:
+        vision, linear, attention, host: computing; ``host`` is launches and waiting for the host.
+        selection: choosing what to fetch; the part of it that nothing hides is in ``latency``.
+        fetch: the link is busy that long.
+        exposed_fetch: the part of ``fetch`` that nothing hides.
+        latency: until the step is done.
+        flops: useful operations, as in TOPS.
+        link_bytes: fetched keys and values.
+        fits: weights, and the cache if it is not offloaded, fit the device's memory.
+    """
+
+    vision: float
+    linear: float
+    attention: float
+    host: float
+    selection: float
+    fetch: float
+    exposed_fetch: float
+    latency: float
+    energy: float
+    flops: float
+    link_bytes: float
+    batch: int
+    fits: bool
+
+    @property
+    def per_second(self) -> float:
+        """Steps of one stream per second: frames per second for frames."""
+        return 1 / self.latency
+
+    @property
+    def watts(self) -> float:
+        return self.energy / self.latency
+
+    @property
+    def tops_per_watt(self) -> float:
+        return self.flops / self.energy / 1e12
+
+
+def predict(platform: Platform, method: Method, step: Step, parameters: Parameters = PARAMETERS) -> Prediction:
+    """Latency and energy of one step.
+
+    Args:
+        platform: the machine.
+        method: how keys and values are held and retrieved.
+        step: what is computed; see ``workload.frame``, ``workload.token`` and ``workload.question``.
+        parameters: the calibrated constants.
+    """
+    engine, model = platform.engine, step.model
+    share = method.text if step.text else method.frame
+    selection_kind = method.text_selection if step.text else method.frame_selection
+    keys = share * step.cache + step.queries
+    bandwidth = platform.memory * engine.memory
+
+    vision = step.vision_flops / (platform.flops * engine.dense)
+    linear = max(step.linear_flops / (platform.flops * engine.dense), step.weight_bytes / bandwidth)
+    attended_bytes = model.kv_bytes * keys * step.batch
+    attention_flops = step.attention_flops(keys)
+    attention = max(attention_flops / _attention_rate(platform, step), attended_bytes / bandwidth)
+    # A GPU whose cache stays where it is launches ahead of its work; one that fetches stops at every layer.
+    host = engine.layer_s * model.layers if method.offloads or platform.cores else 0.0
+    selection = _selection(platform, selection_kind, step, parameters)
+
+    link_bytes = 0.0
+    fetch = 0.0
+    if method.offloads:
+        link_bytes = step.cache_bytes * share * (1 - parameters.kept if method.reuses else 1.0)
+        run = 0.0 if selection_kind is Selection.NONE else method.run
+        fetch = link_bytes / (platform.link * _link_share(run * model.kv_layer_bytes / 2, parameters))
+
+    # The vision tower comes first and knows nothing of keys: only the language model can hide a fetch.
+    decoder = linear + attention + host
+    window = max(decoder, selection) if selection_kind is Selection.ENGINE else decoder + selection
+    hidden = (1.0 if method.overlapped else parameters.overlap) * min(window, fetch)
+    latency = vision + window + fetch - hidden
+
+    flops = step.vision_flops + step.linear_flops + attention_flops
+    traffic = step.weight_bytes + attended_bytes + link_bytes + (model.vision.weight_bytes if step.picture else 0.0)
+    held = model.held_bytes + (0.0 if method.offloads else step.cache_bytes)
+    return Prediction(
+        vision=vision,
+        linear=linear,
+        attention=attention,
+        host=host,
+        selection=selection,
+        fetch=fetch,
+        exposed_fetch=fetch - hidden,
+        latency=latency,
+        energy=_energy(platform, latency, fetch, fetch - hidden, traffic, flops, parameters),
+        flops=flops,
+        link_bytes=link_bytes,
+        batch=step.batch,
+        fits=held <= platform.memory_bytes,
+    )
+
+
+def _attention_rate(platform: Platform, step: Step) -> float:
+    """FLOP/s of attention. Beyond the ten query rows of a frame, for which the share is known, more rows fill the same
+    tile until dense products' share is reached."""
+    engine = platform.engine
+    return platform.flops * min(engine.dense, engine.attention * max(1.0, step.queries / TILE_ROWS))
+
+
+def _link_share(run_bytes: float, parameters: Parameters) -> float:
+    """Share of the link's peak for reads of ``run_bytes`` each (0: one long read): ``link · r / (r + overhead)``."""
+    return parameters.link * (run_bytes / (run_bytes + parameters.request_bytes) if run_bytes else 1.0)
+
+
+def _selection(platform: Platform, kind: Selection, step: Step, parameters: Parameters) -> float:
+    """Seconds of choosing what to fetch, all layers."""
+    engine, model = platform.engine, step.model
+    bandwidth = platform.memory * engine.memory
+    score_s = 2.0 * model.head_dim / _attention_rate(platform, step)
+    wait = engine.layer_s * model.layers
+    if kind is Selection.NONE:
+        return 0.0
+    if kind is Selection.TOKENS:
+        scores = step.scores(step.cache)
+        return scores * (PARTIAL * score_s + parameters.sort_bytes / bandwidth) + wait
+    if kind is Selection.FRAMES:
+        # One representative per frame against the mean query.
+        scores = step.scores(step.cache / model.frame_tokens) / step.queries
+        return scores * (score_s + parameters.sort_bytes / bandwidth) + wait
+    clusters = step.cache / CLUSTER_TOKENS
+    scores = step.scores(clusters)
+    if kind is Selection.CLUSTERS:
+        # Tokens join one after the other, since each may found the cluster that the next one joins; sequences of a
+        # batch do so side by side.
+        steps = step.queries * model.layers
+        return scores * (score_s + parameters.sort_bytes / bandwidth) + steps * parameters.step_s + wait
+    compared = step.queries * step.batch * model.layers * model.kv_heads * clusters * HASH_BITS
+    cycles = compared / HCU_BITS + scores * (1 + EARLY_EXIT) / WTU_SCORES
+    return scores * score_s + cycles / (platform.units * CLOCK_HZ)
+
+
+def _energy(
+    platform: Platform,
+    latency: float,
+    fetch: float,
+    exposed: float,
+    traffic: float,
+    flops: float,
+    parameters: Parameters,
+) -> float:
+    """Joules: power states times the seconds in them. A GPU works or waits for its link; V-Rex is cores, memory with
+    storage, and link, each by its load (Tables I and III)."""
+    if not platform.cores:
+        return platform.watts * (latency - exposed * (1 - parameters.waiting))
+    load = flops / (platform.flops * platform.engine.dense)
+    cores = platform.core_watts * (parameters.static * latency + (1 - parameters.static) * min(latency, load))
+    memory = platform.memory_watts * min(latency, traffic / (platform.memory * platform.engine.memory))
+    return cores + memory + platform.lanes * LANE_WATTS * fetch

@@ -1,0 +1,271 @@
+"""What a report holds. ``report.json`` is these dataclasses; ``report.html`` shows the same numbers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from cluster.lab.report.truth import Alert, EventInterval, Tally, alerts, tally
+from cluster.types import Question
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """What windows cost: tokens through the language model, seconds on this machine, floating-point operations."""
+
+    tokens: int = 0
+    seconds: float = 0.0
+    flops: float = 0.0
+
+    def __add__(self, other: Cost) -> Cost:
+        return Cost(self.tokens + other.tokens, self.seconds + other.seconds, self.flops + other.flops)
+
+
+def total(costs: Iterable[Cost]) -> Cost:
+    """Their sum."""
+    return sum(costs, Cost())
+
+
+def ratio(above: float, below: float) -> float | None:
+    """``above / below``; None when there is nothing to divide by."""
+    return above / below if below else None
+
+
+@dataclass(frozen=True, slots=True)
+class LiveWindow:
+    """One window answered while the cluster ran. Times in seconds since the camera's first frame; scores by question.
+
+    ``computed`` counts tokens through the language model, questions included; 0 for a gated window. ``truth``: by
+    question, as far as it is known, see :mod:`cluster.lab.report.truth`.
+    """
+
+    start_s: float
+    end_s: float
+    scores: dict[str, float]
+    gated: bool
+    full: int
+    kept: int
+    computed: int
+    latency_s: float
+    truth: dict[str, bool | None] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class ComparedWindow:
+    """The same window computed in full and our way, one after the other on the same machine. Times in seconds since the
+    clip's first sample; ``truth`` as in a live window."""
+
+    start_s: float
+    end_s: float
+    full: Cost
+    ours: Cost
+    gated: bool
+    full_scores: dict[str, float]
+    our_scores: dict[str, float]
+    truth: dict[str, bool | None] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class SampleFrame:
+    """One sampled frame with its keep-mask drawn over it. ``jpeg`` goes into the page, not into the JSON."""
+
+    time_s: float
+    kept: float
+    anchor: bool
+    jpeg: bytes = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class CameraRecord:
+    """One camera: how it was fed, what it answered, what it cost, and what was lost on the way.
+
+    ``compared``: windows after the first whole one, which has nothing to reuse and comes once in a camera's life.
+    ``live_events``, ``compared_events``: what happened meanwhile of what is asked for, in the times of each.
+    """
+
+    name: str
+    description: str
+    fed_by: str
+    codec: str
+    width: int
+    height: int
+    cue: str
+    state: str
+    reason: str
+    questions: tuple[Question, ...]
+    live: tuple[LiveWindow, ...]
+    compared: tuple[ComparedWindow, ...]
+    frames: tuple[SampleFrame, ...]
+    windows_dropped: int = 0
+    windows_lost: int = 0
+    packets_dropped: int = 0
+    decode_errors: int = 0
+    gaps: int = 0
+    live_events: tuple[EventInterval, ...] = ()
+    compared_events: tuple[EventInterval, ...] = ()
+
+    @property
+    def truth_known(self) -> bool:
+        """Whether anything is known of what the camera really saw."""
+        return any(window.truth for window in self.live) or any(window.truth for window in self.compared)
+
+    @property
+    def alerts(self) -> tuple[Alert, ...]:
+        """What an operator would have been told while the cluster ran."""
+        return tuple(alert for question in self.questions for alert in alerts(self.live, question))
+
+    @property
+    def live_truth(self) -> Tally:
+        """How many live answers are right."""
+        return self.live_truth_of(*self.questions)
+
+    def live_truth_of(self, *questions: Question) -> Tally:
+        """The same of some of its questions."""
+        return tally(((window.scores, window.truth) for window in self.live), questions)
+
+    def comparison_of(self, question: Question) -> Comparison:
+        """The comparison of one question's answers."""
+        return Comparison.of(self.compared, [question])
+
+    @property
+    def gated(self) -> int:
+        """Live windows whose last answer stood."""
+        return sum(window.gated for window in self.live)
+
+    @property
+    def comparison(self) -> Comparison:
+        return Comparison.of(self.compared, self.questions)
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Totals over compared windows. ``agreeing`` of ``answers`` fall on the same side of their threshold;
+    ``score_difference`` is the sum of their scores' absolute differences; ``full_truth`` and ``our_truth`` count those
+    that are right."""
+
+    windows: int
+    full: Cost
+    ours: Cost
+    answers: int
+    agreeing: int
+    score_difference: float
+    full_truth: Tally
+    our_truth: Tally
+
+    @classmethod
+    def of(cls, windows: Iterable[ComparedWindow], questions: Iterable[Question]) -> Comparison:
+        """Compare every answer to one of ``questions`` that both ways gave."""
+        questions = list(questions)
+        thresholds = {question.id: question.threshold for question in questions}
+        windows = list(windows)
+        pairs = [
+            (window.full_scores[id], window.our_scores[id], thresholds[id])
+            for window in windows
+            for id in window.full_scores
+            if id in window.our_scores and id in thresholds
+        ]
+        return cls(
+            windows=len(windows),
+            full=total(window.full for window in windows),
+            ours=total(window.ours for window in windows),
+            answers=len(pairs),
+            agreeing=sum((full >= limit) == (ours >= limit) for full, ours, limit in pairs),
+            score_difference=sum(abs(full - ours) for full, ours, _ in pairs),
+            full_truth=tally(((window.full_scores, window.truth) for window in windows), questions),
+            our_truth=tally(((window.our_scores, window.truth) for window in windows), questions),
+        )
+
+    def __add__(self, other: Comparison) -> Comparison:
+        return Comparison(
+            self.windows + other.windows,
+            self.full + other.full,
+            self.ours + other.ours,
+            self.answers + other.answers,
+            self.agreeing + other.agreeing,
+            self.score_difference + other.score_difference,
+            self.full_truth + other.full_truth,
+            self.our_truth + other.our_truth,
+        )
+
+    @property
+    def speedup(self) -> float | None:
+        """Full seconds per second of ours."""
+        return ratio(self.full.seconds, self.ours.seconds)
+
+    @property
+    def flops_ratio(self) -> float | None:
+        """Full operations per operation of ours."""
+        return ratio(self.full.flops, self.ours.flops)
+
+    @property
+    def tokens_share(self) -> float | None:
+        """Our tokens as a share of the full ones, 0..1."""
+        return ratio(self.ours.tokens, self.full.tokens)
+
+    def summary(self) -> dict[str, float | None]:
+        """The ratios, as the JSON names them."""
+        return {
+            "speedup": self.speedup,
+            "flops_ratio": self.flops_ratio,
+            "tokens_share": self.tokens_share,
+            "agreement": ratio(self.agreeing, self.answers),
+            "mean_score_difference": ratio(self.score_difference, self.answers),
+            "full_right": self.full_truth.share,
+            "our_right": self.our_truth.share,
+        }
+
+
+NOTHING = Comparison(0, Cost(), Cost(), 0, 0, 0.0, Tally(), Tally())
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """One run. ``created`` is local time in ISO 8601; ``settings`` and ``machine`` are shown as they are."""
+
+    created: str
+    command: str
+    model: str
+    random_weights: bool
+    live_seconds: float
+    settings: dict[str, Any]
+    machine: dict[str, Any]
+    cameras: tuple[CameraRecord, ...]
+    notes: tuple[str, ...] = ()
+
+    @property
+    def comparison(self) -> Comparison:
+        """Over all cameras."""
+        return sum((camera.comparison for camera in self.cameras), NOTHING)
+
+    @property
+    def live_truth(self) -> Tally:
+        """How many live answers of all cameras are right."""
+        return sum((camera.live_truth for camera in self.cameras), Tally())
+
+    @property
+    def live_windows(self) -> int:
+        return sum(len(camera.live) for camera in self.cameras)
+
+    @property
+    def live_gated(self) -> int:
+        return sum(camera.gated for camera in self.cameras)
+
+    @property
+    def live_missing(self) -> int:
+        """Windows dropped or lost while the cluster ran."""
+        return sum(camera.windows_dropped + camera.windows_lost for camera in self.cameras)
+
+    def to_json(self) -> str:
+        """Everything but the pictures."""
+        body = asdict(self)
+        for camera, record in zip(body["cameras"], self.cameras, strict=True):
+            for frame in camera["frames"]:
+                del frame["jpeg"]
+            camera["comparison"] = asdict(record.comparison) | record.comparison.summary()
+            camera["alerts"] = [asdict(alert) for alert in record.alerts]
+            camera["live_truth"] = asdict(record.live_truth)
+        body["comparison"] = asdict(self.comparison) | self.comparison.summary()
+        body["live_truth"] = asdict(self.live_truth)
+        return json.dumps(body, indent=2)

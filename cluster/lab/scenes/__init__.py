@@ -1,0 +1,26 @@
+"""Synthetic CCTV with ground truth: scenes are written first, then drawn at any size, then encoded as cameras do.
+
+``make_scene`` decides everything that happens; ``SceneRenderer`` draws it; ``window_label`` and ``questions`` say what
+is true of it.
+"""
+
+from cluster.lab.scenes.questions import MemoryQuestion, memory_questions, phrasings, standing_question
+from cluster.lab.scenes.render import SceneObject, SceneRenderer
+from cluster.lab.scenes.scene import Scene, make_scene
+from cluster.lab.scenes.vocabulary import EVENT_KINDS, SPLITS, SceneEvent, Split, window_label
+
+__all__ = [
+    "EVENT_KINDS",
+    "SPLITS",
+    "MemoryQuestion",
+    "Scene",
+    "SceneEvent",
+    "SceneObject",
+    "SceneRenderer",
+    "Split",
+    "make_scene",
+    "memory_questions",
+    "phrasings",
+    "standing_question",
+    "window_label",
+]

@@ -1,0 +1,145 @@
+"""A directory of encoded scenes: made in parallel, resumable, with an index."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cluster.errors import ConfigError, SightlineError
+from cluster.lab.scenes.clips import Clip, make_clips
+from cluster.lab.scenes.scene import Scene, make_scene
+from cluster.lab.scenes.truth import SceneTruth, truth_path
+from cluster.lab.scenes.vocabulary import EVENT_KINDS, SPLITS, Split
+
+INDEX = "scenes.json"
+INDEX_VERSION = 1
+# Scenes of one seed; the next seed's begin behind them.
+PER_SEED = 100_000
+
+
+@dataclass(frozen=True, slots=True)
+class SceneSet:
+    """Which scenes: ``count`` of a split from ``seed`` on, ``seconds`` long.
+
+    ``events``: what ``make_scene`` is asked for, in turn: ``any``, ``none`` (distractors only) or a kind.
+
+    Raises:
+        ConfigError: a count, seed, split or event that names no scenes.
+    """
+
+    split: Split
+    count: int
+    seed: int = 0
+    seconds: float = 40.0
+    events: tuple[str, ...] = ("any",)
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.count <= PER_SEED:
+            raise ConfigError(f"the number of scenes must be between 1 and {PER_SEED}, not {self.count}")
+        if self.seed < 0:
+            raise ConfigError(f"a seed must be at least 0, not {self.seed}")
+        known = ("any", "none", *EVENT_KINDS)
+        for event in self.events:
+            if event not in known:
+                raise ConfigError(f"unknown event {event!r}; there are: {', '.join(known)}")
+        if not self.events:
+            raise ConfigError(f"no event to ask for; there are: {', '.join(known)}")
+        if self.split not in SPLITS:
+            raise ConfigError(f"unknown split {self.split!r}; there are: {', '.join(SPLITS)}")
+        self.scene(0)
+
+    def event(self, number: int) -> str | None:
+        """What scene ``number`` of the set is asked to show."""
+        event = self.events[number % len(self.events)]
+        return None if event == "none" else event
+
+    def scene(self, number: int) -> Scene:
+        """Scene ``number`` of the set, from 0."""
+        index = self.seed * PER_SEED + number
+        return make_scene(self.split, index, seconds=self.seconds, event=self.event(number))
+
+    def settings(self) -> dict[str, Any]:
+        """What two runs into the same directory must agree on."""
+        return {"split": self.split, "seed": self.seed, "seconds": self.seconds, "events": list(self.events)}
+
+
+@dataclass(frozen=True, slots=True)
+class MadeScenes:
+    """``clips`` of the set in its order; so many of them were ``made``, the others were there already."""
+
+    clips: tuple[Path, ...]
+    made: int
+
+
+def make_scenes(
+    directory: str | Path, wanted: SceneSet, *, jobs: int = 1, on_clip: Callable[[Path], None] | None = None
+) -> MadeScenes:
+    """Encode a set of scenes as ``directory/<name>.mp4`` with ``<name>.json`` beside each, and write the index.
+
+    Clips that are whole already are left as they are, so an interrupted call goes on where it was.
+
+    Args:
+        directory: made if need be.
+        wanted: which scenes.
+        jobs: how many processes draw and encode.
+        on_clip: called with the path of every clip as it is done, at once for those that were.
+
+    Raises:
+        ConfigError: the directory holds scenes made with other settings, or ``jobs`` is less than 1.
+        SightlineError: a clip cannot be written, or a process died.
+    """
+    if jobs < 1:
+        raise ConfigError(f"the number of processes must be at least 1, not {jobs}")
+    folder = Path(directory)
+    _check_index(folder, wanted)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        _write_index(folder, wanted)
+    except OSError as error:
+        raise SightlineError(f"cannot write {folder}: {error.strerror or error}; choose another directory") from None
+    clips = []
+    for number in range(wanted.count):
+        scene = wanted.scene(number)
+        clips.append(Clip(scene, wanted.event(number), folder / f"{scene.name}.mp4"))
+    try:
+        made = make_clips(clips, folder, jobs=jobs, on_clip=on_clip or (lambda _: None))
+    finally:
+        if folder.is_dir():
+            _write_index(folder, wanted)
+    return MadeScenes(tuple(clip.path for clip in clips), made)
+
+
+def _check_index(folder: Path, wanted: SceneSet) -> None:
+    if folder.exists() and not folder.is_dir():
+        raise ConfigError(f"{folder} is not a directory")
+    path = folder / INDEX
+    if not path.exists():
+        return
+    try:
+        held = json.loads(path.read_text(encoding="utf-8"))
+        settings = {key: held[key] for key in wanted.settings()}
+    except (OSError, ValueError, KeyError, TypeError):
+        raise ConfigError(f"{path} is not an index of scenes; choose another directory or remove it") from None
+    differ = [f"{key} {settings[key]}" for key, value in wanted.settings().items() if settings[key] != value]
+    if differ:
+        raise ConfigError(f"{folder} holds scenes made with {', '.join(differ)}; choose another directory")
+
+
+def _write_index(folder: Path, wanted: SceneSet) -> None:
+    """Every whole clip of the directory, by name; the truths beside the clips say the rest."""
+    clips = []
+    for path in sorted(folder.glob("*.mp4")):
+        try:
+            truth = SceneTruth.load(truth_path(path))
+        except ConfigError:
+            continue
+        kinds = [event.kind for event in truth.events]
+        strata = list(truth.strata)
+        clips.append({"name": truth.name, "events": kinds, "strata": strata, "mean_motion": truth.mean_motion})
+    body = {"version": INDEX_VERSION, **wanted.settings(), "clips": clips}
+    part = folder / f".{INDEX}.part"
+    part.write_text(json.dumps(body, indent=1) + "\n", encoding="utf-8")
+    part.replace(folder / INDEX)

@@ -1,0 +1,124 @@
+"""Which views the splits draw: validation three kinds of street, test two others, training everything but test's."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from cluster.lab.scenes.layout import ASPECT, Color, Layout, Zone
+from cluster.lab.scenes.textures import DRAWN, MIXED
+from cluster.lab.scenes.vocabulary import Split
+
+_Pools = tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]
+# Most of training's are drawn anew for each scene: who has seen ten surfaces only takes every other one for an object.
+_TRAIN_TEXTURES: _Pools = (
+    ("asphalt", "concrete", "gravel", *(DRAWN,) * 3),
+    ("slabs", "concrete", "grass", "gravel", *(DRAWN,) * 4),
+    ("brick", "plaster", "sheet", *(DRAWN,) * 3),
+)
+_TEST_TEXTURES: _Pools = (("worn", "cobble"), ("tiles", "cobble"), ("panel", "hedge"))
+_ZONE_COLORS: tuple[Color, ...] = ((214, 180, 40), (200, 60, 48), (222, 130, 40))
+_NO_ZONE = Zone(0, 0, 0, 0, _ZONE_COLORS[0], False)
+# What of test's views training never draws: where the road of a lot lies, how steep a boulevard is; with a margin.
+HELD_OUT_ROAD = (0.735, 0.805)
+HELD_OUT_SLOPE = (-0.105, -0.07)
+_TRIES = 1000
+
+
+def make_layout(split: Split, rng: np.random.Generator) -> Layout:
+    """Draw a view. Validation draws streets, avenues and yards; training those and views of all proportions; test lots
+    and boulevards, whose geometry and textures the others never have."""
+    if split == "train" and rng.random() < 0.75:
+        return _any_place(rng)
+    body = float(rng.uniform(0.32, 0.44))
+    if split == "test":
+        name = str(rng.choice(["lot", "boulevard"]))
+        if name == "lot":
+            horizon, road, slope = rng.uniform(0.16, 0.24), rng.uniform(0.75, 0.79), rng.uniform(-0.02, 0.02)
+            lane, median = rng.uniform(0.12, 0.15), 0.0
+        else:
+            horizon, road, slope = rng.uniform(0.2, 0.28), rng.uniform(0.56, 0.62), rng.uniform(-0.1, -0.075)
+            lane, median = rng.uniform(0.11, 0.13), rng.uniform(0.025, 0.04)
+        pools = _TEST_TEXTURES
+    else:
+        name = str(rng.choice(["street", "avenue", "yard"]))
+        horizon = rng.uniform(0.18, 0.3)
+        if name == "street":
+            road, slope = rng.uniform(0.47, 0.72), rng.uniform(-0.03, 0.03)
+        elif name == "avenue":
+            road, slope = rng.uniform(0.5, 0.68), float(rng.choice([-1, 1])) * rng.uniform(0.03, 0.07)
+        else:
+            road, slope = rng.uniform(horizon + 0.17, 0.52), rng.uniform(-0.02, 0.02)
+        lane, median = rng.uniform(0.105, 0.16), float(rng.choice([0.0, 0.0, rng.uniform(0.012, 0.022)]))
+        pools = _TRAIN_TEXTURES
+    textures = (str(rng.choice(pools[0])), str(rng.choice(pools[1])), str(rng.choice(pools[2])))
+    plain = Layout(name, float(horizon), float(road), float(slope), float(lane), float(median), body, _NO_ZONE,
+                   textures, int(rng.integers(2**31)))  # fmt: skip
+    return replace(plain, zone=_place_zone(plain, rng))
+
+
+def _place_zone(layout: Layout, rng: np.random.Generator) -> Zone:
+    """On the widest walk, to one side, leaving a path in front of it or behind it."""
+    low, high = max(layout.walks(), key=lambda band: band[1] - band[0])
+    height = min(0.65 * (high - low), 0.19)
+    y0 = low + 0.02 if rng.random() < 0.5 else high - height
+    width = float(rng.uniform(0.45, 0.65))
+    x0 = float(rng.choice([rng.uniform(0.08, 0.25), rng.uniform(ASPECT - width - 0.25, ASPECT - width - 0.08)]))
+    color = _ZONE_COLORS[int(rng.integers(len(_ZONE_COLORS)))]
+    return Zone(x0, x0 + width, float(y0), float(y0 + height), color, bool(rng.random() < 0.5))
+
+
+# -- training's own -----------------------------------------------------------------------------------
+def _any_place(rng: np.random.Generator) -> Layout:
+    """A view of any proportions that leaves room for a zone and for both lanes, except test's."""
+    for _ in range(_TRIES):
+        flat = rng.random() < 0.4
+        layout = Layout(
+            name="place",
+            horizon=float(rng.uniform(0.1, 0.34)),
+            road=float(rng.uniform(0.38, 0.88)),
+            slope=float(rng.uniform(-0.03, 0.03) if flat else rng.uniform(-0.13, 0.13)),
+            lane=float(rng.uniform(0.095, 0.17)),
+            median=float(rng.uniform(0.01, 0.05) if rng.random() < 0.4 else 0.0),
+            body=float(rng.uniform(0.29, 0.48)),
+            zone=_NO_ZONE,
+            textures=(_surface(_TRAIN_TEXTURES[0], rng), _surface(_TRAIN_TEXTURES[1], rng),
+                      _surface(_TRAIN_TEXTURES[2], rng)),
+            seed=int(rng.integers(2**31)),
+        )  # fmt: skip
+        if _fits(layout):
+            return replace(layout, zone=_any_zone(layout, rng))
+    raise AssertionError("no view fits: the ranges it is drawn from leave no room")
+
+
+def _surface(pool: tuple[str, ...], rng: np.random.Generator) -> str:
+    return MIXED if rng.random() < 0.55 else str(rng.choice(pool))
+
+
+def _fits(layout: Layout) -> bool:
+    ends = (0.0, ASPECT)
+    return (
+        not HELD_OUT_ROAD[0] < layout.road < HELD_OUT_ROAD[1]
+        and not HELD_OUT_SLOPE[0] < layout.slope < HELD_OUT_SLOPE[1]
+        and min(layout.road_top(x) for x in ends) > layout.horizon + 0.03
+        and max(layout.lane_y(True, x) for x in ends) < 0.985
+        and max((high - low for low, high in layout.walks()), default=0.0) > 0.11
+    )
+
+
+def _any_zone(layout: Layout, rng: np.random.Generator) -> Zone:
+    """On any walk that is wide enough, anywhere along it, hatched in any way."""
+    bands = [band for band in layout.walks() if band[1] - band[0] > 0.1]
+    low, high = bands[int(rng.integers(len(bands)))]
+    height = min(0.65 * (high - low), float(rng.uniform(0.08, 0.24)))
+    y0 = low + 0.02 if rng.random() < 0.5 else high - height
+    width = float(rng.uniform(0.4, 0.8))
+    x0 = float(rng.uniform(0.04, ASPECT - width - 0.04))
+    base = _ZONE_COLORS[int(rng.integers(len(_ZONE_COLORS)))]
+    red, green, blue = (int(np.clip(part + rng.integers(-24, 25), 0, 255)) for part in base)
+    return Zone(
+        x0, x0 + width, float(y0), float(y0 + height), (red, green, blue), bool(rng.random() < 0.5),
+        pitch=float(rng.uniform(0.06, 0.12)), tilt=float(rng.choice([-1, 1]) * rng.uniform(0.4, 1.4)),
+        share=float(rng.uniform(0.28, 0.48)), opaque=float(rng.uniform(0.45, 0.9)),
+    )  # fmt: skip

@@ -1,0 +1,125 @@
+"""What is asked of a scene: the standing questions in several phrasings, and questions about what has been."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from cluster.lab.scenes.actors import COLORS, Actor
+from cluster.lab.scenes.layout import ASPECT
+
+if TYPE_CHECKING:
+    from cluster.lab.scenes.scene import Scene
+
+_PHRASINGS: dict[str, tuple[str, ...]] = {
+    "fall": (
+        "Is someone lying on the ground after a fall?",
+        "Did a person fall and stay down?",
+        "Has anyone collapsed?",
+        "Is a fallen person on the ground?",
+    ),
+    "fight": (
+        "Are people fighting?",
+        "Is there a fight between two people?",
+        "Do you see a violent fight?",
+        "Is someone hitting another person?",
+    ),
+    "intrusion": (
+        "Is someone inside the marked zone?",
+        "Did anyone enter the marked area?",
+        "Has a person climbed or crossed into the restricted zone?",
+        "Is the restricted area entered by someone?",
+    ),
+    "left_object": (
+        "Was an object left behind?",
+        "Did someone leave a bag behind?",
+        "Is there an abandoned bag?",
+        "Has a person walked away from their luggage?",
+    ),
+    "stopped_vehicle": (
+        "Did a vehicle stop in the road?",
+        "Is a vehicle standing on the road?",
+        "Has a car stopped in a lane?",
+        "Is a stopped vehicle blocking the lane?",
+    ),
+    "wrong_way": (
+        "Is a vehicle driving the wrong way?",
+        "Did a vehicle drive against the traffic?",
+        "Is a car moving in the wrong direction?",
+        "Has a wrong way driver passed?",
+    ),
+}
+NUMBERS = ("zero", "one", "two", "three", "four", "five", "six")
+
+
+def standing_question(kind: str) -> str:
+    """The wording used by default.
+
+    Raises:
+        KeyError: unknown kind.
+    """
+    return _PHRASINGS[kind][0]
+
+
+def phrasings(kind: str) -> tuple[str, ...]:
+    """Every wording the demo model was taught, the default first."""
+    return _PHRASINGS[kind]
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryQuestion:
+    """About everything seen until ``at_s``; ``answer`` is one word."""
+
+    text: str
+    answer: str
+    at_s: float
+
+
+def memory_questions(scene: Scene, at_s: float | None = None) -> list[MemoryQuestion]:
+    """Questions with known answers on the scene's past at ``at_s`` (its end), in every phrasing.
+
+    Only asked where the answer is certain: an object counts once most of it was in the picture for two seconds.
+    """
+    end = scene.seconds if at_s is None else at_s
+    persons = [span for actor in scene.actors if actor.kind == "person" and (span := _seen(actor, end))]
+    vehicles = [
+        (span, actor)
+        for actor in scene.actors
+        if actor.kind == "vehicle" and actor.keys[0].state != "parked" and (span := _seen(actor, end))
+    ]
+    asked: list[tuple[str, str]] = []
+    for text in ("How many people were seen?", "How many people crossed the picture?"):
+        asked.append((text, NUMBERS[min(len(persons), len(NUMBERS) - 1)]))
+    for text in ("How many vehicles passed?", "How many vehicles were seen?"):
+        asked.append((text, NUMBERS[min(len(vehicles), len(NUMBERS) - 1)]))
+    # Every colour: one that were only asked about where it was seen would give its answer away.
+    for color in sorted(COLORS):
+        seen = any(actor.color == color for _, actor in vehicles)
+        stopped = any(
+            actor.color == color and any(key.state == "stopped" and key.t < end - 2 for key in actor.keys)
+            for _, actor in vehicles
+        )
+        asked.append((f"Did a {color} vehicle pass earlier?", "yes" if seen else "no"))
+        asked.append((f"Was there a {color} vehicle?", "yes" if seen else "no"))
+        asked.append((f"Did a {color} vehicle stop here earlier?", "yes" if stopped else "no"))
+    if persons and vehicles:
+        first_person, first_vehicle = min(persons), min(span for span, _ in vehicles)
+        if abs(first_person - first_vehicle) > 1.5:
+            word = "person" if first_person < first_vehicle else "vehicle"
+            asked.append(("Which came first, a person or a vehicle?", word))
+            asked.append(("What was seen first, a vehicle or a person?", word))
+    return [MemoryQuestion(text, answer, end) for text, answer in asked]
+
+
+def _seen(actor: Actor, end: float) -> float | None:
+    """When the actor had been in the picture for two seconds, if that was before ``end``."""
+    seen = 0.0
+    second = max(0.0, actor.keys[0].t)
+    while second < end:
+        place = actor.place(second)
+        if place is not None and 0.02 < place.x < ASPECT - 0.02:
+            seen += 0.5
+            if seen >= 2.0:
+                return second
+        second += 0.5
+    return None

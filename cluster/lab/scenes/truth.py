@@ -1,0 +1,213 @@
+"""What is true of an encoded scene, as it lies on disk beside the video."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from cluster.errors import ConfigError
+from cluster.lab.scenes.camera import CameraSettings
+from cluster.lab.scenes.questions import MemoryQuestion, memory_questions, standing_question
+from cluster.lab.scenes.render import SceneObject, SceneRenderer
+from cluster.lab.scenes.scene import Scene
+from cluster.lab.scenes.vocabulary import EVENT_KINDS, SceneEvent
+
+VERSION = 1
+SAMPLES_PER_S = 2
+
+Box = tuple[int, int, int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class TrueEvent:
+    """An event; ``boxes``: (second, box around all of its actors in pixels), twice a second while any is visible."""
+
+    kind: str
+    start_s: float
+    end_s: float
+    actors: tuple[int, ...]
+    boxes: tuple[tuple[float, Box], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TrueObject:
+    """One visible object; ``box``: left, top, right, bottom in pixels."""
+
+    id: int
+    kind: str
+    state: str
+    colour: str
+    box: Box
+
+
+@dataclass(frozen=True, slots=True)
+class TrueSample:
+    """Everything visible at one instant."""
+
+    second: float
+    objects: tuple[TrueObject, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StandingQuestion:
+    """``answer`` is yes or no, for the whole scene."""
+
+    kind: str
+    text: str
+    answer: str
+
+
+@dataclass(frozen=True, slots=True)
+class SceneTruth:
+    """Everything known about one encoded scene.
+
+    ``seed`` is what the scene's noise and look were drawn from; split, index, ``seconds`` and ``event`` (what was asked
+    for: ``any``, a kind or None) make the scene again. ``mean_motion``: over the 2 Hz samples, the mean of the summed
+    box area × speed of everything visible, in shares of the picture × shares per second.
+    """
+
+    version: int
+    name: str
+    split: str
+    index: int
+    seed: int
+    event: str | None
+    seconds: float
+    fps: float
+    width: int
+    height: int
+    layout: str
+    light: str
+    strata: tuple[str, ...]
+    camera: CameraSettings
+    events: tuple[TrueEvent, ...]
+    samples: tuple[TrueSample, ...]
+    questions: tuple[StandingQuestion, ...]
+    memory: tuple[MemoryQuestion, ...]
+    mean_motion: float
+
+    @property
+    def scene_events(self) -> tuple[SceneEvent, ...]:
+        """The events without their boxes, as ``window_label`` takes them."""
+        return tuple(SceneEvent(each.kind, each.start_s, each.end_s, each.actors) for each in self.events)
+
+    def save(self, path: Path) -> None:
+        """Write JSON; readers see the whole file or none."""
+        part = path.with_name(f".{path.name}.part")
+        part.write_text(json.dumps(asdict(self), separators=(",", ":")) + "\n", encoding="utf-8")
+        part.replace(path)
+
+    @classmethod
+    def load(cls, path: Path) -> SceneTruth:
+        """Read what ``save`` wrote.
+
+        Raises:
+            ConfigError: no such file, or not the truth of a scene; the message names the first wrong field.
+        """
+        # Here, because who only draws scenes (the trainer, on another machine) needs numpy alone.
+        from pydantic import TypeAdapter, ValidationError
+
+        try:
+            body = path.read_text(encoding="utf-8")
+            version = _version(body)
+        except OSError as error:
+            raise ConfigError(f"cannot read {path}: {error.strerror or error}") from None
+        except ValueError as error:
+            raise ConfigError(f"{path} is not the truth of a scene: {error}") from None
+        if version != VERSION:
+            raise ConfigError(f"{path} is of version {version}, this reads {VERSION}; make the scenes again")
+        try:
+            truth = TypeAdapter(cls).validate_json(body)
+        except ValidationError as error:
+            first = error.errors()[0]
+            where = ".".join(map(str, first["loc"]))
+            raise ConfigError(f"{path} is not the truth of a scene: {where}: {first['msg']}") from None
+        truth._check(path)
+        return truth
+
+    def _check(self, path: Path) -> None:
+        for event in self.events:
+            if event.kind not in EVENT_KINDS:
+                known = ", ".join(EVENT_KINDS)
+                raise ConfigError(f"{path}: unknown event kind {event.kind!r}; there are: {known}")
+            if not 0 <= event.start_s < event.end_s:
+                raise ConfigError(f"{path}: a {event.kind} from {event.start_s:g} to {event.end_s:g} s is no interval")
+
+
+def _version(body: str) -> Any:
+    try:
+        raw = json.loads(body)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"not JSON ({error.msg}, line {error.lineno})") from None
+    if not isinstance(raw, dict) or "version" not in raw:
+        raise ValueError("it states no version")
+    return raw["version"]
+
+
+def truth_path(clip: Path) -> Path:
+    """Where the truth of a clip lies: ``test-000001.mp4`` -> ``test-000001.json``."""
+    return clip.with_suffix(".json")
+
+
+def scene_truth(scene: Scene, renderer: SceneRenderer, event: str | None = "any") -> SceneTruth:
+    """The truth of a scene as drawn by ``renderer`` at the camera's size; ``event`` as it was given to make_scene."""
+    times = [number / SAMPLES_PER_S for number in range(int(scene.seconds * SAMPLES_PER_S))]
+    visible = {second: renderer.objects(second) for second in times}
+    size = (renderer.width, renderer.height)
+    happened = {event.kind for event in scene.events}
+    return SceneTruth(
+        version=VERSION,
+        name=scene.name,
+        split=scene.split,
+        index=scene.index,
+        seed=scene.seed,
+        event=event,
+        seconds=scene.seconds,
+        fps=scene.camera.fps,
+        width=scene.camera.width,
+        height=scene.camera.height,
+        layout=scene.layout.name,
+        light=scene.light,
+        strata=tuple(sorted(scene.strata)),
+        camera=scene.camera,
+        events=tuple(_event(each, visible, size) for each in scene.events),
+        samples=tuple(
+            TrueSample(
+                second, tuple(TrueObject(o.id, o.kind, o.state, o.colour, _pixels(o.box, size)) for o in objects)
+            )
+            for second, objects in visible.items()
+        ),
+        questions=tuple(
+            StandingQuestion(kind, standing_question(kind), "yes" if kind in happened else "no") for kind in EVENT_KINDS
+        ),
+        memory=tuple(memory_questions(scene)),
+        mean_motion=_mean_motion(visible),
+    )
+
+
+def _event(event: SceneEvent, visible: dict[float, list[SceneObject]], size: tuple[int, int]) -> TrueEvent:
+    boxes = []
+    for second, objects in visible.items():
+        part = [each.box for each in objects if each.id in event.actors]
+        if part and event.start_s <= second < event.end_s:
+            lefts, tops, rights, bottoms = zip(*part, strict=True)
+            boxes.append((second, _pixels((min(lefts), min(tops), max(rights), max(bottoms)), size)))
+    return TrueEvent(event.kind, event.start_s, event.end_s, event.actors, tuple(boxes))
+
+
+def _pixels(box: tuple[float, float, float, float], size: tuple[int, int]) -> Box:
+    width, height = size
+    return (round(box[0] * width), round(box[1] * height), round(box[2] * width), round(box[3] * height))
+
+
+def _mean_motion(visible: dict[float, list[SceneObject]]) -> float:
+    if not visible:
+        return 0.0
+    total = 0.0
+    for objects in visible.values():
+        for each in objects:
+            left, top, right, bottom = each.box
+            total += (right - left) * (bottom - top) * (each.velocity[0] ** 2 + each.velocity[1] ** 2) ** 0.5
+    return round(total / len(visible), 9)

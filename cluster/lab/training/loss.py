@@ -1,0 +1,225 @@
+"""What each stage minimises."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from cluster.lab.scenes import EVENT_KINDS
+from cluster.lab.training.batch import dense_labels, layout_of, patch_batches
+from cluster.lab.training.examples import Example
+from cluster.lab.training.heads import DenseHeads
+from cluster.lab.training.labels import LABELS
+from cluster.lab.training.layout import Layout
+from cluster.lab.training.pointing import Targets, pointing_loss
+from cluster.lab.training.trainee import Trainee
+from cluster.types import PatchGrid
+
+# An event's window is a third as frequent as one without.
+_POSITIVE = 2.5
+_VOCABULARY_WEIGHT = 0.1
+_MEMORY_WEIGHT = 0.4
+_TOWER_WEIGHT = 0.2
+_DENSE_WEIGHT = 0.25
+# The dense losses are sums over dozens of labels: at equal weight they would drown the answers they are there for.
+_ANSWER_WEIGHT = 3.0
+_POINTING_WEIGHT = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """``total`` with gradients, and its parts for the log."""
+
+    total: Tensor
+    parts: dict[str, float]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Margins:
+    """Yes-against-no margins ``[n]`` of the standing questions of some sequences, and what was right.
+
+    * ``told`` ``[n]`` bool; ``kinds`` their events; ``sequence`` and ``end``: of which example, up to which frame
+    """
+
+    values: Tensor
+    told: Tensor
+    kinds: tuple[str, ...]
+    sequence: tuple[int, ...]
+    end: tuple[int, ...]
+
+
+def tower_loss(model: Trainee, heads: DenseHeads, examples: Sequence[Example], grid: PatchGrid) -> Loss:
+    """Dense labels on the tower's tokens."""
+    visual = model.see([frame for example in examples for frame in patch_batches(example, grid)])
+    dense = heads.tower(visual, dense_labels(examples, model.device))
+    return Loss(dense.total, {"loss": float(dense.total.detach()), "found": float(dense.found)})
+
+
+def window_loss(
+    model: Trainee, heads: DenseHeads, examples: Sequence[Example], grid: PatchGrid, *, train_tower: bool = True
+) -> Loss:
+    """Answers to all questions, and dense labels on the way there."""
+    layouts = [layout_of(model, example, grid, taught=True) for example in examples]
+    with torch.set_grad_enabled(train_tower):
+        seen = _see(model, examples, grid)
+    asked = _asked(layouts, examples, model.device)
+    reading = model.read(torch.split(seen, [layout.visual for layout in layouts]), layouts, asked.rows)
+    dense = dense_labels(examples, model.device)
+    rows = _visual_rows(layouts, reading.starts, model.device)
+    middle = heads.middle(reading.middle[rows], dense)
+    last = heads.last(reading.last[rows], dense)
+    answered, yes_no = _answer_loss(model, model.answers(reading.last[asked.rows]), asked.told)
+    pointed = asked.told.new_zeros((), dtype=torch.float32)
+    if len(asked.kinds):
+        targets = _targets(asked, layouts, reading.starts, rows, dense.hot)
+        pointed = pointing_loss(reading.looks, targets, _weight(asked.told))
+    memory, recalled = _memory_loss(model, reading.last, layouts, reading.starts, examples)
+    total = (
+        _ANSWER_WEIGHT * answered
+        + _POINTING_WEIGHT * pointed
+        + _MEMORY_WEIGHT * memory
+        + _DENSE_WEIGHT * (middle.total + last.total)
+    )
+    if train_tower:
+        total = total + _TOWER_WEIGHT * heads.tower(seen, dense).total
+    parts = {
+        "loss": float(total.detach()),
+        "answers": float(yes_no),
+        "pointed": float(pointed.detach()),
+        "memory": float(memory.detach()),
+        "recalled": recalled,
+        "middle": float(middle.found),
+        "last": float(last.found),
+    }
+    return Loss(total, parts)
+
+
+@torch.no_grad()
+def margins(model: Trainee, examples: Sequence[Example], grid: PatchGrid) -> Margins:
+    """How sure the model is of each standing question."""
+    layouts = [layout_of(model, example, grid, taught=False) for example in examples]
+    seen = _see(model, examples, grid)
+    reading = model.read(torch.split(seen, [layout.visual for layout in layouts]), layouts)
+    asked = _asked(layouts, examples, model.device)
+    values = _margin(model, model.answers(reading.last[asked.rows]))
+    return Margins(values, asked.told, asked.kinds, asked.sequence, asked.end)
+
+
+def _see(model: Trainee, examples: Sequence[Example], grid: PatchGrid) -> Tensor:
+    """Visual tokens of all examples; those a tower has seen already as they are."""
+    ready = [example.seen for example in examples]
+    if all(seen is None for seen in ready):
+        return model.see([frame for example in examples for frame in patch_batches(example, grid)])
+    parts = [
+        model.see(patch_batches(example, grid)) if seen is None else torch.from_numpy(seen).to(model.device).float()
+        for example, seen in zip(examples, ready, strict=True)
+    ]
+    return torch.cat(parts)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Asked:
+    """The standing questions of some packed sequences: the row in which each one's answer begins (``rows [n]``), the
+    right answer (``told [n]``), its event, of which sequence it is, and the frames of its window."""
+
+    rows: Tensor
+    told: Tensor
+    kinds: tuple[str, ...]
+    sequence: tuple[int, ...]
+    opening: tuple[int, ...]
+    end: tuple[int, ...]
+
+
+def _visual_rows(layouts: Sequence[Layout], starts: Sequence[int], device: torch.device) -> Tensor:
+    parts = [
+        torch.arange(start + len(layout.system), start + len(layout.system) + layout.visual)
+        for layout, start in zip(layouts, starts, strict=True)
+    ]
+    return torch.cat(parts).to(device)
+
+
+def _asked(layouts: Sequence[Layout], examples: Sequence[Example], device: torch.device) -> _Asked:
+    rows, posed, sequence = [], [], []
+    start = 0
+    for number, (layout, example) in enumerate(zip(layouts, examples, strict=True)):
+        for ask, row, index in zip(layout.asks, layout.starts, layout.order, strict=True):
+            if example.posed[index].kind in EVENT_KINDS:
+                rows.append(start + row + len(ask.question) - 1)
+                posed.append(example.posed[index])
+                sequence.append(number)
+        start += len(layout)
+    return _Asked(
+        rows=torch.tensor(rows, dtype=torch.int64, device=device),
+        told=torch.tensor([each.answer == "yes" for each in posed], dtype=torch.bool, device=device),
+        kinds=tuple(each.kind for each in posed),
+        sequence=tuple(sequence),
+        opening=tuple(each.opening for each in posed),
+        end=tuple(each.end for each in posed),
+    )
+
+
+def _targets(asked: _Asked, layouts: Sequence[Layout], starts: Sequence[int], visual: Tensor, hot: Tensor) -> Targets:
+    """Where the questions should look; ``visual [t]``: the rows of all visual tokens, ``hot [t, labels]`` theirs."""
+    device = hot.device
+    total = starts[-1] + len(layouts[-1])
+    row = torch.arange(total, device=device)
+    first, last, head = [], [], []
+    for number, opening, end in zip(asked.sequence, asked.opening, asked.end, strict=True):
+        layout, start = layouts[number], starts[number] + len(layouts[number].system)
+        first.append(start + int(layout.offsets[opening]))
+        last.append(start + int(layout.offsets[end]))
+        head.append(starts[number])
+    window = (row >= torch.tensor(first, device=device)[:, None]) & (row < torch.tensor(last, device=device)[:, None])
+    begin = torch.tensor(head, device=device)[:, None]
+    length = torch.tensor([len(layouts[number].system) for number in asked.sequence], device=device)[:, None]
+    shows = torch.zeros(len(EVENT_KINDS), total, dtype=torch.bool, device=device)
+    columns = [LABELS.index(f"event:{kind}") for kind in EVENT_KINDS]
+    shows[:, visual] = hot[:, columns].T > 0
+    kind = torch.tensor([EVENT_KINDS.index(kind) for kind in asked.kinds], device=device)
+    return Targets(window, window & shows[kind], (row >= begin) & (row < begin + length), asked.told)
+
+
+def _margin(model: Trainee, logits: Tensor) -> Tensor:
+    yes, no = model.yes_no_ids()
+    return logits[:, yes].logsumexp(1) - logits[:, no].logsumexp(1)
+
+
+def _weight(told: Tensor) -> Tensor:
+    return 1.0 + (_POSITIVE - 1.0) * told.float()
+
+
+def _answer_loss(model: Trainee, logits: Tensor, told: Tensor) -> tuple[Tensor, float]:
+    """Weighted cross-entropy of yes against no, and of the word itself; and the former alone, for the log."""
+    if not len(told):
+        return logits.sum() * 0, 0.0
+    weight = _weight(told)
+    each = F.binary_cross_entropy_with_logits(_margin(model, logits), told.float(), reduction="none")
+    yes_no = (each * weight).sum() / weight.sum()
+    words = torch.where(told, model.words("yes")[0], model.words("no")[0])
+    return yes_no + _VOCABULARY_WEIGHT * F.cross_entropy(logits, words), float(yes_no.detach())
+
+
+def _memory_loss(
+    model: Trainee, hidden: Tensor, layouts: Sequence[Layout], starts: Sequence[int], examples: Sequence[Example]
+) -> tuple[Tensor, float]:
+    """Cross-entropy of every token of the answers, and the share of first words that are right."""
+    rows: list[int] = []
+    words: list[int] = []
+    first: list[int] = []
+    for layout, start, _ in zip(layouts, starts, examples, strict=True):
+        for ask, row in zip(layout.asks, layout.starts, strict=True):
+            if ask.answer:
+                begin = start + row + len(ask.question) - 1
+                first.append(len(rows))
+                rows += range(begin, begin + len(ask.answer))
+                words += ask.answer
+    if not rows:
+        return hidden.sum() * 0, 0.0
+    logits = model.answers(hidden[torch.tensor(rows, device=hidden.device)])
+    wanted = torch.tensor(words, device=hidden.device)
+    right = (logits.argmax(1) == wanted)[torch.tensor(first, device=hidden.device)].float().mean()
+    return F.cross_entropy(logits, wanted), float(right)

@@ -1,0 +1,131 @@
+"""A whole training run: stage after stage, each going on from the one before, then the export."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Protocol
+
+import torch
+
+from cluster.errors import ConfigError
+from cluster.lab.training.beginning import begin
+from cluster.lab.training.checkpoint import load
+from cluster.lab.training.config import Settings
+from cluster.lab.training.examples import Example, ValidationExamples
+from cluster.lab.training.export import export
+from cluster.lab.training.frozen import save_tower
+from cluster.lab.training.heads import DenseHeads
+from cluster.lab.training.loop import Listener, StageRun
+from cluster.lab.training.stages import FROZEN, TRAINED, make_stage
+from cluster.lab.training.trainee import Trainee
+from cluster.models import load_model
+
+EXPORT = "export"
+"""Name of the last step, which trains nothing."""
+
+MODEL = "model"
+"""Folder of the exported checkpoint, inside of the run's."""
+
+# Scenes, far from the first steps' own, whose patches the embedding begins with.
+_BEGINNING, _BEGINNING_SCENES = 50_000_000, 30
+
+# Validation scenes on which the export compares types of weights.
+_EXPORT_SCENES = 6
+
+
+class Audience(Listener, Protocol):
+    """Who is told how a run goes."""
+
+    def begins(self, stage: str, step: int) -> None:
+        """A stage begins, or goes on at ``step``."""
+
+    def exported(self, folder: Path, kind: str) -> None:
+        """The model lies in ``folder``, in weights of type ``kind``."""
+
+
+def train(
+    settings: Settings,
+    folder: Path,
+    audience: Audience,
+    *,
+    recorded: Path | None = None,
+    resume: bool = True,
+    exported: bool = True,
+    begin_with: Sequence[Path] = (),
+) -> None:
+    """Run the stages of ``settings`` in their order, in ``folder``; then, if ``exported``, write the model there.
+
+    ``begin_with``: an exported model to go on from, or several for the mean of their weights; the heads for dense
+    labels, which it lacks, are learnt anew.
+
+    Stages that are not asked for but lie in ``folder`` are taken over: each begins with the weights of the one before.
+
+    Raises:
+        ConfigError: an unknown stage, a device that is not there, or a checkpoint of another run.
+    """
+    if not torch.cuda.is_available() and settings.device.startswith("cuda"):
+        raise ConfigError(f"device {settings.device!r} is not available here; use cpu")
+    torch.set_num_threads(settings.threads)
+    torch.manual_seed(settings.seed)
+    model = Trainee.fresh(settings.model, settings.seed, settings.device)
+    heads = DenseHeads(model.text_config.hidden_size).to(settings.device)
+    wanted = {stage.name: make_stage(settings, stage, recorded, folder) for stage in settings.stages}
+    if begin_with:
+        take_weights(begin_with, model)
+    elif TRAINED[0] in wanted and not (resume and (folder / f"{TRAINED[0]}.pt").is_file()):
+        make = wanted[TRAINED[0]].make
+        begin(model, [make(_BEGINNING + number) for number in range(_BEGINNING_SCENES)])
+    check = lru_cache(maxsize=None)(ValidationExamples(settings.shape))
+
+    for name in TRAINED:
+        if name not in wanted:
+            take_over(folder / f"{name}.pt", settings, model, heads)
+            continue
+        run = StageRun(settings, wanted[name], model, heads, folder)
+        if resume:
+            run.resume()
+        if name == "language":
+            save_tower(model, folder / FROZEN)
+        if not run.done:
+            audience.begins(name, run.step)
+            run.run(audience, validation=lambda: _some(check, settings.validation_scenes))
+    if exported:
+        kind = export(model, settings.model, folder / MODEL, _some(check, _EXPORT_SCENES))
+        audience.exported(folder / MODEL, kind)
+
+
+def _some(check: Callable[[int], Example], count: int) -> list[Example]:
+    return [check(number) for number in range(count)]
+
+
+def take_weights(folders: Sequence[Path], model: Trainee) -> None:
+    """Weights of an exported model, or the mean of several: two that went on from one another's weights with other
+    scenes stay in one basin, and their mean is often better than either (model soups, Wortsman et al. 2022).
+
+    Raises:
+        ConfigError: there is none, or of another shape.
+    """
+    mean: dict[str, torch.Tensor] = {}
+    for folder in folders:
+        if not (folder / "config.json").is_file():
+            raise ConfigError(f"{folder} holds no exported model (config.json)")
+        weights = load_model(str(folder)).model.state_dict()
+        try:
+            model.model.load_state_dict(weights)
+        except RuntimeError as error:
+            raise ConfigError(
+                f"the model in {folder} has another shape: {str(error).splitlines()[-1].strip()}"
+            ) from None
+        for name, value in weights.items():
+            mean[name] = mean.get(name, 0) + value.float() / len(folders)
+    model.model.load_state_dict(mean)
+
+
+def take_over(path: Path, settings: Settings, model: Trainee, heads: DenseHeads) -> None:
+    """Weights of a stage that was trained before, if it was; of one that is not done, its moving average."""
+    progress = load(path, {"shape": settings.shape})
+    if progress is not None:
+        model.model.load_state_dict(progress.model if progress.done else progress.average)
+        heads.load_state_dict(progress.heads)

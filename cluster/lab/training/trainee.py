@@ -1,0 +1,184 @@
+"""The model in training: the same transformers modules as the served one, called with gradients and in packs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from cluster.lab.training.attention import Block, Pieces, permute
+from cluster.lab.training.config import Shape
+from cluster.lab.training.layers import decoder_layer, linear, looks, padded, regular_rows, rms_norm, tower_block
+from cluster.lab.training.layout import Layout
+from cluster.lab.training.tokens import demo_tokenizer
+from cluster.models.base import PatchBatch
+from cluster.models.checkpoint import Checkpoint
+from cluster.models.presets import initialise
+from cluster.models.qwen2_5_vl import Qwen25VL, lexicographic_order
+
+# Patches of one pass through the tower: on a CPU its activations should stay in the caches.
+PATCHES_PER_PASS = {"cpu": 4224, "cuda": 1 << 30}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Reading:
+    """Hidden states ``[rows, D]`` of packed sequences, half way and at the end (normed); ``starts``: the
+    first row of each sequence; ``looks``: of each layer of the second half, queries ``[H, a, d]`` of the rows that were
+    asked for and keys ``[Hkv, rows, d]``."""
+
+    middle: Tensor
+    last: Tensor
+    starts: tuple[int, ...]
+    looks: tuple[tuple[Tensor, Tensor], ...] = ()
+
+
+class Trainee(Qwen25VL):
+    """Qwen2.5-VL with gradients. Weights are ``float32``; ``compute`` is the type of activations and products."""
+
+    compute = torch.float32
+
+    @classmethod
+    def fresh(cls, shape: Shape, seed: int, device: str = "cpu", *, compute: torch.dtype | None = None) -> Trainee:
+        """An untrained one. Its configuration and tokenizer are those it will be exported with.
+
+        ``compute``: bfloat16 where that is fast, unless told otherwise.
+        """
+        model, _ = cls.untrained(shape.text, shape.vision)
+        initialise(model, seed)
+        trainee = cls(
+            Checkpoint(
+                model=model.to(device).train(),
+                tokenizer=demo_tokenizer(),
+                device=torch.device(device),
+                dtype=torch.float32,
+                random_weights=False,
+                max_pixels=shape.max_pixels,
+            )
+        )
+        trainee.compute = compute or (torch.bfloat16 if _fast_bfloat16(device) else torch.float32)
+        return trainee
+
+    def see(self, frames: Sequence[PatchBatch]) -> Tensor:
+        """Visual tokens ``[t, D]`` of many frames, in order of frames and cells: :meth:`encode` with gradients."""
+        limit = PATCHES_PER_PASS[self.device.type]
+        parts: list[list[PatchBatch]] = []
+        room = 0
+        for frame in frames:
+            if not len(frame.cells):
+                continue
+            if len(frame.patches) > room:
+                parts.append([])
+                room = limit
+            parts[-1].append(frame)
+            room -= len(frame.patches)
+        return torch.cat([self._see(part) for part in parts])
+
+    def _see(self, kept: Sequence[PatchBatch]) -> Tensor:
+        """One pass. Windows of one length lie together, so windowed layers need no reordering at all."""
+        merge, unit = self.geometry.merge, self.geometry.merge**2
+        counts = torch.tensor([len(frame.cells) for frame in kept])
+        cells = torch.cat([frame.cells for frame in kept])
+        frame_of = torch.repeat_interleave(torch.arange(len(kept)), counts)
+        side = self._visual.window_size // merge // self._visual.patch_size
+        grouped = torch.cat([frame_of[:, None], cells // side], dim=1)
+        _, window_of, lengths = torch.unique(grouped, dim=0, return_inverse=True, return_counts=True)
+        order = lexicographic_order(torch.stack([lengths[window_of], window_of], dim=1))
+        windowed = Pieces.of(lengths.sort().values * unit).runs
+        full = _by_frame(frame_of[order], counts, unit).to(self.device)
+        positions = self._patch_positions(cells[order].to(self.device))
+        cos, sin = (x[:, None, None].to(self.compute) for x in self._visual.rotary_pos_emb(self._nothing, positions))
+        order = order.to(self.device)
+        back = torch.argsort(order)
+
+        patches = torch.cat([frame.patches for frame in kept]).to(self.device)
+        patches = patches.view(len(cells), -1).index_select(0, order).view(len(patches), -1)
+        rows = len(patches)
+        filled = regular_rows(rows)
+        hidden = self._embed(padded(patches, filled))
+        cos, sin = (F.pad(x, (0, 0, 0, 0, 0, 0, 0, filled - rows)) for x in (cos, sin))
+        for index, block in enumerate(self._visual.blocks):
+            among = full if index in self._visual.fullatt_block_indexes else windowed
+            hidden = tower_block(hidden, rows, block, cos, sin, among)
+        merger = self._visual.merger
+        merged = rms_norm(hidden, merger.ln_q).view(filled // unit, -1)
+        merged = linear(F.gelu(linear(merged, merger.mlp[0])), merger.mlp[2])
+        return permute(merged[: len(cells)], back, order).float()
+
+    def _embed(self, patches: Tensor) -> Tensor:
+        """``[n, T * C * p * p]`` uint8 -> ``[n, D]``: normalisation is folded into the weights, so that the pixels are
+        passed over once."""
+        projection = self._visual.patch_embed.proj.weight
+        scale = torch.tensor([1 / (255 * std) for std in self.std], device=self.device).view(1, 3, 1, 1, 1)
+        # Around the middle grey, as bfloat16 is finest near zero.
+        shift = torch.tensor([128 / 255 - mean for mean in self.mean], device=self.device) * 255
+        weight = projection * scale
+        bias = (weight * shift.view(1, 3, 1, 1, 1)).flatten(1).sum(1)
+        weight = weight.transpose(1, 2).flatten(1).to(self.compute)
+        return F.linear(patches.to(self.compute).sub_(128), weight, bias.to(self.compute))
+
+    def read(self, visual: Sequence[Tensor], layouts: Sequence[Layout], asking: Tensor | None = None) -> Reading:
+        """Run sequences through the language model; ``visual[i]`` ``[t, D]``: the visual tokens of ``layouts[i]``.
+
+        ``asking`` ``[a]``: rows whose looks are wanted.
+        """
+        text = self._text_model
+        parts: list[Tensor] = []
+        blocks: list[Block] = []
+        starts = []
+        row = 0
+        for tokens, layout in zip(visual, layouts, strict=True):
+            ids = torch.tensor([*layout.system, *layout.text], device=self.device)
+            words = text.embed_tokens(ids)
+            head = len(layout.system)
+            parts += [words[:head], tokens, words[head:]]
+            blocks += [_moved(block, row, self.device, self.compute) for block in layout.blocks]
+            starts.append(row)
+            row += len(layout)
+        filled = regular_rows(row)
+        hidden = padded(torch.cat(parts), filled).to(self.compute)
+        positions = torch.cat([layout.positions for layout in layouts], dim=1)
+        cos, sin = (x.to(self.compute) for x in self.rotary(F.pad(positions, (0, filled - row))))
+        middle = hidden
+        looked = []
+        for index, layer in enumerate(self.layers):
+            if asking is not None and index >= len(self.layers) // 2:
+                looked.append(looks(hidden, layer, cos, sin, asking))
+            hidden = decoder_layer(hidden, layer, cos, sin, blocks)
+            if index + 1 == len(self.layers) // 2:
+                middle = hidden
+        return Reading(middle, rms_norm(hidden, text.norm), tuple(starts), tuple(looked))
+
+    def answers(self, hidden: Tensor) -> Tensor:
+        """Logits ``[n, vocab]`` of normed hidden states ``[n, D]``."""
+        return F.linear(hidden.float(), self.model.lm_head.weight)
+
+    def words(self, text: str) -> list[int]:
+        """Token ids of a text as it stands."""
+        return self._ids(text)
+
+    @property
+    def _nothing(self) -> Tensor:
+        return torch.empty(0, device=self.device)
+
+
+def _fast_bfloat16(device: str) -> bool:
+    """Whether products in bfloat16 are faster than in float32 here."""
+    if device.startswith("cuda"):
+        return bool(torch.cuda.is_bf16_supported())
+    return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported()) and torch.cpu._is_avx512_bf16_supported()
+
+
+def _by_frame(frame_of: Tensor, counts: Tensor, unit: int) -> Pieces:
+    """Groups that belong to frames ``[groups]`` (frame ``f`` has ``counts[f]``) -> their patches, brought together."""
+    lengths = counts[frame_of]
+    groups = lexicographic_order(torch.stack([lengths, frame_of], dim=1))
+    order = (groups[:, None] * unit + torch.arange(unit)).flatten()
+    return Pieces(order, torch.argsort(order), Pieces.of(counts.sort().values * unit).runs)
+
+
+def _moved(block: Block, rows: int, device: torch.device, dtype: torch.dtype) -> Block:
+    keys = tuple((a + rows, b + rows) for a, b in block.keys)
+    return Block(block.start + rows, block.stop + rows, keys, block.bias.to(device, dtype))

@@ -1,0 +1,348 @@
+"""A tier on another node: blocks go there and come back by gRPC."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from typing import Any, TypeVar
+
+import grpc.aio
+from sightline.v1 import kv_pb2
+
+from cluster.codec.supervisor import Backoff
+from cluster.errors import ConfigError
+from cluster.memory.tiers.base import Block, BlockKey, Loaded, Outcome, Tier, TierState
+from cluster.memory.tiers.codec import check_storage, encode_block, open_block, open_manifest, seal_manifest
+from cluster.memory.tiers.kv_wire import (
+    BATCH_BYTES,
+    MAX_KV_BYTES,
+    MAX_MANIFEST_BYTES,
+    batches,
+    key_to_proto,
+    outcome_from_proto,
+)
+from cluster.memory.tiers.remote_peer import TROUBLE, KVPeer, OutOfTimeError
+from cluster.wire.calls import CallEndedError, write
+from cluster.wire.channel import split_address
+from cluster.wire.tls import PeerTls
+
+T = TypeVar("T")
+
+
+class RemoteTier(Tier):
+    """The tier that ``KVServicer`` serves at ``address``.
+
+    When a call fails or does not end within ``deadline_s``, the tier is down: from then on everything is answered at
+    once with ``RETRY``, and only a call of the tier's own, after a growing pause, asks where the node is and whether it
+    is back. A node that comes back may be empty: ``failures`` has grown then.
+
+    Args:
+        address: ``host:port``.
+        fingerprint: model and settings of the blocks; those of another one are misses.
+        cap_bytes: most bytes of one stream, as the node has it too; :meth:`set_cap` can only lower it, and the node
+            keeps to the lower one. Without bound where not given.
+        store_as: form in which blocks travel from here; see ``encode_block``.
+        secret: key of the digests, the node's too; see :mod:`cluster.memory.tiers.codec`.
+        deadline_s: longest that one call may take, waiting for the network included.
+        backoff: pauses between attempts to reach a node that is down.
+        find: where the node is now; see ``KVPeer``.
+        tls: of this cluster's processes.
+
+    Raises:
+        ConfigError: not an address, or a fingerprint or form under which nothing can be stored.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        *,
+        fingerprint: str,
+        cap_bytes: int | None = None,
+        store_as: str = "plain",
+        secret: bytes = b"",
+        deadline_s: float = 2.0,
+        backoff: Backoff | None = None,
+        find: Callable[[], str] | None = None,
+        name: str = "remote",
+        tls: PeerTls | None = None,
+    ) -> None:
+        split_address(address)
+        check_storage(fingerprint, store_as)
+        self.name = name
+        self._fingerprint, self._store_as, self._secret = fingerprint, store_as, secret
+        self._deadline_s = deadline_s
+        self._default_cap = sys.maxsize if cap_bytes is None else cap_bytes
+        self._caps: dict[str, int] = {}
+        self._lock = threading.Lock()
+        self._counts: Counter[str] = Counter()
+        pauses = backoff or Backoff(first_s=0.5, longest_s=5.0)
+        self._peer = KVPeer(address, fingerprint=fingerprint, deadline_s=deadline_s, backoff=pauses, find=find, tls=tls)
+
+    @property
+    def address(self) -> str:
+        """``host:port`` of the node as far as is known."""
+        return self._peer.address
+
+    def cap(self, stream: str) -> int:
+        """Most bytes a stream may hold."""
+        return min(self._caps.get(stream, self._default_cap), self._default_cap)
+
+    def set_cap(self, stream: str, nbytes: int | None) -> None:
+        """A lower cap for a stream, None for the one all have; the node hears of it with what is stored next.
+
+        Raises:
+            ConfigError: a cap that can hold nothing.
+        """
+        if nbytes is not None and nbytes < 1:
+            raise ConfigError(f"a cap of {nbytes} bytes for {stream} can hold nothing")
+        if nbytes is None:
+            self._caps.pop(stream, None)
+        else:
+            self._caps[stream] = nbytes
+
+    def lookup(self, keys: Sequence[BlockKey]) -> list[Outcome]:
+        """See ``Tier``."""
+        request = kv_pb2.LookupRequest(fingerprint=self._fingerprint, keys=map(key_to_proto, keys))
+        reply = self._peer.ask(self._peer.stub.Lookup, request) if keys else None
+        if reply is None or len(reply.outcomes) != len(keys):
+            return self._not_now(len(keys))
+        return [outcome_from_proto(number) for number in reply.outcomes]
+
+    def store(self, items: Sequence[tuple[BlockKey, Block]]) -> list[Outcome]:
+        """See ``Tier``. Blocks are encoded batch by batch, while the ones before travel; ``RETRY`` for those that the
+        deadline leaves no time for."""
+        outcomes: dict[int, Outcome] = {}
+        sent: list[int] = []
+        until = time.monotonic() + self._deadline_s
+        # The rest of the time is for the node to answer for what it got.
+        stop = until - self._deadline_s / 4
+
+        def encoded() -> Iterator[kv_pb2.StoredBlock]:
+            for at, (key, block) in enumerate(items):
+                if time.monotonic() > stop:
+                    return
+                data = encode_block(
+                    key, block, fingerprint=self._fingerprint, store_as=self._store_as, secret=self._secret
+                )
+                if len(data) > MAX_KV_BYTES:
+                    self._count(too_large=1)
+                    outcomes[at] = Outcome.MISS
+                    continue
+                sent.append(at)
+                yield kv_pb2.StoredBlock(key=key_to_proto(key), data=data, cap_bytes=self._caps.get(key.stream, 0))
+
+        if items and self._peer.ready():
+            try:
+                reply = self._send(self._peer.stub.Store, self._stores(encoded()), until)
+            except TROUBLE as error:
+                self._peer.failed(error)
+            else:
+                self._peer.worked()
+                outcomes.update(zip(sent, map(outcome_from_proto, reply.outcomes), strict=False))
+        told = [outcomes.get(at, Outcome.RETRY) for at in range(len(items))]
+        self._count(stored=told.count(Outcome.HIT), retries=told.count(Outcome.RETRY))
+        return told
+
+    def load(self, keys: Sequence[BlockKey]) -> list[Loaded]:
+        """See ``Tier``."""
+        return list(self.load_each(keys))
+
+    def load_each(self, keys: Sequence[BlockKey]) -> Iterator[Loaded]:
+        """The blocks in the order of ``keys``, each as soon as it is there: ask for a layer's blocks after another's,
+        and the first can be used while the second travels. What is done in between counts towards the deadline."""
+        given = 0
+        if keys and self._peer.ready():
+            until = time.monotonic() + self._deadline_s
+            request = kv_pb2.LoadRequest(fingerprint=self._fingerprint, keys=map(key_to_proto, keys))
+            try:
+                for message in self._receive(self._peer.stub.Load, request, until):
+                    for answer in message.blocks[: len(keys) - given]:
+                        given += 1
+                        yield self._opened(keys[given - 1], answer)
+            except TROUBLE as error:
+                self._peer.failed(error)
+            else:
+                self._peer.worked()
+        for outcome in self._not_now(len(keys) - given):
+            yield Loaded(outcome)
+
+    def list_blocks(self, stream: str) -> tuple[Outcome, list[BlockKey]]:
+        """See ``Tier``."""
+        if not self._peer.ready():
+            return self._not_now(1)[0], []
+        request = kv_pb2.ListRequest(fingerprint=self._fingerprint, stream=stream)
+        until, found = time.monotonic() + self._deadline_s, list[BlockKey]()
+        try:
+            for message in self._receive(self._peer.stub.List, request, until):
+                found += [BlockKey(stream, key.layer, key.head, key.block) for key in message.keys]
+        except TROUBLE as error:
+            self._peer.failed(error)
+            return self._not_now(1)[0], []
+        self._peer.worked()
+        return Outcome.HIT, found
+
+    def drop(self, stream: str, keys: Sequence[BlockKey] | None = None) -> int | None:
+        """See ``Tier``. A drop that could not be done is counted as a retry."""
+        request = kv_pb2.DropRequest(
+            fingerprint=self._fingerprint, stream=stream, all=keys is None, keys=map(key_to_proto, keys or ())
+        )
+        reply = self._peer.ask(self._peer.stub.Drop, request)
+        if reply is None:
+            self._count(retries=1)
+            return None
+        if not reply.done:
+            return None
+        return int(reply.dropped)
+
+    def put_manifest(self, stream: str, manifest: bytes) -> Outcome:
+        """See ``Tier``. In pieces; the last one stays until the node has all of them. ``MISS`` for one larger than the
+        stream's cap, or than any may be."""
+        data = seal_manifest(stream, manifest, fingerprint=self._fingerprint, secret=self._secret)
+        if len(data) > min(self.cap(stream), MAX_MANIFEST_BYTES):
+            self._count(too_large=1)
+            return Outcome.MISS
+        if not self._peer.ready():
+            return self._not_now(1)[0]
+
+        def pieces() -> Iterator[kv_pb2.PutManifestRequest]:
+            yield kv_pb2.PutManifestRequest(
+                fingerprint=self._fingerprint,
+                stream=stream,
+                bytes=len(data),
+                cap_bytes=self._caps.get(stream, 0),
+                piece=data[:BATCH_BYTES],
+            )
+            for at in range(BATCH_BYTES, len(data), BATCH_BYTES):
+                yield kv_pb2.PutManifestRequest(piece=data[at : at + BATCH_BYTES])
+
+        try:
+            reply = self._send(self._peer.stub.PutManifest, pieces(), time.monotonic() + self._deadline_s)
+        except TROUBLE as error:
+            self._peer.failed(error)
+            return self._not_now(1)[0]
+        self._peer.worked()
+        self._count(bytes_out=len(data))
+        return outcome_from_proto(reply.outcome)
+
+    def manifest(self, stream: str) -> tuple[Outcome, bytes | None]:
+        """See ``Tier``."""
+        if not self._peer.ready():
+            return self._not_now(1)[0], None
+        request = kv_pb2.GetManifestRequest(fingerprint=self._fingerprint, stream=stream)
+        outcome, data = Outcome.RETRY, bytearray()
+        try:
+            for number, message in enumerate(
+                self._receive(self._peer.stub.GetManifest, request, time.monotonic() + self._deadline_s)
+            ):
+                outcome = outcome_from_proto(message.outcome) if number == 0 else outcome
+                data += message.piece
+                if len(data) > MAX_MANIFEST_BYTES:
+                    break
+        except TROUBLE as error:
+            self._peer.failed(error)
+            return self._not_now(1)[0], None
+        self._peer.worked()
+        if outcome is not Outcome.HIT:
+            self._count(retries=outcome is Outcome.RETRY)
+            return outcome, None
+        self._count(bytes_in=len(data))
+        found = open_manifest(bytes(data), stream, fingerprint=self._fingerprint, secret=self._secret)
+        if isinstance(found, bytes):
+            return Outcome.HIT, found
+        self._count(**{found.value: 1})
+        return Outcome.MISS, None
+
+    def nbytes(self, stream: str | None = None) -> int:
+        """See ``Tier``; 0 while the node cannot be asked."""
+        reply = self._peer.ask(
+            self._peer.stub.Usage, kv_pb2.UsageRequest(fingerprint=self._fingerprint, stream=stream or "")
+        )
+        return 0 if reply is None else int(reply.bytes)
+
+    def state(self) -> TierState:
+        """See ``Tier``. Besides the usual counts: ``failures``, ``refused`` and ``late`` calls, ``restarts`` of the
+        node, ``foreign`` and ``too_large`` blocks and manifests."""
+        up, reason, counts = self._peer.state()
+        with self._lock:
+            return TierState(up, reason, dict(self._counts + counts))
+
+    def close(self) -> None:
+        """See ``Tier``. Blocks stay where they are."""
+        self._peer.close()
+
+    def _stores(self, blocks: Iterator[kv_pb2.StoredBlock]) -> Iterator[kv_pb2.StoreRequest]:
+        for batch in batches(blocks, lambda block: len(block.data)):
+            yield kv_pb2.StoreRequest(fingerprint=self._fingerprint, blocks=batch)
+            self._count(bytes_out=sum(len(block.data) for block in batch))
+
+    def _send(self, method: Callable[..., Any], messages: Iterator[Any], until: float) -> Any:
+        """The reply to messages. They need not all have been sent: who refuses does not wait for the last."""
+        call = self._peer.run(_start(lambda left: method(timeout=left), until), until)
+        try:
+            with contextlib.suppress(CallEndedError):
+                for message in messages:
+                    self._step(write(call, message), until)
+            return self._peer.run(self._reply(call), until)
+        finally:
+            self._peer.end(call)
+
+    async def _reply(self, call: Any) -> Any:
+        """What the server says to all that was written, or its status."""
+        with contextlib.suppress(grpc.aio.InternalError):
+            await call.done_writing()
+        reply = await call
+        await self._peer.met(call)
+        return reply
+
+    def _receive(self, method: Callable[..., Any], request: Any, until: float) -> Iterator[Any]:
+        call = self._peer.run(_start(lambda left: method(request, timeout=left), until), until)
+        known = False
+        try:
+            while (message := self._step(call.read(), until)) is not grpc.aio.EOF:
+                if not known:
+                    self._peer.run(self._peer.met(call), until)
+                    known = True
+                yield message
+        finally:
+            self._peer.end(call)
+
+    def _step(self, work: Coroutine[Any, Any, T], until: float) -> T:
+        """One message. A deadline that passes soon after the last one says that there is much to move, or that the
+        caller took its time, and not that the node is down."""
+        began = time.monotonic()
+        try:
+            return self._peer.run(work, until)
+        except (grpc.aio.AioRpcError, TimeoutError) as error:
+            late = isinstance(error, TimeoutError) or error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+            if late and time.monotonic() - began < self._deadline_s / 2:
+                raise OutOfTimeError from None
+            raise
+
+    def _opened(self, key: BlockKey, answer: kv_pb2.LoadedBlock) -> Loaded:
+        outcome = outcome_from_proto(answer.outcome)
+        if outcome is Outcome.HIT:
+            found = open_block(answer.data, key, fingerprint=self._fingerprint, secret=self._secret)
+            self._count(bytes_in=len(answer.data))
+            if isinstance(found, Block):
+                self._count(hits=1)
+                return Loaded(Outcome.HIT, found)
+            self._count(**{found.value: 1})
+            outcome = Outcome.MISS
+        self._count(misses=outcome is Outcome.MISS, retries=outcome is Outcome.RETRY)
+        return Loaded(outcome)
+
+    def _not_now(self, blocks: int) -> list[Outcome]:
+        self._count(retries=blocks)
+        return [Outcome.RETRY] * blocks
+
+    def _count(self, **more: int) -> None:
+        with self._lock:
+            self._counts.update({what: number for what, number in more.items() if number})
+
+
+async def _start(call: Callable[[float], Any], until: float) -> Any:
+    return call(max(0.001, until - time.monotonic()))

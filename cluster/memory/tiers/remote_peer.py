@@ -1,0 +1,224 @@
+"""The node at the other end of a remote tier: calls with a deadline, and whether it is up."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import random
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Coroutine
+from concurrent.futures import CancelledError
+from typing import Any, TypeVar
+
+import grpc.aio
+from sightline.v1 import kv_pb2, kv_pb2_grpc
+
+from cluster.codec.supervisor import Backoff
+from cluster.memory.tiers.kv_wire import INSTANCE
+from cluster.wire.calls import CallEndedError
+from cluster.wire.channel import open_channel, split_address
+from cluster.wire.loop import EventLoopThread
+from cluster.wire.status import to_error
+from cluster.wire.tls import PeerTls
+
+T = TypeVar("T")
+
+log = logging.getLogger(__name__)
+
+_GRACE_S = 0.25
+"""The event loop gets this much longer than a call to say that its deadline passed."""
+
+_REFUSED = (grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.INVALID_ARGUMENT)
+
+
+class OutOfTimeError(Exception):
+    """The deadline passed while blocks were coming."""
+
+
+TROUBLE = (grpc.RpcError, CallEndedError, TimeoutError, CancelledError, OutOfTimeError)
+"""What a call may end with that is no defect of this side; for :meth:`KVPeer.failed`."""
+
+
+class KVPeer:
+    """A channel to one node, on an event loop of its own; thread-safe.
+
+    Once a call failed the node is down, and nobody need call it: it is asked from here, after a pause that grows until
+    a call succeeds again, and is up once it has answered. A node that was started anew may be at another address:
+    ``find`` is asked for that before each attempt. That another instance answers than before counts as a failure, also
+    where no call failed meanwhile: what was written there is gone.
+
+    Args:
+        address: ``host:port``.
+        fingerprint: sent with what is asked from here.
+        deadline_s: of every call.
+        backoff: pauses between questions to a node that is down.
+        find: says where the node is now, on a thread of its own and once at a time; whatever it raises says that nobody
+            knows, and the last address is tried.
+        tls: of this cluster's processes.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        *,
+        fingerprint: str,
+        deadline_s: float,
+        backoff: Backoff,
+        find: Callable[[], str] | None = None,
+        tls: PeerTls | None = None,
+    ) -> None:
+        self.address, self._fingerprint, self._deadline_s = address, fingerprint, deadline_s
+        self._backoff, self._find, self._tls = backoff, find, tls
+        self._looking: asyncio.Future[str] | None = None
+        self._instance: str | None = None
+        self._renewals = 0
+        self._lock = threading.Lock()
+        self._up, self._closed, self._reason, self._failures = True, False, "", 0
+        self._counts: Counter[str] = Counter()
+        self._thread = EventLoopThread(f"kv {address}")
+        self._channel, self.stub = self._thread.run(self._connect(), 5.0)
+
+    def ready(self) -> bool:
+        """Whether it is worth calling."""
+        with self._lock:
+            return self._up
+
+    def state(self) -> tuple[bool, str, Counter[str]]:
+        """Whether it is up, why not, and how many calls were ``failures``, ``refused`` and ``late``. ``failures`` also
+        counts the other instances that were met, which ``restarts`` counts alone."""
+        with self._lock:
+            return self._up, self._reason, self._counts.copy()
+
+    def ask(self, method: Callable[..., Any], request: Any) -> Any:
+        """The reply to one request, or None when there is none."""
+        if not self.ready():
+            return None
+        until = time.monotonic() + self._deadline_s
+        try:
+            reply = self.run(self._unary(method, request), until)
+        except TROUBLE as error:
+            self.failed(error)
+            return None
+        self.worked()
+        return reply
+
+    def run(self, work: Coroutine[Any, Any, T], until: float) -> T:
+        """What ``work`` returns, run on the event loop.
+
+        Raises:
+            TimeoutError: it did not end by ``until`` (monotonic).
+            CancelledError: the peer was closed.
+        """
+        try:
+            return self._thread.run(work, max(0.0, until - time.monotonic()) + _GRACE_S)
+        except RuntimeError:
+            if not self._closed:
+                raise
+            work.close()
+            raise CancelledError from None
+
+    def end(self, call: Any) -> None:
+        """Give up a call, if it still runs."""
+        # Closed meanwhile, the loop is gone and the call with it.
+        with contextlib.suppress(RuntimeError):
+            self._thread.loop.call_soon_threadsafe(call.cancel)
+
+    def worked(self) -> None:
+        """A call succeeded."""
+        with self._lock:
+            self._failures = 0
+
+    def failed(self, error: BaseException) -> None:
+        """A call failed. The node is down, unless it only refused or was slow; several threads may find out at once."""
+        with self._lock:
+            if isinstance(error, OutOfTimeError):
+                self._counts["late"] += 1
+            elif isinstance(error, grpc.aio.AioRpcError) and error.code() in _REFUSED:
+                self._counts["refused"] += 1
+            else:
+                self._counts["failures"] += 1
+                if self._up:
+                    self._up, self._reason = False, self._why(error)
+                    self._failures += 1
+                    asyncio.run_coroutine_threadsafe(self._recover(), self._thread.loop)
+
+    async def met(self, call: Any) -> None:
+        """A call has begun to answer: who is it?"""
+        found = dict(await call.initial_metadata()).get(INSTANCE)
+        with self._lock:
+            if found is not None and found != self._instance:
+                if self._instance is not None:
+                    self._counts["failures"] += 1
+                    self._counts["restarts"] += 1
+                self._instance = found
+
+    def close(self) -> None:
+        """End what runs; harmless when repeated."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed, self._up, self._reason = True, False, f"the connection to {self.address} was closed"
+        with contextlib.suppress(TimeoutError):
+            self._thread.run(self._channel.close(), 5.0)
+        self._thread.stop()
+
+    def _why(self, error: BaseException) -> str:
+        if isinstance(error, grpc.aio.AioRpcError) and error.code() is not grpc.StatusCode.DEADLINE_EXCEEDED:
+            return f"the tier at {self.address} cannot be used: {to_error(error)}"
+        return f"the tier at {self.address} did not answer within {self._deadline_s:g} s"
+
+    async def _recover(self) -> None:
+        usage = kv_pb2.UsageRequest(fingerprint=self._fingerprint)
+        while not self._closed:
+            await asyncio.sleep(self._backoff.delay_s(self._failures - 1, random.random()))
+            reason = ""
+            await self._reconnect(await self._found())
+            try:
+                await self._unary(self.stub.Usage, usage)
+            except Exception as error:
+                reason = self._why(error)
+            with self._lock:
+                if not self._closed:
+                    self._up, self._reason = not reason, reason
+                if not reason:
+                    return
+                self._failures += 1
+
+    async def _connect(self) -> tuple[grpc.aio.Channel, Any]:
+        self._renewals = 0 if self._tls is None else self._tls.renewals()
+        channel = open_channel(self.address, tls=self._tls)
+        return channel, kv_pb2_grpc.KVStub(channel)
+
+    async def _found(self) -> str:
+        """Where the node is now; where it was last, if nobody can say within a deadline."""
+        if self._find is None:
+            return self.address
+        if self._looking is None:
+            self._looking = asyncio.ensure_future(asyncio.to_thread(self._find))
+        await asyncio.wait([self._looking], timeout=self._deadline_s)
+        if not self._looking.done():
+            return self.address
+        looked, self._looking = self._looking, None
+        try:
+            address = looked.result()
+            split_address(address)
+        except Exception as error:
+            log.info("cannot look up the tier that was at %s: %s", self.address, error)
+            return self.address
+        return address
+
+    async def _reconnect(self, address: str) -> None:
+        """Over a new channel, if the address is another or the certificate was renewed since this one was opened."""
+        if address != self.address or (self._tls is not None and self._tls.renewals() != self._renewals):
+            old, self.address = self._channel, address
+            self._channel, self.stub = await self._connect()
+            await old.close()
+
+    async def _unary(self, method: Callable[..., Any], request: Any) -> Any:
+        call = method(request, timeout=self._deadline_s)
+        reply = await call
+        await self.met(call)
+        return reply

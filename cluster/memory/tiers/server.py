@@ -1,0 +1,358 @@
+"""``KV``, the node's side: other nodes look up, store and load blocks in this node's tier."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import uuid
+from collections import Counter
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import asynccontextmanager, contextmanager
+from typing import Protocol, TypeAlias, TypeVar
+
+import grpc.aio
+from sightline.v1 import kv_pb2, kv_pb2_grpc
+
+from cluster import metrics
+from cluster.errors import CapacityError, UnavailableError
+from cluster.memory.tiers.base import Block, BlockKey, Loaded, Outcome, Tier
+from cluster.memory.tiers.codec import Fault, check_storage, encode_block, open_block, open_manifest
+from cluster.memory.tiers.kv_wire import (
+    BATCH_BYTES,
+    INSTANCE,
+    MAX_KV_BYTES,
+    MAX_KV_MESSAGE_BYTES,
+    MAX_MANIFEST_BYTES,
+    batches,
+    key_from_proto,
+    outcome_from_proto,
+    outcome_to_proto,
+    runs,
+)
+from cluster.memory.tiers.stack import Capped
+from cluster.wire.status import abort, code_of
+
+T = TypeVar("T")
+Context: TypeAlias = grpc.aio.ServicerContext
+
+_RUN = 64
+_LISTED = 65_536
+
+_RESULTS: dict[grpc.StatusCode, metrics.NodeTierResult] = {
+    grpc.StatusCode.RESOURCE_EXHAUSTED: "refused",
+    grpc.StatusCode.INVALID_ARGUMENT: "invalid",
+    grpc.StatusCode.DEADLINE_EXCEEDED: "late",
+}
+
+_NEARLY_S = 0.1
+"""A caller that leaves when no more than this is left of its deadline was not answered in time: it counts from when it
+asked, and this side from when it was asked."""
+
+
+class _Sized(Protocol):
+    def ByteSize(self) -> int: ...  # noqa: N802
+
+
+class KVServicer(kv_pb2_grpc.KVServicer):
+    """Serves ``tier``, whose calls run on threads of their own.
+
+    Args:
+        tier: any tier; closing it is the caller's.
+        fingerprint: model and settings of the blocks it holds; for callers with another one it holds nothing.
+        store_as: form in which blocks travel from here; see ``encode_block``.
+        secret: key of the digests, the callers' too; what does not match is not taken.
+        threads: calls that work on the tier at once.
+        waiting: calls that may wait for one of them; those beyond are refused with ``CapacityError``.
+        deadline_s: longest that one call may take, whatever its caller allows.
+
+    ``counts`` tells what was special: ``foreign``, ``damaged`` and ``too_large`` blocks and manifests, ``too_large``
+    messages, and ``refused`` calls.
+
+    ``instance`` is another one of each servicer: callers see by it that what they stored is gone.
+
+    Raises:
+        ConfigError: a fingerprint or form under which nothing can be stored.
+    """
+
+    def __init__(
+        self,
+        tier: Tier,
+        *,
+        fingerprint: str,
+        store_as: str = "plain",
+        secret: bytes = b"",
+        threads: int = 4,
+        waiting: int = 64,
+        deadline_s: float = 30.0,
+    ) -> None:
+        check_storage(fingerprint, store_as)
+        self.counts: Counter[str] = Counter()
+        self.instance = uuid.uuid4().hex
+        self._tier, self._fingerprint, self._store_as, self._secret = tier, fingerprint, store_as, secret
+        self._deadline_s, self._most = deadline_s, threads + waiting
+        self._threads = ThreadPoolExecutor(threads, thread_name_prefix="kv")
+        self._lock = threading.Lock()
+        self._under_way = self._moving = 0
+
+    def close(self) -> None:
+        """Take no more work; what runs ends by itself."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def counted(self) -> dict[str, int]:
+        """``counts`` as they are now; from any thread."""
+        with self._lock:
+            return dict(self.counts)
+
+    async def Lookup(self, request: kv_pb2.LookupRequest, context: Context) -> kv_pb2.LookupReply:  # noqa: N802
+        """See protos/sightline/v1/kv.proto."""
+        async with self._answering("lookup", request, context) as call:
+            keys = [key_from_proto(key) for key in request.keys]
+            outcomes = [Outcome.MISS] * len(keys)
+            if self._is_ours(request.fingerprint, len(keys)):
+                outcomes = await self._on_tier(lambda: self._tier.lookup(keys))
+            call.told(outcomes)
+            return kv_pb2.LookupReply(outcomes=map(outcome_to_proto, outcomes))
+
+    async def Store(  # noqa: N802
+        self, request_iterator: AsyncIterable[kv_pb2.StoreRequest], context: Context
+    ) -> kv_pb2.StoreReply:
+        """See protos/sightline/v1/kv.proto."""
+        reply = kv_pb2.StoreReply()
+        async with self._answering("store", None, context) as call:
+            async for request in request_iterator:
+                self._check_size(request)
+                outcomes = await self._on_tier(self._storing(request))
+                metrics.node_tier_moved_bytes.labels("in").inc(sum(len(stored.data) for stored in request.blocks))
+                call.told(outcomes)
+                reply.outcomes.extend(map(outcome_to_proto, outcomes))
+        return reply
+
+    async def Load(self, request: kv_pb2.LoadRequest, context: Context) -> None:  # noqa: N802
+        """See protos/sightline/v1/kv.proto."""
+        async with self._answering("load", request, context) as call:
+            keys = [key_from_proto(key) for key in request.keys]
+            if not self._is_ours(request.fingerprint, len(keys)):
+                miss = kv_pb2.LoadedBlock(outcome=kv_pb2.KV_OUTCOME_MISS)
+                call.told([Outcome.MISS] * len(keys))
+                await context.write(kv_pb2.LoadReply(blocks=[miss] * len(keys)))
+                return
+            for run in runs(keys, _RUN):
+                for reply in await self._on_tier(self._loading(run)):
+                    call.told(outcome_from_proto(block.outcome) for block in reply.blocks)
+                    metrics.node_tier_moved_bytes.labels("out").inc(sum(len(block.data) for block in reply.blocks))
+                    await context.write(reply)
+
+    async def Drop(self, request: kv_pb2.DropRequest, context: Context) -> kv_pb2.DropReply:  # noqa: N802
+        """See protos/sightline/v1/kv.proto."""
+        async with self._answering("drop", request, context):
+            keys = None if request.all else [key_from_proto(key) for key in request.keys]
+            dropped: int | None = 0
+            if self._is_ours(request.fingerprint, 0):
+                dropped = await self._on_tier(lambda: self._tier.drop(request.stream, keys))
+            return kv_pb2.DropReply(dropped=dropped or 0, done=dropped is not None)
+
+    async def List(self, request: kv_pb2.ListRequest, context: Context) -> None:  # noqa: N802
+        """See protos/sightline/v1/kv.proto."""
+        async with self._answering("list", request, context):
+            if not self._is_ours(request.fingerprint, 0):
+                return
+            outcome, keys = await self._on_tier(lambda: self._tier.list_blocks(request.stream))
+            if outcome is not Outcome.HIT:
+                raise UnavailableError("the tier cannot say now what it holds; ask again later")
+            for at in range(0, len(keys), _LISTED):
+                part = [
+                    kv_pb2.KVKey(layer=key.layer, head=key.head, block=key.block) for key in keys[at : at + _LISTED]
+                ]
+                await context.write(kv_pb2.ListReply(keys=part))
+
+    async def PutManifest(  # noqa: N802
+        self, request_iterator: AsyncIterable[kv_pb2.PutManifestRequest], context: Context
+    ) -> kv_pb2.PutManifestReply:
+        """See protos/sightline/v1/kv.proto."""
+        async with self._answering("put_manifest", None, context):
+            outcome = Outcome.MISS
+            requests = aiter(request_iterator)
+            first = await anext(requests, kv_pb2.PutManifestRequest())
+            if self._is_ours(first.fingerprint, 1):
+                with self._on_the_way(first.bytes):
+                    whole = await self._pieces(first, requests)
+                    metrics.node_tier_moved_bytes.labels("in").inc(len(whole))
+                    outcome = await self._on_tier(lambda: self._put_manifest(first, whole))
+            return kv_pb2.PutManifestReply(outcome=outcome_to_proto(outcome))
+
+    async def GetManifest(self, request: kv_pb2.GetManifestRequest, context: Context) -> None:  # noqa: N802
+        """See protos/sightline/v1/kv.proto."""
+        async with self._answering("get_manifest", request, context):
+            outcome, manifest = Outcome.MISS, None
+            if self._is_ours(request.fingerprint, 1):
+                outcome, manifest = await self._on_tier(lambda: self._tier.manifest(request.stream))
+            whole = manifest or b""
+            with self._on_the_way(len(whole)):
+                metrics.node_tier_moved_bytes.labels("out").inc(len(whole))
+                reply = kv_pb2.GetManifestReply(outcome=outcome_to_proto(outcome), piece=whole[:BATCH_BYTES])
+                await context.write(reply)
+                for at in range(BATCH_BYTES, len(whole), BATCH_BYTES):
+                    await context.write(kv_pb2.GetManifestReply(piece=whole[at : at + BATCH_BYTES]))
+
+    async def Usage(self, request: kv_pb2.UsageRequest, context: Context) -> kv_pb2.UsageReply:  # noqa: N802
+        """See protos/sightline/v1/kv.proto."""
+        async with self._answering("usage", request, context):
+            held = 0
+            if self._is_ours(request.fingerprint, 0):
+                held = await self._on_tier(lambda: self._tier.nbytes(request.stream or None))
+            return kv_pb2.UsageReply(bytes=held)
+
+    @asynccontextmanager
+    async def _answering(
+        self, method: str, request: _Sized | None, context: Context
+    ) -> AsyncIterator[metrics.NodeTierCall]:
+        """Ends the call with a status and a sentence when it cannot be answered, or not in time; counts it either way,
+        before its caller takes that sentence, which may take as long as it likes."""
+        call = metrics.NodeTierCall(method)
+        try:
+            async with asyncio.timeout(self._deadline_s) as limit:
+                await context.send_initial_metadata(((INSTANCE, self.instance),))
+                if request is not None:
+                    self._check_size(request)
+                yield call
+        except asyncio.CancelledError:
+            left_s = context.time_remaining()
+            call.ended("left" if left_s is None or left_s > _NEARLY_S else "late")
+            raise
+        except TimeoutError as error:
+            call.ended("late")
+            late = TimeoutError(f"the tier did not answer within {self._deadline_s:g} s")
+            await abort(context, late if limit.expired() else error)
+        except Exception as error:
+            # That error says that there is nobody to write to.
+            gone = isinstance(error, grpc.aio.InternalError)
+            call.ended("left" if gone else _RESULTS.get(code_of(error), "failed"))
+            await abort(context, error)
+        else:
+            call.ended("ok")
+
+    @contextmanager
+    def _on_the_way(self, nbytes: int) -> Iterator[None]:
+        """Makes room for a manifest while it comes or goes; all of them together take no more than one may."""
+        if nbytes > MAX_MANIFEST_BYTES:
+            self._count("too_large", 1)
+            raise CapacityError(
+                f"a manifest of {nbytes} bytes is too large; this node takes up to {MAX_MANIFEST_BYTES}"
+            )
+        with self._lock:
+            if self._moving + nbytes > MAX_MANIFEST_BYTES:
+                self.counts["refused"] += 1
+                raise CapacityError(f"manifests of {self._moving} bytes are on their way already; ask again later")
+            self._moving += nbytes
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._moving -= nbytes
+
+    async def _pieces(
+        self, first: kv_pb2.PutManifestRequest, following: AsyncIterator[kv_pb2.PutManifestRequest]
+    ) -> bytes:
+        """A whole manifest, of exactly the length that its first message says."""
+        self._check_size(first)
+        whole = bytearray(first.piece)
+        async for request in following:
+            self._check_size(request)
+            whole += request.piece
+            if len(whole) > first.bytes:
+                break
+        if len(whole) != first.bytes:
+            raise ValueError(f"a manifest of {first.bytes} bytes was to come, and {len(whole)} or more came")
+        return bytes(whole)
+
+    def _put_manifest(self, first: kv_pb2.PutManifestRequest, whole: bytes) -> Outcome:
+        """Kept as it came; one damaged on its way may come again, a foreign one need not."""
+        found = open_manifest(whole, first.stream, fingerprint=self._fingerprint, secret=self._secret)
+        if isinstance(found, Fault):
+            self._count(found.value, 1)
+            return Outcome.MISS if found is Fault.FOREIGN else Outcome.RETRY
+        self._set_cap(first.stream, first.cap_bytes)
+        return self._tier.put_manifest(first.stream, whole)
+
+    def _set_cap(self, stream: str, cap_bytes: int) -> None:
+        if cap_bytes and isinstance(self._tier, Capped):
+            self._tier.set_cap(stream, cap_bytes)
+
+    def _check_size(self, request: _Sized) -> None:
+        if request.ByteSize() > MAX_KV_MESSAGE_BYTES:
+            self._count("too_large", 1)
+            raise CapacityError(
+                f"a message of {request.ByteSize()} bytes is too large; this node takes up to {MAX_KV_MESSAGE_BYTES}"
+            )
+
+    def _is_ours(self, fingerprint: str, blocks: int) -> bool:
+        if fingerprint == self._fingerprint:
+            return True
+        self._count("foreign", blocks)
+        return False
+
+    async def _on_tier(self, work: Callable[[], T]) -> T:
+        """Runs ``work`` on a thread. A call that was given up leaves its thread busy until the tier lets go of it, so
+        calls are counted until then: a stalled tier collects no more of them than may wait."""
+        with self._lock:
+            if self._under_way >= self._most:
+                self.counts["refused"] += 1
+                raise CapacityError(f"{self._most} calls work on this node's tier or wait for it; ask again later")
+            self._under_way += 1
+        future = self._threads.submit(work)
+        future.add_done_callback(self._release)
+        waiting: Awaitable[T] = asyncio.wrap_future(future)
+        return await waiting
+
+    def _count(self, what: str, number: int) -> None:
+        with self._lock:
+            self.counts[what] += number
+
+    def _release(self, _future: Future[T]) -> None:
+        with self._lock:
+            self._under_way -= 1
+
+    def _storing(self, request: kv_pb2.StoreRequest) -> Callable[[], list[Outcome]]:
+        """Stores the whole blocks of one message. One damaged on its way may come again; a foreign one need not."""
+
+        def work() -> list[Outcome]:
+            outcomes = []
+            good: list[tuple[int, BlockKey, Block]] = []
+            caps: dict[str, int] = {}
+            for at, stored in enumerate(request.blocks):
+                key = key_from_proto(stored.key)
+                found = open_block(stored.data, key, fingerprint=self._fingerprint, secret=self._secret)
+                if isinstance(found, Block):
+                    good.append((at, key, found))
+                    caps[key.stream] = stored.cap_bytes
+                else:
+                    self._count(found.value, 1)
+                outcomes.append(Outcome.MISS if found is Fault.FOREIGN else Outcome.RETRY)
+            for stream, cap_bytes in caps.items():
+                self._set_cap(stream, cap_bytes)
+            held = self._tier.store([(key, block) for _, key, block in good])
+            for (at, _, _), outcome in zip(good, held, strict=True):
+                outcomes[at] = outcome
+            return outcomes
+
+        return work
+
+    def _loading(self, keys: Sequence[BlockKey]) -> Callable[[], list[kv_pb2.LoadReply]]:
+        def work() -> list[kv_pb2.LoadReply]:
+            loaded = zip(keys, self._tier.load(keys), strict=True)
+            blocks = (self._outgoing(key, one) for key, one in loaded)
+            return [kv_pb2.LoadReply(blocks=batch) for batch in batches(blocks, lambda block: len(block.data))]
+
+        return work
+
+    def _outgoing(self, key: BlockKey, loaded: Loaded) -> kv_pb2.LoadedBlock:
+        if loaded.block is None:
+            return kv_pb2.LoadedBlock(outcome=outcome_to_proto(loaded.outcome))
+        data = encode_block(
+            key, loaded.block, fingerprint=self._fingerprint, store_as=self._store_as, secret=self._secret
+        )
+        if len(data) > MAX_KV_BYTES:
+            self._count("too_large", 1)
+            return kv_pb2.LoadedBlock(outcome=kv_pb2.KV_OUTCOME_MISS)
+        return kv_pb2.LoadedBlock(outcome=kv_pb2.KV_OUTCOME_HIT, data=data)

@@ -1,0 +1,86 @@
+"""The model and the engine that a replica is configured with. Nothing heavy is imported before they are made."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from cluster import metrics
+from cluster.config import SightlineConfig
+
+if TYPE_CHECKING:
+    from cluster.engine.base import Engine
+    from cluster.memory.bank import MemoryBank
+    from cluster.memory.tiers.stack import TierStack
+    from cluster.models.base import VisionLanguageModel
+
+
+def load_configured(config: SightlineConfig) -> VisionLanguageModel:
+    """The configured model; takes seconds to minutes.
+
+    Raises:
+        ModelError: the checkpoint or the device cannot be used.
+    """
+    import torch
+
+    from cluster.models import load_model
+
+    model = config.model
+    # Ray starts its workers with one arithmetic thread.
+    torch.set_num_threads(model.threads or max(1, (os.cpu_count() or 1) // config.cluster.replicas))
+    return load_model(model.name, device=model.device, dtype=model.dtype, seed=model.seed)
+
+
+def model_fingerprint(config: SightlineConfig, model: VisionLanguageModel) -> str:
+    """What another replica must have to read what this one remembers: the model, and what runs it."""
+    from cluster.engine.vllm.settings import tier_fingerprint
+    from cluster.engine.window.fingerprint import fingerprint
+
+    mark = fingerprint(model)
+    return tier_fingerprint(mark, config.vllm.arguments) if config.engine == "vllm" else mark
+
+
+def make_engine(config: SightlineConfig, model: VisionLanguageModel, tiers: TierStack) -> tuple[Engine, MemoryBank]:
+    """The configured engine, and what it remembers with: with vLLM nothing but the windows themselves."""
+    from cluster.engine.native.engine import NativeEngine
+    from cluster.memory.bank import MemoryBank
+
+    bank = MemoryBank(tiers, default=config.memory.spec())
+    settings = config.model
+    if config.engine == "vllm":
+        return make_vllm_engine(config, model, tiers), bank
+    engine = NativeEngine(
+        model,
+        score_temperature=settings.score_temperature,
+        score_bias=settings.score_bias,
+        max_new_tokens=settings.max_new_tokens,
+        memories=bank,
+    )
+    return engine, bank
+
+
+def make_vllm_engine(config: SightlineConfig, model: VisionLanguageModel, tiers: TierStack) -> Engine:
+    """The engine on vLLM; its metrics go beside ours.
+
+    Raises:
+        ConfigError: vLLM is not installed, or does not know an argument.
+        ModelError: it cannot serve the model here.
+    """
+    from cluster.engine.vllm.engine import VllmEngine
+    from cluster.engine.vllm.settings import VllmSettings
+
+    engine = VllmEngine(
+        model,
+        mode=config.vllm.mode,
+        settings=VllmSettings(arguments=config.vllm.arguments, timeout_s=config.vllm.timeout_s),
+        score_temperature=config.model.score_temperature,
+        score_bias=config.model.score_bias,
+        max_new_tokens=config.model.max_new_tokens,
+        release=True,
+        # Host memory of this process alone is no place that anything outlives it in.
+        tiers=tiers if len(tiers.tiers) > 1 else None,
+    )
+    from cluster.engine.vllm.stats import VllmCollector
+
+    metrics.REGISTRY.register(VllmCollector())
+    return engine

@@ -1,0 +1,102 @@
+"""What a replica's wire and its engine thread tell each other: frames in; answers, drops and losses out."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Sequence
+
+from cluster import metrics
+from cluster.replica.frames_service import HandedOver, WindowCounters
+from cluster.replica.memory import WorkerMemory
+from cluster.replica.worker import EngineWorker
+from cluster.tracing.replica import ReplicaTraces
+from cluster.types import Answer, FrameSample, StreamSpec
+from cluster.wire import answers as results
+
+log = logging.getLogger(__name__)
+
+ORPHAN_S = 60.0
+"""Seconds the window of a camera is kept after its decoder's connection broke and nobody has brought it back."""
+
+
+class WorkerFrames:
+    """Frames off the wire into the engine thread (:class:`cluster.replica.frames_service.FrameHandler`)."""
+
+    def __init__(
+        self,
+        worker: EngineWorker,
+        memory: WorkerMemory,
+        answered: metrics.AnsweredCameras | None = None,
+        traces: ReplicaTraces | None = None,
+    ) -> None:
+        self._worker, self._memory = worker, memory
+        self._answered = answered or metrics.AnsweredCameras()
+        self._traces = traces
+        self._orphans: dict[str, float] = {}
+
+    async def on_open(self, spec: StreamSpec) -> None:
+        self._orphans.pop(spec.stream, None)
+        await asyncio.to_thread(self._worker.prepare, spec)
+        await asyncio.wrap_future(self._worker.open(spec))
+        self._memory.keep(spec)
+        self._answered.opened(spec)
+
+    async def on_frame(self, sample: FrameSample, arrived_s: float) -> None:
+        if self._traces is not None:
+            self._traces.frame(sample)
+        await asyncio.wrap_future(self._worker.offer(sample, arrived_s))
+        self._memory.see(sample)
+
+    async def on_close(self, camera: str, flush: bool) -> None:
+        if self._traces is not None and not flush:
+            self._traces.forget(camera)
+        self._worker.close(camera, flush=flush)
+
+    async def on_hand_over(self, camera: str) -> HandedOver:
+        self._orphans.pop(camera, None)
+        left = await asyncio.wrap_future(self._worker.hand_over(camera))
+        counts = left.counts
+        return HandedOver(left.saved, WindowCounters(counts.done, counts.gated, counts.dropped))
+
+    async def on_lost(self, cameras: list[str]) -> None:
+        """Keep their windows for a while: a decoder restarts in seconds."""
+        now = time.monotonic()
+        self._orphans.update((camera, now) for camera in cameras)
+
+    def counters(self, camera: str) -> WindowCounters:
+        counts = self._worker.counts(camera)
+        return WindowCounters(counts.done, counts.gated, counts.dropped)
+
+    def close_orphans(self, now_s: float) -> None:
+        """Free what nobody came back for."""
+        for camera in [camera for camera, since in self._orphans.items() if now_s - since > ORPHAN_S]:
+            del self._orphans[camera]
+            self._worker.close(camera, abandoned=True)
+
+
+class ReplicaEvents:
+    """What the engine thread tells: answers to whoever watches, counts to ``/metrics``."""
+
+    def __init__(
+        self, hub: results.AnswerHub, cameras: metrics.AnsweredCameras, traces: ReplicaTraces | None = None
+    ) -> None:
+        self._hub, self._cameras, self._traces = hub, cameras, traces
+
+    def answered(self, answers: Sequence[Answer], *, late: bool) -> None:
+        metrics.record_window(answers[0], late=late)
+        self._cameras.answered(answers)
+        self._hub.publish(answers if self._traces is None else self._traces.answered(answers))
+
+    def batch(self, windows: int) -> None:
+        metrics.batch_windows.observe(windows)
+
+    def dropped(self, stream: str, reason: str, windows: int) -> None:
+        trace = self._traces.newest(stream) if self._traces is not None else ""
+        log.info("camera %s: %d windows dropped, %s", stream, windows, reason, extra={"trace": trace})
+        metrics.drop_window(reason, windows)
+
+    def lost(self, stream: str, windows: int) -> None:
+        log.info("camera %s: %d windows lost to a fresh start", stream, windows)
+        metrics.lose_window(windows)

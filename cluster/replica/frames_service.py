@@ -1,0 +1,384 @@
+"""``Frames``, the replica's side: kept patches of many cameras come in on one stream per decoder."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections import deque
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol, TypeAlias
+
+import grpc.aio
+from sightline.v1 import frames_pb2, frames_pb2_grpc
+
+from cluster.errors import CapacityError, SightlineError, UnknownCameraError
+from cluster.types import FrameSample, StreamSpec
+from cluster.wire.convert import frame_from_proto, spec_from_json
+from cluster.wire.status import abort
+
+log = logging.getLogger(__name__)
+
+SERVICE = "sightline.v1.Frames"
+
+Context: TypeAlias = grpc.aio.ServicerContext
+
+
+@dataclass(frozen=True, slots=True)
+class WindowCounters:
+    """Windows of one camera since it came to this replica."""
+
+    done: int = 0
+    gated: int = 0
+    dropped: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class HandedOver:
+    """How a camera left: ``saved``, where another replica finds its window; ``counters`` are its last."""
+
+    saved: bool
+    counters: WindowCounters
+
+
+class FrameHandler(Protocol):
+    """The replica. Called on the event loop, one call at a time per camera, cameras side by side.
+
+    ``on_open`` and ``on_frame`` may raise ``SightlineError`` or ``ValueError``: the decoder is told and goes on with a
+    random access frame. After ``UnknownCameraError`` of ``on_frame`` it opens the camera again first. Not returning
+    from ``on_frame`` withholds credit, which is how a busy replica slows a decoder down.
+    """
+
+    async def on_open(self, spec: StreamSpec) -> None:
+        """A camera comes, or changes its questions."""
+        ...
+
+    async def on_frame(self, sample: FrameSample, arrived_s: float) -> None:
+        """Returns when the frame has left the replica's queue. ``arrived_s``: monotonic, when it came off the wire."""
+        ...
+
+    async def on_close(self, camera: str, flush: bool) -> None:
+        """The camera goes for good; ``flush``: answer its last, incomplete window first."""
+        ...
+
+    async def on_hand_over(self, camera: str) -> HandedOver:
+        """The camera goes to another replica, which opens it when this has returned: answer the windows that wait."""
+        ...
+
+    async def on_lost(self, cameras: list[str]) -> None:
+        """The decoder's connection broke; these cameras go on after a gap, from it or from another."""
+        ...
+
+    def counters(self, camera: str) -> WindowCounters: ...
+
+
+class _Arrival(NamedTuple):
+    sample: FrameSample
+    arrived_s: float
+
+
+class _Opening(NamedTuple):
+    spec: StreamSpec
+    term: int
+
+
+class _Refusal(NamedTuple):
+    kind: frames_pb2.FrameRefusal
+    reason: str
+
+
+class _Owner(NamedTuple):
+    """Whose camera it is: the connection that opened it last, and the ``term`` that it opened it with."""
+
+    connection: _Connection
+    term: int
+
+
+@dataclass(slots=True)
+class _Lane:
+    """One camera on one connection: a queue bounded by the credit, and the task that empties it.
+
+    ``discarding``: frames up to a fresh one; ``rejected``: why all of them, until the camera is opened (again), which
+    the decoder has been ``told``.
+    """
+
+    items: deque[_Arrival | _Opening | frames_pb2.StreamClose | None] = field(default_factory=deque)
+    ready: asyncio.Event = field(default_factory=asyncio.Event)
+    frames: int = 0
+    discarding: bool = False
+    rejected: _Refusal | None = None
+    told: bool = False
+    task: asyncio.Task[None] | None = None
+
+    def reject(self, kind: frames_pb2.FrameRefusal, reason: str, *, told: bool) -> _Refusal:
+        self.rejected, self.told = _Refusal(kind, reason), told
+        return self.rejected
+
+
+def _sentence(error: Exception) -> str:
+    """What the decoder is told. A defect met with one camera's frame is logged, and must not cost the other cameras."""
+    if isinstance(error, (SightlineError, ValueError)):
+        return str(error)
+    log.error("the replica failed on a camera's message", exc_info=error)
+    return f"the replica failed: {error!r}"
+
+
+def _taken(camera: str) -> str:
+    return f"another decoder sends camera {camera!r} now"
+
+
+class FramesServicer(frames_pb2_grpc.FramesServicer):
+    """Memory: at most ``credit`` frames of a camera wait here; a decoder that sends more is cut off.
+
+    ``gather_s``: a camera's acknowledgement waits so long for those of others, to go with them in one message: each of
+    its own would cost as much as a frame. Refusals, and cameras that send faster than that, do not wait.
+    """
+
+    def __init__(self, handler: FrameHandler, *, credit: int = 64, gather_s: float = 0.1) -> None:
+        self._handler = handler
+        self._credit = credit
+        self._gather_s = gather_s
+        self._owners: dict[str, _Owner] = {}
+
+    async def Send(self, request_iterator: object, context: Context) -> None:  # noqa: ARG002, N802
+        """See protos/sightline/v1/frames.proto."""
+        connection = _Connection(self._handler, self._credit, self._owners, self._gather_s)
+        try:
+            # The decoder takes it as the sign that it is connected.
+            await context.send_initial_metadata(())
+            await connection.serve(context)
+        except (SightlineError, ValueError) as error:
+            await abort(context, error)
+        finally:
+            await connection.close()
+
+
+class _Connection:
+    """One decoder's stream."""
+
+    def __init__(self, handler: FrameHandler, credit: int, owners: dict[str, _Owner], gather_s: float) -> None:
+        self._handler = handler
+        self._credit = credit
+        self._owners = owners
+        self._lanes: dict[str, _Lane] = {}
+        self._acks: dict[str, frames_pb2.FrameAck] = {}
+        self._ack_ready = asyncio.Event()
+        self._gather_s = gather_s
+        self._urgent = asyncio.Event()
+
+    async def serve(self, context: Context) -> None:
+        acks = asyncio.create_task(self._write_acks(context))
+        try:
+            while (message := await context.read()) is not grpc.aio.EOF:
+                self._take(message)
+            await self._drain()
+        finally:
+            acks.cancel()
+            await asyncio.wait({acks})
+        if self._acks:
+            await context.write(self._gathered())
+
+    async def _drain(self) -> None:
+        """The decoder has ended the stream itself: what it sent before is still taken."""
+        tasks = {lane.task for lane in self._lanes.values() if lane.task is not None}
+        for lane in self._lanes.values():
+            lane.items.append(None)
+            lane.ready.set()
+        if tasks:
+            await asyncio.wait(tasks)
+
+    async def close(self) -> None:
+        """The stream is over: stop the lanes and report the cameras nobody else has taken over."""
+        tasks = {lane.task for lane in self._lanes.values() if lane.task is not None}
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+        lost = [camera for camera in self._lanes if self._owns(camera)]
+        for camera in lost:
+            del self._owners[camera]
+        if lost:
+            await self._handler.on_lost(lost)
+
+    def surrender(self, camera: str) -> None:
+        """Another connection has the camera now: its frames on this one are refused."""
+        if (lane := self._lanes.get(camera)) is not None:
+            lane.reject(frames_pb2.FRAME_REFUSAL_NOT_OPEN, _taken(camera), told=False)
+
+    def _owns(self, camera: str) -> bool:
+        owner = self._owners.get(camera)
+        return owner is not None and owner.connection is self
+
+    def _take(self, message: frames_pb2.FrameMessage) -> None:
+        kind = message.WhichOneof("message")
+        if kind == "open":
+            self._open(message.open)
+        elif kind == "frame":
+            sample = frame_from_proto(message.frame)
+            lane = self._lane(sample.stream)
+            if lane.frames >= self._credit:
+                raise CapacityError(
+                    f"camera {sample.stream!r} has more than its credit of {self._credit} frames unacknowledged"
+                )
+            lane.frames += 1
+            lane.items.append(_Arrival(sample, time.monotonic()))
+            lane.ready.set()
+        elif kind == "close":
+            lane = self._lane(message.close.camera)
+            lane.items.append(message.close)
+            lane.ready.set()
+        else:
+            raise ValueError("an empty message; there are: open, frame, close")
+
+    def _open(self, opened: frames_pb2.StreamOpen) -> None:
+        spec = spec_from_json(opened.spec_json)
+        if not opened.camera or spec.stream != opened.camera:
+            raise ValueError(f"camera {opened.camera!r} was opened with the specification of {spec.stream!r}")
+        lane = self._lanes.get(opened.camera)
+        if lane is None:
+            lane = self._lanes[opened.camera] = _Lane()
+            lane.task = asyncio.create_task(self._work(opened.camera, lane), name=f"frames of {opened.camera}")
+        lane.items.append(_Opening(spec, opened.term))
+        lane.ready.set()
+
+    def _lane(self, camera: str) -> _Lane:
+        lane = self._lanes.get(camera)
+        if lane is None:
+            raise ValueError(f"camera {camera!r} was not opened on this stream; `open` comes before its first frame")
+        return lane
+
+    async def _work(self, camera: str, lane: _Lane) -> None:
+        while True:
+            while not lane.items:
+                lane.ready.clear()
+                await lane.ready.wait()
+            item = lane.items.popleft()
+            if item is None:
+                return
+            if isinstance(item, _Arrival):
+                refused = await self._frame(lane, item)
+                lane.frames -= 1
+                self._ack(camera, item.sample.index, refused)
+            elif isinstance(item, _Opening):
+                self._ack(camera, 0, await self._admit(lane, item), opened=True)
+            else:
+                mine = self._owns(camera)
+                if mine:
+                    del self._owners[camera]
+                if item.hand_over:
+                    # What was acknowledged before must not be lost with this replica.
+                    self._urgent.set()
+                    handed = await self._hand_over(camera, mine=mine)
+                    before = self._acks.get(camera)
+                    if before is not None and not before.opened:
+                        handed.index, handed.opened = before.index, False
+                        handed.refused, handed.refusal = before.refused, before.refusal
+                    self._acks[camera] = handed
+                    self._urgent.set()
+                    self._ack_ready.set()
+                elif mine:
+                    await self._leave(camera, item.flush)
+                if not lane.items:
+                    del self._lanes[camera]
+                    return
+
+    async def _leave(self, camera: str, flush: bool) -> None:
+        try:
+            await self._handler.on_close(camera, flush)
+        except Exception as error:
+            _sentence(error)
+
+    async def _hand_over(self, camera: str, *, mine: bool) -> frames_pb2.FrameAck:
+        handed = HandedOver(False, self._handler.counters(camera))
+        try:
+            if mine:
+                handed = await self._handler.on_hand_over(camera)
+        except Exception as error:
+            _sentence(error)
+        counters = handed.counters
+        return frames_pb2.FrameAck(
+            camera=camera,
+            credit=self._credit,
+            windows_done=counters.done,
+            windows_gated=counters.gated,
+            windows_dropped=counters.dropped,
+            opened=True,
+            closed=True,
+            saved=handed.saved,
+        )
+
+    async def _admit(self, lane: _Lane, opening: _Opening) -> _Refusal | None:
+        """Take the camera from whoever had it, in turn with its frames: those that came before it are not of it."""
+        spec, term = opening
+        owner = self._owners.get(spec.stream)
+        if owner is not None and owner.connection is not self:
+            if term < owner.term:
+                return lane.reject(frames_pb2.FRAME_REFUSAL_NOT_OPEN, _taken(spec.stream), told=True)
+            owner.connection.surrender(spec.stream)
+        self._owners[spec.stream] = _Owner(self, term)
+        lane.rejected = None
+        try:
+            await self._handler.on_open(spec)
+        except Exception as error:
+            return lane.reject(frames_pb2.FRAME_REFUSAL_SPEC, _sentence(error), told=True)
+        return None
+
+    async def _frame(self, lane: _Lane, arrival: _Arrival) -> _Refusal | None:
+        """Hand one frame on; returns the refusal. After one, frames are discarded up to a gap's end."""
+        sample, arrived_s = arrival
+        if lane.rejected is None and (not lane.discarding or sample.random_access):
+            lane.discarding = False
+            try:
+                await self._handler.on_frame(sample, arrived_s)
+            except UnknownCameraError as error:
+                lane.reject(frames_pb2.FRAME_REFUSAL_NOT_OPEN, str(error), told=False)
+            except Exception as error:
+                lane.discarding = True
+                return _Refusal(frames_pb2.FRAME_REFUSAL_FRAME, _sentence(error))
+        if lane.rejected is None or (lane.told and not sample.random_access):
+            # Told once per anchor is enough.
+            return None
+        lane.told = True
+        return lane.rejected
+
+    def _ack(self, camera: str, index: int, refused: _Refusal | None, *, opened: bool = False) -> None:
+        """Only the newest acknowledgement of a camera waits to be written; a refusal in it is kept."""
+        counters = self._handler.counters(camera)
+        before = self._acks.get(camera)
+        if before is not None and opened and not before.opened:
+            index, opened = before.index, False
+        ack = self._acks[camera] = frames_pb2.FrameAck(
+            camera=camera,
+            index=index,
+            credit=self._credit,
+            windows_done=counters.done,
+            windows_gated=counters.gated,
+            windows_dropped=counters.dropped,
+            opened=opened,
+        )
+        if refused is not None:
+            ack.refusal, ack.refused = refused
+        elif before is not None:
+            ack.refusal, ack.refused = before.refusal, before.refused
+        if opened or refused or before is not None or 2 * (self._lanes[camera].frames + 1) >= self._credit:
+            self._urgent.set()
+        self._ack_ready.set()
+
+    async def _write_acks(self, context: Context) -> None:
+        while True:
+            while not self._acks:
+                self._ack_ready.clear()
+                await self._ack_ready.wait()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._gather_s):
+                    await self._urgent.wait()
+            self._urgent.clear()
+            await context.write(self._gathered())
+
+    def _gathered(self) -> frames_pb2.FrameAck:
+        """All that wait, in one message."""
+        first, *others = self._acks.values()
+        self._acks = {}
+        first.more.extend(others)
+        return first

@@ -1,0 +1,200 @@
+"""A replica's memories: the tiers they lie in, and the ``Memory`` service's questions on the engine's thread."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import sys
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from cluster import metrics
+from cluster.config import SightlineConfig
+from cluster.errors import CapacityError, SightlineError
+from cluster.replica.album import Album
+from cluster.replica.conversations import Conversations
+from cluster.replica.worker import EngineWorker
+from cluster.security.settings import memory_secret
+from cluster.types import MICROSECONDS, AskResult, AskSpec, Forgotten, FrameSample, MemoryStatus, Moment, StreamSpec
+from cluster.wire.answers import AnswerHub
+
+if TYPE_CHECKING:
+    from cluster.memory.bank import MemoryBank
+    from cluster.memory.tiers.stack import TierStack
+    from cluster.wire.tls import PeerTls
+
+log = logging.getLogger(__name__)
+
+
+def tier_stack(
+    config: SightlineConfig,
+    fingerprint: str,
+    node_address: str | None,
+    *,
+    find_node: Callable[[], str] | None = None,
+    tls: PeerTls | None = None,
+) -> TierStack:
+    """Host memory, and below it the node's process and Redis where they are configured; ``find_node``: the address of
+    the node's process when that does not answer any more."""
+    from cluster.memory.tiers.arena import Arena
+    from cluster.memory.tiers.base import Tier
+    from cluster.memory.tiers.redis import RedisTier
+    from cluster.memory.tiers.remote import RemoteTier
+    from cluster.memory.tiers.stack import TierStack
+
+    settings, secret = config.tiers, memory_secret(config.security)
+    cuda = config.model.device.startswith("cuda")
+    tiers: list[Tier] = [Arena(settings.host_bytes, name="host", pinned=cuda)]
+    form, deadline_s = settings.store_as, settings.deadline_s
+    if node_address is not None:
+        tiers.append(
+            RemoteTier(
+                node_address,
+                fingerprint=fingerprint,
+                cap_bytes=settings.camera_bytes or settings.node_bytes,
+                store_as=form,
+                secret=secret,
+                deadline_s=deadline_s,
+                find=find_node,
+                name="node",
+                tls=tls,
+            )
+        )
+    if settings.redis_url is not None:
+        redis = RedisTier(
+            settings.redis_url,
+            fingerprint=fingerprint,
+            cap_bytes=settings.camera_bytes or sys.maxsize,
+            ttl_s=settings.redis_ttl_s,
+            deadline_s=deadline_s,
+            store_as=form,
+            secret=secret,
+        )
+        tiers.append(redis)
+    return TierStack(tiers)
+
+
+class WorkerMemory:
+    """Questions off the wire into the engine thread (:class:`cluster.replica.memory_service.MemoryHandler`)."""
+
+    def __init__(self, worker: EngineWorker, album: Album, *, timeout_s: float) -> None:
+        self._worker, self._album, self._timeout_s = worker, album, timeout_s
+        self._keep: dict[str, int] = {}
+
+    def keep(self, spec: StreamSpec) -> None:
+        """A camera begins, or goes on with another specification: its pictures are kept as long as its memory is."""
+        memory = spec.memory
+        if memory is None or memory.retention_s is None:
+            self._keep.pop(spec.stream, None)
+        else:
+            self._keep[spec.stream] = round(memory.retention_s * MICROSECONDS)
+
+    async def ask(self, ask: AskSpec) -> AsyncIterator[str | AskResult]:
+        """See ``MemoryHandler``."""
+        loop = asyncio.get_running_loop()
+        pieces: asyncio.Queue[str | None] = asyncio.Queue()
+
+        def tell(piece: str | None) -> None:
+            # The loop may have ended before the engine.
+            with contextlib.suppress(RuntimeError):
+                loop.call_soon_threadsafe(pieces.put_nowait, piece)
+
+        try:
+            done = self._worker.ask(ask, tell, timeout_s=self._timeout_s)
+        except CapacityError:
+            metrics.asks.labels("refused").inc()
+            raise
+        done.add_done_callback(lambda _: tell(None))
+        try:
+            while (piece := await pieces.get()) is not None:
+                yield piece
+            try:
+                result: AskResult = await asyncio.wrap_future(done)
+            except SightlineError:
+                metrics.asks.labels("failed").inc()
+                raise
+            metrics.record_ask(result)
+            yield result
+        finally:
+            done.cancel()
+
+    async def forget(self, camera: str, ago_s: float | None) -> Forgotten:
+        """See ``MemoryHandler``."""
+        newest = self._album.newest(camera)
+        forgotten: Forgotten = await asyncio.wrap_future(self._worker.forget(camera, ago_s))
+        self._album.forget(camera, None if ago_s is None or newest is None else newest - round(ago_s * MICROSECONDS))
+        return forgotten
+
+    async def describe(self, camera: str) -> MemoryStatus:
+        """See ``MemoryHandler``."""
+        return await asyncio.wrap_future(self._worker.run(lambda engine: engine.describe(camera)))
+
+    async def pictures(self, camera: str, moments: Sequence[Moment]) -> list[bytes]:
+        """See ``MemoryHandler``; the picture nearest to a moment's middle."""
+        return [self._album.at(camera, (moment.start + moment.end) // 2) or b"" for moment in moments]
+
+    def see(self, sample: FrameSample) -> None:
+        """A frame came in."""
+        self._album.see(sample)
+        keep, newest = self._keep.get(sample.stream), self._album.newest(sample.stream)
+        if keep is not None and newest is not None:
+            self._album.forget(sample.stream, newest - keep)
+
+    async def remove(self, camera: str) -> None:
+        """A camera is no more: let go of it and of its pictures, and forget what it saw."""
+        await asyncio.wrap_future(self._worker.remove(camera))
+        self._keep.pop(camera, None)
+        self._album.forget(camera)
+
+
+class Forgetting:
+    """Carries out the controller's orders to forget removed cameras, beside the heartbeats that bring them.
+
+    An order counts as carried out (:attr:`done`) when no tier has anything of it left: a tier that is down is dropped
+    from when it is back.
+    """
+
+    def __init__(
+        self, memory: WorkerMemory, conversations: Conversations, bank: MemoryBank, answers: AnswerHub
+    ) -> None:
+        self._memory, self._conversations, self._bank, self._answers = memory, conversations, bank, answers
+        self._orders: dict[str, None] = {}
+        # Forgotten here, and owed by a tier. Not forgotten twice: a camera of that name may have been added.
+        self._owed: set[str] = set()
+        self._running: asyncio.Task[None] | None = None
+        self.done: set[str] = set()
+
+    def order(self, cameras: Iterable[str]) -> None:
+        """Forget these; returns at once."""
+        self._orders.update(dict.fromkeys(camera for camera in cameras if camera not in self._owed | self.done))
+        if self._orders and (self._running is None or self._running.done()):
+            self._running = asyncio.create_task(self._forget())
+        self._settle()
+
+    async def finish(self) -> None:
+        """Until all orders were carried out, as far as the tiers can now."""
+        if self._running is not None:
+            await self._running
+
+    def told(self, cameras: Iterable[str]) -> None:
+        """The controller knows that these are done; ordered again, they are forgotten again."""
+        self.done.difference_update(cameras)
+
+    async def _forget(self) -> None:
+        while self._orders:
+            camera = next(iter(self._orders))
+            try:
+                await self._memory.remove(camera)
+                self._conversations.forget(camera)
+                self._answers.forget(camera)
+                self._owed.add(camera)
+            except Exception:
+                log.exception("removed camera %s is not forgotten yet", camera)
+            del self._orders[camera]
+        self._settle()
+
+    def _settle(self) -> None:
+        finished = self._owed - self._bank.tiers.deleting
+        self.done |= finished
+        self._owed -= finished

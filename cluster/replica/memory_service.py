@@ -1,0 +1,177 @@
+"""``Memory``, the replica's side: free questions about what a camera has seen, and forgetting it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Protocol, TypeAlias
+
+import grpc.aio
+from sightline.v1 import memory_pb2, memory_pb2_grpc
+
+from cluster.errors import CapacityError, SightlineError
+from cluster.replica.conversations import Conversations
+from cluster.types import AskResult, AskSpec, Forgotten, MemoryStatus, Moment
+from cluster.wire.memory_wire import (
+    Told,
+    ask_from_proto,
+    check_camera,
+    check_seconds,
+    forgotten_to_proto,
+    status_to_proto,
+    told_to_proto,
+    turns_from_proto,
+)
+from cluster.wire.status import abort
+
+log = logging.getLogger(__name__)
+
+SERVICE = "sightline.v1.Memory"
+
+Context: TypeAlias = grpc.aio.ServicerContext
+
+
+class MemoryHandler(Protocol):
+    """The replica. Called on the event loop. Every method may raise ``UnknownCameraError``, ``NotReadyError`` (nothing
+    is remembered), ``CapacityError`` (too many questions wait) or ``ConfigError`` (the model cannot take the question).
+    """
+
+    def ask(self, ask: AskSpec) -> AsyncIterator[str | AskResult]:
+        """Pieces of the answer, then one result. Cancelled, or closed, when nobody waits for it any more."""
+        ...
+
+    async def forget(self, camera: str, ago_s: float | None) -> Forgotten:
+        """Forget what was seen more than ``ago_s`` seconds before the newest frame; ``None``: everything."""
+        ...
+
+    async def describe(self, camera: str) -> MemoryStatus: ...
+
+    async def pictures(self, camera: str, moments: Sequence[Moment]) -> list[bytes]:
+        """A small JPEG per moment, ``b""`` where there is none."""
+        ...
+
+
+class MemoryServicer(memory_pb2_grpc.MemoryServicer):
+    """Memory: ``max_asks`` questions under way or waiting, and ``conversations``.
+
+    Args:
+        handler: who answers.
+        conversations: what was said, for follow-up questions; 64 of them, or twice as many as questions, unless given.
+        max_asks: questions at once; one more is refused with ``CapacityError``.
+        max_new_tokens: most tokens of an answer, and how many it may have unless a question says.
+        ask_s, call_s: longest that an answer, and any other call, may take, whatever the client allows.
+
+    Raises:
+        ValueError: there may be as many questions as conversations.
+    """
+
+    def __init__(
+        self,
+        handler: MemoryHandler,
+        *,
+        conversations: Conversations | None = None,
+        max_asks: int = 32,
+        max_new_tokens: int = 48,
+        ask_s: float = 300.0,
+        call_s: float = 30.0,
+    ) -> None:
+        self._handler = handler
+        self._conversations = Conversations(limit=max(64, 2 * max_asks)) if conversations is None else conversations
+        if max_asks >= self._conversations.limit:
+            raise ValueError(f"{max_asks} questions at once need more than {self._conversations.limit} conversations")
+        self._max_asks, self._asks = max_asks, 0
+        self._longest = max_new_tokens
+        self._ask_s, self._call_s = ask_s, call_s
+
+    async def Ask(self, request: memory_pb2.AskRequest, context: Context) -> None:  # noqa: N802
+        """See protos/sightline/v1/memory.proto."""
+        async with self._answering(context, self._ask_s), self._place():
+            # What is wrong with the question is said before it waits for its turn.
+            ask_from_proto(request, self._longest)
+            history = turns_from_proto(request)
+            if history is not None:
+                result = await self._relay(ask_from_proto(request, self._longest, history), context)
+                await self._tell(request, context, result)
+                return
+            async with self._conversations.turn(request.camera, request.conversation) as conversation:
+                ask = ask_from_proto(request, self._longest, list(conversation.turns))
+                result = await self._relay(ask, context)
+                self._conversations.said(conversation, ask.text, result.text)
+                await self._tell(request, context, result, conversation.id)
+
+    async def Forget(  # noqa: N802
+        self, request: memory_pb2.ForgetRequest, context: Context
+    ) -> memory_pb2.ForgetResponse:
+        """See protos/sightline/v1/memory.proto."""
+        async with self._answering(context, self._call_s):
+            ago_s = check_seconds(request.before_s, "before_s")
+            # Before and after: an answer that ended in between rests on what is being forgotten.
+            self._conversations.forget(check_camera(request.camera))
+            forgotten = await self._handler.forget(request.camera, ago_s)
+            self._conversations.forget(request.camera)
+            return forgotten_to_proto(forgotten)
+
+    async def Describe(  # noqa: N802
+        self, request: memory_pb2.DescribeRequest, context: Context
+    ) -> memory_pb2.MemoryStatus:
+        """See protos/sightline/v1/memory.proto."""
+        async with self._answering(context, self._call_s):
+            return status_to_proto(await self._handler.describe(check_camera(request.camera)))
+
+    async def _tell(
+        self, request: memory_pb2.AskRequest, context: Context, result: AskResult, conversation: str = ""
+    ) -> None:
+        pictures = await self._pictures(result) if request.with_pictures else ()
+        told = told_to_proto(Told(result, conversation, tuple(pictures)))
+        await context.write(memory_pb2.AskEvent(result=told))
+
+    async def _relay(self, ask: AskSpec, context: Context) -> AskResult:
+        """Hand the pieces on; the handler's iterator is closed whatever happens, so that its work ends at once."""
+        events = self._handler.ask(ask)
+        try:
+            async for event in events:
+                if isinstance(event, AskResult):
+                    return event
+                if event:
+                    await context.write(memory_pb2.AskEvent(piece=event))
+        finally:
+            close = getattr(events, "aclose", None)
+            if close is not None:
+                await close()
+        raise RuntimeError(f"the answer about camera {ask.stream!r} ended without a result")
+
+    async def _pictures(self, result: AskResult) -> Sequence[bytes]:
+        """An answer without pictures is better than none."""
+        try:
+            pictures = await self._handler.pictures(result.stream, result.moments)
+        except SightlineError as error:
+            log.warning("camera %s: no pictures: %s", result.stream, error)
+            return ()
+        if len(pictures) != len(result.moments):
+            log.error("camera %s: %d pictures of %d moments", result.stream, len(pictures), len(result.moments))
+            return ()
+        return pictures
+
+    @asynccontextmanager
+    async def _place(self) -> AsyncIterator[None]:
+        if self._asks >= self._max_asks:
+            raise CapacityError(f"{self._max_asks} questions are being answered or wait already; ask again later")
+        self._asks += 1
+        try:
+            yield
+        finally:
+            self._asks -= 1
+
+    @asynccontextmanager
+    async def _answering(self, context: Context, limit_s: float) -> AsyncIterator[None]:
+        """Ends the call with a status and a sentence when it cannot be answered, or not in time."""
+        try:
+            async with asyncio.timeout(limit_s) as limit:
+                yield
+        except TimeoutError as error:
+            late = TimeoutError(f"the replica did not answer within {limit_s:g} s")
+            await abort(context, late if limit.expired() else error)
+        except Exception as error:
+            await abort(context, error)

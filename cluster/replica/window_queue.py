@@ -1,0 +1,298 @@
+"""The windows of one replica that wait for the engine: earliest deadline first, bounded, every drop counted.
+
+Classes go before deadlines: critical before normal before background. A window that is skipped costs accuracy of
+nothing else: the engine's next window of that camera computes what it would have. So when the engine cannot keep up,
+the newest window of a camera takes the place of the oldest one still waiting, *and its turn*: whoever waited longest is
+next, with a window that has just come. Without that, an overloaded queue answers every window just before it becomes
+worthless.
+
+A window is due a stride after it came. A camera that sends faster than it declared is due no sooner than a stride after
+its last answer was, so that it takes nothing from others (a constant bandwidth server: Abeni and Buttazzo, RTSS 1998).
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import partial
+from heapq import heapify, heappop, heappush
+from typing import NamedTuple
+
+from cluster.types import WindowRequest
+from cluster.types.priority import Priority
+
+SWEEP_S = 1.0
+"""Seconds between two looks at windows that are late and whose turn has not come."""
+
+
+class DropReason(StrEnum):
+    """Why a window was never answered."""
+
+    LATE = "late"
+    REPLACED = "replaced"
+    OVERFLOW = "overflow"
+
+
+@dataclass(frozen=True, slots=True)
+class DroppedWindow:
+    """A window that left the queue unanswered."""
+
+    request: WindowRequest
+    reason: DropReason
+
+
+class Batch(NamedTuple):
+    """What :meth:`WindowQueue.take` hands to the engine, and what it found too late for it."""
+
+    requests: list[WindowRequest]
+    dropped: list[DroppedWindow]
+
+
+class _Waiting(NamedTuple):
+    request: WindowRequest
+    stride_s: float
+    until_s: float
+    seconds: float
+
+
+# What ``_Waiting(...)`` and ``Batch(...)`` do, at a third of their time: every window that waits and every step is one.
+_new_waiting: Callable[[tuple[WindowRequest, float, float, float]], _Waiting] = partial(tuple.__new__, _Waiting)
+_new_batch: Callable[[tuple[list[WindowRequest], list[DroppedWindow]]], Batch] = partial(tuple.__new__, Batch)
+
+_VOID = 64
+"""Void entries that a heap may hold besides as many as there are cameras."""
+
+
+class _Camera:
+    """``turn``: when its first window is due, ``ticket``: of its one valid entry in a heap; ``served_s``: when the last
+    window that was taken was due."""
+
+    __slots__ = ("rank", "served_s", "ticket", "turn", "windows")
+
+    def __init__(self) -> None:
+        self.windows: deque[_Waiting] = deque()
+        self.rank = 1
+        self.turn = 0.0
+        self.served_s = -math.inf
+        self.ticket = 0
+
+
+class WindowQueue:
+    """At most ``per_stream`` waiting windows of a camera, and at most ``capacity`` of all; every call is O(log n).
+
+    A *patient* camera (a file read as fast as it goes) loses nothing to newer windows and is never late: whoever feeds
+    it must stop while it has a window waiting.
+    """
+
+    def __init__(self, *, per_stream: int = 1, capacity: int = 1024) -> None:
+        if per_stream < 1 or capacity < 1:
+            raise ValueError(f"a window queue must hold at least one window, not {min(per_stream, capacity)}")
+        self.per_stream = per_stream
+        self.capacity = capacity
+        self._cameras: dict[str, _Camera] = {}
+        # Per class, entries (turn, ticket, camera); an entry whose ticket is not the camera's is void.
+        self._heaps: tuple[list[tuple[float, int, _Camera]], ...] = tuple([] for _ in Priority)
+        self._tickets = 0
+        self._size = 0
+        self._swept_s = -math.inf
+        # No window that waits is late before then.
+        self._late_s = math.inf
+
+    def __len__(self) -> int:
+        return self._size
+
+    def waiting(self, stream: str) -> int:
+        """Windows of one camera that wait."""
+        camera = self._cameras.get(stream)
+        return 0 if camera is None else len(camera.windows)
+
+    def offer(
+        self,
+        request: WindowRequest,
+        *,
+        stride_s: float = 0.0,
+        late_s: float = math.inf,
+        patient: bool = False,
+        priority: Priority = Priority.NORMAL,
+        seconds: float = 0.0,
+    ) -> list[DroppedWindow]:
+        """Queue a window; returns those that had to leave for it.
+
+        Args:
+            stride_s: it is due that long after its last frame arrived.
+            late_s: an answer that is begun later than this after the last frame arrived helps nobody.
+            seconds: what a step gets longer by it.
+        """
+        waiting = self._waiting(request, stride_s, late_s, patient, seconds)
+        camera = self._cameras.get(request.stream)
+        if camera is None:
+            camera = self._cameras[request.stream] = _Camera()
+        windows, rank = camera.windows, priority.rank
+        windows.append(waiting)
+        first = len(windows) == 1
+        if first or camera.rank != rank:
+            if first:
+                camera.turn = self._due(camera, waiting)
+            camera.rank = rank
+            self._push(camera)
+        if first and self._size <= self.capacity:
+            return []
+        return self._bounded(camera, patient)
+
+    def put_back(
+        self,
+        request: WindowRequest,
+        *,
+        stride_s: float = 0.0,
+        late_s: float = math.inf,
+        patient: bool = False,
+        priority: Priority = Priority.NORMAL,
+        seconds: float = 0.0,
+    ) -> list[DroppedWindow]:
+        """A window that was taken could not be begun: it waits again, before those of its camera that came since. The
+        rest is as with :meth:`offer`, bounds and drops included."""
+        waiting = self._waiting(request, stride_s, late_s, patient, seconds)
+        camera = self._cameras.setdefault(request.stream, _Camera())
+        camera.windows.appendleft(waiting)
+        # As if it had never been taken.
+        camera.served_s = -math.inf
+        camera.turn = self._due(camera, waiting)
+        camera.rank = priority.rank
+        self._push(camera)
+        return self._bounded(camera, patient)
+
+    def _waiting(
+        self, request: WindowRequest, stride_s: float, late_s: float, patient: bool, seconds: float
+    ) -> _Waiting:
+        until_s = math.inf if patient else request.arrived_s + late_s
+        if until_s < self._late_s:
+            self._late_s = until_s
+        self._size += 1
+        return _new_waiting((request, stride_s, until_s, seconds))
+
+    def _bounded(self, camera: _Camera, patient: bool) -> list[DroppedWindow]:
+        """What has to leave because a window came."""
+        windows = camera.windows
+        dropped: list[DroppedWindow] = []
+        if not patient:
+            while len(windows) > self.per_stream:
+                dropped.append(self._drop(camera, DropReason.REPLACED))
+        if self._size > self.capacity:
+            dropped.append(self._overflow())
+        return dropped
+
+    def take(self, max_batch: int, now_s: float, budget_s: float = math.inf) -> Batch:
+        """Up to ``max_batch`` windows, one per camera, the most urgent class first and then who is due first.
+
+        Args:
+            now_s: the same monotonic clock as ``WindowRequest.arrived_s``.
+            budget_s: most seconds of the windows together; the first is taken in any case.
+        """
+        dropped: list[DroppedWindow] = []
+        crowded = len(self._cameras) > 2 * self.capacity
+        if (self._late_s < now_s or crowded) and abs(now_s - self._swept_s) >= SWEEP_S:
+            self._sweep(now_s, dropped)
+        some_late = self._late_s < now_s
+        requests: list[WindowRequest] = []
+        again: list[_Camera] = []
+        left = budget_s
+        full = False
+        for heap in self._heaps:
+            while heap and not full and len(requests) < max_batch:
+                _, ticket, camera = heap[0]
+                if camera.ticket != ticket:
+                    heappop(heap)
+                    continue
+                if some_late and self._cancel_late(camera, now_s, dropped):
+                    continue
+                first = camera.windows[0]
+                if requests and first.seconds > left:
+                    full = True
+                    break
+                heappop(heap)
+                left -= first.seconds
+                camera.windows.popleft()
+                camera.served_s = camera.turn
+                requests.append(first.request)
+                if camera.windows:
+                    again.append(camera)
+                else:
+                    camera.ticket = 0
+        self._size -= len(requests)
+        for camera in again:
+            camera.turn = self._due(camera, camera.windows[0])
+            self._push(camera)
+        return _new_batch((requests, dropped))
+
+    def discard(self, stream: str) -> list[WindowRequest]:
+        """Forget a camera that went away or began anew; its waiting windows are returned, not counted as drops."""
+        camera = self._cameras.pop(stream, None)
+        if camera is None:
+            return []
+        gone = [waiting.request for waiting in camera.windows]
+        camera.windows.clear()
+        camera.ticket = 0
+        self._size -= len(gone)
+        self._tidy(camera.rank)
+        return gone
+
+    def _due(self, camera: _Camera, waiting: _Waiting) -> float:
+        request, stride_s, _, _ = waiting
+        arrived_s, served_s = request.arrived_s, camera.served_s
+        if served_s <= arrived_s:
+            return arrived_s + stride_s
+        return min(served_s, arrived_s + stride_s) + stride_s
+
+    def _push(self, camera: _Camera) -> None:
+        self._tickets += 1
+        camera.ticket = self._tickets
+        heap = self._heaps[camera.rank]
+        heappush(heap, (camera.turn, camera.ticket, camera))
+        if len(heap) > 2 * len(self._cameras) + _VOID:
+            self._tidy(camera.rank)
+
+    def _tidy(self, rank: int) -> None:
+        """Void entries must not outnumber the cameras that wait by much."""
+        heap = self._heaps[rank]
+        if len(heap) > 2 * len(self._cameras) + _VOID:
+            heap[:] = [entry for entry in heap if entry[2].ticket == entry[1]]
+            heapify(heap)
+
+    def _sweep(self, now_s: float, dropped: list[DroppedWindow]) -> None:
+        """Cancel late windows wherever they stand, and forget cameras that wait for nothing and are due nothing."""
+        self._swept_s, self._late_s = now_s, math.inf
+        idle = []
+        for name, camera in self._cameras.items():
+            if camera.windows and not self._cancel_late(camera, now_s, dropped):
+                self._late_s = min(self._late_s, *(waiting.until_s for waiting in camera.windows))
+            elif camera.served_s <= now_s:
+                idle.append(name)
+        for name in idle:
+            del self._cameras[name]
+
+    def _drop(self, camera: _Camera, reason: DropReason) -> DroppedWindow:
+        """The oldest window of a camera; the next one takes over its turn."""
+        self._size -= 1
+        gone = camera.windows.popleft()
+        if not camera.windows:
+            camera.ticket = 0
+        return DroppedWindow(gone.request, reason)
+
+    def _cancel_late(self, camera: _Camera, now_s: float, dropped: list[DroppedWindow]) -> bool:
+        """Drop windows that nobody would still want; whether none is left."""
+        while camera.windows and camera.windows[0].until_s < now_s:
+            dropped.append(self._drop(camera, DropReason.LATE))
+        return not camera.windows
+
+    def _overflow(self) -> DroppedWindow:
+        """Of the least urgent class that waits, the window that is due first: nobody has waited longer."""
+        for heap in reversed(self._heaps):
+            while heap:
+                _, ticket, camera = heap[0]
+                if camera.ticket == ticket:
+                    return self._drop(camera, DropReason.OVERFLOW)
+                heappop(heap)
+        raise AssertionError("a queue above its capacity holds a window")

@@ -1,0 +1,414 @@
+"""The engine thread of a replica: frames in, batches of windows through the engine, answers out.
+
+Everything that touches the engine runs on this one thread. Other threads only put work into bounded inboxes. Between
+two steps the thread takes every frame that waits (cheap), which closes windows, then answers one batch of them: the
+most urgent ones, and no more than fit a step of bounded length, so that an urgent window never waits long for its step.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import TypeVar
+
+from cluster.control.costs.model import CostModel
+from cluster.engine.base import Engine, finished
+from cluster.errors import CapacityError, ConfigError, NotReadyError, UnavailableError, UnknownCameraError
+from cluster.replica.asks import AskQueue
+from cluster.replica.intake import Intake
+from cluster.replica.open_stream import Departure, Offer, OpenStream, WindowCounts
+from cluster.replica.pace import StepPace
+from cluster.replica.steps import Steps, WorkerEvents
+from cluster.replica.window_queue import WindowQueue
+from cluster.types import AskResult, AskSpec, Forgotten, FrameSample, StreamSpec
+from cluster.types.priority import Priority
+from cluster.types.reports import ReplicaReport, StreamReport
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+KEPT_REPORTS = 1024
+"""Cameras whose last report is kept after they were closed, so that a heartbeat still tells of it."""
+
+MAX_FAILURES = 3
+"""Steps in a row that may fail on every window before the replica counts as broken."""
+
+
+class EngineWorker:
+    """Owns the engine from :meth:`start` to :meth:`stop`.
+
+    Args:
+        max_batch: windows answered together at most; ``step_budget_s``: seconds that a step of more than one window is
+            to take at most, by ``costs`` (``None``: in proportion to tokens) and what steps have taken so far.
+        per_stream: windows of one camera that may wait (see :class:`WindowQueue`).
+        inbox: frames of one camera that may wait for the thread.
+        stall_s: seconds one engine call may take before :meth:`check` says the engine is stuck.
+        absent_s: seconds without :meth:`confirm` after which no frame is taken in and no window answered until then:
+            this process stood still, and others may have its cameras.
+        ask_share: share of the time that free questions may take while windows wait; ``ask_queue``: most that wait.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        events: WorkerEvents,
+        *,
+        max_batch: int = 8,
+        step_budget_s: float = 1.0,
+        costs: CostModel | None = None,
+        per_stream: int = 2,
+        inbox: int = 8,
+        stall_s: float = 120.0,
+        absent_s: float = math.inf,
+        ask_share: float = 0.2,
+        ask_queue: int = 16,
+    ) -> None:
+        self._engine = engine
+        self._asks = AskQueue(engine.ask, share=ask_share, limit=ask_queue)
+        self._pace = StepPace(costs)
+        self._inbox = inbox
+        self._stall_s = stall_s
+        self._absent_s, self._confirmed_s = absent_s, time.monotonic()
+        self._queue = WindowQueue(per_stream=per_stream)
+        self._streams: dict[str, OpenStream] = {}
+        self._closed: dict[str, StreamReport] = {}
+        self._commands: deque[Callable[[], None]] = deque()
+        self._wake = threading.Condition()
+        self._stopping = False
+        self._busy_since: float | None = None
+        self._busy_s = 0.0
+        self._steps = Steps(
+            engine,
+            events,
+            self._streams,
+            self._wake,
+            queue=self._queue,
+            pace=self._pace,
+            max_batch=max_batch,
+            step_budget_s=step_budget_s,
+        )
+        self._intake = Intake(engine, events, self._wake, queue=self._queue, steps=self._steps)
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+
+    # -- any thread -----------------------------------------------------------------------------
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self, timeout_s: float) -> bool:
+        """Finish the step under way and end; false when it did not end in time."""
+        with self._wake:
+            self._stopping = True
+            self._wake.notify_all()
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    def confirm(self) -> None:
+        """This process still has its cameras, as far as it can know."""
+        with self._wake:
+            self._confirmed_s = time.monotonic()
+            self._wake.notify_all()
+
+    def surrender(self) -> Future[None]:
+        """Let go of every camera, and answer and write nothing more of it: others have them all, and what was under way
+        here is counted."""
+        return self.run(lambda _: self._surrender())
+
+    def prepare(self, spec: StreamSpec) -> None:
+        """Fetch what another process left of a camera that is about to be opened; waits for it, and not the engine.
+
+        Raises:
+            ConfigError: see :meth:`open`.
+        """
+        self._engine.prepare(spec)
+
+    def open(self, spec: StreamSpec) -> Future[None]:
+        """Admit a camera, or change its questions and policies; done when the engine has agreed.
+
+        The future raises ``ConfigError`` when it cannot.
+        """
+        done = _future()
+        self._command(lambda: self._admit(spec, done))
+        return done
+
+    def offer(self, sample: FrameSample, arrived_s: float | None = None) -> Future[None]:
+        """Hand over a frame of an open camera, which arrived at ``arrived_s`` (monotonic; now); done when it was taken.
+
+        The future raises ``ValueError`` when the engine cannot use the frame: the camera must go on with a fresh one.
+
+        Raises:
+            CapacityError: too many frames wait already.
+            UnknownCameraError: the camera is not open.
+        """
+        taken = _future()
+        offer = Offer(sample, time.monotonic() if arrived_s is None else arrived_s, taken)
+        with self._wake:
+            stream = self._streams.get(sample.stream)
+            if stream is None:
+                raise UnknownCameraError(f"camera {sample.stream!r} is not open here")
+            if len(stream.inbox) >= self._inbox:
+                raise CapacityError(f"camera {sample.stream!r} has {self._inbox} frames waiting already")
+            stream.inbox.append(offer)
+            self._wake.notify_all()
+        return taken
+
+    def ask(self, ask: AskSpec, piece: Callable[[str], None], *, timeout_s: float) -> Future[AskResult]:
+        """Answer a free question beside the windows (:meth:`AskQueue.offer`).
+
+        Raises:
+            CapacityError: too many questions wait.
+            UnavailableError: the worker has stopped.
+        """
+        with self._wake:
+            done = self._asks.offer(ask, piece, timeout_s=timeout_s)
+            self._wake.notify_all()
+        return done
+
+    def run(self, call: Callable[[Engine], T]) -> Future[T]:
+        """Run ``call`` on the engine's thread between two steps; the future raises what it raises."""
+        done: Future[T] = Future()
+        done.set_running_or_notify_cancel()
+
+        def command() -> None:
+            try:
+                done.set_result(call(self._engine))
+            except Exception as error:
+                done.set_exception(error)
+
+        self._command(command)
+        return done
+
+    def forget(self, stream: str, ago_s: float | None = None) -> Future[Forgotten]:
+        """See ``Engine.forget``. An answer under way may rest on what is forgotten: it ends with ``NotReadyError``."""
+
+        def forget(engine: Engine) -> Forgotten:
+            error = NotReadyError(f"camera {stream!r} was made to forget while it was asked; ask again about the rest")
+            self._asks.drop(stream, error, waiting=False)
+            return engine.forget(stream, ago_s)
+
+        return self.run(forget)
+
+    def close(self, stream: str, *, flush: bool = False, abandoned: bool = False) -> None:
+        """Let go of a camera; what it remembers stays in the tiers. At once, and its questions end with it, or with
+        ``flush`` after its last, incomplete window was answered; it can still be asked then. ``abandoned``: nobody has
+        brought its frames for long, and what was missed until now is lost."""
+        self._command(lambda: self._close(stream, flush, abandoned))
+
+    def hand_over(self, stream: str) -> Future[Departure]:
+        """Let go of a camera that goes to another replica, once the windows that wait are answered: what is needed to
+        go on is in the tiers when it is done, if the engine can. What is in the making otherwise is the caller's to
+        count."""
+        done: Future[Departure] = Future()
+        done.set_running_or_notify_cancel()
+        self._command(lambda: self._leave(stream, done))
+        return done
+
+    def remove(self, stream: str) -> Future[None]:
+        """Let go of a camera that is no more, open here or not, and forget all it saw, in every tier."""
+        return self.run(lambda _: self._remove(stream))
+
+    def counts(self, stream: str) -> WindowCounts:
+        """Windows of a camera so far."""
+        with self._wake:
+            known = self._streams.get(stream)
+            return WindowCounts() if known is None else known.windows()
+
+    def reports(self) -> list[StreamReport]:
+        """Every camera, for the heartbeat; closed ones with their last word. Counts never fall while this lives."""
+        with self._wake:
+            return [*self._closed.values(), *(stream.report() for stream in self._streams.values())]
+
+    def open_streams(self) -> list[str]:
+        """Cameras that are open."""
+        with self._wake:
+            return list(self._streams)
+
+    def depths(self) -> dict[str, int]:
+        """Items that wait now, by queue."""
+        with self._wake:
+            frames = sum(len(s.inbox) for s in self._streams.values())
+            return {"windows": len(self._queue), "frames": frames, "questions": len(self._asks)}
+
+    def load(self) -> ReplicaReport:
+        """How full it is, for the heartbeat."""
+        with self._wake:
+            waiting = {name: self._queue.waiting(name) for name in self._streams}
+        backlog_s = sum(count * self._pace.expect(name) for name, count in waiting.items() if count)
+        since = self._busy_since
+        # A step under way counts as far as it has come.
+        busy_s = self._busy_s + (0.0 if since is None else time.monotonic() - since)
+        return ReplicaReport(
+            busy_s, backlog_s, len(waiting), self._steps.steps, self._steps.windows, self._steps.trouble
+        )
+
+    def check(self) -> None:
+        """Whether the engine thread is alive and moving.
+
+        Raises:
+            RuntimeError: it is dead, stuck, or fails on every window.
+        """
+        if not self._thread.is_alive():
+            raise RuntimeError("the engine thread has died")
+        if self._steps.failures >= MAX_FAILURES:
+            raise RuntimeError(f"the engine failed on every window of its last {self._steps.failures} batches")
+        busy_since = self._busy_since
+        # Each of a batch's windows may have been a call of its own.
+        if busy_since is not None and time.monotonic() - max(busy_since, self._steps.began_s) > self._stall_s:
+            raise RuntimeError(f"the engine has made no progress for more than {self._stall_s:g} s")
+
+    # -- the engine thread ----------------------------------------------------------------------
+    def _command(self, command: Callable[[], None]) -> None:
+        with self._wake:
+            self._commands.append(command)
+            self._wake.notify_all()
+
+    def _run(self) -> None:
+        while True:
+            with self._wake:
+                self._wake.wait_for(self._has_work, self._steps.rest_s)
+                if self._stopping:
+                    self._asks.close()
+                    return
+                commands = list(self._commands)
+                self._commands.clear()
+            began = self._busy_since = time.monotonic()
+            for command in commands:
+                command()
+            if self._is_confirmed():
+                for name in list(self._streams):
+                    self._take_frames(name)
+                if self._steps.rest_s is None:
+                    self._steps.step()
+            now = time.monotonic()
+            self._busy_s += now - began
+            self._busy_since = now
+            self._asks.turn(windows_wait=len(self._queue) > 0)
+            self._busy_s += time.monotonic() - now
+            self._busy_since = None
+
+    def _has_work(self) -> bool:
+        if self._stopping or self._commands:
+            return True
+        if not self._is_confirmed():
+            return False
+        if self._steps.rest_s is not None:
+            return any(stream.inbox and not self._intake.must_wait(stream) for stream in self._streams.values())
+        return bool(
+            len(self._queue)
+            or len(self._asks)
+            or any(stream.inbox or stream.ending or stream.leaving for stream in self._streams.values())
+        )
+
+    def _admit(self, spec: StreamSpec, done: Future[None]) -> None:
+        open_here, closed = self._streams.get(spec.stream), self._closed.get(spec.stream)
+        before = open_here.spec.life if open_here is not None else closed.life if closed is not None else spec.life
+        if before != spec.life:
+            # The one that was removed may not be closed yet, nor forgotten; the new one must not go on with its window.
+            self._remove(spec.stream)
+        try:
+            Priority.of(spec.priority)
+            self._engine.admit(spec)
+        except (ConfigError, ValueError) as error:
+            done.set_exception(error)
+            return
+        with self._wake:
+            known = self._streams.get(spec.stream)
+            if known is None:
+                self._streams[spec.stream] = OpenStream.after(spec, self._closed.pop(spec.stream, None))
+            else:
+                known.change(spec)
+                known.ending = False
+                self._stay(known)
+        done.set_result(None)
+
+    def _close(self, name: str, flush: bool, abandoned: bool) -> None:
+        stream = self._streams.get(name)
+        if stream is None:
+            return
+        if abandoned:
+            self._intake.lose(stream, stream.book.abandoned(time.monotonic(), stream.spec.stride_s))
+        if flush:
+            stream.ending = True
+        else:
+            self._asks.drop(name, UnavailableError(f"camera {name!r} was closed here; ask again in a moment"))
+            self._let_go(name)
+
+    def _leave(self, name: str, done: Future[Departure]) -> None:
+        stream = self._streams.get(name)
+        if stream is None or stream.leaving is not None:
+            done.set_result(Departure(False, WindowCounts()))
+        else:
+            stream.leaving = done
+
+    @staticmethod
+    def _stay(stream: OpenStream) -> None:
+        """It is not handed over after all."""
+        if stream.leaving is not None:
+            stream.leaving.set_result(Departure(False, stream.windows()))
+            stream.leaving = None
+
+    def _hand_over(self, name: str, stream: OpenStream) -> None:
+        self._asks.drop(name, UnavailableError(f"camera {name!r} moves to another replica; ask again in a moment"))
+        try:
+            saved = self._engine.hand_over(name)
+        except Exception:
+            log.exception("camera %s could not be handed over", name)
+            saved = finished(False)
+        done, stream.leaving = stream.leaving, None
+        self._let_go(name)
+        assert done is not None
+        counts = stream.windows()
+        saved.add_done_callback(lambda saved: done.set_result(Departure(saved.result(), counts)))
+
+    def _remove(self, name: str) -> None:
+        self._asks.drop(name, UnknownCameraError(f"camera {name!r} was removed"))
+        try:
+            # Before the engine lets go of it, so that nothing more is written to the tiers.
+            self._engine.forget(name)
+        except NotReadyError:
+            log.debug("camera %s was removed from an engine without memory", name)
+        if name in self._streams:
+            self._let_go(name)
+        with self._wake:
+            self._closed.pop(name, None)
+
+    def _surrender(self) -> None:
+        for name in list(self._streams):
+            self._asks.drop(name, UnavailableError(f"camera {name!r} is at another replica; ask again in a moment"))
+            self._let_go(name, save=False)
+
+    def _is_confirmed(self) -> bool:
+        return time.monotonic() - self._confirmed_s <= self._absent_s
+
+    def _let_go(self, name: str, *, save: bool = True) -> None:
+        self._queue.discard(name)
+        self._pace.forget(name)
+        self._engine.evict(name, save=save)
+        with self._wake:
+            gone = self._streams.pop(name)
+            self._closed[name] = gone.report()
+            if len(self._closed) > KEPT_REPORTS:
+                del self._closed[next(iter(self._closed))]
+        self._stay(gone)
+        for offer in gone.inbox:
+            offer.taken.set_exception(UnknownCameraError(f"camera {name!r} was closed"))
+
+    def _take_frames(self, name: str) -> None:
+        stream = self._streams[name]
+        match self._intake.take(stream):
+            case "ended":
+                self._let_go(name)
+            case "leaves":
+                self._hand_over(name, stream)
+
+
+def _future() -> Future[None]:
+    """One that its waiter cannot cancel: the engine thread will set it in any case."""
+    future: Future[None] = Future()
+    future.set_running_or_notify_cancel()
+    return future

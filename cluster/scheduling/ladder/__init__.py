@@ -1,6 +1,0 @@
-"""The quality ladder: rungs with their measured loss, and the policy that walks cameras up and down."""
-
-from cluster.scheduling.ladder.policy import CameraOnLadder, LadderPolicy, Step
-from cluster.scheduling.ladder.rung import FILE, FULL, Ladder, Rung, default
-
-__all__ = ["FILE", "FULL", "CameraOnLadder", "Ladder", "LadderPolicy", "Rung", "Step", "default"]

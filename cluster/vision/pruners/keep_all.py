@@ -1,0 +1,25 @@
+"""No pruning: the baseline every saving is measured against."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from cluster.types import SampledFrame
+from cluster.vision.pruners.base import Decision, Pruner, everything, pruners, share_of_groups
+
+
+@pruners.register("none")
+@dataclass(slots=True)
+class KeepAll(Pruner):
+    """Keep every cell of every sample.
+
+    ``activity`` still reports how much moved, since the static gate and the scheduler want it under any policy.
+    """
+
+    luma_threshold: float = 5.0
+    """Grey levels to the previous sample above which a cell counts as active; only ``activity`` depends on it."""
+
+    def prune(self, frame: SampledFrame) -> Decision:
+        active = frame.change.luma > self.luma_threshold
+        activity = 1.0 if frame.random_access else share_of_groups(active, frame.grid.merge)
+        return Decision(everything(frame), activity)

@@ -1,0 +1,182 @@
+"""Replenishment: encode a cell again when it no longer looks as it did when it was last encoded."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import numpy as np
+
+from cluster.types import BoolGrid, ChangeGrid, FloatGrid, PatchGrid, SampledFrame, UInt8Array
+from cluster.vision.pruners.base import Decision, Pruner, everything, pruners, share_of_groups
+from cluster.vision.pruners.cells import cell_means, complete_groups, dilate, neighbours
+from cluster.vision.pruners.exposure import Exposure, fit_exposure
+
+# Steps up against steps down: in balance where a cell's difference lies above its noise 1 / (1 + 0.4) of the time.
+_RISE = 0.4
+
+
+@pruners.register("replenish")
+@dataclass(slots=True)
+class Replenish(Pruner):
+    """Keep what differs from the picture the model already has.
+
+    Every cell remembers its luma from when it was last encoded. Its *difference* is the mean ``|luma - remembered|``
+    over its pixels, after the camera's global exposure is brought back to that of the last anchor and a uniform shift
+    of the cell's brightness within ``shade`` is forgiven. A cell *changed* when
+
+    * its difference exceeds its threshold, or
+    * motion vectors or intra coverage say so, and it is *suspicious*: ``weak`` of the margin above the noise will do.
+
+    Suspicious neighbours of changed cells are kept too (one-cell dilation), and the mask is completed to whole groups.
+    What is kept becomes the new memory, so slow drift accumulates until it is seen.
+
+    The threshold is the camera's noise plus ``margin``, where noise comes from its own quiet seconds: of each sample
+    the upper quartile of the cells' differences, of the last ``memory`` samples the quietest quarter. A cell that
+    flickers seven tenths of the time (foliage, water, a screen) gets a higher threshold of its own, learnt over minutes
+    and never above ``tolerance`` times the camera's: an event there is still seen when it stands out by that much. A
+    lane with traffic or a place where people stop is quiet often enough to keep the camera's threshold.
+    """
+
+    knob: ClassVar[str] = "margin"
+
+    margin: float = 4.5
+    """Grey levels above the noise that count as change."""
+
+    lowest: float = 5.0
+    """Threshold of a perfectly clean stream, and of every stream until it is calibrated; grey levels."""
+
+    highest: float = 14.0
+    """The camera's threshold never rises above this, however noisy it is; grey levels."""
+
+    shade: float = 0.04
+    """Relative change of a cell's mean brightness taken for light and not for content (soft shadows, clouds)."""
+
+    weak: float = 0.5
+    """Share of the margin that suffices where the codec or a changed neighbour speaks for a cell too; 0..1."""
+
+    net_motion: float = 2.0
+    """Native pixels a cell's content must have moved between two samples; ten times less is encoder noise."""
+
+    support: int = 4
+    """Of a cell's eight neighbours, how many must have moved with it: stray vectors are alone, objects are not."""
+
+    intra: float = 0.5
+    """Share of a cell that was intra-coded or uncovered in some frame."""
+
+    memory: int = 64
+    """Samples over which the camera's noise is measured (32 s at 2 samples per second)."""
+
+    calibrated_after: int = 2
+    """Samples before ``lowest`` gives way to the measured noise."""
+
+    patience: float = 0.1
+    """Step of a cell's own noise level down to its difference, grey levels per sample; upwards 0.4 of it."""
+
+    tolerance: float = 2.0
+    """Bound of a cell's own threshold, in multiples of the camera's."""
+
+    _memory: _Memory | None = field(default=None, init=False, repr=False)
+
+    def prune(self, frame: SampledFrame) -> Decision:
+        grid = frame.grid
+        means = cell_means(frame.luma, grid)
+        if self._memory is None or frame.random_access or self._memory.grid != grid:
+            self._memory = _Memory.of(frame, means, self.memory)
+            return Decision(everything(frame), 1.0)
+        memory = self._memory
+        seen = np.ones(means.shape, np.bool_) if frame.hidden is None else ~frame.hidden
+        # What is black by a mask follows no exposure.
+        exposure = fit_exposure(means[seen], memory.means[seen]) if seen.any() else Exposure()
+        luma = exposure.apply(frame.luma)
+        means = cell_means(luma, grid) if luma is not frame.luma else means
+        difference = memory.difference(luma, means, self.shade)
+        threshold = self.cell_thresholds()
+        changed = difference > threshold
+        suspicious = difference > threshold - self._credit()
+        changed |= self._codec_says(frame.change) & suspicious
+        changed &= seen
+        memory.learn(difference, self.patience, seen)
+        activity = share_of_groups(changed, grid.merge)
+        if frame.anchor:
+            memory.replace(frame, cell_means(frame.luma, grid))
+            return Decision(everything(frame), activity)
+        mask = complete_groups(changed | (dilate(changed) & suspicious), grid.merge)
+        memory.update(mask, luma, means)
+        return Decision(mask, activity)
+
+    @property
+    def threshold(self) -> float:
+        """The camera's present threshold in grey levels."""
+        if self._memory is None or not self._calibrated:
+            return self.lowest
+        levels = sorted(self._memory.levels)
+        noise = levels[len(levels) // 4]
+        return min(max(noise + self.margin, self.lowest), self.highest)
+
+    def cell_thresholds(self) -> FloatGrid | float:
+        """Threshold of each cell in grey levels, ``[rows, cols]`` (one number before the first sample)."""
+        camera = self.threshold
+        if self._memory is None:
+            return camera
+        thresholds: FloatGrid = np.clip(self._memory.noise + self.margin, camera, camera * self.tolerance)
+        return thresholds
+
+    @property
+    def _calibrated(self) -> bool:
+        return self._memory is not None and len(self._memory.levels) >= self.calibrated_after
+
+    def _credit(self) -> float:
+        """Grey levels less than the threshold that other evidence makes up for; none while the noise is unknown."""
+        return (1.0 - self.weak) * self.margin if self._calibrated else 0.0
+
+    def _codec_says(self, change: ChangeGrid) -> BoolGrid:
+        moved = change.net_motion > self.net_motion
+        return (moved & (neighbours(moved) >= self.support)) | (change.intra > self.intra)
+
+
+@dataclass(slots=True)
+class _Memory:
+    """What one camera's cells looked like when last encoded, in the exposure of the last anchor."""
+
+    grid: PatchGrid
+    luma: UInt8Array
+    means: FloatGrid
+    noise: FloatGrid
+    levels: deque[float]
+
+    @classmethod
+    def of(cls, frame: SampledFrame, means: FloatGrid, samples: int) -> _Memory:
+        return cls(frame.grid, frame.luma.copy(), means, np.zeros_like(means), deque(maxlen=samples))
+
+    def difference(self, luma: UInt8Array, means: FloatGrid, shade: float) -> FloatGrid:
+        """Mean absolute difference of each cell to its memory, ``[rows, cols]`` grey levels."""
+        grid = self.grid
+        forgiven = shade * self.means
+        shift = np.rint(np.clip(means - self.means, -forgiven, forgiven)).astype(np.int16)
+        difference = np.subtract(luma, self.luma, dtype=np.int16)
+        if shift.any():
+            difference -= shift.repeat(grid.patch, axis=0).repeat(grid.patch, axis=1)
+        np.abs(difference, out=difference)
+        # A forgiven shift away from the memory can lift the difference of black to white above 255.
+        return cell_means(np.minimum(difference, 255, out=difference).astype(np.uint8), grid)
+
+    def learn(self, difference: FloatGrid, patience: float, seen: BoolGrid) -> None:
+        """Follow each cell's quiet level by fixed steps, and the camera's by the cells that can be ``seen``."""
+        self.noise += np.clip(difference - self.noise, -patience, patience * _RISE)
+        visible = difference[seen]
+        if visible.size:
+            quartile = visible.size * 3 // 4
+            self.levels.append(float(np.partition(visible, quartile)[quartile]))
+
+    def replace(self, frame: SampledFrame, means: FloatGrid) -> None:
+        self.luma = frame.luma.copy()
+        self.means = means
+
+    def update(self, mask: BoolGrid, luma: UInt8Array, means: FloatGrid) -> None:
+        if not mask.any():
+            return
+        pixels = mask.repeat(self.grid.patch, axis=0).repeat(self.grid.patch, axis=1)
+        np.copyto(self.luma, luma, where=pixels)
+        self.means = np.where(mask, means, self.means)

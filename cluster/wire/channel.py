@@ -1,0 +1,99 @@
+"""Channels: one set of options for every client, and channels shared by address."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import grpc.aio
+
+from cluster.errors import ConfigError
+from cluster.hosts import is_loopback
+from cluster.wire.tls import PeerTls
+
+ChannelOptions = list[tuple[str, int | str]]
+
+CLUSTER_MESSAGE_BYTES = 64 * 2**20
+"""Largest message inside the cluster: a complete frame of 2 x 2048 x 2048 pixels takes 25 MiB."""
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """``host:port`` (IPv6 in brackets) as its two parts.
+
+    Raises:
+        ConfigError: anything else.
+    """
+    host, colon, port = address.rpartition(":")
+    if not colon or not host or not port.isdigit() or not 0 < int(port) < 65536:
+        raise ConfigError(f"{address!r} is not an address; write HOST:PORT, as in 127.0.0.1:50051")
+    return host.strip("[]"), int(port)
+
+
+def channel_options(address: str, max_message_bytes: int, *, internal: bool) -> ChannelOptions:
+    """``internal`` calls and those to this machine never go through an HTTP proxy from the environment.
+
+    Connecting again is fast (0.1 to 2 s) because gRPC's default of up to two minutes would outlast our own deadlines;
+    pools are local so that one caller's failed connects do not hold back another's.
+    """
+    options: ChannelOptions = [
+        ("grpc.max_receive_message_length", max_message_bytes),
+        ("grpc.max_send_message_length", max_message_bytes),
+        ("grpc.initial_reconnect_backoff_ms", 100),
+        ("grpc.min_reconnect_backoff_ms", 1000),
+        ("grpc.max_reconnect_backoff_ms", 2000),
+        ("grpc.keepalive_time_ms", 20_000),
+        ("grpc.keepalive_timeout_ms", 10_000),
+        ("grpc.http2.max_pings_without_data", 0),
+        ("grpc.use_local_subchannel_pool", 1),
+    ]
+    if internal or is_loopback(split_address(address)[0]):
+        options.append(("grpc.enable_http_proxy", 0))
+    return options
+
+
+def open_channel(
+    address: str,
+    *,
+    max_message_bytes: int = CLUSTER_MESSAGE_BYTES,
+    internal: bool = True,
+    tls: grpc.ChannelCredentials | PeerTls | None = None,
+) -> grpc.aio.Channel:
+    """An unconnected ``grpc.aio`` channel, with TLS where ``tls`` is given; the caller closes it."""
+    options = channel_options(address, max_message_bytes, internal=internal)
+    if isinstance(tls, PeerTls):
+        options += tls.options()
+        tls = tls.credentials()
+    return (
+        grpc.aio.insecure_channel(address, options) if tls is None else grpc.aio.secure_channel(address, tls, options)
+    )
+
+
+class ChannelPool:
+    """One channel per address while anyone uses it: a decoder that moved to another port leaves none behind.
+
+    After a renewal of the certificate in ``tls`` new users get a new channel; those of the old one keep theirs.
+    """
+
+    def __init__(self, *, max_message_bytes: int = CLUSTER_MESSAGE_BYTES, tls: PeerTls | None = None) -> None:
+        self._max_message_bytes = max_message_bytes
+        self._tls = tls
+        self._channels: dict[tuple[str, int], grpc.aio.Channel] = {}
+        self._users: dict[tuple[str, int], int] = {}
+
+    def __len__(self) -> int:
+        return len(self._channels)
+
+    @asynccontextmanager
+    async def lease(self, address: str) -> AsyncIterator[grpc.aio.Channel]:
+        """The channel to ``address``; closed when its last user leaves."""
+        key = (address, 0 if self._tls is None else self._tls.renewals())
+        if key not in self._channels:
+            self._channels[key] = open_channel(address, max_message_bytes=self._max_message_bytes, tls=self._tls)
+        self._users[key] = self._users.get(key, 0) + 1
+        try:
+            yield self._channels[key]
+        finally:
+            self._users[key] -= 1
+            if not self._users[key]:
+                del self._users[key]
+                await self._channels.pop(key).close()

@@ -1,0 +1,286 @@
+"""Between the border types of ``cluster.types`` and the wire messages of ``protos/sightline/v1``, exactly, both ways.
+
+Whatever comes off the wire is checked here once; a message that breaks a rule raises ``ValueError`` with one sentence,
+which the servers answer with INVALID_ARGUMENT (``cluster.wire.status``).
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, fields
+from typing import Any, cast
+
+import numpy as np
+from sightline.v1 import cameras_pb2, frames_pb2, ingest_pb2, results_pb2
+
+from cluster.types import (
+    Answer,
+    BoolGrid,
+    CameraStateName,
+    CameraStatus,
+    EncodedPacket,
+    FrameSample,
+    FrameTrace,
+    LastAnswer,
+    MemorySpec,
+    PatchGrid,
+    Question,
+    StreamSpec,
+    Timing,
+    TokenCount,
+)
+
+CHANNELS = 3
+MAX_CELLS = 1 << 20
+"""Largest ``rows * cols`` taken off the wire: 14336 x 14336 pixels at 14-pixel patches."""
+
+_STATE_PREFIX = "CAMERA_STATE_"
+_STATUS_FIELDS = [f.name for f in fields(CameraStatus) if f.name not in ("state", "last_answers")]
+_TOKEN_FIELDS = [f.name for f in fields(TokenCount)]
+_TIMING_FIELDS = [f.name for f in fields(Timing)]
+
+
+def packet_to_proto(packet: EncodedPacket) -> ingest_pb2.Packet:
+    """The codec is not in the message: it was said once, in ``Open``."""
+    return ingest_pb2.Packet(
+        data=packet.data, pts=packet.pts, dts=packet.dts, keyframe=packet.keyframe, sequence=packet.sequence
+    )
+
+
+def packet_from_proto(message: ingest_pb2.Packet, codec: str) -> EncodedPacket:
+    """The inverse of :func:`packet_to_proto`."""
+    return EncodedPacket(
+        codec=codec,
+        data=message.data,
+        pts=message.pts if message.HasField("pts") else None,
+        dts=message.dts if message.HasField("dts") else None,
+        keyframe=message.keyframe,
+        sequence=message.sequence,
+    )
+
+
+def frame_to_proto(sample: FrameSample) -> frames_pb2.Frame:
+    """One sample as a message; costs one copy of the kept patches."""
+    grid = sample.grid
+    return frames_pb2.Frame(
+        camera=sample.stream,
+        index=sample.index,
+        pts=sample.pts,
+        duration=sample.duration,
+        anchor=sample.anchor,
+        fresh=sample.fresh,
+        grid=frames_pb2.Grid(
+            rows=grid.rows, cols=grid.cols, patch=grid.patch, merge=grid.merge, temporal=grid.temporal
+        ),
+        mask=np.packbits(sample.mask).tobytes(),
+        patches=sample.patches.tobytes(),
+        activity=sample.activity,
+        digest=sample.digest,
+        windows_dropped=sample.windows_dropped,
+        gap=sample.gap,
+        trace=None if sample.trace is None else frames_pb2.FrameTrace(**asdict(sample.trace)),
+    )
+
+
+def frame_from_proto(message: frames_pb2.Frame) -> FrameSample:
+    """The inverse of :func:`frame_to_proto`; ``patches`` is a read-only view of the message's bytes.
+
+    Raises:
+        ValueError: an impossible grid, a mask of the wrong length or with incomplete merge groups, or patches that
+            do not match the mask.
+    """
+    grid = _grid(message)
+    mask = _mask(message, grid)
+    shape = (int(mask.sum()), grid.temporal, CHANNELS, grid.patch, grid.patch)
+    wanted = int(np.prod(shape))
+    if len(message.patches) != wanted:
+        raise ValueError(
+            f"frame {message.index} of camera {message.camera!r} has {len(message.patches)} bytes of patches, "
+            f"but its mask keeps {shape[0]} patches, which take {wanted}"
+        )
+    return FrameSample(
+        stream=message.camera,
+        index=message.index,
+        pts=message.pts,
+        duration=message.duration,
+        anchor=message.anchor,
+        fresh=message.fresh,
+        grid=grid,
+        mask=mask,
+        patches=np.frombuffer(message.patches, dtype=np.uint8).reshape(shape),
+        activity=message.activity,
+        digest=message.digest,
+        windows_dropped=message.windows_dropped,
+        gap=message.gap,
+        trace=FrameTrace(message.trace.parent, message.trace.sent_s) if message.HasField("trace") else None,
+    )
+
+
+def _grid(message: frames_pb2.Frame) -> PatchGrid:
+    g = message.grid
+    grid = PatchGrid(g.rows, g.cols, g.patch, g.merge, g.temporal)
+    sides = min(grid.rows, grid.cols, grid.patch, grid.merge, grid.temporal)
+    if sides < 1 or grid.rows * grid.cols > MAX_CELLS or grid.patch > 256 or grid.temporal > 64:
+        raise ValueError(f"frame {message.index} of camera {message.camera!r} has an impossible patch grid: {grid}")
+    if grid.rows % grid.merge or grid.cols % grid.merge:
+        raise ValueError(
+            f"frame {message.index} of camera {message.camera!r} has a grid of {grid.rows}x{grid.cols} patches, "
+            f"which merge groups of {grid.merge}x{grid.merge} do not tile"
+        )
+    return grid
+
+
+def _mask(message: frames_pb2.Frame, grid: PatchGrid) -> BoolGrid:
+    cells = grid.rows * grid.cols
+    if len(message.mask) != (cells + 7) // 8:
+        raise ValueError(
+            f"frame {message.index} of camera {message.camera!r} has a mask of {len(message.mask)} bytes, "
+            f"but {grid.rows}x{grid.cols} patches take {(cells + 7) // 8}"
+        )
+    bits = np.unpackbits(np.frombuffer(message.mask, dtype=np.uint8))
+    if bits[cells:].any():
+        raise ValueError(f"frame {message.index} of camera {message.camera!r} has mask bits set beyond its grid")
+    mask = bits[:cells].astype(np.bool_).reshape(grid.rows, grid.cols)
+    groups = mask.reshape(grid.group_rows, grid.merge, grid.group_cols, grid.merge)
+    if (groups.any(axis=(1, 3)) != groups.all(axis=(1, 3))).any():
+        raise ValueError(
+            f"frame {message.index} of camera {message.camera!r} keeps part of a merge group; "
+            f"masks must keep whole groups of {grid.merge}x{grid.merge} patches"
+        )
+    return mask
+
+
+def answer_to_proto(answer: Answer, missed: int = 0) -> results_pb2.Answer:
+    """``missed``: answers the receiver lost before this one."""
+    return results_pb2.Answer(
+        camera=answer.stream,
+        window=answer.window,
+        start=answer.start,
+        end=answer.end,
+        question=answer.question,
+        score=answer.score,
+        positive=answer.positive,
+        text=answer.text,
+        gated=answer.gated,
+        tokens=results_pb2.TokenCount(**asdict(answer.tokens)),
+        timing=results_pb2.Timing(**asdict(answer.timing)),
+        missed=missed,
+        trace=answer.trace,
+        incarnation=answer.incarnation,
+    )
+
+
+def answer_from_proto(message: results_pb2.Answer) -> Answer:
+    """The inverse of :func:`answer_to_proto`, without ``missed``, which belongs to the connection."""
+    return Answer(
+        stream=message.camera,
+        window=message.window,
+        start=message.start,
+        end=message.end,
+        question=message.question,
+        score=message.score,
+        positive=message.positive,
+        text=message.text,
+        gated=message.gated,
+        tokens=TokenCount(**{name: getattr(message.tokens, name) for name in _TOKEN_FIELDS}),
+        timing=Timing(**{name: getattr(message.timing, name) for name in _TIMING_FIELDS}),
+        trace=message.trace,
+        incarnation=message.incarnation,
+    )
+
+
+def spec_to_json(spec: StreamSpec) -> str:
+    """A stream's specification as one JSON object."""
+    return json.dumps(asdict(spec), allow_nan=False, separators=(",", ":"))
+
+
+def spec_from_json(text: str) -> StreamSpec:
+    """The inverse of :func:`spec_to_json`.
+
+    Raises:
+        ValueError: not JSON, an unknown or missing key, or a value of another type.
+    """
+    body = _json_object(text, "a stream's specification")
+    _check_keys(body, StreamSpec, "a stream's specification")
+    questions = body.get("questions")
+    if not isinstance(questions, list) or not all(isinstance(question, dict) for question in questions):
+        raise ValueError("a stream's specification needs `questions`, a list of objects")
+    for question in questions:
+        _check_keys(question, Question, "a question of a stream's specification")
+    memory = body.get("memory")
+    if memory is not None:
+        _check_keys(memory, MemorySpec, "a stream's memory")
+        body["memory"] = MemorySpec(**memory)
+    return StreamSpec(**{**body, "questions": tuple(Question(**question) for question in questions)})
+
+
+def _json_object(text: str, what: str) -> dict[str, Any]:
+    try:
+        body = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{what} is not JSON: {error}") from None
+    if not isinstance(body, dict):
+        raise ValueError(f"{what} must be a JSON object, not {type(body).__name__}")
+    return body
+
+
+_TYPES: dict[str, tuple[type, ...]] = {
+    "str": (str,),
+    "bool": (bool,),
+    "float": (int, float),
+    "float | None": (int, float, type(None)),
+    "int": (int,),
+    "tuple[Question, ...]": (list,),
+    "MemorySpec | None": (dict, type(None)),
+    "Mapping[str, Any]": (dict,),
+}
+
+
+def _check_keys(body: dict[str, Any], cls: type, what: str) -> None:
+    known = {f.name: str(f.type) for f in fields(cls)}
+    for key, value in body.items():
+        if key not in known:
+            raise ValueError(f"{what} has an unknown key {key!r}; there are: {', '.join(known)}")
+        wanted = _TYPES[known[key]]
+        if not isinstance(value, wanted) or (isinstance(value, bool) and bool not in wanted):
+            raise ValueError(f"{what} has {key} = {value!r}, which is not {known[key]}")
+    for f in fields(cls):
+        required = f.name in ("stream", "questions", "id", "text")
+        if required and f.name not in body:
+            raise ValueError(f"{what} lacks {f.name!r}")
+
+
+def question_to_proto(question: Question) -> cameras_pb2.Question:
+    """One standing question as a message."""
+    return cameras_pb2.Question(**asdict(question))
+
+
+def question_from_proto(message: cameras_pb2.Question) -> Question:
+    """A threshold of 0 on the wire means the default, 0.5.
+
+    Raises:
+        ValueError: a threshold outside 0..1.
+    """
+    if not 0.0 <= message.threshold <= 1.0:
+        raise ValueError(f"question {message.id!r} has a threshold of {message.threshold}; it must lie in 0..1")
+    return Question(message.id, message.text, message.threshold or 0.5, message.explain)
+
+
+def status_to_proto(status: CameraStatus) -> cameras_pb2.CameraStatus:
+    """A camera's status as a message."""
+    message = cameras_pb2.CameraStatus(**{name: getattr(status, name) for name in _STATUS_FIELDS})
+    message.state = cast(cameras_pb2.CameraState, cameras_pb2.CameraState.Value(_STATE_PREFIX + status.state.upper()))
+    for last in status.last_answers:
+        message.last_answers.add(question=last.question, score=last.score, positive=last.positive, end=last.end)
+    return message
+
+
+def status_from_proto(message: cameras_pb2.CameraStatus) -> CameraStatus:
+    """The inverse of :func:`status_to_proto`; a state this version does not know reads as ``waiting``."""
+    known = message.state in cameras_pb2.CameraState.values() and message.state
+    state = cameras_pb2.CameraState.Name(message.state).removeprefix(_STATE_PREFIX).lower() if known else "waiting"
+    return CameraStatus(
+        **{name: getattr(message, name) for name in _STATUS_FIELDS},
+        state=cast(CameraStateName, state),
+        last_answers=tuple(LastAnswer(a.question, a.score, a.positive, a.end) for a in message.last_answers),
+    )

@@ -1,0 +1,250 @@
+"""``Ingest``: pushed packets in, acknowledgements with credit out. The same servicer on gateway and decoder.
+
+What differs is the :class:`PacketSink` behind it: ``ProxySink`` forwards to the camera's decoder, ``QueueSink`` feeds a
+camera of this process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+import grpc.aio
+from sightline.v1 import ingest_pb2, ingest_pb2_grpc
+
+from cluster.codec.source import StreamHeader
+from cluster.decoder.packet_sink import PacketSink, PushProgress
+from cluster.errors import CameraExistsError, CapacityError, SightlineError
+from cluster.wire.ledger import Ledger
+from cluster.wire.server import MAX_PACKET_BYTES
+from cluster.wire.status import TakenOverError, abort
+
+SERVICE = "sightline.v1.Ingest"
+
+CODECS = frozenset({"h264", "hevc", "av1", "vp9", "vp8", "mjpeg", "mpeg4"})
+MAX_EXTRADATA_BYTES = 2**16
+MAX_SIDE = 16384
+MAX_NAME = 128
+
+Context: TypeAlias = grpc.aio.ServicerContext
+Sinks = Callable[[str], Awaitable[PacketSink]]
+"""Camera -> its sink; raises ``UnknownCameraError``, or ``NotReadyError`` for a camera that does not push."""
+
+
+@dataclass(slots=True)
+class _Connection:
+    session: str
+    evicted: asyncio.Event = field(default_factory=asyncio.Event)
+    pressing: asyncio.Event = field(default_factory=asyncio.Event)
+    closed: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class IngestServicer(ingest_pb2_grpc.IngestServicer):
+    """Validates every message, enforces credit, one pusher per camera, and holds no packets of its own.
+
+    Args:
+        sinks: finds the camera's sink.
+        max_packet_bytes: larger packets end the call.
+        open_s: seconds a new connection has for its ``open``.
+        reply_s: seconds a pusher may leave a reply unread before it counts as one that never reads.
+        reply_interval_s: replies are merged to at most one per interval.
+        idle_reply_s: and to one per so long while a pusher has credit enough (:attr:`Ledger.pressing`): a reply costs
+            as much as a message of packets. What was not told yet comes again when the pusher loses its connection:
+            harmless before a decoder that lives and knows the session, but 0 between gateway and decoder, since video
+            that a dead decoder had sent on must not go to the next one.
+    """
+
+    def __init__(
+        self,
+        sinks: Sinks,
+        *,
+        max_packet_bytes: int = MAX_PACKET_BYTES,
+        open_s: float = 10.0,
+        reply_s: float = 10.0,
+        reply_interval_s: float = 0.01,
+        idle_reply_s: float = 0.0,
+    ) -> None:
+        self._sinks = sinks
+        self._max_packet_bytes = max_packet_bytes
+        self._open_s = open_s
+        self._reply_s = reply_s
+        self._reply_interval_s = reply_interval_s
+        self._idle_reply_s = idle_reply_s
+        self._connections: dict[str, _Connection] = {}
+
+    @property
+    def pushing(self) -> list[str]:
+        """Cameras that have a pusher connected now."""
+        return sorted(self._connections)
+
+    async def Push(self, request_iterator: object, context: Context) -> None:  # noqa: ARG002, N802
+        """See protos/sightline/v1/ingest.proto."""
+        replies = _Replies(context, self._reply_s)
+        try:
+            await self._serve(context, replies)
+        except (SightlineError, ValueError, TimeoutError) as error:
+            await replies.drained()
+            await abort(context, error)
+
+    async def _serve(self, context: Context, replies: _Replies) -> None:
+        camera, session, header = await self._read_open(context)
+        sink = await self._sinks(camera)
+        async with self._claim(camera, session) as connection:
+            try:
+                start = await sink.open(header, session)
+                ledger = Ledger(camera, start, self._max_packet_bytes)
+                await replies.send(start, ledger)
+                await self._relay(context, replies, sink, ledger, connection)
+            finally:
+                await sink.close()
+
+    async def _read_open(self, context: Context) -> tuple[str, str, StreamHeader]:
+        try:
+            async with asyncio.timeout(self._open_s):
+                first = await context.read()
+        except TimeoutError:
+            raise TimeoutError(f"no `open` came within {self._open_s:g} s of connecting") from None
+        if first is grpc.aio.EOF or first.WhichOneof("message") != "open":
+            raise ValueError("the first message of a push must be `open`")
+        check_open(first.open)
+        opened = first.open
+        header = StreamHeader(opened.codec, opened.width, opened.height, opened.extradata)
+        return opened.camera, opened.session, header
+
+    @asynccontextmanager
+    async def _claim(self, camera: str, session: str) -> AsyncIterator[_Connection]:
+        """One pusher per camera. The same session may take over: its old connection is one it gave up."""
+        async with asyncio.timeout(self._open_s):
+            while old := self._connections.get(camera):
+                if old.session != session:
+                    raise CameraExistsError(f"another agent already pushes for camera {camera!r}")
+                old.evicted.set()
+                await old.closed.wait()
+        connection = self._connections[camera] = _Connection(session)
+        try:
+            yield connection
+        finally:
+            del self._connections[camera]
+            connection.closed.set()
+
+    async def _relay(
+        self, context: Context, replies: _Replies, sink: PacketSink, ledger: Ledger, connection: _Connection
+    ) -> None:
+        reads = asyncio.create_task(self._read(context, sink, ledger, connection))
+        tells = asyncio.create_task(self._tell(replies, sink, ledger, connection))
+        evicted = asyncio.create_task(connection.evicted.wait())
+        tasks = {reads, tells, evicted}
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks)
+        if reads in done:
+            await self._last_word(replies, sink, ledger)
+        for task in (reads, tells):
+            if task in done:
+                task.result()
+        if evicted in done and reads not in done:
+            raise TakenOverError("a newer connection of the same session took over")
+        if reads in done and reads.result():
+            await replies.send(await sink.end(), ledger)
+
+    async def _read(self, context: Context, sink: PacketSink, ledger: Ledger, connection: _Connection) -> bool:
+        """Until the pusher says ``end`` (True) or just leaves (False)."""
+        while (request := await context.read()) is not grpc.aio.EOF:
+            kind = request.WhichOneof("message")
+            if kind == "packets":
+                if batch := ledger.admit(request.packets):
+                    if ledger.pressing:
+                        connection.pressing.set()
+                    await sink.offer(batch)
+            elif kind == "end":
+                return True
+            else:
+                raise ValueError(f"after `open` a push takes `packets` and `end`, not {kind or 'an empty message'!r}")
+        return False
+
+    async def _last_word(self, replies: _Replies, sink: PacketSink, ledger: Ledger) -> None:
+        """What was taken over and not told yet: a pusher that goes on elsewhere must not send it there once more."""
+        if replies.under_way:
+            return
+        with contextlib.suppress(SightlineError, TimeoutError):
+            async with asyncio.timeout(0):
+                progress = await sink.progress()
+            await replies.send(progress, ledger)
+
+    async def _tell(self, replies: _Replies, sink: PacketSink, ledger: Ledger, connection: _Connection) -> None:
+        while True:
+            await replies.send(await sink.progress(), ledger)
+            await asyncio.sleep(self._reply_interval_s)
+            if self._idle_reply_s and not ledger.pressing:
+                connection.pressing.clear()
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(self._idle_reply_s):
+                        await connection.pressing.wait()
+
+
+class _Replies:
+    """Writes one reply at a time; one that is not taken stays pending, as core cannot withdraw it."""
+
+    def __init__(self, context: Context, reply_s: float) -> None:
+        self._context = context
+        self._reply_s = reply_s
+        self._pending: asyncio.Task[None] | None = None
+
+    async def send(self, progress: PushProgress, ledger: Ledger) -> None:
+        """Tell the pusher.
+
+        Raises:
+            CapacityError: it has not read earlier replies for ``reply_s``.
+        """
+        ledger.grant(progress)
+        reply = ingest_pb2.PushReply(
+            next_sequence=progress.next_sequence,
+            credit=progress.credit,
+            dropped=progress.dropped,
+            repeats=ledger.repeats,
+        )
+        await self.drained()
+        self._pending = asyncio.create_task(self._write(reply))
+        await asyncio.wait({self._pending}, timeout=self._reply_s)
+        if not self._pending.done():
+            raise CapacityError(f"the agent has not read its replies for {self._reply_s:g} s; read them to get credit")
+
+    @property
+    def under_way(self) -> bool:
+        """A reply is being written."""
+        return self._pending is not None and not self._pending.done()
+
+    async def drained(self) -> None:
+        """Wait until nothing is pending: core takes no status beside an unfinished write."""
+        if self._pending is not None and self.under_way:
+            await asyncio.wait({self._pending})
+
+    async def _write(self, reply: ingest_pb2.PushReply) -> None:
+        # A write that fails has lost its connection, which ends the handler from the other side.
+        with contextlib.suppress(Exception):
+            await self._context.write(reply)
+
+
+def check_open(opened: ingest_pb2.Open) -> None:
+    """Whether an ``Open`` makes sense on its own.
+
+    Raises:
+        ValueError: one sentence.
+    """
+    if not opened.camera or len(opened.camera) > MAX_NAME:
+        raise ValueError(f"`open` needs the camera's name, at most {MAX_NAME} characters")
+    if not opened.session or len(opened.session) > MAX_NAME:
+        raise ValueError(f"`open` needs a session id, at most {MAX_NAME} characters")
+    if opened.codec not in CODECS:
+        raise ValueError(f"unknown codec {opened.codec!r}; there are: {', '.join(sorted(CODECS))}")
+    if max(opened.width, opened.height) > MAX_SIDE:
+        raise ValueError(f"a picture of {opened.width}x{opened.height} is larger than {MAX_SIDE}x{MAX_SIDE}")
+    if len(opened.extradata) > MAX_EXTRADATA_BYTES:
+        raise ValueError(f"extradata of {len(opened.extradata)} bytes is larger than {MAX_EXTRADATA_BYTES}")

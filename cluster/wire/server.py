@@ -1,0 +1,144 @@
+"""A ``grpc.aio`` server with health, reflection, message limits and keepalive, the same for every process."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import socket
+from collections.abc import Callable
+from typing import Any
+
+import grpc.aio
+from grpc_reflection.v1alpha import reflection
+
+from cluster.errors import ConfigError
+from cluster.wire import health
+from cluster.wire.channel import CLUSTER_MESSAGE_BYTES
+from cluster.wire.malformed import Malformed
+from cluster.wire.tls import PeerTls, TlsFiles, server_credentials
+
+MAX_PACKET_BYTES = 4 * 2**20
+HANDSHAKE_MS = 10_000
+"""Longest that TLS and HTTP/2's first frames of a stranger may take."""
+
+Registration = Callable[[Any, grpc.aio.Server], None]
+
+
+def push_message_bytes(max_packet_bytes: int) -> int:
+    """Message limit of a server that takes packets of ``max_packet_bytes``.
+
+    A megabyte more: a packet somewhat over the limit still arrives and is refused with our sentence, not gRPC's, and
+    batches of small packets pass under a small limit.
+    """
+    return max_packet_bytes + 2**20
+
+
+class RpcServer:
+    """Add services, :meth:`bind`, :meth:`start`, :meth:`stop`; must be made on the event loop it runs on.
+
+    ``guard``: who decides over every call; ``tls``: certificate of its ports, with ``PeerTls`` for processes of this
+    cluster alone; ``max_connections``: of a server that strangers reach, see :func:`_public`. Raises ``ConfigError``
+    when that cannot be used.
+    """
+
+    def __init__(
+        self,
+        *,
+        max_message_bytes: int = CLUSTER_MESSAGE_BYTES,
+        guard: grpc.aio.ServerInterceptor | None = None,
+        tls: TlsFiles | PeerTls | None = None,
+        max_connections: int | None = None,
+    ) -> None:
+        files = tls.files if isinstance(tls, PeerTls) else tls
+        self._tls = None if files is None else server_credentials(files)
+        self._server = grpc.aio.server(
+            interceptors=[Malformed()] if guard is None else [Malformed(), guard],
+            options=[
+                ("grpc.max_receive_message_length", max_message_bytes),
+                ("grpc.max_send_message_length", max_message_bytes),
+                # Without it a second server would silently share the port.
+                ("grpc.so_reuseport", 0),
+                ("grpc.keepalive_time_ms", 20_000),
+                ("grpc.keepalive_timeout_ms", 10_000),
+                ("grpc.keepalive_permit_without_calls", 1),
+                ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
+                ("grpc.http2.max_pings_without_data", 0),
+                *(() if max_connections is None else _public(max_connections)),
+            ],
+        )
+        self._health = health.HealthServicer()
+        self._health.register(self._server)
+        self.services: dict[str, Any] = {}
+
+    def add(self, name: str, register: Registration, servicer: Any) -> None:
+        """Serve ``servicer`` under its full name (``sightline.v1.Ingest``); ``register`` is the generated function."""
+        register(servicer, self._server)
+        self.services[name] = servicer
+
+    def bind(self, host: str, port: int, *, setting: str = "gateway.port") -> int:
+        """Listen on ``host:port`` (0 takes any free port); returns the port.
+
+        Raises:
+            ConfigError: the port is in use or the address is not this machine's; ``setting`` is what to change.
+        """
+        where = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        try:
+            if self._tls is None:
+                bound: int = self._server.add_insecure_port(where)
+            else:
+                bound = self._server.add_secure_port(where, self._tls)
+        except RuntimeError:
+            raise ConfigError(_why_not(host, port, setting)) from None
+        return bound
+
+    async def start(self) -> None:
+        """Serve; from here on the health service says SERVING for every service and for the server as a whole."""
+        reflection.enable_server_reflection(
+            [*self.services, health.SERVICE, reflection.SERVICE_NAME],
+            self._server,
+        )
+        self._health.names = frozenset(self.services)
+        await self._server.start()
+
+    async def stop(self, grace_s: float = 2.0) -> None:
+        """Say NOT_SERVING, refuse new calls, give running ones ``grace_s`` seconds, then cancel them."""
+        self._health.shut_down()
+        await asyncio.wait_for(self._server.stop(grace_s), grace_s + 5.0)
+
+
+def _public(max_connections: int) -> list[tuple[str, int]]:
+    """What callers may cost before anybody knows who they are: up to 60 KiB each connection, and 64 KiB each call that
+    nobody has looked at.
+
+    gRPC tells connections neither by peer nor by token: at ``max_connections`` it closes new ones, until those that do
+    nothing end.
+    """
+    return [
+        ("grpc.max_allowed_incoming_connections", max_connections),
+        ("grpc.server_handshake_timeout_ms", HANDSHAKE_MS),
+        # Without a call; clients connect again when they have one.
+        ("grpc.max_connection_idle_ms", 30_000),
+        ("grpc.max_concurrent_streams", 256),
+        # Calls that wait for this process to look at them: from the one on some are refused, from the other on all.
+        ("grpc.server.max_pending_requests", 512),
+        ("grpc.server.max_pending_requests_hard_limit", 1024),
+        # A stream that nobody reads gets 64 KiB and no more; as gRPC measures the network, it gives 4 MiB.
+        ("grpc.http2.bdp_probe", 0),
+        # Nobody's gzip is unpacked; who sends some is told that it is no message.
+        ("grpc.per_message_decompression", 0),
+    ]
+
+
+def _why_not(host: str, port: int, setting: str) -> str:
+    """gRPC keeps the operating system's reason to its log: ask again with a plain socket."""
+    try:
+        family, kind, proto, _, target = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind, proto) as probe:
+            probe.bind(target)
+            probe.listen(1)
+        reason = "gRPC could not bind it"
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            return f"port {port} is in use on {host}; choose another with {setting} (0 takes any free one)"
+        reason = error.strerror or str(error)
+    return f"cannot listen on {host}:{port} ({reason}); choose another address with {setting.replace('port', 'host')}"
