@@ -14,22 +14,23 @@ from pathlib import Path
 from sightline.v1 import incidents_pb2_grpc, pictures_pb2_grpc
 
 from actors.footage import footage_collector, start_footage
-from actors.logs import configure_logging
 from actors.remote import ask, controller, own_host
-from cluster import metrics
+from actors.startup import configure_logging, describe_process
+from cluster.alerts.grpc_service import IncidentsServicer
 from cluster.alerts.incident import AlertEvent
 from cluster.alerts.service import AlertService
 from cluster.alerts.watched import Watched
 from cluster.config import SightlineConfig
+from cluster.config.secrets import peer_tls
 from cluster.errors import UnavailableError
 from cluster.gateway import pictures_proxy as pictures
-from cluster.gateway.incidents_proxy import SERVICE, IncidentsServicer
+from cluster.gateway.incidents_proxy import SERVICE
 from cluster.gateway.merger import ResultsMerger
-from cluster.security.settings import peer_tls
 from cluster.tracing import make_spans
 from cluster.tracing.alerting import AlertTraces
 from cluster.wire.answers import AnswerHub
 from cluster.wire.channel import ChannelPool
+from cluster.wire.metrics_server import serve_metrics
 from cluster.wire.server import RpcServer
 
 log = logging.getLogger(__name__)
@@ -52,7 +53,7 @@ class Alerting:
 
     def __init__(self, config: SightlineConfig, run_id: str, host: str | None) -> None:
         configure_logging("alerting", config.cluster)
-        metrics.describe_process(config, "alerting")
+        describe_process(config, "alerting")
         self._host = own_host(host)
         self._private = config.alerts.folder is None
         self._folder = private_folder(run_id) if config.alerts.folder is None else Path(config.alerts.folder)
@@ -108,7 +109,7 @@ class Alerting:
         await self._server.start()
         follow = (self._take_answers, self._watch_cameras, self._follow_replicas)
         self._tasks = [asyncio.create_task(work()) for work in follow]
-        return AlertingAddresses(f"{self._host}:{port}", metrics.serve_metrics(self._host, tls=self._tls))
+        return AlertingAddresses(f"{self._host}:{port}", serve_metrics(self._host, tls=self._tls))
 
     def _on_event(self, event: AlertEvent) -> None:
         incident, trace = event.incident, ""

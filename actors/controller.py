@@ -15,11 +15,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from actors.camera_store import CameraStore
-from actors.logs import configure_logging
 from actors.remote import own_host
+from actors.startup import configure_logging, describe_process
 from cluster import metrics
 from cluster.alerts.watched import Watched
 from cluster.config import SightlineConfig
+from cluster.config.secrets import peer_tls
 from cluster.control.assignments import Assignment, Route
 from cluster.control.cameras.changes import follow_configuration
 from cluster.control.cameras.managed import Managed
@@ -29,7 +30,6 @@ from cluster.control.directory import Directory
 from cluster.control.removals import Removals
 from cluster.control.settings import fleet_settings
 from cluster.errors import SightlineError, UnavailableError
-from cluster.security.settings import peer_tls
 from cluster.types import CameraStatus
 from cluster.types.reports import (
     CameraReport,
@@ -40,6 +40,7 @@ from cluster.types.reports import (
     StreamReport,
 )
 from cluster.wire.health import is_serving
+from cluster.wire.metrics_server import serve_metrics
 
 log = logging.getLogger(__name__)
 
@@ -68,8 +69,8 @@ class Controller:
         configure_logging("controller", config.cluster)
         self._config = config
         self._tls = peer_tls(config.security)
-        self._metrics = metrics.serve_metrics(own_host(host), tls=self._tls)
-        metrics.describe_process(config, "controller")
+        self._metrics = serve_metrics(own_host(host), tls=self._tls)
+        describe_process(config, "controller")
         self._fleet_metrics = metrics.FleetMetrics(
             {"decoder": config.cluster.decoders, "replica": config.cluster.replicas}
         )

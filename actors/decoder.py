@@ -10,10 +10,11 @@ import uuid
 
 from sightline.v1 import ingest_pb2_grpc, pictures_pb2_grpc
 
-from actors.logs import configure_logging
 from actors.remote import ask, controller, own_host
+from actors.startup import configure_logging, describe_process
 from cluster import metrics
 from cluster.config import SightlineConfig
+from cluster.config.secrets import peer_tls
 from cluster.control.assignments import Assignment, CameraAssignment
 from cluster.decoder.camera_making import sender_queue
 from cluster.decoder.footage import service as recorder
@@ -27,10 +28,10 @@ from cluster.decoder.running_camera import PushedCameraSink, RunningCamera
 from cluster.decoder.turns import decoding_turns
 from cluster.errors import ConfigError, NotReadyError, UnavailableError, UnknownCameraError
 from cluster.redaction import redact
-from cluster.security.settings import peer_tls
 from cluster.tracing import make_spans
 from cluster.types.reports import CameraReport, DecoderInfo
 from cluster.wire import ingest
+from cluster.wire.metrics_server import serve_metrics
 from cluster.wire.server import RpcServer, push_message_bytes
 
 log = logging.getLogger(__name__)
@@ -45,7 +46,7 @@ class Decoder:
 
     def __init__(self, config: SightlineConfig, name: str, host: str | None) -> None:
         configure_logging(name, config.cluster)
-        metrics.describe_process(config, "decoder")
+        describe_process(config, "decoder")
         self._config = config
         self._name = name
         self._host = own_host(host)
@@ -103,7 +104,7 @@ class Decoder:
             self._name,
             self._instance,
             f"{self._host}:{port}",
-            metrics.serve_metrics(self._host, tls=self._tls),
+            serve_metrics(self._host, tls=self._tls),
             os.getpid(),
         )
         await self._register()

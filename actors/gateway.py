@@ -26,17 +26,20 @@ from sightline.v1 import (
     results_pb2_grpc,
 )
 
-from actors.logs import configure_logging
 from actors.pages import Pages
 from actors.remote import alerting, ask, controller
+from actors.startup import configure_logging, describe_process
 from cluster import metrics
 from cluster.config import SightlineConfig, parse_camera
+from cluster.config.secrets import peer_tls, tls_files
 from cluster.control.cameras.managed import Managed
 from cluster.control.cameras.managers import manager_from_outside
 from cluster.errors import UnavailableError
 from cluster.gateway import cameras, replicas
 from cluster.gateway import incidents_proxy as incidents
 from cluster.gateway import pictures_proxy as pictures
+from cluster.gateway.federation import FederatedCollector
+from cluster.gateway.guard import make_guard
 from cluster.gateway.http.application import make_application
 from cluster.gateway.http.calls import Calls
 from cluster.gateway.http.live import Live
@@ -49,7 +52,6 @@ from cluster.redaction import SourceAddress
 from cluster.replica import memory_service as memory
 from cluster.security.access import current
 from cluster.security.roles import PUSH
-from cluster.security.settings import make_guard, peer_tls, tls_files
 from cluster.types import CameraStatus, Question
 from cluster.types.reports import ReplicaStatus
 from cluster.wire import answers as results
@@ -80,7 +82,7 @@ class Gateway:
     def __init__(self, config: SightlineConfig) -> None:
         configure_logging("gateway", config.cluster)
         open_many_files(FILES + 2 * config.gateway.max_connections)
-        metrics.describe_process(config, "gateway")
+        describe_process(config, "gateway")
         self._config = config
         self._controller = ControllerDirectory()
         self._peers = peer_tls(config.security)
@@ -128,7 +130,7 @@ class Gateway:
     async def _start(self) -> GatewayAddresses:
         host, port = self._config.gateway.host, self._config.gateway.port
         registry = CollectorRegistry()
-        scraped = metrics.FederatedCollector(lambda: self._scraped, own={"gateway": metrics.REGISTRY}, tls=self._peers)
+        scraped = FederatedCollector(lambda: self._scraped, own={"gateway": metrics.REGISTRY}, tls=self._peers)
         registry.register(scraped)
         servicer = ingest.IngestServicer(
             self._sink, max_packet_bytes=self._config.gateway.max_packet_bytes, idle_reply_s=IDLE_REPLY_S

@@ -5,12 +5,13 @@ from __future__ import annotations
 import socket
 
 from cluster.config import SightlineConfig
+from cluster.config.secrets import memory_secret, peer_tls, tls_files
 from cluster.control.settings import fleet_settings
-from cluster.engine.calibrated.costs import configured_costs
 from cluster.engine.vllm.settings import VllmSettings, check_version
 from cluster.errors import ConfigError
+from cluster.gateway.guard import make_guard
 from cluster.models.catalog import check_model
-from cluster.security.settings import make_guard, memory_secret, peer_tls, tls_files
+from cluster.replica.calibrated import configured_costs
 from cluster.tracing import check_tracing
 
 

@@ -7,17 +7,17 @@ import logging
 import os
 from collections.abc import Sequence
 
-from actors.logs import configure_logging
 from actors.remote import ask, controller, own_host
-from cluster import metrics
+from actors.startup import configure_logging, describe_process
 from cluster.config import SightlineConfig
+from cluster.config.secrets import peer_tls
 from cluster.control.cameras.managed import Managed
 from cluster.control.cameras.managers import KUBERNETES
 from cluster.kubernetes.api import KubernetesApi
 from cluster.kubernetes.reconciler import Reconciler
 from cluster.kubernetes.watch import CameraWatch
-from cluster.security.settings import peer_tls
 from cluster.types import CameraStatus
+from cluster.wire.metrics_server import MetricsServer
 
 log = logging.getLogger(__name__)
 
@@ -33,8 +33,8 @@ class ReconcilerActor:
 
     def __init__(self, config: SightlineConfig, host: str | None) -> None:
         configure_logging("reconciler", config.cluster)
-        metrics.describe_process(config, "reconciler")
-        self._page = metrics.MetricsServer(own_host(host), tls=peer_tls(config.security))
+        describe_process(config, "reconciler")
+        self._page = MetricsServer(own_host(host), tls=peer_tls(config.security))
         self._config = config
         self._loop = asyncio.get_running_loop()
         self._watch: CameraWatch | None = None

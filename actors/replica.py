@@ -17,28 +17,30 @@ from typing import TYPE_CHECKING, Any
 
 from sightline.v1 import frames_pb2_grpc, memory_pb2_grpc, results_pb2_grpc
 
-from actors.logs import configure_logging
 from actors.remote import ask, ask_blocking, controller, own_host
+from actors.startup import configure_logging, describe_process
 from actors.tier import tier_of_this_node
 from cluster import metrics
 from cluster.config import SightlineConfig
+from cluster.config.secrets import peer_tls
 from cluster.control.settings import fleet_settings
-from cluster.engine.calibrated.costs import CALIBRATED, make_calibrated
 from cluster.errors import SightlineError, UnavailableError
 from cluster.memory import prefetch
 from cluster.replica import frames_service as frames
 from cluster.replica import memory_service as memory
 from cluster.replica.album import Album
+from cluster.replica.calibrated import CALIBRATED, make_calibrated
 from cluster.replica.conversations import Conversations
 from cluster.replica.engine import load_configured, make_engine, model_fingerprint
 from cluster.replica.events import ReplicaEvents, WorkerFrames
 from cluster.replica.memory import Forgetting, WorkerMemory, tier_stack
+from cluster.replica.memory_metrics import MemoryCollector
 from cluster.replica.worker import EngineWorker
-from cluster.security.settings import peer_tls
 from cluster.tracing import make_spans
 from cluster.tracing.replica import ReplicaTraces
 from cluster.types.reports import ReplicaInfo, ReplicaReport, StreamReport
 from cluster.wire import answers as results
+from cluster.wire.metrics_server import serve_metrics
 from cluster.wire.server import RpcServer
 
 if TYPE_CHECKING:
@@ -99,13 +101,13 @@ class Replica:
         cluster = self._config.cluster
         self._name: str | None = None
         self._busy_s = 0.0
-        metrics.describe_process(self._config, "replica")
+        describe_process(self._config, "replica")
         kernel = type(getattr(engine, "kernel", engine)).__name__
         metrics.attention_kernel.labels(kernel, self._config.model.device).set(1)
         self._answered = metrics.AnsweredCameras()
         spans = make_spans(self._config.tracing, f"replica-{self._instance}")
         traces = ReplicaTraces(spans) if spans is not None else None
-        self._tier_metrics = metrics.MemoryCollector(bank.tiers, lambda: prefetch.TOTALS)
+        self._tier_metrics = MemoryCollector(bank.tiers, lambda: prefetch.TOTALS)
         metrics.REGISTRY.register(self._tier_metrics)
         if (gpus := metrics.gpu_collector()) is not None:
             metrics.REGISTRY.register(gpus)
@@ -152,7 +154,7 @@ class Replica:
         self._info = ReplicaInfo(
             instance=self._instance,
             address=f"{host}:{port}",
-            metrics_address=metrics.serve_metrics(host, tls=self._tls),
+            metrics_address=serve_metrics(host, tls=self._tls),
             pid=os.getpid(),
             geometry=engine.geometry,
         )

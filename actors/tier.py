@@ -10,15 +10,17 @@ from typing import Any
 import ray
 from sightline.v1 import kv_pb2_grpc
 
-from actors.logs import configure_logging
 from actors.remote import NAMESPACE, TIER, own_host
+from actors.startup import configure_logging, describe_process
 from cluster import metrics
 from cluster.config import SightlineConfig
+from cluster.config.secrets import memory_secret, peer_tls
 from cluster.errors import UnavailableError
 from cluster.memory.tiers.arena import Arena
 from cluster.memory.tiers.kv_wire import MAX_KV_MESSAGE_BYTES, SERVICE
+from cluster.memory.tiers.metrics import NodeTierCollector
 from cluster.memory.tiers.server import KVServicer
-from cluster.security.settings import memory_secret, peer_tls
+from cluster.wire.metrics_server import MetricsServer
 from cluster.wire.server import RpcServer
 
 log = logging.getLogger(__name__)
@@ -54,10 +56,10 @@ class TierNode:
         self._fingerprint = ""
         self._address = ""
         self._opening = asyncio.Lock()
-        metrics.describe_process(config, "tier")
-        self._collector = metrics.NodeTierCollector(config.tiers.node_bytes, self._look)
+        describe_process(config, "tier")
+        self._collector = NodeTierCollector(config.tiers.node_bytes, self._look)
         metrics.REGISTRY.register(self._collector)
-        self._page = metrics.MetricsServer(self._host, tls=self._tls)
+        self._page = MetricsServer(self._host, tls=self._tls)
 
     async def open(self, fingerprint: str) -> str:
         """Address of ``KV`` for blocks of one model; those of another one that it held are forgotten."""

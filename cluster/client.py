@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Sequence
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -11,25 +12,65 @@ import grpc
 from sightline.v1 import (
     cameras_pb2,
     cameras_pb2_grpc,
+    incidents_pb2,
+    incidents_pb2_grpc,
+    memory_pb2,
+    memory_pb2_grpc,
+    pictures_pb2,
+    pictures_pb2_grpc,
     replicas_pb2,
     replicas_pb2_grpc,
     results_pb2,
     results_pb2_grpc,
 )
 
+from cluster.alerts.clips.store import Deleted, Kind
+from cluster.alerts.incident import AlertEvent, Incident, Mute
+from cluster.alerts.service import Detail, Outbox
+from cluster.alerts.wire import (
+    detail_from_proto,
+    event_from_proto,
+    incident_from_proto,
+    mutes_from_proto,
+    outbox_from_proto,
+)
 from cluster.control.cameras.managed import Managed, entry_from_json
+from cluster.decoder.footage.pictures import Picture
 from cluster.errors import SightlineError, UnavailableError
-from cluster.gateway import replicas
 from cluster.hosts import is_loopback
 from cluster.redaction import SourceAddress
-from cluster.types import Answer, CameraStatus, Question
+from cluster.types import Answer, CameraStatus, MemoryStatus, Question
 from cluster.types.reports import ReplicaStatus
 from cluster.wire.channel import CLUSTER_MESSAGE_BYTES, channel_options, split_address
-from cluster.wire.convert import answer_from_proto, question_to_proto, status_from_proto
+from cluster.wire.convert import answer_from_proto, question_to_proto, replica_from_proto, status_from_proto
 from cluster.wire.credentials import ClientCredentials
+from cluster.wire.memory_wire import (
+    ForgottenCamera,
+    Told,
+    check_camera,
+    check_name,
+    check_question,
+    forgotten_from_proto,
+    told_from_proto,
+)
+from cluster.wire.memory_wire import (
+    status_from_proto as memory_from_proto,
+)
 from cluster.wire.status import is_ours, to_error
 
 T = TypeVar("T")
+FILE_S = 300.0
+
+
+@dataclass(frozen=True, slots=True)
+class About:
+    """What a file of an incident is; ``size``: bytes; ``note``: what is missing in it, empty when it is whole."""
+
+    camera: str
+    media_type: str
+    size: int
+    etag: str
+    note: str
 
 
 class GatewayClient:
@@ -49,6 +90,8 @@ class GatewayClient:
     ) -> None:
         self.address = address
         self._deadline_s = deadline_s
+        # Memories are read and deleted in tiers that may take their time.
+        self._slow_s = 3 * deadline_s
         credentials = credentials or ClientCredentials()
         self._metadata = credentials.metadata(loopback=is_loopback(split_address(address)[0]))
         options = channel_options(address, CLUSTER_MESSAGE_BYTES, internal=False)
@@ -59,6 +102,9 @@ class GatewayClient:
         self._cameras = cameras_pb2_grpc.CamerasStub(self._channel)
         self._replicas = replicas_pb2_grpc.ReplicasStub(self._channel)
         self._results = results_pb2_grpc.ResultsStub(self._channel)
+        self._memory = memory_pb2_grpc.MemoryStub(self._channel)
+        self._incidents = incidents_pb2_grpc.IncidentsStub(self._channel)
+        self._pictures = pictures_pb2_grpc.PicturesStub(self._channel)
 
     def __enter__(self) -> Self:
         return self
@@ -136,12 +182,12 @@ class GatewayClient:
     def replicas_list(self) -> list[ReplicaStatus]:
         """Every replica, by name."""
         reply = self._call(self._replicas.List, replicas_pb2.ListReplicasRequest())
-        return [replicas.from_proto(status) for status in reply.replicas]
+        return [replica_from_proto(status) for status in reply.replicas]
 
     def replica_drain(self, name: str, *, undo: bool = False) -> ReplicaStatus:
         """Take the cameras off a replica, or with ``undo`` let it have some again."""
         request = replicas_pb2.DrainReplicaRequest(name=name, undo=undo)
-        return replicas.from_proto(self._call(self._replicas.Drain, request))
+        return replica_from_proto(self._call(self._replicas.Drain, request))
 
     def watch(self, cameras: Collection[str] = ()) -> Iterator[tuple[Answer, int]]:
         """Answers as they come, each with how many were missed before it; ends when the gateway stops.
@@ -156,6 +202,147 @@ class GatewayClient:
         call.initial_metadata()
         return self._answers(call)
 
+    def ask(
+        self,
+        camera: str,
+        text: str,
+        *,
+        conversation: str = "",
+        since_s: float = 0.0,
+        max_new_tokens: int = 0,
+        with_pictures: bool = False,
+        timeout_s: float = 120.0,
+    ) -> Generator[str | Told, None, None]:
+        """Pieces of the answer as they come, then how it came about; closing the iterator stops the answer.
+
+        Asked when the first piece is. See ``AskRequest`` for the arguments.
+
+        Raises:
+            ConfigError: not a question.
+            UnavailableError: the answer was not complete after ``timeout_s``.
+        """
+        # Before it goes into a message: what is no text does not fit into one.
+        request = memory_pb2.AskRequest(
+            camera=check_camera(camera),
+            text=check_question(text),
+            conversation=check_name(conversation, "the conversation"),
+            since_s=since_s,
+            max_new_tokens=max_new_tokens,
+            with_pictures=with_pictures,
+        )
+        call = self._memory.Ask(request, timeout=timeout_s, metadata=self._metadata)
+        try:
+            for event in call:
+                if event.WhichOneof("event") == "result":
+                    yield told_from_proto(event.result, camera)
+                    return
+                yield event.piece
+        except grpc.RpcError as error:
+            if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED and not is_ours(error):
+                raise UnavailableError(
+                    f"the answer was not complete after {timeout_s:g} s; allow more time, or ask about less"
+                ) from None
+            raise self._explain(error) from None
+        finally:
+            call.cancel()
+        raise UnavailableError(f"the gateway at {self.address} ended the answer without a result")
+
+    def forget(self, camera: str, before_s: float = 0.0) -> ForgottenCamera:
+        """Forget what was seen more than ``before_s`` seconds before the newest frame, and what was kept of incidents
+        more than so many seconds ago; 0 forgets everything."""
+        request = memory_pb2.ForgetRequest(camera=check_camera(camera), before_s=before_s)
+        return forgotten_from_proto(self._call(self._memory.Forget, request, self._slow_s))
+
+    def memory(self, camera: str) -> MemoryStatus:
+        """What the camera remembers."""
+        request = memory_pb2.DescribeRequest(camera=check_camera(camera))
+        return memory_from_proto(self._call(self._memory.Describe, request, self._slow_s))
+
+    def incidents(
+        self, *, camera: str = "", subject: str = "", only_open: bool = False, since_s: float = 0.0, limit: int = 0
+    ) -> list[Incident]:
+        """Newest first; see ``ListIncidentsRequest``."""
+        request = incidents_pb2.ListIncidentsRequest(
+            camera=camera, subject=subject, only_open=only_open, since_s=since_s, limit=limit
+        )
+        return [incident_from_proto(each) for each in self._call(self._incidents.List, request).incidents]
+
+    def incident(self, incident_id: str) -> Detail:
+        request = incidents_pb2.GetIncidentRequest(id=incident_id)
+        return detail_from_proto(self._call(self._incidents.Get, request))
+
+    def acknowledge(self, incident_id: str, by: str) -> Incident:
+        request = incidents_pb2.AcknowledgeRequest(id=incident_id, by=by)
+        return incident_from_proto(self._call(self._incidents.Acknowledge, request))
+
+    def mute(self, camera: str, subject: str, for_s: float, by: str) -> list[Mute]:
+        """Empty names stand for all; returns the mutes that hold."""
+        request = incidents_pb2.MuteRequest(camera=camera, subject=subject, for_s=for_s, by=by)
+        return mutes_from_proto(self._call(self._incidents.Mute, request))
+
+    def unmute(self, camera: str, subject: str) -> list[Mute]:
+        request = incidents_pb2.UnmuteRequest(camera=camera, subject=subject)
+        return mutes_from_proto(self._call(self._incidents.Unmute, request))
+
+    def mutes(self) -> list[Mute]:
+        return mutes_from_proto(self._call(self._incidents.ListMutes, incidents_pb2.ListMutesRequest()))
+
+    def outbox(self, dead: int = 0) -> Outbox:
+        """``dead``: most dead letters to list."""
+        return outbox_from_proto(self._call(self._incidents.Outbox, incidents_pb2.OutboxRequest(dead=dead)))
+
+    def resend(self, sink: str = "", key: str = "") -> int:
+        """Try dead letters again; how many."""
+        return int(self._call(self._incidents.Resend, incidents_pb2.ResendRequest(sink=sink, key=key)).count)
+
+    def follow(self, cameras: Collection[str] = (), *, opened: bool = False) -> Iterator[tuple[AlertEvent, int]]:
+        """Events as they come, each with how many were missed before it; ends when the gateway stops.
+
+        ``opened``: first one for each incident that is open.
+        """
+        request = incidents_pb2.FollowRequest(cameras=list(cameras), open=opened)
+        call: Any = self._incidents.Follow(request, metadata=self._metadata)
+        try:
+            for message in call:
+                yield event_from_proto(message), message.missed
+        except grpc.RpcError as error:
+            raise self._explain(error) from None
+        finally:
+            call.cancel()
+
+    def picture(self, camera: str, *, kept: bool = False, width: int = 0) -> Picture:
+        """The newest picture; ``kept``: patches that the model does not see are dark; ``width``: 0 is its own."""
+        reply = self._call(self._pictures.Picture, pictures_pb2.PictureRequest(camera=camera, kept=kept, width=width))
+        return Picture(reply.jpeg, reply.etag, reply.pts, reply.age_s, reply.width, reply.height)
+
+    def footage(
+        self, incident: str, kind: Kind = "clip", *, offset: int = 0, length: int = 0
+    ) -> tuple[About, Iterator[bytes]]:
+        """What the file is, and its bytes: from ``offset`` on, at most ``length`` (0: to the end)."""
+        request = pictures_pb2.FootageRequest(incident=incident, kind=kind, offset=offset, length=length)
+        call = self._pictures.Footage(request, timeout=FILE_S, metadata=self._metadata)
+        try:
+            about = next(iter(call)).about
+        except grpc.RpcError as error:
+            raise self._explain(error) from None
+        except StopIteration:
+            raise UnavailableError(f"{self.address} sent nothing") from None
+        return About(about.camera, about.media_type, about.size, about.etag, about.note), self._data(call)
+
+    def forget_footage(self, camera: str) -> Deleted:
+        """Delete all snapshots and clips of a camera."""
+        reply = self._call(self._pictures.Forget, pictures_pb2.ForgetFootageRequest(camera=camera))
+        return Deleted(reply.files, reply.bytes)
+
+    def _data(self, call: grpc.Call) -> Iterator[bytes]:
+        try:
+            for part in call:
+                yield part.data
+        except grpc.RpcError as error:
+            raise _broken(self._explain(error)) from None
+        finally:
+            call.cancel()
+
     def _answers(self, call: Any) -> Iterator[tuple[Answer, int]]:
         try:
             for message in call:
@@ -165,9 +352,9 @@ class GatewayClient:
         finally:
             call.cancel()
 
-    def _call(self, method: Callable[..., T], request: object) -> T:
+    def _call(self, method: Callable[..., T], request: object, deadline_s: float | None = None) -> T:
         try:
-            return method(request, timeout=self._deadline_s, metadata=self._metadata)
+            return method(request, timeout=deadline_s or self._deadline_s, metadata=self._metadata)
         except grpc.RpcError as error:
             raise self._explain(error) from None
 
@@ -184,3 +371,7 @@ class GatewayClient:
 
     def _nobody(self) -> UnavailableError:
         return UnavailableError(f"no Sightline gateway answers at {self.address}; start one with `sightline serve`")
+
+
+def _broken(error: SightlineError) -> SightlineError:
+    return UnavailableError(f"the file broke off: {error}")

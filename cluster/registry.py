@@ -1,34 +1,44 @@
-"""One mechanism, many policies: a named registry per kind of policy.
+"""One mechanism, many policies: what there is of each kind, by name, without importing any of it.
 
-A policy is one file that ends in ``@pruners.register("name")``; the package's ``__init__`` imports its
-siblings, and the shared test matrix iterates over ``names()``.
+To add a policy, write one file and add one entry here; configuration, its schema, the command line and the shared test
+matrix find it by its name. A policy's options are the fields of its dataclass, or what it takes by keyword only.
 """
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Iterator
-from typing import Generic, TypeVar
+import importlib
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Generic, TypeVar, cast
 
 from cluster.errors import ConfigError
 
 T = TypeVar("T")
+E = TypeVar("E")
 
 
 class Registry(Generic[T]):
-    """Names -> factories of one kind (``kind`` appears in error messages: "pruner", "refresh policy")."""
+    """Names -> what they stand for, imported when first asked for.
 
-    def __init__(self, kind: str) -> None:
+    ``kind`` appears in error messages ("pruner", "refresh policy"); an entry is the object itself, or where it is, as
+    ``"module:name"``.
+    """
+
+    def __init__(self, kind: str, entries: Mapping[str, T | str] | None = None) -> None:
         self.kind = kind
-        self._entries: dict[str, T] = {}
+        self._entries = dict(entries or {})
 
-    def register(self, name: str) -> Callable[[T], T]:
-        """Decorator that files its object under ``name``; a name taken twice is a programming error."""
+    def register(self, name: str) -> Callable[[E], E]:
+        """Decorator that files its object, or the place of one, under ``name``.
 
-        def add(entry: T) -> T:
+        Raises:
+            RuntimeError: the name is taken.
+        """
+
+        def add(entry: E) -> E:
             if name in self._entries:
                 raise RuntimeError(f"{self.kind} {name!r} is registered twice")
-            self._entries[name] = entry
+            self._entries[name] = cast("T | str", entry)
             return entry
 
         return add
@@ -39,13 +49,19 @@ class Registry(Generic[T]):
         Raises:
             ConfigError: no such entry; the message lists what there is and the nearest name.
         """
-        try:
-            return self._entries[name]
-        except KeyError:
-            near = difflib.get_close_matches(name, self._entries, n=1)
-            hint = f" (did you mean {near[0]!r}?)" if near else ""
-            known = ", ".join(sorted(self._entries))
-            raise ConfigError(f"unknown {self.kind} {name!r}{hint}; there are: {known}") from None
+        if name not in self._entries:
+            raise ConfigError(self.unknown(name))
+        entry = self._entries[name]
+        if isinstance(entry, str):
+            module, _, attribute = entry.partition(":")
+            entry = self._entries[name] = cast(T, getattr(importlib.import_module(module), attribute))
+        return entry
+
+    def unknown(self, name: str) -> str:
+        """The sentence for a ``name`` that is not here."""
+        near = difflib.get_close_matches(name, self._entries, n=1)
+        hint = f" (did you mean {near[0]!r}?)" if near else ""
+        return f"unknown {self.kind} {name!r}{hint}; there are: {', '.join(self.names())}"
 
     def names(self) -> list[str]:
         return sorted(self._entries)
@@ -55,3 +71,85 @@ class Registry(Generic[T]):
 
     def __contains__(self, name: object) -> bool:
         return name in self._entries
+
+
+pruners: Registry[Any] = Registry(
+    "pruner",
+    {
+        "codecsight": "cluster.vision.pruners.codecsight:CodecSight",
+        "none": "cluster.vision.pruners.keep_all:KeepAll",
+        "replenish": "cluster.vision.pruners.replenish:Replenish",
+    },
+)
+families: Registry[Any] = Registry(
+    "model family",
+    {
+        "internvl": "cluster.models.internvl:InternVL",
+        "qwen2_5_vl": "cluster.models.qwen2_5_vl:Qwen25VL",
+    },
+)
+refresh_policies: Registry[Any] = Registry(
+    "refresh policy",
+    {
+        "all": "cluster.engine.window.refresh.all:All",
+        "anchors": "cluster.engine.window.refresh.anchors:Anchors",
+        "anchors_last": "cluster.engine.window.refresh.anchors_last:AnchorsLast",
+        "budget": "cluster.engine.window.refresh.budget:Budget",
+        "budget_last": "cluster.engine.window.refresh.budget_last:BudgetLast",
+        "first_n": "cluster.engine.window.refresh.first_n:FirstN",
+        "first_percent": "cluster.engine.window.refresh.first_percent:FirstPercent",
+        "none": "cluster.engine.window.refresh.none:Nothing",
+        "random": "cluster.engine.window.refresh.random:Random",
+        "shifted": "cluster.engine.window.refresh.shifted:Shifted",
+        "topk_deviation": "cluster.engine.window.refresh.topk_deviation:TopKDeviation",
+    },
+)
+kernels: Registry[Any] = Registry(
+    "attention kernel",
+    {
+        "cpu_flash": "cluster.engine.native.kernels.cpu_flash:CPUFlashKernel",
+        "sdpa": "cluster.engine.native.kernels.sdpa:SDPAKernel",
+        "varlen": "cluster.engine.native.kernels.varlen:VarlenKernel",
+    },
+)
+compressors: Registry[Any] = Registry(
+    "compressor",
+    {
+        "cords": "cluster.memory.compress.cords:CoRDS",
+        "infinipot": "cluster.memory.compress.infinipot:InfiniPot",
+        "infinipot_v": "cluster.memory.compress.infinipot_v:InfiniPotV",
+        "livevlm": "cluster.memory.compress.livevlm:LiveVLM",
+        "none": "cluster.memory.compress.simple:Full",
+        "sliding": "cluster.memory.compress.simple:Sliding",
+        "snapkv": "cluster.memory.compress.snapkv:SnapKV",
+        "streammem": "cluster.memory.compress.streammem:StreamMem",
+        "uniform": "cluster.memory.compress.simple:Uniform",
+    },
+)
+organisers: Registry[Any] = Registry(
+    "organiser",
+    {
+        "frames": "cluster.memory.organise.frames:Frames",
+        "mosaic": "cluster.memory.organise.mosaic:Mosaic",
+        "resv": "cluster.memory.organise.resv:ReSV",
+        "tokens": "cluster.memory.organise.tokens:Tokens",
+    },
+)
+retrievers: Registry[Any] = Registry(
+    "retriever",
+    {
+        "top_k": "cluster.memory.retrieve.top_k:TopK",
+        "two_stage": "cluster.memory.retrieve.two_stage:TwoStage",
+        "wicsum": "cluster.memory.retrieve.wicsum:WiCSum",
+    },
+)
+sinks: Registry[Any] = Registry(
+    "alert sink",
+    {
+        "alertmanager": "cluster.alerts.sinks.alertmanager:AlertmanagerSink",
+        "kafka": "cluster.alerts.sinks.kafka:KafkaSink",
+        "log": "cluster.alerts.sinks.log:LogSink",
+        "mqtt": "cluster.alerts.sinks.mqtt:MqttSink",
+        "webhook": "cluster.alerts.sinks.webhook:WebhookSink",
+    },
+)

@@ -1,4 +1,4 @@
-"""Who imports whom: arrows only run from actors to cluster, and a decoder needs neither torch nor Ray."""
+"""Who imports whom: from the top row of rooms to the bottom one and never in a circle; who needs torch, who Ray."""
 
 from __future__ import annotations
 
@@ -8,11 +8,10 @@ import json
 import pkgutil
 import subprocess
 import sys
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
-
-import cluster
 
 ROOT = Path(__file__).parent.parent
 
@@ -52,15 +51,91 @@ def test_nothing_in_cluster_loads_ray_or_actors() -> None:
     assert not loaded_by(modules("cluster")) & {"ray", "actors", "loadtest"}
 
 
-def test_nothing_in_cluster_names_ray_or_actors_even_inside_a_function() -> None:
-    """``cluster.lab.bench`` measures whole clusters when asked to; everything else must not know them."""
-    for path in sorted(Path(cluster.__path__[0]).rglob("*.py")):
-        if "bench" in path.relative_to(ROOT).parts:
+# Who may import whom: a room those of the rows above it, and those beside it where nothing comes back.
+ROWS = """
+errors hosts registry types
+codec models redaction
+logs metrics security
+memory vision wire
+config
+control engine tracing
+alerts decoder replica
+client
+gateway kubernetes
+actors
+lab loadtest
+actors.cli
+"""
+ROW = {room: row for row, rooms in enumerate(ROWS.split("\n")) for room in rooms.split()}
+
+
+def room(module: str) -> str:
+    """The command line is a room of its own, above what it starts."""
+    parts = module.split(".")
+    if parts[0] == "cluster":
+        return parts[1]
+    return "actors.cli" if parts[:2] == ["actors", "cli"] else parts[0]
+
+
+def files() -> dict[str, Path]:
+    """Every module of ours, by name."""
+    found = [path for top in ("cluster", "actors", "loadtest") for path in sorted(ROOT.joinpath(top).rglob("*.py"))]
+    names = [".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__") for path in found]
+    return dict(zip(names, found, strict=True))
+
+
+def named_by(path: Path) -> set[str]:
+    """Modules that a file names anywhere: inside functions, for types alone, and to ``import_module``."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found |= {f"{node.module}.{alias.name}" for alias in node.names}
+        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith("import_module"):
+            found.add(ast.unparse(node.args[0]).lstrip("f").strip("'\"").partition("{")[0].rstrip("."))
+    return {name for name in found if name.split(".")[0] in ("cluster", "actors", "loadtest", "ray")}
+
+
+@functools.cache
+def arrows() -> dict[tuple[str, str], set[str]]:
+    """``(room, room it imports)`` -> modules that do."""
+    known = files()
+    found: dict[tuple[str, str], set[str]] = {}
+    for module, path in known.items():
+        if module == "cluster":
             continue
-        for node in ast.walk(ast.parse(path.read_text())):
-            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
-            assert not {name.split(".")[0] for name in names} & {"ray", "actors", "loadtest"}, path
+        for name in named_by(path):
+            if name.startswith("ray") or name == "cluster":
+                continue
+            if room(name) != room(module):
+                found.setdefault((room(module), room(name)), set()).add(module)
+    return found
+
+
+def test_every_room_has_its_row() -> None:
+    assert {room(module) for module in files() if module != "cluster"} == set(ROW)
+
+
+def test_no_arrow_runs_upwards() -> None:
+    assert {arrow: modules for arrow, modules in arrows().items() if ROW[arrow[1]] > ROW[arrow[0]]} == {}
+
+
+def test_there_is_no_circle() -> None:
+    """Between rooms of one row: all others are excluded by the rows."""
+    beside = {room: {b for a, b in arrows() if a == room and ROW[a] == ROW[b]} for room in ROW}
+    assert tuple(TopologicalSorter(beside).static_order())
+
+
+def test_the_library_names_neither_ray_nor_what_measures_it() -> None:
+    found = {module: named_by(path) for module, path in files().items() if module.startswith("cluster.")}
+    library = {module: names for module, names in found.items() if not module.startswith("cluster.lab")}
+    forbidden = ("ray", "actors", "loadtest", "cluster.lab")
+    assert {
+        module
+        for module, names in library.items()
+        if any(f"{name}.".startswith(f"{f}.") for name in names for f in forbidden)
+    } == set()
 
 
 def test_a_decoder_needs_no_torch() -> None:
@@ -74,25 +149,16 @@ def test_the_decoder_actor_loads_no_model_code() -> None:
     assert not loaded_by(["actors.decoder"]) & {"torch", "transformers", "cluster.models"}
 
 
-def test_scheduling_needs_no_torch_and_no_wire() -> None:
+def test_control_needs_no_torch_and_no_wire() -> None:
     loaded = loaded_by(modules("cluster.control"))
-    assert not loaded & {
-        "torch",
-        "transformers",
-        "ray",
-        "grpc",
-        "av",
-        "cluster.wire",
-        "cluster.codec",
-        "cluster.models",
-    }
+    assert not loaded & {"torch", "transformers", "ray", "grpc", "av", "cluster.wire", "cluster.codec"}
 
 
 @pytest.mark.parametrize("package", ["cluster.engine", "cluster.models"])
 def test_engine_and_models_know_nothing_of_the_rest(package: str) -> None:
     loaded = loaded_by(modules(package))
     assert not loaded & {"ray", "grpc", "av", "pydantic", "prometheus_client", "typer"} - baseline()
-    assert not loaded & {f"cluster.{name}" for name in ("codec", "vision", "rpc", "config", "scheduling", "metrics")}
+    assert not loaded & {f"cluster.{name}" for name in ("codec", "vision", "wire", "config", "control", "metrics")}
 
 
 @functools.cache

@@ -11,7 +11,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from cluster import metrics
 from cluster.errors import SightlineError
+from cluster.gateway.federation import FederatedCollector
 from cluster.types import Answer, Timing, TokenCount
+from cluster.wire.metrics_server import MetricsServer, serve_metrics
 
 UNITS = ("_seconds", "_bytes", "_ratio")
 
@@ -29,7 +31,7 @@ def value(family, **labels):
 
 @pytest.fixture
 def server():
-    server = metrics.MetricsServer()
+    server = MetricsServer()
     yield server
     server.close()
 
@@ -112,15 +114,15 @@ def registry_with(name, count, **labels):
 
 
 def test_federation_merges_processes_and_says_who_is_down():
-    first = metrics.MetricsServer(registry=registry_with("sightline_things", 2, kind="a"))
-    second = metrics.MetricsServer(registry=registry_with("sightline_things", 5, kind="a"))
-    gone = metrics.MetricsServer(registry=CollectorRegistry())
+    first = MetricsServer(registry=registry_with("sightline_things", 2, kind="a"))
+    second = MetricsServer(registry=registry_with("sightline_things", 5, kind="a"))
+    gone = MetricsServer(registry=CollectorRegistry())
     gone.close()
     addresses = {"decoder-0": first.address, "replica-0": second.address, "decoder-1": gone.address}
     gateway = CollectorRegistry()
     own = {"gateway": registry_with("sightline_things", 1, kind="b")}
-    gateway.register(metrics.FederatedCollector(lambda: addresses, own))
-    shown = metrics.MetricsServer(registry=gateway)
+    gateway.register(FederatedCollector(lambda: addresses, own))
+    shown = MetricsServer(registry=gateway)
     try:
         page = scrape(shown.address)
     finally:
@@ -137,9 +139,9 @@ def test_federation_merges_processes_and_says_who_is_down():
 
 def test_histograms_survive_federation():
     metrics.stage_seconds.labels("plan").observe(0.02)
-    server = metrics.MetricsServer()
+    server = MetricsServer()
     try:
-        collected = list(metrics.FederatedCollector(lambda: {"replica-0": server.address}).collect())
+        collected = list(FederatedCollector(lambda: {"replica-0": server.address}).collect())
     finally:
         server.close()
     stages = next(family for family in collected if family.name == "sightline_stage_seconds")
@@ -161,14 +163,14 @@ def test_a_silent_or_babbling_process_delays_nobody():
 
     thread = threading.Thread(target=babble, daemon=True)
     thread.start()
-    alive = metrics.MetricsServer(registry=registry_with("sightline_things", 1))
+    alive = MetricsServer(registry=registry_with("sightline_things", 1))
     where = {
         "silent": f"127.0.0.1:{silent.getsockname()[1]}",
         "babbler": f"127.0.0.1:{babbler.getsockname()[1]}",
         "alive": alive.address,
     }
     try:
-        families = {f.name: f for f in metrics.FederatedCollector(lambda: where, timeout_s=0.3).collect()}
+        families = {f.name: f for f in FederatedCollector(lambda: where, timeout_s=0.3).collect()}
     finally:
         alive.close()
         silent.close()
@@ -183,4 +185,4 @@ def test_a_taken_port_is_one_clear_sentence():
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(SightlineError, match=rf"127\.0\.0\.1:{port}: Address already in use; choose another"):
-            metrics.serve_metrics("127.0.0.1", port)
+            serve_metrics("127.0.0.1", port)

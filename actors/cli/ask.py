@@ -12,7 +12,7 @@ import typer
 from actors.cli.options import DEFAULT_GATEWAY, Gateway, Json, client_credentials
 
 if TYPE_CHECKING:
-    from cluster.memory_client import MemoryClient
+    from cluster.client import GatewayClient
     from cluster.wire.memory_wire import Told
 
 PROMPT = "? "
@@ -53,8 +53,8 @@ def ask(
     """
     from actors.cli.durations import parse_duration
     from actors.cli.output import check_writable
+    from cluster.client import GatewayClient
     from cluster.errors import ConfigError
-    from cluster.memory_client import MemoryClient
 
     wanted: dict[str, Any] = {
         "since_s": parse_duration(since, "--since") if since else 0.0,
@@ -69,7 +69,7 @@ def ask(
         raise ConfigError("--json needs a question on the command line")
     if pictures is not None:
         check_writable(pictures)
-    with MemoryClient(gateway, credentials=client_credentials()) as client:
+    with GatewayClient(gateway, credentials=client_credentials()) as client:
         shown = Shown(explain=explain, pictures=pictures, json=json)
         if interactive:
             _talk(client, camera, conversation, wanted, shown)
@@ -77,7 +77,7 @@ def ask(
             shown.answer(client.ask(camera, question, conversation=conversation, **wanted))
 
 
-def _talk(client: MemoryClient, camera: str, conversation: str, wanted: dict[str, Any], shown: Shown) -> None:
+def _talk(client: GatewayClient, camera: str, conversation: str, wanted: dict[str, Any], shown: Shown) -> None:
     """One question after the other until the end of input. Ctrl-C stops an answer, and at the prompt the command."""
     from cluster.errors import CapacityError, ConfigError, NotReadyError, UnavailableError
 

@@ -213,9 +213,9 @@ def picture(
     $ sightline cameras picture gate -o gate.jpg --kept
     """
     from actors.cli.output import save
-    from cluster.pictures_client import PicturesClient
+    from cluster.client import GatewayClient
 
-    with PicturesClient(gateway, credentials=client_credentials()) as client:
+    with GatewayClient(gateway, credentials=client_credentials()) as client:
         found = client.picture(name, kept=kept, width=width)
     file = output or Path(f"{name}.jpg")
     save(file, [found.jpeg], len(found.jpeg), name)

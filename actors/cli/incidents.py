@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from cluster.alerts.incident import AlertEvent, Incident, Mute
     from cluster.alerts.service import Outbox
-    from cluster.incidents_client import IncidentsClient
+    from cluster.client import GatewayClient
 
 app = typer.Typer(no_args_is_help=True, help="What goes on at the cameras, and who has been told.")
 
@@ -119,14 +119,14 @@ def clip(
     $ sightline incidents clip 3f9c2a51d07be864 --snapshot
     """
     from actors.cli.output import console, save
+    from cluster.client import GatewayClient
     from cluster.errors import ConfigError
-    from cluster.pictures_client import PicturesClient
 
     if snapshot and at_end:
         raise ConfigError("--snapshot and --end contradict each other; give one of them")
     kind: Literal["snapshot", "clip", "end"] = "snapshot" if snapshot else "end" if at_end else "clip"
     file = output or Path(f"{incident}.{'jpg' if snapshot else 'mp4'}")
-    with PicturesClient(gateway, credentials=client_credentials()) as client:
+    with GatewayClient(gateway, credentials=client_credentials()) as client:
         about, data = client.footage(incident, kind)
         size = save(file, data, about.size, f"{kind} of {about.camera}")
     print(f"{file}: {kind} of an incident at {about.camera}, {size} bytes")
@@ -396,7 +396,7 @@ def _login() -> str:
         return "somebody"
 
 
-def _client(gateway: str) -> IncidentsClient:
-    from cluster.incidents_client import IncidentsClient
+def _client(gateway: str) -> GatewayClient:
+    from cluster.client import GatewayClient
 
-    return IncidentsClient(gateway, credentials=client_credentials())
+    return GatewayClient(gateway, credentials=client_credentials())

@@ -27,9 +27,9 @@ def memory(camera: Name, gateway: Gateway = DEFAULT_GATEWAY, json: Json = None) 
     from dataclasses import asdict
 
     from actors.cli.output import console, write_json
-    from cluster.memory_client import MemoryClient
+    from cluster.client import GatewayClient
 
-    with MemoryClient(gateway, credentials=client_credentials()) as client:
+    with GatewayClient(gateway, credentials=client_credentials()) as client:
         status = client.memory(camera)
     if json is not None:
         write_json(json, asdict(status))
@@ -60,15 +60,15 @@ def forget(
 
     from actors.cli.durations import parse_duration, spoken_bytes
     from actors.cli.output import plural, write_json
+    from cluster.client import GatewayClient
     from cluster.errors import ConfigError
-    from cluster.memory_client import MemoryClient
 
     before_s = parse_duration(before, "--before") if before else 0.0
     if not before and not yes:
         if not sys.stdin.isatty():
             raise ConfigError(f"everything of camera {camera!r} would be forgotten; add --yes, or --before DURATION")
         typer.confirm(f"Forget everything that camera {camera!r} has seen?", abort=True)
-    with MemoryClient(gateway, credentials=client_credentials()) as client:
+    with GatewayClient(gateway, credentials=client_credentials()) as client:
         forgotten = client.forget(camera, before_s)
     if json is not None:
         write_json(json, asdict(forgotten))

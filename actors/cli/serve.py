@@ -47,7 +47,7 @@ def serve(
     with screen.status("loading the libraries") as status:
         from actors.runtime import Cluster
         from cluster.decoder.footage.reach import shortages
-        from cluster.engine.calibrated.costs import WARNING
+        from cluster.replica.calibrated import WARNING
 
         cluster = Cluster(loaded, on_phase=status.update if screen.is_terminal else screen.print)
         cluster.start()

@@ -8,8 +8,9 @@ from typing import Any
 
 from cluster.alerts.book import IncidentBook, Opening
 from cluster.alerts.changes import Subject
-from cluster.alerts.incident import HEALTH_SUBJECTS, Severity
+from cluster.alerts.incident import Severity
 from cluster.types import CameraStatus, PictureHealth
+from cluster.types.cameras import HEALTH_SUBJECTS
 
 OFFLINE, FROZEN, COVERED, SCENE, UNANSWERED = HEALTH_SUBJECTS
 

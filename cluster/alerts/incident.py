@@ -25,7 +25,6 @@ ClipState = Literal["", "waiting", "whole", "part", "none"]
 
 EVENT_KINDS: tuple[EventKind, ...] = ("new", "update", "end")
 
-HEALTH_SUBJECTS = ("camera-offline", "frozen-image", "covered-lens", "scene-change", "camera-unanswered")
 FORMAT = 1
 """Version of the JSON form; a key is only ever added to it."""
 

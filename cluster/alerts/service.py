@@ -19,25 +19,17 @@ from cluster.alerts.dispatcher import Dispatcher, LaneStatus, Retry
 from cluster.alerts.feed import EventFeed, Follower
 from cluster.alerts.forgetting import Erased, Forgetting
 from cluster.alerts.health import HealthMonitor
-from cluster.alerts.incident import (
-    HEALTH_SUBJECTS,
-    SEVERITIES,
-    AlertEvent,
-    ClipState,
-    Incident,
-    Mute,
-    clip_settled,
-    unknown_incident,
-)
+from cluster.alerts.incident import SEVERITIES, AlertEvent, ClipState, Incident, Mute, clip_settled, unknown_incident
 from cluster.alerts.journal import Journal
-from cluster.alerts.sinks import sinks
 from cluster.alerts.store import AlertStore, Kept
 from cluster.alerts.tracker import IncidentTracker, Rule
 from cluster.alerts.watched import Watched, default_rule, health_rules, question_rules
 from cluster.config import SightlineConfig, camera_settings
 from cluster.config.alerts import AlertsConfig, SinkConfig
 from cluster.errors import NotReadyError, UnavailableError
+from cluster.registry import sinks
 from cluster.types import Answer, StreamSpec
+from cluster.types.cameras import HEALTH_SUBJECTS
 
 log = logging.getLogger(__name__)
 

@@ -8,8 +8,9 @@ from typing import Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from cluster.config.base import Section
-from cluster.config.problems import Problem, near
+from cluster.config.problems import Problem
 from cluster.config.quantity import Duration, Size
+from cluster.registry import sinks
 
 Severity = Literal["info", "warning", "critical"]
 EventKind = Literal["new", "update", "end"]
@@ -35,7 +36,7 @@ class SinkConfig(Section):
 
     @model_validator(mode="after")
     def _known(self) -> SinkConfig:
-        from cluster.config.conflicts import ConflictError
+        from cluster.config.problems import ConflictError
 
         found = self._problems()
         if found:
@@ -43,16 +44,10 @@ class SinkConfig(Section):
         return self
 
     def _problems(self) -> list[Problem]:
-        from cluster.alerts.sinks import sinks
         from cluster.config.policies import option_problems, policy_parameters
 
         if self.kind not in sinks:
-            known = ", ".join(sinks.names())
-            return [
-                Problem(
-                    ("kind",), f"unknown alert sink {self.kind!r}{near(self.kind, sinks) or ';'} there are: {known}"
-                )
-            ]
+            return [Problem(("kind",), sinks.unknown(self.kind))]
         sink = sinks.get(self.kind)
         needed = [name for name, each in inspect.signature(sink).parameters.items() if each.default is each.empty]
         if missing := [name for name in needed if name not in self.options]:

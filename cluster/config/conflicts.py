@@ -6,7 +6,7 @@ from collections import Counter
 from urllib.parse import urlsplit
 
 from cluster.config.camera import CameraConfig, CameraEntry
-from cluster.config.policies import memory_problems, pruning_problems, refresh_problem
+from cluster.config.policies import memory_problems, pruning_problems
 from cluster.config.problems import Path, Problem
 from cluster.config.quantity import size_text
 from cluster.config.question import QuestionConfig
@@ -14,14 +14,7 @@ from cluster.config.root import SightlineConfig
 from cluster.config.source import SourceConfig
 from cluster.config.tiers import TiersConfig
 from cluster.hosts import is_loopback
-
-
-class ConflictError(ValueError):
-    """Keys that are right each for itself, but not together."""
-
-    def __init__(self, problems: list[Problem]) -> None:
-        super().__init__("; ".join(problem.message for problem in problems))
-        self.problems = problems
+from cluster.registry import refresh_policies
 
 
 def conflicts(config: SightlineConfig) -> list[Problem]:
@@ -116,9 +109,8 @@ def _section_conflicts(
     if window.length_s * sampling.fps < 1:
         message = f"at {sampling.fps:g} frames per second a window of {window.length_s:g} s would hold no frame"
         found.append(Problem(at("sampling", "fps"), message))
-    unknown = refresh_problem(window.refresh)
-    if unknown:
-        found.append(Problem(at("window", "refresh"), unknown))
+    if window.refresh not in refresh_policies:
+        found.append(Problem(at("window", "refresh"), refresh_policies.unknown(window.refresh)))
     policies = {"pruning": pruning_problems(camera.pruning), "memory": memory_problems(camera.memory)}
     for section, problems in policies.items():
         for problem in problems:

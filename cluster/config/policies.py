@@ -2,50 +2,29 @@
 
 from __future__ import annotations
 
-import ast
 import dataclasses
 import functools
-import importlib
 import inspect
 import json
-import pkgutil
 import typing
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-import cluster.engine
-import cluster.memory
 from cluster.config.memory import MemoryConfig
 from cluster.config.problems import Problem, near
 from cluster.config.pruning import PruningConfig
 from cluster.errors import ConfigError
+from cluster.registry import compressors, organisers, pruners, retrievers
 
-MEMORY_PACKAGES = {"compressor": "compress", "organiser": "organise", "retriever": "retrieve"}
-"""Kind of a memory's policy -> package of ``cluster.memory`` that has them."""
-
-
-@functools.cache
-def refresh_names() -> list[str]:
-    """Refresh policies by the files they live in: importing them would import torch."""
-    # Not by find_spec of the package, which would import its parents.
-    found = pkgutil.iter_modules([f"{folder}/native/refresh" for folder in cluster.engine.__path__])
-    return sorted(module.name for module in found if module.name != "base")
-
-
-def refresh_problem(name: str) -> str | None:
-    """What is wrong with a refresh policy's name."""
-    return None if name in refresh_names() else _unknown("refresh policy", name, refresh_names())
+MEMORY_POLICIES = {"compressor": compressors, "organiser": organisers, "retriever": retrievers}
 
 
 def pruning_problems(pruning: PruningConfig) -> list[Problem]:
     """What is wrong with a pruning section; paths are relative to it."""
-    from cluster.vision import pruners
-
     if pruning.policy not in pruners:
-        return [Problem(("policy",), _unknown("pruner", pruning.policy, pruners.names()))]
+        return [Problem(("policy",), pruners.unknown(pruning.policy))]
     policy = pruners.get(pruning.policy)
     what = f"pruner {pruning.policy!r}"
     return option_problems(what, policy, policy_parameters(policy), "options", pruning.options)
@@ -57,30 +36,13 @@ def memory_problems(memory: MemoryConfig) -> list[Problem]:
     Options are checked by the policy itself, which loads torch; a section without any is checked by names alone.
     """
     found: list[Problem] = []
-    for kind, package in MEMORY_PACKAGES.items():
+    for kind, policies in MEMORY_POLICIES.items():
         name, options = getattr(memory, kind), getattr(memory, f"{kind}_options")
-        if name not in memory_names(kind):
-            found.append(Problem((kind,), _unknown(kind, name, memory_names(kind))))
+        if name not in policies:
+            found.append(Problem((kind,), policies.unknown(name)))
         elif options:
-            policy = getattr(importlib.import_module(f"cluster.memory.{package}"), f"{kind}s").get(name)
-            found += _memory_option_problems(f"{kind} {name!r}", policy, f"{kind}_options", options)
+            found += _memory_option_problems(f"{kind} {name!r}", policies.get(name), f"{kind}_options", options)
     return found
-
-
-@functools.cache
-def memory_names(kind: str) -> list[str]:
-    """Names of a memory's policies of one kind, as their files register them: importing them would import torch."""
-    files = [file for folder in cluster.memory.__path__ for file in Path(folder, MEMORY_PACKAGES[kind]).glob("*.py")]
-    nodes = [node for file in files for node in ast.parse(file.read_text(encoding="utf-8")).body]
-    calls = [call for node in nodes if isinstance(node, ast.ClassDef) for call in node.decorator_list]
-    return sorted(
-        call.args[0].value
-        for call in calls
-        if isinstance(call, ast.Call)
-        and ast.unparse(call.func) == f"{kind}s.register"
-        and isinstance(call.args[0], ast.Constant)
-        and isinstance(call.args[0].value, str)
-    )
 
 
 def _memory_option_problems(what: str, policy: type, key: str, options: Mapping[str, Any]) -> list[Problem]:
@@ -119,10 +81,6 @@ def option_problems(
         except (ConfigError, ValueError) as error:
             found.append(Problem((key,), str(error)))
     return found
-
-
-def _unknown(kind: str, name: str, known: list[str]) -> str:
-    return f"unknown {kind} {name!r}{near(name, known) or ';'} there are: {', '.join(known)}"
 
 
 def policy_parameters(policy: type) -> dict[str, Any]:

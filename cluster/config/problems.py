@@ -143,3 +143,11 @@ def _section(annotation: Any) -> type[BaseModel] | None:
             if section is not None:
                 return section
     return None
+
+
+class ConflictError(ValueError):
+    """Keys that are right each for itself, but not together."""
+
+    def __init__(self, problems: list[Problem]) -> None:
+        super().__init__("; ".join(problem.message for problem in problems))
+        self.problems = problems

@@ -41,7 +41,7 @@ class QuestionConfig(Section):
     @field_validator("id")
     @classmethod
     def _not_a_state(cls, name: str) -> str:
-        from cluster.alerts.incident import HEALTH_SUBJECTS
+        from cluster.types.cameras import HEALTH_SUBJECTS
 
         if name in HEALTH_SUBJECTS:
             raise ValueError(f"must not be {name!r}, which names a state of the camera itself (docs/alerts.md)")

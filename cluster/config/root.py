@@ -85,7 +85,8 @@ class SightlineConfig(Section):
 
     @model_validator(mode="after")
     def _no_conflicts(self) -> SightlineConfig:
-        from cluster.config.conflicts import ConflictError, conflicts
+        from cluster.config.conflicts import conflicts
+        from cluster.config.problems import ConflictError
 
         found = conflicts(self)
         if found:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
-from typing import Protocol
 
 from sightline.v1 import ingest_pb2
 
@@ -12,42 +10,7 @@ from cluster.codec.push import PushSource
 from cluster.codec.source import StreamHeader
 from cluster.errors import NotReadyError, UnavailableError
 from cluster.wire.convert import packet_from_proto
-
-
-@dataclass(frozen=True, slots=True)
-class PushProgress:
-    """What a pusher is told: everything below ``next_sequence`` was taken over, ``credit`` more packets may follow."""
-
-    next_sequence: int
-    credit: int
-    dropped: int = 0
-
-
-class PacketSink(Protocol):
-    """Takes one pushing connection's packets. Called from one connection at a time, on the event loop.
-
-    Every method may raise a :class:`SightlineError`, which ends the connection with its status code.
-    """
-
-    async def open(self, header: StreamHeader, session: str) -> PushProgress:
-        """A connection begins; a session seen before goes on at ``next_sequence``."""
-        ...
-
-    async def offer(self, batch: ingest_pb2.PacketBatch) -> None:
-        """Take packets in order; may wait for room, which holds the connection back. The batch is the sink's now."""
-        ...
-
-    async def progress(self) -> PushProgress:
-        """Wait until there is something new to tell the pusher."""
-        ...
-
-    async def end(self) -> PushProgress:
-        """The source has ended: wait until everything is taken over."""
-        ...
-
-    async def close(self) -> None:
-        """The connection is gone, the session may come back."""
-        ...
+from cluster.wire.ingest import PushProgress
 
 
 class QueueSink:

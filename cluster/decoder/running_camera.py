@@ -408,7 +408,7 @@ class RunningCamera:
 
 
 class PushedCameraSink:
-    """The :class:`~cluster.decoder.packet_sink.PacketSink` of one connection to a pushing camera."""
+    """The :class:`~cluster.wire.ingest.PacketSink` of one connection to a pushing camera."""
 
     def __init__(self, camera: RunningCamera) -> None:
         self._camera = camera

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any, TypeAlias
 
 import grpc
 import grpc.aio
 
+from cluster.config.security import SecurityConfig
 from cluster.errors import CapacityError, ForbiddenError, SightlineError, UnauthenticatedError
 from cluster.security.access import Principal, serve_as
 from cluster.security.audit import AuditLog
 from cluster.security.limits import RateLimit
 from cluster.security.roles import OPEN, RULES, Role, Rule
+from cluster.security.tokens import TokenFile
 from cluster.wire.status import abort
 
 log = logging.getLogger(__name__)
@@ -180,4 +183,21 @@ def _answering(handler: Any, behavior: Callable[..., Awaitable[Any]]) -> grpc.Rp
     }[bool(handler.request_streaming), bool(handler.response_streaming)]
     return make(
         behavior, request_deserializer=handler.request_deserializer, response_serializer=handler.response_serializer
+    )
+
+
+def make_guard(security: SecurityConfig) -> Guard | None:
+    """Who asks every call for its token; ``None``: nobody.
+
+    Raises:
+        ConfigError: the tokens cannot be read.
+    """
+    if security.tokens_file is None:
+        return None
+    return Guard(
+        TokenFile(Path(security.tokens_file)).verify,
+        rate=RateLimit(security.calls_per_s, security.calls_burst),
+        audit=None
+        if security.audit_log is None
+        else AuditLog(Path(security.audit_log), retention_s=security.audit_retention),
     )

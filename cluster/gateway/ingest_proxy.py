@@ -13,10 +13,10 @@ import grpc.aio
 from sightline.v1 import ingest_pb2, ingest_pb2_grpc
 
 from cluster.codec.source import StreamHeader
-from cluster.decoder.packet_sink import PushProgress
 from cluster.errors import UnavailableError
 from cluster.wire.calls import Call, CallEndedError, finish, first_reply, write
 from cluster.wire.channel import ChannelPool
+from cluster.wire.ingest import PushProgress
 from cluster.wire.status import RefusedError, is_ours
 
 Route = Callable[[str], Awaitable[str]]

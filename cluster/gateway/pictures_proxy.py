@@ -20,7 +20,7 @@ from cluster.errors import CapacityError, ConfigError, NotReadyError, SightlineE
 from cluster.security.access import current
 from cluster.wire.channel import ChannelPool
 from cluster.wire.memory_wire import check_camera, check_seconds
-from cluster.wire.status import RefusedError, abort, as_refused, is_ours
+from cluster.wire.status import abort, as_refused, as_told
 
 SERVICE = "sightline.v1.Pictures"
 CALL_S = 10.0
@@ -220,13 +220,6 @@ async def _explained(context: Context) -> AsyncIterator[None]:
         yield
     except (SightlineError, ValueError) as error:
         await abort(context, error)
-
-
-def as_told(error: grpc.aio.AioRpcError, what: str) -> SightlineError:
-    """The far side's own sentence as it is; what gRPC says in one of ours."""
-    if is_ours(error):
-        return RefusedError(error.code(), error.details() or error.code().name)
-    return UnavailableError(f"{what} does not answer; try again in a moment ({error.details()})")
 
 
 def _kind(text: str) -> Kind:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Sequence
-from dataclasses import asdict
 from typing import Protocol, TypeVar
 
 import grpc.aio
@@ -12,6 +11,7 @@ from sightline.v1 import replicas_pb2, replicas_pb2_grpc
 
 from cluster.errors import ConfigError, SightlineError, UnavailableError
 from cluster.types.reports import ReplicaStatus
+from cluster.wire.convert import replica_to_proto
 from cluster.wire.status import abort
 
 SERVICE = "sightline.v1.Replicas"
@@ -42,7 +42,7 @@ class ReplicasServicer(replicas_pb2_grpc.ReplicasServicer):
         """See protos/sightline/v1/replicas.proto."""
         try:
             found = await self._in_time(self._directory.list_replicas())
-            return replicas_pb2.ListReplicasResponse(replicas=[to_proto(status) for status in found])
+            return replicas_pb2.ListReplicasResponse(replicas=[replica_to_proto(status) for status in found])
         except SightlineError as error:
             await abort(context, error)
 
@@ -53,7 +53,7 @@ class ReplicasServicer(replicas_pb2_grpc.ReplicasServicer):
         try:
             if not request.name:
                 raise ConfigError("name the replica, as `sightline replicas list` shows it")
-            return to_proto(await self._in_time(self._directory.drain(request.name, request.undo)))
+            return replica_to_proto(await self._in_time(self._directory.drain(request.name, request.undo)))
         except SightlineError as error:
             await abort(context, error)
 
@@ -62,13 +62,3 @@ class ReplicasServicer(replicas_pb2_grpc.ReplicasServicer):
             return await asyncio.wait_for(call, self._deadline_s)
         except TimeoutError:
             raise UnavailableError(f"the controller did not answer within {self._deadline_s:g} s") from None
-
-
-def to_proto(status: ReplicaStatus) -> replicas_pb2.ReplicaStatus:
-    """As it travels."""
-    return replicas_pb2.ReplicaStatus(**asdict(status))
-
-
-def from_proto(message: replicas_pb2.ReplicaStatus) -> ReplicaStatus:
-    """The inverse of :func:`to_proto`."""
-    return ReplicaStatus(**{field.name: getattr(message, field.name) for field in message.DESCRIPTOR.fields})

@@ -13,12 +13,12 @@ from torch import Tensor
 
 from cluster.errors import NotReadyError
 from cluster.memory.chunk import KVChunk
-from cluster.memory.retrieve import retrievers
 from cluster.memory.retrieve.base import Retriever
 from cluster.memory.stream import MemoryShape, StreamMemory
 from cluster.memory.tiers.base import Outcome
 from cluster.memory.tiers.stack import TierStack
 from cluster.memory.writer import MemoryWriter
+from cluster.registry import retrievers
 from cluster.types import MICROSECONDS, Forgotten, MemorySpec, MemoryStatus
 
 log = logging.getLogger(__name__)

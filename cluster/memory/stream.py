@@ -18,7 +18,6 @@ import torch
 from torch import Tensor
 
 from cluster.memory.chunk import KVChunk
-from cluster.memory.compress import compressors
 from cluster.memory.compress.base import Compressor
 from cluster.memory.frame_log import FrameLog
 from cluster.memory.head import Change, GoneError, Head, Load, OutOfReachError
@@ -33,7 +32,6 @@ from cluster.memory.manifest import (
     load_parts,
     whole_numbers,
 )
-from cluster.memory.organise import organisers
 from cluster.memory.organise.base import NewTokens
 from cluster.memory.organise.partitions import VisualPartitions
 from cluster.memory.room import make_room
@@ -41,6 +39,7 @@ from cluster.memory.stored import StoredBlocks
 from cluster.memory.tiers.base import Block, BlockKey, Loaded, Outcome
 from cluster.memory.tiers.slabs import cell_size
 from cluster.memory.tiers.stack import TierStack
+from cluster.registry import compressors, organisers
 from cluster.types import MICROSECONDS, MemorySpec, MemoryStatus
 
 log = logging.getLogger(__name__)
@@ -317,7 +316,7 @@ class StreamMemory:
         return self._compressor_of(self.spec, slice(h, h + 1))
 
     def _compressor_of(self, spec: MemorySpec, heads: slice = slice(None)) -> Compressor:
-        compressor = compressors.get(spec.compressor)(self.columns, **spec.compressor_options)
+        compressor: Compressor = compressors.get(spec.compressor)(self.columns, **spec.compressor_options)
         compressor.observe([rows[heads] for rows in self._asked])
         return compressor
 

@@ -1,7 +1,6 @@
 """What a Sightline process counts, its ``/metrics``, and the gateway's page with those of all processes."""
 
 from cluster.metrics.cameras import MAX_QUESTIONS, STATES, AnsweredCameras, CameraMetrics
-from cluster.metrics.expose import MetricsServer, serve_metrics
 from cluster.metrics.families import (
     REGISTRY,
     alert_deliveries,
@@ -65,13 +64,9 @@ from cluster.metrics.families import (
     tokens,
     windows,
 )
-from cluster.metrics.federation import FederatedCollector
 from cluster.metrics.fleet import FleetMetrics
 from cluster.metrics.gpu import gpu_collector
-from cluster.metrics.memory import MemoryCollector
-from cluster.metrics.node_tier import NodeTierCall, NodeTierCollector, NodeTierResult
 from cluster.metrics.outcomes import Stage, WindowResult, drop_window, lose_window, record_ask, record_window
-from cluster.metrics.process import config_digest, describe_process
 from cluster.metrics.reconciler import ResourceState, WatchEnd, WatchMetrics, show_resources
 
 __all__ = [
@@ -80,13 +75,7 @@ __all__ = [
     "STATES",
     "AnsweredCameras",
     "CameraMetrics",
-    "FederatedCollector",
     "FleetMetrics",
-    "MemoryCollector",
-    "MetricsServer",
-    "NodeTierCall",
-    "NodeTierCollector",
-    "NodeTierResult",
     "ResourceState",
     "Stage",
     "WatchEnd",
@@ -112,11 +101,9 @@ __all__ = [
     "camera_score",
     "camera_state",
     "clips",
-    "config_digest",
     "decode_behind",
     "decode_errors",
     "decode_keyframes_only",
-    "describe_process",
     "drop_window",
     "fleet_cameras",
     "fleet_lowered",
@@ -154,7 +141,6 @@ __all__ = [
     "restarts",
     "ring_bytes",
     "rings_short",
-    "serve_metrics",
     "show_resources",
     "spans",
     "stage_seconds",

@@ -4,14 +4,14 @@
 
 Adding a family, in six steps:
 
-1. Write ``<family>.py`` with one subclass of :class:`~cluster.models.checkpoint.CheckpointModel`, decorated with
-   ``@families.register("<model_type>")``, the ``model_type`` of the checkpoint's ``config.json``.
+1. Write ``<family>.py`` with one subclass of :class:`~cluster.models.checkpoint.CheckpointModel`, and file it in
+   ``cluster.registry`` under the ``model_type`` of the checkpoint's ``config.json``.
 2. Vision: ``_encode_kept`` packs the kept patches of many frames through the tower. Whatever depends on a patch's place
    (rotary, position embedding, window) is computed from its cell, never from its index among the kept.
 3. Prompt: ``system_ids`` and ``question_ids`` cut the family's chat template at the first and the last frame.
 4. Positions: ``window_positions`` gives each kept token the place it has in the full layout.
 5. The oracle: ``reference_logits`` calls the family's own transformers forward, nothing of ours in between.
-6. Name it in ``catalog.FAMILIES`` (its module bears that name), add a ``tiny-`` preset to ``presets`` and
+6. Add a ``tiny-`` preset to ``presets`` and
    ``catalog``, and that to ``tests/models/conftest.py``: the shared matrix runs every oracle on it.
 """
 

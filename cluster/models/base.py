@@ -16,7 +16,6 @@ import torch
 from torch import Tensor, nn
 
 from cluster.models.settings import ModelSettings
-from cluster.registry import Registry
 from cluster.types import PatchGeometry, PatchGrid
 
 
@@ -163,6 +162,3 @@ class VisionLanguageModel(ABC):
     @abstractmethod
     def llm_flops(self, computed: int, attended: int) -> int:
         """FLOPs of the language model for ``computed`` tokens whose attention spans sum to ``attended``."""
-
-
-families: Registry[type[VisionLanguageModel]] = Registry("model family")

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 from cluster.errors import ModelError
+from cluster.registry import families
 
 PRESETS = (
     "bench-qwen2_5_vl",
@@ -15,7 +16,6 @@ PRESETS = (
     "tiny-internvl3",
     "tiny-qwen2_5_vl",
 )
-FAMILIES = ("internvl", "qwen2_5_vl")
 # Trained models that come with this package: name -> folder of the checkpoint.
 BUNDLED = {"demo": Path(__file__).parent / "demo"}
 
@@ -53,8 +53,8 @@ def check_model(name: str) -> None:
     else:
         config = _from_hub(name)
     family = _family(name, config)
-    if family not in FAMILIES:
-        raise ModelError(f"model {name!r} is of family {family!r}; supported families: {', '.join(FAMILIES)}")
+    if family not in families:
+        raise ModelError(f"model {name!r} is of family {family!r}; supported families: {', '.join(families)}")
 
 
 def _family(name: str, config: Path) -> str:

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from transformers import InternVLConfig, InternVLForConditionalGeneration
 
 from cluster.errors import ModelError
-from cluster.models.base import FrameSpan, FrameTokens, PatchBatch, WindowPositions, families
+from cluster.models.base import FrameSpan, FrameTokens, PatchBatch, WindowPositions
 from cluster.models.checkpoint import (
     INSTRUCTION,
     SYSTEM_PROMPT,
@@ -31,7 +31,6 @@ SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<img>", "</img
 BEFORE_FRAME, AFTER_FRAME = "<img>", "</img>\n"
 
 
-@families.register("internvl")
 class InternVL(CheckpointModel):
     """``InternVLForConditionalGeneration`` with a pruned tower (InternVL3 report, section 2.1)."""
 

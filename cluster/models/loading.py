@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import logging
 from pathlib import Path
 from typing import Any
@@ -12,16 +11,14 @@ from transformers import AutoConfig, AutoModelForImageTextToText, AutoTokenizer
 from transformers.image_processing_base import ImageProcessingMixin
 
 from cluster.errors import ConfigError, ModelError
-from cluster.models.base import VisionLanguageModel, families
-from cluster.models.catalog import BUNDLED, FAMILIES, check_model, locate
+from cluster.models.base import VisionLanguageModel
+from cluster.models.catalog import BUNDLED, check_model, locate
 from cluster.models.checkpoint import Checkpoint
 from cluster.models.presets import PRESETS, SHAPES, initialise
 from cluster.models.settings import ModelSettings
+from cluster.registry import families
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-
-for _module in FAMILIES:
-    importlib.import_module(f"cluster.models.{_module}")
 
 
 def load_model(

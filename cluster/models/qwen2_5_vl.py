@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
 
 from cluster.errors import ModelError
-from cluster.models.base import FrameSpan, PatchBatch, WindowPositions, families
+from cluster.models.base import FrameSpan, PatchBatch, WindowPositions
 from cluster.models.checkpoint import (
     INSTRUCTION,
     SYSTEM_PROMPT,
@@ -38,7 +38,6 @@ SPECIAL_TOKENS = (
 )
 
 
-@families.register("qwen2_5_vl")
 class Qwen25VL(CheckpointModel):
     """``Qwen2_5_VLForConditionalGeneration`` with a pruned tower (Qwen2.5-VL report, section 2.1)."""
 

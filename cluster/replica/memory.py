@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 
 from cluster import metrics
 from cluster.config import SightlineConfig
+from cluster.config.secrets import memory_secret
 from cluster.errors import CapacityError, SightlineError
 from cluster.replica.album import Album
 from cluster.replica.conversations import Conversations
 from cluster.replica.worker import EngineWorker
-from cluster.security.settings import memory_secret
 from cluster.types import MICROSECONDS, AskResult, AskSpec, Forgotten, FrameSample, MemoryStatus, Moment, StreamSpec
 from cluster.wire.answers import AnswerHub
 

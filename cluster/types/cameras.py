@@ -84,3 +84,6 @@ class CameraStatus:
     expected_lag_s: float = 0.0
     manager: str = ""
     life: str = ""
+
+
+HEALTH_SUBJECTS = ("camera-offline", "frozen-image", "covered-lens", "scene-change", "camera-unanswered")

@@ -11,7 +11,7 @@ from dataclasses import asdict, fields
 from typing import Any, cast
 
 import numpy as np
-from sightline.v1 import cameras_pb2, frames_pb2, ingest_pb2, results_pb2
+from sightline.v1 import cameras_pb2, frames_pb2, ingest_pb2, replicas_pb2, results_pb2
 
 from cluster.types import (
     Answer,
@@ -29,6 +29,7 @@ from cluster.types import (
     Timing,
     TokenCount,
 )
+from cluster.types.reports import ReplicaStatus
 
 CHANNELS = 3
 MAX_CELLS = 1 << 20
@@ -284,3 +285,13 @@ def status_from_proto(message: cameras_pb2.CameraStatus) -> CameraStatus:
         state=cast(CameraStateName, state),
         last_answers=tuple(LastAnswer(a.question, a.score, a.positive, a.end) for a in message.last_answers),
     )
+
+
+def replica_to_proto(status: ReplicaStatus) -> replicas_pb2.ReplicaStatus:
+    """As it travels."""
+    return replicas_pb2.ReplicaStatus(**asdict(status))
+
+
+def replica_from_proto(message: replicas_pb2.ReplicaStatus) -> ReplicaStatus:
+    """The inverse of :func:`replica_to_proto`."""
+    return ReplicaStatus(**{field.name: getattr(message, field.name) for field in message.DESCRIPTOR.fields})

@@ -8,20 +8,105 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
 import grpc.aio
 from sightline.v1 import ingest_pb2, ingest_pb2_grpc
 
 from cluster.codec.source import StreamHeader
-from cluster.decoder.packet_sink import PacketSink, PushProgress
 from cluster.errors import CameraExistsError, CapacityError, SightlineError
-from cluster.wire.ledger import Ledger
 from cluster.wire.server import MAX_PACKET_BYTES
 from cluster.wire.status import TakenOverError, abort
+
+UNTOLD_BYTES, SHORT_CREDIT = 256 * 1024, 32
+"""Beyond so many bytes, or with no more credit left than two of an agent's batches, a pusher is told at once."""
+
+
+class Ledger:
+    """Checks every batch of one connection against order, size and credit.
+
+    Holes are allowed, they are gaps of the camera's own transport. Going back is not, except at the connection's start,
+    where a pusher that reconnected may send again what was taken already: those repeats are dropped and counted.
+    """
+
+    def __init__(self, camera: str, start: PushProgress, max_packet_bytes: int) -> None:
+        self._camera = camera
+        self._max_packet_bytes = max_packet_bytes
+        self._expected = start.next_sequence
+        self._catching_up = True
+        self._received = 0
+        self._limit = start.credit
+        self._most = start.credit
+        self._untold = 0
+        self._taken = 0
+        # (last sequence, packets received so far) of every batch not acknowledged; holes make the two differ.
+        self._marks: deque[tuple[int, int]] = deque()
+        self.repeats = 0
+
+    def admit(self, batch: ingest_pb2.PacketBatch) -> ingest_pb2.PacketBatch | None:
+        """The batch without repeats, or None when nothing is left of it.
+
+        Raises:
+            ValueError: a packet that is empty, over the size limit or out of order.
+            CapacityError: more packets than the pusher had credit for.
+        """
+        repeats = 0
+        for packet in batch.packets:
+            sequence, size = packet.sequence, len(packet.data)
+            if not 0 < size <= self._max_packet_bytes:
+                raise ValueError(self._bad_size(sequence, size))
+            if sequence >= self._expected:
+                self._catching_up = False
+                self._expected = sequence + 1
+            elif self._catching_up:
+                repeats += 1
+            else:
+                raise ValueError(
+                    f"packet {sequence} of camera {self._camera!r} came after packet {self._expected - 1}; "
+                    f"sequence numbers must grow within a session"
+                )
+        if repeats:
+            self.repeats += repeats
+            batch = ingest_pb2.PacketBatch(packets=batch.packets[repeats:])
+        count = len(batch.packets)
+        if not count:
+            return None
+        if self._received + count > self._limit:
+            raise CapacityError(
+                f"camera {self._camera!r} has {self._received + count - self._taken} packets in flight, more than its "
+                f"credit of {self._limit - self._taken}; wait for replies before sending on"
+            )
+        self._received += count
+        self._untold += sum(len(packet.data) for packet in batch.packets)
+        self._marks.append((batch.packets[-1].sequence, self._received))
+        return batch
+
+    def grant(self, progress: PushProgress) -> None:
+        """Note what the pusher is about to be told. A promise once made is never taken back: the limit only grows."""
+        while self._marks and self._marks[0][0] < progress.next_sequence:
+            self._taken = self._marks.popleft()[1]
+        self._limit = max(self._limit, self._taken + progress.credit)
+        self._most = max(self._most, progress.credit)
+        self._untold = 0
+
+    @property
+    def pressing(self) -> bool:
+        """Whether the pusher should be told soon what was taken over: half of its credit is used, so that it may come
+        to wait for more, or it holds ``UNTOLD_BYTES`` until then."""
+        return self._limit - self._received <= max(self._most // 2, SHORT_CREDIT) or self._untold >= UNTOLD_BYTES
+
+    def _bad_size(self, sequence: int, size: int) -> str:
+        if not size:
+            return f"packet {sequence} of camera {self._camera!r} is empty"
+        return (
+            f"packet {sequence} of camera {self._camera!r} has {size} bytes, more than the limit of "
+            f"{self._max_packet_bytes} (gateway.max_packet_bytes)"
+        )
+
 
 SERVICE = "sightline.v1.Ingest"
 
@@ -31,6 +116,44 @@ MAX_SIDE = 16384
 MAX_NAME = 128
 
 Context: TypeAlias = grpc.aio.ServicerContext
+
+
+@dataclass(frozen=True, slots=True)
+class PushProgress:
+    """What a pusher is told: everything below ``next_sequence`` was taken over, ``credit`` more packets may follow."""
+
+    next_sequence: int
+    credit: int
+    dropped: int = 0
+
+
+class PacketSink(Protocol):
+    """Takes one pushing connection's packets. Called from one connection at a time, on the event loop.
+
+    Every method may raise a :class:`SightlineError`, which ends the connection with its status code.
+    """
+
+    async def open(self, header: StreamHeader, session: str) -> PushProgress:
+        """A connection begins; a session seen before goes on at ``next_sequence``."""
+        ...
+
+    async def offer(self, batch: ingest_pb2.PacketBatch) -> None:
+        """Take packets in order; may wait for room, which holds the connection back. The batch is the sink's now."""
+        ...
+
+    async def progress(self) -> PushProgress:
+        """Wait until there is something new to tell the pusher."""
+        ...
+
+    async def end(self) -> PushProgress:
+        """The source has ended: wait until everything is taken over."""
+        ...
+
+    async def close(self) -> None:
+        """The connection is gone, the session may come back."""
+        ...
+
+
 Sinks = Callable[[str], Awaitable[PacketSink]]
 """Camera -> its sink; raises ``UnknownCameraError``, or ``NotReadyError`` for a camera that does not push."""
 

@@ -132,3 +132,10 @@ def to_error(error: CallStatus) -> SightlineError:
     if error.code() is Code.RESOURCE_EXHAUSTED:
         return CapacityError(f"the message is too large for the other side ({sentence}); see gateway.max_packet_bytes")
     return SightlineError(f"{error.code().name}: {sentence}")
+
+
+def as_told(error: grpc.aio.AioRpcError, what: str) -> SightlineError:
+    """The far side's own sentence as it is; what gRPC says in one of ours."""
+    if is_ours(error):
+        return RefusedError(error.code(), error.details() or error.code().name)
+    return UnavailableError(f"{what} does not answer; try again in a moment ({error.details()})")

@@ -9,9 +9,9 @@ import pytest
 from cluster_parts import QUESTION, until
 
 from actors.runtime import Cluster
+from cluster.client import GatewayClient
 from cluster.config import load_config
 from cluster.errors import NotReadyError, UnknownCameraError
-from cluster.memory_client import MemoryClient
 from cluster.types import MICROSECONDS, MemoryStatus
 from cluster.wire.memory_wire import Told
 
@@ -51,17 +51,17 @@ def cluster(clip, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def client(cluster):
-    with MemoryClient(cluster.gateway_address) as client:
+    with GatewayClient(cluster.gateway_address) as client:
         yield client
 
 
-def asked(client: MemoryClient, camera: str, **options) -> Told:
+def asked(client: GatewayClient, camera: str, **options) -> Told:
     *pieces, told = client.ask(camera, "What happened?", max_new_tokens=6, **options)
     assert "".join(pieces).strip() == told.result.text
     return told
 
 
-def remembered(client: MemoryClient, camera: str, frames: int = 1) -> MemoryStatus:
+def remembered(client: GatewayClient, camera: str, frames: int = 1) -> MemoryStatus:
     """What a camera remembers, once it is as much."""
 
     def enough() -> MemoryStatus | None:
@@ -89,7 +89,7 @@ def replica_back(cluster: Cluster, killed: int) -> None:
     until("a new replica", back, WAIT_S)
 
 
-def test_a_camera_is_asked_about_what_left_its_window(client: MemoryClient) -> None:
+def test_a_camera_is_asked_about_what_left_its_window(client: GatewayClient) -> None:
     status = remembered(client, "gate", 16)
     assert status.tier_bytes["host"] > 0
     assert status.tier_bytes["node"] > 0
@@ -110,7 +110,7 @@ def test_a_camera_is_asked_about_what_left_its_window(client: MemoryClient) -> N
     assert listed["gate"].memory_state == ""
 
 
-def test_forgetting_leaves_only_what_came_after(client: MemoryClient) -> None:
+def test_forgetting_leaves_only_what_came_after(client: GatewayClient) -> None:
     before = remembered(client, "yard", 24)
     assert client.forget("yard", before_s=8.0).frames > 0
     after = client.memory("yard")
@@ -120,7 +120,7 @@ def test_forgetting_leaves_only_what_came_after(client: MemoryClient) -> None:
     assert remembered(client, "yard").oldest > before.newest
 
 
-def test_a_killed_replica_knows_the_time_before_from_its_node(cluster: Cluster, client: MemoryClient) -> None:
+def test_a_killed_replica_knows_the_time_before_from_its_node(cluster: Cluster, client: GatewayClient) -> None:
     before = remembered(client, "gate", 24)
     replica_back(cluster, kill_replica(cluster))
     after = until(
@@ -135,7 +135,7 @@ def test_a_killed_replica_knows_the_time_before_from_its_node(cluster: Cluster, 
     assert result.tokens_read > 0
 
 
-def test_a_removed_camera_is_forgotten(client: MemoryClient, clip) -> None:
+def test_a_removed_camera_is_forgotten(client: GatewayClient, clip) -> None:
     before = remembered(client, "gate", 24)
     client.camera_remove("gate", takeover=True)
     with pytest.raises(UnknownCameraError):
@@ -146,7 +146,7 @@ def test_a_removed_camera_is_forgotten(client: MemoryClient, clip) -> None:
 
 
 def test_a_camera_that_is_removed_while_its_replica_is_down_is_forgotten_too(
-    cluster: Cluster, client: MemoryClient, clip
+    cluster: Cluster, client: GatewayClient, clip
 ) -> None:
     before = remembered(client, "yard", 40)
     killed = kill_replica(cluster)

@@ -17,10 +17,10 @@ import actors.footage
 from actors.alerting import Alerting
 from actors.decoder import Decoder
 from cluster.alerts.watched import Watched
+from cluster.client import GatewayClient
 from cluster.config import camera_settings, load_config
 from cluster.control.directory import Directory
 from cluster.gateway.pictures_proxy import PicturesProxy
-from cluster.pictures_client import PicturesClient
 from cluster.types import MICROSECONDS, Answer, PatchGeometry, TokenCount
 from cluster.wire.channel import ChannelPool
 from cluster.wire.server import RpcServer
@@ -117,7 +117,7 @@ async def _story(config, tmp_path, monkeypatch) -> None:
 
         proxy = PicturesProxy(decoder_of, alerting_at, ChannelPool())
         gateway.add("sightline.v1.Pictures", pictures_pb2_grpc.add_PicturesServicer_to_server, proxy)
-        client = PicturesClient(f"127.0.0.1:{gateway.bind('127.0.0.1', 0)}")
+        client = GatewayClient(f"127.0.0.1:{gateway.bind('127.0.0.1', 0)}")
         await gateway.start()
         await until(lambda: "gate" in decoder._cameras, "the camera")
         ring = decoder._cameras["gate"].footage.ring

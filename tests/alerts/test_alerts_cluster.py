@@ -20,11 +20,10 @@ from sink_parts import Receiver
 from actors.cli import main
 from actors.remote import ALERTING, NAMESPACE
 from actors.runtime import Cluster
+from cluster.client import GatewayClient
 from cluster.config import load_config
 from cluster.errors import UnavailableError, UnknownCameraError
-from cluster.incidents_client import IncidentsClient
 from cluster.lab.clips import make_clip
-from cluster.pictures_client import PicturesClient
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(400)]
 
@@ -91,7 +90,7 @@ def wait_for(condition, what: str) -> None:
 def test_incidents_reach_the_webhook_and_the_gateway(running, receiver):
     wait_for(lambda: ("new", "gate", "always") in arrived(receiver), "the question's alert")
     wait_for(lambda: ("new", "gone", "camera-offline") in arrived(receiver), "the offline alert")
-    with IncidentsClient(running.gateway_address) as client:
+    with GatewayClient(running.gateway_address) as client:
         found = {incident.camera: incident for incident in client.incidents(only_open=True)}
         assert found["gone"].severity == "critical"
         assert "nothing.mp4" in found["gone"].text
@@ -100,14 +99,14 @@ def test_incidents_reach_the_webhook_and_the_gateway(running, receiver):
 
 
 def test_its_clip_plays_and_the_camera_shows_itself(running, receiver):
-    with IncidentsClient(running.gateway_address) as client:
+    with GatewayClient(running.gateway_address) as client:
         [found] = client.incidents(camera="gate", limit=1)
         wait_for(lambda: client.incident(found.id).incident.clip != "waiting", "the clip")
         incident = client.incident(found.id).incident
         [gone] = client.incidents(camera="gone", limit=1)
         assert (incident.clip, incident.footage_note) == ("whole", "")
         wait_for(lambda: client.incident(gone.id).incident.clip == "none", "word of the clip that cannot be")
-    with PicturesClient(running.gateway_address) as client:
+    with GatewayClient(running.gateway_address) as client:
         about, data = client.footage(incident.id)
         with av.open(io.BytesIO(b"".join(data))) as container:
             pictures = sum(1 for _ in container.decode(video=0))
@@ -133,7 +132,7 @@ def test_its_metrics_are_the_gateways(running):
 
 
 def test_alerting_that_was_killed_goes_on_with_the_same_incident(running, receiver):
-    with IncidentsClient(running.gateway_address, deadline_s=30) as client:
+    with GatewayClient(running.gateway_address, deadline_s=30) as client:
         [before] = client.incidents(camera="gate", only_open=True)
         pid = ray.get(ray.get_actor(ALERTING, namespace=NAMESPACE).process_id.remote())
         os.kill(pid, signal.SIGKILL)
@@ -177,7 +176,7 @@ def test_the_command_line(running, capsys):
 
 
 def test_a_camera_that_forgets_takes_its_incidents_along(running, receiver, capsys):
-    with IncidentsClient(running.gateway_address) as client:
+    with GatewayClient(running.gateway_address) as client:
         [gate] = client.incidents(camera="gate", only_open=True)
         assert main(["forget", "gate", "--yes", "--gateway", running.gateway_address]) == 0
         told = capsys.readouterr().out

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from cluster.alerts.sinks import sinks
 from cluster.alerts.watched import health_rules, question_rules
 from cluster.config import camera_settings, load_config
 from cluster.errors import ConfigError
+from cluster.registry import sinks
 
 
 def load(**alerts):

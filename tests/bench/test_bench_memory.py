@@ -17,9 +17,9 @@ from cluster.lab.bench.memory.footage import Listener
 from cluster.lab.bench.memory.made import made_chunks
 from cluster.lab.bench.parts import against_goals
 from cluster.lab.clips import make_clip
-from cluster.memory.compress import compressors
 from cluster.memory.organise.table import ClusterTable, NewTokens
 from cluster.memory.retrieve.top_k import TopK
+from cluster.registry import compressors
 
 OPTIONS = ["--model", "demo-qwen2_5_vl", "--bench-model", "demo-qwen2_5_vl", "--window", "4", "--stride", "2"]
 OPTIONS += ["--threads", "1", "--repeats", "1"]

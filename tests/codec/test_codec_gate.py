@@ -11,8 +11,9 @@ from codec_clips import encode, read, texture
 from cluster.codec.processor import CodecOptions, CodecProcessor
 from cluster.engine.calibrated.engine import CalibratedEngine
 from cluster.engine.calibrated.shape import shape_of
+from cluster.registry import pruners
 from cluster.types import MICROSECONDS, Answer, Question, StreamSpec
-from cluster.vision import make_pruner, pruners
+from cluster.vision import make_pruner
 from cluster.vision.sampler import PatchSampler
 
 FPS, GOP, SECONDS, APPEARS_S = 8, 32, 24, 16

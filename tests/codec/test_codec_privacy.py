@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from cluster.codec.file import FileSource
 from cluster.codec.privacy import PrivacyMasks, covered, fill
 from cluster.codec.processor import CodecOptions, CodecProcessor
+from cluster.registry import pruners
 from cluster.vision import make_pruner
-from cluster.vision.pruners.base import pruners
 from cluster.vision.sampler import PatchSampler, paste_patches
 
 BAND = ((0.0, 0.2), (1.0, 0.2), (1.0, 0.7), (0.0, 0.7))

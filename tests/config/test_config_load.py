@@ -179,13 +179,6 @@ def test_the_examples_agree_with_the_schema(monkeypatch):
         jsonschema.validate(yaml.safe_load(path.read_text()), schema)
 
 
-def test_the_refresh_policies_known_to_the_configuration_are_those_of_the_engine():
-    from cluster.config.policies import refresh_names
-    from cluster.engine.window.refresh import refresh_policies
-
-    assert refresh_names() == refresh_policies.names()
-
-
 def test_loading_needs_neither_torch_nor_ray():
     code = (
         "import sys; from cluster.config import load_config; load_config(); print({'torch', 'ray'} & set(sys.modules))"

@@ -17,9 +17,9 @@ from cluster.engine.native.kernels.cpu_flash import CPUFlashKernel
 from cluster.engine.native.kernels.sdpa import SDPAKernel
 from cluster.engine.window.kv import KVSlab
 from cluster.engine.window.planner import prefix_order, question_runs, runs_of, tails_of
-from cluster.engine.window.refresh import refresh_policies
 from cluster.lab.bench.synthetic import SyntheticCamera
 from cluster.models.base import VisionLanguageModel
+from cluster.registry import refresh_policies
 from cluster.types import StreamSpec
 
 KV_HEADS, GROUP, SIZE, SCALE = 2, 2, 16, 0.3

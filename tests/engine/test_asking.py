@@ -14,12 +14,12 @@ from cluster.engine.native.recall import Timeline
 from cluster.errors import NotReadyError
 from cluster.lab.bench.synthetic import SyntheticCamera
 from cluster.memory.bank import MemoryBank
-from cluster.memory.organise import organisers
 from cluster.memory.tiers.arena import Arena
 from cluster.memory.tiers.stack import TierStack
 from cluster.models import load_model
 from cluster.models.base import VisionLanguageModel
 from cluster.models.checkpoint import INSTRUCTION
+from cluster.registry import organisers
 from cluster.types import MICROSECONDS, AskSpec, MemorySpec, Moment, Question, StreamSpec
 
 TEXT = "Is anyone climbing the fence?"

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from cluster.engine.native.attention import rotate
-from cluster.engine.native.kernels import kernel_for, kernels
+from cluster.engine.native.kernels import kernel_for
 from cluster.engine.native.kernels import sdpa as sdpa_module
 from cluster.engine.native.kernels.blocks import blocks_of
 from cluster.engine.native.kernels.cpu_flash import CPUFlashKernel
@@ -22,6 +22,7 @@ from cluster.engine.native.kernels.sdpa import SDPAKernel
 from cluster.engine.native.kernels.varlen import VarlenKernel, packs_of
 from cluster.engine.window.planner import Run, question_runs, runs_of, tails_of
 from cluster.errors import ConfigError
+from cluster.registry import kernels
 
 HEADS, KV_HEADS, SIZE = 4, 2, 8
 SCALE = 0.3

@@ -12,9 +12,9 @@ import pytest
 
 from cluster.engine.calibrated import DEMO_SCORES, CalibratedEngine, ScoreStatistics, shape_of
 from cluster.engine.native import NativeEngine
-from cluster.engine.window.refresh import refresh_policies
 from cluster.errors import ConfigError, ModelError, NotReadyError
 from cluster.lab.bench.synthetic import SyntheticCamera
+from cluster.registry import refresh_policies
 from cluster.types import AskSpec, Question
 
 # They thin out layer by layer; the calibrated engine counts their first layer.

@@ -15,12 +15,12 @@ from cluster.engine.window.encode import batch_of
 from cluster.engine.window.stream import HeldFrame
 from cluster.lab.bench.synthetic import SyntheticCamera
 from cluster.memory.bank import MemoryBank
-from cluster.memory.compress import compressors
 from cluster.memory.compress.attention import AttentionCompressor
 from cluster.memory.tiers.arena import Arena
 from cluster.memory.tiers.stack import TierStack
 from cluster.models import load_model
 from cluster.models.base import VisionLanguageModel
+from cluster.registry import compressors
 from cluster.types import FrameSample, MemorySpec, Question, StreamSpec
 
 TEXT = "Is anyone climbing the fence?"

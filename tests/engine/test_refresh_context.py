@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from cluster.engine.native.plan import refresh_context
+from cluster.engine.window.refresh.context import refresh_context
 
 
 @pytest.mark.parametrize("policy", ["none", "anchors", "random", "topk_deviation", "budget"])

@@ -10,9 +10,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cluster.engine.window.refresh import RefreshContext, refresh_policies
+from cluster.engine.window.refresh import RefreshContext
 from cluster.engine.window.refresh.base import KVChange
 from cluster.errors import ConfigError
+from cluster.registry import refresh_policies
 
 BUDGETED = [name for name in refresh_policies.names() if refresh_policies.get(name).budgeted]
 LAYERS = 4

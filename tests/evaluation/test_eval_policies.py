@@ -4,10 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from cluster.engine.window.refresh import refresh_policies
 from cluster.errors import ConfigError
 from cluster.lab.evaluation.policies import GRIDS, Setting, WindowShape, codecsight, full, grid, ours
-from cluster.vision import pruners
+from cluster.registry import pruners, refresh_policies
 from cluster.vision.pruners.codecsight import CodecSight
 
 SHAPE = WindowShape()

@@ -20,11 +20,9 @@ from cluster.lab.evaluation.memory.summary import chance, summarise
 from cluster.lab.evaluation.policies import WindowShape
 from cluster.lab.evaluation.run import ModelSpec
 from cluster.memory.bank import MemoryBank
-from cluster.memory.compress import compressors
-from cluster.memory.organise import organisers
-from cluster.memory.retrieve import retrievers
 from cluster.memory.tiers.arena import Arena
 from cluster.memory.tiers.stack import TierStack
+from cluster.registry import compressors, organisers, retrievers
 from cluster.types import MICROSECONDS, AskSpec, MemorySpec, StreamSpec
 from cluster.types import Question as StandingQuestion
 from cluster.vision import make_pruner

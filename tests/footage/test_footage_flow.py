@@ -29,6 +29,7 @@ from sightline.v1 import memory_pb2, memory_pb2_grpc
 
 from actors.cli import main
 from cluster.alerts.incident import AlertEvent
+from cluster.client import GatewayClient
 from cluster.codec.source import StreamHeader
 from cluster.decoder.footage.camera import CameraFootage
 from cluster.decoder.footage.recorder import Order
@@ -43,7 +44,6 @@ from cluster.errors import (
 )
 from cluster.gateway.guard import Guard
 from cluster.gateway.memory_proxy import MemoryProxy
-from cluster.pictures_client import PicturesClient
 from cluster.replica import memory_service as memory
 from cluster.security.access import Principal
 from cluster.security.roles import Role
@@ -56,7 +56,7 @@ async def fetched(address, incident, kind="clip", credentials=None, **options):
     """What the file is and its bytes, as a client gets them."""
 
     def fetch():
-        with PicturesClient(address, credentials=credentials) as client:
+        with GatewayClient(address, credentials=credentials) as client:
             about, data = client.footage(incident, kind, **options)
             return about, b"".join(data)
 
@@ -295,7 +295,7 @@ async def test_forgetting_takes_the_clips_and_the_packets(tmp_path, h264):
         await until(lambda: running.collector.under_way == 1 and running.store.find(waiting.id, "snapshot"))
 
         def forget():
-            with PicturesClient(running.address) as client:
+            with GatewayClient(running.address) as client:
                 return client.forget_footage("gate")
 
         gone = await asyncio.to_thread(forget)
@@ -390,7 +390,7 @@ async def test_who_may_see_what(tmp_path, h264):
             await running.settled(incidents[camera].id)
 
         def outcome(who, call):
-            with PicturesClient(running.address, credentials=ClientCredentials(token=who)) as client:
+            with GatewayClient(running.address, credentials=ClientCredentials(token=who)) as client:
                 try:
                     call(client)
                 except SightlineError as error:
@@ -440,7 +440,7 @@ async def test_odd_questions_get_a_sentence(tmp_path, h264):
 
 
 def _picture(address):
-    with PicturesClient(address) as client:
+    with GatewayClient(address) as client:
         return client.picture("gate")
 
 

@@ -18,6 +18,7 @@ from gallery_parts import Gallery
 from sightline.v1 import incidents_pb2_grpc, memory_pb2_grpc, pictures_pb2_grpc
 
 from actors import gateway
+from cluster.alerts.grpc_service import IncidentsServicer
 from cluster.alerts.service import AlertService
 from cluster.config import load_config
 from cluster.errors import CameraExistsError, ConfigError, NotReadyError, UnavailableError, UnknownCameraError
@@ -309,9 +310,7 @@ async def serving(
     inner.add(SERVICE, memory_pb2_grpc.add_MemoryServicer_to_server, MemoryServicer(handler))
     service = AlertService(config, folder)
     await service.start()
-    inner.add(
-        incidents.SERVICE, incidents_pb2_grpc.add_IncidentsServicer_to_server, incidents.IncidentsServicer(service)
-    )
+    inner.add(incidents.SERVICE, incidents_pb2_grpc.add_IncidentsServicer_to_server, IncidentsServicer(service))
     gallery = Gallery(service)
     inner.add("sightline.v1.Pictures", pictures_pb2_grpc.add_PicturesServicer_to_server, gallery)
     inner.add("sightline.v1.Recorder", pictures_pb2_grpc.add_RecorderServicer_to_server, gallery)

@@ -10,12 +10,12 @@ from dataclasses import dataclass, field
 from sightline.v1 import cameras_pb2_grpc, ingest_pb2_grpc, results_pb2_grpc
 
 from cluster.config import load_config
-from cluster.decoder.packet_sink import PushProgress
 from cluster.errors import UnknownCameraError
 from cluster.gateway import cameras
 from cluster.types import Answer, CameraStatus, Timing, TokenCount
 from cluster.wire import answers as results
 from cluster.wire import ingest
+from cluster.wire.ingest import PushProgress
 from cluster.wire.server import RpcServer
 from loadtest.footage import Footage, Gop, StoredPacket, StreamHeader
 from loadtest.profile import Profile

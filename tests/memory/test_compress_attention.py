@@ -9,13 +9,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cluster.memory.compress import compressors
 from cluster.memory.compress.attention import AttentionCompressor, attention, rank_in_frame
 from cluster.memory.compress.infinipot import InfiniPot
 from cluster.memory.compress.livevlm import LiveVLM
 from cluster.memory.compress.snapkv import SnapKV
 from cluster.memory.compress.streammem import StreamMem
 from cluster.memory.layer import LayerKV
+from cluster.registry import compressors
 
 NAMES = ["infinipot", "livevlm", "snapkv", "streammem"]
 ASKED = torch.tensor([[[1.0]]])

@@ -9,8 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cluster.errors import ConfigError
-from cluster.memory.organise import ClusterTable, NewTokens, organisers
+from cluster.memory.organise import ClusterTable, NewTokens
 from cluster.memory.organise.resv import ReSV
+from cluster.registry import organisers
 
 WIDTH = 6
 

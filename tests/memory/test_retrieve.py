@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 
 from cluster.errors import ConfigError
 from cluster.memory.organise import ClusterTable, NewTokens
-from cluster.memory.retrieve import retrievers
 from cluster.memory.retrieve.top_k import TopK
 from cluster.memory.retrieve.two_stage import TwoStage
 from cluster.memory.retrieve.wicsum import WiCSum, wicsum
+from cluster.registry import retrievers
 
 EVERYTHING = {"wicsum": {"ratio": 1.0}, "two_stage": {"partitions": 1.0, "clusters": 1.0}, "top_k": {"share": 1.0}}
 

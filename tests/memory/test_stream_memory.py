@@ -10,15 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cluster.memory.chunk import KVChunk
-from cluster.memory.compress import compressors
 from cluster.memory.compress.infinipot_v import InfiniPotV
 from cluster.memory.head import Head
-from cluster.memory.organise import organisers
 from cluster.memory.stream import StreamMemory
 from cluster.memory.tiers.arena import Arena
 from cluster.memory.tiers.base import Loaded, Outcome
 from cluster.memory.tiers.slabs import cell_size
 from cluster.memory.tiers.stack import TierStack
+from cluster.registry import compressors, organisers
 from cluster.types import MICROSECONDS, MemorySpec
 
 LAYERS, HEADS, WIDTH, ROWS, COLUMNS = 2, 2, 8, 3, 4

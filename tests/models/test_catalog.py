@@ -8,7 +8,7 @@ import pytest
 
 from cluster.errors import ModelError
 from cluster.models import catalog, loading, presets
-from cluster.models.base import families
+from cluster.registry import families
 
 
 def test_catalog_names_what_the_loader_has() -> None:

@@ -9,8 +9,8 @@ import torch
 
 from cluster.errors import ConfigError, ModelError
 from cluster.models import load_model
-from cluster.models.base import families
 from cluster.models.presets import PRESETS
+from cluster.registry import families
 
 QUESTION = "Is there a fire or smoke?"
 

@@ -8,8 +8,11 @@ import pytest
 import yaml
 from promtool import needs_promtool, promtool
 
+from cluster.gateway.federation import FederatedCollector
+from cluster.memory.tiers.metrics import NodeTierCollector
 from cluster.metrics.dashboards import DASHBOARDS, concrete
 from cluster.metrics.gpu import GpuCollector
+from cluster.replica.memory_metrics import MemoryCollector
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "deploy/helm/sightline/dashboards"
@@ -89,9 +92,9 @@ def exported():
     from cluster.memory.tiers.stack import TierStack
 
     registry = CollectorRegistry()
-    registry.register(metrics.MemoryCollector(TierStack([Arena(8 << 20)]), PrefetchStats))
-    registry.register(metrics.FederatedCollector(lambda: {"nobody": "127.0.0.1:9"}))
-    registry.register(metrics.NodeTierCollector(1, lambda: None))
+    registry.register(MemoryCollector(TierStack([Arena(8 << 20)]), PrefetchStats))
+    registry.register(FederatedCollector(lambda: {"nobody": "127.0.0.1:9"}))
+    registry.register(NodeTierCollector(1, lambda: None))
     families = [*metrics.REGISTRY.collect(), *registry.collect(), *GpuCollector(None, {}).collect()]
     suffixes = {"counter": ["_total"], "histogram": ["_bucket", "_sum", "_count"]}
     return {family.name + suffix for family in families for suffix in suffixes.get(family.type, [""])}

@@ -6,9 +6,9 @@ import time
 import pytest
 from prometheus_client import CollectorRegistry, Gauge
 
-from cluster import metrics
 from cluster.lab.bench import dashboards
 from cluster.metrics.dashboards import Panel
+from cluster.wire.metrics_server import MetricsServer
 
 pytestmark = pytest.mark.skipif(shutil.which("prometheus") is None, reason="prometheus is not installed")
 
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.skipif(shutil.which("prometheus") is None, reason="prom
 def prometheus(tmp_path_factory):
     registry = CollectorRegistry()
     Gauge("there", "Something.", ["camera"], registry=registry).labels("gate").set(1)
-    server = metrics.MetricsServer(registry=registry)
+    server = MetricsServer(registry=registry)
     with dashboards._prometheus(tmp_path_factory.mktemp("prometheus"), {"one": [server.address]}) as address:
         deadline = time.monotonic() + 60
         while dashboards._evaluate(address, "there") == 0:

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 from prometheus_client import CollectorRegistry
 
+from actors.startup import config_digest
 from cluster import metrics
 from cluster.config import load_config
 from cluster.lab.bench.dashboards import series_per_camera
@@ -15,6 +16,7 @@ from cluster.memory.tiers.arena import Arena
 from cluster.memory.tiers.base import Block, BlockKey
 from cluster.memory.tiers.stack import TierStack
 from cluster.metrics.gpu import GpuCollector
+from cluster.replica.memory_metrics import MemoryCollector
 from cluster.types import Answer, Question, StreamSpec, Timing, TokenCount
 from cluster.types.reports import ReplicaStatus
 
@@ -93,7 +95,7 @@ def test_tiers_tell_bytes_hits_and_whether_they_work():
     tiers.store([(key, Block(kv, kv, places, places))])
     tiers.load([key, BlockKey("gate", 0, 0, 2)])
     registry = CollectorRegistry()
-    collector = metrics.MemoryCollector(tiers, PrefetchStats)
+    collector = MemoryCollector(tiers, PrefetchStats)
     registry.register(collector)
     assert samples(registry)["sightline_tier_bytes", "node"] == 0  # as of the last refresh
     collector.refresh()
@@ -144,7 +146,7 @@ def test_a_camera_is_expected_for_as_long_as_the_controller_has_it():
 
 def test_the_digest_of_a_configuration_changes_with_it_and_not_with_passwords():
     def digest(address, **window):
-        return metrics.config_digest(load_config(None, {"window": window, "tiers": {"redis_url": address}}))
+        return config_digest(load_config(None, {"window": window, "tiers": {"redis_url": address}}))
 
     assert digest("redis://u:one@localhost/1") == digest("redis://u:two@localhost/1")
     assert digest("redis://u:one@localhost/1") != digest("redis://u:one@localhost/2")
@@ -171,7 +173,7 @@ def page():
     return {{(each.name, *sorted(each.labels.values())): each.value for each in found}}
 for role, series in {wanted!r}.items():
     assert series not in page(), role
-    metrics.describe_process(config, role)
+    describe_process(config, role)
     assert page()[series] == 0, role
     assert [value for (name, *_), value in page().items() if name == "sightline_build_info"] == [1], role
 """

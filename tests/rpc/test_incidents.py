@@ -10,12 +10,13 @@ import grpc.aio
 import pytest
 from sightline.v1 import incidents_pb2, incidents_pb2_grpc
 
+from cluster.alerts.grpc_service import IncidentsServicer
 from cluster.alerts.service import AlertService
+from cluster.client import GatewayClient
 from cluster.config import load_config
 from cluster.errors import ConfigError, SightlineError, UnauthenticatedError, UnavailableError
 from cluster.gateway.guard import Guard
-from cluster.gateway.incidents_proxy import SERVICE, IncidentsProxy, IncidentsServicer
-from cluster.incidents_client import IncidentsClient
+from cluster.gateway.incidents_proxy import SERVICE, IncidentsProxy
 from cluster.security.access import Principal
 from cluster.security.roles import RULES, Role
 from cluster.wire.channel import ChannelPool, open_channel
@@ -87,7 +88,7 @@ async def test_everything_a_person_does(tmp_path, make, until):
         open_both(service, make)
         await until(lambda: service._dispatcher.status()["log"].delivered == 2)
         await until(lambda: not service._settled)
-        with IncidentsClient(address) as client:
+        with GatewayClient(address) as client:
             found = await in_thread(client.incidents)
             assert {each.camera for each in found} == {"gate", "yard"}
             assert [each.camera for each in await in_thread(client.incidents, camera="gate", limit=5)] == ["gate"]
@@ -203,7 +204,7 @@ async def test_a_follower_that_does_not_read_is_told_what_it_missed(make):
 )
 async def test_what_is_refused(tmp_path, ask, error, sentence):
     async with gateway(tmp_path) as (_, address):
-        with IncidentsClient(address) as client, pytest.raises(error, match=sentence):
+        with GatewayClient(address) as client, pytest.raises(error, match=sentence):
             await in_thread(ask, client)
 
 
@@ -216,7 +217,7 @@ async def test_without_alerting_the_gateway_says_so():
 
     for route, sentence in ((nowhere, "makes no incidents"), (gone, "alerting does not answer; try again")):
         async with serving(IncidentsProxy(route, ChannelPool())) as address:
-            with IncidentsClient(address) as client, pytest.raises(UnavailableError, match=sentence):
+            with GatewayClient(address) as client, pytest.raises(UnavailableError, match=sentence):
                 await in_thread(client.incidents)
 
 

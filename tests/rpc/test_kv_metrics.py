@@ -20,6 +20,7 @@ from cluster.memory.tiers.arena import Arena
 from cluster.memory.tiers.base import Outcome
 from cluster.memory.tiers.codec import encode_block
 from cluster.memory.tiers.kv_wire import key_to_proto
+from cluster.memory.tiers.metrics import NodeTierCollector
 from cluster.memory.tiers.remote import RemoteTier
 
 NEVER = Backoff(first_s=600.0, longest_s=600.0)
@@ -47,7 +48,7 @@ def grown() -> Grown:
     return Grown()
 
 
-def shown(*collectors: metrics.NodeTierCollector) -> dict[tuple[str, ...], float]:
+def shown(*collectors: NodeTierCollector) -> dict[tuple[str, ...], float]:
     registry = CollectorRegistry()
     for collector in collectors:
         registry.register(collector)
@@ -89,7 +90,7 @@ def test_damaged_and_foreign_blocks(grown: Grown) -> None:
             for at, data in ((1, whole), (2, damaged), (3, foreign))
         ]
         stub.Store(iter([kv_pb2.StoreRequest(fingerprint=OURS, blocks=blocks)]), timeout=20)
-        page = shown(metrics.NodeTierCollector(8 << 20, lambda: (arena, node.servicer)))
+        page = shown(NodeTierCollector(8 << 20, lambda: (arena, node.servicer)))
     assert grown("blocks_total") == {("store", "hit"): 1, ("store", "retry"): 1, ("store", "miss"): 1}
     assert {event: page["events_total", event] for event in ("stored", "damaged", "foreign", "too_large")} == {
         "stored": 1,
@@ -103,7 +104,7 @@ def test_what_is_held_and_what_was_evicted() -> None:
     limit = 1 << 20
     arena = Arena(limit, slab_bytes=1 << 18)
     with serving(arena) as node:
-        collector = metrics.NodeTierCollector(limit, lambda: (arena, node.servicer))
+        collector = NodeTierCollector(limit, lambda: (arena, node.servicer))
         keys = [key(cluster, stream=f"camera-{cluster % 3}") for cluster in range(60)]
         for one in keys:
             arena.store([(one, block(one.block, tokens=128, width=32))])
@@ -118,7 +119,7 @@ def test_what_is_held_and_what_was_evicted() -> None:
 
 
 def test_before_a_replica_said_which_model_there_are_zeros() -> None:
-    page = shown(metrics.NodeTierCollector(4096, lambda: None))
+    page = shown(NodeTierCollector(4096, lambda: None))
     assert page.pop(("bytes", "limit")) == 4096
     assert set(page.values()) == {0}
     assert {

@@ -11,9 +11,9 @@ import pytest
 from memory_parts import replica
 
 from actors import gateway
+from cluster.client import GatewayClient
 from cluster.config import load_config
 from cluster.errors import SightlineError, UnavailableError, UnknownCameraError
-from cluster.memory_client import MemoryClient
 
 
 @dataclass
@@ -75,7 +75,7 @@ async def test_both_ports_lead_to_the_replica(one_directory, host):
         pages = addresses.metrics.replace("0.0.0.0", "127.0.0.1")
         async with replica() as (handler, address):
             one_directory.routes = {"gate": address, "yard": None}
-            with MemoryClient(addresses.rpc.replace("0.0.0.0", "127.0.0.1")) as client:
+            with GatewayClient(addresses.rpc.replace("0.0.0.0", "127.0.0.1")) as client:
                 *pieces, _ = await asyncio.to_thread(lambda: list(client.ask("gate", "Who?")))
                 assert pieces == ["two ", "words"]
                 with pytest.raises(UnavailableError, match="no replica is ready for camera 'yard' yet"):

@@ -11,6 +11,7 @@ import pytest
 from memory_parts import STATUS, replica, result, serving
 from sightline.v1 import memory_pb2, memory_pb2_grpc, pictures_pb2
 
+from cluster.client import GatewayClient
 from cluster.errors import (
     CapacityError,
     ConfigError,
@@ -19,7 +20,6 @@ from cluster.errors import (
     UnknownCameraError,
 )
 from cluster.gateway.memory_proxy import MemoryProxy
-from cluster.memory_client import MemoryClient
 from cluster.wire.channel import ChannelPool, open_channel
 from cluster.wire.memory_wire import ForgottenCamera, Told
 from cluster.wire.server import RpcServer
@@ -49,7 +49,7 @@ async def test_everything_through_the_gateway():
         pool = ChannelPool()
         routes = Routes(gate=address)
         async with serving(MemoryProxy(routes.of, pool)) as gateway:
-            with MemoryClient(gateway) as client:
+            with GatewayClient(gateway) as client:
                 *pieces, told = await in_thread(
                     lambda: list(client.ask("gate", "Who?", since_s=60, max_new_tokens=9, with_pictures=True))
                 )
@@ -68,7 +68,7 @@ async def test_errors_keep_their_kind_and_sentence():
     async with replica() as (handler, address):
         routes = Routes(gate=address, dark=address, lost=None, gone="127.0.0.1:1")
         async with serving(MemoryProxy(routes.of, ChannelPool())) as gateway:
-            with MemoryClient(gateway) as client:
+            with GatewayClient(gateway) as client:
 
                 async def refused(camera, text="Who?", **more):
                     return await in_thread(lambda: list(client.ask(camera, text, **more)))
@@ -99,7 +99,7 @@ async def test_a_client_that_leaves_ends_the_answer_at_the_replica(until):
         handler.stuck_at = 1
         pool = ChannelPool()
         async with serving(MemoryProxy(Routes(gate=address).of, pool)) as gateway:
-            with MemoryClient(gateway) as client:
+            with GatewayClient(gateway) as client:
 
                 def leave():
                     answer = client.ask("gate", "Who?")
@@ -116,7 +116,7 @@ async def test_a_client_that_has_no_more_time():
     async with replica() as (handler, address):
         handler.stuck_at = 1
         async with serving(MemoryProxy(Routes(gate=address).of, ChannelPool())) as gateway:
-            with MemoryClient(gateway) as client:
+            with GatewayClient(gateway) as client:
                 error = await in_thread(lambda: list(client.ask("gate", "Who?", timeout_s=0.2)))
                 assert type(error) is UnavailableError
                 # Whose clock strikes first is open: the client's, the gateway's or the replica's.
@@ -144,7 +144,7 @@ async def test_a_replica_that_does_not_answer_in_time():
 async def test_a_replica_that_dies_while_it_answers(until):
     routes = Routes()
     async with serving(MemoryProxy(routes.of, ChannelPool())) as gateway:
-        with MemoryClient(gateway) as client:
+        with GatewayClient(gateway) as client:
             got = threading.Event()
 
             def listen():
@@ -168,7 +168,7 @@ async def test_more_calls_than_the_gateway_takes(until):
     async with replica() as (handler, address):
         handler.stuck_at = 0
         async with serving(MemoryProxy(Routes(gate=address).of, ChannelPool(), max_calls=1)) as gateway:
-            with MemoryClient(gateway) as client:
+            with GatewayClient(gateway) as client:
                 first = asyncio.create_task(in_thread(lambda: list(client.ask("gate", "Who?"))))
                 await until(lambda: handler.under_way == 1)
                 error = await in_thread(lambda: client.memory("gate"))
@@ -184,7 +184,7 @@ async def test_a_replica_without_memory():
     await plain.start()
     routes = Routes(gate=f"127.0.0.1:{port}")
     async with serving(MemoryProxy(routes.of, ChannelPool())) as gateway:
-        with MemoryClient(gateway) as client:
+        with GatewayClient(gateway) as client:
             error = await in_thread(lambda: client.memory("gate"))
             assert type(error) is UnavailableError
             assert str(error) == "the replica of camera 'gate' answers no questions about the past"
@@ -192,7 +192,7 @@ async def test_a_replica_without_memory():
 
 
 async def test_nobody_there():
-    with MemoryClient("127.0.0.1:1", deadline_s=0.5) as client:
+    with GatewayClient("127.0.0.1:1", deadline_s=0.5) as client:
         error = await in_thread(lambda: list(client.ask("gate", "Who?")))
         assert "no Sightline gateway answers at 127.0.0.1:1" in str(error)
 
@@ -210,7 +210,7 @@ async def test_more_is_forgotten_along_with_a_memory():
     routes = Routes()
     async with replica() as (_, address), serving(MemoryProxy(routes.of, ChannelPool(), on_forget=also)) as gateway:
         routes["gate"] = address
-        with MemoryClient(gateway) as client:
+        with GatewayClient(gateway) as client:
             assert await in_thread(lambda: client.forget("gate", 5.0)) == ForgottenCamera(7, 2**40, 3, 1000, 2, 5)
             error = await in_thread(lambda: client.forget("gate"))
     assert told == [("gate", 5.0), ("gate", 0.0)]
@@ -230,5 +230,5 @@ async def test_without_a_memory_the_rest_is_forgotten_all_the_same():
     async with replica() as (handler, address):
         handler.forget = nothing
         async with serving(MemoryProxy(Routes(gate=address).of, ChannelPool(), on_forget=also)) as gateway:
-            with MemoryClient(gateway) as client:
+            with GatewayClient(gateway) as client:
                 assert await in_thread(lambda: client.forget("gate")) == ForgottenCamera(0, 0, files=2)

@@ -8,9 +8,8 @@ import pytest
 from ingest_parts import LIMIT, chain, pusher
 from sightline.v1 import ingest_pb2
 
-from cluster.decoder.packet_sink import PushProgress
 from cluster.wire.convert import packet_to_proto
-from cluster.wire.ledger import SHORT_CREDIT, UNTOLD_BYTES, Ledger
+from cluster.wire.ingest import SHORT_CREDIT, UNTOLD_BYTES, Ledger, PushProgress
 
 NEVER_S = 60.0
 

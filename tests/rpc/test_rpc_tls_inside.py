@@ -18,12 +18,13 @@ from prometheus_client import CollectorRegistry, Counter
 from security_parts import guarded_gateway
 from sightline.v1 import frames_pb2_grpc, kv_pb2_grpc, memory_pb2, memory_pb2_grpc, results_pb2_grpc
 
-from cluster import metrics
 from cluster.codec.supervisor import Backoff
 from cluster.config import load_config
+from cluster.config.secrets import peer_tls
 from cluster.config.security import SecurityConfig
 from cluster.decoder.frame_sender import FrameSender
 from cluster.errors import ConfigError
+from cluster.gateway.federation import FederatedCollector
 from cluster.gateway.merger import ResultsMerger
 from cluster.memory.tiers.arena import Arena
 from cluster.memory.tiers.kv_wire import SERVICE as KV
@@ -32,11 +33,11 @@ from cluster.replica import memory_service as memory
 from cluster.replica.frames_service import SERVICE as FRAMES
 from cluster.replica.frames_service import FramesServicer, WindowCounters
 from cluster.security.roles import Role
-from cluster.security.settings import peer_tls
 from cluster.wire.answers import SERVICE as RESULTS
 from cluster.wire.answers import AnswerHub, ResultsServicer
 from cluster.wire.channel import ChannelPool, open_channel
 from cluster.wire.health import is_serving
+from cluster.wire.metrics_server import MetricsServer
 from cluster.wire.server import RpcServer
 from cluster.wire.tls import PeerTls, TlsFiles
 
@@ -216,7 +217,7 @@ def test_a_tier_comes_back_after_its_certificate_was_renewed(tmp_path, authority
 def page(tls):
     registry = CollectorRegistry()
     Counter("sightline_things", "Of a test.", registry=registry).inc(2)
-    server = metrics.MetricsServer(registry=registry, tls=tls)
+    server = MetricsServer(registry=registry, tls=tls)
     try:
         yield server.address
     finally:
@@ -224,7 +225,7 @@ def page(tls):
 
 
 def up(address, tls):
-    found = metrics.FederatedCollector(lambda: {"decoder-0": address}, tls=tls, timeout_s=2.0).collect()
+    found = FederatedCollector(lambda: {"decoder-0": address}, tls=tls, timeout_s=2.0).collect()
     samples = {sample.name: sample.value for family in found for sample in family.samples}
     return samples.get("sightline_things_total"), samples["sightline_process_up"]
 

@@ -11,8 +11,9 @@ from pathlib import Path
 
 from cluster.codec import FileSource
 from cluster.codec.processor import CodecProcessor
+from cluster.registry import pruners
 from cluster.types import PatchGeometry
-from cluster.vision import make_pruner, pruners
+from cluster.vision import make_pruner
 from cluster.vision.sampler import PatchSampler
 
 QWEN = PatchGeometry(patch=14, merge=2, temporal=2)

@@ -6,8 +6,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from cluster.errors import ConfigError
+from cluster.registry import pruners
 from cluster.types import PatchGrid
-from cluster.vision import make_pruner, pruners
+from cluster.vision import make_pruner
 from cluster.vision.pruners.base import parameters
 from cluster.vision.pruners.cells import complete_groups
 

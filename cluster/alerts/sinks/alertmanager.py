@@ -6,14 +6,12 @@ import json
 from dataclasses import dataclass, field
 
 from cluster.alerts.incident import AlertEvent, utc
-from cluster.alerts.sinks.base import sinks
 from cluster.alerts.sinks.http import HttpPoster, check_url
 from cluster.errors import ConfigError
 
 PATH = "/api/v2/alerts"
 
 
-@sinks.register("alertmanager")
 @dataclass
 class AlertmanagerSink:
     """POSTs to ``url``'s ``/api/v2/alerts``. One incident is one alert: its labels never change while it lasts.

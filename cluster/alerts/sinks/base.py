@@ -6,7 +6,6 @@ from typing import Protocol
 
 from cluster.alerts.incident import AlertEvent
 from cluster.errors import SightlineError
-from cluster.registry import Registry
 
 
 class DeliveryError(SightlineError):
@@ -32,6 +31,3 @@ class Sink(Protocol):
     async def close(self) -> None:
         """Let go of connections; the sink may be used again after it."""
         ...
-
-
-sinks: Registry[type[Sink]] = Registry("alert sink")

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from cluster.alerts.incident import AlertEvent
-from cluster.alerts.sinks.base import DeliveryError, sinks
+from cluster.alerts.sinks.base import DeliveryError
 from cluster.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -22,7 +22,6 @@ _POLL_S = 0.2
 _OURS = ("bootstrap.servers", "message.timeout.ms", "enable.idempotence", "acks")
 
 
-@sinks.register("kafka")
 @dataclass
 class KafkaSink:
     """Produces the alert's JSON to ``topic``; taken when all in-sync replicas have it.

@@ -7,14 +7,12 @@ import logging
 from dataclasses import dataclass
 
 from cluster.alerts.incident import AlertEvent
-from cluster.alerts.sinks.base import sinks
 
 logger = logging.getLogger("sightline.alerts")
 
 _LEVELS = {"info": logging.INFO, "warning": logging.WARNING, "critical": logging.ERROR}
 
 
-@sinks.register("log")
 @dataclass
 class LogSink:
     """Lines of the logger ``sightline.alerts``, at a level that follows the severity."""

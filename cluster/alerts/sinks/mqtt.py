@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
 from cluster.alerts.incident import AlertEvent
-from cluster.alerts.sinks.base import DeliveryError, sinks
+from cluster.alerts.sinks.base import DeliveryError
 from cluster.errors import ConfigError
 from cluster.redaction import redact
 
@@ -20,7 +20,6 @@ _PORTS = {"mqtt": 1883, "mqtts": 8883}
 _FIELDS = ("camera", "subject", "event", "severity", "kind")
 
 
-@sinks.register("mqtt")
 @dataclass
 class MqttSink:
     """Publishes the alert's JSON; taken when the broker has acknowledged it.

@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from cluster.alerts.incident import AlertEvent
-from cluster.alerts.sinks.base import sinks
 from cluster.alerts.sinks.http import HttpPoster, check_url
 from cluster.errors import ConfigError
 
@@ -19,7 +18,6 @@ TIME_HEADER = "Sightline-Timestamp"
 SIGNATURE_HEADER = "Sightline-Signature"
 
 
-@sinks.register("webhook")
 @dataclass
 class WebhookSink:
     """POSTs the alert's JSON to ``url``; taken when the reply is 2xx.

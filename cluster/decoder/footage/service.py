@@ -12,9 +12,8 @@ from sightline.v1 import pictures_pb2, pictures_pb2_grpc
 
 from cluster.decoder.footage.recorder import ClipEnd, ClipPart, Order, Recorder, Snapshot
 from cluster.errors import SightlineError
-from cluster.gateway.pictures_proxy import as_told
 from cluster.wire.channel import ChannelPool
-from cluster.wire.status import abort, is_ours, to_error
+from cluster.wire.status import abort, as_told, is_ours, to_error
 
 SERVICE = "sightline.v1.Recorder"
 LONGEST_S = 3600.0

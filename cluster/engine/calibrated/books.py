@@ -8,12 +8,13 @@ import numpy as np
 import torch
 
 from cluster.engine.base import WindowRequest
-from cluster.engine.native.plan import refresh_context
 from cluster.engine.window.kv import KVSlab
 from cluster.engine.window.planner import BoolArray
-from cluster.engine.window.refresh import refresh_policies
+from cluster.engine.window.refresh import RefreshPolicy
+from cluster.engine.window.refresh.context import refresh_context
 from cluster.engine.window.stream import HeldFrame, Stream
 from cluster.models.base import FrameTokens
+from cluster.registry import refresh_policies
 from cluster.types import TokenCount
 
 
@@ -70,7 +71,7 @@ def _refreshed(
     stream: Stream, request: WindowRequest, frames: Sequence[HeldFrame], system: int, layers: int
 ) -> BoolArray:
     """Which of the overlap's tokens the stream's policy computes again; see ``plan_window`` of the native engine."""
-    policy = refresh_policies.get(stream.spec.refresh)()
+    policy: RefreshPolicy = refresh_policies.get(stream.spec.refresh)()
     context = refresh_context(stream, request.window, frames, system, layers)
     exact = policy.budgeted and frames[0].first == stream.first_token and frames[0].has_kv
     if exact or not len(context):

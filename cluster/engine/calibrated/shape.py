@@ -9,12 +9,13 @@ import torch
 from transformers import AutoConfig, AutoModelForImageTextToText, AutoTokenizer
 
 from cluster.errors import ModelError
-from cluster.models.base import VisionLanguageModel, families
+from cluster.models.base import VisionLanguageModel
 from cluster.models.catalog import locate
 from cluster.models.checkpoint import Checkpoint
 from cluster.models.loading import load_shape
 from cluster.models.presets import PRESETS, SHAPES
 from cluster.models.settings import ModelSettings
+from cluster.registry import families
 
 META = torch.device("meta")
 

@@ -32,17 +32,6 @@ class Explanation:
         self.ended |= len(self.tokens) >= self.tail.room
 
 
-def end_tokens(model: VisionLanguageModel) -> frozenset[int]:
-    """Ids that end an answer, from the tokenizer and the checkpoint's generation settings."""
-    settings = getattr(model.model, "generation_config", None)
-    found: set[int] = set()
-    for source in (model.tokenizer, settings):
-        ids = getattr(source, "eos_token_id", None)
-        if ids is not None:
-            found |= set(ids if isinstance(ids, list) else [ids])
-    return frozenset(found)
-
-
 def explain(
     model: VisionLanguageModel,
     kernel: Kernel[Any],

@@ -14,7 +14,7 @@ from torch import Tensor
 from cluster.engine.base import WindowRequest, finished
 from cluster.engine.native.asking import Asking
 from cluster.engine.native.attention import install
-from cluster.engine.native.decode import end_tokens, explain
+from cluster.engine.native.decode import explain
 from cluster.engine.native.forward import PassResult
 from cluster.engine.native.kernels import kernel_for
 from cluster.engine.native.passes import pass_rows, run_passes
@@ -26,7 +26,7 @@ from cluster.engine.window.answers import answer_of
 from cluster.engine.window.encode import encode_pending
 from cluster.engine.window.fingerprint import fingerprint
 from cluster.engine.window.kv import KVSlab
-from cluster.engine.window.score import YesNoScore
+from cluster.engine.window.score import YesNoScore, end_tokens
 from cluster.engine.window.stats import WindowStats
 from cluster.engine.window.stream import HeldFrame, Stream
 from cluster.engine.window.windowed import WindowedEngine, Work, first_set, shape_of

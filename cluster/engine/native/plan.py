@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -23,10 +21,12 @@ from cluster.engine.window.planner import (
     segments_of,
     tails_of,
 )
-from cluster.engine.window.refresh import RefreshContext, RefreshPolicy, Selection, refresh_policies
+from cluster.engine.window.refresh import RefreshPolicy, Selection
+from cluster.engine.window.refresh.context import refresh_context
 from cluster.engine.window.stream import HeldFrame, Stream, spans_of, tokens_of
 from cluster.models.base import FrameTokens, VisionLanguageModel
-from cluster.types import MICROSECONDS, Question
+from cluster.registry import refresh_policies
+from cluster.types import Question
 
 # Rows whose queries a memory is shown; SnapKV looks at the last 32.
 WATCHED_ROWS = 64
@@ -215,41 +215,3 @@ def _select(
     if exact or not len(context):
         return Selection(np.zeros(len(context), dtype=bool))
     return policy.select(context)
-
-
-def refresh_context(
-    stream: Stream, window: int, frames: Sequence[HeldFrame], system: int, layers: int
-) -> RefreshContext:
-    """What a policy may know of the overlap: the tokens of ``frames`` that have KV."""
-    overlap = [(index, frame) for index, frame in enumerate(frames) if frame.has_kv and len(tokens_of(frame))]
-    counts = np.array([len(tokens_of(frame)) for _, frame in overlap], np.int64)
-    count = int(counts.sum())
-
-    def spread(values: Sequence[float], dtype: type) -> npt.NDArray[Any]:
-        return np.repeat(np.array(values, dtype), counts)
-
-    offset = np.arange(count) - np.repeat(np.cumsum(counts) - counts, counts)
-    number = offset + spread([frame.first for _, frame in overlap], np.int64)
-    computed = np.concatenate(
-        [np.zeros((3, 0), np.int64), *(f.computed for _, f in overlap if f.computed is not None)], 1
-    )
-    cells = [tokens_of(frame).cells.cpu().numpy() for _, frame in overlap]
-    share = stream.spec.refresh_budget
-    return RefreshContext(
-        stream=stream.spec.stream,
-        window=window,
-        system=system,
-        layers=layers,
-        budget=None if share is None else min(count, round(share * count)),
-        frame=spread([index for index, _ in overlap], np.int64),
-        offset=offset,
-        frame_tokens=np.repeat(counts, counts),
-        cells=np.concatenate([np.zeros((0, 2), np.int64), *cells]),
-        anchor=spread([frame.anchor for _, frame in overlap], np.bool_),
-        complete=spread([frame.complete for _, frame in overlap], np.bool_),
-        activity=spread([frame.activity for _, frame in overlap], np.float32),
-        age=window - computed[0],
-        context=number - computed[1],
-        lost=frames[0].first - computed[1],
-        shift_s=((frames[0].pts - computed[2]) / MICROSECONDS).astype(np.float32),
-    )

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 
 from cluster.engine.base import AskRun, finished
-from cluster.engine.native.decode import end_tokens
 from cluster.engine.vllm.served import Served, serve_folder
 from cluster.engine.vllm.settings import VllmSettings
 from cluster.engine.window import export
@@ -22,7 +21,7 @@ from cluster.engine.window.admission import NOMINAL_FPS, check_spec
 from cluster.engine.window.answers import answer_of
 from cluster.engine.window.fingerprint import fingerprint
 from cluster.engine.window.kv import KVSlab
-from cluster.engine.window.score import YesNoScore
+from cluster.engine.window.score import YesNoScore, end_tokens
 from cluster.engine.window.stats import WindowStats
 from cluster.engine.window.stream import HeldFrame, Stream, spans_of
 from cluster.engine.window.windowed import WindowedEngine, Work, first_set, shape_of

@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from cluster.engine.native.plan import refresh_context
 from cluster.engine.vllm.connector.courier import Courier
 from cluster.engine.vllm.connector.keeping import unpack
 from cluster.engine.vllm.connector.order import Order, Piece, WindowFrame, reordered
@@ -30,9 +29,11 @@ from cluster.engine.vllm.served import Served
 from cluster.engine.window.encode import encode_pending
 from cluster.engine.window.fingerprint import fingerprint
 from cluster.engine.window.planner import BoolArray, IntArray
-from cluster.engine.window.refresh import refresh_policies
+from cluster.engine.window.refresh import RefreshPolicy
+from cluster.engine.window.refresh.context import refresh_context
 from cluster.engine.window.stream import HeldFrame, tokens_of
 from cluster.models.base import VisionLanguageModel
+from cluster.registry import refresh_policies
 from cluster.types import mask_digest
 
 # Seconds that a stream's first window here may wait for what a tier has of the one before.
@@ -216,7 +217,7 @@ class ReuseLayout:
     def _refreshed(self, window: Window, camera: _Camera) -> BoolArray:
         """Which tokens of the overlap to compute again, as the stream's policy has it."""
         frames = [self._as_held(frame, camera) for frame in window.frames]
-        policy = refresh_policies.get(window.stream.spec.refresh)()
+        policy: RefreshPolicy = refresh_policies.get(window.stream.spec.refresh)()
         context = refresh_context(
             window.stream, window.request.window, frames, self._system.tokens, len(self.prompts.model.layers)
         )

@@ -7,9 +7,9 @@ import math
 import numpy as np
 import torch
 
-from cluster.engine.window.refresh import refresh_policies
 from cluster.errors import ConfigError
 from cluster.models.base import FrameSpan, VisionLanguageModel
+from cluster.registry import refresh_policies
 from cluster.types import FrameSample, PatchGeometry, StreamSpec
 
 # Frames a second a window is taken to have when its longest position is held against the model's limit.

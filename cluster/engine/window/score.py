@@ -7,6 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from cluster.models.base import VisionLanguageModel
+
 
 class YesNoScore:
     """``P(yes) = sigmoid((logsumexp(yes ids) - logsumexp(no ids)) / temperature + bias)``.
@@ -30,3 +32,14 @@ class YesNoScore:
         logits = logits.float()
         margin = logits[:, self.yes].logsumexp(dim=1) - logits[:, self.no].logsumexp(dim=1)
         return torch.sigmoid(margin / self.temperature + self.bias)
+
+
+def end_tokens(model: VisionLanguageModel) -> frozenset[int]:
+    """Ids that end an answer, from the tokenizer and the checkpoint's generation settings."""
+    settings = getattr(model.model, "generation_config", None)
+    found: set[int] = set()
+    for source in (model.tokenizer, settings):
+        ids = getattr(source, "eos_token_id", None)
+        if ids is not None:
+            found |= set(ids if isinstance(ids, list) else [ids])
+    return frozenset(found)

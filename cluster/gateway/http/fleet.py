@@ -19,11 +19,11 @@ from cluster.gateway.http.live import Live
 from cluster.gateway.http.plain import plain
 from cluster.gateway.http.replies import reply
 from cluster.gateway.http.route import Route
-from cluster.gateway.replicas import from_proto
 from cluster.security.access import current
 from cluster.security.roles import FLEET
 from cluster.types import CameraStatus
 from cluster.types.reports import ReplicaStatus
+from cluster.wire.convert import replica_from_proto
 
 _WINDOWS = ("done", "gated", "dropped", "lost")
 _TOKENS = ("full", "kept", "computed")
@@ -61,12 +61,12 @@ class FleetRoutes:
 
     async def list(self, _request: web.Request) -> web.Response:
         found = await self._calls.unary("/sightline.v1.Replicas/List", replicas_pb2.ListReplicasRequest())
-        return reply({"replicas": [plain(from_proto(each)) for each in found.replicas]})
+        return reply({"replicas": [plain(replica_from_proto(each)) for each in found.replicas]})
 
     async def drain(self, request: web.Request) -> web.Response:
         body = await read(request, Drain)
         asked = replicas_pb2.DrainReplicaRequest(name=name_of(request), undo=body.undo)
-        return reply(plain(from_proto(await self._calls.unary("/sightline.v1.Replicas/Drain", asked))))
+        return reply(plain(replica_from_proto(await self._calls.unary("/sightline.v1.Replicas/Drain", asked))))
 
     async def fleet(self, _request: web.Request) -> web.Response:
         live, sees = self._live, current().sees

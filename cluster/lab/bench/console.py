@@ -1,9 +1,9 @@
 """The console in a real browser: how soon the wall of cameras is there, and whether a page that is left open grows.
 
 A made-up city (:mod:`cluster.lab.bench.console_gateway`, a process of its own) behind the gateway's real HTTP. The
-wall is opened a few times with nothing cached, and timed up to the frame that shows its tiles. Then one page stays open while
-every camera changes again and again: its heap and its document are measured after collecting garbage, and at the end
-what it shows is compared with what the gateway says.
+wall is opened a few times with nothing cached, and timed up to the frame that shows its tiles. Then one page stays
+open while every camera changes again and again: its heap and its document are measured after collecting garbage, and
+at the end what it shows is compared with what the gateway says.
 """
 
 from __future__ import annotations

@@ -23,6 +23,7 @@ import av
 from prometheus_client import CollectorRegistry
 from sightline.v1 import pictures_pb2, pictures_pb2_grpc
 
+from cluster.alerts.grpc_service import IncidentsServicer
 from cluster.alerts.service import AlertService
 from cluster.config import SightlineConfig, load_config
 from cluster.errors import NotReadyError, SightlineError
@@ -185,7 +186,7 @@ class ConsoleGateway:
         services = {
             cameras.SERVICE: cameras.CamerasServicer(self.city),
             replicas.SERVICE: replicas.ReplicasServicer(self.city),
-            incidents.SERVICE: incidents.IncidentsServicer(self.alerts),
+            incidents.SERVICE: IncidentsServicer(self.alerts),
             memory.SERVICE: memory.MemoryServicer(CityMemory(self.city)),
             PICTURES: self._pictures,
         }

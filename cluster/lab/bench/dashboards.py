@@ -29,9 +29,11 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from cluster import metrics
 from cluster.errors import ConfigError, SightlineError
+from cluster.gateway.federation import FederatedCollector
 from cluster.lab.bench.harness import BenchResult
 from cluster.metrics.dashboards import DASHBOARDS, Panel, concrete
 from cluster.types import Answer, Question, StreamSpec, Timing, TokenCount
+from cluster.wire.metrics_server import MetricsServer
 
 SCRAPE_S = 5
 PATIENCE_S = 60.0
@@ -83,9 +85,9 @@ def run(args: argparse.Namespace) -> BenchResult:
 def series_per_camera(cameras: int, questions: int) -> float:
     """Series by which the gateway's page grows per camera, at its decoder and its replica together; the real metric
     objects, served and federated over HTTP."""
-    server = metrics.MetricsServer()
+    server = MetricsServer()
     gateway = CollectorRegistry()
-    gateway.register(metrics.FederatedCollector(lambda: {"process-0": server.address}, timeout_s=20.0))
+    gateway.register(FederatedCollector(lambda: {"process-0": server.address}, timeout_s=20.0))
     asked = tuple(Question(f"question-{number}", "?") for number in range(questions))
     names = [f"camera-{number:05d}" for number in range(cameras)]
     replica, decoder = metrics.AnsweredCameras(), []
@@ -248,10 +250,10 @@ def _until_answered(address: str) -> None:
 
 def _ask(address: str) -> None:
     """A free question, once there is something to ask about."""
-    from cluster.memory_client import MemoryClient
+    from cluster.client import GatewayClient
 
     deadline = time.monotonic() + START_S
-    with MemoryClient(address) as client:
+    with GatewayClient(address) as client:
         while True:
             try:
                 for _ in client.ask("gate", "What was there?", max_new_tokens=4):

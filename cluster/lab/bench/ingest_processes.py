@@ -17,10 +17,10 @@ from pathlib import Path
 from sightline.v1 import ingest_pb2_grpc
 
 from cluster.codec.push import PushSource
-from cluster.decoder.packet_sink import PacketSink, QueueSink
+from cluster.decoder.packet_sink import QueueSink
 from cluster.gateway.ingest_proxy import ProxySink
 from cluster.wire.channel import ChannelPool
-from cluster.wire.ingest import SERVICE, IngestServicer
+from cluster.wire.ingest import SERVICE, IngestServicer, PacketSink
 from cluster.wire.server import RpcServer, push_message_bytes
 
 MAX_PACKET_BYTES = 4 * 2**20

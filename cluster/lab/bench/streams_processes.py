@@ -25,7 +25,7 @@ from cluster.decoder.footage.camera import CameraFootage
 from cluster.decoder.footage.ring import PacketRing, RingBudget
 from cluster.decoder.frame_lanes import LostStream
 from cluster.decoder.frame_sender import FrameSender
-from cluster.decoder.packet_sink import PacketSink, QueueSink
+from cluster.decoder.packet_sink import QueueSink
 from cluster.decoder.pipeline import CameraPipeline, PipelineSettings
 from cluster.decoder.turns import decoding_turns
 from cluster.errors import CapacityError
@@ -38,6 +38,7 @@ from cluster.types import Answer, FrameSample, PatchGeometry, Question, StreamSp
 from cluster.vision.pruners.replenish import Replenish
 from cluster.vision.sampler import PatchSampler
 from cluster.wire import ingest
+from cluster.wire.ingest import PacketSink
 from cluster.wire.server import RpcServer
 
 RING_S, RING_BYTES = 60.0, 8 * 2**20

@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 from cluster.engine.native.engine import NativeEngine
-from cluster.engine.window.refresh import refresh_policies
 from cluster.lab.bench.frames import (
     ClipFrames,
     add_clip_arguments,
@@ -33,6 +32,7 @@ from cluster.lab.bench.frames import (
 from cluster.lab.bench.harness import BenchResult
 from cluster.lab.report.measure import answer_in_full
 from cluster.models import load_model
+from cluster.registry import refresh_policies
 from cluster.types import MICROSECONDS, Answer, FrameSample, Question, StreamSpec, WindowRequest
 
 QUESTION = Question("q", "Is a person or a car moving in this picture?")

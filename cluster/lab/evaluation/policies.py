@@ -134,7 +134,7 @@ def standard(shape: WindowShape) -> list[Setting]:
 
 def everything(shape: WindowShape) -> list[Setting]:
     """``standard`` and every pruner with every refresh policy at every budget."""
-    from cluster.vision import pruners
+    from cluster.registry import pruners
 
     product = [
         Setting(_product_name(pruner, refresh, budget), pruner, refresh, budget, shape=shape)
@@ -237,7 +237,7 @@ def _point(base: Setting, curve: str, place: float) -> Setting:
 
 def _budgeted() -> list[str]:
     """Refresh policies that take a budget."""
-    from cluster.engine.window.refresh import refresh_policies
+    from cluster.registry import refresh_policies
 
     return [name for name in refresh_policies.names() if refresh_policies.get(name).budgeted]
 

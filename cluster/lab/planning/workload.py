@@ -80,11 +80,11 @@ SIGLIP_SO_384 = VisionShape(layers=27, width=1152, mlp=4304, patches=729)
 models.register("llama3-8b")(
     # V-Rex, section VI.A. Ten tokens per frame, one of the picture and 3 × 3 of its parts, is VideoLLM-Online's,
     # the model that the paper builds on (its Fig. 4a and Table II); the paper itself does not name the number.
-    ModelShape("llama3-8b", "Llama-3 8B + SigLIP-L-384", 32, 4096, 32, 8, 128, 14336, 128256, 10, SIGLIP_L_384)
+    ModelShape("llama3-8b", "Llama-3 8B + SigLIP-L-384", 32, 4096, 32, 8, 128, 14336, 128256, 10, SIGLIP_L_384),
 )
 models.register("qwen2-7b")(
     # LLaVA-OneVision's published shape, 14 × 14 pooled tokens per frame; not in the paper.
-    ModelShape("qwen2-7b", "Qwen2 7B + SigLIP-SO-384", 28, 3584, 28, 4, 128, 18944, 152064, 196, SIGLIP_SO_384)
+    ModelShape("qwen2-7b", "Qwen2 7B + SigLIP-SO-384", 28, 3584, 28, 4, 128, 18944, 152064, 196, SIGLIP_SO_384),
 )
 
 

@@ -1,16 +1,5 @@
 """Compressors, one per file: which tokens a memory keeps when its budget is reached."""
 
-from cluster.memory.compress import cords, infinipot, infinipot_v, livevlm, simple, snapkv, streammem
-from cluster.memory.compress.base import Compressor, compressors
+from cluster.memory.compress.base import Compressor
 
-__all__ = [
-    "Compressor",
-    "compressors",
-    "cords",
-    "infinipot",
-    "infinipot_v",
-    "livevlm",
-    "simple",
-    "snapkv",
-    "streammem",
-]
+__all__ = ["Compressor"]

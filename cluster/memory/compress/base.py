@@ -11,7 +11,6 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from cluster.memory.layer import LayerKV
-from cluster.registry import Registry
 
 _STACKED = 1 << 20
 """Most numbers of keys that are copied side by side: small layers are bound by calls, large ones by memory."""
@@ -45,9 +44,6 @@ class Compressor(ABC):
                 key head side by side in ``r``. Each call replaces what the one before it said.
         """
         del queries
-
-
-compressors: Registry[type[Compressor]] = Registry("compressor")
 
 
 def every(layer: LayerKV) -> Tensor:

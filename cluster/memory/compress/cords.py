@@ -8,12 +8,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from cluster.memory.compress.base import Compressor, best, compressors, every, sizes, slots
+from cluster.memory.compress.base import Compressor, best, every, sizes, slots
 from cluster.memory.compress.standing import Standing, handed_on
 from cluster.memory.layer import LayerKV
 
 
-@compressors.register("cords")
 class CoRDS(Compressor):
     """Greedy farthest-first choice of frames, with a bonus for what the chosen ones do not span.
 

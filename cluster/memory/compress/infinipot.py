@@ -5,11 +5,9 @@ from __future__ import annotations
 from torch import Tensor
 
 from cluster.memory.compress.attention import AttentionCompressor
-from cluster.memory.compress.base import compressors
 from cluster.memory.layer import LayerKV
 
 
-@compressors.register("infinipot")
 class InfiniPot(AttentionCompressor):
     """Keeps the newest tokens and of the others those of the highest catalyst-prompt importance.
 

@@ -8,14 +8,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from cluster.memory.compress.base import Compressor, alike, best, compressors, every, slots, together, top_mask
+from cluster.memory.compress.base import Compressor, alike, best, every, slots, together, top_mask
 from cluster.memory.layer import LayerKV
 
 _PART = 4096
 """Tokens whose keys are compared at a time."""
 
 
-@compressors.register("infinipot_v")
 class InfiniPotV(Compressor):
     """TaR and VaN, per layer and head.
 

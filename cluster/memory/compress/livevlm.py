@@ -6,11 +6,10 @@ import torch
 from torch import Tensor
 
 from cluster.memory.compress.attention import AttentionCompressor, rank_in_frame
-from cluster.memory.compress.base import compressors, sizes, slots
+from cluster.memory.compress.base import sizes, slots
 from cluster.memory.layer import LayerKV
 
 
-@compressors.register("livevlm")
 class LiveVLM(AttentionCompressor):
     """Keeps the newest tokens densely and of every older frame about the same share, its most attended tokens.
 

@@ -7,11 +7,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from cluster.memory.compress.base import Compressor, best, compressors, every
+from cluster.memory.compress.base import Compressor, best, every
 from cluster.memory.layer import LayerKV
 
 
-@compressors.register("none")
 class Full(Compressor):
     """Keeps everything, whatever the budget: the reference."""
 
@@ -20,7 +19,6 @@ class Full(Compressor):
         return [every(layer) for layer in layers]
 
 
-@compressors.register("sliding")
 class Sliding(Compressor):
     """Keeps the newest tokens."""
 
@@ -28,7 +26,6 @@ class Sliding(Compressor):
         return [every(layer)[:, max(0, layer.tokens - budget) :] for layer in layers]
 
 
-@compressors.register("uniform")
 class Uniform(Compressor):
     """Keeps whole frames at even distances in time, the newest among them, and of one more frame what still fits."""
 

@@ -7,11 +7,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from cluster.memory.compress.attention import AttentionCompressor
-from cluster.memory.compress.base import compressors
 from cluster.memory.layer import LayerKV
 
 
-@compressors.register("snapkv")
 class SnapKV(AttentionCompressor):
     """Keeps the newest tokens (the observation window) and of the others those of the highest pooled attention.
 

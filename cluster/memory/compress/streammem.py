@@ -7,11 +7,10 @@ import torch
 from torch import Tensor
 
 from cluster.memory.compress.attention import AttentionCompressor, rank_in_frame
-from cluster.memory.compress.base import compressors, slots
+from cluster.memory.compress.base import slots
 from cluster.memory.layer import LayerKV
 
 
-@compressors.register("streammem")
 class StreamMem(AttentionCompressor):
     """Keeps of every frame its most salient token, of more frames than fit the most salient, and then what is salient.
 

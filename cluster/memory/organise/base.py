@@ -11,9 +11,8 @@ import torch
 from torch import Tensor
 
 from cluster.memory.organise.table import ClusterTable, NewTokens
-from cluster.registry import Registry
 
-__all__ = ["ClusterTable", "Members", "NewTokens", "Organiser", "organisers"]
+__all__ = ["ClusterTable", "Members", "NewTokens", "Organiser"]
 
 Members = Callable[[int], Tensor | None]
 """Keys ``[n, D]`` of a cluster's members before the tokens that come, in time order; None where they are offloaded."""
@@ -76,6 +75,3 @@ class Organiser(ABC):
     def load_state(self, state: Mapping[str, Tensor]) -> None:
         """Take up what ``state`` gave."""
         del state
-
-
-organisers: Registry[type[Organiser]] = Registry("organiser")

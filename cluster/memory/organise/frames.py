@@ -5,10 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from cluster.memory.organise.base import Members, NewTokens, Organiser, organisers
+from cluster.memory.organise.base import Members, NewTokens, Organiser
 
 
-@organisers.register("frames")
 class Frames(Organiser):
     """A frame's tokens are one block; its representative is their mean key."""
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from cluster.errors import ConfigError
-from cluster.memory.organise.base import Members, NewTokens, Organiser, organisers
+from cluster.memory.organise.base import Members, NewTokens, Organiser
 from cluster.memory.organise.two_means import two_means
 
 _PENDING, _OWNER = "pending", "owner"
@@ -18,7 +18,6 @@ _NOBODY = 0
 _COUNTERS = ("splits", "deferred", "founded", "groupings")
 
 
-@organisers.register("mosaic")
 class Mosaic(Organiser):
     """A token joins the cluster of its partition whose mean is most like it by cosine, unless that made it invalid.
 

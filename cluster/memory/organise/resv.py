@@ -7,12 +7,11 @@ import torch
 from torch import Tensor
 
 from cluster.errors import ConfigError
-from cluster.memory.organise.base import Members, NewTokens, Organiser, organisers
+from cluster.memory.organise.base import Members, NewTokens, Organiser
 
 _BITS = "bits"
 
 
-@organisers.register("resv")
 class ReSV(Organiser):
     """A token joins the nearest cluster within a Hamming distance, and else founds one; its bits are the founder's.
 

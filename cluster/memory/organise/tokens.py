@@ -5,10 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from cluster.memory.organise.base import Members, NewTokens, Organiser, organisers
+from cluster.memory.organise.base import Members, NewTokens, Organiser
 
 
-@organisers.register("tokens")
 class Tokens(Organiser):
     """No grouping: as many representatives as tokens, and as many transfers as tokens are wanted."""
 

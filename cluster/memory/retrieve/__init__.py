@@ -1,6 +1,5 @@
 """Retrievers, one per file: which clusters a question needs."""
 
-from cluster.memory.retrieve import top_k, two_stage, wicsum
-from cluster.memory.retrieve.base import Retrieved, Retriever, retrievers
+from cluster.memory.retrieve.base import Retrieved, Retriever
 
-__all__ = ["Retrieved", "Retriever", "retrievers", "top_k", "two_stage", "wicsum"]
+__all__ = ["Retrieved", "Retriever"]

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from cluster.memory.organise.table import ClusterTable
-from cluster.registry import Registry
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -33,9 +32,6 @@ class Retriever(ABC):
 
         An empty table or no rows give nothing.
         """
-
-
-retrievers: Registry[type[Retriever]] = Registry("retriever")
 
 
 def best_scores(query: Tensor, mean: Tensor) -> Tensor:

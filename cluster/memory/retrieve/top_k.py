@@ -6,10 +6,9 @@ from torch import Tensor
 
 from cluster.errors import ConfigError
 from cluster.memory.organise.table import ClusterTable
-from cluster.memory.retrieve.base import Retrieved, Retriever, best_scores, retrievers
+from cluster.memory.retrieve.base import Retrieved, Retriever, best_scores
 
 
-@retrievers.register("top_k")
 class TopK(Retriever):
     """Clusters of the highest score until their tokens reach a budget; that which reaches it is taken too.
 

@@ -9,10 +9,9 @@ from torch import Tensor
 
 from cluster.errors import ConfigError
 from cluster.memory.organise.table import ClusterTable
-from cluster.memory.retrieve.base import Retrieved, Retriever, best_scores, retrievers
+from cluster.memory.retrieve.base import Retrieved, Retriever, best_scores
 
 
-@retrievers.register("two_stage")
 class TwoStage(Retriever):
     """The partitions nearest to the question, and of their clusters the nearest.
 

@@ -9,13 +9,12 @@ from torch import Tensor
 
 from cluster.errors import ConfigError
 from cluster.memory.organise.table import ClusterTable
-from cluster.memory.retrieve.base import Retrieved, Retriever, retrievers
+from cluster.memory.retrieve.base import Retrieved, Retriever
 
 # Clusters that are looked at first; twice as many each time that is not enough.
 _FIRST = 16
 
 
-@retrievers.register("wicsum")
 class WiCSum(Retriever):
     """As many clusters as hold more than a share of the attention that the question is expected to give.
 

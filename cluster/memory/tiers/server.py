@@ -30,6 +30,7 @@ from cluster.memory.tiers.kv_wire import (
     outcome_to_proto,
     runs,
 )
+from cluster.memory.tiers.metrics import NodeTierCall, NodeTierResult
 from cluster.memory.tiers.stack import Capped
 from cluster.wire.status import abort, code_of
 
@@ -39,7 +40,7 @@ Context: TypeAlias = grpc.aio.ServicerContext
 _RUN = 64
 _LISTED = 65_536
 
-_RESULTS: dict[grpc.StatusCode, metrics.NodeTierResult] = {
+_RESULTS: dict[grpc.StatusCode, NodeTierResult] = {
     grpc.StatusCode.RESOURCE_EXHAUSTED: "refused",
     grpc.StatusCode.INVALID_ARGUMENT: "invalid",
     grpc.StatusCode.DEADLINE_EXCEEDED: "late",
@@ -204,12 +205,10 @@ class KVServicer(kv_pb2_grpc.KVServicer):
             return kv_pb2.UsageReply(bytes=held)
 
     @asynccontextmanager
-    async def _answering(
-        self, method: str, request: _Sized | None, context: Context
-    ) -> AsyncIterator[metrics.NodeTierCall]:
+    async def _answering(self, method: str, request: _Sized | None, context: Context) -> AsyncIterator[NodeTierCall]:
         """Ends the call with a status and a sentence when it cannot be answered, or not in time; counts it either way,
         before its caller takes that sentence, which may take as long as it likes."""
-        call = metrics.NodeTierCall(method)
+        call = NodeTierCall(method)
         try:
             async with asyncio.timeout(self._deadline_s) as limit:
                 await context.send_initial_metadata(((INSTANCE, self.instance),))

@@ -1,7 +1,7 @@
 """A pruner turns what the codec saw change into the patches worth encoding.
 
-To add a policy: one file with a dataclass that derives from :class:`Pruner`, its parameters as fields,
-``@pruners.register("name")`` above it, and its import in ``cluster/vision/__init__.py``. The shared tests run it.
+To add a policy: one file with a dataclass that derives from :class:`Pruner`, its parameters as fields, and an entry in
+``cluster.registry``. The shared tests run it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import ClassVar
 import numpy as np
 
 from cluster.errors import ConfigError
-from cluster.registry import Registry
+from cluster.registry import pruners
 from cluster.types import BoolGrid, SampledFrame
 from cluster.vision.pruners.cells import any_in_group
 
@@ -47,9 +47,6 @@ class Pruner(ABC):
         """
 
 
-pruners: Registry[type[Pruner]] = Registry("pruner")
-
-
 def parameters(policy: type[Pruner]) -> list[str]:
     """The names a policy can be configured with."""
     return [each.name for each in fields(policy) if each.init] if is_dataclass(policy) else []
@@ -61,7 +58,7 @@ def make_pruner(name: str, options: Mapping[str, float] | None = None) -> Pruner
     Raises:
         ConfigError: no such policy, or a parameter it does not have.
     """
-    policy = pruners.get(name)
+    policy: type[Pruner] = pruners.get(name)
     known = parameters(policy)
     for option in options or {}:
         if option not in known:

@@ -6,11 +6,10 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from cluster.types import BoolGrid, SampledFrame
-from cluster.vision.pruners.base import Decision, Pruner, everything, pruners, share_of_groups
+from cluster.vision.pruners.base import Decision, Pruner, everything, share_of_groups
 from cluster.vision.pruners.cells import complete_groups
 
 
-@pruners.register("codecsight")
 @dataclass(slots=True)
 class CodecSight(Pruner):
     """Motion above a fixed threshold, sticky until the next anchor.

@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from cluster.types import SampledFrame
-from cluster.vision.pruners.base import Decision, Pruner, everything, pruners, share_of_groups
+from cluster.vision.pruners.base import Decision, Pruner, everything, share_of_groups
 
 
-@pruners.register("none")
 @dataclass(slots=True)
 class KeepAll(Pruner):
     """Keep every cell of every sample.

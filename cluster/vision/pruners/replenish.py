@@ -9,7 +9,7 @@ from typing import ClassVar
 import numpy as np
 
 from cluster.types import BoolGrid, ChangeGrid, FloatGrid, PatchGrid, SampledFrame, UInt8Array
-from cluster.vision.pruners.base import Decision, Pruner, everything, pruners, share_of_groups
+from cluster.vision.pruners.base import Decision, Pruner, everything, share_of_groups
 from cluster.vision.pruners.cells import cell_means, complete_groups, dilate, neighbours
 from cluster.vision.pruners.exposure import Exposure, fit_exposure
 
@@ -17,7 +17,6 @@ from cluster.vision.pruners.exposure import Exposure, fit_exposure
 _RISE = 0.4
 
 
-@pruners.register("replenish")
 @dataclass(slots=True)
 class Replenish(Pruner):
     """Keep what differs from the picture the model already has.

@@ -6,13 +6,10 @@ from typing import Any
 
 import torch
 
-from cluster.engine.native.kernels import cpu_flash as cpu_flash
-from cluster.engine.native.kernels import sdpa as sdpa
-from cluster.engine.native.kernels import varlen as varlen
-from cluster.engine.native.kernels.base import Kernel as Kernel
-from cluster.engine.native.kernels.base import kernels as kernels
+from cluster.engine.native.kernels.base import Kernel
+from cluster.registry import kernels
 
-__all__ = ["Kernel", "kernel_for", "kernels"]
+__all__ = ["Kernel", "kernel_for"]
 
 
 def kernel_for(device: torch.device, dtype: torch.dtype, name: str | None = None) -> Kernel[Any]:
@@ -28,4 +25,5 @@ def kernel_for(device: torch.device, dtype: torch.dtype, name: str | None = None
             name = "cpu_flash"
         else:
             name = "sdpa"
-    return kernels.get(name)()
+    kernel: Kernel[Any] = kernels.get(name)()
+    return kernel

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from typing import Any, Generic, TypeVar
+from collections.abc import Sequence
+from typing import Generic, TypeVar
 
 from torch import Tensor
 
 from cluster.engine.window.planner import Run
-from cluster.registry import Registry
 
 Prepared = TypeVar("Prepared")
 
@@ -30,9 +29,6 @@ class Kernel(ABC, Generic[Prepared]):
         self, prepared: Prepared, query: Tensor, keys: Sequence[Tensor], values: Sequence[Tensor], scale: float
     ) -> Tensor:
         """``query [H, n, d]`` rotated, per stream ``keys, values [Hkv, slots, d]`` rotated -> ``[n, H, d]``."""
-
-
-kernels: Registry[Callable[[], Kernel[Any]]] = Registry("attention kernel")
 
 
 def grouped(query: Tensor, kv_heads: int) -> Tensor:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from cluster.engine.native.kernels.base import Kernel, grouped, kernels, shared
+from cluster.engine.native.kernels.base import Kernel, grouped, shared
 from cluster.engine.native.kernels.blocks import CALL_COST, Block, blocks_of
 from cluster.engine.window.planner import Run
 
@@ -23,7 +23,6 @@ Prepared = list[list[tuple[Block, Tensor | None]]]
 _flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 
 
-@kernels.register("cpu_flash")
 class CPUFlashKernel(Kernel[Prepared]):
     """The kernel on CPU, fp32 and bf16."""
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from cluster.engine.native.kernels.base import Kernel, grouped, kernels, shared
+from cluster.engine.native.kernels.base import Kernel, grouped, shared
 from cluster.engine.native.kernels.blocks import CALL_COST, Block, blocks_of
 from cluster.engine.window.planner import Run
 
@@ -16,7 +16,6 @@ from cluster.engine.window.planner import Run
 ROWS = 1024
 
 
-@kernels.register("sdpa")
 class SDPAKernel(Kernel[list[list[Block]]]):
     """Exact, public API only. The mask covers the whole span of a block, so the masked half is computed too."""
 

@@ -6,10 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from cluster.engine.window.refresh.base import RefreshContext, RefreshPolicy, Selection, refresh_policies
+from cluster.engine.window.refresh.base import RefreshContext, RefreshPolicy, Selection
 
 
-@refresh_policies.register("all")
 @dataclass(frozen=True, slots=True)
 class All(RefreshPolicy):
     """The upper bound of cost and of exactness."""

@@ -7,10 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from cluster.engine.window.planner import evenly
-from cluster.engine.window.refresh.base import RefreshContext, RefreshPolicy, Selection, refresh_policies
+from cluster.engine.window.refresh.base import RefreshContext, RefreshPolicy, Selection
 
 
-@refresh_policies.register("anchors")
 @dataclass(frozen=True, slots=True)
 class Anchors(RefreshPolicy):
     """Recompute the overlap's anchor frames, the first of which is its first frame.

@@ -5,10 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from cluster.engine.window.refresh.anchors import Anchors
-from cluster.engine.window.refresh.base import refresh_policies
 
 
-@refresh_policies.register("anchors_last")
 @dataclass(frozen=True, slots=True)
 class AnchorsLast(Anchors):
     """Recompute the overlap's anchor frames behind everything that is reused.

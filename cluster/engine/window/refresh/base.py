@@ -15,7 +15,6 @@ import numpy as np
 from torch import Tensor
 
 from cluster.engine.window.planner import BoolArray, FloatArray, IntArray
-from cluster.registry import Registry
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -106,6 +105,3 @@ class RefreshPolicy(ABC):
     @abstractmethod
     def select(self, context: RefreshContext) -> Selection:
         """Choose for one window."""
-
-
-refresh_policies: Registry[type[RefreshPolicy]] = Registry("refresh policy")

@@ -6,10 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from cluster.engine.window.refresh.base import RefreshContext, RefreshPolicy, Selection, refresh_policies
+from cluster.engine.window.refresh.base import RefreshContext, RefreshPolicy, Selection
 
 
-@refresh_policies.register("budget")
 @dataclass(frozen=True, slots=True)
 class Budget(RefreshPolicy):
     """Recompute the tokens expected to have drifted most; as many as the anchors have, or the budget.

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from cluster.engine.window.refresh.base import refresh_policies
 from cluster.engine.window.refresh.budget import Budget
 
 
-@refresh_policies.register("budget_last")
 @dataclass(frozen=True, slots=True)
 class BudgetLast(Budget):
     """Recompute what is expected to have drifted most, behind everything that is reused.

@@ -6,10 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from cluster.engine.window.refresh.base import RefreshContext, RefreshPolicy, Selection, refresh_policies
+from cluster.engine.window.refresh.base import RefreshContext, RefreshPolicy, Selection
 
 
-@refresh_policies.register("first_n")
 @dataclass(frozen=True, slots=True)
 class FirstN(RefreshPolicy):
     """Recompute the oldest ``frames`` frames that have tokens; with a budget, the oldest tokens."""

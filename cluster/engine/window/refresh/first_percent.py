@@ -9,17 +9,9 @@ import torch
 from torch import Tensor
 
 from cluster.engine.window.planner import IntArray
-from cluster.engine.window.refresh.base import (
-    KVChange,
-    Narrowing,
-    RefreshContext,
-    RefreshPolicy,
-    Selection,
-    refresh_policies,
-)
+from cluster.engine.window.refresh.base import KVChange, Narrowing, RefreshContext, RefreshPolicy, Selection
 
 
-@refresh_policies.register("first_percent")
 @dataclass(frozen=True, slots=True)
 class FirstPercent(RefreshPolicy):
     """Recompute the first ``x_l`` of every frame's tokens at layer ``l``.

@@ -6,10 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from cluster.engine.window.refresh.base import RefreshContext, RefreshPolicy, Selection, refresh_policies
+from cluster.engine.window.refresh.base import RefreshContext, RefreshPolicy, Selection
 
 
-@refresh_policies.register("none")
 @dataclass(frozen=True, slots=True)
 class Nothing(RefreshPolicy):
     """The lower bound of cost: naive reuse."""

@@ -7,10 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from cluster.engine.window.refresh.base import RefreshContext, RefreshPolicy, Selection, refresh_policies
+from cluster.engine.window.refresh.base import RefreshContext, RefreshPolicy, Selection
 
 
-@refresh_policies.register("random")
 @dataclass(frozen=True, slots=True)
 class Random(RefreshPolicy):
     """Uniform without replacement; a stream's window always draws the same tokens, wherever it runs."""

@@ -6,10 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from cluster.engine.window.refresh.base import RefreshContext, RefreshPolicy, Selection, refresh_policies
+from cluster.engine.window.refresh.base import RefreshContext, RefreshPolicy, Selection
 
 
-@refresh_policies.register("shifted")
 @dataclass(frozen=True, slots=True)
 class Shifted(RefreshPolicy):
     """Recompute the frames farthest from any anchor, as many tokens as the anchors have.

@@ -8,17 +8,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cluster.engine.window.refresh.base import (
-    KVChange,
-    Narrowing,
-    RefreshContext,
-    RefreshPolicy,
-    Selection,
-    refresh_policies,
-)
+from cluster.engine.window.refresh.base import KVChange, Narrowing, RefreshContext, RefreshPolicy, Selection
 
 
-@refresh_policies.register("topk_deviation")
 @dataclass(frozen=True, slots=True)
 class TopKDeviation(RefreshPolicy):
     """Compute layers ``0..probe`` for every overlap token, then go on with those of largest

@@ -28,11 +28,10 @@ from typing import Any
 
 import psutil
 
+from cluster.client import GatewayClient
 from cluster.errors import SightlineError
-from cluster.incidents_client import IncidentsClient
 from cluster.lab.bench.faults.small_cluster import BLOCK_FRAMES, CAMERAS, PROCESSES, STRIDE_S, SmallCluster
 from cluster.lab.bench.parts import Part
-from cluster.memory_client import MemoryClient
 from cluster.types import MICROSECONDS, MemoryStatus
 
 FREEZE_S = 20.0
@@ -195,7 +194,7 @@ def _fill_disk(cluster: SmallCluster) -> tuple[float, float, list[str]]:
     alerting = cluster.processes("alerting")[0].pid
     until_s = time.monotonic() + DISK_FULL_S
     full = ""
-    with IncidentsClient(cluster.gateway) as client:
+    with GatewayClient(cluster.gateway) as client:
         while time.monotonic() < until_s:
             look_s = time.monotonic() + POLL_S
             while time.monotonic() < look_s:
@@ -228,7 +227,7 @@ def _counts(cluster: SmallCluster, name: str) -> Counts:
 
 
 def _memory(cluster: SmallCluster, name: str) -> MemoryStatus:
-    with MemoryClient(cluster.gateway) as client:
+    with GatewayClient(cluster.gateway) as client:
         return client.memory(name)
 
 
@@ -285,7 +284,7 @@ def _remembers(cluster: SmallCluster, name: str, before: MemoryStatus) -> bool:
 
 def _incidents(cluster: SmallCluster, *, only_open: bool = True) -> dict[str, str]:
     """Incident -> its camera."""
-    with IncidentsClient(cluster.gateway) as client:
+    with GatewayClient(cluster.gateway) as client:
         found = client.incidents(only_open=only_open)
     return {each.id: each.camera for each in found if each.kind == "question"}
 

@@ -18,8 +18,9 @@ from cluster.engine.calibrated.engine import CalibratedEngine
 from cluster.engine.calibrated.shape import shape_of
 from cluster.lab.bench.parts import Part
 from cluster.models.base import VisionLanguageModel
+from cluster.registry import pruners
 from cluster.types import MICROSECONDS, Answer, ChangeGrid, PatchGrid, Question, SampledFrame, StreamSpec, UInt8Array
-from cluster.vision import make_pruner, pruners
+from cluster.vision import make_pruner
 from cluster.vision.sampler import PatchSampler
 
 OBJECTS = 200

@@ -28,11 +28,12 @@ from sightline.v1 import (
 )
 
 from cluster.alerts.forgetting import Erased
+from cluster.alerts.grpc_service import IncidentsServicer
 from cluster.alerts.service import AlertService
 from cluster.codec.push import PushSource
 from cluster.config import SightlineConfig, camera_settings, load_config, parse_camera
 from cluster.control.cameras.managed import Managed
-from cluster.decoder.packet_sink import PacketSink, QueueSink
+from cluster.decoder.packet_sink import QueueSink
 from cluster.errors import ConfigError, UnauthenticatedError, UnknownCameraError, UnknownIncidentError
 from cluster.gateway import cameras, replicas
 from cluster.gateway import incidents_proxy as incidents
@@ -69,6 +70,7 @@ from cluster.types.reports import ReplicaStatus
 from cluster.wire import answers as results
 from cluster.wire import ingest
 from cluster.wire.channel import ChannelPool
+from cluster.wire.ingest import PacketSink
 from cluster.wire.server import RpcServer, push_message_bytes
 from cluster.wire.tls import TlsFiles
 
@@ -253,7 +255,7 @@ class Server:
         inner.add(
             incidents.SERVICE,
             incidents_pb2_grpc.add_IncidentsServicer_to_server,
-            incidents.IncidentsServicer(self._alerts),
+            IncidentsServicer(self._alerts),
         )
         inner.add(
             pictures.SERVICE,

@@ -17,8 +17,8 @@ from cluster.lab.bench.memory.footage import Footage, Watched
 from cluster.lab.bench.memory.held import HeldKV
 from cluster.lab.bench.parts import Part
 from cluster.memory.chunk import KVChunk
-from cluster.memory.compress import compressors
 from cluster.memory.layer import LayerKV
+from cluster.registry import compressors
 
 CAPS = (1024, 4096)
 """Tokens of a layer and head; the larger is about what 64 MiB hold of the bench's model."""

@@ -16,8 +16,8 @@ from cluster.lab.bench.memory.held import HeldKV
 from cluster.lab.bench.parts import Part
 from cluster.lab.evaluation.memory.coverage import Space, coverage_area, nearest_distances
 from cluster.memory.chunk import KVChunk
-from cluster.memory.compress import compressors
 from cluster.memory.layer import LayerKV
+from cluster.registry import compressors
 
 SHARES = (8, 16)
 SPACES: tuple[Space, ...] = get_args(Space)

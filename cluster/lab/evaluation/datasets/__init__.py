@@ -1,6 +1,5 @@
 """Labelled footage: one file per layout on disk, each with one entry in ``layouts``."""
 
-from cluster.lab.evaluation.datasets import scenes, ucf_crime
 from cluster.lab.evaluation.datasets.base import (
     Dataset,
     Layout,
@@ -20,6 +19,4 @@ __all__ = [
     "layouts",
     "load_dataset",
     "probe_video",
-    "scenes",
-    "ucf_crime",
 ]

@@ -28,7 +28,13 @@ class Dataset:
 Layout = Callable[[Path, float], Dataset]
 """Reads ``(directory, min_seconds)``; raises ``ConfigError`` when the directory is not of its layout at all."""
 
-layouts: Registry[Layout] = Registry("dataset layout")
+layouts: Registry[Layout] = Registry(
+    "dataset layout",
+    {
+        "scenes": "cluster.lab.evaluation.datasets.scenes:read_scenes",
+        "ucf-crime": "cluster.lab.evaluation.datasets.ucf_crime:read_ucf_crime",
+    },
+)
 
 
 def load_dataset(directory: str | Path, layout: str = "scenes", *, min_seconds: float = 0.0) -> Dataset:

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from cluster.errors import ConfigError
-from cluster.lab.evaluation.datasets.base import Dataset, layouts
+from cluster.lab.evaluation.datasets.base import Dataset
 from cluster.lab.evaluation.datasets.probe import UnreadableVideoError, probe_video
 from cluster.lab.evaluation.datasets.video import LabelledVideo, Skipped
 from cluster.lab.scenes.dataset import INDEX
@@ -15,7 +15,6 @@ from cluster.lab.scenes.truth import SceneTruth, truth_path
 from cluster.lab.scenes.vocabulary import EVENT_KINDS
 
 
-@layouts.register("scenes")
 def read_scenes(directory: Path, min_seconds: float) -> Dataset:
     """Every clip in the directory; a scene's truth covers every kind of event, so each is judged on all."""
     clips = {path.stem: path for path in directory.glob("*.mp4")}

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from cluster.errors import ConfigError
-from cluster.lab.evaluation.datasets.base import Dataset, layouts, reasons
+from cluster.lab.evaluation.datasets.base import Dataset, reasons
 from cluster.lab.evaluation.datasets.probe import VIDEO_SUFFIXES, UnreadableVideoError, VideoFacts, probe_video
 from cluster.lab.evaluation.datasets.ucf_annotations import (
     ANNOTATIONS,
@@ -25,7 +25,6 @@ from cluster.lab.evaluation.datasets.ucf_classes import ANOMALY_CLASSES, NORMAL,
 from cluster.lab.evaluation.datasets.video import LabelledVideo, Skipped
 
 
-@layouts.register("ucf-crime")
 def read_ucf_crime(directory: Path, min_seconds: float) -> Dataset:
     """The official test split; without its list, the videos that the temporal annotation names.
 

@@ -10,9 +10,7 @@ from typing import Any
 
 from cluster.errors import ConfigError
 from cluster.lab.evaluation.memory.results import MemorySetting
-from cluster.memory.compress import compressors
-from cluster.memory.organise import organisers
-from cluster.memory.retrieve import retrievers
+from cluster.registry import compressors, organisers, retrievers
 from cluster.types import MemorySpec
 
 SHARES = (1 / 4, 1 / 8, 1 / 16)

@@ -45,7 +45,10 @@ class Entry:
 PastLayout = Callable[[Path], tuple[list[Entry], list[Skipped]]]
 """Reads the annotations of a directory; raises ``ConfigError`` when it is not of the layout at all."""
 
-past_layouts: Registry[PastLayout] = Registry("layout of questions about the past")
+past_layouts: Registry[PastLayout] = Registry(
+    "layout of questions about the past",
+    {name: f"cluster.lab.evaluation.memory.loaders.{name}:read_{name}" for name in ("mlvu", "rvs", "videomme")},
+)
 
 
 def load_past_dataset(directory: str | Path, layout: str) -> PastDataset:

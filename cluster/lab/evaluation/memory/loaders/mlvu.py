@@ -12,12 +12,11 @@ from pathlib import Path
 
 from cluster.errors import ConfigError
 from cluster.lab.evaluation.datasets.video import Skipped
-from cluster.lab.evaluation.memory.loaders.base import Entry, past_layouts
+from cluster.lab.evaluation.memory.loaders.base import Entry
 from cluster.lab.evaluation.memory.loaders.records import BadRecordError, Record, read_records, text, texts
 from cluster.lab.evaluation.memory.questions import MultipleChoice
 
 
-@past_layouts.register("mlvu")
 def read_mlvu(directory: Path) -> tuple[list[Entry], list[Skipped]]:
     """Every multiple-choice question, asked at the end of its video.
 

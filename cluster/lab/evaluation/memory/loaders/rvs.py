@@ -16,7 +16,7 @@ from pathlib import Path
 from cluster.errors import ConfigError
 from cluster.lab.evaluation.datasets.probe import VIDEO_SUFFIXES
 from cluster.lab.evaluation.datasets.video import Skipped
-from cluster.lab.evaluation.memory.loaders.base import Entry, past_layouts
+from cluster.lab.evaluation.memory.loaders.base import Entry
 from cluster.lab.evaluation.memory.loaders.records import BadRecordError, Record, read_records, seconds, text, texts
 from cluster.lab.evaluation.memory.questions import MultipleChoice, PastQuestion, Question
 
@@ -24,7 +24,6 @@ from cluster.lab.evaluation.memory.questions import MultipleChoice, PastQuestion
 _SLACK_S = 2.0
 
 
-@past_layouts.register("rvs")
 def read_rvs(directory: Path) -> tuple[list[Entry], list[Skipped]]:
     """Every question with times in seconds.
 

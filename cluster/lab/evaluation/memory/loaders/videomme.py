@@ -15,7 +15,7 @@ from pathlib import Path
 from cluster.errors import ConfigError
 from cluster.lab.evaluation.datasets.probe import VIDEO_SUFFIXES
 from cluster.lab.evaluation.datasets.video import Skipped
-from cluster.lab.evaluation.memory.loaders.base import Entry, past_layouts
+from cluster.lab.evaluation.memory.loaders.base import Entry
 from cluster.lab.evaluation.memory.loaders.records import BadRecordError, Record, read_records, text, texts
 from cluster.lab.evaluation.memory.questions import LETTERS, MultipleChoice
 
@@ -24,7 +24,6 @@ _YOUTUBE = re.compile(r"(?:v=|youtu\.be/)([\w-]{11})")
 _FOLDERS = ("data", "video", "videos", ".")
 
 
-@past_layouts.register("videomme")
 def read_videomme(directory: Path) -> tuple[list[Entry], list[Skipped]]:
     """Every question, asked at the end of its video and reported under the video's class of length.
 

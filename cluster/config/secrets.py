@@ -7,30 +7,9 @@ from pathlib import Path
 
 from cluster.config.security import SecurityConfig
 from cluster.errors import ConfigError
-from cluster.gateway.guard import Guard
-from cluster.security.audit import AuditLog
-from cluster.security.limits import RateLimit
-from cluster.security.tokens import TokenFile
 from cluster.wire.tls import PeerTls, TlsFiles
 
 _LEAST_SECRET_BYTES = 16
-
-
-def make_guard(security: SecurityConfig) -> Guard | None:
-    """Who asks every call for its token; ``None``: nobody.
-
-    Raises:
-        ConfigError: the tokens cannot be read.
-    """
-    if security.tokens_file is None:
-        return None
-    return Guard(
-        TokenFile(Path(security.tokens_file)).verify,
-        rate=RateLimit(security.calls_per_s, security.calls_burst),
-        audit=None
-        if security.audit_log is None
-        else AuditLog(Path(security.audit_log), retention_s=security.audit_retention),
-    )
 
 
 def tls_files(security: SecurityConfig) -> TlsFiles | None:
