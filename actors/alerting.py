@@ -17,9 +17,9 @@ from actors.footage import footage_collector, start_footage
 from actors.remote import ask, controller, own_host
 from actors.startup import configure_logging, describe_process
 from cluster.alerts.grpc_service import IncidentsServicer
+from cluster.alerts.health import Watched
 from cluster.alerts.incident import AlertEvent
 from cluster.alerts.service import AlertService
-from cluster.alerts.watched import Watched
 from cluster.config import SightlineConfig
 from cluster.config.secrets import peer_tls
 from cluster.errors import UnavailableError
@@ -27,7 +27,7 @@ from cluster.gateway import pictures_proxy as pictures
 from cluster.gateway.incidents_proxy import SERVICE
 from cluster.gateway.merger import ResultsMerger
 from cluster.tracing import make_spans
-from cluster.tracing.alerting import AlertTraces
+from cluster.tracing.spans import AlertTraces
 from cluster.wire.answers import AnswerHub
 from cluster.wire.channel import ChannelPool
 from cluster.wire.metrics_server import serve_metrics

@@ -18,13 +18,12 @@ from actors.camera_store import CameraStore
 from actors.remote import own_host
 from actors.startup import configure_logging, describe_process
 from cluster import metrics
-from cluster.alerts.watched import Watched
+from cluster.alerts.health import Watched
 from cluster.config import SightlineConfig
 from cluster.config.secrets import peer_tls
-from cluster.control.assignments import Assignment, Route
+from cluster.control.camera_record import Assignment, Route
 from cluster.control.cameras.changes import follow_configuration
-from cluster.control.cameras.managed import Managed
-from cluster.control.cameras.managers import CONFIGURATION
+from cluster.control.cameras.managed import CONFIGURATION, Managed
 from cluster.control.cameras.table import CameraTable
 from cluster.control.directory import Directory
 from cluster.control.removals import Removals

@@ -15,7 +15,7 @@ from actors.startup import configure_logging, describe_process
 from cluster import metrics
 from cluster.config import SightlineConfig
 from cluster.config.secrets import peer_tls
-from cluster.control.assignments import Assignment, CameraAssignment
+from cluster.control.camera_record import Assignment, CameraAssignment
 from cluster.decoder.camera_making import sender_queue
 from cluster.decoder.footage import service as recorder
 from cluster.decoder.footage.camera import CameraFootage
@@ -23,9 +23,9 @@ from cluster.decoder.footage.recorder import Recorder
 from cluster.decoder.footage.ring import RingBudget
 from cluster.decoder.frame_lanes import LostStream
 from cluster.decoder.frame_sender import FrameSender
+from cluster.decoder.pipeline import decoding_turns
 from cluster.decoder.pressure import DecodePressure
 from cluster.decoder.running_camera import PushedCameraSink, RunningCamera
-from cluster.decoder.turns import decoding_turns
 from cluster.errors import ConfigError, NotReadyError, UnavailableError, UnknownCameraError
 from cluster.redaction import redact
 from cluster.tracing import make_spans

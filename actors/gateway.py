@@ -32,8 +32,7 @@ from actors.startup import configure_logging, describe_process
 from cluster import metrics
 from cluster.config import SightlineConfig, parse_camera
 from cluster.config.secrets import peer_tls, tls_files
-from cluster.control.cameras.managed import Managed
-from cluster.control.cameras.managers import manager_from_outside
+from cluster.control.cameras.managed import Managed, manager_from_outside
 from cluster.errors import UnavailableError
 from cluster.gateway import cameras, replicas
 from cluster.gateway import incidents_proxy as incidents

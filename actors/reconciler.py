@@ -11,8 +11,7 @@ from actors.remote import ask, controller, own_host
 from actors.startup import configure_logging, describe_process
 from cluster.config import SightlineConfig
 from cluster.config.secrets import peer_tls
-from cluster.control.cameras.managed import Managed
-from cluster.control.cameras.managers import KUBERNETES
+from cluster.control.cameras.managed import KUBERNETES, Managed
 from cluster.kubernetes.api import KubernetesApi
 from cluster.kubernetes.reconciler import Reconciler
 from cluster.kubernetes.watch import CameraWatch

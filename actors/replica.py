@@ -37,7 +37,7 @@ from cluster.replica.memory import Forgetting, WorkerMemory, tier_stack
 from cluster.replica.memory_metrics import MemoryCollector
 from cluster.replica.worker import EngineWorker
 from cluster.tracing import make_spans
-from cluster.tracing.replica import ReplicaTraces
+from cluster.tracing.spans import ReplicaTraces
 from cluster.types.reports import ReplicaInfo, ReplicaReport, StreamReport
 from cluster.wire import answers as results
 from cluster.wire.metrics_server import serve_metrics

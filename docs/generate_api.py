@@ -15,8 +15,8 @@ from prometheus_client import CollectorRegistry
 from cluster.gateway.http import openapi
 from cluster.gateway.http.application import make_application, table_of
 from cluster.gateway.http.calls import Calls
+from cluster.gateway.http.forms import OPEN, Route
 from cluster.gateway.http.live import Live
-from cluster.gateway.http.route import OPEN, Route
 from cluster.security.roles import RULES
 from cluster.wire.answers import AnswerHub
 

@@ -3,15 +3,116 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+import numpy as np
 import yaml
 from pydantic import Field, ValidationError, field_validator
 
-from cluster.config.base import Section
 from cluster.config.problems import InvalidConfigError, from_validation
+from cluster.config.quantity import Section
 from cluster.errors import ConfigError
+from cluster.types import MICROSECONDS, EncodedPacket
+from loadtest.footage import Footage
+
+
+@dataclass(frozen=True, slots=True)
+class CameraScript:
+    """Camera ``number`` of a fleet.
+
+    * ``phase``: where in a stride it begins, 0 to 1
+    * ``rank``: its place in the mix, 0 to 1: below the share of the first kind it sends that one, and so on
+    """
+
+    name: str
+    number: int
+    phase: float
+    rank: float
+    seed: tuple[int, int]
+
+
+def script(profile: Profile, number: int, prefix: str = "load") -> CameraScript:
+    """The same camera in every run with this profile, however many there are beside it."""
+    random = np.random.default_rng([profile.seed, number])
+    drawn = float(random.random())
+    phase = {"aligned": 0.0, "even": radical_inverse(number), "random": drawn}[profile.phases]
+    # Every share of the mix is met within one camera however many there are.
+    rank = (radical_inverse(number, 3) + 0.5 / 3**12) % 1.0
+    return CameraScript(f"{prefix}-{number:05d}", number, phase, rank, (profile.seed, number))
+
+
+def radical_inverse(number: int, base: int = 2) -> float:
+    """Van der Corput's sequence: its first n members are spread evenly over 0 to 1, for every n."""
+    value, place = 0.0, 1.0 / base
+    while number:
+        number, digit = divmod(number, base)
+        value += digit * place
+        place /= base
+    return value
+
+
+def daylight(profile: Profile, at_s: float) -> float:
+    """0 at midnight, which is when a test begins, to 1 at noon; always 1 for a profile without a day."""
+    if profile.day_s is None:
+        return 1.0
+    return (1 - math.cos(2 * math.pi * at_s / profile.day_s)) / 2
+
+
+def kind_at(profile: Profile, rank: float, at_s: float) -> str:
+    """Which footage of the mix a camera of this rank sends ``at_s`` seconds into the test."""
+    shares = np.array(list(profile.mix.values()), dtype=np.float64)
+    shares /= shares.sum()
+    if profile.day_s is not None:
+        light = shares[0] * daylight(profile, at_s)
+        rest = shares[1:].sum()
+        # What the day takes from the first kind goes to the others; a mix without others has no night.
+        others = shares[1:] / rest if rest else np.full(len(shares) - 1, 1 / max(1, len(shares) - 1))
+        shares = np.concatenate(([light], (1 - light) * others)) if len(shares) > 1 else shares
+    place = int(np.searchsorted(np.cumsum(shares), rank, side="right"))
+    return profile.kinds[min(place, len(shares) - 1)]
+
+
+@dataclass(frozen=True, slots=True)
+class Due:
+    """A packet and when it leaves the camera and arrives, seconds from the camera's beginning. ``lost``: it never
+    arrives, and its number is missing."""
+
+    at_s: float
+    packet: EncodedPacket
+    lost: bool
+
+
+def packets(
+    profile: Profile, camera: CameraScript, footage: Mapping[str, Footage], *, began_s: float = 0.0
+) -> Iterator[Due]:
+    """Everything the camera sends, without end, in order of arrival.
+
+    GOP after GOP: its first is drawn, those after it follow in the footage's own order, and where the day changes what
+    it sends, the other footage goes on at a keyframe. ``began_s``: seconds into the test when the camera begins.
+    """
+    random = np.random.default_rng([*camera.seed, 1])
+    next_gop = {name: int(random.integers(len(each.gops))) for name, each in footage.items()}
+    clock = sequence = 0
+    arrived = 0.0
+    while True:
+        kind = kind_at(profile, camera.rank, began_s + clock / MICROSECONDS)
+        each = footage[kind]
+        gop = each.gops[next_gop[kind]]
+        next_gop[kind] = (next_gop[kind] + 1) % len(each.gops)
+        codec = each.header.codec
+        for stored in gop.packets:
+            pts, dts = clock + stored.pts, clock + stored.dts
+            late = profile.jitter_s * float(random.random()) if profile.jitter_s else 0.0
+            # Packets of one connection overtake nobody.
+            arrived = max(arrived, max(0, dts) / MICROSECONDS + late)
+            lost = bool(profile.loss and random.random() < profile.loss)
+            yield Due(arrived, EncodedPacket(codec, stored.data, pts, dts, stored.keyframe, sequence), lost)
+            sequence += 1
+        clock += gop.duration
+
 
 SHIPPED = Path(__file__).parent / "profiles"
 

@@ -12,9 +12,8 @@ from cluster.control.costs import load
 from cluster.control.demand import Demand
 from cluster.lab.bench.window_accounting import Slot, within
 from loadtest.fleet import Camera
-from loadtest.profile import Profile
+from loadtest.profile import Profile, kind_at
 from loadtest.result import Measurement
-from loadtest.script import kind_at
 
 
 def city(

@@ -15,14 +15,12 @@ from cluster.lab.bench.window_accounting import percentile
 from cluster.types import Answer
 from loadtest.fleet import CameraSetup, Fleet, Sent
 from loadtest.footage import Footage
-from loadtest.listener import Listener
-from loadtest.machine import Machine
+from loadtest.machine import Machine, Page, fetch, grown, level
 from loadtest.profile import Profile
 from loadtest.result import Measurement, Tick
 from loadtest.rtsp import RtspCameras, reachable_from
-from loadtest.scrape import Page, fetch, grown, level
 from loadtest.summary import Span, occupancy, summarise
-from loadtest.target import Target
+from loadtest.target import Listener, Target
 
 READY_S = 15.0
 PROCESSES_EVERY, RUNGS_EVERY = 5, 10

@@ -51,7 +51,7 @@ def ask(
 
     $ sightline ask gate
     """
-    from actors.cli.durations import parse_duration
+    from actors.cli.options import parse_duration
     from actors.cli.output import check_writable
     from cluster.client import GatewayClient
     from cluster.errors import ConfigError
@@ -159,7 +159,7 @@ def printable(text: str) -> str:
 
 def moment_lines(told: Told) -> list[tuple[str, str, str]]:
     """Of each moment: when, how long, and how much of the attention."""
-    from actors.cli.durations import spoken
+    from actors.cli.options import spoken
     from cluster.types import MICROSECONDS
     from cluster.wire.memory_wire import ago_s
 
@@ -175,8 +175,8 @@ def moment_lines(told: Told) -> list[tuple[str, str, str]]:
 
 def cost_lines(told: Told) -> list[str]:
     """How far back the answer may look, and what it took."""
-    from actors.cli.durations import spoken, spoken_bytes
-    from actors.cli.tables import compact
+    from actors.cli.options import spoken, spoken_bytes
+    from actors.cli.output import compact
     from cluster.types import MICROSECONDS
 
     result = told.result

@@ -55,7 +55,7 @@ def apply(
     from actors.cli.output import console, plural, write_json
     from cluster.client import GatewayClient
     from cluster.control.cameras.changes import plan
-    from cluster.control.cameras.managers import CLUSTER, manager_from_outside
+    from cluster.control.cameras.managed import CLUSTER, manager_from_outside
     from cluster.errors import ConfigError, ManagedElsewhereError, SightlineError
     from cluster.kubernetes.manifest import read_cameras
 

@@ -74,8 +74,7 @@ def add(
     from dataclasses import asdict
 
     from actors.cli.options import parse_questions, parse_settings
-    from actors.cli.output import write_json
-    from actors.cli.tables import expectation
+    from actors.cli.output import expectation, write_json
     from cluster.client import GatewayClient
     from cluster.config import parse_camera
 
@@ -126,8 +125,7 @@ def update(
     from dataclasses import asdict
 
     from actors.cli.options import parse_questions, parse_settings
-    from actors.cli.output import write_json
-    from actors.cli.tables import expectation
+    from actors.cli.output import expectation, write_json
     from cluster.client import GatewayClient
     from cluster.config import deep_merge, parse_camera
     from cluster.control.cameras.managed import settings_of
@@ -169,8 +167,7 @@ def list_cameras(
 
     from rich.console import Group
 
-    from actors.cli.output import console, write_json
-    from actors.cli.tables import cameras_table, reasons
+    from actors.cli.output import cameras_table, console, reasons, write_json
     from cluster.client import GatewayClient
 
     with GatewayClient(gateway, credentials=client_credentials()) as client:

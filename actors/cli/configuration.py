@@ -50,7 +50,7 @@ def print_schema() -> None:
 
     $ sightline config schema > schema.json
     """
-    from cluster.config.schema import schema_text
+    from cluster.config.load import schema_text
 
     sys.stdout.write(schema_text())
 

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from actors.cli.evaluate_ladder import ladder
 from actors.cli.evaluate_memory import memory
 
 if TYPE_CHECKING:
@@ -20,6 +19,47 @@ if TYPE_CHECKING:
     from cluster.lab.evaluation.run import ModelSpec, Progress
     from cluster.models.base import VisionLanguageModel
     from cluster.models.settings import ModelSettings
+
+
+def ladder(
+    results: Annotated[Path, typer.Argument(metavar="FILE", help="Written by `sightline eval accuracy --json`.")],
+    model: Annotated[str, typer.Option(metavar="NAME", help="demo, or the folder of the checkpoint.")] = "demo",
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Default: ladder.json in the model's folder.")
+    ] = None,
+) -> None:
+    """Write which rungs a camera may step down under load, and what each was measured to cost in F1.
+
+    $ sightline eval accuracy --settings ladder --json out/ladder.json
+
+    $ sightline eval ladder out/ladder.json
+    """
+    from rich import box
+    from rich.table import Table
+
+    from actors.cli.output import console
+    from cluster.control.ladder import FILE
+    from cluster.errors import ConfigError
+    from cluster.lab.evaluation.ladder import ladder_of, read_results
+    from cluster.models.catalog import locate
+
+    place = out or Path(locate(model)) / FILE
+    if not place.parent.is_dir():
+        raise ConfigError(f"there is no folder {place.parent}; name the folder of the checkpoint, or --out FILE")
+    found = ladder_of(read_results(results))
+    found.save(place)
+    screen = console()
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for index, head in enumerate(("rung", "prune", "refresh", "stride", "fps", "kept", "F1 kept", "source")):
+        table.add_column(head, justify="right" if 0 < index < 7 else "left")
+    for rung in found.rungs:
+        refresh = "own" if rung.refresh_budget is None else f"{rung.refresh_budget:g}"
+        factors = [f"x{value:g}" for value in (rung.prune, rung.stride, rung.fps, rung.kept)]
+        numbers = [factors[0], refresh, *factors[1:], f"{rung.f1:.3f}"]
+        table.add_row(rung.name, *(["-"] * 5 + ["0"] if rung.shed else numbers), rung.source)
+    screen.print(table)
+    screen.print(f"written: {place}", markup=False)
+
 
 HELP = "Measure accuracy on labelled footage."
 app = typer.Typer(no_args_is_help=True, help=HELP)
@@ -136,7 +176,7 @@ def calibrate(
     $ sightline eval calibrate out/train/model --scenes out/validation
     """
     from actors.cli.output import check_writable, console
-    from cluster.lab.evaluation.fit import fit, write_fit
+    from cluster.lab.evaluation.calibration import fit, write_fit
     from cluster.lab.evaluation.policies import full
     from cluster.lab.evaluation.questions import check_questions
     from cluster.lab.evaluation.run import ModelSpec

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from cluster.lab.evaluation.datasets.video import Skipped
+    from cluster.lab.evaluation.datasets.base import Skipped
+    from cluster.lab.evaluation.memory.report import MemorySummary
     from cluster.lab.evaluation.memory.run import Footage, MemoryResults
     from cluster.lab.evaluation.memory.settings import ShareSetting
-    from cluster.lab.evaluation.memory.summary import MemorySummary
     from cluster.lab.evaluation.policies import WindowShape
     from cluster.lab.evaluation.run import ModelSpec
     from cluster.models.base import VisionLanguageModel
@@ -79,9 +79,8 @@ def memory(
     if "/" not in model or Path(model).is_dir():
         # Nothing is fetched, and a bar per process for reading a small file would only break up ours.
         os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    from cluster.lab.evaluation.memory.report import summarise, write_memory_report
     from cluster.lab.evaluation.memory.settings import memory_grid
-    from cluster.lab.evaluation.memory.summary import summarise
-    from cluster.lab.evaluation.memory.write import write_memory_report
     from cluster.lab.evaluation.run import ModelSpec
 
     compared = memory_grid(settings)
@@ -166,7 +165,7 @@ def _print(report: MemorySummary, page: Path) -> None:
     from rich.table import Table
 
     from actors.cli.output import console
-    from cluster.lab.evaluation.memory.write import accuracy_table, cost_table, coverage_table, retrieval_table
+    from cluster.lab.evaluation.memory.report import accuracy_table, cost_table, coverage_table, retrieval_table
 
     screen = console()
     for heads, rows in (

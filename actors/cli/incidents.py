@@ -48,7 +48,7 @@ def list_incidents(
     """
     from dataclasses import asdict
 
-    from actors.cli.durations import parse_duration
+    from actors.cli.options import parse_duration
     from actors.cli.output import console, write_json
 
     since_s = time.time() - parse_duration(since, "--since") if since else 0.0
@@ -153,7 +153,7 @@ def mute(
     """
     from dataclasses import asdict
 
-    from actors.cli.durations import parse_duration
+    from actors.cli.options import parse_duration
     from actors.cli.output import write_json
     from cluster.errors import ConfigError
 
@@ -260,7 +260,7 @@ def incidents_table(incidents: Sequence[Incident]) -> Table:
     from rich.table import Table
     from rich.text import Text
 
-    from actors.cli.durations import spoken
+    from actors.cli.options import spoken
 
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for name in ("id", "camera", "what", "severity", "since", "lasted", "score", "state"):

@@ -262,8 +262,7 @@ def _footage(profile: Profile, progress: _Progress) -> dict[str, Footage]:
 def _target(
     config: SightlineConfig, gateway: str | None, metrics: str | None, progress: _Progress, *, redis: bool = False
 ) -> Iterator[Target]:
-    from loadtest.redis_server import with_redis
-    from loadtest.target import own_cluster, running_cluster
+    from loadtest.target import own_cluster, running_cluster, with_redis
 
     credentials = client_credentials()
     if gateway is not None:

@@ -58,7 +58,7 @@ def forget(
     """
     from dataclasses import asdict
 
-    from actors.cli.durations import parse_duration, spoken_bytes
+    from actors.cli.options import parse_duration, spoken_bytes
     from actors.cli.output import plural, write_json
     from cluster.client import GatewayClient
     from cluster.errors import ConfigError
@@ -82,9 +82,8 @@ def forget(
 
 def summary(status: MemoryStatus) -> list[str]:
     """What is held, how it is chosen, and what happened so far."""
-    from actors.cli.durations import spoken
-    from actors.cli.output import plural
-    from actors.cli.tables import compact
+    from actors.cli.options import spoken
+    from actors.cli.output import compact, plural
     from cluster.types import MICROSECONDS
 
     if status.frames:
@@ -106,7 +105,7 @@ def tiers_table(status: MemoryStatus) -> Table:
     from rich.table import Table
     from rich.text import Text
 
-    from actors.cli.durations import spoken_bytes
+    from actors.cli.options import spoken_bytes
 
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("tier")

@@ -8,8 +8,155 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from cluster.redaction import redact
+
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    from cluster.types import CameraStatus
+
+WIDE = 140
+"""Terminal columns from which the table has room for everything."""
+
+STATE_STYLE = {
+    "running": "green",
+    "waiting": "cyan",
+    "connecting": "cyan",
+    "backoff": "yellow",
+    "error": "bold red",
+    "ended": "dim",
+}
+
+
+def compact(value: float) -> str:
+    """1234 -> 1.2k."""
+    for size, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if value >= size:
+            return f"{value / size:.1f}{letter}"
+    return f"{value:.0f}"
+
+
+def tokens(camera: CameraStatus) -> str:
+    """``full → kept → computed``."""
+    if not camera.tokens_full:
+        return ""
+    return f"{compact(camera.tokens_full)} → {compact(camera.tokens_kept)} → {compact(camera.tokens_computed)}"
+
+
+def windows(camera: CameraStatus) -> str:
+    """``12 (3 gated, 1 dropped)``: answered ones, and what became of them."""
+    parts = [("gated", camera.windows_gated), ("dropped", camera.windows_dropped), ("lost", camera.windows_lost)]
+    more = ", ".join(f"{count} {name}" for name, count in parts if count)
+    return f"{camera.windows_done + camera.windows_gated}" + (f" ({more})" if more else "")
+
+
+def memory(camera: CameraStatus) -> str:
+    """``12 MB, 2 h``: what it remembers, and how far back; marked where part of it is out of reach."""
+    held = f"{size(camera.memory_bytes)}, {span(camera.memory_oldest_s)}" if camera.memory_frames else ""
+    return " ".join(filter(None, (held, "(degraded)" if camera.memory_state else "")))
+
+
+def size(nbytes: float) -> str:
+    """12400000 -> 12 MB: decimal units, two digits or more."""
+    for unit, letter in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
+        if nbytes >= unit:
+            value = nbytes / unit
+            return f"{value:.1f} {letter}" if value < 9.95 else f"{value:.0f} {letter}"
+    return f"{nbytes:.0f} B"
+
+
+def span(seconds: float) -> str:
+    """7300 -> 2 h: the largest unit of which there are at least two."""
+    for unit, name in ((86400, "d"), (3600, "h"), (60, "min")):
+        if seconds >= 2 * unit:
+            return f"{seconds / unit:.0f} {name}"
+    return f"{seconds:.0f} s"
+
+
+def last_answers(camera: CameraStatus) -> str:
+    """``person 0.62 yes · vehicle 0.10 no``."""
+    return " · ".join(f"{a.question} {a.score:.2f} {'yes' if a.positive else 'no'}" for a in camera.last_answers)
+
+
+def state(camera: CameraStatus) -> Text:
+    """The state in its colour, on terminals that have any."""
+    from rich.text import Text
+
+    return Text(camera.state, STATE_STYLE.get(camera.state, "white"))
+
+
+def cameras_table(cameras: Sequence[CameraStatus], width: int) -> Table:
+    """One row per camera; fewer columns when it is narrow."""
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    wide = width >= WIDE
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("camera")
+    table.add_column("state", no_wrap=True)
+    if wide:
+        table.add_column("from", no_wrap=True)
+        table.add_column("class, quality", no_wrap=True)
+        table.add_column("picture", no_wrap=True)
+        table.add_column("cue", no_wrap=True)
+        table.add_column("frame age", justify="right", no_wrap=True)
+        table.add_column("decoder → replica")
+    table.add_column("windows", justify="right")
+    table.add_column("tokens full → kept → computed", justify="right", min_width=22)
+    table.add_column("latency", justify="right", no_wrap=True)
+    if wide:
+        table.add_column("memory", justify="right", no_wrap=True)
+    table.add_column("last answers")
+    for camera in cameras:
+        details = (
+            f"{camera.codec} {camera.width}×{camera.height}" if camera.codec else "",
+            camera.cue,
+            f"{camera.last_frame_age_s:.1f} s" if camera.frames_decoded else "",
+            Text(" → ".join(filter(None, (camera.decoder, camera.replica)))),
+        )
+        table.add_row(
+            Text(camera.name),
+            state(camera),
+            *((Text(camera.manager), f"{camera.priority}, {camera.rung}") if wide else ()),
+            *(details if wide else ()),
+            windows(camera),
+            tokens(camera),
+            f"{camera.latency_s:.2f} s" if camera.windows_done else "",
+            *((memory(camera),) if wide else ()),
+            Text(last_answers(camera)),
+        )
+    return table
+
+
+def expectation(camera: CameraStatus) -> str:
+    """What a camera that was added may expect: owner, rate, lag and quality."""
+    if not camera.replica:
+        return "taken; it waits for a replica"
+    rate = f"a window every {1 / camera.windows_per_s:.3g} s" if camera.windows_per_s else "no windows"
+    lag = f", answered about {camera.expected_lag_s:.2g} s after its end" if camera.expected_lag_s else ""
+    quality = f", at reduced quality ({camera.rung}): {camera.rung_reason}" if camera.rung_reason else ""
+    return f"taken by {camera.replica}: {rate}{lag}{quality}"
+
+
+def reasons(cameras: Sequence[CameraStatus]) -> list[str]:
+    """A line for each camera that says why it is in its state, one for the quality it runs at when that is not
+    full, and one if part of its memory is out of reach."""
+    lines = []
+    for camera in cameras:
+        if camera.reason:
+            retry = (
+                f"; tried again in {camera.retry_in_s:.0f} s" if camera.state == "backoff" and camera.retry_in_s else ""
+            )
+            lines.append(f"{camera.name}: {redact(camera.reason)}{retry}")
+        if camera.rung_reason:
+            lines.append(f"{camera.name}: quality {camera.rung}: {camera.rung_reason}")
+        if camera.memory_state:
+            lines.append(f"{camera.name}: memory: {redact(camera.memory_state)}")
+    return lines
+
 
 PIPE_COLUMNS = 200
 

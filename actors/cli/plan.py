@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
-    from cluster.lab.planning.platforms import Platform
+    from cluster.lab.planning.accelerator import Platform
 
 HELP = "Predict what machines would reach, to plan capacity."
 app = typer.Typer(no_args_is_help=True, help=HELP)
@@ -64,10 +64,9 @@ def accelerator(
     from actors.cli.output import check_writable, console, write_json
     from cluster.errors import SightlineError
     from cluster.lab.planning import figures, report
-    from cluster.lab.planning.methods import methods
-    from cluster.lab.planning.platforms import platforms
-    from cluster.lab.planning.rows import rows
-    from cluster.lab.planning.workload import models
+    from cluster.lab.planning.accelerator import platforms
+    from cluster.lab.planning.report import rows
+    from cluster.lab.planning.workload import methods, models
 
     machines = [platforms.get(name) for name in platform or []] or _every_platform()
     ways = [methods.get(name) for name in method or []]
@@ -102,7 +101,7 @@ def accelerator(
 
 def _every_platform() -> list[Platform]:
     """Edge before server, the paper's machines before extrapolated ones."""
-    from cluster.lab.planning.platforms import platforms
+    from cluster.lab.planning.accelerator import platforms
 
     known = [platforms.get(name) for name in platforms]
     return sorted(known, key=lambda each: (each.place, each.extrapolated, each.name))

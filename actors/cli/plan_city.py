@@ -15,8 +15,7 @@ if TYPE_CHECKING:
 
     from cluster.control.ladder import Ladder
     from loadtest.city.report import Table
-    from loadtest.city.search import Trial
-    from loadtest.city.study import Audience
+    from loadtest.city.study import Audience, Trial
 
 LONGEST_H = 24 * 7
 
@@ -101,9 +100,8 @@ def city(
     from loadtest.city.city import CityPlan
     from loadtest.city.district import Timing
     from loadtest.city.mix import load_mix
-    from loadtest.city.options import parse_ladder, parse_objective, parse_pools
     from loadtest.city.replica import EngineSettings
-    from loadtest.city.study import study
+    from loadtest.city.study import parse_ladder, parse_objective, parse_pools, study
     from loadtest.city.timeline import parse_event
 
     screen = console(stderr=json_to == "-")

@@ -61,7 +61,7 @@ def make(
     already = f", {kept} were there already" if kept else ""
     screen.print(f"{plural(made.made, 'scene')} made{already}: {out / INDEX}", markup=False)
     if sheet:
-        from cluster.lab.scenes.sheet import contact_sheet
+        from cluster.lab.scenes.dataset import contact_sheet
 
         try:
             shown = contact_sheet(made.clips, out / "sheet.png")

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from cluster.alerts.changes import Changes, Subject
-from cluster.alerts.forgetting import FORGOTTEN, Forgetting, bare
+from cluster.alerts.changes import FORGOTTEN, Changes, Forgetting, Subject, bare
 from cluster.alerts.incident import (
     AlertEvent,
     ClipState,

@@ -7,9 +7,8 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from cluster.config.base import Section
 from cluster.config.problems import Problem
-from cluster.config.quantity import Duration, Size
+from cluster.config.quantity import Duration, Section, Size
 from cluster.registry import sinks
 
 Severity = Literal["info", "warning", "critical"]

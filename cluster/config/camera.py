@@ -4,18 +4,93 @@ from __future__ import annotations
 
 from typing import Literal, TypeAlias
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
-from cluster.config.base import Section
 from cluster.config.memory import MemoryConfig
 from cluster.config.privacy import MAX_MASKS, MaskPolygon
-from cluster.config.pruning import PruningConfig
-from cluster.config.question import QuestionConfig
-from cluster.config.sampling import SamplingConfig
-from cluster.config.source import SourceConfig
-from cluster.config.window import WindowConfig
+from cluster.config.quantity import Duration, Section
+from cluster.config.window import PruningConfig, SamplingConfig, WindowConfig
 from cluster.redaction import SourceAddress
-from cluster.types import StreamSpec
+from cluster.types import Question, StreamSpec
+
+
+class BackoffConfig(Section):
+    """Waiting between two attempts to reach a source: doubled each time up to a bound, spread by jitter."""
+
+    initial_s: float = Field(default=0.5, gt=0, description="Seconds before the first new attempt.")
+    max_s: float = Field(default=30.0, gt=0, description="Longest wait in seconds; must not be below initial_s.")
+    jitter: float = Field(
+        default=0.2,
+        ge=0,
+        le=1,
+        description="Share of the wait that is random, 0..1, so that cameras do not return in step.",
+    )
+
+
+class SourceConfig(Section):
+    """Timeouts and playback of sources; a camera overrides them under ``source_options``."""
+
+    connect_timeout_s: float = Field(default=5.0, gt=0, description="Seconds an RTSP camera may take to connect.")
+    frozen_timeout_s: float = Field(
+        default=10.0, gt=0, description="Seconds without a packet after which a camera counts as frozen."
+    )
+    backoff: BackoffConfig = Field(default_factory=BackoffConfig, description="Waiting between attempts to reconnect.")
+    loop: bool = Field(default=False, description="Files: start again at the end, with timestamps going on.")
+    realtime: bool = Field(
+        default=False, description="Files: deliver packets at the pace of their timestamps instead of at once."
+    )
+    speed: float = Field(
+        default=1.0, gt=0, le=1000, description="Files with realtime: playback speed, 1 is the recorded pace."
+    )
+    decoded_bytes: int = Field(
+        default=192 * 2**20,
+        ge=2**20,
+        description="Bytes of decoded pictures that a camera's decoder may hold: in 8 bit 2.25 a pixel (H.264, HEVC) "
+        "for each reference that its stream asks for and two more. A stream that asks for more is not decoded, and the "
+        "camera says so. Default 192 MiB: 4K with 8 references; 8K with 4 takes 430 MiB.",
+    )
+
+
+class QuestionConfig(Section):
+    """One standing yes/no question."""
+
+    id: str = Field(
+        min_length=1,
+        max_length=64,
+        pattern=r"^[\w.-]+$",
+        description="Short name of the question: letters, digits, _ . -",
+    )
+    text: str = Field(
+        min_length=1, max_length=2000, description="The question in plain words, to be answered by yes or no."
+    )
+    threshold: float = Field(
+        default=0.5, gt=0, lt=1, description="Answers with a score at or above it are positive, 0..1."
+    )
+    explain: bool = Field(default=False, description="Also decode a sentence; costs time on every window.")
+
+    consecutive: int | None = Field(
+        default=None, ge=1, le=1000, description="Positive windows in a row that open an incident; null: as in alerts."
+    )
+    cooldown_s: Duration | None = Field(
+        default=None, ge=0, description="For so long after an incident none is opened; null: as in alerts."
+    )
+    severity: Literal["info", "warning", "critical"] | None = Field(
+        default=None, description="Severity of its incidents; null: as in alerts."
+    )
+
+    @field_validator("id")
+    @classmethod
+    def _not_a_state(cls, name: str) -> str:
+        from cluster.types.cameras import HEALTH_SUBJECTS
+
+        if name in HEALTH_SUBJECTS:
+            raise ValueError(f"must not be {name!r}, which names a state of the camera itself (docs/alerts.md)")
+        return name
+
+    def question(self) -> Question:
+        """The same as the engine takes it."""
+        return Question(self.id, self.text, self.threshold, self.explain)
+
 
 PriorityName: TypeAlias = Literal["critical", "normal", "background"]
 

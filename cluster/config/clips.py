@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field, field_validator, model_validator
 
-from cluster.config.base import Section
-from cluster.config.quantity import Duration, Size
+from cluster.config.quantity import Duration, Section, Size
 
 
 class ClipsConfig(Section):

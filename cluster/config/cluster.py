@@ -6,7 +6,126 @@ from typing import Literal
 
 from pydantic import Field
 
-from cluster.config.base import Section
+from cluster.config.quantity import Section
+
+
+class GatewayConfig(Section):
+    """Addresses and limits of the gateway."""
+
+    host: str = Field(
+        default="127.0.0.1", min_length=1, description="Address to listen on; 0.0.0.0 opens it to the network."
+    )
+    port: int = Field(default=50051, ge=0, le=65535, description="gRPC port; 0 takes any free one.")
+    metrics_port: int = Field(
+        default=9464,
+        ge=0,
+        le=65535,
+        description="HTTP port: console, JSON, OpenAI's protocol, /metrics; 0 takes any free one.",
+    )
+    max_packet_bytes: int = Field(
+        default=4 * 2**20,
+        ge=1024,
+        le=64 * 2**20,
+        description="Largest encoded packet taken over gRPC, bytes (default 4 MiB).",
+    )
+    max_connections: int = Field(
+        default=1024,
+        ge=1,
+        le=65536,
+        description="gRPC connections at once, and as many over HTTP with a token; a pushing camera has one of its "
+        "own. Strangers can hold those of gRPC, up to 60 KiB each.",
+    )
+    credit: int = Field(
+        default=256, ge=1, le=65536, description="Unacknowledged packets one pushing camera may have in flight."
+    )
+
+
+class KubernetesConfig(Section):
+    """Which ``Camera`` resources are watched, and how often their status is written (docs/cameras.md)."""
+
+    enabled: bool = Field(default=False, description="Run the cameras that Camera resources describe.")
+    namespace: str | None = Field(
+        default=None,
+        pattern=r"^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$",
+        description="Namespace of the resources and of the Secrets they name; null: the one this runs in.",
+    )
+    kubeconfig: str | None = Field(
+        default=None,
+        description="File that says where the API server is and who this is; null: as a pod is told, its service "
+        "account.",
+    )
+    context: str | None = Field(default=None, description="Context of the kubeconfig; null: its current one.")
+    resync_s: float = Field(
+        default=30.0,
+        ge=1,
+        description="Seconds between two comparisons of all resources with all cameras, besides those after each "
+        "change; also how soon a changed Secret is noticed.",
+    )
+    status_s: float = Field(default=5.0, ge=0.1, description="Least seconds between two writes of one status.")
+    status_refresh_s: float = Field(
+        default=60.0,
+        ge=1,
+        description="Least seconds between two writes of a status in which only figures changed: lag, answers.",
+    )
+    status_per_s: float = Field(
+        default=20.0, gt=0, description="Writes of statuses a second, of all cameras together, on average."
+    )
+    timeout_s: float = Field(default=10.0, gt=0, le=300, description="Seconds one call to the API server may take.")
+    idle_s: float = Field(
+        default=90.0,
+        gt=0,
+        description="Seconds without a word on a watch after which it is opened again; the server says something "
+        "about once a minute.",
+    )
+
+
+class SchedulingConfig(Section):
+    """Admission and the quality ladder. Both need to know what a window costs: without a cost model of the model that
+    is loaded, every camera is taken and runs at full quality, and what is too late is dropped."""
+
+    costs: str | None = Field(
+        default=None,
+        description="Cost model of a replica: one that comes with Sightline, by name, or a file that "
+        "`sightline bench cost --out` wrote; null takes the one that comes with the model, if there is one.",
+    )
+    admission: bool = Field(
+        default=True,
+        description="Refuse cameras that do not fit even when every other one is as low on the ladder as it may be; "
+        "only with costs named here, since those that come with a model were measured on another machine.",
+    )
+    ladder: bool = Field(
+        default=True,
+        description="Under load, walk cameras down the model's quality ladder, those first whose answers lose least.",
+    )
+    ladder_file: str | None = Field(
+        default=None,
+        description="Ladder as `sightline eval ladder` writes it; null takes the model's own, or a guess "
+        "where it has none.",
+    )
+    high: float = Field(default=0.97, gt=0, le=1.0, description="Utilisation of a replica above which quality falls.")
+    low: float = Field(default=0.92, gt=0, le=1.0, description="Utilisation below which quality rises again.")
+    step_budget_s: float = Field(
+        default=1.0,
+        gt=0,
+        description="Longest step of a replica, seconds: what a critical camera waits for at most before its turn.",
+    )
+
+
+class TracingConfig(Section):
+    """OpenTelemetry traces; off without an endpoint."""
+
+    endpoint: str | None = Field(
+        default=None,
+        pattern=r"^https?://[^\s/]+(:\d+)?/?$",
+        description="OTLP/gRPC collector, like http://collector:4317 (https for TLS); null makes no traces.",
+    )
+    ratio: float = Field(
+        default=0.01, ge=0, le=1, description="Share of windows that are traced, chosen by camera and time."
+    )
+    queue: int = Field(
+        default=2048, ge=64, le=1_000_000, description="Most spans of one process that wait for the collector."
+    )
+    timeout_s: float = Field(default=5.0, gt=0, le=60, description="Seconds that the collector may take for a batch.")
 
 
 class PlacementConfig(Section):

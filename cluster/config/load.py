@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -10,13 +13,66 @@ from typing import Any
 from pydantic import ValidationError
 
 from cluster.config.camera import CameraEntry
-from cluster.config.expand import expand
-from cluster.config.problems import InvalidConfigError, Problem, from_validation
-from cluster.config.resolve import deep_merge
-from cluster.config.root import SightlineConfig
+from cluster.config.problems import InvalidConfigError, KeyPath, Problem, from_validation
+from cluster.config.root import SightlineConfig, deep_merge
 from cluster.config.yaml import Document, read_yaml
 from cluster.errors import ConfigError
 from cluster.redaction import SourceAddress
+
+_REFERENCE = re.compile(r"\$\$\{|\$\{(?P<name>[A-Za-z_]\w*)(?::-(?P<default>[^}]*))?\}|\$\{(?P<bad>[^}]*)\}?")
+
+
+def expand(tree: Any, environment: Mapping[str, str] | None = None) -> tuple[Any, set[KeyPath], list[Problem]]:
+    """The tree with variables filled in, the paths whose value came from one, and what could not be filled in.
+
+    ``$${`` stands for a literal ``${``. An empty variable counts as set unless a default is given (as in a shell).
+    """
+    variables = os.environ if environment is None else environment
+    touched: set[KeyPath] = set()
+    problems: list[Problem] = []
+
+    def text(value: str, path: KeyPath) -> str:
+        def fill(match: re.Match[str]) -> str:
+            if match.group() == "$${":
+                return "${"
+            if match["bad"] is not None:
+                message = f"{match.group()!r} names no variable; write ${{NAME}}, ${{NAME:-default}}, or $${{ for ${{"
+                problems.append(Problem(path, message))
+                return ""
+            touched.add(path)
+            name, default = match["name"], match["default"]
+            found = variables.get(name)
+            if default is not None:
+                return found or default
+            if found is None:
+                message = f"environment variable {name} is not set; set it, or write ${{{name}:-default}}"
+                problems.append(Problem(path, message))
+                return ""
+            return found
+
+        return _REFERENCE.sub(fill, value)
+
+    def walk(node: Any, path: KeyPath) -> Any:
+        if isinstance(node, str):
+            return text(node, path)
+        if isinstance(node, dict):
+            return {key: walk(value, (*path, key)) for key, value in node.items()}
+        if isinstance(node, list):
+            return [walk(value, (*path, index)) for index, value in enumerate(node)]
+        return node
+
+    return walk(tree, ()), touched, problems
+
+
+def schema() -> dict[str, Any]:
+    """JSON schema (2020-12) of a configuration file."""
+    body = SightlineConfig.model_json_schema()
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **body, "title": "Sightline configuration"}
+
+
+def schema_text() -> str:
+    """The schema as ``configs/schema.json`` holds it."""
+    return json.dumps(schema(), indent=2, ensure_ascii=False) + "\n"
 
 
 def load_config(path: str | Path | None = None, overrides: Mapping[str, Any] | None = None) -> SightlineConfig:

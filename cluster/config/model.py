@@ -3,11 +3,48 @@
 from __future__ import annotations
 
 import re
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field, field_validator
 
-from cluster.config.base import Section
+from cluster.config.quantity import Section
+
+
+class CalibratedConfig(Section):
+    """Where the calibrated engine's times and answers come from; the model it stands in for is ``model.name``."""
+
+    costs: str | None = Field(
+        default=None,
+        description="Cost model that says how long a step takes: one that comes with Sightline, by name, or a file "
+        "written by `sightline bench cost`. It must be of model.name.",
+    )
+    scores: str | None = Field(
+        default=None,
+        description="JSON of `sightline eval accuracy` whose scores are drawn as answers; null takes recorded ones of "
+        "the bundled model.",
+    )
+    seed: int = Field(default=0, ge=0, description="Seed of the answers and of how steps scatter.")
+
+
+class VllmConfig(Section):
+    """What vLLM computes of a window, and vLLM's own engine arguments."""
+
+    mode: Literal["full", "pruned", "reuse"] = Field(
+        default="pruned",
+        description="full: every token of every window; pruned: the kept tokens of every window; reuse: kept tokens, "
+        "of which the last window's are loaded through a KV connector.",
+    )
+    arguments: dict[str, Any] = Field(
+        default_factory=dict,
+        description="Engine arguments of vLLM by their own names (tensor_parallel_size, quantization, "
+        "gpu_memory_utilization, max_model_len, ...), as `vllm serve` has them.",
+    )
+    timeout_s: float = Field(
+        default=60.0,
+        gt=0,
+        description="Seconds vLLM may take for one batch of windows before its engine core counts as dead.",
+    )
+
 
 _DEVICE = re.compile(r"cpu|cuda(:\d+)?")
 

@@ -14,7 +14,7 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from cluster.config.memory import MemoryConfig
 from cluster.config.problems import Problem, near
-from cluster.config.pruning import PruningConfig
+from cluster.config.window import PruningConfig
 from cluster.errors import ConfigError
 from cluster.registry import compressors, organisers, pruners, retrievers
 

@@ -16,14 +16,14 @@ from pydantic_core import ErrorDetails
 from cluster.errors import ConfigError
 from cluster.redaction import redact
 
-Path = tuple[str | int, ...]
+KeyPath = tuple[str | int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
     """One thing to change. ``line`` counts from 1; None when the key comes from no file."""
 
-    path: Path
+    path: KeyPath
     message: str
     line: int | None = None
 
@@ -65,7 +65,7 @@ def near(name: object, known: Iterable[str]) -> str:
     return f"; did you mean {close[0]!r}?" if close else ""
 
 
-def from_validation(error: ValidationError, root: type[BaseModel], secret: Iterable[Path] = ()) -> list[Problem]:
+def from_validation(error: ValidationError, root: type[BaseModel], secret: Iterable[KeyPath] = ()) -> list[Problem]:
     """Pydantic's errors as problems; values at the paths in ``secret`` (from the environment) are not shown."""
     hidden = set(secret)
     found: list[Problem] = []
@@ -84,7 +84,7 @@ def from_validation(error: ValidationError, root: type[BaseModel], secret: Itera
     return found
 
 
-def _message(details: ErrorDetails, path: Path, root: type[BaseModel], *, shown: bool) -> str:
+def _message(details: ErrorDetails, path: KeyPath, root: type[BaseModel], *, shown: bool) -> str:
     kind = details["type"]
     model = _model_at(root, path[:-1])
     if kind == "extra_forbidden":
@@ -112,9 +112,9 @@ def _description(model: type[BaseModel] | None, key: str | int) -> str:
     return (model.model_fields[key].description or "").split(";")[0]
 
 
-def _clean(loc: Sequence[str | int], root: type[BaseModel]) -> Path:
+def _clean(loc: Sequence[str | int], root: type[BaseModel]) -> KeyPath:
     """Pydantic's location without the names it adds for union members."""
-    path: Path = ()
+    path: KeyPath = ()
     for part in loc:
         model = _model_at(root, path)
         if model is None or isinstance(part, int) or part in model.model_fields or not part[:1].isupper():
@@ -122,7 +122,7 @@ def _clean(loc: Sequence[str | int], root: type[BaseModel]) -> Path:
     return path
 
 
-def _model_at(root: type[BaseModel], path: Path) -> type[BaseModel] | None:
+def _model_at(root: type[BaseModel], path: KeyPath) -> type[BaseModel] | None:
     """The section that ``path`` leads to, through lists and optional sections."""
     current: type[BaseModel] | None = root
     for part in path:

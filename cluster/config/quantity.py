@@ -5,7 +5,21 @@ from __future__ import annotations
 import re
 from typing import Annotated, TypeAlias
 
-from pydantic import BeforeValidator, WithJsonSchema
+from pydantic import BaseModel, BeforeValidator, ConfigDict, WithJsonSchema
+
+
+class Section(BaseModel):
+    """One concern of the configuration. Unknown keys are refused; a loaded section does not change."""
+
+    model_config = ConfigDict(
+        extra="forbid",
+        frozen=True,
+        allow_inf_nan=False,
+        validate_default=True,
+        use_attribute_docstrings=False,
+        protected_namespaces=(),
+    )
+
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(B|[kKMGT]B|[KMGT]iB)?")
 _TIME = re.compile(r"(\d+(?:\.\d+)?)\s*(s|min|m|h|d)?")

@@ -2,31 +2,234 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any, Literal, TypeVar
+from urllib.parse import urlsplit
 
 from pydantic import Field, model_validator
 
 from cluster.config.alerts import AlertsConfig
-from cluster.config.asking import AskingConfig
-from cluster.config.base import Section
-from cluster.config.calibrated import CalibratedConfig
-from cluster.config.camera import CameraEntry
+from cluster.config.camera import CameraConfig, CameraEntry, QuestionConfig, SourceConfig
 from cluster.config.clips import ClipsConfig
-from cluster.config.cluster import ClusterConfig
-from cluster.config.gateway import GatewayConfig
-from cluster.config.kubernetes import KubernetesConfig
-from cluster.config.memory import MemoryConfig
-from cluster.config.model import ModelConfig
-from cluster.config.pruning import PruningConfig
-from cluster.config.question import QuestionConfig
-from cluster.config.sampling import SamplingConfig
-from cluster.config.scheduling import SchedulingConfig
+from cluster.config.cluster import ClusterConfig, GatewayConfig, KubernetesConfig, SchedulingConfig, TracingConfig
+from cluster.config.memory import AskingConfig, MemoryConfig, TiersConfig
+from cluster.config.model import CalibratedConfig, ModelConfig, VllmConfig
+from cluster.config.policies import memory_problems, pruning_problems
+from cluster.config.problems import KeyPath, Problem
+from cluster.config.quantity import Section, size_text
 from cluster.config.security import SecurityConfig
-from cluster.config.source import SourceConfig
-from cluster.config.tiers import TiersConfig
-from cluster.config.tracing import TracingConfig
-from cluster.config.vllm import VllmConfig
-from cluster.config.window import WindowConfig
+from cluster.config.window import PruningConfig, SamplingConfig, WindowConfig
+from cluster.errors import ConfigError
+from cluster.hosts import is_loopback
+from cluster.registry import refresh_policies
+
+
+def conflicts(config: SightlineConfig) -> list[Problem]:
+    """Everything that contradicts something else in ``config``."""
+
+    found = _repeated_questions(config.questions, ("questions",))
+    everyone = CameraEntry(name="every-camera")
+    found += _section_conflicts(resolve(config, everyone), (), None, config.tiers)
+    seen: set[str] = set()
+    for index, entry in enumerate(config.cameras):
+        path: KeyPath = ("cameras", index)
+        if entry.name in seen:
+            found.append(Problem((*path, "name"), f"two cameras are called {entry.name!r}; names must be unique"))
+        seen.add(entry.name)
+        blamed = {problem.path for problem in found}
+        own = camera_conflicts(resolve(config, entry), path, entry, config.tiers)
+        found += [each for each in own if each.path not in blamed]
+    if config.cluster.heartbeat_timeout_s <= config.cluster.heartbeat_s:
+        message = (
+            f"must be above heartbeat_s = {config.cluster.heartbeat_s:g}, not {config.cluster.heartbeat_timeout_s:g}"
+        )
+        found.append(Problem(("cluster", "heartbeat_timeout_s"), message))
+    stall_s, batch_s = config.cluster.stall_timeout_s, config.vllm.timeout_s
+    if config.engine == "vllm" and batch_s >= stall_s:
+        message = (
+            f"must be below cluster.stall_timeout_s = {stall_s:g}, not {batch_s:g}: the replica would be replaced "
+            "before its engine core is given up"
+        )
+        found.append(Problem(("vllm", "timeout_s"), message))
+    gateway = config.gateway
+    if gateway.port and gateway.port == gateway.metrics_port:
+        found.append(Problem(("gateway", "metrics_port"), f"must differ from port, both are {gateway.port}"))
+    open_door = config.security.tokens_file is None and not config.security.allow_unauthenticated
+    if open_door and not is_loopback(gateway.host):
+        message = (
+            f"{gateway.host} lets other machines in, and nobody is asked for a token; name security.tokens_file "
+            "(`sightline tokens create` makes one), or set security.allow_unauthenticated: true"
+        )
+        found.append(Problem(("gateway", "host"), message))
+    security = config.security
+    plain = security.internal_tls.certificate is None and not security.allow_plain_inside
+    if plain and config.cluster.ray_address is not None:
+        message = (
+            "processes of a Ray cluster reach each other over the network, and without TLS so does whoever is on it; "
+            "give certificate, key and ca, or set security.allow_plain_inside: true"
+        )
+        found.append(Problem(("security", "internal_tls"), message))
+    redis = config.tiers.redis_url
+    if redis is not None and security.memory_key_file is None and not _on_this_machine(redis):
+        message = (
+            "whoever can write to a Redis on another machine could forge what cameras remember; name a file with a "
+            "secret that is the same for all processes (`openssl rand -hex 32 > FILE` makes one)"
+        )
+        found.append(Problem(("security", "memory_key_file"), message))
+    if gateway.max_packet_bytes > config.cluster.packet_queue_bytes:
+        message = f"must be at least gateway.max_packet_bytes = {gateway.max_packet_bytes}, or such a packet never fits"
+        found.append(Problem(("cluster", "packet_queue_bytes"), message))
+    return found
+
+
+def camera_conflicts(camera: CameraConfig, path: KeyPath, entry: CameraEntry, tiers: TiersConfig) -> list[Problem]:
+    """What contradicts itself or ``tiers`` in one camera's resolved settings; ``path`` leads to its entry."""
+    found = []
+    if not camera.questions:
+        message = f"camera {camera.name!r} has no question; give it one here, or one to all under questions:"
+        found.append(Problem((*path, "questions"), message))
+    if entry.questions:
+        found += _repeated_questions(entry.questions, (*path, "questions"))
+    return found + _section_conflicts(camera, path, entry, tiers)
+
+
+def _section_conflicts(
+    camera: CameraConfig, path: KeyPath, entry: CameraEntry | None, tiers: TiersConfig
+) -> list[Problem]:
+    """Contradictions inside the merged sections, placed at the key the camera wrote, else at the global one."""
+
+    def at(section: str, key: str) -> KeyPath:
+        own = getattr(entry, section) if entry is not None else None
+        if own is not None and key in own.model_fields_set:
+            return (*path, section, key)
+        return ({"source_options": "source"}.get(section, section), key)
+
+    found: list[Problem] = []
+    window, sampling = camera.window, camera.sampling
+    if window.stride_s > window.length_s:
+        message = f"must not exceed the window's length_s = {window.length_s:g}, not {window.stride_s:g}"
+        found.append(Problem(at("window", "stride_s"), message))
+    if sampling.anchor_interval_s > window.length_s:
+        message = f"must not exceed window.length_s = {window.length_s:g}, not {sampling.anchor_interval_s:g}"
+        found.append(Problem(at("sampling", "anchor_interval_s"), message))
+    if window.length_s * sampling.fps < 1:
+        message = f"at {sampling.fps:g} frames per second a window of {window.length_s:g} s would hold no frame"
+        found.append(Problem(at("sampling", "fps"), message))
+    if window.refresh not in refresh_policies:
+        found.append(Problem(at("window", "refresh"), refresh_policies.unknown(window.refresh)))
+    policies = {"pruning": pruning_problems(camera.pruning), "memory": memory_problems(camera.memory)}
+    for section, problems in policies.items():
+        for problem in problems:
+            key = at(section, str(problem.path[0]))
+            found.append(Problem((*key, *problem.path[1:]), problem.message))
+    if camera.memory.enabled:
+        found += _no_room(camera.memory.cap, tiers, at("memory", "cap"))
+    return found + _backoff(camera.source_options, at("source_options", "backoff"))
+
+
+def _no_room(cap: int, tiers: TiersConfig, path: KeyPath) -> list[Problem]:
+    """A camera's cap beyond the room that a whole tier has."""
+    rooms = {
+        "host_bytes": tiers.host_bytes,
+        "node_bytes": tiers.node_bytes if tiers.node else None,
+        "camera_bytes": tiers.camera_bytes,
+    }
+    for key, room in rooms.items():
+        if room is not None and cap > room:
+            message = f"must not exceed tiers.{key} = {size_text(room)}, not {size_text(cap)}; lower it or raise that"
+            return [Problem(path, message)]
+    return []
+
+
+def _on_this_machine(redis_url: str) -> bool:
+    return redis_url.startswith("unix://") or is_loopback(urlsplit(redis_url).hostname or "")
+
+
+def _backoff(source: SourceConfig, path: KeyPath) -> list[Problem]:
+    backoff = source.backoff
+    if backoff.max_s < backoff.initial_s:
+        message = f"must not be below initial_s = {backoff.initial_s:g}, not {backoff.max_s:g}"
+        return [Problem((*path, "max_s"), message)]
+    return []
+
+
+def _repeated_questions(questions: list[QuestionConfig], path: KeyPath) -> list[Problem]:
+    counts = Counter(question.id for question in questions)
+    found = []
+    for index, question in enumerate(questions):
+        first = next(i for i, other in enumerate(questions) if other.id == question.id)
+        if counts[question.id] > 1 and index != first:
+            found.append(Problem((*path, index, "id"), f"two questions are called {question.id!r}; ids must be unique"))
+    return found
+
+
+S = TypeVar("S", bound=Section)
+
+_OPTIONS_OF: Mapping[type[Section], Mapping[str, str]] = {
+    PruningConfig: {"policy": "options"},
+    MemoryConfig: {kind: f"{kind}_options" for kind in ("compressor", "organiser", "retriever")},
+}
+"""Section -> key that names a policy -> key with its options."""
+
+
+def deep_merge(base: Mapping[str, Any], override: Mapping[str, Any]) -> dict[str, Any]:
+    """``override`` over ``base``: mappings merge key by key, anything else (lists too) is replaced."""
+    merged = dict(base)
+    for key, value in override.items():
+        below = merged.get(key)
+        merged[key] = deep_merge(below, value) if isinstance(below, Mapping) and isinstance(value, Mapping) else value
+    return merged
+
+
+def overlay(base: S, override: S | None) -> S:
+    """The section ``base`` with the keys that were written in ``override``."""
+    if override is None:
+        return base
+    written = override.model_dump(exclude_unset=True)
+    below = base.model_dump()
+    for policy, options in _OPTIONS_OF.get(type(base), {}).items():
+        if written.get(policy, below[policy]) != below[policy]:
+            # Another policy has other parameters: the global ones mean nothing to it.
+            below[options] = {}
+    return type(base).model_validate(deep_merge(below, written))
+
+
+def resolve(config: SightlineConfig, entry: CameraEntry) -> CameraConfig:
+    """A camera's settings, without checking them."""
+    return CameraConfig(
+        name=entry.name,
+        source=entry.source,
+        priority=entry.priority,
+        sampling=overlay(config.sampling, entry.sampling),
+        pruning=overlay(config.pruning, entry.pruning),
+        window=overlay(config.window, entry.window),
+        memory=overlay(config.memory, entry.memory),
+        source_options=overlay(config.source, entry.source_options),
+        questions=config.questions if entry.questions is None else entry.questions,
+        privacy_masks=entry.privacy_masks,
+    )
+
+
+def camera_settings(config: SightlineConfig, camera: str | CameraEntry) -> CameraConfig:
+    """The resolved settings of a camera of the file (by name) or of one added at run time (by entry).
+
+    Raises:
+        ConfigError: no camera of that name, or settings that contradict each other.
+    """
+    from cluster.config.problems import InvalidConfigError
+
+    if isinstance(camera, str):
+        entries = [entry for entry in config.cameras if entry.name == camera]
+        if not entries:
+            known = ", ".join(entry.name for entry in config.cameras) or "none"
+            raise ConfigError(f"there is no camera {camera!r} in the configuration; there are: {known}")
+        camera = entries[0]
+    resolved = resolve(config, camera)
+    found = camera_conflicts(resolved, (), camera, config.tiers)
+    if found:
+        raise InvalidConfigError(found, where=f"camera {camera.name}")
+    return resolved
 
 
 class SightlineConfig(Section):
@@ -85,7 +288,6 @@ class SightlineConfig(Section):
 
     @model_validator(mode="after")
     def _no_conflicts(self) -> SightlineConfig:
-        from cluster.config.conflicts import conflicts
         from cluster.config.problems import ConflictError
 
         found = conflicts(self)

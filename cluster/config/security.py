@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field, model_validator
 
-from cluster.config.base import Section
-from cluster.config.quantity import Duration
+from cluster.config.quantity import Duration, Section
 
 
 class TlsConfig(Section):

@@ -2,9 +2,36 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from pydantic import Field
 
-from cluster.config.base import Section
+from cluster.config.quantity import Section
+
+
+class PruningConfig(Section):
+    """The pruning policy and its parameters."""
+
+    policy: str = Field(
+        default="replenish",
+        description="replenish (ours: keeps cells that differ from when they were last encoded), codecsight (as "
+        "published) or none.",
+    )
+    options: dict[str, Any] = Field(
+        default_factory=dict,
+        description="Parameters of the policy by name; its own defaults stand for what is left out.",
+    )
+
+
+class SamplingConfig(Section):
+    """Frames sampled from the decoded stream; every packet is decoded all the same."""
+
+    fps: float = Field(default=2.0, gt=0, le=60, description="Frames sampled per second of the camera's clock.")
+    anchor_interval_s: float = Field(
+        default=8.0,
+        gt=0,
+        description="Seconds between anchors, the samples that keep every patch; must not exceed window.length_s.",
+    )
 
 
 class WindowConfig(Section):

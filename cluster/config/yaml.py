@@ -7,7 +7,7 @@ from typing import Any
 
 import yaml
 
-from cluster.config.problems import InvalidConfigError, Path, Problem
+from cluster.config.problems import InvalidConfigError, KeyPath, Problem
 
 MAX_BYTES = 4 * 2**20
 MAX_NODES = 200_000
@@ -19,9 +19,9 @@ class Document:
     """``data``: what the file says, empty for an empty file. ``lines``: path -> line, counted from 1."""
 
     data: dict[str, Any]
-    lines: dict[Path, int] = field(default_factory=dict)
+    lines: dict[KeyPath, int] = field(default_factory=dict)
 
-    def line(self, path: Path) -> int | None:
+    def line(self, path: KeyPath) -> int | None:
         """Line of the key, or of the nearest section around it."""
         while path not in self.lines and path:
             path = path[:-1]
@@ -35,7 +35,7 @@ def read_yaml(text: str, where: str) -> Document:
         InvalidConfigError: not YAML, not a mapping, a key twice, or beyond the size limits above.
     """
 
-    def refuse(message: str, line: int | None = None, path: Path = ()) -> InvalidConfigError:
+    def refuse(message: str, line: int | None = None, path: KeyPath = ()) -> InvalidConfigError:
         return InvalidConfigError([Problem(path, message, line)], where=where)
 
     if len(text.encode()) > MAX_BYTES:
@@ -73,15 +73,15 @@ def _line(node: yaml.Node) -> int:
 class _Reader:
     """Builds plain values from YAML nodes, noting lines on the way."""
 
-    def __init__(self, loader: yaml.SafeLoader, lines: dict[Path, int], where: str) -> None:
+    def __init__(self, loader: yaml.SafeLoader, lines: dict[KeyPath, int], where: str) -> None:
         self.loader = loader
         self.lines = lines
         self.where = where
 
-    def refuse(self, message: str, node: yaml.Node, path: Path) -> InvalidConfigError:
+    def refuse(self, message: str, node: yaml.Node, path: KeyPath) -> InvalidConfigError:
         return InvalidConfigError([Problem(path, message, _line(node))], where=self.where)
 
-    def value(self, node: yaml.Node, path: Path, above: frozenset[int]) -> Any:
+    def value(self, node: yaml.Node, path: KeyPath, above: frozenset[int]) -> Any:
         if id(node) in above:
             raise self.refuse("refers to itself through an alias", node, path)
         self.lines.setdefault(path, _line(node))
@@ -96,7 +96,7 @@ class _Reader:
             return [self.value(item, (*path, index), inside) for index, item in enumerate(node.value)]
         return self.loader.construct_object(node)
 
-    def mapping(self, node: yaml.MappingNode, path: Path, above: frozenset[int]) -> dict[str, Any]:
+    def mapping(self, node: yaml.MappingNode, path: KeyPath, above: frozenset[int]) -> dict[str, Any]:
         first: dict[str, int] = {}
         for key_node, _ in node.value:
             key = self.key(key_node, path)
@@ -112,7 +112,7 @@ class _Reader:
             found[key] = self.value(value_node, (*path, key), above | {id(node)})
         return found
 
-    def key(self, node: yaml.Node, path: Path) -> str:
+    def key(self, node: yaml.Node, path: KeyPath) -> str:
         if not isinstance(node, yaml.ScalarNode):
             raise self.refuse("a key must be a plain name", node, path)
         return str(node.value)

@@ -4,13 +4,99 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Generic, TypeVar
 
 from cluster.config import CameraConfig
-from cluster.control.assignments import Route
-from cluster.control.cameras.managers import CLUSTER
+from cluster.control.cameras.managed import CLUSTER
 from cluster.control.demand import Measured
-from cluster.types import CameraStatus
-from cluster.types.reports import CameraReport, StreamReport, Totals
+from cluster.control.ladder import Rung
+from cluster.control.ladder.rung import Step
+from cluster.types import CameraStatus, PatchGeometry
+from cluster.types.reports import CameraReport, DecoderInfo, ReplicaInfo, ReplicaReport, StreamReport, Totals
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """A camera changes its replica; ``to`` is ``None`` when nobody is left. ``warm``: its owner lives and can hand its
+    state over, so that nothing is recomputed."""
+
+    camera: str
+    source: str | None
+    to: str | None
+    warm: bool
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class FleetChanges:
+    """What a tick decided; ``short_s``: seconds a second that are missing although everyone stands as low as may be."""
+
+    steps: list[Step]
+    moves: list[Move]
+    short_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class CameraPlan:
+    """How a camera is to run; ``phase``: share of its stride by which its windows end later than those of phase 0."""
+
+    camera: str
+    owner: str | None
+    rung: str
+    phase: float
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """Where a camera lives now; ``None`` where no process is ready for it."""
+
+    decoder: str | None
+    decoder_address: str | None
+    replica: str | None
+    replica_address: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class CameraAssignment:
+    """A camera a decoder must run at ``rung``. Without ``geometry`` no replica has ever been ready: it has to wait.
+    One of another ``life`` is another camera, whatever its settings are."""
+
+    settings: CameraConfig
+    geometry: PatchGeometry | None
+    replica: str | None
+    replica_address: str | None
+    rung: Rung
+    life: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """All cameras of one decoder at one ``version`` of the table; ``alive``: addresses of all replicas that are."""
+
+    version: int
+    cameras: tuple[CameraAssignment, ...]
+    alive: frozenset[str] = frozenset()
+
+
+Info = TypeVar("Info", DecoderInfo, ReplicaInfo)
+
+
+@dataclass(slots=True)
+class Member(Generic[Info]):
+    """One that is alive as far as we know. ``seen_s``: when it was last heard of; ``load``: a replica's last."""
+
+    info: Info
+    seen_s: float
+    load: ReplicaReport | None = None
+
+    def since(self, load: ReplicaReport, now_s: float) -> tuple[float, int, int] | None:
+        """Share of the time it was busy since it was last heard of, its engine's steps since then, and the windows
+        computed in them; ``None`` where nothing is known of before."""
+        if self.load is None or now_s <= self.seen_s:
+            return None
+        busy_share = (load.busy_s - self.load.busy_s) / (now_s - self.seen_s)
+        return busy_share, load.steps - self.load.steps, load.windows - self.load.windows
 
 
 @dataclass(frozen=True, slots=True)

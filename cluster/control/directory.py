@@ -13,12 +13,10 @@ from collections.abc import Iterable, Mapping
 
 from cluster.config import CameraConfig
 from cluster.control.admission import Admission
-from cluster.control.assignments import Assignment, CameraAssignment, Route
-from cluster.control.camera_record import CameraRecord, Counted
-from cluster.control.cameras.managers import CLUSTER, check_manager
+from cluster.control.camera_record import Assignment, CameraAssignment, CameraRecord, Counted, Member, Route
+from cluster.control.cameras.managed import CLUSTER, check_manager
 from cluster.control.demand import windows_per_s
 from cluster.control.ladder import Step
-from cluster.control.member import Member
 from cluster.control.placement import Placement
 from cluster.control.quality import ALL_EQUAL, FleetSettings, demand_of
 from cluster.errors import CameraExistsError, CapacityError, ConfigError, NotReadyError, UnknownCameraError
@@ -85,7 +83,7 @@ class Directory:
 
         Args:
             force: it is not refused however full the replicas are.
-            manager: who alone may change it (``cluster.control.cameras.managers``).
+            manager: who alone may change it (``cluster.control.cameras.managed``).
             life: tells it from an earlier camera of its name, of which processes may still report.
 
         Raises:

@@ -3,22 +3,66 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
+from types import TracebackType
 
 from cluster.codec import Backoff, CameraState, Source, SourceStatus, SourceSupervisor
 from cluster.codec.picture_memory import DECODED_BYTES
 from cluster.codec.privacy import Polygon
 from cluster.codec.processor import CodecOptions, CodecProcessor
 from cluster.decoder.picture_watch import PictureWatch
-from cluster.decoder.turns import Turns
 from cluster.errors import CapacityError, SourceError
 from cluster.types import BoolGrid, EncodedPacket, FrameSample, PatchGeometry, PictureHealth, SampledFrame
 from cluster.vision.pruners.base import make_pruner
 from cluster.vision.sampler import PatchSampler
+
+MOST = 8
+"""Threads of a process that decode at once: Python's lock lets no more of them get on."""
+
+
+class Turns:
+    """A semaphore that is fair: a place that becomes free belongs to who has waited longest.
+
+    Without any bound a hundred cameras that are behind all wait for Python's lock at once, and the event loop, which
+    sends their frames and says that the process lives, gets a hundredth of it. With ``threading.Semaphore`` the thread
+    that has just given a place back takes it again for its next packet, before any that waits has woken up.
+    """
+
+    def __init__(self, places: int) -> None:
+        self._free = places
+        self._waiting: deque[threading.Lock] = deque()
+        self._lock = threading.Lock()
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if self._free:
+                self._free -= 1
+                return
+            turn = threading.Lock()
+            turn.acquire()
+            self._waiting.append(turn)
+        turn.acquire()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with self._lock:
+            if self._waiting:
+                self._waiting.popleft().release()
+            else:
+                self._free += 1
+
+
+def decoding_turns() -> Turns:
+    """For the cameras of one process: as many at once as it has cores, and as get on."""
+    return Turns(min(len(os.sched_getaffinity(0)), MOST))
+
 
 logger = logging.getLogger(__name__)
 

@@ -22,12 +22,11 @@ from cluster.decoder.frame_lanes import LaneStatus, LostStream
 from cluster.decoder.frame_sender import FrameSender
 from cluster.decoder.in_flight import InFlight
 from cluster.decoder.packet_sink import QueueSink
-from cluster.decoder.pipeline import CameraPipeline, PipelineStatus
+from cluster.decoder.pipeline import CameraPipeline, PipelineStatus, Turns
 from cluster.decoder.pressure import DecodeWait
-from cluster.decoder.turns import Turns
 from cluster.errors import CapacityError, NotReadyError
 from cluster.tracing import Spans
-from cluster.tracing.decoder import CameraTrace, FrameTimes
+from cluster.tracing.spans import CameraTrace, FrameTimes
 from cluster.types import MICROSECONDS, CameraStateName, FrameSample, PatchGeometry, StreamSpec
 from cluster.types.priority import Priority
 from cluster.types.reports import CameraReport, Totals

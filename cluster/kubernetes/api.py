@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from cluster.config.kubernetes import KubernetesConfig
+from cluster.config.cluster import KubernetesConfig
 from cluster.errors import ConfigError, SightlineError, UnavailableError, UnknownCameraError
 from cluster.kubernetes.resource import GROUP, KIND, PLURAL, VERSION, CameraResource
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from cluster.control.cameras.managers import KUBERNETES
+from cluster.control.cameras.managed import KUBERNETES
 from cluster.kubernetes.resource import CameraResource
 from cluster.redaction import redact
 from cluster.types import CameraStatus

@@ -12,7 +12,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from cluster.config.camera import CameraEntry
-from cluster.config.problems import InvalidConfigError, Path, Problem, near
+from cluster.config.problems import InvalidConfigError, KeyPath, Problem, near
 
 _SNAKE = re.compile(r"\b[a-z0-9]+(?:_[a-z0-9]+)+\b")
 
@@ -33,7 +33,7 @@ def section_of(annotation: Any) -> type[BaseModel] | None:
     return None
 
 
-def to_snake(body: Mapping[str, Any], model: type[BaseModel], path: Path, found: list[Problem]) -> dict[str, Any]:
+def to_snake(body: Mapping[str, Any], model: type[BaseModel], path: KeyPath, found: list[Problem]) -> dict[str, Any]:
     """A mapping of camel-case keys as ``model`` takes it; keys that it does not have are added to ``found``."""
     names = {camel(field): field for field in model.model_fields}
     result: dict[str, Any] = {}
@@ -46,7 +46,7 @@ def to_snake(body: Mapping[str, Any], model: type[BaseModel], path: Path, found:
     return result
 
 
-def _inside(value: Any, section: type[BaseModel], path: Path, found: list[Problem]) -> Any:
+def _inside(value: Any, section: type[BaseModel], path: KeyPath, found: list[Problem]) -> Any:
     if isinstance(value, Mapping):
         return to_snake(value, section, path, found)
     if isinstance(value, list):

@@ -10,10 +10,10 @@ from pathlib import Path
 
 from pydantic import Field, ValidationError
 
-from cluster.config.base import Section
 from cluster.config.camera import CameraEntry
-from cluster.config.expand import expand
+from cluster.config.load import expand
 from cluster.config.problems import InvalidConfigError, Problem, from_validation
+from cluster.config.quantity import Section
 from cluster.config.yaml import Document, read_yaml
 from cluster.errors import ConfigError
 from cluster.kubernetes.resource import KIND, CameraResource

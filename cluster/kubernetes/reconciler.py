@@ -18,9 +18,8 @@ from datetime import UTC, datetime
 from typing import Any, Protocol, TypeVar
 
 from cluster import metrics
-from cluster.config.kubernetes import KubernetesConfig
-from cluster.control.cameras.managed import Managed, written
-from cluster.control.cameras.managers import KUBERNETES, check_manager
+from cluster.config.cluster import KubernetesConfig
+from cluster.control.cameras.managed import KUBERNETES, Managed, check_manager, written
 from cluster.errors import (
     CapacityError,
     ConfigError,

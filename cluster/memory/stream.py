@@ -17,11 +17,10 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from cluster.memory.chunk import KVChunk
 from cluster.memory.compress.base import Compressor
 from cluster.memory.frame_log import FrameLog
 from cluster.memory.head import Change, GoneError, Head, Load, OutOfReachError
-from cluster.memory.layer import LayerKV
+from cluster.memory.layer import KVChunk, LayerKV
 from cluster.memory.manifest import (
     DTYPES,
     PART_BYTES,
@@ -33,7 +32,7 @@ from cluster.memory.manifest import (
     whole_numbers,
 )
 from cluster.memory.organise.base import NewTokens
-from cluster.memory.organise.partitions import VisualPartitions
+from cluster.memory.organise.mosaic import VisualPartitions
 from cluster.memory.room import make_room
 from cluster.memory.stored import StoredBlocks
 from cluster.memory.tiers.base import Block, BlockKey, Loaded, Outcome

@@ -34,7 +34,7 @@ def load_configured(config: SightlineConfig) -> VisionLanguageModel:
 def model_fingerprint(config: SightlineConfig, model: VisionLanguageModel) -> str:
     """What another replica must have to read what this one remembers: the model, and what runs it."""
     from cluster.engine.vllm.settings import tier_fingerprint
-    from cluster.engine.window.fingerprint import fingerprint
+    from cluster.engine.window.export import fingerprint
 
     mark = fingerprint(model)
     return tier_fingerprint(mark, config.vllm.arguments) if config.engine == "vllm" else mark

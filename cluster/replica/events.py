@@ -11,7 +11,7 @@ from cluster import metrics
 from cluster.replica.frames_service import HandedOver, WindowCounters
 from cluster.replica.memory import WorkerMemory
 from cluster.replica.worker import EngineWorker
-from cluster.tracing.replica import ReplicaTraces
+from cluster.tracing.spans import ReplicaTraces
 from cluster.types import Answer, FrameSample, StreamSpec
 from cluster.wire import answers as results
 

@@ -6,17 +6,190 @@ import logging
 import math
 import threading
 import time
+import uuid
+from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
-from typing import Protocol
+from concurrent.futures import Future
+from dataclasses import dataclass, field, replace
+from typing import Literal, Protocol
 
 from cluster.engine.base import Engine
 from cluster.errors import UnavailableError
-from cluster.replica.open_stream import OpenStream
 from cluster.replica.pace import StepPace
+from cluster.replica.stride_book import StrideBook
 from cluster.replica.window_queue import DroppedWindow, DropReason, WindowQueue
-from cluster.types import Answer, WindowRequest
+from cluster.types import Answer, FrameSample, LastAnswer, StreamSpec, WindowRequest
 from cluster.types.priority import Priority
+from cluster.types.reports import StreamReport
+
+
+@dataclass(frozen=True, slots=True)
+class WindowCounts:
+    """Windows of one camera since it was opened."""
+
+    done: int = 0
+    gated: int = 0
+    dropped: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Departure:
+    """How a camera left for another replica: ``saved``, its window can be gone on with there; its last ``counts``."""
+
+    saved: bool
+    counts: WindowCounts
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """A frame that waits for the engine thread."""
+
+    sample: FrameSample
+    arrived_s: float
+    taken: Future[None]
+
+
+def _new_id() -> str:
+    return uuid.uuid4().hex[:16]
+
+
+@dataclass(slots=True)
+class OpenStream:
+    """``ending``: its source ended, and it is let go of once nothing waits; ``broken``: why no frame is taken but one
+    that needs none before it; ``book``: of its strides; ``before``: counts of earlier times it was open; ``leaving``:
+    who waits for it to be handed over; ``incarnation``: another each time that the engine begins it, as windows are
+    numbered then; ``run``: of the counts."""
+
+    spec: StreamSpec
+    inbox: deque[Offer] = field(default_factory=deque)
+    ending: bool = False
+    broken: str = ""
+    book: StrideBook = field(default_factory=StrideBook)
+    before: Counter[str] = field(default_factory=Counter)
+    latency_s: float = 0.0
+    last_answers: dict[str, LastAnswer] = field(default_factory=dict)
+    counts: Counter[str] = field(default_factory=Counter)
+    leaving: Future[Departure] | None = None
+    incarnation: str = field(default_factory=_new_id)
+    run: str = field(default_factory=_new_id)
+
+    @classmethod
+    def after(cls, spec: StreamSpec, last: StreamReport | None) -> OpenStream:
+        """A camera that opens; ``last``: what was counted when it was closed here before."""
+        stream = cls(spec)
+        if last is not None and last.life == spec.life:
+            stream.run = last.run
+            stream.counts.update(last.counts)
+            stream.before.update(last.counts)
+        return stream
+
+    def change(self, spec: StreamSpec) -> None:
+        """It is asked something else: what was answered to other questions is no answer to these."""
+        asked = {(question.id, question.text) for question in self.spec.questions}
+        same = {question.id for question in spec.questions if (question.id, question.text) in asked}
+        self.last_answers = {each: last for each, last in self.last_answers.items() if each in same}
+        self.spec = spec
+
+    def begin_anew(self) -> None:
+        """The engine was made to forget it, and has opened it again."""
+        self.incarnation = _new_id()
+
+    def windows(self) -> WindowCounts:
+        """Its windows since it was opened."""
+        names = ("windows_done", "windows_gated", "windows_dropped")
+        return WindowCounts(*(self.counts[name] - self.before[name] for name in names))
+
+    def answered(self, answers: Sequence[Answer]) -> None:
+        """A window was answered, each question once."""
+        first = answers[0]
+        self.book.answered()
+        self.counts["windows_gated" if first.gated else "windows_done"] += 1
+        self.counts["tokens_full"] += first.tokens.full
+        self.counts["tokens_kept"] += first.tokens.kept
+        self.counts["tokens_computed"] += first.tokens.computed
+        self.latency_s = first.timing.latency_s
+        for answer in answers:
+            self.last_answers[answer.question] = LastAnswer(answer.question, answer.score, answer.positive, answer.end)
+
+    def report(self) -> StreamReport:
+        """For the heartbeat."""
+        last, spec = tuple(self.last_answers.values()), self.spec
+        return StreamReport(spec.stream, self.latency_s, last, dict(self.counts), life=spec.life, run=self.run)
+
+
+class Intake:
+    """Called on the engine's thread.
+
+    Args:
+        lock: held while a camera's inbox changes, into which other threads put frames.
+        queue: where windows wait; ``steps``: puts them there.
+    """
+
+    def __init__(
+        self, engine: Engine, events: WorkerEvents, lock: threading.Condition, *, queue: WindowQueue, steps: Steps
+    ) -> None:
+        self._engine = engine
+        self._events = events
+        self._lock = lock
+        self._queue = queue
+        self._steps = steps
+
+    def take(self, stream: OpenStream) -> Literal["stays", "ended", "leaves"]:
+        """Every frame of a camera that may be taken now. ``ended``: its source had ended, and its last window is
+        answered; ``leaves``: another replica is to have it, and nothing of it waits here."""
+        while stream.inbox and not self.must_wait(stream):
+            with self._lock:
+                offer = stream.inbox.popleft()
+            try:
+                self._push(stream, offer)
+            except ValueError as error:
+                offer.taken.set_exception(error)
+            else:
+                offer.taken.set_result(None)
+        if stream.ending and not stream.inbox:
+            self._flush(stream)
+            return "stays" if self._queue.waiting(stream.spec.stream) else "ended"
+        if stream.leaving is not None and not stream.inbox and not self._queue.waiting(stream.spec.stream):
+            return "leaves"
+        return "stays"
+
+    def must_wait(self, stream: OpenStream) -> bool:
+        """Whether its next frame may not be taken yet: a fresh one makes the engine forget the windows that still wait;
+        a patient camera loses none either way."""
+        waiting = self._queue.waiting(stream.spec.stream)
+        return waiting > 0 and (stream.spec.patient or not self._goes_on(stream, stream.inbox[0]))
+
+    @staticmethod
+    def _goes_on(stream: OpenStream, offer: Offer) -> bool:
+        anew = bool(stream.broken) and offer.sample.random_access
+        return not anew and stream.book.goes_on(offer.sample, offer.arrived_s, patient=stream.spec.patient)
+
+    def lose(self, stream: OpenStream, windows: int) -> None:
+        """Count windows of which video never came."""
+        if windows:
+            stream.counts["windows_lost"] += windows
+            self._events.lost(stream.spec.stream, windows)
+
+    def _push(self, stream: OpenStream, offer: Offer) -> None:
+        sample, spec = offer.sample, stream.spec
+        if not self._goes_on(stream, offer):
+            stream.broken = ""
+            sample = replace(sample, fresh=True, gap=False)
+            self.lose(stream, stream.book.fresh(sample, offer.arrived_s, spec.stride_s, patient=spec.patient))
+        elif stream.broken:
+            raise ValueError(stream.broken)
+        elif sample.gap:
+            stream.book.gap(sample)
+        closed = self._engine.push(sample)
+        self.lose(stream, stream.book.frame(sample, offer.arrived_s, closed))
+        self._steps.enqueue(stream, [replace(request, arrived_s=offer.arrived_s) for request in closed])
+
+    def _flush(self, stream: OpenStream) -> None:
+        """What is left of a camera whose source ended is a window too."""
+        if stream.book.under_way:
+            stream.book.settled()
+            self._steps.enqueue(stream, self._engine.flush(stream.spec.stream))
+
 
 log = logging.getLogger(__name__)
 

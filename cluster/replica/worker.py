@@ -20,10 +20,8 @@ from cluster.control.costs.model import CostModel
 from cluster.engine.base import Engine, finished
 from cluster.errors import CapacityError, ConfigError, NotReadyError, UnavailableError, UnknownCameraError
 from cluster.replica.asks import AskQueue
-from cluster.replica.intake import Intake
-from cluster.replica.open_stream import Departure, Offer, OpenStream, WindowCounts
 from cluster.replica.pace import StepPace
-from cluster.replica.steps import Steps, WorkerEvents
+from cluster.replica.steps import Departure, Intake, Offer, OpenStream, Steps, WindowCounts, WorkerEvents
 from cluster.replica.window_queue import WindowQueue
 from cluster.types import AskResult, AskSpec, Forgotten, FrameSample, StreamSpec
 from cluster.types.priority import Priority

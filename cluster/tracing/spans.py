@@ -2,17 +2,200 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
 import re
-from collections.abc import Mapping
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from cluster.errors import ConfigError
+from cluster.types import MICROSECONDS, Answer, FrameSample, FrameTrace
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace.export import SpanExporter
 
-    from cluster.config.tracing import TracingConfig
+    from cluster.config.cluster import TracingConfig
+
+ANSWERS = 4096
+"""Traced answers that may become alerts, the newest of each camera and question."""
+
+
+class AlertTraces:
+    """On one event loop.
+
+    Args:
+        spans: of the process.
+        clock: Unix seconds.
+    """
+
+    def __init__(self, spans: Spans, clock: Callable[[], float] = time.time) -> None:
+        self._spans, self._clock = spans, clock
+        self._answers: dict[tuple[str, str], tuple[str, float]] = {}
+
+    def took(self, answer: Answer) -> None:
+        """An answer came; an alert that follows before the next one is about it."""
+        key = (answer.stream, answer.question)
+        self._answers.pop(key, None)
+        if answer.trace:
+            self._answers[key] = (answer.trace, self._clock())
+            if len(self._answers) > ANSWERS:
+                del self._answers[next(iter(self._answers))]
+
+    def alerted(self, camera: str, question: str, event: str) -> str:
+        """An event of an incident is on its way to the sinks; returns its trace id, empty where it is not traced."""
+        found = self._answers.pop((camera, question), None)
+        if found is None:
+            return ""
+        parent, came_s = found
+        about = {"camera": camera, "question": question, "event": event}
+        return trace_id(self._spans.span("alert", came_s, self._clock(), parent, about))
+
+
+@dataclass(frozen=True, slots=True)
+class FrameTimes:
+    """Unix seconds of the packet that completed a frame: it came, was taken up to be decoded, was decoded."""
+
+    came_s: float
+    taken_s: float
+    decoded_s: float
+
+
+class CameraTrace:
+    """Traces of one camera, in its thread.
+
+    Strides are counted from the camera's last fresh frame, as the engine counts its windows, so that the frames of one
+    trace are those that a window brings anew.
+
+    Args:
+        spans: of the process.
+        camera: name.
+        ratio: share of strides that are traced, chosen by camera and stride: the same ones each time.
+        clock: Unix seconds.
+    """
+
+    def __init__(self, spans: Spans, camera: str, ratio: float, clock: Callable[[], float] = time.time) -> None:
+        self._spans, self._camera, self._ratio, self._clock = spans, camera, ratio, clock
+        self._origin = 0
+        self._stride: tuple[int, int] | None = None
+        self._first = ""
+
+    def frame(self, sample: FrameSample, stride_s: float, times: FrameTimes) -> FrameSample:
+        """A frame is about to be sent: with its trace, if its stride is traced."""
+        if sample.fresh:
+            self._origin = sample.pts
+        stride = (self._origin, (sample.pts - self._origin) // max(1, round(stride_s * MICROSECONDS)))
+        if stride != self._stride:
+            self._stride, self._first = stride, ""
+        if not self._chosen(stride):
+            return sample
+        now_s = self._clock()
+        about: dict[str, Value] = {"camera": self._camera, "frame": sample.index, "tokens": sample.tokens}
+        frame = self._spans.span("frame", times.came_s, now_s, self._first, about)
+        self._first = self._first or frame
+        self._spans.span("ingest", times.came_s, times.taken_s, frame)
+        self._spans.span("decode", times.taken_s, times.decoded_s, frame)
+        self._spans.span("sample", times.decoded_s, now_s, frame)
+        return replace(sample, trace=FrameTrace(frame, now_s))
+
+    def _chosen(self, stride: tuple[int, int]) -> bool:
+        text = f"{self._camera}/{stride[0]}/{stride[1]}"
+        drawn = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")
+        return drawn < self._ratio * 2**64
+
+
+FRAMES = 64
+"""Traced frames of a camera that wait for their window's answer."""
+
+CAMERAS = 4096
+"""Cameras with traced frames; those traced longest ago are forgotten beyond it."""
+
+STAGES = ("queue", "vision", "plan", "llm")
+
+
+@dataclass(frozen=True, slots=True)
+class _Frame:
+    pts: int
+    parent: str
+
+
+class ReplicaTraces:
+    """Thread-safe: frames come on the event loop, answers on the engine's thread.
+
+    Args:
+        spans: of the process.
+        clock: Unix seconds.
+    """
+
+    def __init__(self, spans: Spans, clock: Callable[[], float] = time.time) -> None:
+        self._spans, self._clock = spans, clock
+        self._lock = threading.Lock()
+        self._frames: dict[str, deque[_Frame]] = {}
+
+    def frame(self, sample: FrameSample) -> None:
+        """A frame came off the wire."""
+        if sample.trace is None:
+            return
+        self._spans.span("send", sample.trace.sent_s, self._clock(), sample.trace.parent, {"camera": sample.stream})
+        with self._lock:
+            frames = self._frames.pop(sample.stream, None) or deque(maxlen=FRAMES)
+            if sample.fresh:
+                frames.clear()
+            frames.append(_Frame(sample.pts, sample.trace.parent))
+            self._frames[sample.stream] = frames
+            while len(self._frames) > CAMERAS:
+                del self._frames[next(iter(self._frames))]
+
+    def answered(self, answers: Sequence[Answer]) -> list[Answer]:
+        """All answers of one window, with the trace of its newest traced frame if it has one."""
+        first = answers[0]
+        parent = self._parent(first.stream, first.end)
+        if not parent:
+            return list(answers)
+        now_s, timing, tokens = self._clock(), first.timing, first.tokens
+        about: dict[str, Value] = {
+            "camera": first.stream,
+            "window": first.window,
+            "gated": first.gated,
+            "tokens.kept": tokens.kept,
+            "tokens.reused": tokens.reused,
+            "tokens.computed": tokens.computed,
+        }
+        answer = self._spans.span("answer", now_s - timing.latency_s, now_s, parent, about)
+        if not first.gated:
+            # The stages one after the other; what lies between them is the batch's other windows.
+            at_s = now_s - timing.latency_s
+            for stage in STAGES:
+                until_s = at_s + getattr(timing, f"{stage}_s")
+                self._spans.span(stage, at_s, until_s, answer)
+                at_s = until_s
+        return [replace(each, trace=answer) for each in answers]
+
+    def newest(self, camera: str) -> str:
+        """Trace id of the newest traced frame that waits for an answer, for log lines; empty where there is none."""
+        with self._lock:
+            frames = self._frames.get(camera)
+            return trace_id(frames[-1].parent) if frames else ""
+
+    def forget(self, camera: str) -> None:
+        """The camera left."""
+        with self._lock:
+            self._frames.pop(camera, None)
+
+    def _parent(self, camera: str, end: int) -> str:
+        """The newest traced frame before a window's end; older ones belong to windows that were answered without."""
+        with self._lock:
+            frames = self._frames.get(camera)
+            found = ""
+            while frames and frames[0].pts < end:
+                found = frames.popleft().parent
+            if frames is not None and not frames:
+                del self._frames[camera]
+            return found
+
 
 _PARENT = re.compile(r"00-(?!0{32})([0-9a-f]{32})-(?!0{16})([0-9a-f]{16})-([0-9a-f]{2})")
 _NANOSECONDS = 1_000_000_000

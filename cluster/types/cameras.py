@@ -45,7 +45,7 @@ class CameraStatus:
     ``memory_state``: empty while all of it is in reach, else why not. ``rung``: of the quality ladder, ``rung_reason``
     why it is not the first. ``windows_per_s``, ``expected_lag_s``: what the scheduler counts with, the latter from a
     window's last frame to its answer; 0 where nobody knows what a window costs. ``manager``: who alone may change it
-    (``cluster.control.cameras.managers``). ``life``: another when it was removed and added again under its name.
+    (``cluster.control.cameras.managed``). ``life``: another when it was removed and added again under its name.
     """
 
     name: str

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 from pydantic import Field, ValidationError
 
-from cluster.config.base import Section
 from cluster.config.problems import from_validation
+from cluster.config.quantity import Section
 from cluster.control.costs import CostModel
 from cluster.control.ladder import Ladder
 from cluster.errors import ConfigError

@@ -12,8 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from loadtest.city.bursts import Wake
-from loadtest.city.mix import CameraClass
+from loadtest.city.mix import CameraClass, Wake
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]

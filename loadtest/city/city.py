@@ -15,9 +15,8 @@ from cluster.control.costs import CostModel
 from cluster.control.demand import load
 from cluster.control.ladder import Ladder, Rung
 from cluster.errors import ConfigError
-from loadtest.city.bursts import spells
 from loadtest.city.district import District, DistrictPlan, Timing
-from loadtest.city.mix import HOURS, Mix
+from loadtest.city.mix import HOURS, Mix, spells
 from loadtest.city.replica import EngineSettings
 from loadtest.city.result import Balance, CityResult, Pool
 from loadtest.city.tally import Tally

@@ -14,19 +14,17 @@ from functools import partial
 import numpy as np
 import numpy.typing as npt
 
-from cluster.control.changes import Move
+from cluster.control.camera_record import Move
 from cluster.control.costs import CostModel
 from cluster.control.fleet import Fleet
 from cluster.control.ladder import Ladder, Rung, Step
-from loadtest.city.bursts import Spell, Wake, wakes
 from loadtest.city.cameras import Cameras, Due
 from loadtest.city.heard import Heard
-from loadtest.city.mix import Mix
-from loadtest.city.replica import Arrival, EngineSettings, Facts, Outcome, Replica
+from loadtest.city.mix import Mix, Spell, Wake, wakes
+from loadtest.city.replica import Arrival, EngineSettings, Facts, Outcome, Replica, WorkTable
 from loadtest.city.tally import Lost, Tally
 from loadtest.city.timeline import WAKE_S, Event, What
 from loadtest.city.windows import Rows
-from loadtest.city.work import WorkTable
 
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from cluster.types.priority import Priority
-from loadtest.city.bursts import Spell
+from loadtest.city.mix import Spell
 from loadtest.city.tally import Tally, by_reason, lag_quantile
 from loadtest.city.timeline import Event
 

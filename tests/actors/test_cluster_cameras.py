@@ -15,7 +15,7 @@ from cluster_parts import Answers, configuration, until
 from actors.remote import CONTROLLER, NAMESPACE, RECONCILER
 from actors.runtime import Cluster
 from cluster.client import GatewayClient
-from cluster.config.kubernetes import KubernetesConfig
+from cluster.config.cluster import KubernetesConfig
 from cluster.errors import CameraExistsError, ConfigError
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "cameras"))

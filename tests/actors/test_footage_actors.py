@@ -16,7 +16,7 @@ import actors.decoder
 import actors.footage
 from actors.alerting import Alerting
 from actors.decoder import Decoder
-from cluster.alerts.watched import Watched
+from cluster.alerts.health import Watched
 from cluster.client import GatewayClient
 from cluster.config import camera_settings, load_config
 from cluster.control.directory import Directory

@@ -20,8 +20,7 @@ from cluster.replica.events import ReplicaEvents, WorkerFrames
 from cluster.replica.memory import WorkerMemory
 from cluster.replica.worker import EngineWorker
 from cluster.tracing import make_spans
-from cluster.tracing.alerting import AlertTraces
-from cluster.tracing.replica import ReplicaTraces
+from cluster.tracing.spans import AlertTraces, ReplicaTraces
 from cluster.wire.answers import AnswerHub
 from cluster.wire.loop import EventLoopThread
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cluster.alerts.watched import health_rules, question_rules
+from cluster.alerts.health import health_rules, question_rules
 from cluster.config import camera_settings, load_config
 from cluster.errors import ConfigError
 from cluster.registry import sinks

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from sink_parts import Receiver
 from test_alerts_service import bodies, configuration, running, told
 
-from cluster.alerts.changes import Changes, Delivery
-from cluster.alerts.forgetting import FORGOTTEN, Erased, Forgetting, bare
+from cluster.alerts.changes import FORGOTTEN, Changes, Delivery, Erased, Forgetting, bare
 from cluster.alerts.incident import AlertEvent, Incident
 from cluster.alerts.store import AlertStore
 from cluster.errors import NotReadyError, UnavailableError, UnknownIncidentError

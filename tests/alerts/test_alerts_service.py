@@ -10,8 +10,8 @@ from dataclasses import replace
 import pytest
 from sink_parts import Receiver
 
+from cluster.alerts.health import Watched
 from cluster.alerts.service import AlertService
-from cluster.alerts.watched import Watched
 from cluster.config import camera_settings, load_config
 from cluster.errors import NotReadyError, UnknownIncidentError
 

@@ -6,8 +6,7 @@ import xml.etree.ElementTree as ET
 
 import pytest
 
-from cluster.lab.bench.memory.prefetch import measure_prefetch, timeline_svg
-from cluster.lab.bench.memory.work import Compute
+from cluster.lab.bench.memory.prefetch import Compute, measure_prefetch, timeline_svg
 from cluster.lab.evaluation.plots import LEFT, RIGHT, WIDTH
 from cluster.memory.prefetch import FetchEvent
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from cluster.config import load_config
-from cluster.control.cameras.managers import CLUSTER, KUBERNETES
+from cluster.control.cameras.managed import CLUSTER, KUBERNETES
 from cluster.control.cameras.table import CameraTable
 from cluster.control.directory import Directory
 from cluster.errors import UnavailableError

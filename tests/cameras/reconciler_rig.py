@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 
-from cluster.config.kubernetes import KubernetesConfig
+from cluster.config.cluster import KubernetesConfig
 from cluster.kubernetes.api import KubernetesApi
 from cluster.kubernetes.reconciler import Reconciler
 from cluster.kubernetes.watch import CameraWatch

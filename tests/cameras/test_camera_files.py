@@ -12,14 +12,16 @@ from hypothesis import strategies as st
 from cluster.config import CameraEntry
 from cluster.control.cameras.changes import follow_configuration, plan
 from cluster.control.cameras.managed import (
+    CLUSTER,
+    CONFIGURATION,
     Managed,
     entry_from_json,
     entry_to_json,
+    manager_from_outside,
     settings_of,
     with_variables,
     written,
 )
-from cluster.control.cameras.managers import CLUSTER, CONFIGURATION, manager_from_outside
 from cluster.errors import CameraExistsError, ConfigError, ManagedElsewhereError, UnknownCameraError
 from cluster.kubernetes.manifest import as_yaml, parse_cameras, read_cameras
 from cluster.redaction import SourceAddress

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from kube_server import KubeServer
 
-from cluster.config.kubernetes import KubernetesConfig
+from cluster.config.cluster import KubernetesConfig
 from cluster.errors import ConfigError, UnavailableError, UnknownCameraError
 from cluster.kubernetes.api import ChangedError, ExpiredError, KubernetesApi
 from cluster.kubernetes.watch import CameraWatch

@@ -11,8 +11,7 @@ from sightline.v1 import cameras_pb2_grpc
 
 from actors.cli import main
 from cluster.config import load_config, parse_camera
-from cluster.control.cameras.managed import Managed
-from cluster.control.cameras.managers import CONFIGURATION, manager_from_outside
+from cluster.control.cameras.managed import CONFIGURATION, Managed, manager_from_outside
 from cluster.control.cameras.table import CameraTable
 from cluster.control.directory import Directory
 from cluster.gateway import cameras

@@ -9,9 +9,8 @@ from rich.console import Console
 from actors.cli.demo import clips as demo_clips
 from actors.cli.demo.live import LiveRun
 from actors.cli.demo.plan import CAMERAS, DemoCamera, write_config
-from actors.cli.demo.record import live_windows
+from actors.cli.demo.record import LoopedTruth, live_windows
 from actors.cli.demo.screen import cameras_table
-from actors.cli.demo.truth import LoopedTruth
 from cluster.config import camera_settings, load_config
 from cluster.lab.scenes import EVENT_KINDS, SceneEvent, make_scene, standing_question
 from cluster.lab.scenes.truth import SceneTruth, truth_path

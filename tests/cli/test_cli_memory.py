@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import actors.cli
 from actors.cli.ask import Shown, printable
-from actors.cli.durations import parse_duration, spoken, spoken_bytes
+from actors.cli.options import parse_duration, spoken, spoken_bytes
 from cluster.errors import ConfigError
 from cluster.types import AskResult, AskSpec, CameraStatus, Forgotten, MemoryStatus, Moment
 

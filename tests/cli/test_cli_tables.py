@@ -5,7 +5,7 @@ import io
 import pytest
 from rich.console import Console
 
-from actors.cli.tables import cameras_table, memory, reasons, size, span
+from actors.cli.output import cameras_table, memory, reasons, size, span
 from cluster.types import CameraStatus, LastAnswer
 
 CAMERAS = [

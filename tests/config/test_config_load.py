@@ -10,8 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cluster.config import SightlineConfig, camera_settings, deep_merge, load_config, parse_camera
-from cluster.config.expand import expand
-from cluster.config.schema import schema_text
+from cluster.config.load import expand, schema_text
 from cluster.errors import ConfigError
 from cluster.types import MemorySpec, Question, StreamSpec
 

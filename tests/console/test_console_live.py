@@ -8,7 +8,7 @@ import pytest
 from browsing import PATIENCE_MS, Wall, change, running, until, yes_of
 from playwright.sync_api import expect
 
-from cluster.gateway.http.feed import Event
+from cluster.gateway.http.live import Event
 from cluster.lab.bench.console_city import City
 from cluster.lab.bench.console_gateway import ConsoleGateway
 from cluster.types import CameraStatus

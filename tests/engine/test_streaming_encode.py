@@ -17,7 +17,7 @@ from cluster.engine.window.encode import batch_of
 from cluster.engine.window.stream import HeldFrame
 from cluster.errors import ConfigError, NotReadyError
 from cluster.lab.bench.synthetic import SyntheticCamera
-from cluster.memory.chunk import KVChunk
+from cluster.memory.layer import KVChunk
 from cluster.memory.organise.table import ClusterTable
 from cluster.memory.retrieve.base import Retrieved, Retriever
 from cluster.memory.retrieve.top_k import TopK

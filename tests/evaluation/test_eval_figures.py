@@ -13,11 +13,10 @@ from hypothesis import strategies as st
 from cluster.errors import ModelError
 from cluster.lab.evaluation.curves import charts
 from cluster.lab.evaluation.datasets import Skipped
-from cluster.lab.evaluation.figures import choose, figures, flops_for
-from cluster.lab.evaluation.labels import window_truth
+from cluster.lab.evaluation.metrics import window_truth
 from cluster.lab.evaluation.policies import WindowShape, codecsight, full, ours
 from cluster.lab.evaluation.questions import check_questions, thresholds_of
-from cluster.lab.evaluation.report import make_report, reached
+from cluster.lab.evaluation.report import choose, figures, flops_for, make_report, reached
 from cluster.lab.evaluation.write import markdown, page, write_report
 from cluster.models import load_model
 from cluster.models.settings import ModelSettings

@@ -10,8 +10,7 @@ from cluster.errors import ConfigError, SightlineError
 from cluster.lab.clips import make_clip
 from cluster.lab.evaluation import run as runner
 from cluster.lab.evaluation.policies import codecsight, full, ours
-from cluster.lab.evaluation.run import ModelSpec, evaluate
-from cluster.lab.evaluation.work import WorkFile, model_digest, video_digest
+from cluster.lab.evaluation.run import ModelSpec, WorkFile, evaluate, model_digest, video_digest
 from cluster.models import load_model
 
 SETTINGS = [full(SHAPE), codecsight(SHAPE), ours(replace(SHAPE, anchor_interval_s=2), 0.2)]

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from cluster.errors import ModelError
-from cluster.lab.evaluation.fit import Fit, halfway, platt, write_fit
+from cluster.lab.evaluation.calibration import Fit, halfway, platt, write_fit
 from cluster.models.settings import ModelSettings
 
 

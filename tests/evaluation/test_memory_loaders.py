@@ -9,8 +9,8 @@ import pytest
 
 from cluster.errors import ConfigError
 from cluster.lab.clips import make_clip
+from cluster.lab.evaluation.memory.asking import MultipleChoice, PastQuestion
 from cluster.lab.evaluation.memory.loaders import load_past_dataset, past_layouts
-from cluster.lab.evaluation.memory.questions import MultipleChoice, PastQuestion
 
 
 @pytest.fixture(scope="module")

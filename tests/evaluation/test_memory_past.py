@@ -10,10 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cluster.errors import ConfigError
-from cluster.lab.evaluation.memory.asking import past_questions
-from cluster.lab.evaluation.memory.past import LongScene
-from cluster.lab.evaluation.memory.questions import MultipleChoice, PastQuestion
-from cluster.lab.evaluation.memory.stretches import seen_span
+from cluster.lab.evaluation.memory.asking import MultipleChoice, PastQuestion, past_questions
+from cluster.lab.evaluation.memory.past import LongScene, seen_span
 from cluster.lab.scenes import SceneRenderer, memory_questions, phrasings
 from cluster.lab.scenes.camera import CameraSettings
 from cluster.lab.scenes.clips import make_clips

@@ -9,10 +9,9 @@ import pytest
 import torch
 
 from cluster.errors import ConfigError, SightlineError
-from cluster.lab.evaluation.datasets.video import Skipped
-from cluster.lab.evaluation.memory.plots import memory_charts
-from cluster.lab.evaluation.memory.questions import PastQuestion
-from cluster.lab.evaluation.memory.report import memory_report
+from cluster.lab.evaluation.datasets.base import Skipped
+from cluster.lab.evaluation.memory.asking import PastQuestion
+from cluster.lab.evaluation.memory.report import markdown, memory_charts, memory_report, write_memory_report
 from cluster.lab.evaluation.memory.results import (
     MemorySetting,
     SettingResult,
@@ -20,7 +19,6 @@ from cluster.lab.evaluation.memory.results import (
     coverage_of,
     evidence_recall,
 )
-from cluster.lab.evaluation.memory.write import markdown, write_memory_report
 
 FULL = MemorySetting("full", "frames", "all")
 SMALL = MemorySetting("cords", "resv", "wicsum", 256)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cluster.lab.evaluation.memory.questions import MultipleChoice, PastQuestion
+from cluster.lab.evaluation.memory.asking import MultipleChoice, PastQuestion
 from cluster.lab.evaluation.memory.score import (
     Judged,
     accuracy_by_kind,

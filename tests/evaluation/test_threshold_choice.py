@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cluster.lab.evaluation.calibration import choose_threshold, choose_thresholds
 from cluster.lab.evaluation.metrics import Decisions, accuracy
-from cluster.lab.evaluation.threshold import choose_threshold, choose_thresholds
 
 
 def f1_at(threshold, scores, truth, judged):

@@ -11,7 +11,7 @@ from gateway_parts import make_answer, serving
 from http_parts import Client
 
 from cluster.gateway.http.fleet import summary
-from cluster.gateway.http.plain import plain
+from cluster.gateway.http.replies import plain
 from cluster.types import CameraStatus
 
 

@@ -12,7 +12,7 @@ from http_parts import Client
 
 from cluster.gateway.http.application import table_of
 from cluster.gateway.http.door import COOKIE
-from cluster.gateway.http.route import OPEN
+from cluster.gateway.http.forms import OPEN
 from cluster.security.roles import RULES, Role
 from cluster.security.tokens import make_token, read_tokens, write_tokens
 

@@ -18,9 +18,7 @@ from sightline.v1 import incidents_pb2
 from cluster.errors import CapacityError
 from cluster.gateway.guard import Guard
 from cluster.gateway.http.calls import Calls
-from cluster.gateway.http.feed import Event, Feed
-from cluster.gateway.http.history import KEPT, MOST_QUESTIONS, History, Ring
-from cluster.gateway.http.live import Live
+from cluster.gateway.http.live import KEPT, MOST_QUESTIONS, Event, Feed, History, Live, Ring
 from cluster.security.roles import Role
 from cluster.security.tokens import TokenFile, make_token, write_tokens
 from cluster.types import CameraStatus
@@ -238,7 +236,7 @@ def test_a_ring_holds_the_newest_in_their_order(given_rows, kept):
 
 
 def test_a_history_is_bounded_whatever_comes(monkeypatch):
-    monkeypatch.setattr("cluster.gateway.http.history.MOST_CAMERAS", 10)
+    monkeypatch.setattr("cluster.gateway.http.live.MOST_CAMERAS", 10)
     history = History()
     for number in range(MOST_QUESTIONS + 5):
         history.answer(make_answer("gate", f"q{number}", 0.5, 1), 100.0)

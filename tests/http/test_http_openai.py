@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cluster.errors import CapacityError, ConfigError, NotReadyError
-from cluster.gateway.http.openai_wire import Message, camera_of, conversation
+from cluster.gateway.http.openai import Message, camera_of, conversation
 from cluster.gateway.http.replies import HttpError
 
 MODEL = "camera/cam-001"

@@ -14,8 +14,7 @@ from prometheus_client import CollectorRegistry
 from cluster import metrics
 from cluster.gateway.http.application import make_application
 from cluster.gateway.http.calls import Calls
-from cluster.gateway.http.feed import QUEUE, Event
-from cluster.gateway.http.live import Live
+from cluster.gateway.http.live import QUEUE, Event, Live
 from cluster.wire.answers import AnswerHub
 
 PAD = "x" * 2**14

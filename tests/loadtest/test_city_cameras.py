@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 
 from cluster.engine.window import gate
-from loadtest.city.bursts import Spell, Wake, spells, wakes
 from loadtest.city.cameras import FIRST_WINDOWS, Cameras
-from loadtest.city.mix import ActivitySection, Burst, CameraClass, Mix
+from loadtest.city.mix import ActivitySection, Burst, CameraClass, Mix, Spell, Wake, spells, wakes
 
 
 def camera_class(**changes):

@@ -12,8 +12,7 @@ from loadtest.city.city import CityPlan, PoolPlan
 from loadtest.city.district import Timing
 from loadtest.city.mix import load_mix
 from loadtest.city.result import Objective
-from loadtest.city.search import Search
-from loadtest.city.study import Audience, study
+from loadtest.city.study import Audience, Search, study
 from loadtest.city.timeline import parse_event
 
 # A window and its part of a full step take 0.8 s: of strides of 8 s one replica has at most ten.

@@ -10,8 +10,7 @@ import pytest
 from cluster.errors import ConfigError, SourceError
 from cluster.lab.clips import make_clip
 from loadtest.footage import gather, make_footage, read_footage
-from loadtest.profile import Profile, load_profile, profile_names
-from loadtest.script import packets, script
+from loadtest.profile import Profile, load_profile, packets, profile_names, script
 
 
 @pytest.fixture(scope="module")

@@ -13,10 +13,9 @@ from itertools import count
 import pytest
 
 from cluster.types import EncodedPacket
-from loadtest.machine import Machine, read_gpus
-from loadtest.pacer import Pacer
-from loadtest.scrape import fetch, grown, level, parse
-from loadtest.script import Due
+from loadtest.fleet import Pacer
+from loadtest.machine import Machine, fetch, grown, level, parse, read_gpus
+from loadtest.profile import Due
 
 
 def test_cores_are_those_of_the_processes_and_roles_are_added_up() -> None:

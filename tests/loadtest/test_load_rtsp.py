@@ -14,9 +14,8 @@ from cluster.codec.rtsp import RtspSource
 from cluster.codec.source import StreamHeader
 from cluster.errors import ConfigError, SourceError
 from loadtest.footage import make_footage
-from loadtest.profile import Profile
+from loadtest.profile import Profile, packets, script
 from loadtest.rtsp import FRAGMENT_BYTES, RtspCameras, rtp, units
-from loadtest.script import packets, script
 
 
 @pytest.fixture(scope="module")

@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from toy_cluster import footage
 
-from loadtest.profile import Profile
-from loadtest.script import kind_at, packets, radical_inverse, script
+from loadtest.profile import Profile, kind_at, packets, radical_inverse, script
 
 CLIPS = {"busy": footage(fps=10, name="busy"), "quiet": footage(fps=10, name="quiet", gop=5)}
 

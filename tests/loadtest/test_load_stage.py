@@ -16,9 +16,8 @@ from toy_cluster import STRIDE_S, ToyCluster, footage, profile
 
 from cluster.errors import ConfigError, SightlineError, UnavailableError
 from loadtest.faults import inflict
-from loadtest.profile import Storm
+from loadtest.profile import Storm, script
 from loadtest.run import camera_setup, run_search, run_test
-from loadtest.script import script
 from loadtest.search import Search
 from loadtest.stage import on_stage
 from loadtest.target import Target

@@ -7,7 +7,7 @@ import torch
 
 from cluster.engine.native import NativeEngine
 from cluster.lab.bench.synthetic import SyntheticCamera
-from cluster.memory.chunk import KVChunk
+from cluster.memory.layer import KVChunk
 from cluster.models import load_model
 from cluster.types import Question, StreamSpec
 

@@ -11,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cluster.errors import ConfigError
-from cluster.memory.organise.mosaic import Mosaic
-from cluster.memory.organise.two_means import two_means
+from cluster.memory.organise.mosaic import Mosaic, two_means
 
 # One threshold for clusters of every size.
 FLAT = {"tau_small": 0.1, "tau_large": 0.1}

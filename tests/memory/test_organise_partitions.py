@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from cluster.errors import ConfigError
-from cluster.memory.organise.partitions import VisualPartitions
+from cluster.memory.organise.mosaic import VisualPartitions
 
 
 def test_frames_that_look_alike_share_a_partition() -> None:

@@ -11,8 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cluster.memory.landing import StayingLanding, pack, unpack
-from cluster.memory.prefetch import FetchEvent, Prefetcher
+from cluster.memory.prefetch import FetchEvent, Prefetcher, StayingLanding, pack, unpack
 from cluster.memory.tiers.base import Block, BlockKey, Loaded, Outcome
 
 WAIT_S = 5.0

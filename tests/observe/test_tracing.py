@@ -11,13 +11,10 @@ from otlp_collector import Collector
 
 from cluster import metrics
 from cluster.config import load_config
-from cluster.config.tracing import TracingConfig
+from cluster.config.cluster import TracingConfig
 from cluster.errors import SightlineError
 from cluster.tracing import make_spans
-from cluster.tracing.alerting import AlertTraces
-from cluster.tracing.decoder import CameraTrace, FrameTimes
-from cluster.tracing.replica import FRAMES, ReplicaTraces
-from cluster.tracing.spans import trace_id
+from cluster.tracing.spans import FRAMES, AlertTraces, CameraTrace, FrameTimes, ReplicaTraces, trace_id
 from cluster.types import Answer, FrameSample, PatchGrid, Timing, TokenCount
 from cluster.wire.convert import answer_from_proto, answer_to_proto, frame_from_proto, frame_to_proto
 
@@ -182,8 +179,8 @@ def test_closing_does_not_wait_for_a_collector_that_hangs(collector):
 
 def test_off_by_default_and_then_nothing_is_loaded():
     assert make_spans(load_config(None, {}).tracing, "p") is None
-    code = "import sys, cluster.tracing.decoder, cluster.tracing.replica, cluster.tracing.alerting; "
-    code += "from cluster.tracing import make_spans; from cluster.config.tracing import TracingConfig; "
+    code = "import sys, cluster.tracing.spans, cluster.tracing.spans, cluster.tracing.spans; "
+    code += "from cluster.tracing import make_spans; from cluster.config.cluster import TracingConfig; "
     code += "make_spans(TracingConfig(), 'p'); print([m for m in sys.modules if 'opentelemetry' in m])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.strip() == "[]"

@@ -8,12 +8,10 @@ from hypothesis import strategies as st
 
 from cluster.errors import ConfigError
 from cluster.lab.planning import figures, report
-from cluster.lab.planning.accelerator import PARAMETERS, predict
+from cluster.lab.planning.accelerator import PARAMETERS, platforms, predict
 from cluster.lab.planning.figures import SIZES, compare, mean_error, run
-from cluster.lab.planning.methods import methods
-from cluster.lab.planning.platforms import platforms
-from cluster.lab.planning.rows import rows
-from cluster.lab.planning.workload import frame, models, question, token
+from cluster.lab.planning.report import rows
+from cluster.lab.planning.workload import frame, methods, models, question, token
 
 LLAMA = models.get("llama3-8b")
 PAIRS = st.tuples(st.sampled_from(platforms.names()), st.sampled_from(methods.names()))

@@ -12,8 +12,8 @@ import pytest
 from kv_parts import QUICK, MemoryTier, Node, block, key, remote, same, serving, until
 
 from cluster.errors import UnavailableError
-from cluster.lab.bench.memory.made import made_chunks
-from cluster.lab.bench.memory.node import FINGERPRINT
+from cluster.lab.bench.memory.footage import made_chunks
+from cluster.lab.bench.memory.node_process import FINGERPRINT
 from cluster.memory.bank import MemoryBank
 from cluster.memory.tiers.arena import Arena
 from cluster.memory.tiers.base import BlockKey, Outcome

@@ -10,8 +10,7 @@ import pytest
 from PIL import Image
 
 from cluster.errors import ConfigError, SightlineError
-from cluster.lab.scenes.dataset import INDEX, SceneSet, make_scenes
-from cluster.lab.scenes.sheet import contact_sheet
+from cluster.lab.scenes.dataset import INDEX, SceneSet, contact_sheet, make_scenes
 from cluster.lab.scenes.truth import SceneTruth, truth_path
 
 WANTED = SceneSet("train", 3, seed=2, seconds=24.0, events=("fall", "none"))

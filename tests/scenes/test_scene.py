@@ -6,8 +6,7 @@ import pytest
 from cluster.errors import ConfigError
 from cluster.lab.scenes import EVENT_KINDS, SPLITS, make_scene, memory_questions, phrasings, standing_question
 from cluster.lab.scenes.camera import _CAMERAS
-from cluster.lab.scenes.layout import ASPECT
-from cluster.lab.scenes.places import _TEST_TEXTURES, _TRAIN_TEXTURES
+from cluster.lab.scenes.places import _TEST_TEXTURES, _TRAIN_TEXTURES, ASPECT
 
 
 @pytest.mark.parametrize("split", SPLITS)

@@ -12,7 +12,7 @@ from scheduling_parts import costs
 
 from cluster.control.costs import CostModel, WindowWork, fit, load, names, save
 from cluster.errors import ConfigError, SightlineError
-from cluster.lab.bench.cost_platform import PLATFORMS, platform_costs, vss_streams
+from cluster.lab.bench.cost import PLATFORMS, platform_costs, vss_streams
 from cluster.types import TokenCount
 
 NAMES = ("step_s", "window_s", "encoded_s", "computed_s", "attended_s")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cluster.control.phases import SLOTS, Phases
+from cluster.control.replica_load import SLOTS, Phases
 
 
 def fullest(phases: list[tuple[float, float]], parts: int) -> float:

@@ -12,7 +12,7 @@ import pytest
 from worker_parts import sample, spec
 
 from cluster.errors import CapacityError, ConfigError, UnknownCameraError
-from cluster.replica.open_stream import WindowCounts
+from cluster.replica.steps import WindowCounts
 from cluster.replica.worker import EngineWorker
 from cluster.types import Question
 

@@ -10,7 +10,7 @@ from worker_parts import sample, spec
 
 from cluster.errors import UnavailableError
 from cluster.replica import steps as module
-from cluster.replica.open_stream import WindowCounts
+from cluster.replica.steps import WindowCounts
 from cluster.replica.worker import MAX_FAILURES, EngineWorker
 
 WAIT_S = 20

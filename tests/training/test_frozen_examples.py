@@ -10,10 +10,9 @@ import pytest
 import torch
 
 from cluster.lab.training.examples import Example, WindowExamples
-from cluster.lab.training.frozen import FrozenExamples, look, save_tower
+from cluster.lab.training.feeder import FrozenExamples, Replay, look, save_tower
 from cluster.lab.training.heads import DenseHeads
 from cluster.lab.training.loss import margins, window_loss
-from cluster.lab.training.replay import Replay
 
 
 @dataclass

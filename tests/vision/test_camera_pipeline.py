@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from cluster.codec import Backoff, CameraState, FileSource, PushSource
-from cluster.decoder.pipeline import CameraPipeline, PipelineSettings
-from cluster.decoder.turns import Turns, decoding_turns
+from cluster.decoder.pipeline import CameraPipeline, PipelineSettings, Turns, decoding_turns
 from cluster.errors import CapacityError, ConfigError
 from cluster.types import PatchGeometry
 

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from cluster.engine.vllm.connector.shared_folder import SharedFolder, remove_abandoned
+from cluster.engine.vllm.connector.store import SharedFolder, remove_abandoned
 from cluster.errors import ConfigError
 
 HOLDS = """
 import os, signal, sys
-from cluster.engine.vllm.connector.shared_folder import SharedFolder
+from cluster.engine.vllm.connector.store import SharedFolder
 folder = SharedFolder(sys.argv[1])
 (folder.path / "block").write_bytes(b"kv")
 print(folder.path, flush=True)

@@ -17,7 +17,7 @@ from cluster.engine.native import NativeEngine
 from cluster.engine.vllm.engine import VllmEngine
 from cluster.engine.vllm.reuse import ReuseLayout
 from cluster.engine.vllm.settings import VllmSettings
-from cluster.engine.window.stats import WindowStats
+from cluster.engine.window.windowed import WindowStats
 from cluster.errors import UnavailableError
 from cluster.lab.bench.synthetic import SyntheticCamera
 from cluster.models import load_model

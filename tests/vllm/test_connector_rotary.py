@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from transformers.models.qwen2.modeling_qwen2 import apply_rotary_pos_emb
 
-from cluster.engine.vllm.connector.rotary import Rotary, rotate, unrotate
+from cluster.engine.vllm.connector.paged import Rotary, rotate, unrotate
 from cluster.errors import ConfigError, ModelError
 from cluster.models import load_model
 

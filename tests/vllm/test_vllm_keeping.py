@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cluster.engine.vllm.connector import keeping
+from cluster.engine.vllm.connector.courier import Post
 from cluster.engine.vllm.connector.keeping import Kept, WindowKeeper, unpack
-from cluster.engine.vllm.connector.post import Post
 from cluster.engine.vllm.settings import tier_fingerprint
 from cluster.memory.tiers.arena import Arena
 from cluster.memory.tiers.base import Block, BlockKey, Outcome

@@ -20,9 +20,8 @@ from redis_server import RedisServer
 
 from cluster.engine.native import NativeEngine
 from cluster.engine.vllm.connector import keeping
-from cluster.engine.vllm.connector.courier import Courier
+from cluster.engine.vllm.connector.courier import Courier, Post
 from cluster.engine.vllm.connector.keeping import WindowKeeper
-from cluster.engine.vllm.connector.post import Post
 from cluster.engine.vllm.engine import VllmEngine
 from cluster.engine.vllm.reuse import ReuseLayout
 from cluster.engine.vllm.settings import VllmSettings

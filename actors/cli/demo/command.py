@@ -79,8 +79,8 @@ def _run(console: Console, out: Path, seconds: float, model: str, engine: str) -
 
     from actors.cli.demo.clips import make_clips
     from actors.cli.demo.plan import CAMERAS, write_config
+    from actors.cli.demo.record import LoopedTruth
     from actors.cli.demo.screen import Screen
-    from actors.cli.demo.truth import LoopedTruth
     from cluster.config import load_config
     from cluster.models.catalog import PRESETS, locate
     from cluster.models.settings import ModelSettings
@@ -113,8 +113,7 @@ def _run(console: Console, out: Path, seconds: float, model: str, engine: str) -
         screen.end_live()
 
         screen.phase("loading the model")
-        from actors.cli.demo.measuring import measure, windows_to_measure
-        from actors.cli.demo.record import make_report
+        from actors.cli.demo.record import make_report, measure, windows_to_measure
 
         measuring = screen.bar("measuring: in full and ours, window by window", windows_to_measure(config, clips))
         measured = measure(config, clips, truths, measuring.step)

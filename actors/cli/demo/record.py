@@ -2,17 +2,160 @@
 
 from __future__ import annotations
 
+import math
+import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
 
 from actors.cli.demo.live import LiveRun
-from actors.cli.demo.measuring import Measured
-from actors.cli.demo.plan import CAMERAS
-from actors.cli.demo.truth import LoopedTruth
-from cluster.config import SightlineConfig, camera_settings
+from actors.cli.demo.plan import CAMERAS, SCENE_SECONDS
+from cluster.codec.processor import CodecOptions
+from cluster.config import CameraConfig, SightlineConfig, camera_settings
+from cluster.engine.native.engine import NativeEngine
 from cluster.lab.bench.harness import machine
-from cluster.lab.report import CameraRecord, ComparedWindow, EventInterval, LiveWindow, Report
-from cluster.types import MICROSECONDS, Answer, CameraStatus, Question
+from cluster.lab.report import CameraRecord, LiveWindow, Report
+from cluster.lab.report.measure import compare, count_windows, picture_frames, prune, sample_clip
+from cluster.lab.report.model import ComparedWindow, SampleFrame
+from cluster.lab.report.truth import EventInterval
+from cluster.lab.scenes.truth import SceneTruth, truth_path
+from cluster.lab.scenes.vocabulary import SceneEvent, window_label
+from cluster.models import load_model
+from cluster.types import MICROSECONDS, Answer, CameraStatus, FrameSample, LastAnswer, Question, SampledFrame
+from cluster.vision import make_pruner
+
+PICTURES = 5
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredClip:
+    """One clip both ways, and what its frames look like."""
+
+    codec: str
+    width: int
+    height: int
+    cue: str
+    compared: tuple[ComparedWindow, ...]
+    frames: tuple[SampleFrame, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """All clips; ``parameters`` of the model."""
+
+    random_weights: bool
+    parameters: int
+    clips: dict[str, MeasuredClip]
+
+
+def seconds_to_measure(camera: CameraConfig) -> float:
+    """Video per clip: until the window is whole, and then one round of the scene."""
+    return camera.window.length_s + SCENE_SECONDS
+
+
+def windows_to_measure(config: SightlineConfig, clips: dict[str, Path]) -> int:
+    """Windows of all clips."""
+    cameras = [camera_settings(config, name) for name in clips]
+    return sum(count_windows(camera.stream_spec(), seconds_to_measure(camera)) for camera in cameras)
+
+
+def measure(
+    config: SightlineConfig, clips: dict[str, Path], truths: Mapping[str, LoopedTruth], on_window: Callable[[], None]
+) -> Measured:
+    """Every clip under the settings of the camera of its name; full and ours take turns, window by window."""
+    settings = config.model
+    # A core stays free for whatever else runs here: arithmetic threads that wait for each other suffer most from it.
+    torch.set_num_threads(settings.threads or min(torch.get_num_threads(), max(1, (os.cpu_count() or 1) - 1)))
+    model = load_model(settings.name, device=settings.device, dtype=settings.dtype, seed=settings.seed)
+    engine = NativeEngine(
+        model,
+        score_temperature=settings.score_temperature,
+        score_bias=settings.score_bias,
+        max_new_tokens=settings.max_new_tokens,
+    )
+    found: dict[str, MeasuredClip] = {}
+    for name, path in clips.items():
+        camera = camera_settings(config, name)
+        options = CodecOptions(fps=camera.sampling.fps, anchor_interval_s=camera.sampling.anchor_interval_s)
+        clip = sample_clip(path, engine.geometry, options, seconds_to_measure(camera))
+        ours = prune(clip, name, make_pruner(camera.pruning.policy, camera.pruning.options))
+        whole = prune(clip, name, make_pruner("none"))
+        compared = compare(
+            engine, camera.stream_spec(), [sample for sample, _ in ours], [sample for sample, _ in whole], on_window
+        )
+        kinds = [question.id for question in camera.questions]
+        told = [replace(each, truth=truths[name].labels(kinds, each.start_s, each.end_s)) for each in compared]
+        found[name] = MeasuredClip(
+            clip.codec, clip.width, clip.height, clip.cue, tuple(told), picture_frames(_once(ours), PICTURES)
+        )
+    parameters = sum(parameter.numel() for parameter in model.model.parameters())
+    return Measured(model.random_weights, parameters, found)
+
+
+def _once(frames: Sequence[tuple[FrameSample, SampledFrame]]) -> list[tuple[FrameSample, SampledFrame]]:
+    """The frames before the scene starts again."""
+    end = frames[0][0].pts + round(SCENE_SECONDS * MICROSECONDS)
+    return [pair for pair in frames if pair[0].pts < end]
+
+
+@dataclass(frozen=True, slots=True)
+class LoopedTruth:
+    """The events of a scene of ``round_s`` seconds that starts again at its end. Times: seconds since it began first.
+
+    ``window_s``: length of the windows asked about.
+    """
+
+    events: tuple[SceneEvent, ...]
+    round_s: float
+    window_s: float
+
+    @classmethod
+    def of_clip(cls, clip: Path, window_s: float) -> LoopedTruth:
+        """Read beside an encoded scene.
+
+        Raises:
+            ConfigError: there is no truth beside it.
+        """
+        truth = SceneTruth.load(truth_path(clip))
+        return cls(truth.scene_events, truth.seconds, window_s)
+
+    def label(self, kind: str, start_s: float, end_s: float) -> bool | None:
+        """Whether a window shows an event of ``kind``; None where too little of it lies in the window to tell.
+
+        A window over the seam holds the end of one round and the beginning of the next.
+        """
+        return window_label(self.between(start_s, end_s), kind, start_s, end_s)
+
+    def labels(self, kinds: Iterable[str], start_s: float, end_s: float) -> dict[str, bool | None]:
+        """The same for several kinds."""
+        return {kind: self.label(kind, start_s, end_s) for kind in kinds}
+
+    def of_answer(self, answer: LastAnswer) -> bool | None:
+        """What would have been right; the answer's question is named by its kind."""
+        end_s = answer.end / MICROSECONDS
+        return self.label(answer.question, max(0.0, end_s - self.window_s), end_s)
+
+    def between(self, start_s: float, end_s: float) -> list[SceneEvent]:
+        """Every event of every round that overlaps ``[start_s, end_s)``, in order."""
+        found = []
+        for number in range(max(0, math.floor(start_s / self.round_s)), math.floor(end_s / self.round_s) + 1):
+            shift = number * self.round_s
+            for event in self.events:
+                if event.start_s + shift < end_s and event.end_s + shift > start_s:
+                    found.append(replace(event, start_s=event.start_s + shift, end_s=event.end_s + shift))
+        return found
+
+    def intervals(self, kinds: Iterable[str], start_s: float, end_s: float) -> tuple[EventInterval, ...]:
+        """The same events of these kinds, as a report shows them, cut to ``[start_s, end_s]``."""
+        asked = set(kinds)
+        return tuple(
+            EventInterval(event.kind, max(start_s, event.start_s), min(end_s, event.end_s))
+            for event in self.between(start_s, end_s)
+            if event.kind in asked
+        )
 
 
 def make_report(

@@ -15,13 +15,13 @@ from rich.table import Table
 from rich.text import Text
 
 from actors.cli.demo.plan import CAMERAS
-from actors.cli.tables import state, tokens, windows
+from actors.cli.output import state, tokens, windows
 from cluster.lab.report.truth import verdict
 from cluster.types import CameraStatus, LastAnswer
 
 if TYPE_CHECKING:
     from actors.cli.demo.live import LiveRun
-    from actors.cli.demo.truth import LoopedTruth
+    from actors.cli.demo.record import LoopedTruth
 
 _SIGNS = {"right": ("✓", "green"), "wrong": ("✗", "red"), "open": ("~", "dim")}
 LEGEND = "✓ so it was   ✗ it was not so   ~ too little of it in the window to tell"

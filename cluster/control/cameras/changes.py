@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from cluster.config.camera import CameraEntry
-from cluster.control.cameras.managed import Managed, written
-from cluster.control.cameras.managers import CONFIGURATION
+from cluster.control.cameras.managed import CONFIGURATION, Managed, written
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,11 +4,209 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field, fields
+from functools import cached_property
+from heapq import heapify, heappop, heappush
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from cluster.errors import ConfigError, SightlineError
+from cluster.types.priority import Priority
+
+WEIGHTS: Mapping[Priority, float] = {Priority.CRITICAL: 16.0, Priority.NORMAL: 4.0, Priority.BACKGROUND: 1.0}
+
+
+class _Turn(NamedTuple):
+    """A step that could be taken; the smallest comes first."""
+
+    tier: int
+    order: float
+    camera: str
+    rung: int
+
+
+@dataclass(slots=True)
+class _Found:
+    """The best step of a camera, if there is one, and what it was found for."""
+
+    asked: tuple[object, ...] = ()
+    turn: _Turn | None = None
+
+
+@dataclass(slots=True)
+class CameraOnLadder:
+    """A camera as the policy sees it.
+
+    * ``rung``: where it stands since ``since_s``
+    * ``loads``: seconds of a replica a second, at each rung
+    * ``down``, ``up``: the policy's own notes of its best steps
+    """
+
+    priority: Priority
+    loads: tuple[float, ...]
+    rung: int = 0
+    since_s: float = -math.inf
+    down: _Found = field(default_factory=_Found, init=False, repr=False, compare=False)
+    up: _Found = field(default_factory=_Found, init=False, repr=False, compare=False)
+
+    @property
+    def load(self) -> float:
+        return self.loads[self.rung]
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One camera goes from one rung to another; ``at_s`` as time came in."""
+
+    camera: str
+    rung_from: int
+    rung_to: int
+    reason: str
+    at_s: float
+
+
+@dataclass(frozen=True)
+class LadderPolicy:
+    """Steps down when a replica's utilisation is above ``high``, climbs when it is below ``low``, until ``aim``.
+
+    Background and normal cameras go first, by loss times weight over saving; background ones may be shed. Critical ones
+    step only when no other can, and are never shed. Shedding a normal camera comes last of all.
+
+    Args:
+        hold_s: a camera climbs only after it has stood on its rung that long, so that it does not swing.
+        climb: utilisation that one decision adds at most: cameras that climb together have windows due together.
+        weights: what a camera's loss counts, by class.
+    """
+
+    ladder: Ladder
+    high: float = 0.97
+    aim: float = 0.95
+    low: float = 0.92
+    hold_s: float = 8.0
+    climb: float = 0.05
+    weights: Mapping[Priority, float] = field(default_factory=lambda: dict(WEIGHTS))
+
+    def __post_init__(self) -> None:
+        if not 0 < self.low < self.aim < self.high:
+            raise ConfigError(f"a ladder needs 0 < low < aim < high, not {self.low:g}, {self.aim:g}, {self.high:g}")
+
+    def decide(
+        self, cameras: Mapping[str, CameraOnLadder], utilisation: float, now_s: float, *, scale: float = 1.0
+    ) -> list[Step]:
+        """The steps to take now; ``cameras`` is left as it is.
+
+        Args:
+            utilisation: work over capacity of the replica that has these cameras.
+            scale: utilisation that one unit of their loads stands for.
+        """
+        if utilisation > self.high:
+            return self._down(cameras, utilisation, now_s, scale)
+        if utilisation < self.low:
+            return self._up(cameras, utilisation, now_s, scale)
+        return []
+
+    def _down(
+        self, cameras: Mapping[str, CameraOnLadder], utilisation: float, now_s: float, scale: float
+    ) -> list[Step]:
+        turns = self._turns(cameras.items(), down=True)
+        reached: dict[str, int] = {}
+        left = utilisation
+        while turns and left > self.aim:
+            turn = heappop(turns)
+            camera = cameras[turn.camera]
+            rung = reached.get(turn.camera, camera.rung)
+            left -= (camera.loads[rung] - camera.loads[turn.rung]) * scale
+            reached[turn.camera] = turn.rung
+            below = self.lower(turn.camera, camera, turn.rung)
+            if below is not None:
+                heappush(turns, below)
+        reason = f"the replica is at {utilisation:.0%} of its capacity"
+        return [Step(name, cameras[name].rung, rung, reason, now_s) for name, rung in reached.items()]
+
+    def _up(self, cameras: Mapping[str, CameraOnLadder], utilisation: float, now_s: float, scale: float) -> list[Step]:
+        lowered = [
+            (name, camera)
+            for name, camera in cameras.items()
+            if camera.rung > 0 and now_s - camera.since_s >= self.hold_s
+        ]
+        turns = self._turns(lowered, down=False)
+        reached: dict[str, int] = {}
+        left, blocked = utilisation, math.inf
+        until = utilisation + self.climb
+        while turns and turns[0].tier <= blocked:
+            turn = heappop(turns)
+            camera = cameras[turn.camera]
+            rung = reached.get(turn.camera, camera.rung)
+            after = left + (camera.loads[turn.rung] - camera.loads[rung]) * scale
+            if after > self.aim or (reached and after > until):
+                # A less urgent camera must not take the room that a more urgent one waits for.
+                blocked = turn.tier
+                continue
+            left = after
+            reached[turn.camera] = turn.rung
+            above = self.upper(turn.camera, camera, turn.rung)
+            if above is not None:
+                heappush(turns, above)
+        reason = f"the replica is at {utilisation:.0%} of its capacity: there is room again"
+        return [Step(name, cameras[name].rung, rung, reason, now_s) for name, rung in reached.items()]
+
+    def _turns(self, cameras: Iterable[tuple[str, CameraOnLadder]], *, down: bool) -> list[_Turn]:
+        """The best step of each camera from where it stands, as a heap. From one decision to the next most cameras stay
+        as they are, and what was found for them still holds."""
+        best = self.lower if down else self.upper
+        turns = []
+        for name, camera in cameras:
+            found = camera.down if down else camera.up
+            asked = self, name, camera.priority, camera.loads, camera.rung
+            if found.asked != asked:
+                found.asked, found.turn = asked, best(name, camera, camera.rung)
+            if found.turn is not None:
+                turns.append(found.turn)
+        heapify(turns)
+        return turns
+
+    def lower(self, name: str, camera: CameraOnLadder, rung: int) -> _Turn | None:
+        """The best step down from ``rung``; ``None`` when there is none that saves anything."""
+        loads, worth, tiers = camera.loads, self._worth, self._tiers[camera.priority]
+        load, value, weight = loads[rung], worth[rung], self.weights[camera.priority]
+        best, found = (math.inf, math.inf), -1
+        for place in range(rung + 1, len(tiers)):
+            saved = load - loads[place]
+            if saved > 0:
+                turn = tiers[place], (value - worth[place]) * weight / saved
+                if turn < best:
+                    best, found = turn, place
+        return None if found < 0 else _Turn(int(best[0]), best[1], name, found)
+
+    def upper(self, name: str, camera: CameraOnLadder, rung: int) -> _Turn | None:
+        """The best step up from ``rung``; ``None`` at full quality. Tiers come in the opposite order of going down."""
+        loads, worth, weight = camera.loads, self._worth, self.weights[camera.priority]
+        best, found = math.inf, -1
+        for place in range(rung - 1, -1, -1):
+            extra = loads[place] - loads[rung]
+            order = -(worth[place] - worth[rung]) * weight / extra if extra > 0 else -math.inf
+            if found < 0 or order < best:
+                best, found = order, place
+        return None if found < 0 else _Turn(-self.tier(camera.priority, rung), best, name, found)
+
+    @cached_property
+    def _worth(self) -> tuple[float, ...]:
+        return tuple(rung.value for rung in self.ladder.rungs)
+
+    @cached_property
+    def _tiers(self) -> Mapping[Priority, tuple[int, ...]]:
+        """By class, of the rungs that it may step down to."""
+        last = {each: len(self.ladder.rungs) for each in Priority} | {Priority.CRITICAL: self.ladder.floor + 1}
+        return {each: tuple(self.tier(each, rung) for rung in range(last[each])) for each in Priority}
+
+    def tier(self, priority: Priority, rung: int) -> int:
+        """Of reaching ``rung``: nothing of a higher tier happens while a step of a lower one is left."""
+        shed = self.ladder.rungs[rung].shed
+        if priority is Priority.CRITICAL:
+            return 1
+        return 2 if shed and priority is Priority.NORMAL else 0
+
 
 FILE = "ladder.json"
 """Name of a model's ladder in its folder."""

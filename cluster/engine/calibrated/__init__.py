@@ -7,10 +7,10 @@ same code, and replaces the model: ``shape`` is a model without weights, ``books
 
 from __future__ import annotations
 
+from cluster.engine.calibrated.engine import DEMO_SCORES as DEMO_SCORES
 from cluster.engine.calibrated.engine import CalibratedEngine as CalibratedEngine
+from cluster.engine.calibrated.engine import ScoreStatistics as ScoreStatistics
 from cluster.engine.calibrated.engine import StepCosts as StepCosts
-from cluster.engine.calibrated.scores import DEMO_SCORES as DEMO_SCORES
-from cluster.engine.calibrated.scores import ScoreStatistics as ScoreStatistics
 from cluster.engine.calibrated.shape import shape_of as shape_of
 
 __all__ = ["DEMO_SCORES", "CalibratedEngine", "ScoreStatistics", "StepCosts", "shape_of"]

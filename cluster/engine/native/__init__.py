@@ -15,7 +15,7 @@ A window's way, module by module:
 from __future__ import annotations
 
 from cluster.engine.native.engine import NativeEngine as NativeEngine
-from cluster.engine.window.stats import StepStats as StepStats
-from cluster.engine.window.stats import WindowStats as WindowStats
+from cluster.engine.window.windowed import StepStats as StepStats
+from cluster.engine.window.windowed import WindowStats as WindowStats
 
 __all__ = ["NativeEngine", "StepStats", "WindowStats"]

@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from cluster.engine.native.plan import SystemPrompt
-from cluster.engine.native.recall import RecallAttention
-from cluster.engine.native.surroundings import surroundings
+from cluster.engine.native.recall import RecallAttention, surroundings
 from cluster.engine.window.kv import KVSlab
 from cluster.engine.window.stream import HeldFrame
 from cluster.memory.recollection import RecallStats, Recollection

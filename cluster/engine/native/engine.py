@@ -18,22 +18,18 @@ from cluster.engine.native.decode import explain
 from cluster.engine.native.forward import PassResult
 from cluster.engine.native.kernels import kernel_for
 from cluster.engine.native.passes import pass_rows, run_passes
-from cluster.engine.native.plan import Prompt, WindowPlan, commit, plan_window
-from cluster.engine.native.system import system_prompt
+from cluster.engine.native.plan import Prompt, WindowPlan, commit, plan_window, system_prompt
 from cluster.engine.window import export
-from cluster.engine.window.admission import check_spec
-from cluster.engine.window.answers import answer_of
 from cluster.engine.window.encode import encode_pending
-from cluster.engine.window.fingerprint import fingerprint
+from cluster.engine.window.export import fingerprint
 from cluster.engine.window.kv import KVSlab
-from cluster.engine.window.score import YesNoScore, end_tokens
-from cluster.engine.window.stats import WindowStats
+from cluster.engine.window.score import YesNoScore, answer_of, end_tokens
 from cluster.engine.window.stream import HeldFrame, Stream
-from cluster.engine.window.windowed import WindowedEngine, Work, first_set, shape_of
+from cluster.engine.window.windowed import WindowedEngine, WindowStats, Work, check_spec, first_set, shape_of
 from cluster.engine.window.windows import WindowClock
 from cluster.errors import NotReadyError
 from cluster.memory.bank import MemoryBank
-from cluster.memory.chunk import Leave
+from cluster.memory.layer import Leave
 from cluster.memory.stream import MemoryShape
 from cluster.models.base import VisionLanguageModel
 from cluster.types import (

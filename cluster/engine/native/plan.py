@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from cluster.engine.base import WindowRequest
-from cluster.engine.native.forward import PassResult, StreamPass
+from cluster.engine.native.forward import PassResult, StreamPass, ragged_forward
+from cluster.engine.native.kernels import Kernel
+from cluster.engine.window.kv import KVSlab
 from cluster.engine.window.planner import (
     BoolArray,
     IntArray,
@@ -27,6 +30,29 @@ from cluster.engine.window.stream import HeldFrame, Stream, spans_of, tokens_of
 from cluster.models.base import FrameTokens, VisionLanguageModel
 from cluster.registry import refresh_policies
 from cluster.types import Question
+
+
+@torch.inference_mode()
+def system_prompt(model: VisionLanguageModel, kernel: Kernel[Any]) -> SystemPrompt:
+    """Run a model's system prompt; the engine's attention must be installed."""
+    ids = torch.tensor(model.system_ids(), dtype=torch.int64)
+    count = len(ids)
+    kv = KVSlab.of(model)
+    kv.reserve(0, count)
+    cos, sin = model.rotary(torch.arange(count, device=model.device).expand(3, -1))
+    work = StreamPass(
+        kv=kv,
+        base=0,
+        slots=np.arange(count),
+        tail_slots=np.zeros(0, np.int64),
+        tail_runs=(),
+        embeds=model.embed(ids),
+        cos=cos.to(model.dtype),
+        sin=sin.to(model.dtype),
+    )
+    ragged_forward(model, [work], kernel)
+    return SystemPrompt(kv.k[:, :, :count].clone(), kv.v[:, :, :count].clone())
+
 
 # Rows whose queries a memory is shown; SnapKV looks at the last 32.
 WATCHED_ROWS = 64

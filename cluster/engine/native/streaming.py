@@ -9,15 +9,13 @@ from torch import Tensor
 from cluster.engine.native.asking import Asking
 from cluster.engine.native.attention import install
 from cluster.engine.native.kernels import kernel_for
-from cluster.engine.native.plan import SystemPrompt
-from cluster.engine.native.recall import RecallAttention, Surroundings
-from cluster.engine.native.surroundings import surroundings
-from cluster.engine.native.system import system_prompt
-from cluster.engine.window.admission import check_sample
+from cluster.engine.native.plan import SystemPrompt, system_prompt
+from cluster.engine.native.recall import RecallAttention, Surroundings, surroundings
 from cluster.engine.window.encode import encode_pending
 from cluster.engine.window.kv import KVSlab
 from cluster.engine.window.score import end_tokens
 from cluster.engine.window.stream import HeldFrame, chunks_of, tokens_of
+from cluster.engine.window.windowed import check_sample
 from cluster.errors import ConfigError, NotReadyError
 from cluster.memory.recollection import RecallStats, Recollection
 from cluster.memory.retrieve.base import Retriever

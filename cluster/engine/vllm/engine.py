@@ -17,14 +17,19 @@ from cluster.engine.base import AskRun, finished
 from cluster.engine.vllm.served import Served, serve_folder
 from cluster.engine.vllm.settings import VllmSettings
 from cluster.engine.window import export
-from cluster.engine.window.admission import NOMINAL_FPS, check_spec
-from cluster.engine.window.answers import answer_of
-from cluster.engine.window.fingerprint import fingerprint
+from cluster.engine.window.export import fingerprint
 from cluster.engine.window.kv import KVSlab
-from cluster.engine.window.score import YesNoScore, end_tokens
-from cluster.engine.window.stats import WindowStats
+from cluster.engine.window.score import YesNoScore, answer_of, end_tokens
 from cluster.engine.window.stream import HeldFrame, Stream, spans_of
-from cluster.engine.window.windowed import WindowedEngine, Work, first_set, shape_of
+from cluster.engine.window.windowed import (
+    NOMINAL_FPS,
+    WindowedEngine,
+    WindowStats,
+    Work,
+    check_spec,
+    first_set,
+    shape_of,
+)
 from cluster.engine.window.windows import WindowClock
 from cluster.errors import ConfigError, NotReadyError, UnavailableError
 from cluster.models.base import VisionLanguageModel
@@ -362,7 +367,7 @@ class VllmEngine(WindowedEngine):
             shards = int(given.get("tensor_parallel_size", 1)) * int(given.get("pipeline_parallel_size", 1))
             layout, needed = reuse_layout(self.model, served, tier=self._tiers, shards=shards)
             return layout, served, needed
-        from cluster.engine.vllm.connector.post import Post
+        from cluster.engine.vllm.connector.courier import Post
         from cluster.engine.vllm.layout import TimeOrder
 
         return TimeOrder(self.model, served, None if self._tiers is None else Post(self._tiers)), served, {}

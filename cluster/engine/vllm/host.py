@@ -12,7 +12,10 @@ from vllm.inputs import tokens_input
 
 from cluster.engine.vllm.core import WARM_UP_S, Ask, Reply, VllmCore
 from cluster.engine.vllm.served import Served
-from cluster.engine.vllm.settings import CPU_KV_BYTES, VllmSettings
+from cluster.engine.vllm.settings import (
+    CPU_KV_BYTES,
+    VllmSettings,
+)
 from cluster.engine.vllm.stats import VllmStats
 from cluster.errors import ConfigError, ModelError, UnavailableError
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from cluster.engine.vllm.connector.post import Post
+from cluster.engine.vllm.connector.courier import Post
 from cluster.engine.vllm.core import Ask, Reply
 from cluster.engine.vllm.items import WindowItem, check_items, content_digest, window_prompt
 from cluster.engine.vllm.served import Served

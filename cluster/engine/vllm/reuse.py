@@ -14,20 +14,18 @@ from typing import Any
 import numpy as np
 import torch
 
-from cluster.engine.vllm.connector.courier import Courier
+from cluster.engine.vllm.connector.courier import Courier, Shelf
 from cluster.engine.vllm.connector.keeping import unpack
 from cluster.engine.vllm.connector.order import Order, Piece, WindowFrame, reordered
-from cluster.engine.vllm.connector.post import Shelf
 from cluster.engine.vllm.connector.prompts import without_content
 from cluster.engine.vllm.connector.settings import transfer_config
-from cluster.engine.vllm.connector.shared_folder import SharedFolder
-from cluster.engine.vllm.connector.store import BlockFolder, KVShape
+from cluster.engine.vllm.connector.store import BlockFolder, KVShape, SharedFolder
 from cluster.engine.vllm.core import Ask, Reply
 from cluster.engine.vllm.items import WindowItem, content_digest
 from cluster.engine.vllm.layout import Counted, Prompts, Window
 from cluster.engine.vllm.served import Served
 from cluster.engine.window.encode import encode_pending
-from cluster.engine.window.fingerprint import fingerprint
+from cluster.engine.window.export import fingerprint
 from cluster.engine.window.planner import BoolArray, IntArray
 from cluster.engine.window.refresh import RefreshPolicy
 from cluster.engine.window.refresh.context import refresh_context

@@ -13,6 +13,8 @@ from cluster.errors import ConfigError
 
 # vLLM versions this engine is tested on: from the first, below the second.
 TESTED = ((0, 32), (0, 34))
+
+
 # Follow from the model and from how windows are sent.
 OURS = frozenset(
     {
@@ -39,8 +41,12 @@ OURS = frozenset(
         "data_parallel_size",
     }
 )
+
+
 # Engine arguments under which the same tokens have other KV.
 _CHANGE_KV = ("quantization", "kv_cache_dtype", "load_format", "revision")
+
+
 # Of the KV cache on a CPU, where nothing else is said: vLLM's own default is most of the machine.
 CPU_KV_BYTES = 2**30
 

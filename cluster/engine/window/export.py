@@ -6,6 +6,7 @@ patches.
 
 from __future__ import annotations
 
+import hashlib
 import json
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -22,8 +23,23 @@ from cluster.engine.window.stream import HeldFrame, LastWindow, Stream, StreamCo
 from cluster.engine.window.windows import WindowClock, WindowSpan
 from cluster.errors import ModelError
 from cluster.memory.manifest import header_of
-from cluster.models.base import FrameTokens
+from cluster.models.base import FrameTokens, VisionLanguageModel
 from cluster.types import Answer, PatchGrid, Question, StreamSpec, Timing, TokenCount
+
+# Elements looked at of each parameter: enough to tell seeds, fine-tunes and checkpoints apart, in milliseconds.
+SAMPLES = 32
+
+
+def fingerprint(model: VisionLanguageModel) -> str:
+    """Digest of the family, dtype, every parameter's name and shape, and samples of its values."""
+    hasher = hashlib.blake2b(f"{model.family}:{model.dtype}".encode(), digest_size=16)
+    for name, parameter in sorted(model.model.named_parameters()):
+        hasher.update(f"{name}{tuple(parameter.shape)}".encode())
+        flat = parameter.detach().reshape(-1)
+        places = torch.linspace(0, flat.numel() - 1, min(SAMPLES, flat.numel()), dtype=torch.float64).long()
+        hasher.update(flat[places.to(flat.device)].float().cpu().numpy().tobytes())
+    return hasher.hexdigest()
+
 
 VERSION = 1
 _SCALARS = ("index", "pts", "duration", "anchor", "complete", "activity", "size", "first")

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
-from cluster.engine.window.admission import check_sample
-from cluster.engine.window.answers import standing_again
 from cluster.engine.window.gate import standing
-from cluster.engine.window.stats import StepStats, WindowStats
+from cluster.engine.window.score import standing_again
 from cluster.engine.window.stream import HeldFrame, LastWindow, Stream
 from cluster.engine.window.windows import WindowSpan
-from cluster.errors import ModelError
-from cluster.models.base import VisionLanguageModel
+from cluster.errors import ConfigError, ModelError
+from cluster.models.base import FrameSpan, VisionLanguageModel
+from cluster.registry import refresh_policies
 from cluster.types import (
     MICROSECONDS,
     Answer,
@@ -28,6 +29,113 @@ from cluster.types import (
     TokenCount,
     WindowRequest,
 )
+
+# Frames a second a window is taken to have when its longest position is held against the model's limit.
+NOMINAL_FPS = 2.0
+
+
+def check_spec(spec: StreamSpec, model: VisionLanguageModel) -> None:
+    """Refuse a stream that cannot be served.
+
+    Raises:
+        ConfigError: unknown policy, impossible lengths, no questions, or a window longer than the model's positions.
+    """
+    name = spec.stream
+    refresh_policies.get(spec.refresh)
+    if not 0 < spec.stride_s <= spec.window_s or not math.isfinite(spec.window_s):
+        raise ConfigError(
+            f"{name}: stride_s must be above 0 and at most window_s ({spec.window_s:g}), not {spec.stride_s:g}"
+        )
+    if spec.refresh_budget is not None and not 0 <= spec.refresh_budget <= 1:
+        raise ConfigError(f"{name}: refresh_budget is a share of the overlap, 0 to 1, not {spec.refresh_budget:g}")
+    ids = [question.id for question in spec.questions]
+    if not ids or len(set(ids)) < len(ids):
+        raise ConfigError(f"{name}: give at least one question, each with an id of its own, not {ids}")
+    limit = getattr(model.text_config, "max_position_embeddings", math.inf)
+    longest = _longest_position(spec, model)
+    if longest > limit:
+        raise ConfigError(
+            f"{name}: a window of {spec.window_s:g} s reaches position {longest} and the model ends at {limit}; "
+            "shorten window_s or take a model of fewer pixels"
+        )
+
+
+def _longest_position(spec: StreamSpec, model: VisionLanguageModel) -> int:
+    """Of a window with its largest frames at the nominal rate: what is pruned leaves holes, so this bounds it."""
+    geometry = model.geometry
+    side = geometry.square or math.isqrt(geometry.max_pixels)
+    grid = geometry.grid(side, side)
+    frames = max(1, math.ceil(spec.window_s * NOMINAL_FPS / geometry.temporal))
+    cells = torch.cartesian_prod(torch.arange(grid.group_rows), torch.arange(grid.group_cols))
+    last = FrameSpan((frames - 1) * geometry.temporal / NOMINAL_FPS, frames - 1, cells, grid)
+    positions = model.window_positions(len(model.system_ids()), [last])
+    questions = max(len(model.question_ids(question.text)) for question in spec.questions)
+    return max(int(positions.frames[0].max()), positions.next) + questions
+
+
+def check_sample(sample: FrameSample, geometry: PatchGeometry) -> None:
+    """Refuse a frame that was not cut for this model.
+
+    Raises:
+        ValueError: its grid, mask or patches do not fit.
+    """
+    grid = sample.grid
+    name = f"frame {sample.index} of {sample.stream}"
+    cut = (grid.patch, grid.merge, grid.temporal)
+    wanted = (geometry.patch, geometry.merge, geometry.temporal)
+    if cut != wanted:
+        raise ValueError(f"{name} is cut for another model: patch, merge, temporal are {cut}, not {wanted}")
+    if sample.mask.shape != (grid.rows, grid.cols) or sample.duration <= 0:
+        raise ValueError(
+            f"{name} must have a mask of {grid.rows}x{grid.cols} and a positive duration, "
+            f"not {sample.mask.shape} and {sample.duration}"
+        )
+    kept = int(sample.mask.sum())
+    groups = int(sample.mask[:: grid.merge, :: grid.merge].sum())
+    shape = (kept, grid.temporal, 3, grid.patch, grid.patch)
+    if sample.patches.shape != shape or sample.patches.dtype != np.uint8 or kept != groups * grid.merge**2:
+        raise ValueError(
+            f"{name} must have whole merge groups and uint8 patches of shape {shape}, "
+            f"not {sample.patches.dtype} of {sample.patches.shape}"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class WindowStats:
+    """Work of one computed window. FLOPs as the model counts them (multiply-add = 2).
+
+    ``computed``: rows through the language model, and ``attended``: pairs of a row and a slot it saw, both averaged
+    over layers (a policy that narrows computes fewer in deeper ones). ``decoded``: tokens of explanations run after
+    that, not in ``llm_flops``.
+    """
+
+    stream: str
+    window: int
+    tokens: TokenCount
+    timing: Timing
+    computed: float
+    attended: float
+    tower_flops: int
+    llm_flops: int
+    decoded: int
+
+
+@dataclass(frozen=True, slots=True)
+class StepStats:
+    """One call of ``step``: the windows computed, and how many were gated or came too late to be answered."""
+
+    windows: tuple[WindowStats, ...] = ()
+    gated: int = 0
+    expired: int = 0
+
+    @property
+    def tower_flops(self) -> int:
+        return sum(window.tower_flops for window in self.windows)
+
+    @property
+    def llm_flops(self) -> int:
+        return sum(window.llm_flops for window in self.windows)
+
 
 log = logging.getLogger(__name__)
 

@@ -17,16 +17,15 @@ from cluster.gateway.http.cameras import CameraRoutes
 from cluster.gateway.http.door import ROUTES, Door, nothing_here, secure
 from cluster.gateway.http.events import PING_S, EventRoutes
 from cluster.gateway.http.fleet import FleetRoutes
+from cluster.gateway.http.forms import Route
 from cluster.gateway.http.incidents import IncidentRoutes
 from cluster.gateway.http.live import Live
 from cluster.gateway.http.memory import Answering, MemoryRoutes
-from cluster.gateway.http.openai import OpenAiRoutes
-from cluster.gateway.http.openai_wire import openai_failure
+from cluster.gateway.http.openai import OpenAiRoutes, openai_failure
 from cluster.gateway.http.pages import STATIC, PageRoutes
 from cluster.gateway.http.pictures import PictureRoutes
-from cluster.gateway.http.quiet import expect
 from cluster.gateway.http.replies import failure
-from cluster.gateway.http.route import Route
+from cluster.gateway.http.server import expect
 from cluster.gateway.http.session import SessionRoutes
 
 NO_LIMIT = 2**20

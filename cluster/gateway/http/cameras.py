@@ -12,11 +12,9 @@ from sightline.v1 import cameras_pb2
 from cluster.errors import ConfigError
 from cluster.gateway.http.body import Body, flag, read
 from cluster.gateway.http.calls import Calls
-from cluster.gateway.http.forms import CameraHistory, Cameras, Nothing
+from cluster.gateway.http.forms import CameraHistory, Cameras, Nothing, Query, Route
 from cluster.gateway.http.live import Live
-from cluster.gateway.http.plain import plain
-from cluster.gateway.http.replies import reply
-from cluster.gateway.http.route import Query, Route
+from cluster.gateway.http.replies import plain, reply
 from cluster.security.access import current
 from cluster.security.roles import HISTORY
 from cluster.types import CameraStatus

@@ -15,9 +15,9 @@ from aiohttp import web
 from cluster import metrics
 from cluster.errors import SightlineError
 from cluster.gateway.guard import Guard
-from cluster.gateway.http.connections import admit
+from cluster.gateway.http.forms import OPEN, Route
 from cluster.gateway.http.replies import HttpError, status_of
-from cluster.gateway.http.route import OPEN, Route
+from cluster.gateway.http.server import admit
 from cluster.hosts import is_loopback
 from cluster.security.access import ANYBODY, Principal, serving
 from cluster.security.roles import RULES

@@ -8,8 +8,8 @@ from aiohttp import web
 
 from cluster.errors import SightlineError
 from cluster.gateway.http.door import Door, names
+from cluster.gateway.http.forms import Query, Route
 from cluster.gateway.http.live import Live
-from cluster.gateway.http.route import Query, Route
 from cluster.security.access import current
 from cluster.security.roles import EVENTS, Role
 

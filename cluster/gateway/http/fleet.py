@@ -14,11 +14,9 @@ from sightline.v1 import replicas_pb2
 from cluster.gateway.http.body import Body, read
 from cluster.gateway.http.calls import Calls
 from cluster.gateway.http.cameras import name_of
-from cluster.gateway.http.forms import Fleet, Replicas
+from cluster.gateway.http.forms import Fleet, Replicas, Route
 from cluster.gateway.http.live import Live
-from cluster.gateway.http.plain import plain
-from cluster.gateway.http.replies import reply
-from cluster.gateway.http.route import Route
+from cluster.gateway.http.replies import plain, reply
 from cluster.security.access import current
 from cluster.security.roles import FLEET
 from cluster.types import CameraStatus

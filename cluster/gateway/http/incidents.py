@@ -14,10 +14,8 @@ from cluster.alerts.wire import detail_from_proto, incident_from_proto, mutes_fr
 from cluster.gateway.http.body import Body, flag, number, read
 from cluster.gateway.http.calls import Calls
 from cluster.gateway.http.cameras import text
-from cluster.gateway.http.forms import Incidents, Mutes, OutboxStatus
-from cluster.gateway.http.plain import plain
-from cluster.gateway.http.replies import reply
-from cluster.gateway.http.route import Query, Route
+from cluster.gateway.http.forms import Incidents, Mutes, OutboxStatus, Query, Route
+from cluster.gateway.http.replies import plain, reply
 
 SERVICE = "/sightline.v1.Incidents/"
 MOST_DEAD = 1000

@@ -3,24 +3,251 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import fields
+from array import array
+from collections import deque
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, fields
 from operator import attrgetter
-from typing import Protocol
+from typing import Any, Protocol
 
 from sightline.v1 import incidents_pb2
 
+from cluster import metrics
 from cluster.alerts.wire import event_from_proto
-from cluster.errors import SightlineError
+from cluster.errors import CapacityError, SightlineError
 from cluster.gateway.http.calls import Calls
-from cluster.gateway.http.feed import Event, Feed
-from cluster.gateway.http.history import History
-from cluster.gateway.http.plain import plain
-from cluster.types import CameraStatus
+from cluster.gateway.http.replies import plain
+from cluster.types import Answer, CameraStatus
 from cluster.types.reports import ReplicaStatus
 from cluster.wire.answers import AnswerHub
+
+KEPT = 120
+"""Scores per question, and changes of rung per camera."""
+MOST_QUESTIONS = 64
+MOST_CAMERAS = 20_000
+
+_WIDTH = 3
+
+
+class Ring:
+    """The last ``kept`` scores: (Unix time of the window's end, score, flags), 24 bytes each."""
+
+    def __init__(self, kept: int = KEPT) -> None:
+        self._kept = kept
+        self._data = array("d")
+        self._next = 0
+
+    def add(self, at_s: float, score: float, positive: bool, gated: bool) -> None:
+        row = (at_s, score, positive + 2.0 * gated)
+        if len(self._data) < _WIDTH * self._kept:
+            self._data.extend(row)
+            return
+        self._data[_WIDTH * self._next : _WIDTH * (self._next + 1)] = array("d", row)
+        self._next = (self._next + 1) % self._kept
+
+    def since(self, at_s: float) -> Ring:
+        """Only windows that ended at this Unix time or later."""
+        kept = Ring(self._kept)
+        for row in self.rows():
+            if row[0] >= at_s:
+                kept.add(*row)
+        return kept
+
+    def rows(self) -> list[list[Any]]:
+        """Oldest first: ``[end_unix_s, score, positive, gated]``."""
+        data, count = self._data, len(self._data) // _WIDTH
+        order = [(self._next + number) % count for number in range(count)]
+        return [
+            [
+                round(data[_WIDTH * k], 3),
+                round(data[_WIDTH * k + 1], 4),
+                data[_WIDTH * k + 2] % 2 == 1,
+                data[_WIDTH * k + 2] >= 2,
+            ]
+            for k in order
+        ]
+
+
+@dataclass(slots=True)
+class _Camera:
+    scores: dict[str, Ring] = field(default_factory=dict)
+    rungs: deque[tuple[float, str, str]] = field(default_factory=lambda: deque(maxlen=KEPT))
+
+
+class History:
+    """Of every camera that there is; those that are removed are forgotten with :meth:`keep`."""
+
+    def __init__(self) -> None:
+        self._cameras: dict[str, _Camera] = {}
+
+    def __len__(self) -> int:
+        return len(self._cameras)
+
+    def answer(self, answer: Answer, now_s: float | None = None) -> float:
+        """Note its score; returns the Unix time of the window's end.
+
+        That is when its last frame came: the camera's own clock may have begun anywhere.
+        """
+        at_s = round((time.time() if now_s is None else now_s) - answer.timing.latency_s, 3)
+        camera = self._camera(answer.stream)
+        if camera is None:
+            return at_s
+        ring = camera.scores.get(answer.question)
+        if ring is None:
+            if len(camera.scores) >= MOST_QUESTIONS:
+                del camera.scores[next(iter(camera.scores))]
+            ring = camera.scores[answer.question] = Ring()
+        ring.add(at_s, answer.score, answer.positive, answer.gated)
+        return at_s
+
+    def status(self, status: CameraStatus, now_s: float | None = None) -> None:
+        """Note the camera's rung, where it is another one than before."""
+        camera = self._camera(status.name)
+        if camera is not None and (not camera.rungs or camera.rungs[-1][1] != status.rung):
+            at_s = time.time() if now_s is None else now_s
+            camera.rungs.append((round(at_s, 3), status.rung, status.rung_reason))
+
+    def keep(self, names: Collection[str]) -> None:
+        """Forget all cameras but these."""
+        for gone in self._cameras.keys() - set(names):
+            del self._cameras[gone]
+
+    def forget(self, name: str, before_s: float) -> None:
+        """Scores of windows that ended before this Unix time."""
+        camera = self._cameras.get(name, _Camera())
+        camera.scores = {question: ring.since(before_s) for question, ring in camera.scores.items()}
+
+    def body(self, name: str) -> dict[str, Any]:
+        """``{"scores": {question: rows}, "rungs": [[unix_s, rung, reason], …]}``; empty for a camera not known yet."""
+        camera = self._cameras.get(name, _Camera())
+        return {
+            "scores": {question: ring.rows() for question, ring in camera.scores.items()},
+            "rungs": [list(row) for row in camera.rungs],
+        }
+
+    def _camera(self, name: str) -> _Camera | None:
+        camera = self._cameras.get(name)
+        if camera is None and len(self._cameras) < MOST_CAMERAS:
+            camera = self._cameras[name] = _Camera()
+        return camera
+
+
+QUEUE = 512
+"""Answers and incidents that wait for one browser."""
+MOST_READERS = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One event as it is sent; ``camera`` is whom it is about."""
+
+    kind: str
+    camera: str
+    data: bytes
+
+    @classmethod
+    def of(cls, kind: str, camera: str, body: Any) -> Event:
+        text = json.dumps(plain(body), ensure_ascii=False, separators=(",", ":"))
+        # JSON has no line ends outside of text, where they are escaped: one data line is enough.
+        return cls(kind, camera, f"event: {kind}\ndata: {text}\n\n".encode("utf-8", "replace"))
+
+
+class Reader:
+    """One browser's events: of cameras only the newest status each, of the rest the newest ``limit``."""
+
+    def __init__(self, wants: Callable[[str], bool], limit: int) -> None:
+        self._wants = wants
+        self._limit = limit
+        self._events: deque[Event] = deque()
+        self._cameras: dict[str, Event] = {}
+        self._ready = asyncio.Event()
+        self._closed = False
+        self.missed = 0
+
+    def put(self, event: Event) -> None:
+        """Never waits; pushes the oldest out where there is no room."""
+        if not self._wants(event.camera):
+            return
+        if event.kind == "camera":
+            self._cameras[event.camera] = event
+        else:
+            if event.kind == "removed":
+                self._cameras.pop(event.camera, None)
+            if len(self._events) >= self._limit:
+                self._events.popleft()
+                self.missed += 1
+                metrics.http_events_missed.inc()
+            self._events.append(event)
+        self._ready.set()
+
+    def close(self) -> None:
+        self._closed = True
+        self._ready.set()
+
+    async def take(self, timeout_s: float) -> bytes | None:
+        """All that waits, as one piece; empty after ``timeout_s`` without any, None when there will be no more."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._ready.wait()
+        except TimeoutError:
+            return b""
+        self._ready.clear()
+        if self._closed:
+            return None
+        missed, self.missed = self.missed, 0
+        told = [Event.of("missed", "", {"events": missed})] if missed else []
+        events = [*told, *self._events, *self._cameras.values()]
+        self._events.clear()
+        self._cameras.clear()
+        return b"".join(event.data for event in events)
+
+
+class Feed:
+    """Hands events to readers. Used on one event loop."""
+
+    def __init__(self, *, limit: int = QUEUE, most: int = MOST_READERS) -> None:
+        self._limit, self._most = limit, most
+        self._readers: set[Reader] = set()
+        self._closed = False
+
+    def __len__(self) -> int:
+        return len(self._readers)
+
+    def put(self, event: Event) -> None:
+        """For everybody who wants it."""
+        for reader in self._readers:
+            reader.put(event)
+
+    @contextmanager
+    def read(self, wants: Callable[[str], bool]) -> Iterator[Reader]:
+        """Events from now on, of cameras that are wanted.
+
+        Raises:
+            CapacityError: too many read already.
+        """
+        if len(self._readers) >= self._most:
+            raise CapacityError(f"{self._most} pages follow this gateway already; close one of them")
+        reader = Reader(wants, self._limit)
+        if self._closed:
+            reader.close()
+        self._readers.add(reader)
+        metrics.http_readers.set(len(self._readers))
+        try:
+            yield reader
+        finally:
+            self._readers.discard(reader)
+            metrics.http_readers.set(len(self._readers))
+
+    def close(self) -> None:
+        """End every reader."""
+        self._closed = True
+        for reader in self._readers:
+            reader.close()
+
 
 log = logging.getLogger(__name__)
 

@@ -21,10 +21,8 @@ from cluster.errors import CapacityError, SightlineError, UnavailableError
 from cluster.gateway.http.body import MAX_NUMBER, Body, read
 from cluster.gateway.http.calls import Calls
 from cluster.gateway.http.cameras import name_of
-from cluster.gateway.http.forms import AskLine
-from cluster.gateway.http.plain import plain
-from cluster.gateway.http.replies import reply
-from cluster.gateway.http.route import Route
+from cluster.gateway.http.forms import AskLine, Route
+from cluster.gateway.http.replies import plain, reply
 from cluster.types import MemoryStatus
 from cluster.wire.memory_wire import (
     ForgottenCamera,

@@ -9,8 +9,7 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from cluster.gateway.http.door import COOKIE
-from cluster.gateway.http.forms import Failure, OpenAiFailure
-from cluster.gateway.http.route import OPEN, Route
+from cluster.gateway.http.forms import OPEN, Failure, OpenAiFailure, Route
 
 _ALWAYS = (400, 403, 503)
 _GUARDED = (401, 429)

@@ -22,10 +22,9 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from cluster.errors import UnavailableError
-from cluster.gateway.http.forms import Health
+from cluster.gateway.http.forms import OPEN, Health, Route
 from cluster.gateway.http.live import Live
 from cluster.gateway.http.replies import HttpError, reply
-from cluster.gateway.http.route import OPEN, Route
 from cluster.security.access import Principal, current
 from cluster.security.roles import METRICS
 

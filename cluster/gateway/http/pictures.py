@@ -12,8 +12,8 @@ from cluster.errors import NotReadyError
 from cluster.gateway.http.body import flag, number
 from cluster.gateway.http.calls import Calls
 from cluster.gateway.http.cameras import name_of, text
+from cluster.gateway.http.forms import Query, Route
 from cluster.gateway.http.replies import HttpError
-from cluster.gateway.http.route import Query, Route
 from cluster.wire.status import RefusedError
 
 SERVICE = "/sightline.v1.Pictures/"

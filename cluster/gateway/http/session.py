@@ -7,9 +7,8 @@ from pydantic import Field
 
 from cluster.gateway.http.body import Body, read
 from cluster.gateway.http.door import COOKIE, Door
-from cluster.gateway.http.forms import Me, Nothing
+from cluster.gateway.http.forms import OPEN, Me, Nothing, Route
 from cluster.gateway.http.replies import HttpError, reply
-from cluster.gateway.http.route import OPEN, Route
 from cluster.security.access import Principal
 
 DAYS = 30

@@ -16,12 +16,75 @@ import numpy as np
 
 from cluster.control.costs import CostModel, WindowWork, fit, save
 from cluster.engine.native import NativeEngine
-from cluster.lab.bench.cost_platform import PLATFORMS, platform_costs
 from cluster.lab.bench.harness import BenchResult, machine
 from cluster.lab.bench.synthetic import SyntheticCamera
+from cluster.lab.planning.accelerator import platforms
 from cluster.models import load_model
 from cluster.models.base import VisionLanguageModel
 from cluster.types import Question, StreamSpec
+
+PLATFORMS = ("a100", "h100", "h200")
+
+MODEL = "Qwen/Qwen2.5-VL-7B-Instruct"
+LAYERS, WIDTH, HEADS, KV_HEADS, HEAD_DIM, MLP, VOCABULARY = 28, 3584, 28, 4, 128, 18944, 152064
+TOWER_LAYERS, TOWER_FULL_LAYERS, TOWER_WIDTH, TOWER_MLP, MERGE, TOWER_WINDOW = 32, 4, 1280, 3420, 4, 64
+"""Of the published config.json; the tower's attention is over 64 patches (112 x 112 pixels) in all but four layers."""
+
+LINEAR, ATTENTION, MEMORY = 0.50, 0.30, 0.80
+"""Shares of peak in steps of thousands of rows; of bandwidth, ``cluster.lab.planning``'s."""
+
+LAUNCH_S = 25e-6
+"""Of one layer's kernels and their host work, once per step and layer."""
+
+WINDOW_S = 1.0e-3
+"""Planning, rotating and reading one window out, as on a CPU core; it runs beside no kernel."""
+
+PATCHES = 1024
+"""Patches of a picture of 448 x 448, over which the tower's four full layers attend."""
+
+ERROR = 0.35
+"""Half the span of published shares of peak; not a measured error."""
+
+
+def platform_costs(name: str) -> CostModel:
+    """Seconds per step, window and token on one GPU.
+
+    Raises:
+        ConfigError: no such platform.
+    """
+    platform = platforms.get(name)
+    linear, attention = platform.flops * LINEAR, platform.flops * ATTENTION
+    layer = WIDTH * HEAD_DIM * (2 * HEADS + 2 * KV_HEADS) + 3 * WIDTH * MLP
+    tower = TOWER_LAYERS * (4 * TOWER_WIDTH**2 + 3 * TOWER_WIDTH * TOWER_MLP)
+    merger = (MERGE * TOWER_WIDTH) ** 2 + MERGE * TOWER_WIDTH * WIDTH
+    seen = TOWER_FULL_LAYERS * PATCHES + (TOWER_LAYERS - TOWER_FULL_LAYERS) * TOWER_WINDOW
+    weights = 2.0 * (LAYERS * layer + WIDTH * VOCABULARY + tower + merger)
+    source = (
+        f"computed, not measured: {MODEL} in BF16 at {LINEAR:.0%} of the {platform.title}'s peak in products and "
+        f"{ATTENTION:.0%} in attention ({platform.source}); sightline bench cost --platform {name}"
+    )
+    return CostModel(
+        model=MODEL,
+        device=platform.title,
+        source=source,
+        # Weights are read once per step; with thousands of rows the products hide it, so the launches are what is left.
+        step_s=LAUNCH_S * (LAYERS + TOWER_LAYERS) + weights / (platform.memory * MEMORY),
+        window_s=WINDOW_S,
+        encoded_s=(2.0 * (MERGE * tower + merger)) / linear + 4.0 * MERGE * TOWER_WIDTH * seen / attention,
+        computed_s=2.0 * LAYERS * layer / linear,
+        attended_s=4.0 * LAYERS * HEADS * HEAD_DIM / attention,
+        spread=0.10,
+        error=ERROR,
+    )
+
+
+def vss_streams(costs: CostModel) -> float:
+    """Streams of NVIDIA's published case that these costs carry: a chunk of 80 frames at 448 x 448 (256 tokens for two
+    frames) every ten seconds, encoded and computed in full with a question of 40 tokens."""
+    tokens = 80 / 2 * 256
+    work = WindowWork.laid_out(kept=tokens, new=tokens, refreshed=0.0, query=40.0, encoded=tokens)
+    return 10.0 / (costs.window_seconds(work) + costs.step_s / 8)
+
 
 TEXTS = (
     "Is a person or a car moving in this picture?",

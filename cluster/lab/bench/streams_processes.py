@@ -26,8 +26,7 @@ from cluster.decoder.footage.ring import PacketRing, RingBudget
 from cluster.decoder.frame_lanes import LostStream
 from cluster.decoder.frame_sender import FrameSender
 from cluster.decoder.packet_sink import QueueSink
-from cluster.decoder.pipeline import CameraPipeline, PipelineSettings
-from cluster.decoder.turns import decoding_turns
+from cluster.decoder.pipeline import CameraPipeline, PipelineSettings, decoding_turns
 from cluster.errors import CapacityError
 from cluster.lab.bench.codec import STAGES, instrumented
 from cluster.lab.bench.ingest_processes import Forward

@@ -2,11 +2,176 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
 
-from cluster.lab.evaluation.metrics import Bools, Floats
+from cluster.errors import ConfigError, ModelError
+from cluster.lab.evaluation.metrics import Bools, Counts, Floats, mean_over_kinds
+from cluster.lab.evaluation.results import Results
+from cluster.models.settings import FILE, ModelSettings
+
+_STEPS = 60
+# Videos that must show a kind of event before it gets a threshold of its own.
+_FEWEST = 8
+# Slopes outside of this are no calibration: the score is noise, or turned round.
+_TEMPERATURES = (0.05, 50.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """What is written: see ``ModelSettings``. ``f1`` is full computation's on the videos it was fitted on, with the one
+    threshold; ``thresholds`` has the kinds that enough of those videos show."""
+
+    score_temperature: float
+    score_bias: float
+    threshold: float
+    f1: float
+    thresholds: Mapping[str, float] = field(default_factory=dict)
+
+
+def fit(results: Results, settings: ModelSettings) -> Fit:
+    """Temperature and bias by Platt scaling on all windows of full computation, then the threshold on videos.
+
+    Args:
+        settings: those the results were computed under; their scaling is undone first.
+
+    Raises:
+        ConfigError: no window of one of the two classes, or scores that do not rise with the truth.
+    """
+    scores, truth = results.window_scores(results.full)
+    if truth.all() or not truth.any():
+        raise ConfigError("a score cannot be fitted on windows that are all positive or all negative; give more scenes")
+    old_temperature, old_bias = settings.score_temperature or 1.0, settings.score_bias or 0.0
+    margins = (logit(scores) - old_bias) * old_temperature
+    slope, bias = platt(margins, truth)
+    if not _TEMPERATURES[0] <= 1 / max(slope, 1e-9) <= _TEMPERATURES[1]:
+        raise ConfigError(f"the model's scores do not rise with the truth (slope {slope:.3g}); train it first")
+    videos = results.scores(results.full)
+    known = np.isfinite(videos)
+    videos[known] = sigmoid((logit(videos[known]) - old_bias) * old_temperature * slope + bias)
+    threshold, f1 = choose_threshold(videos, results.truth, results.judged)
+    often = (results.truth & results.judged).sum(0) >= _FEWEST
+    own = choose_thresholds(results.kinds, videos, results.truth, results.judged)
+    kinds = {
+        kind: halfway(threshold, own[kind][0]) for kind, enough in zip(results.kinds, often, strict=True) if enough
+    }
+    return Fit(1 / slope, bias, threshold, f1, kinds)
+
+
+def halfway(common: float, own: float) -> float:
+    """Between two thresholds, in logits: a kind's own, chosen on a dozen videos that show it, is half chance."""
+    return float(sigmoid(logit(np.array([common, own])).mean()))
+
+
+def platt(margins: Floats, truth: Bools) -> tuple[float, float]:
+    """``(a, b)`` that make ``sigmoid(a * margin + b)`` most likely (Platt 1999, with his smoothed targets)."""
+    positive, negative = int(truth.sum()), int((~truth).sum())
+    targets = np.where(truth, (positive + 1) / (positive + 2), 1 / (negative + 2))
+    design = np.stack([margins, np.ones_like(margins)], axis=1)
+    weights = np.array([1.0, math.log((positive + 1) / (negative + 1))])
+    for _ in range(_STEPS):
+        told = sigmoid(design @ weights)
+        gradient = design.T @ (told - targets)
+        curvature = (design * (told * (1 - told))[:, None]).T @ design + 1e-9 * np.eye(2)
+        step = np.linalg.solve(curvature, gradient)
+        # A full Newton step overshoots where the curve is flat.
+        step *= min(1.0, 2.0 / max(float(np.abs(step).max()), 1e-12))
+        weights -= step
+        if float(np.abs(step).max()) < 1e-9:
+            break
+    return float(weights[0]), float(weights[1])
+
+
+def write_fit(folder: Path, found: Fit) -> None:
+    """Set the fitted entries of the checkpoint's ``sightline.json``; the others stay.
+
+    Raises:
+        ModelError: the folder is no checkpoint with such a file.
+    """
+    path = folder / FILE
+    if not path.is_file():
+        raise ModelError(f"{folder} has no {FILE} to write the fit into")
+    body = json.loads(path.read_text(encoding="utf-8"))
+    body |= {
+        "score_temperature": round(found.score_temperature, 5),
+        "score_bias": round(found.score_bias, 5),
+        "threshold": round(found.threshold, 4),
+    }
+    body["thresholds"] = {kind: round(value, 4) for kind, value in found.thresholds.items()}
+    part = path.with_name(f".{FILE}.part")
+    part.write_text(json.dumps(body, indent=2) + "\n", encoding="utf-8")
+    part.replace(path)
+
+
+def choose_threshold(scores: Floats, truth: Bools, judged: Bools) -> tuple[float, float]:
+    """One threshold for all kinds: (threshold, the mean F1 over kinds it gives).
+
+    The middle, in logits, of the widest stretch of thresholds with the best F1: the choice that a small change of the
+    scores upsets least.
+
+    Args:
+        scores: video scores ``[v, k]``, ``-inf`` for a video that can never be positive.
+        truth: ``[v, k]``; judged: where it is known, ``[v, k]``.
+
+    Raises:
+        ValueError: no judged video has an event.
+    """
+    if not (truth & judged).any():
+        raise ValueError("a threshold cannot be chosen on videos without any event")
+    logits = logit(scores)
+    edges = np.unique(np.concatenate((logits[judged & np.isfinite(scores)], logit(np.array([0.0, 1.0])))))
+    # Between two neighbouring scores every threshold decides alike.
+    middles = (edges[1:] + edges[:-1]) / 2
+    if not len(middles):
+        middles = edges
+    positive = logits[None] >= middles[:, None, None]
+    hit, miss = truth & judged, ~truth & judged
+    counts = Counts((positive & hit).sum(axis=1), (positive & miss).sum(axis=1), (~positive & hit).sum(axis=1))
+    f1 = mean_over_kinds(counts.f1())
+    best = f1 >= np.nanmax(f1) - 1e-12
+    begin, end = _widest(best, edges)
+    threshold = sigmoid((edges[begin] + edges[end]) / 2)
+    return float(threshold), float(np.nanmax(f1))
+
+
+def choose_thresholds(
+    kinds: tuple[str, ...], scores: Floats, truth: Bools, judged: Bools
+) -> dict[str, tuple[float, float]]:
+    """A threshold for each kind by itself: kind -> (threshold, F1); kinds without an event are left out."""
+    chosen: dict[str, tuple[float, float]] = {}
+    for column, kind in enumerate(kinds):
+        part = slice(column, column + 1)
+        if (truth[:, part] & judged[:, part]).any():
+            chosen[kind] = choose_threshold(scores[:, part], truth[:, part], judged[:, part])
+    return chosen
+
+
+def _widest(best: Bools, edges: Floats) -> tuple[int, int]:
+    """First and last edge of the widest run of neighbouring best stretches; stretch ``i`` is ``edges[i : i + 2]``."""
+    bounds = np.flatnonzero(np.diff(np.concatenate(([0], best.astype(np.int8), [0]))))
+    runs = [(int(a), min(int(b), len(edges) - 1)) for a, b in zip(bounds[::2], bounds[1::2], strict=True)]
+    return max(runs, key=lambda run: edges[run[1]] - edges[run[0]])
+
+
+_EDGE = 1e-6
+
+
+def logit(scores: Floats) -> Floats:
+    """``log(p / (1 - p))``, finite for scores of 0 and 1; what is minus infinity (never positive) stays so."""
+    clipped = np.clip(scores, _EDGE, 1 - _EDGE)
+    logits: Floats = np.where(np.isneginf(scores), -np.inf, np.log(clipped) - np.log1p(-clipped))
+    return logits
+
+
+def sigmoid(values: Floats) -> Floats:
+    """The inverse of :func:`logit`."""
+    return 1 / (1 + np.exp(-values))
+
 
 BINS = 10
 FEWEST = 20

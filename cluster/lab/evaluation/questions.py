@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from cluster.errors import ModelError
+from cluster.lab.evaluation.calibration import choose_threshold
 from cluster.lab.evaluation.results import Results
-from cluster.lab.evaluation.threshold import choose_threshold
 from cluster.models.base import VisionLanguageModel
 
 DEFAULT_THRESHOLD = 0.5

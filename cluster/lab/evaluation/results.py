@@ -11,8 +11,16 @@ import numpy as np
 
 from cluster.errors import ConfigError
 from cluster.lab.evaluation.datasets import LabelledVideo, Skipped
-from cluster.lab.evaluation.labels import has_event, window_truth
-from cluster.lab.evaluation.metrics import CONSECUTIVE, Bools, Decisions, Floats, terciles, video_score
+from cluster.lab.evaluation.metrics import (
+    CONSECUTIVE,
+    Bools,
+    Decisions,
+    Floats,
+    has_event,
+    terciles,
+    video_score,
+    window_truth,
+)
 from cluster.lab.evaluation.policies import Setting
 
 

@@ -2,23 +2,175 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import functools
+import hashlib
+import json
+import logging
+import multiprocessing
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from pathlib import Path
+from types import TracebackType
+from typing import IO, Any, TypeVar
 
 import torch
 
+import cluster
 from cluster.engine.native.engine import NativeEngine
 from cluster.errors import ConfigError, SightlineError, SourceError
 from cluster.lab.evaluation.datasets import LabelledVideo, Skipped
 from cluster.lab.evaluation.metrics import CONSECUTIVE
 from cluster.lab.evaluation.policies import Setting, full
-from cluster.lab.evaluation.processes import run_tasks, start_pool
 from cluster.lab.evaluation.replay import replay
 from cluster.lab.evaluation.results import Results, VideoRun
-from cluster.lab.evaluation.work import WorkFile, model_digest, video_digest
 from cluster.models import load_model
 from cluster.models.base import VisionLanguageModel
+
+# What decides an answer besides model and setting; results of other code are not taken for this code's.
+_CODE = ("codec", "vision", "engine", "models")
+_CHUNK = 1 << 20
+
+
+class WorkFile:
+    """Results by (digest of the video, digest of the model and its questions, setting). A context manager.
+
+    Opened on a path it reads what is there and appends to it; on ``None`` it keeps nothing.
+
+    Raises:
+        SightlineError: the file cannot be read or written.
+    """
+
+    def __init__(self, path: Path | None) -> None:
+        self.path = path
+        self._done: dict[tuple[str, str, str], VideoRun] = {}
+        self._file: IO[str] | None = None
+
+    def __enter__(self) -> WorkFile:
+        if self.path is not None:
+            try:
+                self.path.parent.mkdir(parents=True, exist_ok=True)
+                self._file = self.path.open("a+", encoding="utf-8")
+                self._file.seek(0)
+                self._read(self._file)
+            except OSError as error:
+                raise self._unusable(error) from None
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._file is not None:
+            self._file.close()
+
+    def get(self, video: str, model: str, setting: str) -> VideoRun | None:
+        """The run, if it was done."""
+        return self._done.get((video, model, setting))
+
+    def add(self, video: str, model: str, setting: str, run: VideoRun) -> None:
+        """Keep a run; on disk when this returns.
+
+        Raises:
+            SightlineError: the disk is full.
+        """
+        self._done[video, model, setting] = run
+        if self._file is None:
+            return
+        line = json.dumps(
+            {"video": video, "model": model, "setting": setting, "run": run.to_json()}, separators=(",", ":")
+        )
+        try:
+            self._file.write(line + "\n")
+            self._file.flush()
+        except OSError as error:
+            raise self._unusable(error) from None
+
+    def _read(self, file: IO[str]) -> None:
+        text = file.read()
+        broken = 0
+        for line in text.splitlines():
+            try:
+                body = json.loads(line)
+                key = (str(body["video"]), str(body["model"]), str(body["setting"]))
+                self._done[key] = VideoRun.from_json(body["run"])
+            except (ValueError, KeyError, TypeError):
+                broken += 1
+        if broken:
+            # The line that was being written when the evaluation was interrupted.
+            logging.getLogger(__name__).info("%s: %d broken lines are computed again", self.path, broken)
+        if text and not text.endswith("\n"):
+            file.write("\n")
+
+    def _unusable(self, error: OSError) -> SightlineError:
+        return SightlineError(f"work file {self.path} cannot be used: {error.strerror or error}; choose another place")
+
+
+def video_digest(path: Path) -> str:
+    """Of the file's bytes.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    hasher = hashlib.blake2b(digest_size=16)
+    with path.open("rb") as file:
+        while chunk := file.read(_CHUNK):
+            hasher.update(chunk)
+    return hasher.hexdigest()
+
+
+def model_digest(engine: NativeEngine, questions: Mapping[str, str]) -> str:
+    """Of everything but video and setting that a score depends on: weights, prompts, calibration, pixels, and code."""
+    model = engine.model
+    parts = [
+        engine.fingerprint,
+        f"{model.settings.score_temperature} {model.settings.score_bias}",
+        str(model.geometry),
+        str(model.system_ids()),
+        *(f"{kind}:{model.question_ids(text)}" for kind, text in sorted(questions.items())),
+        _code_digest(),
+    ]
+    return hashlib.blake2b("\n".join(parts).encode(), digest_size=16).hexdigest()
+
+
+@functools.cache
+def _code_digest() -> str:
+    hasher = hashlib.blake2b(digest_size=16)
+    for folder in cluster.__path__:
+        for package in _CODE:
+            for path in sorted(Path(folder, package).rglob("*.py")):
+                hasher.update(os.fsencode(path.relative_to(folder)) + path.read_bytes())
+    return hasher.hexdigest()
+
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+def start_pool(jobs: int, start: Callable[..., None], *arguments: Any) -> ProcessPoolExecutor:
+    """A pool of ``jobs`` processes, each begun with ``start(*arguments, threads)``: its share of the cores."""
+    threads = max(1, len(os.sched_getaffinity(0)) // jobs)
+    # Not fork: torch has threads by now.
+    spawn = multiprocessing.get_context("spawn")
+    return ProcessPoolExecutor(jobs, mp_context=spawn, initializer=start, initargs=(*arguments, threads))
+
+
+def run_tasks(pool: ProcessPoolExecutor, work: Callable[[T], R], tasks: Iterable[T]) -> Iterator[tuple[T, R]]:
+    """Tasks with what ``work`` made of them, as they get done.
+
+    Raises:
+        SightlineError: a process of the pool died.
+    """
+    try:
+        futures = {pool.submit(work, task): task for task in tasks}
+        for future in as_completed(futures):
+            yield futures[future], future.result()
+    except BrokenProcessPool:
+        raise SightlineError(
+            "a process of the evaluation ended without a word, most likely for want of memory; "
+            "run it again with fewer --jobs: it goes on where it was"
+        ) from None
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from cluster.lab.planning.accelerator import PARAMETERS, Parameters, Prediction, predict
-from cluster.lab.planning.methods import methods
-from cluster.lab.planning.platforms import platforms
-from cluster.lab.planning.workload import Step, frame, models, question, token
+from cluster.lab.planning.accelerator import PARAMETERS, Parameters, Prediction, platforms, predict
+from cluster.lab.planning.workload import Step, frame, methods, models, question, token
 
 SIZES = (1_000, 5_000, 10_000, 20_000, 40_000)
 """Cache lengths of Fig. 13, tokens."""

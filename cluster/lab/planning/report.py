@@ -2,15 +2,137 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from cluster.errors import SightlineError
-from cluster.lab.planning.charts import ABLATION_STEPS, charts
-from cluster.lab.planning.figures import Comparison, compare, mean_error, run
-from cluster.lab.planning.rows import Row
-from cluster.lab.planning.workload import ModelShape
+from cluster.lab.evaluation.plots import Axis, Point, Series, chart
+from cluster.lab.planning.accelerator import Platform, Prediction, predict
+from cluster.lab.planning.figures import ABLATION, MEASURED, PAPER_MODEL, Comparison, compare, mean_error, run
+from cluster.lab.planning.workload import Method, ModelShape, frame, methods, token
+
+ABLATION_STEPS = (("agx-orin", "flexgen"), ("agx-orin", "resv"), ("vrex8", "resv-kvpu"), ("vrex8", "resv-dre"))
+"""Fig. 16, left to right; 40K tokens, one sequence."""
+
+
+def charts(found: Sequence[Row]) -> dict[str, str]:
+    """SVG documents by file name without its end: per GPU, with V-Rex of the same place, latency and energy over the
+    cache length; and the ablation."""
+    drawn: dict[str, str] = {}
+    machines = list(dict.fromkeys(row.platform for row in found))
+    heads = [machine for machine in machines if not machine.cores] or machines
+    for machine in heads:
+        group = [row for row in found if row.platform is machine or _beside(row.platform, machine)]
+        for name, title, value in _MEASURES:
+            lines: dict[tuple[str, str], list[Point]] = {}
+            for row in group:
+                if row.frame.fits and row.token.fits:
+                    key = (row.platform.title, row.method.title)
+                    lines.setdefault(key, []).append(Point(row.cache / 1000, value(row), text=f"{value(row):.3g}"))
+            series = [Series(" + ".join(key), tuple(points)) for key, points in lines.items()]
+            axis = Axis(title, log=True)
+            drawn[f"{name}-{machine.name}"] = chart(
+                f"{title}, {machine.place}", series, Axis("cache, thousand tokens"), axis
+            )
+    drawn["ablation"] = _ablation_chart()
+    return drawn
+
+
+_MEASURES: tuple[tuple[str, str, Callable[[Row], float]], ...] = (
+    ("frame-latency", "per-frame latency, ms", lambda row: 1000 * row.frame.latency),
+    ("tpot", "time per output token, ms", lambda row: 1000 * row.token.latency),
+    ("frame-energy", "energy per frame, J", lambda row: row.frame.energy),
+    ("token-energy", "energy per token step, J", lambda row: row.token.energy),
+)
+
+
+def _beside(platform: Platform, machine: Platform) -> bool:
+    return bool(platform.cores) and not machine.cores and platform.place == machine.place
+
+
+def _ablation_chart() -> str:
+    base = run(*ABLATION_STEPS[0], "frame", 40_000)
+    steps = [run(*pair, "frame", 40_000) for pair in ABLATION_STEPS[1:]]
+    speed = tuple(Point(i, base.latency / each.latency) for i, each in enumerate(steps, 1))
+    energy = tuple(Point(i, base.energy / each.energy) for i, each in enumerate(steps, 1))
+    paper: dict[bool, list[Point]] = {False: [], True: []}
+    for platform, method, gain, of_energy, _ in ABLATION:
+        paper[of_energy].append(Point(ABLATION_STEPS.index((platform, method)), gain))
+    series = [
+        Series("speed-up, model", speed),
+        Series("speed-up, paper", tuple(paper[False]), joined=False),
+        Series("energy gain, model", energy),
+        Series("energy gain, paper", tuple(paper[True]), joined=False),
+    ]
+    steps_axis = Axis("1: AGX Orin + ReSV, 2: V-Rex8 + KVPU, 3: V-Rex8 + DRE", low=0.8, high=3.2)
+    return chart("Gain over AGX Orin + FlexGen, 40K", series, steps_axis, Axis("times", low=0.0))
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A frame and a generated token on one machine by one method at one cache length."""
+
+    platform: Platform
+    method: Method
+    cache: int
+    frame: Prediction
+    token: Prediction
+
+    model: ModelShape
+
+    @property
+    def extrapolated(self) -> bool:
+        """The paper did not run this method on this machine, or not this model."""
+        return (self.platform.name, self.method.name) not in MEASURED or self.model.name != PAPER_MODEL
+
+    def as_json(self) -> dict[str, Any]:
+        """Seconds, joules and bytes under the names that ``Prediction`` has."""
+        return {
+            "platform": self.platform.name,
+            "method": self.method.name,
+            "cache": self.cache,
+            "batch": self.frame.batch,
+            "extrapolated": self.extrapolated,
+            "source": self.platform.source,
+            "frame": asdict(self.frame),
+            "token": asdict(self.token),
+        }
+
+
+def usual_methods(platform: Platform) -> list[Method]:
+    """What the paper runs on such a machine: software methods on GPUs, ReSV with its engine on V-Rex."""
+    names = ["resv-dre"] if platform.cores else ["flexgen", "infinigen", "infinigenp", "rekv", "resv"]
+    return [methods.get(name) for name in names]
+
+
+def rows(
+    platforms: Sequence[Platform],
+    chosen: Sequence[Method],
+    model: ModelShape,
+    caches: Sequence[int],
+    batch: int,
+    frame_tokens: int | None,
+) -> list[Row]:
+    """Predictions for every machine, method and cache length. ``chosen``: empty for each machine's usual methods.
+
+    Raises:
+        ConfigError: a length or the batch is below one.
+    """
+    return [
+        Row(
+            platform,
+            method,
+            cache,
+            predict(platform, method, frame(model, cache, batch, frame_tokens)),
+            predict(platform, method, token(model, cache, batch)),
+            model,
+        )
+        for cache in caches
+        for platform in platforms
+        for method in chosen or usual_methods(platform)
+    ]
 
 
 def comparison_json(comparisons: Sequence[Comparison]) -> list[dict[str, Any]]:

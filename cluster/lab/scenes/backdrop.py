@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from cluster.lab.scenes.layout import ASPECT, Layout
+from cluster.lab.scenes.places import ASPECT, Layout
 from cluster.lab.scenes.textures import Float, clouds, texture
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from cluster.lab.scenes.actors import COLORS, Actor
-from cluster.lab.scenes.layout import ASPECT
+from cluster.lab.scenes.places import ASPECT
 
 if TYPE_CHECKING:
     from cluster.lab.scenes.scene import Scene

@@ -9,11 +9,8 @@ import numpy as np
 from cluster.errors import ConfigError
 from cluster.lab.scenes.actors import Actor
 from cluster.lab.scenes.camera import CameraSettings, Conditions, draw_camera, draw_conditions
-from cluster.lab.scenes.distractors import DISTRACTORS, passer_by, traffic
-from cluster.lab.scenes.events import EVENTS
-from cluster.lab.scenes.layout import Layout
-from cluster.lab.scenes.places import make_layout
-from cluster.lab.scenes.script import Script
+from cluster.lab.scenes.events import DISTRACTORS, EVENTS, Script, passer_by, traffic
+from cluster.lab.scenes.places import Layout, make_layout
 from cluster.lab.scenes.vocabulary import EVENT_KINDS, SPLITS, SceneEvent, Split
 
 # Seeds never meet: a split's number leads every one of them.

@@ -8,11 +8,99 @@ import os
 import queue
 import traceback
 from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Protocol, Self
+
+import numpy as np
+import torch
 
 from cluster.errors import SightlineError
+from cluster.lab.training.batch import patch_batches
+from cluster.lab.training.config import SHAPES
 from cluster.lab.training.examples import Example
+from cluster.lab.training.pictures import picture_grid
+from cluster.lab.training.trainee import Trainee
+from cluster.types import PatchGrid
+
+# Examples that are kept: some hundred kilobytes each.
+_KEPT = 4096
+# As long as there are fewer, none is shown again: they would be learnt by heart.
+_FIRST = 64
+
+
+class Source(Protocol):
+    """Where new examples come from."""
+
+    def next(self) -> Example: ...
+
+
+class Replay:
+    """``next()`` gives a new example of ``source``, then ``again`` earlier ones drawn at random, and so on.
+
+    What it gives depends on the numbers of the examples and on ``seed`` alone.
+    """
+
+    def __init__(self, source: Source, *, again: int, seed: int = 0) -> None:
+        self._source = source
+        self._again = again
+        self._rng = np.random.default_rng([seed, 17])
+        self._kept: list[Example] = []
+        self._turn = 0
+
+    def next(self) -> Example:
+        """The next example, new or not."""
+        turn = self._turn
+        self._turn += 1
+        if turn % (self._again + 1) and len(self._kept) >= _FIRST:
+            return self._kept[int(self._rng.integers(len(self._kept)))]
+        example = self._source.next()
+        if self._again:
+            if len(self._kept) < _KEPT:
+                self._kept.append(example)
+            else:
+                self._kept[int(self._rng.integers(_KEPT))] = example
+        return example
+
+
+@dataclass(frozen=True, slots=True)
+class FrozenExamples:
+    """Number -> what ``make`` makes of it, seen by the tower whose weights lie in the file ``weights``.
+
+    The tower is most of a step, and it runs in the process that renders: the trainer is left with a third of the work.
+    """
+
+    make: Callable[[int], Example]
+    weights: str
+    shape: str
+
+    def __call__(self, number: int) -> Example:
+        return look(_tower(self.weights, self.shape), self.make(number), picture_grid(SHAPES[self.shape]))
+
+
+def save_tower(model: Trainee, path: Path) -> None:
+    """Write the tower's weights to where :class:`FrozenExamples` reads them."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    torch.save(model._visual.state_dict(), path)
+
+
+@torch.no_grad()
+def look(model: Trainee, example: Example, grid: PatchGrid) -> Example:
+    """The example with its visual tokens and without its pixels."""
+    seen = model.see(patch_batches(example, grid))
+    frames = tuple(replace(frame, patches=frame.patches[:0]) for frame in example.frames)
+    return replace(example, frames=frames, seen=seen.cpu().numpy().astype(np.float16))
+
+
+@lru_cache(maxsize=1)
+def _tower(weights: str, shape: str) -> Trainee:
+    torch.set_num_threads(1)
+    model = Trainee.fresh(SHAPES[shape], 0)
+    model._visual.load_state_dict(torch.load(weights, weights_only=True))
+    return model
+
 
 # Examples that wait, per process: each is a few megabytes.
 _DEPTH = 6

@@ -10,16 +10,14 @@ from typing import Protocol
 import torch
 
 from cluster.errors import ConfigError
-from cluster.lab.training.beginning import begin
-from cluster.lab.training.checkpoint import load
 from cluster.lab.training.config import Settings
 from cluster.lab.training.examples import Example, ValidationExamples
 from cluster.lab.training.export import export
-from cluster.lab.training.frozen import save_tower
+from cluster.lab.training.feeder import save_tower
 from cluster.lab.training.heads import DenseHeads
-from cluster.lab.training.loop import Listener, StageRun
+from cluster.lab.training.loop import Listener, StageRun, load
 from cluster.lab.training.stages import FROZEN, TRAINED, make_stage
-from cluster.lab.training.trainee import Trainee
+from cluster.lab.training.trainee import Trainee, begin
 from cluster.models import load_model
 
 EXPORT = "export"

@@ -9,7 +9,7 @@ from pathlib import Path
 from cluster.errors import ConfigError
 from cluster.lab.training.config import Settings, StageSettings
 from cluster.lab.training.examples import Example, TowerExamples, ValidationExamples, WindowExamples
-from cluster.lab.training.frozen import FrozenExamples
+from cluster.lab.training.feeder import FrozenExamples
 from cluster.lab.training.heads import DenseHeads
 from cluster.lab.training.loss import Loss, tower_loss, window_loss
 from cluster.lab.training.pictures import picture_grid

@@ -10,7 +10,120 @@ from torch.nn.functional import normalize
 
 from cluster.errors import ConfigError
 from cluster.memory.organise.base import Members, NewTokens, Organiser
-from cluster.memory.organise.two_means import two_means
+
+
+class VisualPartitions:
+    """Online k-means by cosine over one embedding per frame.
+
+    A frame joins the partition whose centre is most like it; one that is like none of them founds a partition, as long
+    as there are not too many. Centres are means of unit vectors.
+
+    Args:
+        width: of an embedding.
+        limit: most partitions there ever are.
+        similarity: cosine from which on a frame is like a centre.
+
+    Raises:
+        ConfigError: no partitions, or a similarity that is no cosine.
+    """
+
+    def __init__(self, width: int, *, limit: int = 16, similarity: float = 0.6) -> None:
+        if limit < 1 or not -1 <= similarity <= 1:
+            raise ConfigError(
+                f"there is one visual partition or more, and likeness is a cosine, not {limit} and {similarity:g}"
+            )
+        self.limit, self.similarity = limit, similarity
+        self.summed = torch.zeros(0, width)
+        self.count = torch.zeros(0, dtype=torch.int64)
+
+    def __len__(self) -> int:
+        return len(self.count)
+
+    def add(self, embedding: Tensor) -> int:
+        """Number of the partition that a frame of this ``embedding [D]`` belongs to, 0 or more."""
+        unit = normalize(embedding.float().to(self.summed.device), dim=0)
+        likeness = normalize(self.summed, dim=1) @ unit
+        if not len(self) or (len(self) < self.limit and float(likeness.amax()) < self.similarity):
+            self.summed = torch.cat([self.summed, unit[None]])
+            self.count = torch.cat([self.count, self.count.new_ones(1)])
+            return len(self) - 1
+        number = int(likeness.argmax())
+        self.summed[number] += unit
+        self.count[number] += 1
+        return number
+
+    def state(self) -> dict[str, Tensor]:
+        """Everything, options too; copies."""
+        return {
+            "summed": self.summed.clone(),
+            "count": self.count.clone(),
+            "limit": torch.tensor(self.limit),
+            "similarity": torch.tensor(self.similarity, dtype=torch.float64),
+        }
+
+    @classmethod
+    def restore(cls, state: Mapping[str, Tensor]) -> VisualPartitions:
+        """The partitions whose ``state()`` this is."""
+        made = cls(state["summed"].shape[1], limit=int(state["limit"]), similarity=float(state["similarity"]))
+        made.summed, made.count = state["summed"].clone(), state["count"].clone()
+        return made
+
+
+# Rounds after which a division that still changes is good enough.
+_ROUNDS = 10
+# Directions that are nearer than this are the same.
+_SAME = 1e-6
+
+
+def two_means(key: Tensor, weight: Tensor, group: Tensor, groups: int) -> Tensor:
+    """Divide each group of points by direction into two parts, each nearer to its own mean direction.
+
+    Begins with the point least like the mean and the point least like that one, so that nothing is left to chance.
+
+    Args:
+        key: ``[n, D]``.
+        weight: of each point in its part's mean ``[n]``.
+        group: of each point ``[n]``, 0 to ``groups - 1``, none without points.
+
+    Returns:
+        ``[n]`` bool: the part that its group's first point is not in; empty where all directions are the same.
+    """
+    unit = normalize(key.float(), dim=1)
+    weighted = unit * weight[:, None]
+
+    def summed(of: Tensor) -> Tensor:
+        return of.new_zeros(groups, of.shape[1]).index_add_(0, group, of)
+
+    def likeness(centres: Tensor) -> Tensor:
+        return (unit * centres[group]).sum(1)
+
+    one = unit[_first_least(likeness(summed(weighted)), group, groups)]
+    apart = likeness(one)
+    farthest = _first_least(apart, group, groups)
+    differ = apart[farthest] <= 1 - _SAME
+    side = likeness(unit[farthest]) > apart
+    size = torch.bincount(group, minlength=groups)
+    for _ in range(_ROUNDS):
+        second = summed(weighted * side[:, None])
+        first = summed(weighted * ~side[:, None])
+        again = likeness(normalize(second, dim=1)) > likeness(normalize(first, dim=1))
+        count = torch.bincount(group[again], minlength=groups)
+        again = torch.where(((count > 0) & (count < size))[group], again, side)
+        if bool((again == side).all()):
+            break
+        side = again
+    oldest = _first_least(torch.zeros_like(apart), group, groups)
+    return (side ^ side[oldest][group]) & differ[group]
+
+
+def _first_least(values: Tensor, group: Tensor, groups: int) -> Tensor:
+    """Number of the least of ``values [n]`` in each group, the first of several."""
+    least = values.new_zeros(groups).scatter_reduce_(0, group, values, "amin", include_self=False)
+    number = torch.arange(len(values), device=values.device)
+    last = torch.full((groups,), len(values), device=values.device)
+    among = values == least[group]
+    return last.scatter_reduce_(0, group[among], number[among], "amin")
+
 
 _PENDING, _OWNER = "pending", "owner"
 # Instead of an owner.

@@ -4,8 +4,7 @@ import pytest
 
 from cluster.errors import ConfigError
 from cluster.lab.evaluation.datasets import layouts, load_dataset
-from cluster.lab.evaluation.datasets.ucf_annotations import read_annotations, read_split
-from cluster.lab.evaluation.datasets.ucf_classes import ANOMALY_CLASSES, class_of, prompt
+from cluster.lab.evaluation.datasets.ucf_crime import ANOMALY_CLASSES, class_of, prompt, read_annotations, read_split
 
 
 def load(directory, **settings):

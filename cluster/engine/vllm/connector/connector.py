@@ -15,12 +15,11 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 from vllm.config import set_current_vllm_config
 from vllm.distributed.kv_transfer.kv_connector.v1 import KVConnectorBase_V1, KVConnectorRole, SupportsHMA
+from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorPromMetrics, KVConnectorStats
 from vllm.model_executor.layers.rotary_embedding import get_rope
 
 from cluster.engine.vllm.connector.messages import StepJobs, StepReport
-from cluster.engine.vllm.connector.metrics import ConnectorMetrics, ConnectorStats
-from cluster.engine.vllm.connector.paged import paged_kv
-from cluster.engine.vllm.connector.rotary import Rotary
+from cluster.engine.vllm.connector.paged import Rotary, paged_kv
 from cluster.engine.vllm.connector.scheduling import SchedulerSide
 from cluster.engine.vllm.connector.store import BlockFolder, BlockStore, KVShape
 from cluster.engine.vllm.connector.worker import WorkerSide
@@ -37,11 +36,59 @@ if TYPE_CHECKING:
     from vllm.v1.request import Request
 
 
+COUNTERS = {
+    "loads": "Requests whose prompt began with blocks from outside.",
+    "loaded_tokens": "Prompt tokens that blocks stood for instead of being computed.",
+    "failed_loads": "Loads that found less than was promised; their requests end with an error and are asked again.",
+    "saved_blocks": "Blocks of computed KV that were kept.",
+    "lost_blocks": "Blocks that could not be kept, or must not be since their request's load failed.",
+    "refused_requests": "Requests whose transfer made no sense; they end with an error.",
+}
+
+
+class ConnectorStats(KVConnectorStats):
+    """Counts since the last report, by the names in ``COUNTERS``."""
+
+    def reset(self) -> None:
+        self.data: dict[str, int] = {}
+
+    def aggregate(self, other: KVConnectorStats) -> KVConnectorStats:
+        for name, count in other.data.items():
+            self.data[name] = self.data.get(name, 0) + count
+        return self
+
+    def reduce(self) -> dict[str, int | float]:
+        return dict(self.data)
+
+    def is_empty(self) -> bool:
+        return not any(self.data.values())
+
+
+class ConnectorMetrics(KVConnectorPromMetrics):
+    """One Prometheus counter per name, beside vLLM's own: ``vllm:sightline_reuse_<name>``."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self._counters: dict[str, dict[int, Any]] = {}
+        for name, text in COUNTERS.items():
+            counter = self._counter_cls(
+                name=f"vllm:sightline_reuse_{name}", documentation=text, labelnames=self._labelnames
+            )
+            self._counters[name] = {
+                engine: counter.labels(*values) for engine, values in self.per_engine_labelvalues.items()
+            }
+
+    def observe(self, transfer_stats_data: dict[str, Any], engine_idx: int = 0) -> None:
+        for name, count in transfer_stats_data.items():
+            if name in self._counters:
+                self._counters[name][engine_idx].inc(count)
+
+
 class SightlineConnector(KVConnectorBase_V1, SupportsHMA):
     """Serves the first tokens of a prompt from blocks, and keeps blocks of what is computed behind them.
 
     ``kv_connector_extra_config``: ``folder``, ``cap_bytes``, ``fingerprint``, ``shards`` (see
-    :func:`~cluster.engine.vllm.connector.settings.transfer_config`).
+    :func:`~cluster.engine.vllm.connector.connector.transfer_config`).
 
     Raises:
         ModelError: a model whose KV is more than one kind of full attention over one set of blocks, or whose layers

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from cluster.engine.vllm.connector.post import Post
+from cluster.engine.vllm.connector.courier import Post
 from cluster.memory.tiers.stack import TierStack
 
 VERSION = 2

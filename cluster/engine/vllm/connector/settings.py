@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cluster.errors import ConfigError
+
+if TYPE_CHECKING:
+    pass
 
 
 def transfer_config(folder: str | Path, *, cap_bytes: int, fingerprint: str, shards: int = 1) -> dict[str, Any]:

@@ -35,3 +35,14 @@ class Budget(RefreshPolicy):
         # Equal drift (a frame's tokens, nearly): the older first, which keeps runs long.
         order = np.argsort(-drift, kind="stable")
         return Selection(context.mask(order[:wanted]))
+
+
+@dataclass(frozen=True, slots=True)
+class BudgetLast(Budget):
+    """Recompute what is expected to have drifted most, behind everything that is reused.
+
+    Ours for ``engine: vllm``: see :mod:`~cluster.engine.window.refresh.anchors` for the order and what it costs.
+    Anchors are half of a pruned window; a quarter of it chosen by drift leaves more of the saving.
+    """
+
+    reused_first = True

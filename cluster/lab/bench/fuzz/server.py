@@ -27,7 +27,7 @@ from sightline.v1 import (
     results_pb2_grpc,
 )
 
-from cluster.alerts.forgetting import Erased
+from cluster.alerts.changes import Erased
 from cluster.alerts.grpc_service import IncidentsServicer
 from cluster.alerts.service import AlertService
 from cluster.codec.push import PushSource

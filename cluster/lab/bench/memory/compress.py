@@ -16,8 +16,7 @@ from typing import Any
 from cluster.lab.bench.memory.footage import Footage, Watched
 from cluster.lab.bench.memory.held import HeldKV
 from cluster.lab.bench.parts import Part
-from cluster.memory.chunk import KVChunk
-from cluster.memory.layer import LayerKV
+from cluster.memory.layer import KVChunk, LayerKV
 from cluster.registry import compressors
 
 CAPS = (1024, 4096)

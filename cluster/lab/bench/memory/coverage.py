@@ -15,8 +15,7 @@ from cluster.lab.bench.memory.footage import Footage, Watched
 from cluster.lab.bench.memory.held import HeldKV
 from cluster.lab.bench.parts import Part
 from cluster.lab.evaluation.memory.coverage import Space, coverage_area, nearest_distances
-from cluster.memory.chunk import KVChunk
-from cluster.memory.layer import LayerKV
+from cluster.memory.layer import KVChunk, LayerKV
 from cluster.registry import compressors
 
 SHARES = (8, 16)

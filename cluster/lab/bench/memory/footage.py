@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -16,7 +16,7 @@ from cluster.lab.bench.frames import clip_names, made_clips, prune_clip, read_cl
 from cluster.lab.bench.memory.splits import Asked
 from cluster.lab.bench.window import QUESTION
 from cluster.memory.bank import MemoryBank
-from cluster.memory.chunk import KVChunk
+from cluster.memory.layer import KVChunk
 from cluster.memory.organise.table import ClusterTable
 from cluster.memory.retrieve.base import Retrieved, Retriever
 from cluster.memory.stream import StreamMemory
@@ -24,7 +24,42 @@ from cluster.memory.tiers.arena import Arena
 from cluster.memory.tiers.stack import TierStack
 from cluster.models import load_model
 from cluster.models.base import VisionLanguageModel
-from cluster.types import AskSpec, FrameSample, MemorySpec, StreamSpec
+from cluster.types import MICROSECONDS, AskSpec, FrameSample, MemorySpec, StreamSpec
+
+_SCENE = 64
+_LOOK = 16
+_NOISE = 0.3
+
+
+def made_chunks(
+    stream: str, frames: int, *, layers: int, heads: int, rows: int, columns: int, width: int, seed: int = 0
+) -> Iterator[KVChunk]:
+    """``frames`` frames, one a second, of ``rows * columns`` tokens; another scene every 64 of them.
+
+    Keys ``[layers, heads, t, width]`` are the sum of what a place always looks like, what the scene looks like, and
+    noise, so that tokens form clusters, and ever new ones.
+    """
+    rng = torch.Generator().manual_seed(seed)
+    tokens = rows * columns
+    place = torch.randn(layers, heads, tokens, width, generator=rng)
+    scene, look = torch.zeros(layers, heads, 1, width), torch.zeros(_LOOK)
+    for number in range(frames):
+        if number % _SCENE == 0:
+            scene = torch.randn(layers, heads, 1, width, generator=rng)
+            look = torch.randn(_LOOK, generator=rng)
+        noise = _NOISE * torch.randn(layers, heads, tokens, width, generator=rng)
+        yield KVChunk(
+            stream=stream,
+            index=number,
+            pts=number * MICROSECONDS,
+            key=place + scene + noise,
+            value=torch.randn(layers, heads, tokens, width, generator=rng),
+            cell=torch.arange(tokens),
+            rows=rows,
+            columns=columns,
+            look=look + _NOISE * torch.randn(_LOOK, generator=rng),
+        )
+
 
 CAMERA = "camera"
 QUESTIONS = (

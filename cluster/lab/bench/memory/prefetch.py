@@ -11,24 +11,133 @@ import argparse
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from cluster.lab.bench.memory.asked import measure_asked, remembered
 from cluster.lab.bench.memory.delayed import Delayed
-from cluster.lab.bench.memory.work import Compute, PrefetchRun, Work
+from cluster.lab.bench.memory.footage import CAMERA, Watched
 from cluster.lab.bench.parts import Part
 from cluster.lab.evaluation.plots import COLOURS, LEFT, RIGHT, STYLE, TOP, WIDTH
 from cluster.lab.report.charts import Scale, ticks
 from cluster.memory.prefetch import FetchEvent, Prefetcher, PrefetchStats
+from cluster.memory.recollection import Recollection
+from cluster.memory.retrieve.top_k import TopK
+from cluster.memory.stream import StreamMemory
 from cluster.memory.tiers.arena import Arena
 from cluster.memory.tiers.base import Block, BlockKey, Outcome, Tier
+from cluster.memory.tiers.stack import TierStack
+from cluster.types import MemorySpec
 
 if TYPE_CHECKING:
     from cluster.lab.bench.memory.footage import Footage
+
+SHARE = 0.1
+"""Of all tokens, what a question reads."""
+
+_ROOM = 2**30
+
+
+def remembered(watched: Watched) -> tuple[StreamMemory, Delayed]:
+    """All that left a clip's windows, and the tier it lies in, still without a latency."""
+    tier = Delayed(Arena(_ROOM), 0.0)
+    memory = StreamMemory(CAMERA, MemorySpec(compressor="none", cap_bytes=_ROOM), TierStack([tier]))
+    for chunk in watched.chunks:
+        memory.add(chunk)
+    memory.settle()
+    # Clusters that wait for being loaded are split by then, so that all questions to come find the same ones.
+    _questions(watched, memory, None, ahead=True)
+    return memory, tier
+
+
+def measure_asked(
+    watched: Watched, memory: StreamMemory, tier: Delayed, latency_s: float, work: Work
+) -> tuple[float, PrefetchRun]:
+    """Questions about a clip, layer by layer with the queries that the model really had: the query of a layer says what
+    the next one will want.
+
+    Args:
+        memory: of the clip, in ``tier``.
+        latency_s: added to every load.
+        work: what each layer does.
+
+    Returns:
+        Share of the wanted blocks that were predicted, of layers that have one before them; and the times, summed up
+        over all questions.
+    """
+    tier.seconds = latency_s
+    without, first = _questions(watched, memory, work, ahead=False)
+    ahead, _ = _questions(watched, memory, work, ahead=True)
+    later = ahead.used + ahead.missed - first
+    hidden = 1 - ahead.waited_s / without.waited_s
+    return ahead.used / later, PrefetchRun(hidden, ahead.waited_s, without.waited_s, (), (), ahead)
+
+
+def _questions(watched: Watched, memory: StreamMemory, work: Work | None, *, ahead: bool) -> tuple[PrefetchStats, int]:
+    """Sums over all questions, and how many blocks their first layers wanted."""
+    total, first = PrefetchStats(), 0
+    for asked in watched.asked:
+        with Recollection(memory, TopK(share=SHARE), prefetch=ahead) as recollection:
+            for layer, query in enumerate(asked.queries):
+                recollection.fetch(layer, query)
+                if layer == 0:
+                    first += recollection.stats.clusters
+                if work is not None:
+                    work()
+            recollection.prefetcher.finish()
+            stats = recollection.prefetcher.stats
+            for name in ("predicted", "used", "wasted", "late", "missed", "waited_s"):
+                setattr(total, name, getattr(total, name) + getattr(stats, name))
+    return total, first
+
+
+@dataclass(frozen=True, slots=True)
+class Compute:
+    """One layer's work. Times are ``time.perf_counter``'s."""
+
+    layer: int
+    began_s: float
+    ended_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class PrefetchRun:
+    """``waited_s`` with blocks loaded ahead, ``transfer_s`` without; ``hidden``: the share of the latter that is gone.
+    ``events``, ``computes`` and ``stats`` are those of the run with blocks loaded ahead."""
+
+    hidden: float
+    waited_s: float
+    transfer_s: float
+    events: tuple[FetchEvent, ...]
+    computes: tuple[Compute, ...]
+    stats: PrefetchStats
+
+
+class Work:
+    """What stands for a layer: products of matrices for at least ``seconds``, each of them about a quarter of that or
+    less, as a layer is a handful of them."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        for size in (64, 128, 256, 512, 1024):
+            matrix = torch.randn(size, size) / size**0.5
+            took = []
+            for _ in range(3):
+                began = time.perf_counter()
+                torch.mm(matrix, matrix)
+                took.append(time.perf_counter() - began)
+            if size == 64 or min(took) <= seconds / 4:
+                self._matrix = matrix
+
+    def __call__(self) -> None:
+        until = time.perf_counter() + self._seconds
+        product = self._matrix
+        while time.perf_counter() < until:
+            product = product @ self._matrix
+
 
 LATENCIES_MS = (1, 5, 20)
 ACCURACIES = (1.0, 0.95, 0.8)

@@ -15,10 +15,9 @@ import torch
 from torch import Tensor
 
 from cluster.lab.bench.parts import Part
-from cluster.memory.chunk import KVChunk
+from cluster.memory.layer import KVChunk
 from cluster.memory.organise.base import NewTokens
-from cluster.memory.organise.mosaic import Mosaic
-from cluster.memory.organise.partitions import VisualPartitions
+from cluster.memory.organise.mosaic import Mosaic, VisualPartitions
 from cluster.memory.retrieve.top_k import TopK
 from cluster.types import MICROSECONDS
 

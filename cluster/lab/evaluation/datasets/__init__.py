@@ -2,12 +2,15 @@
 
 from cluster.lab.evaluation.datasets.base import (
     Dataset,
+    LabelledVideo,
     Layout,
+    Skipped,
+    UnreadableVideoError,
+    VideoFacts,
     layouts,
     load_dataset,
+    probe_video,
 )
-from cluster.lab.evaluation.datasets.probe import UnreadableVideoError, VideoFacts, probe_video
-from cluster.lab.evaluation.datasets.video import LabelledVideo, Skipped
 
 __all__ = [
     "Dataset",

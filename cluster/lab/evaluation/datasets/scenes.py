@@ -6,9 +6,7 @@ import json
 from pathlib import Path
 
 from cluster.errors import ConfigError
-from cluster.lab.evaluation.datasets.base import Dataset
-from cluster.lab.evaluation.datasets.probe import UnreadableVideoError, probe_video
-from cluster.lab.evaluation.datasets.video import LabelledVideo, Skipped
+from cluster.lab.evaluation.datasets.base import Dataset, LabelledVideo, Skipped, UnreadableVideoError, probe_video
 from cluster.lab.scenes.dataset import INDEX
 from cluster.lab.scenes.questions import standing_question
 from cluster.lab.scenes.truth import SceneTruth, truth_path

@@ -7,22 +7,137 @@ directory. The official test split is what is evaluated.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
-from pathlib import Path
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import NamedTuple
 
 from cluster.errors import ConfigError
-from cluster.lab.evaluation.datasets.base import Dataset, reasons
-from cluster.lab.evaluation.datasets.probe import VIDEO_SUFFIXES, UnreadableVideoError, VideoFacts, probe_video
-from cluster.lab.evaluation.datasets.ucf_annotations import (
-    ANNOTATIONS,
-    SPLITS,
-    FrameSpans,
-    VideoKey,
-    read_annotations,
-    read_split,
+from cluster.lab.evaluation.datasets.base import (
+    VIDEO_SUFFIXES,
+    Dataset,
+    LabelledVideo,
+    Skipped,
+    UnreadableVideoError,
+    VideoFacts,
+    probe_video,
+    reasons,
 )
-from cluster.lab.evaluation.datasets.ucf_classes import ANOMALY_CLASSES, NORMAL, class_of, prompt
-from cluster.lab.evaluation.datasets.video import LabelledVideo, Skipped
+
+# CodecSight, section 2.1, gives the query for abuse; the other classes differ in the noun alone.
+PROMPT = "Describe the frames and determine if they show any {what}. Start your response with ‘Yes’ or ‘No’"
+
+# Folder name as published -> what the prompt calls it.
+ANOMALY_CLASSES: dict[str, str] = {
+    "Abuse": "abuse",
+    "Arrest": "arrest",
+    "Arson": "arson",
+    "Assault": "assault",
+    "Burglary": "burglary",
+    "Explosion": "explosion",
+    "Fighting": "fighting",
+    "RoadAccidents": "road accident",
+    "Robbery": "robbery",
+    "Shooting": "shooting",
+    "Shoplifting": "shoplifting",
+    "Stealing": "stealing",
+    "Vandalism": "vandalism",
+}
+
+NORMAL = "Normal"
+
+_LETTERS = re.compile(r"[^a-z]")
+_KNOWN = {name.casefold(): name for name in ANOMALY_CLASSES}
+# Training_Normal_Videos_Anomaly, Testing_Normal_Videos_Anomaly, Normal_Videos_event, z_Normal_Videos_event,
+# Training-Normal-Videos-Part-1, Normal_Videos_for_Event_Recognition: archives differ in where and how they spell it.
+_NORMAL_FOLDER = "normalvideos"
+
+
+def class_of(name: str) -> str | None:
+    """The class a folder's or an annotation's name stands for; ``NORMAL`` for normal videos, ``None`` if unknown."""
+    letters = _LETTERS.sub("", name.casefold())
+    if letters == NORMAL.casefold() or _NORMAL_FOLDER in letters:
+        return NORMAL
+    return _KNOWN.get(letters)
+
+
+def prompt(kind: str) -> str:
+    """The question for one of ``ANOMALY_CLASSES``."""
+    return PROMPT.format(what=ANOMALY_CLASSES[kind])
+
+
+ANNOTATIONS = "Temporal_Anomaly_Annotation_for_Testing_Videos.txt"
+SPLITS = {"test": "Anomaly_Test.txt", "train": "Anomaly_Train.txt"}
+
+
+class VideoKey(NamedTuple):
+    """What names a video in every file of the dataset: its class (any normal folder is one) and file name."""
+
+    kind: str
+    file: str
+
+
+@dataclass(frozen=True, slots=True)
+class FrameSpans:
+    """First and last frame of each event of one video; none for a normal one."""
+
+    spans: tuple[tuple[int, int], ...]
+
+
+def read_split(path: Path) -> tuple[list[VideoKey], list[Skipped]]:
+    """The videos a split file lists, one ``Class/file.mp4`` per line, in its order and each once."""
+    found: dict[VideoKey, None] = {}
+    skipped: list[Skipped] = []
+    for number, line in _lines(path):
+        listed = PurePosixPath(line.replace("\\", "/"))
+        kind = class_of(listed.parent.name)
+        if kind is None:
+            known = "names no class" if not listed.parent.name else f"unknown class {listed.parent.name!r}"
+            skipped.append(Skipped(path, f"line {number}: {known} ({line!r})"))
+        else:
+            found[VideoKey(kind, listed.name)] = None
+    return list(found), skipped
+
+
+def read_annotations(path: Path) -> tuple[dict[VideoKey, FrameSpans], list[Skipped]]:
+    """The temporal annotation: ``file class start1 end1 start2 end2`` per line, frame numbers, -1 for none."""
+    found: dict[VideoKey, FrameSpans] = {}
+    skipped: list[Skipped] = []
+    for number, line in _lines(path):
+        try:
+            key, spans = _annotation(line.split())
+        except ValueError as error:
+            skipped.append(Skipped(path, f"line {number}: {error} ({line!r})"))
+        else:
+            found[key] = spans
+    return found, skipped
+
+
+def _annotation(fields: list[str]) -> tuple[VideoKey, FrameSpans]:
+    if len(fields) < 4 or len(fields) % 2:
+        raise ValueError("not a file, a class and pairs of frame numbers")
+    kind = class_of(fields[1])
+    if kind is None:
+        raise ValueError(f"unknown class {fields[1]!r}")
+    try:
+        frames = [int(each) for each in fields[2:]]
+    except ValueError:
+        raise ValueError("frame numbers are not whole numbers") from None
+    spans = []
+    for first, last in zip(frames[::2], frames[1::2], strict=True):
+        if first < 0 and last < 0:
+            continue
+        if not 0 <= first < last:
+            raise ValueError(f"an event from frame {first} to frame {last}")
+        spans.append((first, last))
+    return VideoKey(kind, PurePosixPath(fields[0].replace("\\", "/")).name), FrameSpans(tuple(spans))
+
+
+def _lines(path: Path) -> list[tuple[int, str]]:
+    # The published files mix line ends and carry a byte-order mark in some copies.
+    text = path.read_text(encoding="utf-8-sig", errors="replace")
+    return [(number, line.strip()) for number, line in enumerate(text.splitlines(), start=1) if line.strip()]
 
 
 def read_ucf_crime(directory: Path, min_seconds: float) -> Dataset:

@@ -4,16 +4,199 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter, defaultdict
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
 from typing import Any
 
 from cluster.errors import ConfigError
 from cluster.lab.bench.harness import BenchResult
-from cluster.lab.evaluation.datasets.video import Skipped
+from cluster.lab.evaluation.datasets.base import Skipped
+from cluster.lab.evaluation.memory.asking import Question
+from cluster.lab.evaluation.memory.coverage import Space
 from cluster.lab.evaluation.memory.results import MemorySetting, SettingResult
+from cluster.lab.evaluation.memory.run import MemoryResults
+from cluster.lab.evaluation.memory.score import credit
+from cluster.lab.evaluation.memory.settings import FULL, ours
 from cluster.lab.evaluation.metrics import Measured
-from cluster.lab.evaluation.report import finite
+from cluster.lab.evaluation.plots import Axis, Point, Series, chart
+from cluster.lab.evaluation.report import finite, measured_text, number
+from cluster.lab.evaluation.write import Table, markdown_table, write_files
+from cluster.models.base import VisionLanguageModel
+
+
+def accuracy_table(report: MemoryReport) -> Table:
+    """Accuracy of every setting, all questions and by kind, and the drop from the baseline."""
+    heads = ["setting", "questions", *report.kinds, *(["drop"] if report.baseline is not None else [])]
+    rows = []
+    for result in report.results:
+        row = [result.setting.name, str(len(result.answered))]
+        row += [measured_text(result.accuracy[kind]) if kind in result.accuracy else "–" for kind in report.kinds]
+        if report.baseline is not None:
+            drop = report.drops.get(result.setting)
+            row.append("" if drop is None else measured_text(drop["all"]))
+        rows.append(row)
+    return heads, rows
+
+
+def retrieval_table(report: MemoryReport) -> Table:
+    """What was retrieved, and whether it was what the answers rest on."""
+    heads = ["setting", "retrieved", "evidence in it", "spans found", "any found"]
+    rows = [
+        [
+            result.setting.name,
+            _percent(result.retrieval_ratio),
+            *(_percent(result.recall(name)) for name in ("inside", "spans", "found")),
+        ]
+        for result in report.results
+    ]
+    return heads, rows
+
+
+def coverage_table(report: MemoryReport) -> Table:
+    """Area under the distribution of distances in each space, where it was measured."""
+    rows = [
+        [result.setting.name, *(_area(result, space) for space in ("joint", "key", "value"))]
+        for result in report.results
+        if result.coverage
+    ]
+    return ["setting", "joint", "keys", "values"], rows
+
+
+def cost_table(report: MemoryReport) -> Table:
+    """Time to the first word, and bytes."""
+    rows = [
+        [
+            result.setting.name,
+            _or_dash(1000 * result.mean("ttft_s"), "{:.0f} ms"),
+            _or_dash(result.mean("bytes_moved") / 2**20, "{:.1f} MiB"),
+            _or_dash(result.mean("bytes_held") / 2**20, "{:.1f} MiB"),
+        ]
+        for result in report.results
+    ]
+    return ["setting", "first word", "moved for a question", "held"], rows
+
+
+def markdown(report: MemoryReport) -> str:
+    """The report as text; tables without a row are left out."""
+    parts = [f"# {report.title}"]
+    if report.facts:
+        parts.append("\n".join(f"* {name}: {value}" for name, value in report.facts.items()))
+    tables = [
+        ("Accuracy [95 %]", accuracy_table(report)),
+        ("Retrieval", retrieval_table(report)),
+        ("Coverage, area under the curve", coverage_table(report)),
+        ("Cost", cost_table(report)),
+    ]
+    parts += [f"## {title}\n\n{markdown_table(heads, rows)}" for title, (heads, rows) in tables if rows]
+    if report.notes:
+        parts.append("## Notes\n\n" + "\n".join(f"* {note}" for note in report.notes))
+    if report.skipped:
+        parts.append("## Skipped\n\n" + "\n".join(f"* `{each.path.name}`: {each.reason}" for each in report.skipped))
+    return "\n\n".join(parts) + "\n"
+
+
+def write_memory_report(report: MemoryReport, folder: Path) -> Path:
+    """Write ``memory.json``, ``memory.md`` and ``*.svg``; returns the path of the Markdown.
+
+    Raises:
+        SightlineError: the folder cannot be written.
+    """
+    files = {
+        "memory.json": report.to_json() + "\n",
+        "memory.md": markdown(report),
+        **{f"{name}.svg": svg + "\n" for name, svg in memory_charts(report).items()},
+    }
+    write_files(folder, files)
+    return folder / "memory.md"
+
+
+def _area(result: SettingResult, space: str) -> str:
+    return next((number(found.area) for name, found in result.coverage.items() if name == space), "–")
+
+
+def _percent(share: float) -> str:
+    return _or_dash(100 * share, "{:.1f} %")
+
+
+def _or_dash(value: float, form: str) -> str:
+    return "–" if math.isnan(value) else form.format(value)
+
+
+_SPACES: dict[Space, str] = {"joint": "keys and values", "key": "keys", "value": "values"}
+_SHARE = Axis("share of all tokens", percent=True, low=0.0, high=1.0)
+_TTFT = Axis("time to the first word, s", low=0.0)
+
+
+def memory_charts(report: MemoryReport) -> dict[str, str]:
+    """File name (without suffix) -> SVG; a curve that was not measured is left out.
+
+    ``accuracy-budget``; ``coverage-joint``, ``coverage-key`` and ``coverage-value`` (CoRDS, figure 4: distribution of
+    the distance from every token to the nearest that was kept); ``ttft-history``.
+    """
+    found = {
+        "accuracy-budget": chart(
+            "Accuracy against budget",
+            _by_budget(report.results),
+            Axis("tokens of a layer and head that are held", log=True),
+            Axis("accuracy, all questions", percent=True, high=1.0),
+        )
+    }
+    for space, name in _SPACES.items():
+        series = _coverage(report.results, space)
+        if series:
+            found[f"coverage-{space}"] = chart(f"Coverage of {name}", series, Axis("distance to the nearest"), _SHARE)
+    if any(result.answered for result in report.results):
+        found["ttft-history"] = chart(
+            "Time to the first word against length of history",
+            _by_history(report.results),
+            Axis("footage seen before the question, s"),
+            _TTFT,
+        )
+    return found
+
+
+def _by_budget(results: Sequence[SettingResult]) -> list[Series]:
+    """One series for each combination of policies; without a bound a setting stands at what it held."""
+    points: dict[str, list[Point]] = defaultdict(list)
+    for result in results:
+        setting, measured = result.setting, result.accuracy["all"]
+        held = result.mean("held") if setting.budget is None else float(setting.budget)
+        # A logarithmic axis has no place for a memory that holds nothing.
+        if held > 0:
+            text = f"{setting.name}: {measured_text(measured)}"
+            name = f"{setting.compressor}/{setting.organiser}/{setting.retriever}"
+            points[name].append(Point(held, measured.value, *measured.interval, text))
+    return [Series(name, tuple(found)) for name, found in points.items()]
+
+
+def _coverage(results: Sequence[SettingResult], space: Space) -> list[Series]:
+    found = []
+    for result in results:
+        coverage = result.coverage.get(space)
+        if coverage is not None:
+            last = len(coverage.percentiles) - 1
+            points = tuple(Point(value, rank / last) for rank, value in enumerate(coverage.percentiles))
+            found.append(Series(f"{result.setting.name} ({coverage.area:.3f})", points, marked=False))
+    return found
+
+
+def _by_history(results: Sequence[SettingResult]) -> list[Series]:
+    found = []
+    for result in results:
+        times: dict[float, list[float]] = defaultdict(list)
+        for each in result.answered:
+            times[round(each.history_s)].append(each.ttft_s)
+        points = tuple(Point(history, sum(some) / len(some)) for history, some in sorted(times.items()))
+        found.append(Series(result.setting.name, points))
+    return found
+
+
+_ASKED_ALONE = (
+    "each question is asked of the memory alone, after what the window held was put into it as well, so that nothing "
+    "stands beside the share; shares are of the bytes of all KV at the instant of the question"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +246,76 @@ class MemoryReport:
             row[f"drop_{kind}"] = measured.value
             row[f"drop_{kind}_low"], row[f"drop_{kind}_high"] = measured.interval
         return row
+
+
+@dataclass(frozen=True)
+class MemorySummary(MemoryReport):
+    """``headline``: the figures that stand for all."""
+
+    headline: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def figures(self) -> dict[str, float]:
+        """The headline, then those of every setting."""
+        return self.headline | super().figures
+
+
+def chance(questions: Sequence[Question]) -> float:
+    """Mean credit of who knows the kind of a question and always gives that kind's commonest answer, turn by turn."""
+    said: dict[tuple[str, int], Counter[str]] = defaultdict(Counter)
+    for question in questions:
+        for turn, answer in enumerate(question.answers):
+            said[question.kind, turn][answer] += 1
+    usual = {place: counts.most_common(1)[0][0] for place, counts in said.items()}
+    credits = [
+        credit(question, [usual[question.kind, turn] for turn in range(len(question.turns))]) for question in questions
+    ]
+    return sum(credits) / len(credits)
+
+
+def summarise(
+    title: str,
+    found: MemoryResults,
+    model: VisionLanguageModel,
+    *,
+    facts: dict[str, str] | None = None,
+    skipped: Sequence[Skipped] = (),
+) -> MemorySummary:
+    """Measure everything, against full KV where it is among the settings.
+
+    Figures: ``chance``; with full KV ``accuracy_full``; with ours at an eighth as well ``accuracy_drop_at_eighth``,
+    the paired difference of both. ``skipped``: what the data set left out before.
+    """
+    settings = {result.setting: result for result in found.results}
+    questions = [question for clip in found.footage for question in clip.questions]
+    headline = {"chance": chance(questions)}
+    notes = [_ASKED_ALONE]
+    if model.settings.open_instruction is None:
+        notes.append("the model's sightline.json has no open_instruction: it was not taught to answer free questions")
+    report = memory_report(
+        title,
+        found.results,
+        baseline=FULL if FULL in settings else None,
+        facts=facts,
+        skipped=(*skipped, *found.skipped),
+    )
+    if FULL in settings:
+        full = settings[FULL].accuracy["all"]
+        headline["accuracy_full"] = full.value
+        low = full.interval.low
+        if math.isnan(low) or low <= headline["chance"]:
+            notes.insert(
+                0,
+                f"full KV answers {measured_text(full)} rightly and always giving a kind's commonest answer "
+                f"{headline['chance']:.3f}: this model is not clearly above chance here, so a small drop says nothing",
+            )
+    drop = report.drops.get(ours(1 / 8))
+    if drop is not None:
+        headline["accuracy_drop_at_eighth"] = drop["all"].value
+    if found.incomplete:
+        notes.append(f"{found.incomplete} answers were given without all they wanted of the memory, in time or at all")
+    body: dict[str, Any] = {each.name: getattr(report, each.name) for each in fields(report)}
+    return MemorySummary(**{**body, "notes": tuple(notes)}, headline=headline)
 
 
 def memory_report(

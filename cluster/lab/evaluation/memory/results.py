@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from cluster.errors import ConfigError
+from cluster.lab.evaluation.memory.asking import Question, Span
 from cluster.lab.evaluation.memory.coverage import Space, coverage_area
-from cluster.lab.evaluation.memory.questions import Question, Span
 from cluster.lab.evaluation.memory.score import Judged, accuracy_by_kind, accuracy_drop, credit
 from cluster.lab.evaluation.metrics import Measured
 

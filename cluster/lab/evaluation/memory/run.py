@@ -20,17 +20,15 @@ import torch
 import cluster
 from cluster.engine.native.engine import NativeEngine
 from cluster.errors import ConfigError, SightlineError
-from cluster.lab.evaluation.datasets.video import Skipped
+from cluster.lab.evaluation.datasets.base import Skipped
 from cluster.lab.evaluation.memory.answering import SPACES, SceneRun, answer_scene, pooled
+from cluster.lab.evaluation.memory.asking import Question
 from cluster.lab.evaluation.memory.coverage import Space
-from cluster.lab.evaluation.memory.questions import Question
 from cluster.lab.evaluation.memory.recording import Recording, record
 from cluster.lab.evaluation.memory.results import Coverage, SettingResult
 from cluster.lab.evaluation.memory.settings import ShareSetting
 from cluster.lab.evaluation.policies import WindowShape
-from cluster.lab.evaluation.processes import run_tasks, start_pool
-from cluster.lab.evaluation.run import ModelSpec
-from cluster.lab.evaluation.work import model_digest, video_digest
+from cluster.lab.evaluation.run import ModelSpec, model_digest, run_tasks, start_pool, video_digest
 from cluster.models.base import VisionLanguageModel
 
 # What decides an answer besides the model, its engine and the setting.

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from cluster.lab.evaluation.memory.questions import LETTERS, MultipleChoice, Question
+from cluster.lab.evaluation.memory.asking import LETTERS, MultipleChoice, Question
 from cluster.lab.evaluation.metrics import RESAMPLES, Floats, Interval, Measured, interval
 from cluster.lab.scenes.questions import NUMBERS
 

@@ -8,10 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cluster.errors import ConfigError
-from cluster.lab.evaluation.datasets.base import reasons
-from cluster.lab.evaluation.datasets.probe import UnreadableVideoError, probe_video
-from cluster.lab.evaluation.datasets.video import Skipped
-from cluster.lab.evaluation.memory.questions import Question
+from cluster.lab.evaluation.datasets.base import Skipped, UnreadableVideoError, probe_video, reasons
+from cluster.lab.evaluation.memory.asking import Question
 from cluster.registry import Registry
 
 

@@ -11,10 +11,10 @@ from functools import partial
 from pathlib import Path
 
 from cluster.errors import ConfigError
-from cluster.lab.evaluation.datasets.video import Skipped
+from cluster.lab.evaluation.datasets.base import Skipped
+from cluster.lab.evaluation.memory.asking import MultipleChoice
 from cluster.lab.evaluation.memory.loaders.base import Entry
 from cluster.lab.evaluation.memory.loaders.records import BadRecordError, Record, read_records, text, texts
-from cluster.lab.evaluation.memory.questions import MultipleChoice
 
 
 def read_mlvu(directory: Path) -> tuple[list[Entry], list[Skipped]]:

@@ -14,11 +14,10 @@ from functools import partial
 from pathlib import Path
 
 from cluster.errors import ConfigError
-from cluster.lab.evaluation.datasets.probe import VIDEO_SUFFIXES
-from cluster.lab.evaluation.datasets.video import Skipped
+from cluster.lab.evaluation.datasets.base import VIDEO_SUFFIXES, Skipped
+from cluster.lab.evaluation.memory.asking import MultipleChoice, PastQuestion, Question
 from cluster.lab.evaluation.memory.loaders.base import Entry
 from cluster.lab.evaluation.memory.loaders.records import BadRecordError, Record, read_records, seconds, text, texts
-from cluster.lab.evaluation.memory.questions import MultipleChoice, PastQuestion, Question
 
 # Containers round their length; a question this close behind the end is one at the end.
 _SLACK_S = 2.0

@@ -13,11 +13,10 @@ from functools import partial
 from pathlib import Path
 
 from cluster.errors import ConfigError
-from cluster.lab.evaluation.datasets.probe import VIDEO_SUFFIXES
-from cluster.lab.evaluation.datasets.video import Skipped
+from cluster.lab.evaluation.datasets.base import VIDEO_SUFFIXES, Skipped
+from cluster.lab.evaluation.memory.asking import LETTERS, MultipleChoice
 from cluster.lab.evaluation.memory.loaders.base import Entry
 from cluster.lab.evaluation.memory.loaders.records import BadRecordError, Record, read_records, text, texts
-from cluster.lab.evaluation.memory.questions import LETTERS, MultipleChoice
 
 _LETTERED = re.compile(r"^\(?([A-J])[.):]\s*")
 _YOUTUBE = re.compile(r"(?:v=|youtu\.be/)([\w-]{11})")
