@@ -52,7 +52,8 @@ def watch(engine: NativeEngine, spec: StreamSpec, frames: int, **camera: Any) ->
         for request in engine.push(source.sample(number)):
             for answer in engine.step([request]):
                 score = answer.score
-    assert engine.memories is None or engine.memories.drain()
+        # Frames come as fast as they can be made: on a busy machine a memory would drop what it has no time for.
+        assert engine.memories is None or engine.memories.drain()
     return score
 
 
