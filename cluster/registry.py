@@ -60,8 +60,8 @@ class Registry(Generic[T]):
     def unknown(self, name: str) -> str:
         """The sentence for a ``name`` that is not here."""
         near = difflib.get_close_matches(name, self._entries, n=1)
-        hint = f" (did you mean {near[0]!r}?)" if near else ""
-        return f"unknown {self.kind} {name!r}{hint}; there are: {', '.join(self.names())}"
+        hint = f" did you mean {near[0]!r}?" if near else ""
+        return f"unknown {self.kind} {name!r};{hint} there are: {', '.join(self.names())}"
 
     def names(self) -> list[str]:
         return sorted(self._entries)

@@ -1,8 +1,10 @@
 """What every test runs under."""
 
+import asyncio
 import os
 import signal
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -24,3 +26,18 @@ def forgotten_secrets() -> Iterator[None]:
     """Secrets that one test's sources have are words of another's texts."""
     yield
     text.KNOWN.clear()
+
+
+async def until(condition: Any, what: str = "", timeout_s: float = 20.0) -> None:
+    """Wait until ``condition()`` holds; fails with ``what`` after ``timeout_s``."""
+    try:
+        async with asyncio.timeout(timeout_s):
+            while not condition():  # noqa: ASYNC110
+                await asyncio.sleep(0.005)
+    except TimeoutError:
+        pytest.fail(f"never happened: {what or condition}")
+
+
+@pytest.fixture(name="until")
+def until_fixture() -> Any:
+    return until

@@ -4,22 +4,18 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 import urllib.request
-from pathlib import Path
 
 import pytest
 import ray
 from cluster_parts import Answers, configuration, until
+from kube_server import KubeServer
 
 from actors.remote import CONTROLLER, NAMESPACE, RECONCILER
 from actors.runtime import Cluster
 from cluster.client import GatewayClient
 from cluster.config.cluster import KubernetesConfig
 from cluster.errors import CameraExistsError, ConfigError
-
-sys.path.append(str(Path(__file__).resolve().parents[1] / "cameras"))
-from kube_server import KubeServer
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
 

@@ -118,7 +118,7 @@ with Cluster(configuration([]), on_phase=lambda phase: print(phase, flush=True))
 @pytest.mark.cluster
 @pytest.mark.timeout(120)
 def test_interrupt_in_the_middle_of_starting_leaves_no_process() -> None:
-    code = INTERRUPTED.format(parts=str(Path(__file__).parent))
+    code = INTERRUPTED.format(parts=str(Path(__file__).parents[1] / "support"))
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as driver:
         for line in driver.stdout:
             if line.startswith("starting decoders"):

@@ -54,7 +54,7 @@ def broker():
 
 @contextmanager
 def serving():
-    command = [sys.executable, str(Path(__file__).with_name("kafka_broker.py"))]
+    command = [sys.executable, str(Path(__file__).parents[1] / "support" / "kafka_broker.py")]
     pipe = subprocess.PIPE
     with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, text=True) as process:
         try:

@@ -271,7 +271,7 @@ def test_what_was_written_survives_kill_9(path):
     """Nothing that the process had said it wrote is missing, and nothing is half there."""
     from pathlib import Path
 
-    code = WRITER.format(tests=str(Path(__file__).parent), path=str(path), now=NOW)
+    code = WRITER.format(tests=str(Path(__file__).parents[1] / "support"), path=str(path), now=NOW)
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as process:
         last = -1
         for line in process.stdout:

@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
-
-# tests/rtsp_server.py serves more than one folder of tests.
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
 from codec_clips import H264_CLIPS, encode, walk
 
 

@@ -1,29 +1,9 @@
-"""Coroutine tests on an event loop of their own with a deadline; videos that many tests use, encoded once."""
+"""Videos that many tests use, encoded once."""
 
 from __future__ import annotations
 
-import asyncio
-import inspect
-
 import pytest
 from footage_parts import video
-
-DEADLINE_S = 60.0
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
-    if not inspect.iscoroutinefunction(pyfuncitem.obj):
-        return None
-    wanted = inspect.signature(pyfuncitem.obj).parameters
-    arguments = {name: pyfuncitem.funcargs[name] for name in wanted}
-
-    async def bounded() -> None:
-        async with asyncio.timeout(DEADLINE_S):
-            await pyfuncitem.obj(**arguments)
-
-    asyncio.run(bounded())
-    return True
 
 
 @pytest.fixture(scope="session")

@@ -1,9 +1,7 @@
-"""Coroutine tests run on their own event loop with a deadline; small makers of border types."""
+"""Small makers of border types."""
 
 from __future__ import annotations
 
-import asyncio
-import inspect
 from typing import Any
 
 import numpy as np
@@ -19,23 +17,6 @@ from cluster.types import (
     TokenCount,
     mask_digest,
 )
-
-DEADLINE_S = 30.0
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
-    if not inspect.iscoroutinefunction(pyfuncitem.obj):
-        return None
-    wanted = inspect.signature(pyfuncitem.obj).parameters
-    arguments = {name: pyfuncitem.funcargs[name] for name in wanted}
-
-    async def bounded() -> None:
-        async with asyncio.timeout(DEADLINE_S):
-            await pyfuncitem.obj(**arguments)
-
-    asyncio.run(bounded())
-    return True
 
 
 class Make:
@@ -73,18 +54,3 @@ class Make:
 @pytest.fixture
 def make() -> Make:
     return Make()
-
-
-async def until(condition: Any, what: str = "", timeout_s: float = 10.0) -> None:
-    """Wait until ``condition()`` holds; fails with ``what`` after ``timeout_s``."""
-    try:
-        async with asyncio.timeout(timeout_s):
-            while not condition():  # noqa: ASYNC110
-                await asyncio.sleep(0.005)
-    except TimeoutError:
-        pytest.fail(f"never happened: {what or condition}")
-
-
-@pytest.fixture(name="until")
-def until_fixture() -> Any:
-    return until

@@ -13,7 +13,7 @@ from kv_parts import QUICK, MemoryTier, Node, block, key, remote, same, serving,
 
 from cluster.errors import UnavailableError
 from cluster.lab.bench.memory.footage import made_chunks
-from cluster.lab.bench.memory.node_process import FINGERPRINT
+from cluster.lab.bench.memory.node import FINGERPRINT
 from cluster.memory.bank import MemoryBank
 from cluster.memory.tiers.arena import Arena
 from cluster.memory.tiers.base import BlockKey, Outcome
@@ -70,6 +70,7 @@ def test_a_killed_node_is_found_at_its_new_port_and_gets_the_whole_memory_again(
                 first.wait(10.0)
             bank.take(chunk)
             bank.save_due()
+        assert bank.drain()
         assert not tier.state().up
         where[0] = new
 

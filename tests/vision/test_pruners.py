@@ -118,7 +118,7 @@ def test_every_parameter_is_described():
 
 
 def test_unknown_names_and_parameters_say_what_there_is():
-    with pytest.raises(ConfigError, match=r"unknown pruner 'replenich' \(did you mean 'replenish'\?\)"):
+    with pytest.raises(ConfigError, match=r"unknown pruner 'replenich'; did you mean 'replenish'\?"):
         make_pruner("replenich")
     with pytest.raises(ConfigError, match="pruner 'codecsight' has no parameter 'tao'; there are: tau, alpha"):
         make_pruner("codecsight", {"tao": 1.0})

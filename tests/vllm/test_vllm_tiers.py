@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -12,8 +11,6 @@ import pytest
 import torch
 
 pytest.importorskip("vllm.version", reason="vLLM is not installed here (make setup-vllm)")
-
-sys.path += [str(Path(__file__).parent.parent / name) for name in ("memory", "rpc")]
 
 from kv_parts import QUICK, Node
 from redis_server import RedisServer

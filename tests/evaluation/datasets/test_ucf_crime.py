@@ -130,7 +130,7 @@ def test_no_such_directory_or_layout(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match="is not a directory"):
         load(tmp_path / "file")
-    with pytest.raises(ConfigError, match=r"unknown dataset layout 'ucf_crime' \(did you mean 'ucf-crime'\?\)"):
+    with pytest.raises(ConfigError, match=r"unknown dataset layout 'ucf_crime'; did you mean 'ucf-crime'\?"):
         load_dataset(tmp_path, "ucf_crime")
     assert "ucf-crime" in layouts
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from cluster.lab.bench.faults.memory_process import CAMERA, opened, readable, write
 from cluster.lab.bench.faults.redis_process import redis_process
-from cluster.lab.bench.memory.node_process import far_tier
+from cluster.lab.bench.memory.node import far_tier
 from cluster.lab.bench.parts import Part
 
 KILLS = 50

@@ -12,7 +12,7 @@ from multiprocessing.connection import Connection
 import torch
 
 from cluster.lab.bench.memory.footage import made_chunks
-from cluster.lab.bench.memory.node_process import FINGERPRINT
+from cluster.lab.bench.memory.node import FINGERPRINT
 from cluster.memory.bank import MemoryBank
 from cluster.memory.stream import StreamMemory
 from cluster.memory.tiers.arena import Arena

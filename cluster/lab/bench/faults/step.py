@@ -14,7 +14,7 @@ import numpy as np
 
 from cluster.engine.native import NativeEngine
 from cluster.errors import SightlineError
-from cluster.lab.bench.memory.node_process import far_tier
+from cluster.lab.bench.memory.node import far_tier
 from cluster.lab.bench.parts import Part
 from cluster.lab.bench.synthetic import SyntheticCamera
 from cluster.memory.bank import MemoryBank

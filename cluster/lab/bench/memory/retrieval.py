@@ -18,7 +18,7 @@ import torch
 
 from cluster.engine.native.engine import NativeEngine
 from cluster.lab.bench.memory.footage import CAMERA, QUESTIONS, Footage, ListeningBank, Watched
-from cluster.lab.bench.memory.node_process import far_tier
+from cluster.lab.bench.memory.node import far_tier
 from cluster.lab.bench.parts import Part
 from cluster.memory.tiers.arena import Arena
 from cluster.memory.tiers.stack import TierStack

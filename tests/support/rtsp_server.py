@@ -1,6 +1,6 @@
 """A real RTSP server (GStreamer's) for tests: run as a script by the system's Python, imported for ``RtspServer``.
 
-    /usr/bin/python3 tests/rtsp_server.py --port 8554 /street=street.mp4
+    /usr/bin/python3 tests/support/rtsp_server.py --port 8554 /street=street.mp4
 
 serves each file once per client, at its own pace, over TCP or UDP. H.264 and HEVC in MP4.
 """

@@ -1,6 +1,6 @@
 """The real gateway with 500 made-up cameras behind it, for tests of its HTTP and for work on the console.
 
-``python tests/http/gateway_parts.py --port 8080`` serves until Ctrl-C; ``--tokens`` prints a token for each role.
+``python tests/support/gateway_parts.py --port 8080`` serves until Ctrl-C; ``--tokens`` prints a token for each role.
 """
 
 from __future__ import annotations

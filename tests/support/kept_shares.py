@@ -1,6 +1,6 @@
 """Not a test: prints how many tokens each policy keeps of the videos that are named.
 
-python tests/vision/kept_shares.py [VIDEO ...]
+python tests/support/kept_shares.py [VIDEO ...]
 """
 
 from __future__ import annotations
