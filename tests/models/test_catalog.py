@@ -7,14 +7,13 @@ import sys
 import pytest
 
 from cluster.errors import ModelError
-from cluster.models import catalog, loading, presets
+from cluster.models import catalog, presets
 from cluster.registry import families
 
 
 def test_catalog_names_what_the_loader_has() -> None:
     assert set(catalog.PRESETS) == set(presets.PRESETS)
-    assert sorted(catalog.FAMILIES) == families.names()
-    assert loading.FAMILIES is catalog.FAMILIES
+    assert {preset.family for preset in presets.PRESETS.values()} == set(families)
 
 
 @pytest.mark.parametrize("name", catalog.PRESETS)
