@@ -53,11 +53,11 @@ def bench_fault(words):
         return None
     if words[0] not in BENCHES:
         return f"no bench {words[0]!r}"
-    folder = ROOT / "cluster" / "bench"
+    folder = ROOT / "cluster" / "lab" / "bench"
     texts = [file.read_text() for file in (*folder.glob(f"{words[0]}*.py"), *(folder / words[0]).rglob("*.py"))]
     # What it shares with others is in a module beside it.
     shared = {
-        folder / f"{name}.py" for text in texts for name in re.findall(r"from cluster\.bench\.(\w+) import", text)
+        folder / f"{name}.py" for text in texts for name in re.findall(r"from cluster\.lab\.bench\.(\w+) import", text)
     }
     texts += [file.read_text() for file in shared if file.exists()]
     known = {"--json", "--help", *re.findall(r"add_argument\(\s*\"(-[\w-]+)\"", "".join(texts))}

@@ -32,8 +32,13 @@ from cluster.lab.evaluation.run import ModelSpec, model_digest, run_tasks, start
 from cluster.models.base import VisionLanguageModel
 
 # What decides an answer besides the model, its engine and the setting.
-_CODE = ("memory", "evaluation/memory/recording.py", "evaluation/memory/answering.py", "evaluation/memory/settings.py")
-_RECORDING_CODE = ("memory/chunk.py", "evaluation/memory/recording.py")
+_CODE = (
+    "memory",
+    "lab/evaluation/memory/recording.py",
+    "lab/evaluation/memory/answering.py",
+    "lab/evaluation/memory/settings.py",
+)
+_RECORDING_CODE = ("memory/layer.py", "lab/evaluation/memory/recording.py")
 
 
 @dataclass(frozen=True, slots=True)
