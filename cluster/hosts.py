@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import ctypes
 import ipaddress
 import logging
 import resource
 
 log = logging.getLogger(__name__)
+
+# Of malloc.h.
+_M_MMAP_THRESHOLD, _M_ARENA_MAX = -3, -8
 
 
 def is_loopback(host: str) -> bool:
@@ -35,3 +39,15 @@ def open_many_files(count: int) -> int:
     if allowed < count:
         log.warning("%d file descriptors are wanted and %d allowed; raise the limit (ulimit -n)", count, allowed)
     return allowed
+
+
+def return_large_blocks() -> None:
+    """Have the C library give large blocks back to the system when they are freed, where it is glibc.
+
+    It stops doing so for blocks of a size that was freed once, and each thread keeps its own: a flood of large messages
+    would leave most of what it took.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(_M_MMAP_THRESHOLD, 128 * 1024)
+        mallopt(_M_ARENA_MAX, 2)

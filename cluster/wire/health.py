@@ -22,7 +22,7 @@ from cluster.wire.tls import PeerTls
 
 SERVICE = "grpc.health.v1.Health"
 READ_S = 5.0
-MOST_READING = 6
+MOST_READING = 3
 """Requests that are being read at once: each may be as large as the server's largest message."""
 MOST_WATCHING = 64
 
