@@ -1,4 +1,4 @@
-"""Which samples are anchors: kept whole, and where windows may open (docs/architecture.md, "The window, exactly")."""
+"""Which samples are anchors: kept whole, and where windows may open (docs/windows.md)."""
 
 from __future__ import annotations
 

@@ -1,0 +1,1 @@
+"""What measures, draws, trains and plans; the library never imports it."""

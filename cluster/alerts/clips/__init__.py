@@ -1,0 +1,1 @@
+"""Snapshots and clips of incidents: fetched from decoders, kept on disk under a budget."""

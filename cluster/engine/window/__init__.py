@@ -1,0 +1,1 @@
+"""Windows as every engine has them: streams, plans, refresh policies, scores, export."""

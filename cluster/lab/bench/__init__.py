@@ -1,0 +1,1 @@
+"""Benches: ``sightline bench NAME``; each runs what production runs."""

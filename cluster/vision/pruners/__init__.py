@@ -1,0 +1,1 @@
+"""Pruners, one per file: which patches of a frame are worth encoding."""
