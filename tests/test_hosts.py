@@ -36,3 +36,24 @@ print(got, *resource.getrlimit(resource.RLIMIT_NOFILE))
     assert done.stdout.split() == [str(min(wanted, allowed)), str(allowed), str(hard)]
     assert ("ulimit -n" in done.stderr) == (allowed < wanted)
     assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] > 400
+
+
+def test_large_blocks_go_back_to_the_system_when_they_are_freed():
+    """Small blocks between them keep the C library's heap where it is, if large ones lie in it."""
+    code = (
+        "import psutil\n"
+        "from cluster.hosts import return_large_blocks\n"
+        "{}\n"
+        "bytearray(12 << 20)\n"  # freed once: from here on the C library keeps blocks of this size by default
+        "before = psutil.Process().memory_info().rss\n"
+        "kept = [(bytearray(4 << 20), bytearray(3000)) for _ in range(40)]\n"
+        "for large, _ in kept: large[::4096] = b'x' * 1024\n"
+        "kept, large = [small for _, small in kept], None\n"
+        "print(psutil.Process().memory_info().rss - before)"
+    )
+
+    def growth(first: str) -> int:
+        return int(subprocess.check_output([sys.executable, "-c", code.format(first)], text=True, timeout=60))
+
+    assert growth("return_large_blocks()") < 10 << 20
+    assert growth("pass") > 100 << 20, "without it there is nothing to test"

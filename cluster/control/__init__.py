@@ -1,1 +1,1 @@
-"""Who has which camera, and at what quality: camera table, placement, admission, demand, ladder. Plain state, no processes."""
+"""Who has which camera, at what quality: table, placement, admission, demand, ladder. Plain state, no processes."""

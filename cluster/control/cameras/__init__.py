@@ -1,4 +1,1 @@
-"""Cameras as people declare them: who may change which, files of them, and Kubernetes resources of them.
-
-Everything but ``kubernetes_api`` and ``watch`` is plain Python; nothing here knows Ray or gRPC.
-"""
+"""Cameras as people declare them: the table of them, who may change which, and what a change asks for."""

@@ -1,0 +1,90 @@
+"""One file and one entry make a policy: found by its name, imported when asked for, taken by configuration."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from cluster import registry
+from cluster.config import load_config
+from cluster.errors import ConfigError
+from cluster.vision import make_pruner
+
+# Kind -> a policy that is there (module, class), and where a configuration names one.
+KINDS = {
+    "pruners": ("cluster.vision.pruners.keep_all", "KeepAll", {"pruning": {"policy": "mine"}}),
+    "refresh_policies": ("cluster.engine.window.refresh.all", "All", {"window": {"refresh": "mine"}}),
+    "compressors": ("cluster.memory.compress.simple", "Sliding", {"memory": {"compressor": "mine"}}),
+    "organisers": ("cluster.memory.organise.frames", "Frames", {"memory": {"organiser": "mine"}}),
+    "retrievers": ("cluster.memory.retrieve.top_k", "TopK", {"memory": {"retriever": "mine"}}),
+    "sinks": ("cluster.alerts.sinks.log", "LogSink", {"alerts": {"sinks": [{"name": "a", "kind": "mine"}]}}),
+}
+
+
+@pytest.fixture(params=KINDS)
+def mine(request, tmp_path, monkeypatch):
+    """``(registry, configuration)`` with a policy ``mine`` from a file of its own."""
+    module, name, configuration = KINDS[request.param]
+    file = f"mine_{request.param}"
+    (tmp_path / f"{file}.py").write_text(f"from {module} import {name}\n\n\nclass Mine({name}):\n    pass\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    policies = getattr(registry, request.param)
+    monkeypatch.setattr(policies, "_entries", dict(policies._entries))
+    policies.register("mine")(f"{file}:Mine")
+    return policies, configuration, file
+
+
+def test_a_file_and_an_entry_are_all_it_takes(mine):
+    policies, configuration, file = mine
+    assert "mine" in policies.names()
+    load_config(None, configuration)
+    found = policies.get("mine")
+    assert (found.__name__, found.__module__) == ("Mine", file)
+    assert policies.get("mine") is found
+
+
+def test_a_pruner_of_ones_own_prunes(tmp_path, monkeypatch):
+    (tmp_path / "own_pruner.py").write_text(
+        "from dataclasses import dataclass\nfrom cluster.vision.pruners.keep_all import KeepAll\n\n\n"
+        "@dataclass(slots=True)\nclass Own(KeepAll):\n    luma_threshold: float = 7.0\n    share: float = 0.5\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(registry.pruners, "_entries", dict(registry.pruners._entries))
+    registry.pruners.register("own")("own_pruner:Own")
+    config = load_config(None, {"pruning": {"policy": "own", "options": {"share": 0.25}}})
+    pruner = make_pruner(config.pruning.policy, config.pruning.options)
+    assert (pruner.luma_threshold, pruner.share) == (7.0, 0.25)
+    with pytest.raises(ConfigError, match="the pruner 'own' has no parameter 'shar'; did you mean 'share'"):
+        load_config(None, {"pruning": {"policy": "own", "options": {"shar": 0.25}}})
+
+
+def test_a_name_is_taken_once():
+    with pytest.raises(RuntimeError, match="attention kernel 'sdpa' is registered twice"):
+        registry.kernels.register("sdpa")("nowhere:Nothing")
+
+
+def test_every_entry_is_there():
+    for name in (
+        "pruners",
+        "families",
+        "refresh_policies",
+        "kernels",
+        "compressors",
+        "organisers",
+        "retrievers",
+        "sinks",
+    ):
+        policies = getattr(registry, name)
+        assert len(policies.names()) >= 2
+        for each in policies:
+            assert isinstance(policies.get(each), type)
+
+
+def test_names_are_known_without_importing_any_policy():
+    code = (
+        "import sys; from cluster import registry; names = registry.compressors.names(); assert names\n"
+        "assert not {'torch', 'transformers', 'numpy'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
