@@ -40,7 +40,7 @@ $(PYTEST) $(1) -m $(2) || { echo "Failures run once more, alone:"; \
 endef
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-vllm demo test test-vllm lint format bench protos schema api-docs chart dashboards lock system-packages clean
+.PHONY: help setup setup-vllm demo test test-vllm lint format bench protos schema api-docs chart lock system-packages clean
 
 help: ## list the targets
 	@echo "Sightline: vision-language models on many cameras. Targets:"
@@ -105,9 +105,6 @@ schema: setup ## generate configs/schema.json again, and the chart's schema of v
 	$(BIN)/sightline config schema > configs/schema.json
 	$(BIN)/sightline config crd > deploy/helm/sightline/crds/cameras.yaml
 	$(BIN)/python deploy/helm/generate.py
-
-dashboards: setup ## generate the Grafana dashboards of the chart again
-	$(BIN)/python -m cluster.metrics.dashboards
 
 api-docs: setup ## write docs/api.md again, from the protos and the OpenAPI document
 	PYTHONPATH=. $(BIN)/python docs/generate_api.py

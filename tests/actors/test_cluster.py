@@ -8,6 +8,7 @@ import re
 import signal
 import threading
 import urllib.request
+from pathlib import Path
 
 import pytest
 import ray
@@ -18,8 +19,10 @@ from actors.runtime import Cluster
 from cluster.client import GatewayClient
 from cluster.codec import FileSource
 from cluster.errors import CameraExistsError, ConfigError, NotReadyError, UnknownCameraError
-from cluster.metrics.dashboards import DASHBOARDS
+from cluster.lab.bench.dashboards import panels
 from cluster.wire.push import PushAgent
+
+DASHBOARDS = Path(__file__).parents[2] / "deploy/helm/sightline/dashboards"
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
 
@@ -176,8 +179,8 @@ def test_metrics_of_every_process_are_on_one_page(cluster: Cluster, client) -> N
     packets = [line for line in text.splitlines() if line.startswith("sightline_ingest_packets_total")]
     assert float(packets[0].rsplit(" ", 1)[1]) > 0
     # Every metric of ours that a dashboard asks for, whatever has happened so far.
-    panels = [panel for dashboard in DASHBOARDS for panel in dashboard.panels() if not panel.needs]
-    asked = {name for panel in panels for query, _ in panel.queries for name in re.findall(r"sightline_\w+", query)}
+    queries = [query for panel in panels(DASHBOARDS) if not panel.needs for query in panel.expressions]
+    asked = {name for query in queries for name in re.findall(r"sightline_\w+", query)}
     shown = set(re.findall(r"^(\w+)[{ ]", text, re.MULTILINE))
     # There are no alert sinks here.
     assert asked - shown <= {"sightline_alert_deliveries_total", "sightline_alerts_waiting"}

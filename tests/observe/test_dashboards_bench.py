@@ -7,7 +7,7 @@ import pytest
 from prometheus_client import CollectorRegistry, Gauge
 
 from cluster.lab.bench import dashboards
-from cluster.metrics.dashboards import Panel
+from cluster.lab.bench.dashboards import Panel
 from cluster.wire.metrics_server import MetricsServer
 
 pytestmark = pytest.mark.skipif(shutil.which("prometheus") is None, reason="prometheus is not installed")
@@ -38,11 +38,15 @@ def prometheus(tmp_path_factory):
         (["there == 2"], "", "dead"),
         (["DCGM_FI_DEV_GPU_UTIL"], "dcgm", "dcgm"),
         (["ray_node_cpu_utilization"], "ray", "dead"),
+        (['sum(sightline_tier_bytes{tier="redis"})'], "redis", "dead"),
+        (["sum by (state) (sightline_camera_resources)"], "kubernetes", "dead"),
+        (["sightline_gpu_busy_ratio"], "nvml", "dead"),
     ],
 )
 def test_a_panel_is_dead_when_one_of_its_expressions_gives_nothing(prometheus, queries, needs, state):
-    panel = Panel("Panel", [(query, "legend") for query in queries], "About.", needs=needs)
-    assert dashboards._row("Board", panel, prometheus, {"dcgm"})["state"] == state
+    panel = Panel("Board", "Panel", tuple(queries))
+    assert panel.needs == needs
+    assert dashboards._row(panel, prometheus, {"dcgm"})["state"] == state
 
 
 def test_series_are_counted_by_camera():
