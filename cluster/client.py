@@ -1,4 +1,4 @@
-"""``GatewayClient``: what the CLI asks a gateway, with deadlines and errors in one sentence."""
+"""``GatewayClient``: what the command line asks a gateway, with deadlines and errors in one sentence."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a load test takes of its machine: cores and memory by process, bytes on the network, GPUs if there are any."""
+"""What a load test takes of its machine, by process, and what the ``/metrics`` page says meanwhile."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A profile: what cameras send, when, and what goes wrong on the way. Data, checked like a configuration."""
+"""A profile: what cameras send, when, and what goes wrong on the way; and what one camera makes of it."""
 
 from __future__ import annotations
 

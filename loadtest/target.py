@@ -1,4 +1,4 @@
-"""What a load test runs against: a cluster of its own, whose processes it may look at and kill, or a running one."""
+"""What a load test runs against: a cluster of its own with its Redis, or a running one; and who listens."""
 
 from __future__ import annotations
 

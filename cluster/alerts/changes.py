@@ -1,4 +1,4 @@
-"""``Changes``: what must be written, gathered since the last write; two of them merge into one."""
+"""``Changes``: what must be written since the last write; ``Forgetting``: which records go."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``AlertStore``: incidents, events and what became of them in one SQLite file, written before anything is sent."""
+"""``AlertStore``: incidents, events and deliveries in a SQLite file, written before anything is sent."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``cameras:`` — the cameras, each with what it overrides of the global sections."""
+"""``cameras:``, ``source:``, ``questions:`` — cameras, how they are connected to, and what they are asked."""
 
 from __future__ import annotations
 

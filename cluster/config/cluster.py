@@ -1,4 +1,4 @@
-"""``cluster:`` — how many processes, how large their queues, how long anything may take."""
+"""``cluster:``, ``gateway:``, ``scheduling:``, ``kubernetes:``, ``tracing:`` — processes, ports, queues, deadlines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From a file and overrides to a checked configuration; every error says where and what would be right."""
+"""From a file, ``${NAME}`` and overrides to a checked configuration, and its schema; every error says where."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``memory:`` — what a camera remembers of the frames that left its window, and how it is found again."""
+"""``memory:``, ``tiers:``, ``asking:`` — what a camera remembers, where that lies, and how it is asked for."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``model:`` — which vision-language model answers, and where it runs."""
+"""``model:``, ``vllm:``, ``calibrated:`` — which model answers, and in which engine it runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sizes and lengths of time as a person writes them: ``64MiB``, ``24h``."""
+"""What sections share: closed and immutable models; sizes and times as people write them: ``64MiB``, ``24h``."""
 
 from __future__ import annotations
 

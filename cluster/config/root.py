@@ -1,4 +1,4 @@
-"""The whole configuration, and the checks that need more than one key to see."""
+"""The whole configuration: a camera's own keys over the global sections; checks that need more than one key."""
 
 from __future__ import annotations
 

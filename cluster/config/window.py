@@ -1,4 +1,4 @@
-"""``window:`` — the sliding window a question is answered on, and what of it is computed again."""
+"""``window:``, ``sampling:``, ``pruning:`` — what of a camera the model looks at, and what is computed again."""
 
 from __future__ import annotations
 

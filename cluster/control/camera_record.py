@@ -1,4 +1,4 @@
-"""One camera in the controller's table: its settings, and what its decoder and its replica last said of it."""
+"""Records of the controller's table: cameras, members, assignments, and the changes a fleet decides."""
 
 from __future__ import annotations
 

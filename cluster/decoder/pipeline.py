@@ -1,4 +1,4 @@
-"""One camera from its source to its patches, in a thread of its own (steps 1 to 4)."""
+"""One camera from its source to its patches, in a thread that takes turns with the others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One layer's remembered KV: ragged tokens per frame and, once compressed, other tokens per head."""
+"""One frame's KV as it leaves its window, and one layer's remembered KV: ragged tokens per frame and head."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Windows of a replica's cameras into the engine, step by step, and what becomes of those that cannot be answered."""
+"""Frames of a replica's cameras into the engine, windows into the queue and through the engine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Spans whose beginnings and ends are known afterwards, on their way to a collector."""
+"""Spans whose ends are known afterwards: a decoder's, a replica's and alerting's parts of a trace."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The question put to the simulator: how does this go, how few replicas are enough, or how many cameras are served?"""
+"""Questions put to the simulator: how does this go, how few replicas are enough, how many cameras."""
 
 from __future__ import annotations
 

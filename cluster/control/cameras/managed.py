@@ -1,4 +1,4 @@
-"""A camera as it was written, and whose it is; its written form as JSON, and with variables for its secrets."""
+"""A camera as it was written, and its manager, who alone may change it unless it is taken over."""
 
 from __future__ import annotations
 

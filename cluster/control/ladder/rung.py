@@ -1,4 +1,4 @@
-"""The rungs of a quality ladder: what each changes, what it saves, and what it costs in F1."""
+"""The quality ladder: what each rung changes, saves and costs in F1, and which cameras step down or climb."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A stream's state as bytes and back: safetensors with a JSON header, nothing executable.
+"""A stream's state as bytes and back (safetensors with a JSON header), and its model's fingerprint.
 
 Keys are raw, so the KV means the same wherever and whenever the stream goes on. Frames not yet encoded travel as
 patches.

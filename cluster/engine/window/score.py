@@ -1,4 +1,4 @@
-"""From logits to an answer: a calibrated score for yes or no."""
+"""From logits to an answer: a calibrated score for yes or no, and standing answers given again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``Live``: the gateway's own eyes on cameras, answers and incidents, once for all browsers."""
+"""``Live``: the gateway's eyes on cameras, answers and incidents; history in rings, events for browsers."""
 
 from __future__ import annotations
 

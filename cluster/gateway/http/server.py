@@ -1,4 +1,4 @@
-"""``HttpServer``: aiohttp behind a port of our own: bounded connections, deadlines for slow clients, renewed TLS."""
+"""``HttpServer``: aiohttp behind a port of our own: bounded connections, deadlines for slow clients."""
 
 from __future__ import annotations
 

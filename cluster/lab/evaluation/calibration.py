@@ -1,4 +1,4 @@
-"""Whether the score means anything: the event rate in bins of the score."""
+"""Scores as probabilities: the logistic scale, event rates, thresholds; fitted on validation videos."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Video-level precision, recall and F1 by CodecSight's rule, with confidence intervals over videos.
+"""Truth of videos and windows, and video-level F1 by CodecSight's rule with intervals over videos.
 
 A video is positive when ``consecutive`` windows in a row are (two, as published). That is a threshold on one number,
 the video's score: the largest, over all stretches of that many windows, of the stretch's smallest score.

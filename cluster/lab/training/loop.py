@@ -1,4 +1,4 @@
-"""Runs one stage: steps, schedule, moving average, checkpoints, validation, and the log."""
+"""Runs one stage: optimisers, steps, schedule, moving average, checkpoints, validation, and the log."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The model in training: the same transformers modules as the served one, called with gradients and in packs."""
+"""The model in training: the transformers modules of the served one, how they begin, gradients, packs."""
 
 from __future__ import annotations
 
