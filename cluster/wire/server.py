@@ -107,7 +107,7 @@ class RpcServer:
 
 
 def _public(max_connections: int) -> list[tuple[str, int]]:
-    """What callers may cost before anybody knows who they are: up to 60 KiB each connection, and 64 KiB each call that
+    """What callers may cost before anybody knows who they are: up to 60 KiB each connection, and 32 KiB each call that
     nobody has looked at.
 
     gRPC tells connections neither by peer nor by token: at ``max_connections`` it closes new ones, until those that do
@@ -120,10 +120,12 @@ def _public(max_connections: int) -> list[tuple[str, int]]:
         ("grpc.max_connection_idle_ms", 30_000),
         ("grpc.max_concurrent_streams", 256),
         # Calls that wait for this process to look at them: from the one on some are refused, from the other on all.
-        ("grpc.server.max_pending_requests", 512),
-        ("grpc.server.max_pending_requests_hard_limit", 1024),
-        # A stream that nobody reads gets 64 KiB and no more; as gRPC measures the network, it gives 4 MiB.
+        ("grpc.server.max_pending_requests", 256),
+        ("grpc.server.max_pending_requests_hard_limit", 512),
+        # A stream that nobody reads gets 32 KiB and no more; as gRPC measures the network, it gives 4 MiB. A message that
+        # is being read gets what it needs.
         ("grpc.http2.bdp_probe", 0),
+        ("grpc.http2.lookahead_bytes", 32 * 1024),
         # Nobody's gzip is unpacked; who sends some is told that it is no message.
         ("grpc.per_message_decompression", 0),
     ]
