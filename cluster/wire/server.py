@@ -122,8 +122,8 @@ def _public(max_connections: int) -> list[tuple[str, int]]:
         # Calls that wait for this process to look at them: from the one on some are refused, from the other on all.
         ("grpc.server.max_pending_requests", 256),
         ("grpc.server.max_pending_requests_hard_limit", 512),
-        # A stream that nobody reads gets 32 KiB and no more; as gRPC measures the network, it gives 4 MiB. A message that
-        # is being read gets what it needs.
+        # A stream that nobody reads gets 32 KiB and no more; as gRPC measures the network, it gives 4 MiB. A message
+        # that is being read gets what it needs.
         ("grpc.http2.bdp_probe", 0),
         ("grpc.http2.lookahead_bytes", 32 * 1024),
         # Nobody's gzip is unpacked; who sends some is told that it is no message.
