@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import socket
 
 from cluster.config import SightlineConfig
@@ -58,26 +59,33 @@ def check_settings(config: SightlineConfig) -> None:
     memory_secret(config.security)
 
 
+# Linux gives connections ports from 32768 on, and Ray its workers those from 10002 to 19999.
+_UNGIVEN = range(20_000, 32_768)
+
+
 def free_port(host: str, port: int, key: str) -> int:
-    """``port``, or for 0 any free one.
+    """``port``, or for 0 any free one, which stays free until it is used: none of those that the system gives to
+    connections, of which a cluster makes hundreds while it starts.
 
     Raises:
         ConfigError: it is in use, needs more rights, or the host is not this machine's.
     """
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-        with socket.socket(family, socket.SOCK_STREAM) as probe:
-            # As servers do: a port whose last connections still linger is free.
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind((host, port))
-            probe.listen(1)
-            return int(probe.getsockname()[1])
     except socket.gaierror:
         raise ConfigError(f"gateway.host {host!r} is not a known address; use 127.0.0.1 or 0.0.0.0") from None
-    except OSError as error:
-        raise ConfigError(
-            f"cannot listen on {host}:{port}: {error.strerror or error}; choose another {key}, or 0 for any free one"
-        ) from None
+    reason = ""
+    for candidate in [port] if port else [*random.sample(_UNGIVEN, 50), 0]:
+        try:
+            with socket.socket(family, socket.SOCK_STREAM) as probe:
+                # As servers do: a port whose last connections still linger is free.
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                probe.bind((host, candidate))
+                probe.listen(1)
+                return int(probe.getsockname()[1])
+        except OSError as error:
+            reason = error.strerror or str(error)
+    raise ConfigError(f"cannot listen on {host}:{port}: {reason}; choose another {key}, or 0 for any free one")
 
 
 def check_ray(address: str) -> None:

@@ -1,0 +1,28 @@
+"""Ports that a cluster chooses before it starts."""
+
+from __future__ import annotations
+
+import socket
+
+import pytest
+
+from actors.preflight import free_port
+from cluster.errors import ConfigError
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0", "localhost"])
+def test_any_free_one_is_none_that_connections_get(host):
+    """Linux gives connections ports from 32768 on: one of those may be taken before the gateway listens."""
+    port = free_port(host, 0, "gateway.port")
+    assert 20_000 <= port < 32_768
+    with socket.create_server((host, port)):
+        with pytest.raises(ConfigError, match=f"cannot listen on {host}:{port}: .* choose another gateway.port, or 0"):
+            free_port(host, port, "gateway.port")
+        assert free_port(host, 0, "gateway.port") != port
+
+
+def test_a_host_that_is_none():
+    with pytest.raises(ConfigError, match=r"gateway.host 'nowhere.invalid' is not a known address"):
+        free_port("nowhere.invalid", 0, "gateway.port")
+    with pytest.raises(ConfigError, match=r"cannot listen on 192\.0\.2\.77:0"):
+        free_port("192.0.2.77", 0, "gateway.port")
