@@ -30,6 +30,8 @@ def preflight(config: SightlineConfig) -> SightlineConfig:
     gateway = config.gateway
     port = free_port(gateway.host, gateway.port, "gateway.port")
     metrics_port = free_port(gateway.host, gateway.metrics_port, "gateway.metrics_port")
+    while port == metrics_port and gateway.metrics_port == 0:
+        metrics_port = free_port(gateway.host, 0, "gateway.metrics_port")
     if port == metrics_port:
         raise ConfigError(f"gateway.port and gateway.metrics_port are both {port}; give them different ports")
     gateway = gateway.model_copy(update={"port": port, "metrics_port": metrics_port})
