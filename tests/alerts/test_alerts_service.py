@@ -128,6 +128,21 @@ async def test_a_full_outbox_still_alerts(tmp_path, make, until):
     assert len(set(keys)) == 140
 
 
+async def test_a_disk_that_takes_nothing_is_noticed_before_an_alert_needs_it(tmp_path, monkeypatch, until):
+    monkeypatch.setattr("cluster.alerts.service.PROBE_S", 0.0)
+    async with running(configuration(None), tmp_path) as service:
+
+        async def refuse(on: int) -> None:
+            """SQLite itself refuses to write."""
+            await service._journal.read(lambda store: store._db.execute(f"PRAGMA query_only = {on}").fetchall())
+
+        await refuse(1)
+        await until(lambda: "readonly" in service._journal.trouble)
+        assert "readonly" in (await service.outbox()).trouble
+        await refuse(0)
+        await until(lambda: not service._journal.trouble)
+
+
 async def test_dead_letters_are_shown_and_sent_again(tmp_path, make, until):
     async with Receiver() as receiver, running(configuration(receiver), tmp_path) as service:
         receiver.reply = lambda request: 401
