@@ -3,42 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import json
-from contextlib import asynccontextmanager
 from dataclasses import replace
 
 import pytest
+from alert_parts import bodies, configuration, running, told
 from sink_parts import Receiver
 
 from cluster.alerts.health import Watched
-from cluster.alerts.service import AlertService
-from cluster.config import camera_settings, load_config
+from cluster.config import camera_settings
 from cluster.errors import NotReadyError, UnknownIncidentError
-
-
-def configuration(receiver: Receiver | None = None, questions=({"id": "person", "text": "?"},), **alerts):
-    sinks = [{"name": "ops", "kind": "webhook", "options": {"url": receiver.url}}] if receiver else []
-    body = {"sinks": sinks, "retry": {"first_s": 0.02, "longest_s": 0.1}, "cooldown_s": 0, **alerts}
-    cameras = [{"name": "gate"}, {"name": "yard"}]
-    return load_config(None, {"alerts": body, "cameras": cameras, "questions": list(questions)})
-
-
-@asynccontextmanager
-async def running(config, folder):
-    service = AlertService(config, folder)
-    await service.start()
-    try:
-        yield service
-    finally:
-        await service.stop()
-
-
-def bodies(receiver: Receiver) -> list[dict]:
-    return [json.loads(body) for _, body in receiver.got]
-
-
-def told(receiver: Receiver) -> list[tuple[str, str]]:
-    return [(body["event"], body["incident"]["camera"]) for body in bodies(receiver)]
 
 
 async def test_from_answers_to_posts(tmp_path, make, until):

@@ -200,8 +200,8 @@ class SmallCluster:
         """Every byte of the file system that incidents and clips are on, also what was freed since the last call."""
         if not self._ballast.exists():
             with contextlib.closing(sqlite3.connect(self._on_disk(INCIDENTS))) as incidents:
-                # What the database has taken already it would go on writing into; a reader or writer keeps it from going.
-                for _ in range(CHECKPOINT_TRIES):
+                # What the database has taken already it would go on writing into.
+                for _ in range(100):
                     busy, *_ = incidents.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
                     if not busy:
                         break
