@@ -118,8 +118,7 @@ class Rig:
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
 
-        from cluster.engine.vllm.connector.prompts import without_content
-        from cluster.engine.vllm.items import window_prompt
+        from cluster.engine.vllm.items import window_prompt, without_content
 
         prompt = window_prompt(
             self.model.system_ids(), items, self.model.question_ids(question), placeholder=0, salt=salt

@@ -10,7 +10,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cluster.engine.base import WindowRequest
 from cluster.engine.native.forward import PassResult, StreamPass, ragged_forward
 from cluster.engine.native.kernels import Kernel
 from cluster.engine.window.kv import KVSlab
@@ -24,12 +23,10 @@ from cluster.engine.window.planner import (
     segments_of,
     tails_of,
 )
-from cluster.engine.window.refresh import RefreshPolicy, Selection
-from cluster.engine.window.refresh.context import refresh_context
+from cluster.engine.window.refresh.context import choose_refreshed
 from cluster.engine.window.stream import HeldFrame, Stream, spans_of, tokens_of
 from cluster.models.base import FrameTokens, VisionLanguageModel
-from cluster.registry import refresh_policies
-from cluster.types import Question
+from cluster.types import Question, WindowRequest
 
 
 @torch.inference_mode()
@@ -140,8 +137,7 @@ def plan_window(
     tails = tails_of(len(system) + visual, [len(p) for p in prompts], [p.room for p in prompts])
     slots = tails[-1].stop
 
-    policy = refresh_policies.get(stream.spec.refresh)()
-    selection = _select(model, len(system), stream, request, frames, policy)
+    policy, selection = choose_refreshed(stream, request.window, frames, len(system), len(model.layers))
     computed = np.ones(visual, dtype=bool)
     computed[:cached] = selection.mask
     rows = np.flatnonzero(computed)
@@ -170,22 +166,9 @@ def plan_window(
 
 def commit(plan: WindowPlan, result: PassResult) -> None:
     """After the pass: the window's frames have KV, and each token knows under which context."""
-    stream, frames = plan.stream, plan.frames
-    for frame in frames:
-        if frame.computed is None:
-            frame.first = stream.next_token
-            frame.computed = np.zeros((3, len(tokens_of(frame))), np.int64)
-            stream.next_token += len(tokens_of(frame))
     through = np.zeros(plan.visual, dtype=bool)
     through[result.slots - plan.system] = True
-    context = np.array([[plan.request.window], [frames[0].first], [frames[0].pts]])
-    start = 0
-    for frame in frames:
-        assert frame.computed is not None
-        stop = start + frame.computed.shape[1]
-        frame.computed[:, through[start:stop]] = context
-        start = stop
-    stream.kv.length = plan.visual
+    plan.stream.commit(plan.request.window, plan.frames, through)
 
 
 def watched_rows(lengths: Sequence[int]) -> IntArray:
@@ -224,20 +207,3 @@ def _positions(
         torch.arange(window.next, window.next + tail.stop - tail.start, device=device).expand(3, -1) for tail in tails
     ]
     return torch.cat(parts, dim=1), window.next
-
-
-def _select(
-    model: VisionLanguageModel,
-    system: int,
-    stream: Stream,
-    request: WindowRequest,
-    frames: Sequence[HeldFrame],
-    policy: RefreshPolicy,
-) -> Selection:
-    context = refresh_context(stream, request.window, frames, system, len(model.layers))
-    # Until the first frame leaves the window, every token was computed under the context it has now: causal attention
-    # makes that KV the one a full computation gives, and there is nothing to refresh.
-    exact = policy.budgeted and frames[0].first == stream.first_token and frames[0].has_kv
-    if exact or not len(context):
-        return Selection(np.zeros(len(context), dtype=bool))
-    return policy.select(context)
