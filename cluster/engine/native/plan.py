@@ -16,11 +16,9 @@ from cluster.engine.window.kv import KVSlab
 from cluster.engine.window.planner import (
     BoolArray,
     IntArray,
-    Segment,
     Tail,
     prefix_order,
     question_runs,
-    segments_of,
     tails_of,
 )
 from cluster.engine.window.refresh.context import choose_refreshed
@@ -110,10 +108,6 @@ class WindowPlan:
     @property
     def query(self) -> int:
         return sum(len(prompt) for prompt in self.prompts)
-
-    @property
-    def segments(self) -> list[Segment]:
-        return segments_of(self.system, self.cached, self.computed, self.tails[-1].stop - self.slots)
 
 
 def plan_window(

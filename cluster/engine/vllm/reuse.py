@@ -15,9 +15,9 @@ import numpy as np
 import torch
 
 from cluster.engine.vllm.connector.order import Order, Piece, WindowFrame, reordered
-from cluster.engine.vllm.connector.settings import transfer_config
 from cluster.engine.vllm.connector.store import BlockFolder, KVShape, SharedFolder
 from cluster.engine.vllm.connector.tier_writer import BlockWriter, TierLike
+from cluster.engine.vllm.connector.transfer import transfer_config
 from cluster.engine.vllm.connector.window_checkpoint import unpack
 from cluster.engine.vllm.core import Ask, Reply
 from cluster.engine.vllm.items import WindowItem, content_digest, without_content
