@@ -12,7 +12,7 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLIm
 
 from cluster.lab.bench.faults.positions import SeenFrame, qwen2_5_vl
 from cluster.models.base import FrameSpan, PatchBatch
-from cluster.models.pixels import IMAGENET_MEAN, IMAGENET_STD
+from cluster.models.checkpoint import IMAGENET_MEAN, IMAGENET_STD
 
 QUESTION = "Is anyone climbing the fence?"
 
