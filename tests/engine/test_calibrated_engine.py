@@ -1,4 +1,4 @@
-"""The simulated engine keeps the native engine's books, and takes the time that it is told."""
+"""The simulated engine counts what the native engine counts, and takes the time that it is told."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def simulated(shape, slept):
     return SimulatedEngine(shape, Costs(), sleep=slept.append)
 
 
-def same_books(ours, theirs) -> bool:
+def same_counts(ours, theirs) -> bool:
     fields = ("stream", "window", "start", "end", "question", "gated", "tokens")
     return [[getattr(a, f) for f in fields] for a in ours] == [[getattr(a, f) for f in fields] for a in theirs]
 
@@ -66,7 +66,7 @@ def test_its_windows_and_tokens_are_the_native_engines(
         each.admit(make_spec(refresh=policy))
         answers.append(run(each, samples))
     assert len(answers[0]) == 16
-    assert same_books(*answers)
+    assert same_counts(*answers)
     assert any(answer.tokens.reused for answer in answers[1]) == (policy != "all")
 
 
@@ -77,7 +77,7 @@ def test_the_static_gate_is_the_native_engines(engine: NativeEngine, simulated, 
     for each in (engine, simulated):
         each.admit(make_spec(static_gate=True, max_idle_s=6.0))
         answers.append(run(each, samples))
-    assert same_books(*answers)
+    assert same_counts(*answers)
     assert {answer.gated for answer in answers[1]} == {True, False}
 
 
@@ -119,7 +119,7 @@ def test_every_answer_says_what_it_is(simulated, make_camera, make_spec, run) ->
     assert [answer.positive for answer in answers[:2]] == [True, False]
 
 
-def test_a_stream_moves_between_engines_with_its_books(shape, simulated, make_camera, make_spec, run) -> None:
+def test_a_stream_moves_between_engines_with_its_counts(shape, simulated, make_camera, make_spec, run) -> None:
     camera = make_camera(kept=0.4)
     samples = [camera.sample(i) for i in range(24)]
     stayed = SimulatedEngine(shape, Costs(), sleep=lambda _: None)
@@ -131,7 +131,7 @@ def test_a_stream_moves_between_engines_with_its_books(shape, simulated, make_ca
     taker.import_stream(make_spec(), simulated.export_stream("cam"))
     simulated.evict("cam")
     assert simulated.memory_bytes() == 0
-    assert same_books(answers + run(taker, samples[13:]), expected)
+    assert same_counts(answers + run(taker, samples[13:]), expected)
 
 
 def test_a_simulated_stream_is_refused_by_a_real_engine(

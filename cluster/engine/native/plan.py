@@ -66,11 +66,11 @@ class SystemPrompt:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Prompt:
-    """One question as tokens; ``room`` for the tokens of its explanation; ``embeds [tokens, D]``."""
+    """One question as tokens; ``reserved`` slots for the tokens of its explanation; ``embeds [tokens, D]``."""
 
     question: Question
     embeds: Tensor
-    room: int
+    reserved: int
 
     def __len__(self) -> int:
         return int(self.embeds.shape[0])
@@ -128,7 +128,7 @@ def plan_window(
     tokens = [tokens_of(frame) for frame in frames]
     visual = sum(map(len, tokens))
     cached = sum(len(held) for held, frame in zip(tokens, frames, strict=True) if frame.has_kv)
-    tails = tails_of(len(system) + visual, [len(p) for p in prompts], [p.room for p in prompts])
+    tails = tails_of(len(system) + visual, [len(p) for p in prompts], [p.reserved for p in prompts])
     slots = tails[-1].stop
 
     policy, selection = choose_refreshed(stream, request.window, frames, len(system), len(model.layers))

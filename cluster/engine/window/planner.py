@@ -44,15 +44,15 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Tail:
-    """Slots of one question: ``[start, start + tokens)`` hold it, ``room`` more are kept for its explanation."""
+    """Slots of one question: ``[start, start + tokens)`` hold it, ``reserved`` more are kept for its explanation."""
 
     start: int
     tokens: int
-    room: int
+    reserved: int
 
     @property
     def stop(self) -> int:
-        return self.start + self.tokens + self.room
+        return self.start + self.tokens + self.reserved
 
 
 def runs_of(slots: IntArray, row: int = 0) -> list[Run]:
@@ -81,12 +81,12 @@ def prefix_order(system: int, computed: BoolArray, slots: int) -> IntArray:
     return np.concatenate((np.arange(system), visual, np.arange(system + len(computed), slots)))
 
 
-def tails_of(first: int, tokens: Sequence[int], rooms: Sequence[int]) -> list[Tail]:
+def tails_of(first: int, tokens: Sequence[int], reserved: Sequence[int]) -> list[Tail]:
     """Questions of these lengths, one after the other from slot ``first``."""
     tails: list[Tail] = []
-    for count, room in zip(tokens, rooms, strict=True):
-        tails.append(Tail(first, count, room))
-        first += count + room
+    for count, more in zip(tokens, reserved, strict=True):
+        tails.append(Tail(first, count, more))
+        first += count + more
     return tails
 
 
