@@ -319,11 +319,11 @@ def _print(report: EvaluationReport, page: Path) -> None:
     from cluster.lab.evaluation.write import figure_table, setting_table
 
     screen = console()
-    for heads, rows in (setting_table(report), figure_table(report)):
+    for shown in (setting_table(report), figure_table(report)):
         table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-        for index, head in enumerate(heads):
+        for index, head in enumerate(shown.heads):
             table.add_column(head, justify="right" if index else "left")
-        for row in rows:
+        for row in shown.rows:
             table.add_row(*(f"[red]{cell}[/]" if cell == "no" else cell for cell in row))
         screen.print(table)
     for note in report.figures.notes:

@@ -162,25 +162,21 @@ def _evaluated(
 
 def _print(report: MemorySummary, page: Path) -> None:
     from rich import box
-    from rich.table import Table
+    from rich.table import Table as RichTable
 
     from actors.cli.output import console
-    from cluster.lab.evaluation.memory.report import accuracy_table, cost_table, coverage_table, retrieval_table
+    from cluster.lab.evaluation.memory.report import tables
+    from cluster.lab.report.page import Table
 
     screen = console()
-    for heads, rows in (
-        accuracy_table(report),
-        retrieval_table(report),
-        coverage_table(report),
-        cost_table(report),
-        (["figure", "value"], [[name, f"{value:.3f}"] for name, value in report.headline.items()]),
-    ):
-        if not rows:
+    headline = Table("", ("figure", "value"), [(name, f"{value:.3f}") for name, value in report.headline.items()])
+    for shown in [*tables(report), headline]:
+        if not shown.rows:
             continue
-        table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-        for index, head in enumerate(heads):
+        table = RichTable(box=box.SIMPLE_HEAD, pad_edge=False)
+        for index, head in enumerate(shown.heads):
             table.add_column(head, justify="right" if index else "left")
-        for row in rows:
+        for row in shown.rows:
             table.add_row(*row)
         screen.print(table, markup=False)
     for note in report.notes:

@@ -15,10 +15,10 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from cluster.config import SightlineConfig
+    from cluster.lab.report.page import Table
     from loadtest.footage import Footage
     from loadtest.profile import Profile
     from loadtest.report import Facts
-    from loadtest.report.tables import Table
     from loadtest.result import Measurement, Tick
     from loadtest.search import Search, Try
     from loadtest.target import Target
@@ -85,7 +85,8 @@ def run(
     from cluster.errors import SightlineError
     from loadtest.faults import named
     from loadtest.report import run_json, write
-    from loadtest.report.render import others_text, run_tables, verdict_text
+    from loadtest.report.render import others_text, verdict_text
+    from loadtest.report.tables import run_tables
     from loadtest.run import run_test
 
     chosen = _profile(profile, streams=streams, measure_s=seconds)
@@ -152,7 +153,8 @@ def search(
     from actors.cli.output import console, write_json
     from cluster.errors import ConfigError
     from loadtest.report import search_json, write
-    from loadtest.report.render import search_tables, search_text
+    from loadtest.report.render import search_text
+    from loadtest.report.tables import search_tables
     from loadtest.run import SearchResult, run_search
 
     chosen = _profile(profile, measure_s=seconds)
@@ -386,13 +388,13 @@ class _Progress:
         self.phase(f"trying {streams} streams ({phase})")
 
     def tried(self, result: Try, measurement: Measurement) -> None:
-        from loadtest.result import seconds_text
+        from cluster.lab.report.text import seconds_text
 
         word = "kept up" if result.stable else f"did not keep up: {result.note}"
         self.say(f"{result.streams} streams: p99 lag {seconds_text(measurement.lag.p99)}, {word}")
 
     def tick(self, tick: Tick) -> None:
-        from loadtest.result import seconds_text
+        from cluster.lab.report.text import seconds_text
 
         text = (
             f"{self._phase}: {tick.at_s:.0f} s, {tick.streams} streams, {tick.answers} answers a second, "

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from cluster.control.ladder import Ladder
-    from loadtest.city.report import Table
+    from cluster.lab.report.page import Table
     from loadtest.city.study import Audience, Trial
 
 LONGEST_H = 24 * 7
