@@ -11,7 +11,7 @@ from openapi_spec_validator import validate
 
 from cluster.gateway.http.application import table_of
 
-ROOT = Path(__file__).parent.parent.parent
+ROOT = Path(__file__).parents[3]
 
 
 def test_the_document_is_valid():

@@ -13,8 +13,7 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
-from ingest_parts import Decoder, Gateway, pusher, serving
-from test_rpc_push import HEADER, QUICK, Scripted
+from ingest_parts import HEADER, QUICK, Decoder, Gateway, Scripted, pusher, serving
 
 from cluster.wire.push import PushAgent, PushOptions
 

@@ -10,7 +10,7 @@ from itertools import pairwise
 import av
 import numpy as np
 import pytest
-from ingest_parts import LIMIT, Decoder, chain, serving
+from ingest_parts import HEADER, LIMIT, QUICK, Decoder, Scripted, chain, serving
 from sightline.v1 import ingest_pb2, ingest_pb2_grpc
 
 from cluster.codec.file import FileSource
@@ -28,48 +28,6 @@ from cluster.errors import (
 )
 from cluster.wire.push import PushAgent, PushOptions
 from cluster.wire.status import abort
-
-QUICK = {"backoff": Backoff(first_s=0.02, longest_s=0.05), "flush_s": 0.005, "progress_s": 0.0}
-
-
-class Scripted:
-    """A source of given stretches of packets; ``gate`` holds back everything from ``hold_at`` on."""
-
-    pushed = False
-
-    def __init__(self, *stretches, live=False, hold_at=None, fail=None):
-        self.stretches = list(stretches)
-        self.live = live
-        self.hold_at = hold_at
-        self.gate = threading.Event()
-        self.closed = threading.Event()
-        self.fail = fail
-        self.header = None
-
-    @property
-    def ended(self):
-        return not self.stretches
-
-    def open(self):
-        if self.fail and not self.stretches:
-            raise self.fail
-        self.header, self.current = self.stretches.pop(0)
-        return self.header
-
-    def packets(self):
-        for packet in self.current:
-            if packet.sequence == self.hold_at:
-                while not self.gate.wait(0.01) and not self.closed.is_set():
-                    pass
-            if self.closed.is_set():
-                return
-            yield packet
-
-    def close(self):
-        self.closed.set()
-
-
-HEADER = StreamHeader("h264", 640, 480, b"config")
 
 
 @asynccontextmanager

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from test_rpc_frames import Replica, sending, serving
+from frame_parts import Replica, sending, serving
 
 from cluster.replica.frames_service import HandedOver, WindowCounters
 

@@ -14,7 +14,7 @@ from http_parts import bare_application, listening
 
 from cluster.wire.tls import TlsFiles
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 def command():
