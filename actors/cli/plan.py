@@ -11,10 +11,7 @@ from actors.cli.options import Json
 from actors.cli.plan_city import city
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from cluster.lab.planning.accelerator import Platform
-    from cluster.lab.report.page import Table
 
 HELP = "Predict what machines would reach, to plan capacity."
 app = typer.Typer(no_args_is_help=True, help=HELP)
@@ -75,10 +72,10 @@ def accelerator(
     comparisons = figures.compare() if check else []
     screen = console(stderr=json_to == "-")
     if check:
-        _print(screen, report.comparison_table(comparisons))
+        report.comparison_table(comparisons).show(screen)
         screen.print(report.summary(comparisons), markup=False)
     else:
-        _print(screen, report.prediction_table(found))
+        report.prediction_table(found).show(screen)
         screen.print(f"{shape.title}, batch {batch}; predicted. {report.NOTE}", markup=False)
     if out is not None:
         check_writable(out)
@@ -104,16 +101,3 @@ def _every_platform() -> list[Platform]:
 
     known = [platforms.get(name) for name in platforms]
     return sorted(known, key=lambda each: (each.place, each.extrapolated, each.name))
-
-
-def _print(screen: Console, shown: Table) -> None:
-    """A table whose first two columns are text."""
-    from rich import box
-    from rich.table import Table as RichTable
-
-    table = RichTable(box=box.SIMPLE_HEAD, pad_edge=False)
-    for index, head in enumerate(shown.heads):
-        table.add_column(head, justify="left" if index < 2 else "right")
-    for row in shown.rows:
-        table.add_row(*row)
-    screen.print(table)

@@ -19,9 +19,8 @@ from loadtest.fleet import Camera
 from loadtest.footage import StreamHeader
 from loadtest.machine import GpuUse, MachineUse
 from loadtest.profile import kind_at, script
-from loadtest.report import Facts, run_json, search_json, write
 from loadtest.report.charts import run_charts
-from loadtest.report.render import page, search_text, verdict_text
+from loadtest.report.render import Facts, page, run_json, search_json, search_text, verdict_text, write
 from loadtest.result import FaultResult, Measurement, Spread, Tick, Verdict
 from loadtest.run import RunResult, SearchResult
 from loadtest.search import Try

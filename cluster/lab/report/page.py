@@ -17,11 +17,12 @@ from cluster.lab.report.charts import inline, svg, variables
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+    from rich.console import Console
 
 Facts = Sequence[tuple[str, object]]
 """Names and what is said of them."""
 
-_NUMBER = re.compile(r"[-–+≤≥<]?[\d.]|–$|over \d|never$|all of it$|$")
+_NUMBER = re.compile(r"[-–+≤≥<x]?[\d.]|[-–]$|over \d|never$|all of it$|$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +40,20 @@ class Table:
         return [
             bool(self.rows) and all(_NUMBER.match(row[place]) for row in self.rows) for place in range(len(self.heads))
         ]
+
+    def show(self, screen: Console) -> None:
+        """Print it to a terminal; nothing without rows."""
+        from rich import box
+        from rich.markup import escape
+        from rich.table import Table as RichTable
+
+        shown = RichTable(title=self.title or None, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+        for head, number in zip(self.heads, self.numeric, strict=True):
+            shown.add_column(head, justify="right" if number else "left")
+        for place, row in enumerate(self.rows):
+            shown.add_row(*map(escape, row), style="red" if place in self.bad else None)
+        if self.rows:
+            screen.print(shown)
 
 
 class Chip(NamedTuple):

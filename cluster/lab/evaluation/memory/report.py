@@ -6,7 +6,7 @@ import json
 import math
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -163,7 +163,8 @@ _ASKED_ALONE = (
 @dataclass(frozen=True, slots=True)
 class MemoryReport:
     """``results``: one for each setting. ``baseline``: the one that the others' drops are measured against, None for
-    none. ``facts``: what was evaluated, on what. ``skipped``: what the data set left out."""
+    none. ``facts``: what was evaluated, on what. ``skipped``: what the data set left out. ``headline``: the figures
+    that stand for all."""
 
     title: str
     results: tuple[SettingResult, ...]
@@ -172,6 +173,7 @@ class MemoryReport:
     facts: dict[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     skipped: tuple[Skipped, ...] = ()
+    headline: dict[str, float] = field(default_factory=dict)
 
     @property
     def kinds(self) -> tuple[str, ...]:
@@ -180,10 +182,10 @@ class MemoryReport:
 
     @property
     def figures(self) -> dict[str, float]:
-        """Accuracy and drop of each setting by name, where they are defined."""
+        """The headline; accuracy and drop of each setting by name, where they are defined."""
         found = {f"accuracy {each.setting.name}": each.accuracy["all"].value for each in self.results}
         found |= {f"drop {setting.name}": drop["all"].value for setting, drop in self.drops.items()}
-        return {name: value for name, value in found.items() if math.isfinite(value)}
+        return self.headline | {name: value for name, value in found.items() if math.isfinite(value)}
 
     def to_json(self) -> str:
         """The same object as every bench writes, and coverage, drops and what was skipped beside it."""
@@ -209,18 +211,6 @@ class MemoryReport:
         return row
 
 
-@dataclass(frozen=True)
-class MemorySummary(MemoryReport):
-    """``headline``: the figures that stand for all."""
-
-    headline: dict[str, float] = field(default_factory=dict)
-
-    @property
-    def figures(self) -> dict[str, float]:
-        """The headline, then those of every setting."""
-        return self.headline | super().figures
-
-
 def chance(questions: Sequence[Question]) -> float:
     """Mean credit of who knows the kind of a question and always gives that kind's commonest answer, turn by turn."""
     said: dict[tuple[str, int], Counter[str]] = defaultdict(Counter)
@@ -241,11 +231,11 @@ def summarise(
     *,
     facts: dict[str, str] | None = None,
     skipped: Sequence[Skipped] = (),
-) -> MemorySummary:
-    """Measure everything, against full KV where it is among the settings.
+) -> MemoryReport:
+    """Measure everything, against full KV where it is among the settings. ``skipped``: what was left out before.
 
-    Figures: ``chance``; with full KV ``accuracy_full``; with ours at an eighth as well ``accuracy_drop_at_eighth``,
-    the paired difference of both. ``skipped``: what the data set left out before.
+    Headline: ``chance``; with full KV ``accuracy_full``; with ours at an eighth as well ``accuracy_drop_at_eighth``,
+    the paired difference of both.
     """
     settings = {result.setting: result for result in found.results}
     questions = [question for clip in found.footage for question in clip.questions]
@@ -253,13 +243,9 @@ def summarise(
     notes = [_ASKED_ALONE]
     if model.settings.open_instruction is None:
         notes.append("the model's sightline.json has no open_instruction: it was not taught to answer free questions")
-    report = memory_report(
-        title,
-        found.results,
-        baseline=FULL if FULL in settings else None,
-        facts=facts,
-        skipped=(*skipped, *found.skipped),
-    )
+    baseline = FULL if FULL in settings else None
+    left_out = (*skipped, *found.skipped)
+    report = memory_report(title, found.results, baseline=baseline, facts=facts, skipped=left_out)
     if FULL in settings:
         full = settings[FULL].accuracy["all"]
         headline["accuracy_full"] = full.value
@@ -275,8 +261,7 @@ def summarise(
         headline["accuracy_drop_at_eighth"] = drop["all"].value
     if found.incomplete:
         notes.append(f"{found.incomplete} answers were given without all they wanted of the memory, in time or at all")
-    body: dict[str, Any] = {each.name: getattr(report, each.name) for each in fields(report)}
-    return MemorySummary(**{**body, "notes": tuple(notes)}, headline=headline)
+    return replace(report, notes=tuple(notes), headline=headline)
 
 
 def memory_report(
@@ -288,15 +273,7 @@ def memory_report(
     notes: Sequence[str] = (),
     skipped: Sequence[Skipped] = (),
 ) -> MemoryReport:
-    """Measure everything there is to measure.
-
-    Args:
-        title: of the report.
-        results: one for each setting, at least one.
-        baseline: the setting that the others are compared with; one of ``results``.
-        facts: name -> value, printed first.
-        notes: what a reader must know.
-        skipped: what the data set left out.
+    """Measure everything there is to measure; see ``MemoryReport``.
 
     Raises:
         ConfigError: no result, two of one setting, a baseline that was not measured, or settings that were asked
