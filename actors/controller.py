@@ -37,8 +37,8 @@ from cluster.types.reports import (
     ReplicaStatus,
     StreamReport,
 )
-from cluster.wire.health import is_serving
 from cluster.wire.metrics_server import serve_metrics
+from cluster.wire.server import is_serving
 
 log = logging.getLogger(__name__)
 

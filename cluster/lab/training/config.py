@@ -10,8 +10,7 @@ from typing import Any
 from cluster.errors import ConfigError
 from cluster.lab.training.examples import Example, TowerExamples, ValidationExamples, WindowExamples
 from cluster.lab.training.feeder import FrozenExamples
-from cluster.lab.training.heads import DenseHeads
-from cluster.lab.training.loss import Loss, tower_loss, window_loss
+from cluster.lab.training.loss import DenseHeads, Loss, tower_loss, window_loss
 from cluster.lab.training.pruning import picture_grid
 from cluster.lab.training.trainee import Trainee
 from cluster.lab.training.validate import validate_tower, validate_windows
