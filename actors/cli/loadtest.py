@@ -313,21 +313,21 @@ def _facts(title: str, name: str, profile: Profile, config: SightlineConfig, *, 
     if own:
         members = config.cluster
         cluster |= {
-            "engine": config.engine + (f", costs {config.calibrated.costs}" if config.engine == "calibrated" else ""),
+            "engine": config.engine + (f", costs {config.simulated.costs}" if config.engine == "simulated" else ""),
             "model": config.model.name,
             "processes": f"{members.replicas} replicas, {members.decoders} decoders, 1 gateway on this machine",
         }
-    return Facts(title, name, profile, cluster, calibrated=own and config.engine == "calibrated")
+    return Facts(title, name, profile, cluster, simulated=own and config.engine == "simulated")
 
 
 def _two_cores(profile: Profile, config: SightlineConfig, footage: dict[str, Footage]) -> bool:
     """Whether this search measures the figure ``streams_two_cores``: pushed streams of 5 frames a second and 640x360 on
-    the calibrated engine, on a machine of two cores."""
+    the simulated engine, on a machine of two cores."""
     import os
 
     sizes = {(each.header.width, each.header.height) for each in footage.values()}
     pushed = profile.transport == "push" and profile.fps == 5 and sizes == {(640, 360)}
-    return pushed and config.engine == "calibrated" and len(os.sched_getaffinity(0)) == 2
+    return pushed and config.engine == "simulated" and len(os.sched_getaffinity(0)) == 2
 
 
 def _list(screen: Console, rows: Sequence[tuple[str, str]]) -> None:

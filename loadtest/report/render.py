@@ -25,7 +25,7 @@ class Facts:
     profile_name: str
     profile: Profile
     cluster: Mapping[str, str]
-    calibrated: bool
+    simulated: bool
 
 
 def run_json(facts: Facts, result: RunResult) -> dict[str, Any]:
@@ -107,7 +107,7 @@ def _about(facts: Facts) -> dict[str, Any]:
         "title": facts.title,
         "profile": {"name": facts.profile_name, **facts.profile.model_dump(mode="json")},
         "cluster": dict(facts.cluster),
-        "calibrated": facts.calibrated,
+        "simulated": facts.simulated,
         "machine": machine(),
     }
 

@@ -57,7 +57,7 @@ GOOD = Measurement(
     lost={"late": 3},
 )
 NEVER = Spread(1.0, 2.0, math.inf, math.inf)
-FACTS = Facts("Load test", "steady", profile(about="Some <street>."), {"engine": "calibrated"}, calibrated=True)
+FACTS = Facts("Load test", "steady", profile(about="Some <street>."), {"engine": "simulated"}, simulated=True)
 KILLED = FaultResult("kill-replica", "replica-1", 60.0, 5, 9.6, 8.0)
 LOST = replace(KILLED, name="freeze-decoder", recovery_s=math.inf)
 
@@ -165,7 +165,7 @@ def test_the_page_stands_alone_and_says_that_no_model_ran(tmp_path, found) -> No
     assert "No model ran" in text
     assert "Some &lt;street&gt;." in text
     assert ("svg" in links.tags) == (not isinstance(found, RunResult) or bool(found.ticks))
-    assert "No model ran" not in page(replace(FACTS, calibrated=False), found)
+    assert "No model ran" not in page(replace(FACTS, simulated=False), found)
 
 
 def test_every_chart_shades_what_a_fault_cost() -> None:

@@ -136,7 +136,7 @@ def test_serve_ends_when_its_cluster_does(cli, wait_for, victim):
 
 
 def test_the_demo_from_start_to_end(cli):
-    done = cli(
+    done = cli.process(
         "demo", "--out", "out", "--seconds", "14", "--model", "tiny-qwen2_5_vl", "--no-open", "--json", "-", timeout=240
     )
     assert done.returncode == 0, done.stderr

@@ -34,7 +34,7 @@ def videos(tmp_path_factory):
 
 def test_videos_with_questions_end_to_end_and_again(cli, videos):
     command = ("eval", "memory", "--dataset", videos, "--layout", "mlvu", *SMALL, "--json", "figures.json")
-    done = cli(*command, timeout=300)
+    done = cli.process(*command, timeout=300)
     assert done.returncode == 0, done.stderr
     assert "infinipot_v/resv/wicsum@1/8" in done.stdout
     assert "skipped gone.mp4: not on disk" in done.stdout
@@ -56,7 +56,7 @@ def test_videos_with_questions_end_to_end_and_again(cli, videos):
 
 
 def test_scenes_are_made_and_asked_about(cli):
-    done = cli(
+    done = cli.process(
         "eval", "memory", "--scenes", "1", "--seconds", "60", "--per-kind", "2", *SMALL, "--json", "f.json", timeout=300
     )
     assert done.returncode == 0, done.stderr

@@ -226,14 +226,13 @@ def test_answers_that_fail_are_closed(gateway, run):
 # -- the prompt ---------------------------------------------------------------------------------
 
 
-def _own_terminal():
-    """In the new process: its standard input is its terminal, and Ctrl-C reaches it whoever started the tests."""
-    import fcntl
-    import signal
-    import termios
-
-    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+OWN_TERMINAL = """
+import fcntl, os, signal, sys, termios
+fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+signal.signal(signal.SIGINT, signal.SIG_DFL)
+os.execv(sys.argv[1], sys.argv[1:])
+"""
+# In the new process: its standard input is its terminal, and Ctrl-C reaches it whoever started the tests.
 
 
 class Terminal:
@@ -244,13 +243,12 @@ class Terminal:
 
         self.master, slave = pty.openpty()
         self.process = subprocess.Popen(
-            cli.command(arguments),
+            [sys.executable, "-c", OWN_TERMINAL, *cli.command(arguments)],
             stdin=slave,
             stdout=slave,
             stderr=slave,
             env=cli.environment | {"TERM": "dumb"},
             start_new_session=True,
-            preexec_fn=_own_terminal,
         )
         os.close(slave)
         self.shown = ""
