@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from cluster.lab.report.charts import Axis, Point, Series, chart
-from cluster.lab.report.page import Page, Section, Table, write_files
+from cluster.lab.report.page import Page, Section, Table
 from cluster.lab.report.text import seconds_text
 from cluster.types.priority import Priority
 from loadtest.city.against import Compared
@@ -243,11 +242,6 @@ def page(result: CityResult, objective: Objective, trials: Sequence[Trial] = (),
     title = f"{result.cameras:,} cameras on {_pool(result)}"
     met = objective.met(result.figures)
     return Page(title, verdict(result, objective), met, facts=facts(result), sections=sections).html()
-
-
-def write_page(path: Path, html: str) -> None:
-    """Raises ``SightlineError`` when the file cannot be written."""
-    write_files(path.parent, {path.name: html})
 
 
 def _figures_row(name: str, figures: Figures) -> tuple[str, ...]:
