@@ -163,6 +163,8 @@ def test_the_page_stands_alone_and_says_that_no_model_ran(tmp_path, found) -> No
     links.feed(text)
     assert links.fetched == []
     assert "script" not in links.tags
+    assert "http" not in text
+    assert "url(" not in text
     assert "No model ran" in text
     assert "Some &lt;street&gt;." in text
     assert ("svg" in links.tags) == (not isinstance(found, RunResult) or bool(found.ticks))

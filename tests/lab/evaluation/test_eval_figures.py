@@ -254,7 +254,7 @@ def test_the_page_stands_alone(report, tmp_path):
     assert "tiny &amp; random" in text
     assert "bad &lt;video&gt;.mp4" in text
     assert text.count("<svg") == len(charts(report))
-    assert not any(word in text for word in ("src=", "href=", "@import", "url("))
+    assert not any(word in text for word in ("src=", "href=", "@import", "url(", "http"))
     written = write_page(page(report), tmp_path / "out", "accuracy", report.to_json())
     names = {path.name for path in written.parent.iterdir()}
     assert {"accuracy.html", "accuracy.md", "accuracy.json", "f1-tokens.svg", "calibration.svg"} <= names

@@ -155,6 +155,7 @@ def test_a_page_draws_each_gpu_with_the_vrex_of_its_place_and_leaves_out_what_do
     drawn = (tmp_path / "frame-latency-agx-orin.svg").read_text()
     assert "V-Rex8 + ReSV + DRE" in drawn
     assert "V-Rex48" not in drawn
+    assert not any(word in (tmp_path / "plan.html").read_text() for word in ("src=", "href=", "url(", "http"))
     page = (tmp_path / "plan.md").read_text()
     assert page.count("does not fit its memory") == 2
     assert "V-Rex48 | ReSV + DRE" in page
