@@ -12,7 +12,7 @@ from actors.cli.options import Json
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from cluster.lab.report import Report
+    from cluster.lab.report.model import Report
 
 ROOM_BYTES = 32 * 2**20
 # What making clips, starting, loading and measuring take besides the live part, seconds on two cores.
