@@ -122,7 +122,7 @@ def _fault(fault: FaultResult) -> dict[str, Any]:
 OTHERS = 0.25
 """Cores that other programs may use before it is told."""
 
-_NO_MODEL = (
+_SIMULATED = (
     "No model ran: the simulated engine drew its answers at random and took the time that a cost model says. "
     "Cameras, sockets, decoding, scheduling and processes are real."
 )
@@ -130,7 +130,7 @@ _NO_MODEL = (
 
 def page(facts: Facts, found: RunResult | Sequence[SearchResult]) -> str:
     """The page as text."""
-    notices = [_NO_MODEL] if facts.simulated else []
+    notices = [_SIMULATED] if facts.simulated else []
     if isinstance(found, RunResult):
         head, good = verdict_text(found)
         drawn = charts.run_charts(found.ticks, found.faults, found.measurement.stride_s)
