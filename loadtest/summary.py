@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -76,7 +75,7 @@ def summarise(cameras: Sequence[Camera], span: Span, *, began_s: float, stride_s
         reconnects=span.after.reconnects - span.before.reconnects,
         missed_answers=span.missed_answers,
         breaks=span.breaks,
-        tokens=_tokens(seen),
+        tokens={kind: sum(getattr(slot.tokens, kind, 0) for slot in seen) for kind in TOKEN_KINDS},
         lost=dict(span.lost),
         failures=tuple(span.failures),
         rungs=dict(span.rungs),
@@ -96,11 +95,3 @@ def occupancy(ticks: Sequence[Tick]) -> dict[str, float]:
 
 def _alerts(books: CameraBooks, slots: Sequence[Slot], from_s: float, until_s: float) -> list[float]:
     return alert_times(slots, books.stride_s, max(from_s, books.began_s), min(until_s, books.until_s - books.stride_s))
-
-
-def _tokens(seen: Sequence[Slot]) -> dict[str, int]:
-    total: Counter[str] = Counter(dict.fromkeys(TOKEN_KINDS, 0))
-    for slot in seen:
-        if slot.tokens is not None:
-            total.update({kind: getattr(slot.tokens, kind) for kind in TOKEN_KINDS})
-    return dict(total)

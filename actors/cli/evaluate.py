@@ -129,7 +129,8 @@ def accuracy(
     from cluster.lab.evaluation.questions import check_questions, thresholds_of
     from cluster.lab.evaluation.report import make_report
     from cluster.lab.evaluation.run import ModelSpec
-    from cluster.lab.evaluation.write import figure_table, setting_table, write_report
+    from cluster.lab.evaluation.write import figure_table, page, setting_table
+    from cluster.lab.report.page import write_page
 
     spec = ModelSpec(model, device, dtype)
     loaded = spec.load()
@@ -153,10 +154,10 @@ def accuracy(
     thresholds, origin = thresholds_of(loaded, results.kinds, chosen_on)
     facts = _facts(model, found, results, shape, thresholds, origin, workers, chosen_on)
     report = make_report("Accuracy", results, thresholds, validation=chosen_on, skipped=found.skipped, facts=facts)
-    page = write_report(report, out)
+    written = write_page(page(report), out, "accuracy", report.to_json())
     if json_file is not None:
         json_file.write_text(report.to_json() + "\n", encoding="utf-8")
-    show([setting_table(report), figure_table(report)], report.figures.notes, report.skipped, page)
+    show([setting_table(report), figure_table(report)], report.figures.notes, report.skipped, written)
 
 
 @app.command("calibrate")

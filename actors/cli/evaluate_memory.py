@@ -79,9 +79,10 @@ def memory(
     if "/" not in model or Path(model).is_dir():
         # Nothing is fetched, and a bar per process for reading a small file would only break up ours.
         os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
-    from cluster.lab.evaluation.memory.report import summarise, write_memory_report
+    from cluster.lab.evaluation.memory.report import page, summarise
     from cluster.lab.evaluation.memory.settings import memory_grid
     from cluster.lab.evaluation.run import ModelSpec
+    from cluster.lab.report.page import write_page
 
     compared = memory_grid(settings)
     spec = ModelSpec(model, device, dtype)
@@ -106,10 +107,10 @@ def memory(
         "latency": f"measured with {workers} process{'es' if workers > 1 else ''} side by side on this machine",
     }
     report = summarise("Memory", found, loaded, facts=facts, skipped=skipped)
-    page = write_memory_report(report, out)
+    written = write_page(page(report), out, "memory", report.to_json())
     if json_file is not None:
         json_file.write_text(report.to_json() + "\n", encoding="utf-8")
-    _print(report, page)
+    _print(report, written)
 
 
 def _made(folder: Path, count: int, seconds: float, seed: int, per_kind: int, jobs: int) -> list[Footage]:

@@ -82,8 +82,9 @@ def run(
 
     from actors.cli.output import console, write_json
     from cluster.errors import SightlineError
+    from cluster.lab.report.page import write_files
     from loadtest.faults import named
-    from loadtest.report.render import others_text, run_json, verdict_text, write
+    from loadtest.report.render import others_text, page, run_json, verdict_text
     from loadtest.report.tables import run_tables
     from loadtest.run import run_test
 
@@ -109,7 +110,7 @@ def run(
     if json is not None:
         write_json(json, run_json(facts, found))
     if out is not None:
-        write(out, facts, found)
+        write_files(out.parent, {out.name: page(facts, found)})
         screen.print(f"written: {out}", markup=False)
     if not good:
         raise SightlineError("the load test failed: " + head.rstrip("."))
@@ -150,7 +151,8 @@ def search(
 
     from actors.cli.output import console, write_json
     from cluster.errors import ConfigError
-    from loadtest.report.render import search_json, search_text, write
+    from cluster.lab.report.page import write_files
+    from loadtest.report.render import page, search_json, search_text
     from loadtest.report.tables import search_tables
     from loadtest.run import SearchResult, run_search
 
@@ -188,7 +190,7 @@ def search(
     if json is not None:
         write_json(json, search_json(facts, results, two_cores=_two_cores(chosen, loaded, footage)))
     if out is not None:
-        write(out, facts, results)
+        write_files(out.parent, {out.name: page(facts, results)})
         screen.print(f"written: {out}", markup=False)
 
 

@@ -64,6 +64,7 @@ def accelerator(
     from cluster.lab.planning.accelerator import platforms
     from cluster.lab.planning.report import rows
     from cluster.lab.planning.workload import methods, models
+    from cluster.lab.report.page import write_page
 
     machines = [platforms.get(name) for name in platform or []] or _every_platform()
     ways = [methods.get(name) for name in method or []]
@@ -80,8 +81,9 @@ def accelerator(
     if out is not None:
         check_writable(out)
         swept = rows(machines, ways, shape, sorted({*figures.SIZES, cache}), batch, frame_tokens)
-        count = report.write(out, swept, shape, batch)
-        screen.print(f"{out / 'plan.html'}, plan.md and {count} charts written", markup=False)
+        page = report.page(swept, shape, batch)
+        written = write_page(page, out, "plan")
+        screen.print(f"{written}, plan.md and {len(page.charts)} charts written", markup=False)
     if json_to:
         body: dict[str, Any] = {"model": model, "rows": [row.as_json() for row in found]}
         if check:

@@ -95,6 +95,7 @@ def city(
     """
     from actors.cli.output import check_writable, console, write_json
     from cluster.errors import ConfigError
+    from cluster.lab.report.page import write_files
     from loadtest.city import report
     from loadtest.city.city import CityPlan
     from loadtest.city.district import Timing
@@ -144,7 +145,8 @@ def city(
     for name, number in found.figures.items():
         screen.print(f"{name} = {number:.4g}", markup=False)
     if out is not None:
-        report.write_page(out, report.page(found.result, wanted, found.trials, fewer=found.fewer))
+        page = report.page(found.result, wanted, found.trials, fewer=found.fewer)
+        write_files(out.parent, {out.name: page})
         screen.print(f"written: {out}", markup=False)
     if json_to:
         write_json(json_to, found.as_json())

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from cluster.lab.report.charts import Axis, Point, Series, chart
-from cluster.lab.report.page import Page, Section, Table, write_files
+from cluster.lab.report.page import Page, Section, Table
+from cluster.lab.report.text import seconds_text
 from cluster.types.cameras import Priority
 from loadtest.city.against import Compared
 from loadtest.city.mix import Spell
@@ -199,7 +199,7 @@ def trial_table(trials: Sequence[Trial]) -> Table:
             _percent(each.answered),
             f"{each.quality:.3f}",
             _percent(each.utilisation),
-            _seconds(each.lag_p99_s),
+            seconds_text(each.lag_p99_s),
         )
         for each in trials
     )
@@ -218,10 +218,10 @@ def comparison_table(compared: Sequence[Compared]) -> Table:
                 f"{sum(group.count for group in each.run.cameras):,}",
                 f"{each.run.replicas:,}",
                 _percent(found.busy),
-                _seconds(found.lag_p50_s),
-                _seconds(measured.lag_p50_s),
-                _seconds(found.lag_p99_s),
-                _seconds(measured.lag_p99_s),
+                seconds_text(found.lag_p50_s),
+                seconds_text(measured.lag_p50_s),
+                seconds_text(found.lag_p99_s),
+                seconds_text(measured.lag_p99_s),
                 f"{found.computed_per_s:.2f}",
                 f"{measured.answered_per_s:.2f}",
                 f"{100 * each.error:.1f} %",
@@ -244,11 +244,6 @@ def page(result: CityResult, objective: Objective, trials: Sequence[Trial] = (),
     return Page(title, verdict(result, objective), met, facts=facts(result), sections=sections).html()
 
 
-def write_page(path: Path, html: str) -> None:
-    """Raises ``SightlineError`` when the file cannot be written."""
-    write_files(path.parent, {path.name: html})
-
-
 def _figures_row(name: str, figures: Figures) -> tuple[str, ...]:
     return (
         name,
@@ -256,9 +251,9 @@ def _figures_row(name: str, figures: Figures) -> tuple[str, ...]:
         _percent(figures.on_time),
         _percent(figures.answered),
         f"{figures.quality:.3f}",
-        _seconds(figures.lag_p50_s),
-        _seconds(figures.lag_p95_s),
-        _seconds(figures.lag_p99_s),
+        seconds_text(figures.lag_p50_s),
+        seconds_text(figures.lag_p95_s),
+        seconds_text(figures.lag_p99_s),
         ", ".join(f"{reason} {count:,}" for reason, count in figures.dropped.items()) or "none",
     )
 
@@ -284,7 +279,3 @@ def _percent(share: float) -> str:
     text = f"{100 * share:.2f}"
     # What is not everything must not be rounded to it.
     return "99.99 %" if text == "100.00" and share < 1 else f"{text} %"
-
-
-def _seconds(value: float) -> str:
-    return f"{1000 * value:.0f} ms" if value < 1 else f"{value:.1f} s"

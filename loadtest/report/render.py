@@ -5,11 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 from cluster.lab.bench.harness import machine
-from cluster.lab.report.page import Page, Section, write_files
+from cluster.lab.report.page import Page, Section
 from cluster.lab.report.text import finite
 from loadtest.profile import Profile
 from loadtest.report import charts, tables
@@ -127,15 +126,6 @@ _SIMULATED = (
     "No model ran: the simulated engine drew its answers at random and took the time that a cost model says. "
     "Cameras, sockets, decoding, scheduling and processes are real."
 )
-
-
-def write(path: Path, facts: Facts, found: RunResult | Sequence[SearchResult]) -> None:
-    """Write the page.
-
-    Raises:
-        SightlineError: the file cannot be written.
-    """
-    write_files(path.parent, {path.name: page(facts, found)})
 
 
 def page(facts: Facts, found: RunResult | Sequence[SearchResult]) -> str:

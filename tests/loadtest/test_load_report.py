@@ -13,6 +13,7 @@ from toy_cluster import config, profile
 from cluster.errors import SightlineError
 from cluster.lab.bench.window_accounting import CameraBooks
 from cluster.lab.report.charts import svg, tips
+from cluster.lab.report.page import write_files
 from cluster.types import Answer, Timing, TokenCount
 from loadtest.agent import FedAgent
 from loadtest.fleet import Camera
@@ -20,7 +21,7 @@ from loadtest.footage import StreamHeader
 from loadtest.machine import GpuUse, MachineUse
 from loadtest.profile import kind_at, script
 from loadtest.report.charts import run_charts
-from loadtest.report.render import Facts, page, run_json, search_json, search_text, verdict_text, write
+from loadtest.report.render import Facts, page, run_json, search_json, search_text, verdict_text
 from loadtest.result import FaultResult, Measurement, Spread, Tick, Verdict
 from loadtest.run import RunResult, SearchResult
 from loadtest.search import Try
@@ -156,12 +157,14 @@ class Links(html.parser.HTMLParser):
 @pytest.mark.parametrize("found", [run_result(faults=(KILLED, LOST), during=GOOD), searches(), run_result(ticks=())])
 def test_the_page_stands_alone_and_says_that_no_model_ran(tmp_path, found) -> None:
     path = tmp_path / "deep" / "report.html"
-    write(path, FACTS, found)
+    write_files(path.parent, {path.name: page(FACTS, found)})
     text = path.read_text()
     links = Links()
     links.feed(text)
     assert links.fetched == []
     assert "script" not in links.tags
+    assert "http" not in text
+    assert "url(" not in text
     assert "No model ran" in text
     assert "Some &lt;street&gt;." in text
     assert ("svg" in links.tags) == (not isinstance(found, RunResult) or bool(found.ticks))
@@ -219,7 +222,7 @@ def test_the_charts_hold_every_tick_with_its_unit() -> None:
 def test_a_page_that_cannot_be_written_says_so(tmp_path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(SightlineError, match="choose another place"):
-        write(tmp_path / "file" / "report.html", FACTS, run_result())
+        write_files(tmp_path / "file", {"report.html": page(FACTS, run_result())})
 
 
 # -- what the simulator is told -------------------------------------------------------------------

@@ -17,7 +17,7 @@ from cluster.lab.scenes.clips import make_clips as make
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from cluster.lab.report import Report
+    from cluster.lab.report.model import Report
 
 
 def make_clips(folder: Path, on_clip: Callable[[], None] = lambda: None) -> dict[str, Path]:

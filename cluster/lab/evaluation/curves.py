@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from cluster.lab.evaluation.metrics import Measured
 from cluster.lab.evaluation.policies import Role
-from cluster.lab.evaluation.report import EvaluationReport, Line
+from cluster.lab.evaluation.report import EvaluationReport, Line, frontier
 from cluster.lab.report.charts import Axis, Point, Series, chart
 
 if TYPE_CHECKING:
@@ -34,14 +34,14 @@ _SWEEPS = {
 def charts(report: EvaluationReport) -> dict[str, Figure]:
     """File name (without suffix) -> figure; a curve that was not measured is left out."""
 
-    def frontier(title: str, axis: str, price: Callable[[Line], float]) -> Figure:
-        priced = Axis(f"{axis}, share of full computation", log=True, percent=True)
-        return chart(title, _frontier(report.table, price), priced, _F1)
+    def priced(title: str, axis: str, price: Callable[[Line], float]) -> Figure:
+        share = Axis(f"{axis}, share of full computation", log=True, percent=True)
+        return chart(title, _frontier(report.table, price), share, _F1)
 
     tokens = "tokens through the language model"
     found = {
-        "f1-tokens": frontier("F1 against computed tokens", tokens, lambda line: line.computed_share),
-        "f1-flops": frontier("F1 against prefill operations", "prefill FLOPs", lambda line: line.flops_share),
+        "f1-tokens": priced("F1 against computed tokens", tokens, lambda line: line.computed_share),
+        "f1-flops": priced("F1 against prefill operations", "prefill FLOPs", lambda line: line.flops_share),
         "calibration": _calibration(report),
     }
     if any(name.endswith("motion") for name in report.groups):
@@ -66,25 +66,18 @@ def _frontier(lines: Sequence[Line], price: Callable[[Line], float]) -> list[Ser
     published rule show their intervals: those of all settings would hide the points."""
     series = []
     for role, name in _ROLES.items():
-        points = tuple(
+        points = [
             _point(price(line), line.accuracy.f1, f"{line.setting.name} at {100 * price(line):.1f} %")
             for line in lines
             if line.setting.role == role
-        )
+        ]
         if role in ("ours", "other"):
-            points = tuple(replace(point, low=math.nan, high=math.nan) for point in points)
+            points = [replace(point, low=math.nan, high=math.nan) for point in points]
         series.append(Series(name, points, joined=False, colour=_COLOURS[role]))
         if role == "ours":
-            series.append(Series("ours, best at a price", _best(points), marked=False, colour=_COLOURS[role]))
+            best = [Point(*place) for place in frontier((point.x, point.y) for point in points)]
+            series.append(Series("ours, best at a price", best, marked=False, colour=_COLOURS[role]))
     return series
-
-
-def _best(points: Sequence[Point]) -> tuple[Point, ...]:
-    best: list[Point] = []
-    for point in sorted(points, key=lambda each: (each.x, -each.y)):
-        if not math.isnan(point.y) and (not best or point.y > best[-1].y):
-            best.append(point)
-    return tuple(best)
 
 
 def _swept(lines: Sequence[Line], curve: str, *, cost: bool = False) -> list[Series]:
@@ -98,7 +91,7 @@ def _swept(lines: Sequence[Line], curve: str, *, cost: bool = False) -> list[Ser
             else:
                 point = _point(place, line.accuracy.f1, f"{name} at {place:g}")
             found.setdefault(line.setting.role, []).append(point)
-    return [Series(_ROLES[role], tuple(points), colour=_COLOURS[role]) for role, points in found.items()]
+    return [Series(_ROLES[role], points, colour=_COLOURS[role]) for role, points in found.items()]
 
 
 def _by_motion(report: EvaluationReport) -> Figure:

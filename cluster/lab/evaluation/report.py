@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
-
-import numpy as np
 
 from cluster.lab.bench.harness import BenchResult
 from cluster.lab.evaluation.calibration import Calibration, calibrate
@@ -20,6 +18,11 @@ from cluster.lab.report.text import finite
 
 # Shares of full computation's prefill FLOPs, and the names that figures at them bear.
 LIMITS = {"15": 0.15, "8": 0.08}
+_STRATA = (
+    ("f1_drop_noisy", ("noisy",), f1_drop),
+    ("f1_drop_night", ("night",), f1_drop),
+    ("recall_drop_low_contrast", ("low_contrast", "slow"), recall_drop),
+)
 # An F1 this much below another is not below it: rounding.
 _ROUNDING = 1e-9
 
@@ -60,15 +63,12 @@ def figures(test: Results, thresholds: Thresholds, validation: Results | None = 
     _against_codecsight(found, test, thresholds)
     if "15" in found.chosen:
         ours = test.decisions(found.chosen["15"], thresholds)
-        _in_strata(found, test, "f1_drop_noisy", ("noisy",), lambda some: f1_drop(whole.of(some), ours.of(some)))
-        _in_strata(found, test, "f1_drop_night", ("night",), lambda some: f1_drop(whole.of(some), ours.of(some)))
-        _in_strata(
-            found,
-            test,
-            "recall_drop_low_contrast",
-            ("low_contrast", "slow"),
-            lambda some: recall_drop(whole.of(some), ours.of(some)),
-        )
+        for name, strata, drop in _STRATA:
+            some = test.stratum(*strata)
+            if (test.truth[some] & test.judged[some]).any():
+                _put(found, name, drop(whole.of(some), ours.of(some)))
+            else:
+                found.notes.append(f"{name}: no video of {' or '.join(strata)} has an event")
     _put(found, "calibration_monotone", found.calibration.monotone)
     if validation is None and found.chosen:
         found.notes.append("settings were chosen on the scenes they are measured on; --validation DIR avoids that")
@@ -95,17 +95,23 @@ def comparable(results: Results) -> list[Setting]:
     return list(found.values())
 
 
-def flops_for(points: Sequence[tuple[float, float]], wanted: float) -> float:
-    """FLOPs at which a frontier of ``(flops, F1)`` points reaches an F1; ``nan`` where it never does.
-
-    The frontier is the best F1 at or below each price, with straight lines between the points where it rises: between
-    two settings there is always one (a budget, a margin) that costs and gives something in between. Below the cheapest
-    point nothing is known, so that one's price is the least.
-    """
+def frontier(points: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Of points ``(price, F1)`` those where the best F1 at or below a price rises."""
     best: list[tuple[float, float]] = []
-    for flops, f1 in sorted(points, key=lambda point: (point[0], -point[1])):
+    for price, f1 in sorted(points, key=lambda point: (point[0], -point[1])):
         if not math.isnan(f1) and (not best or f1 > best[-1][1]):
-            best.append((flops, f1))
+            best.append((price, f1))
+    return best
+
+
+def flops_for(points: Sequence[tuple[float, float]], wanted: float) -> float:
+    """FLOPs at which the frontier of ``(flops, F1)`` points reaches an F1; ``nan`` where it never does.
+
+    Between the points where it rises lie straight lines: between two settings there is always one (a budget, a margin)
+    that costs and gives something in between. Below the cheapest point nothing is known, so that one's price is the
+    least.
+    """
+    best = frontier(points)
     for index, (flops, f1) in enumerate(best):
         if f1 >= wanted - _ROUNDING:
             if index == 0:
@@ -115,9 +121,12 @@ def flops_for(points: Sequence[tuple[float, float]], wanted: float) -> float:
     return float("nan")
 
 
+def _f1(results: Results, setting: Setting, thresholds: Thresholds) -> float:
+    return accuracy(results.decisions(setting, thresholds), resamples=0).f1.value
+
+
 def _merit(results: Results, setting: Setting, thresholds: Thresholds) -> tuple[float, float]:
-    decisions = results.decisions(setting, thresholds)
-    f1 = accuracy(decisions, resamples=0).f1.value
+    f1 = _f1(results, setting, thresholds)
     return (-1.0 if math.isnan(f1) else round(f1, 9), -results.disagreement(setting))
 
 
@@ -127,11 +136,8 @@ def _against_codecsight(found: Figures, test: Results, thresholds: Thresholds) -
     if published is None or not ours:
         found.notes.append("flops_vs_codecsight: the settings lack the published rule or ours")
         return
-    wanted = accuracy(test.decisions(published, thresholds), resamples=0).f1.value
-    points = [
-        (test.flops_share(setting), accuracy(test.decisions(setting, thresholds), resamples=0).f1.value)
-        for setting in ours
-    ]
+    wanted = _f1(test, published, thresholds)
+    points = [(test.flops_share(setting), _f1(test, setting, thresholds)) for setting in ours]
     _put(found, "f1_codecsight", wanted)
     _put(found, "flops_share_codecsight", test.flops_share(published))
     needed = flops_for(points, wanted)
@@ -139,16 +145,6 @@ def _against_codecsight(found: Figures, test: Results, thresholds: Thresholds) -
         found.notes.append(f"flops_vs_codecsight: no setting of ours reaches the published rule's F1 of {wanted:.3f}")
     else:
         _put(found, "flops_vs_codecsight", needed / test.flops_share(published))
-
-
-def _in_strata(
-    found: Figures, test: Results, name: str, strata: tuple[str, ...], measure: Callable[[np.ndarray], Measured]
-) -> None:
-    some = test.stratum(*strata)
-    if not (test.truth[some] & test.judged[some]).any():
-        found.notes.append(f"{name}: no video of {' or '.join(strata)} has an event")
-        return
-    _put(found, name, measure(some))
 
 
 def _put(found: Figures, name: str, value: Measured | float) -> None:
@@ -209,14 +205,9 @@ class EvaluationReport:
     @property
     def compared(self) -> list[Line]:
         """Full computation, the published rule, and ours as chosen for each price; one line each."""
-        chosen = [setting.key for setting in self.figures.chosen.values()]
-        lines = {
-            line.setting.key: line
-            for line in self.lines
-            if line.setting.role in ("full", "codecsight") and line.setting.sweep is None
-        }
-        for key in chosen:
-            lines.setdefault(key, next(line for line in self.lines if line.setting.key == key))
+        lines = {line.setting.key: line for line in self.table if line.setting.role in ("full", "codecsight")}
+        for setting in self.figures.chosen.values():
+            lines.setdefault(setting.key, next(line for line in self.lines if line.setting.key == setting.key))
         return list(lines.values())
 
     def to_json(self) -> str:
@@ -276,13 +267,10 @@ def make_report(
 def _line(results: Results, setting: Setting, thresholds: Thresholds) -> Line:
     found = accuracy(results.decisions(setting, thresholds))
     share = results.flops_share(setting)
-    whole = results.mean(results.full, "computed")
-    computed = results.mean(setting, "computed")
+    whole, computed = results.mean(results.full, "computed"), results.mean(setting, "computed")
     row: Row = {
         "setting": setting.name,
-        "f1": found.f1.value,
-        "f1_low": found.f1.interval.low,
-        "f1_high": found.f1.interval.high,
+        **_f1_row(found.f1),
         "precision": found.precision.value,
         "recall": found.recall.value,
         "f1_worst": found.worst,
@@ -325,15 +313,13 @@ def measured_text(measured: Measured) -> str:
     return number(measured.value) + ("" if math.isnan(low) else f" [{low:.2f}, {high:.2f}]")
 
 
+def _f1_row(measured: Measured) -> dict[str, float]:
+    return {"f1": measured.value, "f1_low": measured.interval.low, "f1_high": measured.interval.high}
+
+
 def _kinds(found: Accuracy) -> dict[str, dict[str, float]]:
     return {
-        kind: {
-            "f1": each.value,
-            "f1_low": each.interval.low,
-            "f1_high": each.interval.high,
-            "precision": found.precision_by_kind[kind],
-            "recall": found.recall_by_kind[kind],
-        }
+        kind: _f1_row(each) | {"precision": found.precision_by_kind[kind], "recall": found.recall_by_kind[kind]}
         for kind, each in found.by_kind.items()
     }
 
@@ -342,9 +328,7 @@ def _short(found: Accuracy) -> dict[str, float]:
     return {
         "videos": found.videos,
         "events": found.events,
-        "f1": found.f1.value,
-        "f1_low": found.f1.interval.low,
-        "f1_high": found.f1.interval.high,
+        **_f1_row(found.f1),
         "pooled_f1": found.pooled_f1.value,
         "recall": found.pooled_recall.value,
     }

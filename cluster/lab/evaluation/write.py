@@ -1,14 +1,13 @@
-"""Writing an evaluation: JSON, Markdown, one SVG per curve, and a page with all of it that needs no other file."""
+"""An evaluation as tables and as a page."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
 from cluster.lab.evaluation.curves import charts
 from cluster.lab.evaluation.datasets import Skipped
 from cluster.lab.evaluation.report import EvaluationReport, bound_text, measured_text, number, reached
-from cluster.lab.report.page import Page, Section, Table, write_page
+from cluster.lab.report.page import Page, Section, Table
 
 
 def figure_table(report: EvaluationReport) -> Table:
@@ -84,12 +83,3 @@ def remarks(notes: Sequence[str], skipped: Sequence[Skipped]) -> list[Section]:
     """What a reader must know, and what the data set left out, where there is any."""
     items = {"Notes": notes, "Skipped": [f"`{each.path.name}`: {each.reason}" for each in skipped]}
     return [Section(title, items=texts) for title, texts in items.items() if texts]
-
-
-def write_report(report: EvaluationReport, folder: Path) -> Path:
-    """Write ``accuracy.json``, ``accuracy.md``, ``accuracy.html`` and ``*.svg``; returns the page's path.
-
-    Raises:
-        SightlineError: the folder cannot be written.
-    """
-    return write_page(page(report), folder, "accuracy", report.to_json())

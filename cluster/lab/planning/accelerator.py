@@ -189,8 +189,10 @@ def predict(platform: Platform, method: Method, step: Step, parameters: Paramete
     fetch = 0.0
     if method.offloads:
         link_bytes = step.cache_bytes * share * (1 - parameters.kept if method.reuses else 1.0)
-        run = 0.0 if selection_kind is Selection.NONE else method.run
-        fetch = link_bytes / (platform.link * _link_share(run * model.kv_layer_bytes / 2, parameters))
+        # Separate reads each cost some of the link's time on top of their own; everything at once is one long read.
+        run_bytes = 0.0 if selection_kind is Selection.NONE else method.run * model.kv_layer_bytes / 2
+        reads = run_bytes / (run_bytes + parameters.request_bytes) if run_bytes else 1.0
+        fetch = link_bytes / (platform.link * parameters.link * reads)
 
     # The vision tower comes first and knows nothing of keys: only the language model can hide a fetch.
     decoder = linear + attention + host
@@ -200,6 +202,14 @@ def predict(platform: Platform, method: Method, step: Step, parameters: Paramete
 
     flops = step.vision_flops + step.linear_flops + attention_flops
     traffic = step.weight_bytes + attended_bytes + link_bytes + (model.vision.weight_bytes if step.picture else 0.0)
+    # Power states times the seconds in them. A GPU works or waits for its link; V-Rex is cores, memory with storage,
+    # and link, each by its load (Tables I and III).
+    if platform.cores:
+        load = min(latency, flops / (platform.flops * engine.dense))
+        energy = platform.core_watts * (parameters.static * latency + (1 - parameters.static) * load)
+        energy += platform.memory_watts * min(latency, traffic / bandwidth) + platform.lanes * LANE_WATTS * fetch
+    else:
+        energy = platform.watts * (latency - (fetch - hidden) * (1 - parameters.waiting))
     held = model.held_bytes + (0.0 if method.offloads else step.cache_bytes)
     return Prediction(
         vision=vision,
@@ -210,7 +220,7 @@ def predict(platform: Platform, method: Method, step: Step, parameters: Paramete
         fetch=fetch,
         exposed_fetch=fetch - hidden,
         latency=latency,
-        energy=_energy(platform, latency, fetch, fetch - hidden, traffic, flops, parameters),
+        energy=energy,
         flops=flops,
         link_bytes=link_bytes,
         batch=step.batch,
@@ -223,11 +233,6 @@ def _attention_rate(platform: Platform, step: Step) -> float:
     tile until dense products' share is reached."""
     engine = platform.engine
     return platform.flops * min(engine.dense, engine.attention * max(1.0, step.queries / TILE_ROWS))
-
-
-def _link_share(run_bytes: float, parameters: Parameters) -> float:
-    """Share of the link's peak for reads of ``run_bytes`` each (0: one long read): ``link · r / (r + overhead)``."""
-    return parameters.link * (run_bytes / (run_bytes + parameters.request_bytes) if run_bytes else 1.0)
 
 
 def _selection(platform: Platform, kind: Selection, step: Step, parameters: Parameters) -> float:
@@ -251,22 +256,3 @@ def _selection(platform: Platform, kind: Selection, step: Step, parameters: Para
     compared = step.queries * step.batch * model.layers * model.kv_heads * clusters * HASH_BITS
     cycles = compared / HCU_BITS + scores * (1 + EARLY_EXIT) / WTU_SCORES
     return scores * score_s + cycles / (platform.units * CLOCK_HZ)
-
-
-def _energy(
-    platform: Platform,
-    latency: float,
-    fetch: float,
-    exposed: float,
-    traffic: float,
-    flops: float,
-    parameters: Parameters,
-) -> float:
-    """Joules: power states times the seconds in them. A GPU works or waits for its link; V-Rex is cores, memory with
-    storage, and link, each by its load (Tables I and III)."""
-    if not platform.cores:
-        return platform.watts * (latency - exposed * (1 - parameters.waiting))
-    load = flops / (platform.flops * platform.engine.dense)
-    cores = platform.core_watts * (parameters.static * latency + (1 - parameters.static) * min(latency, load))
-    memory = platform.memory_watts * min(latency, traffic / (platform.memory * platform.engine.memory))
-    return cores + memory + platform.lanes * LANE_WATTS * fetch

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cluster.lab.planning.accelerator import Platform, Prediction, predict
 from cluster.lab.planning.figures import ABLATION, GAINS, MEASURED, PAPER_MODEL, Comparison, compare, mean_error, run
 from cluster.lab.planning.workload import Method, ModelShape, frame, methods, token
 from cluster.lab.report.charts import Axis, Point, Series, chart
-from cluster.lab.report.page import Page, Section, Table, write_page
+from cluster.lab.report.page import Page, Section, Table
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -190,17 +189,6 @@ def page(found: Sequence[Row], model: ModelShape, batch: int) -> Page:
             Section("Against the paper", tables=[comparison_table(comparisons)], text=[summary(comparisons)]),
         ],
     )
-
-
-def write(out: Path, found: Sequence[Row], model: ModelShape, batch: int) -> int:
-    """``plan.md``, ``plan.html`` and the charts into a folder; returns how many charts.
-
-    Raises:
-        SightlineError: a file cannot be written.
-    """
-    plan = page(found, model, batch)
-    write_page(plan, out, "plan")
-    return len(plan.charts)
 
 
 def summary(comparisons: list[Comparison]) -> str:

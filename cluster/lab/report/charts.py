@@ -116,7 +116,7 @@ def chart(title: str, series: Sequence[Series], x: Axis, y: Axis, spans: Sequenc
     columns = 3 if all(len(each.name) <= 26 for each in shown) else 2
     figure = blank(title, WIDTH, HEIGHT + LEGEND_ROW * max(0, math.ceil(len(shown) / columns) - 1))
     (axes,) = figure.axes
-    axes.set_title(title, loc="left", fontsize=13, fontweight="bold", color=COLOR["ink"], pad=20 if spans else 6)
+    axes.set_title(title, loc="left", fontsize=13, fontweight="bold", color=COLOR["ink"], pad=20 if spans else 10)
     axes.margins(x=0.02 if any(each.marked for each in shown) else 0)
     for number, each in enumerate(shown):
         _draw(axes, each, COLOURS[(number if each.colour is None else each.colour) % len(COLOURS)], "os"[number % 2])

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 Facts = Sequence[tuple[str, object]]
 """Names and what is said of them."""
 
-_NUMBER = re.compile(r"[-–+≤≥<x]?[\d.]|[-–]$|over \d|never$|all of it$|$")
+_NUMBER = re.compile(r"[-–+≤≥<x]? ?[\d.]|[-–]$|over \d|never$|all of it$|$")
 
 
 @dataclass(frozen=True, slots=True)

@@ -89,28 +89,25 @@ def make_page(report: Report) -> Page:
 
 def _cards(report: Report) -> list[Card]:
     found = report.comparison
-    seconds = f"{seconds_text(found.full.seconds)} in full, {seconds_text(found.ours.seconds)} ours"
-    cards = [
-        Card(times_text(found.speedup), "faster", f"{seconds}, vision and language"),
-        Card(
-            percent_text(found.tokens_share),
-            "of the tokens computed",
-            f"{compact(found.ours.tokens)} instead of {compact(found.full.tokens)}",
-        ),
-        Card(
-            times_text(found.flops_ratio),
-            "fewer operations",
-            f"{compact(found.ours.flops)} FLOP instead of {compact(found.full.flops)}",
-        ),
-    ]
+    full, ours = found.full, found.ours
+    seconds = f"{seconds_text(full.seconds)} in full, {seconds_text(ours.seconds)} ours, vision and language"
+    tokens = f"{compact(ours.tokens)} instead of {compact(full.tokens)}"
+    flops = f"{compact(ours.flops)} FLOP instead of {compact(full.flops)}"
     if report.random_weights:
         free = f"{report.live_gated} of them free (nothing moved), {report.live_missing} dropped or lost"
-        return [*cards, Card(str(report.live_windows), "windows answered live", free)]
-    if found.our_truth.judged:
+        last = Card(str(report.live_windows), "windows answered live", free)
+    elif found.our_truth.judged:
         others = f"{percent_text(found.full_truth.share)} in full; live {tally_text(report.live_truth)}"
-        return [*cards, Card(percent_text(found.our_truth.share), "of the answers right", others)]
-    agreeing = f"{found.agreeing} of {found.answers} with full computation"
-    return [*cards, Card(percent_text(ratio(found.agreeing, found.answers)), "of the answers agree", agreeing)]
+        last = Card(percent_text(found.our_truth.share), "of the answers right", others)
+    else:
+        agreeing = f"{found.agreeing} of {found.answers} with full computation"
+        last = Card(percent_text(ratio(found.agreeing, found.answers)), "of the answers agree", agreeing)
+    return [
+        Card(times_text(found.speedup), "faster", seconds),
+        Card(percent_text(found.tokens_share), "of the tokens computed", tokens),
+        Card(times_text(found.flops_ratio), "fewer operations", flops),
+        last,
+    ]
 
 
 def _cost_table(report: Report) -> Table:

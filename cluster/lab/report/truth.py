@@ -18,18 +18,13 @@ A question that is missing is one nobody knows the truth of."""
 Verdict = Literal["right", "wrong", "open"]
 
 
-class Judged(Protocol):
-    """A window with its truth."""
+class Scored(Protocol):
+    """A window with its answers and their truth."""
 
     @property
     def end_s(self) -> float: ...
     @property
     def truth(self) -> Truth: ...
-
-
-class Scored(Judged, Protocol):
-    """A window with its answers and their truth."""
-
     @property
     def scores(self) -> Mapping[str, float]: ...
 

@@ -17,8 +17,9 @@ from cluster.lab.evaluation.metrics import window_truth
 from cluster.lab.evaluation.policies import WindowShape, codecsight, full, ours
 from cluster.lab.evaluation.questions import check_questions, thresholds_of
 from cluster.lab.evaluation.report import choose, figures, flops_for, make_report, reached
-from cluster.lab.evaluation.write import page, write_report
+from cluster.lab.evaluation.write import page
 from cluster.lab.report.charts import svg
+from cluster.lab.report.page import write_page
 from cluster.models import load_model
 from cluster.models.settings import ModelSettings
 
@@ -253,7 +254,7 @@ def test_the_page_stands_alone(report, tmp_path):
     assert "tiny &amp; random" in text
     assert "bad &lt;video&gt;.mp4" in text
     assert text.count("<svg") == len(charts(report))
-    assert not any(word in text for word in ("src=", "href=", "@import", "url("))
-    written = write_report(report, tmp_path / "out")
+    assert not any(word in text for word in ("src=", "href=", "@import", "url(", "http"))
+    written = write_page(page(report), tmp_path / "out", "accuracy", report.to_json())
     names = {path.name for path in written.parent.iterdir()}
     assert {"accuracy.html", "accuracy.md", "accuracy.json", "f1-tokens.svg", "calibration.svg"} <= names

@@ -11,7 +11,7 @@ import torch
 from cluster.errors import ConfigError, SightlineError
 from cluster.lab.evaluation.datasets.base import Skipped
 from cluster.lab.evaluation.memory.asking import PastQuestion
-from cluster.lab.evaluation.memory.report import memory_charts, memory_report, page, write_memory_report
+from cluster.lab.evaluation.memory.report import memory_charts, memory_report, page
 from cluster.lab.evaluation.memory.results import (
     MemorySetting,
     SettingResult,
@@ -20,6 +20,7 @@ from cluster.lab.evaluation.memory.results import (
     evidence_recall,
 )
 from cluster.lab.report.charts import svg
+from cluster.lab.report.page import write_page
 
 FULL = MemorySetting("full", "frames", "all")
 SMALL = MemorySetting("cords", "resv", "wicsum", 256)
@@ -147,14 +148,14 @@ def test_curves_are_drawn_of_what_was_measured(report):
 
 
 def test_files_are_written_and_a_folder_that_cannot_be_is_named(report, tmp_path):
-    path = write_memory_report(report, tmp_path / "out")
+    path = write_page(page(report), tmp_path / "out", "memory", report.to_json())
     assert path.read_text() == page(report).html()
     assert path.with_suffix(".md").read_text() == page(report).markdown()
     names = {each.name for each in path.parent.iterdir()}
     assert {"memory.html", "memory.json", "memory.md", "accuracy-budget.svg", "ttft-history.svg"} <= names
     (tmp_path / "file").write_text("")
     with pytest.raises(SightlineError, match="cannot write the report"):
-        write_memory_report(report, tmp_path / "file")
+        write_page(page(report), tmp_path / "file", "memory")
 
 
 def test_a_report_needs_each_setting_once_and_the_same_questions():

@@ -12,6 +12,7 @@ from cluster.lab.planning.accelerator import PARAMETERS, platforms, predict
 from cluster.lab.planning.figures import SIZES, compare, mean_error, run
 from cluster.lab.planning.report import rows
 from cluster.lab.planning.workload import frame, methods, models, question, token
+from cluster.lab.report.page import write_page
 
 LLAMA = models.get("llama3-8b")
 PAIRS = st.tuples(st.sampled_from(platforms.names()), st.sampled_from(methods.names()))
@@ -148,10 +149,13 @@ def test_a_page_draws_each_gpu_with_the_vrex_of_its_place_and_leaves_out_what_do
     machines = [platforms.get(name) for name in ("agx-orin", "vrex8", "vrex48")]
     chosen = [methods.get(name) for name in ("resident", "resv-dre")]
     found = rows(machines, chosen, LLAMA, [1_000, 400_000], 1, None)
-    assert report.write(tmp_path, found, LLAMA, 1) == 5
+    plan = report.page(found, LLAMA, 1)
+    assert write_page(plan, tmp_path, "plan") == tmp_path / "plan.html"
+    assert len(plan.charts) == len(list(tmp_path.glob("*.svg"))) == 5
     drawn = (tmp_path / "frame-latency-agx-orin.svg").read_text()
     assert "V-Rex8 + ReSV + DRE" in drawn
     assert "V-Rex48" not in drawn
+    assert not any(word in (tmp_path / "plan.html").read_text() for word in ("src=", "href=", "url(", "http"))
     page = (tmp_path / "plan.md").read_text()
     assert page.count("does not fit its memory") == 2
     assert "V-Rex48 | ReSV + DRE" in page

@@ -10,8 +10,9 @@ from html.parser import HTMLParser
 import pytest
 
 from cluster.errors import SightlineError
-from cluster.lab.report import ComparedWindow, Comparison, Cost, render, write_report
 from cluster.lab.report.charts import svg, tips
+from cluster.lab.report.model import ComparedWindow, Comparison, Cost
+from cluster.lab.report.render import render, write_report
 from cluster.lab.report.text import compact
 from cluster.lab.report.timeline import tokens_per_window
 from cluster.types import Question

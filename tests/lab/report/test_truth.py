@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cluster.lab.report import LiveWindow, Tally
-from cluster.lab.report.truth import alerts, tally, verdict
+from cluster.lab.report.model import LiveWindow
+from cluster.lab.report.truth import Tally, alerts, tally, verdict
 from cluster.types import Question
 
 QUESTION = Question("q", "?", threshold=0.6)

@@ -7,7 +7,6 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cluster.errors import ConfigError
@@ -22,7 +21,7 @@ from cluster.lab.evaluation.metrics import Measured
 from cluster.lab.evaluation.report import measured_text, number
 from cluster.lab.evaluation.write import remarks
 from cluster.lab.report.charts import Axis, Point, Series, chart
-from cluster.lab.report.page import Page, Section, Table, write_page
+from cluster.lab.report.page import Page, Section, Table
 from cluster.lab.report.text import finite
 from cluster.models.base import VisionLanguageModel
 
@@ -69,15 +68,6 @@ def page(report: MemoryReport) -> Page:
     shown = Section(charts=memory_charts(report), tables=tables(report))
     sections = [shown, *remarks(report.notes, report.skipped)]
     return Page(report.title, facts=list(report.facts.items()), sections=sections)
-
-
-def write_memory_report(report: MemoryReport, folder: Path) -> Path:
-    """Write ``memory.json``, ``memory.md``, ``memory.html`` and ``*.svg``; returns the page's path.
-
-    Raises:
-        SightlineError: the folder cannot be written.
-    """
-    return write_page(page(report), folder, "memory", report.to_json())
 
 
 def _or_dash(value: float, form: str) -> str:
