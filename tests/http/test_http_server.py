@@ -10,8 +10,8 @@ import threading
 from asyncio.sslproto import SSLProtocol
 
 import pytest
-from aiohttp import web
 from certificates import Authority
+from fastapi import FastAPI, Response
 from gateway_parts import Replica, serving
 from http_parts import Client, answering, bare_application, listening
 from prometheus_client import CollectorRegistry
@@ -77,11 +77,12 @@ async def test_a_client_that_stops_in_mid_request():
 
 
 async def test_a_client_that_takes_nothing_loses_its_connection():
-    async def huge(_request):
-        return web.Response(body=b"x" * 2**24)
+    application = FastAPI()
 
-    application = web.Application()
-    application.router.add_get("/", huge)
+    @application.get("/")
+    async def huge() -> Response:
+        return Response(b"x" * 2**24)
+
     async with listening(application, stall_s=0.3) as (url, server), connected(url) as (_, writer):
         writer.transport.pause_reading()
         writer.write(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
@@ -125,7 +126,7 @@ async def test_a_thousand_silent_connections_keep_no_probe_out():
 async def test_who_may_ask_is_no_stranger_and_keeps_the_connection(tmp_path):
     """Nor do strangers get in the way of those who come with a token; without one it is a stranger's request."""
     async with serving(tmp_path, cameras=1, tokens=True) as served, connected(served.url) as (reader, writer):
-        connections = served.gateway._http._connections
+        connections = served.gateway._http
         secret = served.secrets["view"].encode()
         writer.write(b"GET /v1/cameras HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer " + secret + b"\r\n\r\n")
         assert b" 200 " in await reader.readuntil(b"\r\n\r\n")
@@ -167,7 +168,7 @@ async def test_a_connection_that_is_kept_serves_many_requests():
     async with listening(bare_application()) as (url, server), Client(url) as client:
         for _ in range(5):
             assert (await client("GET", "/healthz"))[0] == 200
-        assert len(server._connections) == 1
+        assert len(server._open) == 1
 
 
 async def test_heads_that_are_no_heads():
