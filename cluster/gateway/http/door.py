@@ -12,8 +12,6 @@ from email.utils import formatdate
 from urllib.parse import urlsplit
 
 from fastapi import Request
-from starlette.datastructures import MutableHeaders
-from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from cluster import metrics
@@ -45,6 +43,14 @@ HEADERS: Mapping[str, str] = {
     "Permissions-Policy": "camera=(), microphone=(), geolocation=()",
     "Server": "sightline",
 }
+
+
+def raw_headers(headers: Mapping[str, str]) -> list[tuple[bytes, bytes]]:
+    """As ASGI has them."""
+    return [(name.lower().encode(), value.encode()) for name, value in headers.items()]
+
+
+_RAW = raw_headers(HEADERS)
 
 NOBODY = Principal("nobody", frozenset(), ())
 """For whom a request is served that asked for no token."""
@@ -136,8 +142,8 @@ class DoorMiddleware:
             if message["type"] == "http.response.start":
                 started = True
                 metrics.http_replies.labels(f"{message['status'] // 100}xx").inc()
-                headers = MutableHeaders(scope=message)
-                headers.update({**HEADERS, REQUEST_ID: request_id, "Date": formatdate(usegmt=True)})
+                own = {REQUEST_ID: request_id, "Date": formatdate(usegmt=True)}
+                message["headers"] = [*message["headers"], *_RAW, *raw_headers(own)]
             await send(message)
 
         try:
@@ -148,8 +154,6 @@ class DoorMiddleware:
             await self._app(scope, receive, told)
         except SightlineError as known:
             error = known
-        except (ConnectionError, ClientDisconnect):
-            return
         except Exception as unknown:
             log.exception("request %s %s %s failed", request_id, request.method, scope["path"])
             error = unknown

@@ -42,6 +42,12 @@ def _names(kind: type) -> tuple[str, ...]:
     return tuple(each.name for each in fields(kind))
 
 
+def encoded(value: Any) -> bytes:
+    """JSON of :func:`plain`."""
+    # Halves of characters, which a source's name or a model's answer may have, are no UTF-8.
+    return json.dumps(plain(value), ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")
+
+
 class Reply(JSONResponse):
     """JSON that nobody keeps: it may be for one token's eyes only."""
 
@@ -50,9 +56,7 @@ class Reply(JSONResponse):
 
     def render(self, content: Any) -> bytes:
         """See :func:`plain`."""
-        text = json.dumps(plain(content), ensure_ascii=False, separators=(",", ":"))
-        # Halves of characters, which a source's name or a model's answer may have, are no UTF-8.
-        return text.encode("utf-8", "replace") + b"\n"
+        return encoded(content) + b"\n"
 
 
 _WORTH_PACKING = 16 * 2**10

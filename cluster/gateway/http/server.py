@@ -12,6 +12,7 @@ import ssl
 from functools import partial
 from typing import Any
 
+import h11
 from uvicorn.config import Config
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
@@ -24,9 +25,11 @@ from cluster.wire.tls import Reloading, TlsFiles
 SWEEP_S = 0.5
 READ_BYTES = 16 * 2**10
 """Read at once of a connection; a head that is longer, and not finished, is refused."""
+AHEAD_S = 0.2
+"""A request that was sent before its client had the reply to the one before waits so long, while others are served."""
 STOP_S = 1.0
 """Requests under way get so long when the server stops."""
-_BACKLOG = 256
+_BACKLOG = 1024
 
 log = logging.getLogger(__name__)
 
@@ -76,6 +79,23 @@ class Connection(H11Protocol, asyncio.BufferedProtocol):
     def made(self) -> bool:
         """Whether hands are shaken."""
         return bool(self.transport)
+
+    def on_response_complete(self) -> None:
+        """See ``H11Protocol``."""
+        ahead, _ = self.conn.trailing_data
+        if ahead:
+            self.loop.call_later(AHEAD_S, super().on_response_complete)
+        else:
+            super().on_response_complete()
+
+    def send_400_response(self, msg: str) -> None:
+        """See ``H11Protocol``: in place of the reply to a request that breaks off, and never into the middle of one."""
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            super().send_400_response(msg)
+        self.transport.close()
+        if self.cycle is not None:
+            # Whatever is said to it from here on is dropped.
+            self.cycle.disconnected = True
 
     def admit(self) -> None:
         """See :meth:`HttpServer.admit`."""
@@ -174,8 +194,9 @@ class HttpServer:
         self.config.load()
         self.state = ServerState()
         self.refused = self.evicted = self.cut = 0
-        self._tls = None if tls is None else _Renewing.of(tls)
+        self._tls = None if tls is None else Reloading(tls)
         self._max_connections = max_connections
+        self._at_once = max(1, max_strangers // 32)
         self._strangers: StrangerPool[Connection] = StrangerPool(max_strangers)
         self._known: set[Connection] = set()
         self._open: set[Connection] = set()
@@ -256,6 +277,7 @@ class HttpServer:
 
     async def _accept(self, listener: socket.socket) -> None:
         loop = asyncio.get_running_loop()
+        taken = 0
         while True:
             try:
                 client, address = await loop.sock_accept(listener)
@@ -274,12 +296,17 @@ class HttpServer:
             task = connection.task = asyncio.create_task(self._connect(client, connection), name="http handshake")
             task.add_done_callback(partial(self._shaken, client, connection))
             # With connections waiting, accepting does not wait: those that were taken must get their turn.
-            await asyncio.sleep(0)
+            taken += 1
+            if taken % self._at_once == 0:
+                await asyncio.sleep(0)
 
     async def _connect(self, client: socket.socket, connection: Connection) -> None:
+        # Head and body are written one after the other; asyncio does this for sockets that it made itself.
+        client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         secure: dict[str, Any] = {}
         if self._tls is not None:
-            secure = {"ssl": self._tls, "ssl_handshake_timeout": self._stall_s, "ssl_shutdown_timeout": 1.0}
+            self._tls.changed()
+            secure = {"ssl": self._tls.context, "ssl_handshake_timeout": self._stall_s, "ssl_shutdown_timeout": 1.0}
         try:
             await connection.loop.connect_accepted_socket(lambda: connection, client, **secure)
         except (OSError, ssl.SSLError) as error:
@@ -301,23 +328,3 @@ class HttpServer:
                     self.cut += 1
                     metrics.http_dropped.labels("cut").inc()
                     connection.end()
-
-
-class _Renewing(ssl.SSLContext):
-    """Looks for new files with every connection, which asyncio asks it to wrap."""
-
-    reloading: Reloading
-
-    @classmethod
-    def of(cls, files: TlsFiles) -> _Renewing:
-        """Raises ``ConfigError`` when the files are of no use."""
-        context = cls(ssl.PROTOCOL_TLS_SERVER)
-        context.minimum_version = ssl.TLSVersion.TLSv1_2
-        files.load(context)
-        context.reloading = Reloading(files)
-        return context
-
-    def wrap_bio(self, *arguments: Any, **options: Any) -> ssl.SSLObject:
-        if self.reloading.changed():
-            self.reloading.files.load(self)
-        return super().wrap_bio(*arguments, **options)
