@@ -33,19 +33,21 @@ _BEGAN_S = int(time.time())
 Turns = list[tuple[str, str]]
 
 
-class Part(Body):
-    """A piece of a message; only text is taken."""
+class Open(Body):
+    """Other keys are taken: clients send what OpenAI adds."""
 
-    model_config = ConfigDict(extra="allow", strict=True)
+    model_config = ConfigDict(extra="allow")
+
+
+class Part(Open):
+    """A piece of a message; only text is taken."""
 
     type: str
     text: str = ""
 
 
-class Message(Body):
+class Message(Open):
     """One message of the conversation."""
-
-    model_config = ConfigDict(extra="allow", strict=True)
 
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
     content: str | list[Part] | None = None
@@ -57,11 +59,9 @@ class StreamOptions(Body):
     include_usage: bool = False
 
 
-class Chat(Body):
+class Chat(Open):
     """``ChatCompletionRequest`` as OpenAI has it, as far as a camera can answer; other keys are refused or have no
     effect, see docs/api.md. ``since_s`` is our own: only what was seen in so many seconds before the newest frame."""
-
-    model_config = ConfigDict(extra="allow", strict=True)
 
     model: str
     messages: list[Message] = Field(min_length=1, max_length=512)

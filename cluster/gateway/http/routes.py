@@ -54,14 +54,8 @@ class Backend:
     stall_s: float
 
 
-def backend_of(request: Request) -> Backend:
-    """Of the application that serves this request."""
-    backend: Backend = request.app.state.backend
-    return backend
-
-
-async def _backend(request: Request) -> Backend:
-    return backend_of(request)
+async def _backend(request: Request) -> Any:
+    return request.app.state.backend
 
 
 Gateway = Annotated[Backend, Depends(_backend)]
@@ -86,7 +80,7 @@ class Route(APIRoute):
         handle = super().get_route_handler()
 
         async def guarded(request: Request) -> Response:
-            backend = backend_of(request)
+            backend: Backend = request.app.state.backend
             backend.door.admit(request, self.rule)
             if self.body_field is not None:
                 request = await _read(request, backend.stall_s)
