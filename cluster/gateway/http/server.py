@@ -196,7 +196,8 @@ class HttpServer:
         self.refused = self.evicted = self.cut = 0
         self._tls = None if tls is None else Reloading(tls)
         self._max_connections = max_connections
-        self._at_once = max(1, max_strangers // 32)
+        # What a handshake held is freed only some turns after it was ended.
+        self._at_once = 1 if tls else max(1, max_strangers // 32)
         self._strangers: StrangerPool[Connection] = StrangerPool(max_strangers)
         self._known: set[Connection] = set()
         self._open: set[Connection] = set()
