@@ -14,11 +14,23 @@ from pathlib import Path
 
 from cluster import metrics
 from cluster.alerts.book import IncidentBook
-from cluster.alerts.changes import Changes, Delivery, Erased, Forgetting, Subject
 from cluster.alerts.dispatcher import Dispatcher, LaneStatus, Retry
 from cluster.alerts.feed import EventFeed, Follower
 from cluster.alerts.health import HealthMonitor, Watched, default_rule, health_rules, question_rules
-from cluster.alerts.incident import SEVERITIES, AlertEvent, ClipState, Incident, Mute, clip_settled, unknown_incident
+from cluster.alerts.incident import (
+    SEVERITIES,
+    AlertEvent,
+    Changes,
+    ClipState,
+    Delivery,
+    Erased,
+    Forgetting,
+    Incident,
+    Mute,
+    Subject,
+    clip_settled,
+    unknown_incident,
+)
 from cluster.alerts.journal import Journal
 from cluster.alerts.store import AlertStore, Kept
 from cluster.alerts.tracker import IncidentTracker, Rule
@@ -36,6 +48,8 @@ TICK_S = 1.0
 SETTLE_S = 0.05
 """What sinks have taken is written so much later, together: were it lost, they would only get it again."""
 EXPIRE_S = 60.0
+PROBE_S = 5.0
+"""Between small writes that notice a full or hung disk when no alert does."""
 
 MOST_WAITING = 1000
 """Incidents that a process which was restarted looks through for clips that were being made."""
@@ -111,7 +125,7 @@ class AlertService:
         self._settled: dict[tuple[str, str], Delivery] = {}
         self._clips: list[str] = []
         self._expired = 0
-        self._expire_s = 0.0
+        self._expire_s = self._probe_s = 0.0
         self._changed = asyncio.Event()
         self._flushing = asyncio.Lock()
         self._tasks: list[asyncio.Task[None]] = []
@@ -299,7 +313,7 @@ class AlertService:
 
     async def forget(self, camera: str, before_s: float = 0.0) -> Erased:
         """Erase what is recorded of a camera's incidents more than ``before_s`` seconds ago, and of what sinks have yet
-        to take; 0: all of it, and what goes on ends. See :class:`~cluster.alerts.changes.Forgetting`.
+        to take; 0: all of it, and what goes on ends. See :class:`~cluster.alerts.incident.Forgetting`.
 
         Raises:
             UnavailableError: the disk does not take it, or not now; then it is erased with the next write it takes.
@@ -390,8 +404,9 @@ class AlertService:
             await asyncio.sleep(TICK_S)
             self._tracker.tick(time.time())
             self._changed.set()
-            if self._journal.waiting:
-                await self._journal.write(Changes())
+            if self._journal.waiting or time.monotonic() >= self._probe_s:
+                self._probe_s = time.monotonic() + PROBE_S
+                await self._journal.probe()
             if time.monotonic() >= self._expire_s:
                 self._expire_s = time.monotonic() + EXPIRE_S
                 await self._expire()

@@ -12,13 +12,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from cluster.alerts.changes import Changes, Delivery, DeliveryState, Erased, Forgetting, Subject
 from cluster.alerts.incident import (
     AlertEvent,
+    Changes,
+    Delivery,
+    DeliveryState,
+    Erased,
     EventCause,
     EventKind,
+    Forgetting,
     Incident,
     Mute,
+    Subject,
     incident_from_dict,
     incident_to_dict,
 )
@@ -256,6 +261,14 @@ class AlertStore:
             if "full" not in str(error) or not self._make_room():
                 raise
             self._transaction(changes)
+
+    def probe(self, now_s: float) -> None:
+        """One small write, for which nothing is deleted.
+
+        Raises:
+            sqlite3.Error: the disk takes nothing.
+        """
+        self._db.execute("INSERT OR REPLACE INTO meta VALUES ('probed', ?)", (str(now_s),))
 
     def _transaction(self, changes: Changes) -> None:
         db = self._db

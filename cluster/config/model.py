@@ -1,4 +1,4 @@
-"""``model:``, ``vllm:``, ``calibrated:`` — which model answers, and in which engine it runs."""
+"""``model:``, ``vllm:``, ``simulated:`` — which model answers, and in which engine it runs."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator
 
-from cluster.config.quantity import Section
+from cluster.config.problems import Section
 
 
-class CalibratedConfig(Section):
-    """Where the calibrated engine's times and answers come from; the model it stands in for is ``model.name``."""
+class SimulatedConfig(Section):
+    """Where the simulated engine's times and answers come from; the model it stands in for is ``model.name``."""
 
     costs: str | None = Field(
         default=None,

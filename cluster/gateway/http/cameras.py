@@ -12,8 +12,7 @@ from sightline.v1 import cameras_pb2
 from cluster.gateway.http.forms import CameraHistory, Cameras, Nothing
 from cluster.gateway.http.replies import Reply
 from cluster.gateway.http.routes import Body, Flag, Gateway, Routes, Text
-from cluster.security.access import current
-from cluster.security.roles import HISTORY
+from cluster.security.roles import HISTORY, current
 from cluster.types import CameraStatus
 from cluster.wire.convert import status_from_proto
 

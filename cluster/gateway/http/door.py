@@ -19,8 +19,7 @@ from cluster.errors import SightlineError
 from cluster.gateway.guard import Guard
 from cluster.gateway.http.replies import HttpError, failure, status_of
 from cluster.hosts import is_loopback
-from cluster.security.access import ANYBODY, Principal, serve_as
-from cluster.security.roles import RULES
+from cluster.security.roles import ANYBODY, RULES, Principal, serve_as
 
 log = logging.getLogger(__name__)
 

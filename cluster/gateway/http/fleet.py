@@ -19,8 +19,7 @@ from cluster.gateway.http.door import authorization, names
 from cluster.gateway.http.forms import Fleet, Replicas
 from cluster.gateway.http.replies import Reply, Stream
 from cluster.gateway.http.routes import Backend, Body, Gateway, Routes
-from cluster.security.access import current
-from cluster.security.roles import EVENTS, FLEET, Role
+from cluster.security.roles import EVENTS, FLEET, Role, current
 from cluster.types import CameraStatus
 from cluster.types.reports import ReplicaStatus
 from cluster.wire.convert import replica_from_proto

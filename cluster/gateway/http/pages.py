@@ -21,8 +21,7 @@ from cluster.gateway.http.door import COOKIE, Door, authorization
 from cluster.gateway.http.forms import Health, Me, Nothing
 from cluster.gateway.http.replies import HttpError, Reply, packed
 from cluster.gateway.http.routes import Body, Gateway, Routes
-from cluster.security.access import Principal, current
-from cluster.security.roles import METRICS
+from cluster.security.roles import METRICS, Principal, current
 
 LATE_S = 30.0
 """Without a word from the controller for so long, cameras cannot be served."""

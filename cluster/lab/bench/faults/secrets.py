@@ -37,9 +37,8 @@ import av
 
 from cluster.config import CameraEntry, load_config, parse_camera
 from cluster.errors import SightlineError
-from cluster.kubernetes.conditions import Outcome, status_of
-from cluster.kubernetes.resource import CameraResource
-from cluster.lab.bench.parts import Part
+from cluster.kubernetes.resource import CameraResource, Outcome, status_of
+from cluster.lab.bench.harness import Part
 from cluster.logs import JsonFormatter, TextFormatter
 from cluster.types import CameraStatus
 
@@ -304,9 +303,9 @@ def _look(outputs: Outputs, where: Mapping[str, str], to: list[str], cameras: Pa
 
 def _configuration(folder: Path, cameras: Iterable[Canary], hook: str) -> dict[str, Any]:
     return {
-        "engine": "calibrated",
+        "engine": "simulated",
         "model": {"name": "demo"},
-        "calibrated": {"costs": "demo-cpu"},
+        "simulated": {"costs": "demo-cpu"},
         "memory": {"enabled": False},
         "tiers": {"node": False},
         "gateway": {"port": 0, "metrics_port": 0},

@@ -1,0 +1,77 @@
+"""The simulated engine of a replica: a cost model's seconds, recorded answers, no memory. For load tests only."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from cluster.config import SightlineConfig
+from cluster.control.costs import CostModel, WindowWork, load, names
+from cluster.errors import ConfigError
+from cluster.types import TokenCount
+
+if TYPE_CHECKING:
+    from cluster.engine.base import Engine
+    from cluster.memory.bank import MemoryBank
+    from cluster.memory.tiers.stack import TierStack
+
+SIMULATED = "simulated"
+"""What its tiers know as the model's fingerprint; nothing is put into them."""
+
+WARNING = "engine: simulated runs no model: its answers are drawn at random, and are for load tests only"
+
+
+class ModelledSteps:
+    """A cost model as the engine asks for it (:class:`cluster.engine.simulated.StepCosts`)."""
+
+    def __init__(self, costs: CostModel) -> None:
+        self._costs = costs
+
+    @property
+    def spread(self) -> float:
+        return self._costs.spread
+
+    def seconds(self, windows: Sequence[TokenCount]) -> float:
+        return self._costs.seconds([WindowWork.counted(tokens) for tokens in windows])
+
+
+def configured_costs(config: SightlineConfig) -> CostModel:
+    """The cost model of a configuration with ``engine: simulated``.
+
+    Raises:
+        ConfigError: none is named, there is none of that name, or it is another model's.
+    """
+    if config.simulated.costs is None:
+        raise ConfigError(
+            "engine: simulated needs simulated.costs, the cost model that says how long steps take: one of "
+            f"{', '.join(names())}, or a file that `sightline bench cost --model {config.model.name} --out` wrote"
+        )
+    costs = load(config.simulated.costs)
+    costs.check(config.model.name)
+    return costs
+
+
+def make_simulated(config: SightlineConfig, tiers: TierStack, instance: str) -> tuple[Engine, MemoryBank]:
+    """The engine of replica ``instance``, and the memories that every replica has and this one leaves empty.
+
+    Raises:
+        ConfigError: its costs or scores cannot be used.
+        ModelError: there is no such model to stand in for.
+    """
+    import torch
+
+    from cluster.engine.simulated import DEMO_SCORES, ScoreStatistics, SimulatedEngine
+    from cluster.memory.bank import MemoryBank
+    from cluster.models.loading import load_shape
+
+    torch.set_num_threads(1)
+    settings = config.simulated
+    engine = SimulatedEngine(
+        load_shape(config.model.name),
+        ModelledSteps(configured_costs(config)),
+        scores=DEMO_SCORES if settings.scores is None else ScoreStatistics.load(settings.scores),
+        # Replicas must not answer and scatter in step.
+        seed=zlib.crc32(f"{settings.seed}:{instance}".encode()),
+    )
+    return engine, MemoryBank(tiers, default=config.memory.spec())

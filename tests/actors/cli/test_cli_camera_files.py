@@ -1,0 +1,197 @@
+"""Cameras as files, and changes while they run, as an operator types it; the controller's table, no Ray."""
+
+from __future__ import annotations
+
+import io
+import json
+from dataclasses import asdict
+
+import pytest
+from sightline.v1 import cameras_pb2_grpc
+
+from actors.cli import main
+from cluster.config import load_config, parse_camera
+from cluster.control.cameras.managed import CONFIGURATION, Managed, manager_from_outside
+from cluster.control.cameras.table import CameraTable
+from cluster.control.directory import Directory
+from cluster.gateway import cameras
+from cluster.wire.channel import EventLoopThread
+from cluster.wire.server import RpcServer
+
+FILE = """
+cameras:
+  - name: gate
+    source: rtsp://viewer:${PASSWORD}@10.0.0.1/stream
+    window: {stride_s: 4}
+  - name: yard
+"""
+
+
+class Rules:
+    """The controller's table behind the gateway's service."""
+
+    def __init__(self):
+        self.directory = Directory()
+        self.table = CameraTable(load_config(None, {"questions": [{"id": "q", "text": "Fire?"}]}), self.directory)
+        self.table.load([Managed(entry=parse_camera("written"), manager=CONFIGURATION)], 0.0)
+
+    def _managed(self, name, source, questions, settings, manager):
+        entry = parse_camera(name, source, [asdict(question) for question in questions], settings)
+        return Managed(entry=entry, manager=manager_from_outside(manager))
+
+    async def add(self, name, source, questions, settings, force=False, manager="", takeover=False):
+        self.table.add(self._managed(name, source, questions, settings, manager), 0.0, takeover=takeover)
+        return self.directory.status(name)
+
+    async def update(self, name, source, questions, settings, manager="", takeover=False):
+        self.table.update(self._managed(name, source, questions, settings, manager), 0.0, takeover=takeover)
+        return self.directory.status(name)
+
+    async def remove(self, name, manager="", takeover=False):
+        self.table.remove(name, manager=manager_from_outside(manager), takeover=takeover)
+
+    async def list(self):
+        return [self.directory.status(name) for name in self.directory.cameras]
+
+    async def export(self, names=()):
+        return self.table.managed(names)
+
+    def managers(self):
+        return {each.entry.name: each.manager for each in self.table.managed()}
+
+
+@pytest.fixture
+def rules(monkeypatch):
+    rules = Rules()
+
+    async def start():
+        server = RpcServer()
+        server.add(cameras.SERVICE, cameras_pb2_grpc.add_CamerasServicer_to_server, cameras.CamerasServicer(rules))
+        port = server.bind("127.0.0.1", 0)
+        await server.start()
+        return server, f"127.0.0.1:{port}"
+
+    with EventLoopThread() as loop:
+        server, address = loop.run(start(), 10)
+        monkeypatch.setenv("SIGHTLINE_GATEWAY", address)
+        monkeypatch.setenv("PASSWORD", "s3cret")
+        monkeypatch.delenv("SIGHTLINE_TOKEN", raising=False)
+        yield rules
+        loop.run(server.stop(0.0), 10)
+
+
+@pytest.fixture
+def run(rules, capsys):
+    def run(*arguments, code=0):
+        done = main([str(each) for each in arguments])
+        out = capsys.readouterr()
+        assert done == code, out
+        assert "s3cret" not in out.out + out.err
+        return out.err.strip() if code else out.out
+
+    return run
+
+
+def test_a_file_is_applied_changed_and_pruned(rules, run, tmp_path):
+    file = tmp_path / "cameras.yaml"
+    file.write_text(FILE)
+    shown = run("cameras", "apply", "-f", file, "--dry-run")
+    assert "+ add gate" in shown
+    assert "source: (not given) -> rtsp://viewer:***@10.0.0.1/stream" in shown
+    assert "2 cameras would change, 0 as they were" in shown
+    assert rules.managers() == {"written": CONFIGURATION}
+
+    assert "2 cameras changed, 0 as they were" in run("cameras", "apply", "-f", file)
+    assert rules.managers() == {"written": CONFIGURATION, "gate": "file", "yard": "file"}
+    assert rules.directory.settings("gate").source.reveal() == "rtsp://viewer:s3cret@10.0.0.1/stream"
+    version = rules.directory.version
+    assert "0 cameras changed, 2 as they were" in run("cameras", "apply", "-f", file)
+    assert rules.directory.version == version, "the same again touches nothing"
+
+    file.write_text(FILE.replace("stride_s: 4", "stride_s: 2").replace("  - name: yard\n", ""))
+    report = tmp_path / "changes.json"
+    shown = run("cameras", "apply", "-f", file, "--prune", "--json", report)
+    assert "~ update gate\n    window.stride_s: 4.0 -> 2.0\n- remove yard" in shown
+    assert [(each["change"], each["camera"], each["error"]) for each in json.loads(report.read_text())] == [
+        ("update", "gate", ""),
+        ("remove", "yard", ""),
+    ]
+    assert rules.managers() == {"written": CONFIGURATION, "gate": "file"}
+    assert "file" in run("cameras", "list")
+
+
+def test_standing_in_another_managers_way_changes_nothing_at_all(rules, run, tmp_path, monkeypatch):
+    text = "cameras: [{name: new}, {name: written, priority: critical}]"
+    monkeypatch.setattr("sys.stdin", io.StringIO(text))
+    said = run("cameras", "apply", "-f", "-", code=1)
+    assert "nothing was changed; these belong to other managers: written (configuration); see --takeover" in said
+    assert rules.managers() == {"written": CONFIGURATION}
+    monkeypatch.setattr("sys.stdin", io.StringIO(text))
+    assert "! takeover written (belongs to configuration)" in run("cameras", "apply", "-f", "-", "--takeover")
+    assert rules.managers() == {"new": "file", "written": "file"}
+    said = run("cameras", "remove", "written", code=1)
+    assert "camera 'written' belongs to the files that were applied as 'file'; change it there" in said
+    run("cameras", "remove", "written", "--takeover")
+    assert rules.managers() == {"new": "file"}
+
+
+def test_what_the_cluster_refuses_is_said_and_the_rest_is_done(rules, run, tmp_path):
+    file = tmp_path / "cameras.yaml"
+    file.write_text("cameras: [{name: a, window: {length_s: 1}}, {name: b}]")
+    said = run("cameras", "apply", "-f", file, code=1)
+    assert "1 camera could not be changed: a" in said
+    assert rules.managers() == {"written": CONFIGURATION, "b": "file"}
+    for wrong in (
+        ["-f", tmp_path / "none.yaml"],
+        ["-f", file, "--manager", "kubernetes"],
+        ["-f", file, "--manager", "cluster"],
+    ):
+        run("cameras", "apply", *wrong, code=2)
+
+
+def test_an_export_applies_elsewhere(rules, run, tmp_path, monkeypatch):
+    file = tmp_path / "cameras.yaml"
+    file.write_text(FILE)
+    run("cameras", "apply", "-f", file)
+    run("cameras", "add", "literal", "-q", "q=Is ${this} there?")
+    out = tmp_path / "out.yaml"
+    run("cameras", "export", "-o", out)
+    assert "# Set GATE_PASSWORD to the password of camera gate, escaped." in out.read_text()
+    assert "s3cret" not in out.read_text()
+    monkeypatch.setenv("GATE_PASSWORD", "s3cret")
+    before = {each.entry.name: each.entry for each in rules.table.managed()}
+    assert "0 as they were" in run("cameras", "apply", "-f", out, "--manager", "elsewhere", "--takeover")
+    assert {each.entry.name: each.entry for each in rules.table.managed()} == before
+    assert set(rules.managers().values()) == {"elsewhere"}
+    assert "name: gate" in run("cameras", "export", "gate")
+    assert "cameras: []" in run("cameras", "export", "--manager", "file")
+    assert "there is no camera 'gat'; did you mean 'gate'?" in run("cameras", "export", "gat", code=1)
+
+
+def test_one_camera_is_changed_in_place(rules, run):
+    run(
+        "cameras",
+        "add",
+        "gate",
+        "rtsp://u:s3cret@h/1",
+        "-q",
+        "fence=Is anyone climbing?",
+        "--set",
+        "memory.retention=1h",
+    )
+    assert run("cameras", "update", "gate", "--set", "window.stride_s=2", "--priority", "critical").startswith(
+        "gate: changed"
+    )
+    settings = rules.directory.settings("gate")
+    assert (settings.window.stride_s, settings.priority, settings.memory.retention) == (2, "critical", 3600)
+    assert (settings.source.reveal(), settings.questions[0].id) == ("rtsp://u:s3cret@h/1", "fence")
+    run("cameras", "update", "gate", "-q", "fence@0.7=Is anyone climbing?", "--source", "")
+    settings = rules.directory.settings("gate")
+    assert (settings.source.reveal(), settings.questions[0].threshold, settings.window.stride_s) == ("", 0.7, 2)
+    assert "nothing to change" in run("cameras", "update", "gate", code=2)
+    assert "window.strde_s: unknown key" in run("cameras", "update", "gate", "--set", "window.strde_s=2", code=2)
+    assert "is written in the cluster's configuration" in run(
+        "cameras", "update", "written", "--priority", "critical", code=1
+    )
+    run("cameras", "update", "written", "--priority", "critical", "--takeover")
+    assert rules.managers()["written"] == "cluster"

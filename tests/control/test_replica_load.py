@@ -1,0 +1,115 @@
+"""What a replica is taken to carry: its predicted load, corrected by reports of seconds of which each is chance."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from cluster.control.ladder import CameraOnLadder
+from cluster.control.replica_load import AVERAGE_S, ReplicaLoad
+from cluster.types.cameras import Priority
+
+
+def replica(load: float) -> ReplicaLoad:
+    made = ReplicaLoad(1.0)
+    made.own("c", CameraOnLadder(Priority.NORMAL, (load,)), windows=10.0, due=10.0)
+    return made
+
+
+class Engine:
+    """Reports once a second what it was given to do, and what of it is left over."""
+
+    def __init__(self, made: ReplicaLoad) -> None:
+        self.made = made
+        self.second = 0
+        self.backlog_s = 0.0
+        made.report(0.0, 0.0, 0.0)
+
+    def second_of(self, work_s: float, *, unshared_s: float = 0.0) -> None:
+        self.second += 1
+        left = self.backlog_s + work_s + unshared_s
+        busy = min(1.0, left)
+        self.backlog_s = left - busy
+        self.made.report(busy, self.backlog_s, float(self.second), unshared_s=unshared_s, settle_s=4.0)
+
+
+def test_seconds_that_scatter_around_what_was_predicted_correct_nothing() -> None:
+    """Work comes in bursts: what one second brings too much the next one lacks."""
+    engine = Engine(replica(0.9))
+    draw = random.Random(1)
+    seen = []
+    for _ in range(300):
+        share = draw.uniform(0.3, 1.5)
+        engine.second_of(share)
+        engine.second_of(1.8 - share)
+        seen.append(engine.made.ratio)
+    assert sum(seen[50:]) / len(seen[50:]) == pytest.approx(1.0, abs=0.05)
+    assert max(seen[50:]) < 1.15
+
+
+def test_work_that_was_not_predicted_is_seen_within_seconds_and_forgotten_when_it_is_over() -> None:
+    engine = Engine(replica(0.7))
+    for _ in range(10):
+        engine.second_of(0.7)
+    assert engine.made.ratio == pytest.approx(1.0)
+    for _ in range(6):
+        engine.second_of(1.4)
+    assert engine.made.predicted > 1.2
+    for _ in range(60):
+        engine.second_of(0.7)
+    assert engine.made.ratio == pytest.approx(1.0, abs=0.03)
+
+
+def test_a_correction_fades_at_a_load_at_which_the_replica_is_always_busy() -> None:
+    engine = Engine(replica(0.97))
+    for _ in range(8):
+        engine.second_of(1.3)
+    high = engine.made.ratio
+    for _ in range(60):
+        engine.second_of(0.97)
+    assert high > 1.2
+    assert engine.made.ratio == pytest.approx(1.0, abs=0.02)
+
+
+def test_time_that_steps_took_because_they_were_small_is_no_load() -> None:
+    engine = Engine(replica(0.5))
+    for _ in range(60):
+        engine.second_of(0.5, unshared_s=0.3)
+    assert engine.made.ratio == pytest.approx(1.0, abs=0.01)
+
+
+def test_what_came_before_many_cameras_stepped_down_says_nothing_of_those_that_are_left() -> None:
+    engine = Engine(replica(1.5))
+    for _ in range(6):
+        engine.second_of(1.5)
+    before = engine.made.ratio
+    engine.made.change(-0.6, 0.0, 0.0)
+    for _ in range(3):
+        # Windows of before still come.
+        engine.second_of(1.5)
+    assert engine.made.ratio == pytest.approx(before)
+    for _ in range(round(AVERAGE_S) + 5):
+        engine.second_of(1.5)
+    assert engine.made.ratio > 1.3, "it was not that"
+
+
+def test_what_came_before_many_cameras_came_does_not_make_them_cheap() -> None:
+    engine = Engine(replica(0.3))
+    for _ in range(10):
+        engine.second_of(0.3)
+    engine.made.change(0.5, 0.0, 0.0)
+    for _ in range(3):
+        engine.second_of(0.3)
+    assert engine.made.ratio == pytest.approx(1.0)
+    for _ in range(20):
+        engine.second_of(0.8)
+    assert engine.made.ratio == pytest.approx(1.0), "the seconds before were not theirs"
+
+
+def test_a_backlog_counts_until_it_is_worked_off() -> None:
+    made = replica(0.5)
+    made.report(0.5, 3.0, 1.0)
+    assert made.utilisation(8.0) == pytest.approx(0.5 + 2 / 8)
+    made.report(0.5, 30.0, 2.0)
+    assert made.utilisation(8.0) == pytest.approx(made.predicted + 0.4)

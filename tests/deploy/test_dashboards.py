@@ -1,0 +1,111 @@
+"""The dashboards' files: laid out without overlap, every expression valid and of metrics that exist."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+from promtool import needs_promtool, promtool
+
+from cluster.gateway.federation import FederatedCollector
+from cluster.lab.bench.dashboards import concrete, panels
+from cluster.memory.tiers.stack import NodeTierCollector
+from cluster.metrics.gpu import GpuCollector
+from cluster.replica.memory import MemoryCollector
+
+ROOT = Path(__file__).parents[2]
+FOLDER = ROOT / "deploy/helm/sightline/dashboards"
+FILES = sorted(FOLDER.glob("*.json"))
+ALERTS = {
+    rule["alert"]
+    for group in yaml.safe_load((ROOT / "deploy/helm/sightline/rules/sightline.yaml").read_text())["groups"]
+    for rule in group["rules"]
+}
+
+
+UIDS = {"alerts", "cameras", "engine", "fleet", "machines"}
+"""Part of links to a dashboard: they never change."""
+
+
+def test_they_are_all_there():
+    assert {path.name for path in FILES} == {f"sightline-{uid}.json" for uid in UIDS}
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+def test_a_dashboard_is_whole(file):
+    body = json.loads(file.read_text())
+    assert body["uid"] == file.stem
+    assert body["tags"] == ["sightline"]
+    assert body["templating"]["list"][0]["type"] == "datasource"
+    panels = body["panels"]
+    assert len({panel["id"] for panel in panels}) == len(panels)
+    taken = set()
+    for panel in panels:
+        place = panel["gridPos"]
+        cells = {
+            (x, y)
+            for x in range(place["x"], place["x"] + place["w"])
+            for y in range(place["y"], place["y"] + place["h"])
+        }
+        assert not cells & taken, panel["title"]
+        assert place["x"] + place["w"] <= 24
+        taken |= cells
+        if panel["type"] == "row":
+            continue
+        assert panel["description"].endswith(".")
+        assert panel["fieldConfig"]["defaults"]["unit"]
+        assert panel["datasource"]["uid"] == "${datasource}"
+        assert len({target["refId"] for target in panel["targets"]}) == len(panel["targets"])
+        assert all(target["legendFormat"] for target in panel["targets"])
+
+
+def test_links_of_panels_go_to_runbooks_of_alerts_that_exist():
+    links = [
+        link for file in FILES for panel in json.loads(file.read_text())["panels"] for link in panel.get("links", ())
+    ]
+    assert len(links) > 10
+    for link in links:
+        alert = link["title"].removeprefix("Runbook: ")
+        assert alert in ALERTS
+        assert link["url"] == f"${{runbooks}}#{alert.lower()}"
+
+
+@needs_promtool
+def test_every_expression_is_valid(tmp_path):
+    rules = [
+        {"record": "one", "expr": concrete(expression)} for panel in panels(FOLDER) for expression in panel.expressions
+    ]
+    file = tmp_path / "rules.yaml"
+    file.write_text(yaml.safe_dump({"groups": [{"name": "g", "rules": rules}]}))
+    code, said = promtool("check", "rules", "--lint=none", str(file))
+    assert code == 0, said
+
+
+def test_variables_become_something_prometheus_evaluates():
+    assert concrete('rate(x{camera=~"$camera"}[$__rate_interval])', "30s") == 'rate(x{camera=~".*"}[30s])'
+
+
+def exported():
+    """Names of all series that Sightline's processes may show."""
+    from prometheus_client import CollectorRegistry
+
+    from cluster import metrics
+    from cluster.memory.prefetch import PrefetchStats
+    from cluster.memory.tiers.arena import Arena
+    from cluster.memory.tiers.stack import TierStack
+
+    registry = CollectorRegistry()
+    registry.register(MemoryCollector(TierStack([Arena(8 << 20)]), PrefetchStats))
+    registry.register(FederatedCollector(lambda: {"nobody": "127.0.0.1:9"}))
+    registry.register(NodeTierCollector(1, lambda: None))
+    families = [*metrics.REGISTRY.collect(), *registry.collect(), *GpuCollector(None, {}).collect()]
+    suffixes = {"counter": ["_total"], "histogram": ["_bucket", "_sum", "_count"]}
+    return {family.name + suffix for family in families for suffix in suffixes.get(family.type, [""])}
+
+
+def test_every_metric_of_ours_that_is_named_exists():
+    rules = (ROOT / "deploy/helm/sightline/rules/sightline.yaml").read_text()
+    named = set(re.findall(r"\bsightline_\w+", rules + "".join(file.read_text() for file in FILES)))
+    assert len(named) > 50
+    assert named - exported() == set()

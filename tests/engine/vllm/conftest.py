@@ -1,0 +1,86 @@
+"""Engines over tiny models, one vLLM of each family for all tests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import islice
+from typing import Any
+
+import pytest
+import torch
+
+from cluster.lab.bench.soak import SyntheticCamera
+from cluster.models import load_model
+from cluster.models.base import VisionLanguageModel
+from cluster.types import Answer, FrameSample, Question, StreamSpec
+
+torch.set_num_threads(1)
+
+FAMILIES = ("tiny-qwen2_5_vl", "tiny-internvl3")
+QUESTIONS = (Question("q", "Is anyone climbing the fence?"), Question("why", "Is a car moving?", explain=True))
+
+
+class Family:
+    """A model, and both engines over it."""
+
+    questions = QUESTIONS
+
+    def __init__(self, name: str) -> None:
+        from cluster.engine.native import NativeEngine
+        from cluster.engine.vllm.engine import VllmEngine
+        from cluster.engine.vllm.settings import VllmSettings
+
+        self.model: VisionLanguageModel = load_model(name)
+        settings = VllmSettings({"max_model_len": 4096, "kv_cache_memory_bytes": 2**27}, timeout_s=30)
+        # Another copy, of which nothing is left but the tower and the embeddings.
+        self.engine = VllmEngine(load_model(name), settings=settings, max_new_tokens=4, release=True)
+        self.native = NativeEngine(self.model, max_new_tokens=4)
+
+    def camera(self, stream: str, **options: Any) -> SyntheticCamera:
+        """One frame a second, an anchor every four, unless told otherwise."""
+        standard: dict[str, Any] = {"width": 84, "height": 56, "anchor_every": 4}
+        standard["fps"] = float(self.model.geometry.temporal)
+        return SyntheticCamera(stream, self.model.geometry, **standard | options)
+
+    def frames(self, count: int, stream: str = "cam", **options: Any) -> list[FrameSample]:
+        """The first frames of a camera."""
+        return list(islice(self.camera(stream, **options), count))
+
+    @staticmethod
+    def drive(engine: Any, spec: StreamSpec, samples: list[FrameSample]) -> list[Answer]:
+        """Admit, push, step every window at once, evict."""
+        engine.admit(spec)
+        answers = [answer for sample in samples for r in engine.push(sample) for answer in engine.step([r])]
+        engine.evict(spec.stream)
+        return answers
+
+
+@pytest.fixture(scope="session")
+def qwen() -> Iterator[Family]:
+    family = Family(FAMILIES[0])
+    yield family
+    family.engine.close()
+
+
+@pytest.fixture(scope="session")
+def intern() -> Iterator[Family]:
+    family = Family(FAMILIES[1])
+    yield family
+    family.engine.close()
+
+
+@pytest.fixture(params=["qwen", "intern"])
+def family(request: pytest.FixtureRequest) -> Family:
+    found: Family = request.getfixturevalue(request.param)
+    return found
+
+
+@pytest.fixture
+def spec() -> Callable[..., StreamSpec]:
+    """Windows of 8 s every 2 s that the native engine computes as a whole, as vLLM does."""
+
+    def make(stream: str = "cam", **options: Any) -> StreamSpec:
+        standard: dict[str, Any] = {"questions": QUESTIONS, "window_s": 8.0, "stride_s": 2.0, "refresh": "all"}
+        return StreamSpec(stream, **{"static_gate": False, **standard, **options})
+
+    return make

@@ -1,0 +1,189 @@
+"""What outlives a process of its windows: manifests there and back, in order, cancelled, refused and cleared."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cluster.engine.vllm.connector import window_checkpoint
+from cluster.engine.vllm.connector.tier_writer import TierWriter
+from cluster.engine.vllm.connector.window_checkpoint import WindowCheckpoints, WindowManifest, unpack
+from cluster.engine.vllm.settings import tier_fingerprint
+from cluster.memory.tiers.arena import Arena
+from cluster.memory.tiers.base import Block, BlockKey, Outcome
+from cluster.memory.tiers.stack import TierStack
+
+
+class Shared(Arena):
+    """A tier that others reach too, and that can be down."""
+
+    down = False
+
+    def put_manifest(self, stream: str, manifest: bytes) -> Outcome:
+        return Outcome.RETRY if self.down else super().put_manifest(stream, manifest)
+
+
+def shared() -> Shared:
+    return Shared(2**22, name="node", slab_bytes=2**16)
+
+
+def stack(*below: Arena) -> TierStack:
+    return TierStack([Arena(2**22, name="host", slab_bytes=2**16), *below])
+
+
+@dataclass(frozen=True)
+class State:
+    """A window's state that is bytes already."""
+
+    data: bytes
+
+    @property
+    def nbytes(self) -> int:
+        return len(self.data)
+
+    def dump(self) -> bytes:
+        return self.data
+
+
+@contextmanager
+def keeper(tiers: TierStack, held: Callable[[str], dict] = lambda _: {}) -> Iterator[WindowCheckpoints]:
+    writer = TierWriter(tiers)
+    try:
+        yield WindowCheckpoints(tiers, writer, held)
+    finally:
+        writer.close()
+
+
+@given(st.binary(max_size=200), st.dictionaries(st.text(), st.integers()), st.text())
+def test_a_manifest_is_read_as_it_was_written(window: bytes, held: dict, writer: str) -> None:
+    kept = WindowManifest(window, held, writer)
+    assert unpack(kept.pack()) == kept
+
+
+@given(st.binary(max_size=60), st.integers(0, 40))
+def test_what_is_no_manifest_of_ours_is_nothing(noise: bytes, cut: int) -> None:
+    assert unpack(noise) is None
+    whole = WindowManifest(b"", {"frames": []}, "a").pack()
+    assert unpack(whole[: min(cut, len(whole) - 1)]) is None
+
+
+def test_a_manifest_of_another_version_is_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(window_checkpoint, "VERSION", window_checkpoint.VERSION + 1)
+    later = WindowManifest(b"window", {}, "a").pack()
+    monkeypatch.undo()
+    assert unpack(None) is unpack(later) is None
+
+
+def test_another_process_finds_a_window_and_its_writer_does_not() -> None:
+    node = shared()
+    with keeper(stack(node), lambda stream: {"of": stream}) as here, keeper(stack(node)) as there:
+        assert there.found("gate") is None
+        assert here.note("gate", State(b"first"))
+        assert here.note("gate", State(b"second"))
+        assert here.writer.settle("gate", 10)
+        assert here.found("gate") is None
+        assert there.found("gate") == b"second"
+        kept = unpack(there.writer.noted("gate"))
+        assert kept is not None
+        assert kept.held == {"of": "gate"}
+
+
+def test_a_window_is_handed_over_only_where_others_find_it() -> None:
+    node = shared()
+    with keeper(stack()) as alone:
+        assert not alone.hand_over("gate", State(b"window"))
+    with keeper(stack(node)) as here:
+        assert here.hand_over("gate", State(b"window"))
+        node.down = True
+        assert not here.hand_over("gate", State(b"newer"))
+        node.down = False
+        # What the node could not take waits until it can.
+        assert here.writer.settle("gate", 10)
+        assert unpack(node.manifest("gate")[1]) == unpack(here.writer.noted("gate"))
+
+
+def test_a_window_that_is_too_large_is_counted_and_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(window_checkpoint, "MAX_BYTES", 10)
+    with keeper(stack(shared())) as here:
+        assert not here.hand_over("gate", State(bytes(11)))
+        assert here.too_large == 1
+        assert here.writer.noted("gate") is None
+
+
+def test_what_a_tier_cannot_take_is_tried_again_and_only_the_newest_waits() -> None:
+    node = shared()
+    node.down = True
+    writer = TierWriter(node)
+    made = []
+
+    def written(number: int) -> bytes:
+        made.append(number)
+        return str(number).encode()
+
+    try:
+        for number in range(20):
+            writer.note("gate", partial(written, number))
+        writer.note("yard", lambda: b"yard")
+        assert not writer.flush(0.2)
+        assert writer.counts["retries"] > 0
+        node.down = False
+        assert writer.flush(30)
+        assert (node.manifest("gate")[1], node.manifest("yard")[1]) == (b"19", b"yard")
+        # What a newer one replaced before it was written never became bytes.
+        assert len(set(made)) <= 3
+        assert writer.counts["noted"] <= 3
+    finally:
+        writer.close()
+
+
+@pytest.mark.parametrize("end", ["release", "forget", "clear"])
+def test_what_waited_is_not_written_after_its_end(end: str) -> None:
+    """Not even what was on its way when it ended, and is refused only afterwards."""
+    node = shared()
+    node.down = True
+    writer = TierWriter(node)
+    try:
+        writer.note("gate", lambda: b"late")
+        deadline = time.monotonic() + 30
+        while not writer.counts["retries"]:
+            assert time.monotonic() < deadline
+        getattr(writer, end)("gate")
+        node.down = False
+        writer.note("yard", lambda: b"yard")
+        assert writer.settle("yard", 30)
+        assert writer.flush(30)
+        assert node.manifest("gate") == (Outcome.MISS, None)
+    finally:
+        writer.close()
+
+
+def test_what_is_of_no_use_is_dropped_before_anything_new_is_written() -> None:
+    node = shared()
+    place = torch.zeros(4, dtype=torch.int32)
+    old = BlockKey("gate", 0, 0, 1)
+    node.store([(old, Block(torch.ones(4, 8), torch.ones(4, 8), place, place))])
+    node.put_manifest("gate", b"of another engine")
+    with keeper(stack(node)) as here:
+        assert here.found("gate") is None
+        here.begin("gate")
+        here.note("gate", State(b"window"))
+        assert here.writer.flush(30)
+        assert node.list_blocks("gate") == (Outcome.HIT, [])
+        kept = unpack(node.manifest("gate")[1])
+        assert kept is not None
+        assert kept.window == b"window"
+
+
+def test_windows_of_other_kv_are_told_apart() -> None:
+    plain = tier_fingerprint("model", {"tensor_parallel_size": 2, "quantization": None})
+    assert plain == tier_fingerprint("model", {})
+    marks = {plain, "model", tier_fingerprint("other", {}), tier_fingerprint("model", {"quantization": "fp8"})}
+    assert len(marks) == 4

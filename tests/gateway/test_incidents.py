@@ -1,0 +1,328 @@
+"""``Incidents``: the service over the wire, through the gateway's proxy, and who may see and do what."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import asynccontextmanager
+
+import grpc
+import grpc.aio
+import pytest
+from sightline.v1 import incidents_pb2, incidents_pb2_grpc
+
+from cluster.alerts.grpc_service import IncidentsServicer
+from cluster.alerts.service import AlertService
+from cluster.client import GatewayClient
+from cluster.config import load_config
+from cluster.errors import ConfigError, SightlineError, UnauthenticatedError, UnavailableError
+from cluster.gateway.guard import Guard
+from cluster.gateway.incidents_proxy import SERVICE, IncidentsProxy
+from cluster.security.roles import RULES, Principal, Role
+from cluster.wire.channel import ChannelPool, open_channel
+from cluster.wire.server import RpcServer
+
+WHO = {
+    "agent": Principal("agent", frozenset({Role.INGEST})),
+    "viewer": Principal("viewer", frozenset({Role.VIEW}), ("gate",)),
+    "guard": Principal("guard", frozenset({Role.ASK}), ("gate",)),
+    "boss": Principal("boss", frozenset({Role.ADMIN})),
+}
+
+
+def verify(secret):
+    if secret not in WHO:
+        raise UnauthenticatedError("unknown token")
+    return WHO[secret]
+
+
+def configuration():
+    return load_config(
+        None,
+        {
+            "alerts": {"cooldown_s": 0, "consecutive": 1, "sinks": [{"name": "log", "kind": "log"}]},
+            "cameras": [{"name": "gate"}, {"name": "yard"}],
+            "questions": [{"id": "person", "text": "?"}],
+        },
+    )
+
+
+@asynccontextmanager
+async def serving(servicer, guard=None):
+    server = RpcServer(guard=guard)
+    server.add(SERVICE, incidents_pb2_grpc.add_IncidentsServicer_to_server, servicer)
+    port = server.bind("127.0.0.1", 0)
+    await server.start()
+    try:
+        yield f"127.0.0.1:{port}"
+    finally:
+        await server.stop(0.0)
+
+
+@asynccontextmanager
+async def gateway(tmp_path, guard=None):
+    """(the service, the address of the gateway in front of it)."""
+    service = AlertService(configuration(), tmp_path)
+    await service.start()
+    async with serving(IncidentsServicer(service)) as behind:
+
+        async def route():
+            return behind
+
+        async with serving(IncidentsProxy(route, ChannelPool()), guard) as address:
+            yield service, address
+    await service.stop()
+
+
+def open_both(service, make):
+    for camera in ("gate", "yard"):
+        service.take(make.answer(0, stream=camera))
+
+
+async def in_thread(call, *arguments, **options):
+    return await asyncio.to_thread(call, *arguments, **options)
+
+
+async def test_everything_a_person_does(tmp_path, make, until):
+    async with gateway(tmp_path) as (service, address):
+        open_both(service, make)
+        await until(lambda: service._dispatcher.status()["log"].delivered == 2)
+        await until(lambda: not service._settled)
+        with GatewayClient(address) as client:
+            found = await in_thread(client.incidents)
+            assert {each.camera for each in found} == {"gate", "yard"}
+            assert [each.camera for each in await in_thread(client.incidents, camera="gate", limit=5)] == ["gate"]
+            gate = next(each for each in found if each.camera == "gate")
+            detail = await in_thread(client.incident, gate.id)
+            assert [(each.sink, each.state) for each in detail.deliveries] == [("log", "delivered")]
+            assert detail.events[0].incident.id == gate.id
+            assert (await in_thread(client.acknowledge, gate.id, "ann")).acknowledged_by == "ann"
+            [mute] = await in_thread(client.mute, "gate", "", 60.0, "ann")
+            assert (mute.camera, mute.subject, mute.by) == ("gate", "*", "ann")
+            assert await in_thread(client.mutes) == [mute]
+            for _ in range(2):
+                assert await in_thread(client.unmute, "gate", "") == [], "once more is no error"
+            outbox = await in_thread(client.outbox, 5)
+            assert outbox.sinks["log"][0] == "log"
+            assert outbox.sinks["log"][1].delivered >= 2
+            assert await in_thread(client.resend) == 0
+
+
+async def test_following(tmp_path, make, until):
+    async with gateway(tmp_path) as (service, address), open_channel(address) as channel:
+        service.take(make.answer(0))
+        call = incidents_pb2_grpc.IncidentsStub(channel).Follow(
+            incidents_pb2.FollowRequest(cameras=["gate"], open=True)
+        )
+        first = await call.read()
+        assert (first.incident.camera, first.incident.windows) == ("gate", 1)
+        service.take(make.answer(0, stream="yard"))
+        await service.acknowledge(first.incident.id, "ann")
+        second = await call.read()
+        assert (second.event, second.incident.acknowledged_by, second.incident.camera) == ("update", "ann", "gate")
+        assert second.cause == "acknowledged"
+        await service.settle_clip(first.incident.id, "none", "no clip: the disk is full")
+        third = await call.read()
+        assert (third.event, third.cause, third.incident.clip) == ("update", "clip", "none")
+        assert third.incident.footage_note == "no clip: the disk is full"
+        call.cancel()
+        await until(lambda: not service._feed._followers)
+
+
+async def test_what_is_open_is_told_once_whatever_is_still_on_its_way(tmp_path, make):
+    """Events that are not written yet come after it, and would take back what it said."""
+    async with gateway(tmp_path) as (service, address), open_channel(address) as channel:
+        async with service._flushing:
+            service.take(make.answer(0))
+            [incident] = service.opened()
+            seeing_to_it = asyncio.create_task(service.acknowledge(incident.id, "ann"))
+            settling = asyncio.create_task(service.settle_clip(incident.id, "whole", ""))
+            request = incidents_pb2.FollowRequest(open=True)
+            call = incidents_pb2_grpc.IncidentsStub(channel).Follow(request)
+            first = await call.read()
+        await asyncio.gather(seeing_to_it, settling)
+        second = await call.read()
+        call.cancel()
+    assert [(each.key, each.cause) for each in (first, second)] == [
+        (f"{incident.id}-open", ""),
+        (f"{incident.id}-clip", "clip"),
+    ]
+    assert first.incident == second.incident
+    assert (first.incident.acknowledged_by, first.incident.clip) == ("ann", "whole")
+
+
+class Lossy(incidents_pb2_grpc.IncidentsServicer):
+    """Events of two cameras; some were lost before the one that not everybody may see."""
+
+    async def Follow(self, request, context):  # noqa: N802
+        for number, (camera, missed) in enumerate((("gate", 0), ("yard", 3), ("gate", 1))):
+            incident = incidents_pb2.Incident(id=str(number), camera=camera)
+            await context.write(incidents_pb2.IncidentEvent(key=str(number), incident=incident, missed=missed))
+
+
+async def test_what_was_missed_is_told_with_the_next_event_that_may_be_seen():
+    async with serving(Lossy()) as behind:
+
+        async def route():
+            return behind
+
+        async with (
+            serving(IncidentsProxy(route, ChannelPool()), Guard(verify)) as address,
+            open_channel(address) as channel,
+        ):
+            call = incidents_pb2_grpc.IncidentsStub(channel).Follow(incidents_pb2.FollowRequest(), **calls("viewer"))
+            assert [(event.key, event.missed) async for event in call] == [("0", 0), ("2", 4)]
+
+
+async def test_a_follower_that_does_not_read_is_told_what_it_missed(make):
+    from cluster.alerts.feed import EventFeed
+    from cluster.alerts.incident import AlertEvent, Incident
+
+    incident = Incident("i", "gate", "question", "person", "info", 0, 1, 0.5, 1, 0.0, 0.0)
+    feed = EventFeed(limit=3, max_followers=1)
+    with feed.follow() as follower:
+        with pytest.raises(SightlineError, match="1 clients follow"):
+            feed.follow()
+        feed.publish(AlertEvent(str(number), "update", 0.0, incident) for number in range(10))
+        got = [await anext(follower) for _ in range(3)]
+        assert [(event.key, missed) for event, missed in got] == [("7", 7), ("8", 0), ("9", 0)]
+        feed.close()
+        with pytest.raises(StopAsyncIteration):
+            await anext(follower)
+
+
+@pytest.mark.parametrize(
+    ("ask", "error", "sentence"),
+    [
+        (lambda client: client.incident("nothing"), SightlineError, "there is no incident 'nothing'"),
+        (lambda client: client.acknowledge("nothing", "ann"), SightlineError, "there is no incident 'nothing'"),
+        (lambda client: client.mute("gate", "", -1.0, ""), ConfigError, "for_s must be above 0"),
+        (lambda client: client.mute("gate", "", float("nan"), ""), ConfigError, "for_s must be above 0"),
+        (lambda client: client.mute("g" * 300, "", 1.0, ""), ConfigError, "camera must be one line"),
+        (lambda client: client.mute("gate", "", 1.0, "a\nb"), ConfigError, "by must be one line"),
+    ],
+)
+async def test_what_is_refused(tmp_path, ask, error, sentence):
+    async with gateway(tmp_path) as (_, address):
+        with GatewayClient(address) as client, pytest.raises(error, match=sentence):
+            await in_thread(ask, client)
+
+
+async def test_without_alerting_the_gateway_says_so():
+    async def nowhere():
+        raise UnavailableError("this cluster makes no incidents; alerts.enabled is off")
+
+    async def gone():
+        return "127.0.0.1:9"
+
+    for route, sentence in ((nowhere, "makes no incidents"), (gone, "alerting does not answer; try again")):
+        async with serving(IncidentsProxy(route, ChannelPool())) as address:
+            with GatewayClient(address) as client, pytest.raises(UnavailableError, match=sentence):
+                await in_thread(client.incidents)
+
+
+def calls(who):
+    return {"metadata": (("authorization", f"Bearer {who}"),)}
+
+
+REFUSED, HIDDEN = grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.NOT_FOUND
+MATRIX = {
+    # method -> (makes the request for a camera and its incident, who may, what a camera out of scope gets)
+    "List": (lambda camera, _: incidents_pb2.ListIncidentsRequest(camera=camera), {"viewer", "guard", "boss"}, None),
+    "Get": (lambda _, incident: incidents_pb2.GetIncidentRequest(id=incident), {"viewer", "guard", "boss"}, HIDDEN),
+    "Acknowledge": (lambda _, incident: incidents_pb2.AcknowledgeRequest(id=incident), {"guard", "boss"}, HIDDEN),
+    "Mute": (lambda camera, _: incidents_pb2.MuteRequest(camera=camera, for_s=60), {"guard", "boss"}, REFUSED),
+    "Unmute": (lambda camera, _: incidents_pb2.UnmuteRequest(camera=camera), {"guard", "boss"}, REFUSED),
+    "ListMutes": (lambda *_: incidents_pb2.ListMutesRequest(), {"viewer", "guard", "boss"}, None),
+    "Outbox": (lambda *_: incidents_pb2.OutboxRequest(dead=5), {"viewer", "guard", "boss"}, None),
+    "Resend": (lambda *_: incidents_pb2.ResendRequest(), {"boss"}, None),
+    "Follow": (
+        lambda camera, _: incidents_pb2.FollowRequest(cameras=[camera], open=True),
+        {"viewer", "guard", "boss"},
+        REFUSED,
+    ),
+}
+
+
+async def outcome(stub, method, request, who):
+    call = getattr(stub, method)(request, **(calls(who) if who else {}))
+    try:
+        if method == "Follow":
+            await call.read()
+            call.cancel()
+            return await call.code() if call.done() and not call.cancelled() else grpc.StatusCode.OK
+        await call
+    except grpc.aio.AioRpcError as error:
+        return error.code()
+    return grpc.StatusCode.OK
+
+
+async def test_every_call_times_every_role_and_scope(tmp_path, make):
+    assert {f"/{SERVICE}/{name}" for name in MATRIX} == {method for method in RULES if SERVICE in method}
+    wrong = []
+    async with gateway(tmp_path, Guard(verify)) as (service, address), open_channel(address) as channel:
+        stub = incidents_pb2_grpc.IncidentsStub(channel)
+        open_both(service, make)
+        incidents = {incident.camera: incident.id for incident in service.opened()}
+        for method, (request, may, elsewhere) in MATRIX.items():
+            for who in (*WHO, "nobody", None):
+                for camera, incident in incidents.items():
+                    code = await outcome(stub, method, request(camera, incident), who)
+                    if who not in WHO:
+                        wanted = grpc.StatusCode.UNAUTHENTICATED
+                    elif who not in may:
+                        wanted = REFUSED
+                    elif elsewhere is not None and not WHO[who].sees(camera):
+                        wanted = elsewhere
+                    else:
+                        wanted = grpc.StatusCode.OK
+                    if code is not wanted:
+                        wrong.append((method, who, camera, code, wanted))
+    assert not wrong
+
+
+async def refusal(call, incident):
+    """All that its caller gets to know, but for the id it sent itself."""
+    try:
+        await call
+    except grpc.aio.AioRpcError as error:
+        return error.code(), error.details().replace(incident, "ID"), [*error.trailing_metadata()]
+    pytest.fail("it was let through")
+
+
+async def test_an_incident_that_a_token_is_not_for_is_answered_as_one_that_never_was(tmp_path, make):
+    async with gateway(tmp_path, Guard(verify)) as (service, address), open_channel(address) as channel:
+        stub = incidents_pb2_grpc.IncidentsStub(channel)
+        open_both(service, make)
+        await service._flush()
+        yard = next(incident.id for incident in service.opened() if incident.camera == "yard")
+        for method, who in (("Get", "viewer"), ("Get", "guard"), ("Acknowledge", "guard"), ("Acknowledge", "viewer")):
+            request = MATRIX[method][0]
+            answers = [
+                await refusal(getattr(stub, method)(request("yard", incident), **calls(who)), incident)
+                for incident in (yard, "0" * 16)
+            ]
+            assert answers[0] == answers[1], (method, who)
+        assert not service.opened()[0].acknowledged_by
+
+
+async def test_what_a_token_is_not_for_is_not_shown(tmp_path, make):
+    async with gateway(tmp_path, Guard(verify)) as (service, address), open_channel(address) as channel:
+        stub = incidents_pb2_grpc.IncidentsStub(channel)
+        open_both(service, make)
+        await service.mute("yard", "", 60, "boss")
+        everything = incidents_pb2.ListIncidentsRequest()
+        assert len((await stub.List(everything, **calls("boss"))).incidents) == 2
+        assert [each.camera for each in (await stub.List(everything, **calls("viewer"))).incidents] == ["gate"]
+        assert len((await stub.ListMutes(incidents_pb2.ListMutesRequest(), **calls("boss"))).mutes) == 1
+        assert not (await stub.ListMutes(incidents_pb2.ListMutesRequest(), **calls("viewer"))).mutes
+        everywhere = incidents_pb2.MuteRequest(for_s=60)
+        assert await outcome(stub, "Mute", everywhere, "guard") is grpc.StatusCode.PERMISSION_DENIED
+        by_camera = {incident.camera: incident.id for incident in service.opened()}
+        follow = stub.Follow(incidents_pb2.FollowRequest(open=True), **calls("viewer"))
+        assert (await follow.read()).incident.camera == "gate"
+        await service.acknowledge(by_camera["yard"], "boss")
+        # Who acknowledges is who the token says, whatever the request does.
+        mine = incidents_pb2.AcknowledgeRequest(id=by_camera["gate"], by="somebody else")
+        assert (await stub.Acknowledge(mine, **calls("guard"))).acknowledged_by == "guard"
+        assert (await follow.read()).incident.acknowledged_by == "guard"
+        follow.cancel()

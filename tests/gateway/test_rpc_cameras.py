@@ -1,0 +1,224 @@
+"""The Cameras service and the CLI's client, over loopback: answers, and errors as the sentences a user sees."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+
+import grpc
+import grpc.aio
+import pytest
+from sightline.v1 import cameras_pb2, cameras_pb2_grpc, results_pb2_grpc
+
+from cluster.client import GatewayClient
+from cluster.config import CameraEntry
+from cluster.control.cameras.managed import Managed
+from cluster.errors import (
+    CameraExistsError,
+    ConfigError,
+    ManagedElsewhereError,
+    UnavailableError,
+    UnknownCameraError,
+)
+from cluster.gateway.cameras import SERVICE, CamerasServicer
+from cluster.types import CameraStatus, LastAnswer, Question
+from cluster.wire.answers import SERVICE as RESULTS
+from cluster.wire.answers import AnswerHub, ResultsServicer
+from cluster.wire.channel import EventLoopThread, open_channel
+from cluster.wire.server import RpcServer
+
+
+class Directory:
+    """A controller's registry in a dictionary."""
+
+    def __init__(self):
+        self.cameras = {}
+        self.asked = {}
+        self.delay_s = 0.0
+
+    async def add(self, name, source, questions, settings, force=False, manager="", takeover=False):
+        if name in self.cameras:
+            raise CameraExistsError(f"camera {name!r} exists already; remove it first")
+        if "zoom" in settings:
+            raise ConfigError("unknown key 'zoom' in the settings of camera 'gate'")
+        self.asked[name] = (source.reveal(), tuple(questions), settings)
+        self.cameras[name] = CameraStatus(name, str(source), "connecting")
+        return self.cameras[name]
+
+    async def update(self, name, source, questions, settings, manager="", takeover=False):
+        before = await self.get(name)
+        if before.manager != manager and not takeover:
+            raise ManagedElsewhereError(f"camera {name!r} belongs to {before.manager!r}")
+        self.asked[name] = (source.reveal(), tuple(questions), settings)
+        self.cameras[name] = CameraStatus(name, str(source), "running", manager=manager)
+        return self.cameras[name]
+
+    async def remove(self, name, manager="", takeover=False):
+        before = await self.get(name)
+        if before.manager != manager and not takeover:
+            raise ManagedElsewhereError(f"camera {name!r} belongs to {before.manager!r}")
+        del self.cameras[name]
+
+    async def export(self, names=()):
+        return [
+            Managed(entry=CameraEntry(name=name, source=self.asked[name][0]), manager=self.cameras[name].manager)
+            for name in sorted(names or self.cameras)
+        ]
+
+    async def list(self):
+        await asyncio.sleep(self.delay_s)
+        return list(self.cameras.values())
+
+    async def get(self, name):
+        if name not in self.cameras:
+            raise UnknownCameraError(f"no camera is called {name!r}")
+        return self.cameras[name]
+
+
+@pytest.fixture
+def gateway():
+    """A gateway on a loop thread: ``(address, directory, hub)``."""
+
+    async def start():
+        server, directory, hub = RpcServer(), Directory(), AnswerHub()
+        servicer = CamerasServicer(directory, deadline_s=0.5)
+        server.add(SERVICE, cameras_pb2_grpc.add_CamerasServicer_to_server, servicer)
+        server.add(RESULTS, results_pb2_grpc.add_ResultsServicer_to_server, ResultsServicer(hub))
+        port = server.bind("127.0.0.1", 0)
+        await server.start()
+        return server, f"127.0.0.1:{port}", directory, hub
+
+    with EventLoopThread() as thread:
+        server, address, directory, hub = thread.run(start(), 10.0)
+        yield address, directory, hub
+        thread.run(server.stop(0.0), 10.0)
+
+
+@pytest.fixture
+def client(gateway):
+    with GatewayClient(gateway[0], deadline_s=5.0) as client:
+        yield client
+
+
+def test_add_list_get_remove(gateway, client):
+    _, directory, _ = gateway
+    questions = [Question("person", "Is there a person?", 0.7, True)]
+    added = client.camera_add("gate", "rtsp://gate/1", questions, {"sampling": {"fps": 1.0}})
+    assert added == CameraStatus("gate", "rtsp://gate/1", "connecting")
+    assert directory.asked["gate"] == ("rtsp://gate/1", tuple(questions), {"sampling": {"fps": 1.0}})
+    full = CameraStatus("gate", state="running", latency_s=1.5, last_answers=(LastAnswer("person", 0.75, True, 5),))
+    directory.cameras["gate"] = full
+    client.camera_add("yard")
+    assert client.cameras_list() == [full, CameraStatus("yard", state="connecting")]
+    assert client.camera_get("gate") == full
+    client.camera_remove("gate")
+    assert [status.name for status in client.cameras_list()] == ["yard"]
+
+
+def test_update_takeover_and_export(gateway, client):
+    _, directory, _ = gateway
+    client.camera_add("gate", "rtsp://gate/1")
+    assert client.camera_update("gate", "rtsp://gate/2", {"priority": "critical"}).source == "rtsp://gate/2"
+    assert directory.asked["gate"] == ("rtsp://gate/2", (), {"priority": "critical"})
+    with pytest.raises(CameraExistsError, match="belongs to ''"):
+        client.camera_update("gate", manager="north")
+    assert client.camera_update("gate", "rtsp://u:s3cret@h/", manager="north", takeover=True).manager == "north"
+    assert client.cameras_list()[0].manager == "north"
+    [written] = client.cameras_export(["gate"])
+    assert (written.manager, written.entry.source.reveal()) == ("north", "rtsp://u:***@h/")
+    [written] = client.cameras_export(["gate"], secrets=True)
+    assert written.entry.source.reveal() == "rtsp://u:s3cret@h/"
+    with pytest.raises(CameraExistsError, match="belongs to 'north'"):
+        client.camera_remove("gate")
+    client.camera_remove("gate", manager="north")
+    assert client.cameras_export() == []
+
+
+@pytest.mark.parametrize(
+    ("ask", "error", "sentence"),
+    [
+        (lambda c: c.camera_get("nobody"), UnknownCameraError, "no camera is called 'nobody'"),
+        (lambda c: c.camera_remove("nobody"), UnknownCameraError, "no camera is called 'nobody'"),
+        (lambda c: [c.camera_add("gate"), c.camera_add("gate")], CameraExistsError, "exists already; remove it first"),
+        (lambda c: c.camera_add("gate", settings={"zoom": 1}), ConfigError, "unknown key 'zoom'"),
+        (lambda c: c.camera_add(""), ConfigError, "a camera needs a name"),
+        (lambda c: c.camera_add("a", questions=[Question("q", "?", 7)]), ConfigError, "threshold of 7"),
+    ],
+)
+def test_errors_keep_their_kind_and_sentence(client, ask, error, sentence):
+    with pytest.raises(error, match=sentence):
+        ask(client)
+
+
+@pytest.mark.parametrize(("text", "sentence"), [("{", "are not JSON"), ("[]", "must be a JSON object, not list")])
+async def test_settings_that_are_no_object(text, sentence):
+    server = RpcServer()
+    server.add(SERVICE, cameras_pb2_grpc.add_CamerasServicer_to_server, CamerasServicer(Directory()))
+    port = server.bind("127.0.0.1", 0)
+    await server.start()
+    async with open_channel(f"127.0.0.1:{port}") as channel:
+        with pytest.raises(grpc.aio.AioRpcError) as failure:
+            await cameras_pb2_grpc.CamerasStub(channel).Add(
+                cameras_pb2.AddCameraRequest(name="gate", settings_json=text)
+            )
+        assert failure.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert sentence in failure.value.details()
+    await server.stop(0.0)
+
+
+def test_a_controller_that_does_not_answer(gateway, client):
+    gateway[1].delay_s = 5.0
+    with pytest.raises(UnavailableError, match=r"controller did not answer within 0\.5 s"):
+        client.cameras_list()
+
+
+def test_a_gateway_that_does_not_answer_in_time(gateway):
+    gateway[1].delay_s = 5.0
+    with (
+        GatewayClient(gateway[0], deadline_s=0.1) as client,
+        pytest.raises(UnavailableError, match=r"did not answer within 0\.1 s"),
+    ):
+        client.cameras_list()
+
+
+def test_no_gateway_there():
+    with GatewayClient("127.0.0.1:1", deadline_s=0.5) as client:
+        sentence = "no Sightline gateway answers at 127.0.0.1:1; start one with `sightline serve`"
+        with pytest.raises(UnavailableError, match=sentence):
+            client.cameras_list()
+        with pytest.raises(UnavailableError, match=sentence):
+            client.watch()
+
+
+async def test_another_kind_of_server():
+    server = RpcServer()
+    port = server.bind("127.0.0.1", 0)
+    await server.start()
+    with GatewayClient(f"127.0.0.1:{port}", deadline_s=5.0) as client:
+        with pytest.raises(UnavailableError, match="answers, but it is no Sightline gateway"):
+            await asyncio.to_thread(client.cameras_list)
+        with pytest.raises(UnavailableError, match="answers, but it is no Sightline gateway"):
+            await asyncio.to_thread(lambda: list(client.watch()))
+    await server.stop(0.0)
+
+
+def test_not_an_address():
+    with pytest.raises(ConfigError, match="'gate' is not an address; write HOST:PORT"):
+        GatewayClient("gate")
+
+
+def test_watch_from_now_on(gateway, client, make):
+    hub = gateway[2]
+    hub.publish([make.answer(0)])
+    answers = client.watch(["gate"])
+    hub.publish([make.answer(1, stream="yard"), make.answer(2)])
+    assert next(answers) == (make.answer(2), 0)
+    threading.Timer(0.05, hub.close).start()
+    assert list(answers) == []
+
+
+def test_settings_survive_the_wire(gateway, client):
+    settings = {"window": {"length_s": 16, "refresh_budget": None}, "pruning": {"policy": "replenish"}}
+    client.camera_add("gate", settings=settings)
+    assert gateway[1].asked["gate"][2] == json.loads(json.dumps(settings))

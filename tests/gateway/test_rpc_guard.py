@@ -1,0 +1,276 @@
+"""The gateway's door: every call times every role, in scope and out of it; the audit log; rates."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import grpc
+import pytest
+from memory_parts import replica
+from security_parts import guarded_gateway
+from sightline.v1 import (
+    cameras_pb2,
+    cameras_pb2_grpc,
+    ingest_pb2,
+    ingest_pb2_grpc,
+    memory_pb2,
+    memory_pb2_grpc,
+    pictures_pb2,
+    pictures_pb2_grpc,
+    replicas_pb2,
+    replicas_pb2_grpc,
+    results_pb2,
+    results_pb2_grpc,
+)
+
+from cluster.client import GatewayClient
+from cluster.config import load_config
+from cluster.errors import ConfigError, ForbiddenError, UnauthenticatedError
+from cluster.gateway.guard import STRANGERS_NOTED, Guard
+from cluster.security.audit import AuditLog
+from cluster.security.limits import RateLimit
+from cluster.security.roles import RULES, Role
+from cluster.wire.tls import ClientCredentials
+
+Code = grpc.StatusCode
+
+CALLS = {
+    "/sightline.v1.Cameras/List": lambda c, camera, m: cameras_pb2_grpc.CamerasStub(c).List(
+        cameras_pb2.ListCamerasRequest(), metadata=m, timeout=5
+    ),
+    "/sightline.v1.Cameras/Get": lambda c, camera, m: cameras_pb2_grpc.CamerasStub(c).Get(
+        cameras_pb2.GetCameraRequest(name=camera), metadata=m, timeout=5
+    ),
+    "/sightline.v1.Cameras/Add": lambda c, camera, m: cameras_pb2_grpc.CamerasStub(c).Add(
+        cameras_pb2.AddCameraRequest(name=camera), metadata=m, timeout=5
+    ),
+    "/sightline.v1.Cameras/Remove": lambda c, camera, m: cameras_pb2_grpc.CamerasStub(c).Remove(
+        cameras_pb2.RemoveCameraRequest(name=camera), metadata=m, timeout=5
+    ),
+    "/sightline.v1.Cameras/Update": lambda c, camera, m: cameras_pb2_grpc.CamerasStub(c).Update(
+        cameras_pb2.UpdateCameraRequest(name=camera), metadata=m, timeout=5
+    ),
+    "/sightline.v1.Cameras/Export": lambda c, camera, m: cameras_pb2_grpc.CamerasStub(c).Export(
+        cameras_pb2.ExportCamerasRequest(names=[camera]), metadata=m, timeout=5
+    ),
+    "/sightline.v1.Memory/Ask": lambda c, camera, m: list(
+        memory_pb2_grpc.MemoryStub(c).Ask(memory_pb2.AskRequest(camera=camera, text="Who?"), metadata=m, timeout=5)
+    ),
+    "/sightline.v1.Memory/Describe": lambda c, camera, m: memory_pb2_grpc.MemoryStub(c).Describe(
+        memory_pb2.DescribeRequest(camera=camera), metadata=m, timeout=5
+    ),
+    "/sightline.v1.Memory/Forget": lambda c, camera, m: memory_pb2_grpc.MemoryStub(c).Forget(
+        memory_pb2.ForgetRequest(camera=camera), metadata=m, timeout=5
+    ),
+    "/sightline.v1.Replicas/List": lambda c, camera, m: replicas_pb2_grpc.ReplicasStub(c).List(
+        replicas_pb2.ListReplicasRequest(), metadata=m, timeout=5
+    ),
+    "/sightline.v1.Replicas/Drain": lambda c, camera, m: replicas_pb2_grpc.ReplicasStub(c).Drain(
+        replicas_pb2.DrainReplicaRequest(name="replica-0"), metadata=m, timeout=5
+    ),
+    "/sightline.v1.Results/Watch": lambda c, camera, m: _watch(c, [camera], m),
+    "/sightline.v1.Ingest/Push": lambda c, camera, m: _push(c, camera, m),
+    "/sightline.v1.Pictures/Picture": lambda c, camera, m: pictures_pb2_grpc.PicturesStub(c).Picture(
+        pictures_pb2.PictureRequest(camera=camera), metadata=m, timeout=5
+    ),
+    # Whose footage an incident's is, only alerting knows: its scope is tested in test_footage_flow.py.
+    "/sightline.v1.Pictures/Footage": lambda c, camera, m: list(
+        pictures_pb2_grpc.PicturesStub(c).Footage(
+            pictures_pb2.FootageRequest(incident="0" * 16, kind="clip"), metadata=m, timeout=5
+        )
+    ),
+    "/sightline.v1.Pictures/Forget": lambda c, camera, m: pictures_pb2_grpc.PicturesStub(c).Forget(
+        pictures_pb2.ForgetFootageRequest(camera=camera), metadata=m, timeout=5
+    ),
+}
+WITHOUT_CAMERA = {
+    "/sightline.v1.Pictures/Footage",
+    "/sightline.v1.Cameras/List",
+    "/sightline.v1.Replicas/List",
+    "/sightline.v1.Replicas/Drain",
+}
+MAY = {
+    "/sightline.v1.Ingest/Push": {Role.INGEST, Role.ADMIN},
+    "/sightline.v1.Cameras/List": {Role.VIEW, Role.ASK, Role.ADMIN},
+    "/sightline.v1.Cameras/Get": {Role.VIEW, Role.ASK, Role.ADMIN},
+    "/sightline.v1.Cameras/Add": {Role.ADMIN},
+    "/sightline.v1.Cameras/Remove": {Role.ADMIN},
+    "/sightline.v1.Cameras/Update": {Role.ADMIN},
+    "/sightline.v1.Cameras/Export": {Role.ADMIN},
+    "/sightline.v1.Replicas/List": {Role.VIEW, Role.ASK, Role.ADMIN},
+    "/sightline.v1.Replicas/Drain": {Role.ADMIN},
+    "/sightline.v1.Results/Watch": {Role.VIEW, Role.ASK, Role.ADMIN},
+    "/sightline.v1.Memory/Ask": {Role.ASK, Role.ADMIN},
+    "/sightline.v1.Memory/Describe": {Role.VIEW, Role.ASK, Role.ADMIN},
+    "/sightline.v1.Memory/Forget": {Role.ADMIN},
+    "/sightline.v1.Pictures/Picture": {Role.VIEW, Role.ASK, Role.ADMIN},
+    "/sightline.v1.Pictures/Footage": {Role.VIEW, Role.ASK, Role.ADMIN},
+    "/sightline.v1.Pictures/Forget": {Role.ADMIN},
+}
+LET_THROUGH = {
+    # No decoder, and no alerting, is behind this gateway.
+    "/sightline.v1.Ingest/Push": Code.DEADLINE_EXCEEDED,
+    "/sightline.v1.Pictures/Picture": Code.UNAVAILABLE,
+    "/sightline.v1.Pictures/Footage": Code.FAILED_PRECONDITION,
+}
+
+
+def _watch(channel, cameras, metadata):
+    call = results_pb2_grpc.ResultsStub(channel).Watch(
+        results_pb2.WatchRequest(cameras=cameras), metadata=metadata, timeout=5
+    )
+    call.initial_metadata()
+    call.cancel()
+    if call.code() not in (None, Code.OK, Code.CANCELLED):
+        raise call
+
+
+def _push(channel, camera, metadata):
+    opening = ingest_pb2.PushRequest(open=ingest_pb2.Open(camera=camera, session="s", codec="h264"))
+    list(ingest_pb2_grpc.IngestStub(channel).Push(iter([opening]), metadata=metadata, timeout=0.5))
+
+
+def _outcome(address, method, camera, secret):
+    """The call's status code; a push that was let through waits for a decoder."""
+    metadata = () if secret is None else (("authorization", f"Bearer {secret}"),)
+    with grpc.insecure_channel(address) as channel:
+        try:
+            CALLS[method](channel, camera, metadata)
+        except grpc.RpcError as error:
+            return error.code()
+    return Code.OK
+
+
+def test_the_matrix_names_every_call():
+    """Those of incidents are in test_incidents.py: what they may touch is known by the incident, not by the request."""
+    elsewhere = {method for method in RULES if method.startswith("/sightline.v1.Incidents/")}
+    over_http = {method for method in RULES if not method.startswith("/")}
+    assert set(CALLS) == set(MAY) == set(RULES) - over_http - elsewhere
+
+
+async def test_every_call_times_every_role_and_scope(monkeypatch, tmp_path):
+    async with guarded_gateway(monkeypatch, tmp_path) as (_, addresses, directory, secrets), replica() as (_, address):
+        directory.address = address
+        wrong = []
+        for method in CALLS:
+            for role, secret in {**secrets, None: None, "unknown": "sl_unknown"}.items():
+                for camera in ("gate", "yard", "depot"):
+                    directory.added = [camera]
+                    code = await asyncio.to_thread(_outcome, addresses.rpc, method, camera, secret)
+                    if role not in list(Role):
+                        expected = Code.UNAUTHENTICATED
+                    elif role not in MAY[method] or (camera == "depot" and method not in WITHOUT_CAMERA):
+                        expected = Code.PERMISSION_DENIED
+                    else:
+                        expected = LET_THROUGH.get(method, Code.OK)
+                    if code is not expected:
+                        wrong.append((method, role, camera, code, expected))
+        assert not wrong
+
+
+async def test_lists_and_answers_hold_only_what_the_token_is_for(monkeypatch, tmp_path, make):
+    async with guarded_gateway(monkeypatch, tmp_path) as (running, addresses, _, secrets):
+        credentials = ClientCredentials(token=secrets[Role.VIEW])
+
+        def look():
+            with GatewayClient(addresses.rpc, credentials=credentials) as client:
+                seen = [status.name for status in client.cameras_list()]
+                answers = client.watch()
+                for stream in ("depot", "yard", "depot", "gate"):
+                    running._hub.publish([make.answer(stream=stream)])
+                return seen, [next(answers)[0].stream for _ in range(2)]
+
+        assert await asyncio.to_thread(look) == (["gate", "yard"], ["yard", "gate"])
+
+
+async def test_probes_need_no_token_and_reflection_does(monkeypatch, tmp_path):
+    from grpc_health.v1 import health_pb2, health_pb2_grpc
+    from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+
+    def look(address, metadata):
+        with grpc.insecure_channel(address) as channel:
+            health = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=5)
+            listing = reflection_pb2.ServerReflectionRequest(list_services="")
+            stub = reflection_pb2_grpc.ServerReflectionStub(channel)
+            try:
+                return health.status, len(list(stub.ServerReflectionInfo(iter([listing]), metadata=metadata)))
+            except grpc.RpcError as error:
+                return health.status, error.code()
+
+    async with guarded_gateway(monkeypatch, tmp_path) as (_, addresses, _, secrets):
+        serving = health_pb2.HealthCheckResponse.SERVING
+        assert await asyncio.to_thread(look, addresses.rpc, ()) == (serving, Code.UNAUTHENTICATED)
+        known = (("authorization", f"Bearer {secrets[Role.VIEW]}"),)
+        assert await asyncio.to_thread(look, addresses.rpc, known) == (serving, 1)
+
+
+async def test_the_audit_log_tells_who_asked_what_and_who_was_refused(monkeypatch, tmp_path):
+    async with guarded_gateway(monkeypatch, tmp_path) as (_, addresses, directory, secrets), replica() as (_, address):
+        directory.address = address
+        ask = "/sightline.v1.Memory/Ask"
+        for secret, camera in ((secrets[Role.ASK], "gate"), (secrets[Role.ASK], "depot"), ("sl_no", "gate")):
+            await asyncio.to_thread(_outcome, addresses.rpc, ask, camera, secret)
+        await asyncio.to_thread(_outcome, addresses.rpc, "/sightline.v1.Cameras/List", "", secrets[Role.VIEW])
+        text = (tmp_path / "audit.jsonl").read_text()
+        assert not any(secret in text for secret in secrets.values())
+        lines = [json.loads(line) for line in text.splitlines()]
+        told = [(line["who"], line["cameras"], line["outcome"], line.get("text")) for line in lines]
+        assert told == [
+            ("ask-token", ["gate"], "ok", "Who?"),
+            ("ask-token", ["depot"], "forbidden", None),
+            ("?", [], "unauthenticated", None),
+        ]
+
+
+def test_strangers_push_nobody_out_of_the_audit_log(tmp_path):
+    """However often they come; what was left out is told with the next line."""
+    now = 0.0
+    guard = Guard(_nobody, audit=AuditLog(tmp_path / "audit.jsonl"))
+    guard._strangers = RateLimit(1.0, STRANGERS_NOTED, clock=lambda: now)
+    list_cameras = "/sightline.v1.Cameras/List"
+    for now in (0.0, 1.0, 3.0):  # noqa: B007
+        for _ in range(1000):
+            with pytest.raises(UnauthenticatedError):
+                guard.admit("Bearer sl_wrong", list_cameras)
+    lines = [json.loads(line) for line in (tmp_path / "audit.jsonl").read_text().splitlines()]
+    assert len(lines) == 60 + 1 + 2
+    assert all((line["who"], line["outcome"]) == ("?", "unauthenticated") for line in lines)
+    told = [line["text"] for line in lines if "text" in line]
+    assert told == [f"and {count} calls before, of which nothing was written" for count in (940, 999)]
+
+
+def _nobody(secret):
+    raise UnauthenticatedError("this token is not known here; ask for a new one")
+
+
+async def test_who_calls_too_often_is_told_when_to_come_back(monkeypatch, tmp_path):
+    def hammer(address, secret):
+        return [_outcome(address, "/sightline.v1.Cameras/List", "", secret) for _ in range(4)]
+
+    limits = {"calls_burst": 3, "calls_per_s": 0.001}
+    async with guarded_gateway(monkeypatch, tmp_path, **limits) as (_, addresses, _, secrets):
+        codes = await asyncio.to_thread(hammer, addresses.rpc, secrets[Role.VIEW])
+        assert codes == [Code.OK] * 3 + [Code.RESOURCE_EXHAUSTED]
+        assert await asyncio.to_thread(hammer, addresses.rpc, secrets[Role.ASK]) == codes
+
+
+async def test_clients_say_what_the_door_said(monkeypatch, tmp_path):
+    async with guarded_gateway(monkeypatch, tmp_path) as (_, addresses, _, secrets):
+
+        def remove(credentials):
+            with GatewayClient(addresses.rpc, credentials=credentials) as client:
+                client.camera_remove("gate")
+
+        with pytest.raises(UnauthenticatedError, match="set SIGHTLINE_TOKEN"):
+            await asyncio.to_thread(remove, None)
+        with pytest.raises(ForbiddenError, match="role admin; 'view-token' has: view"):
+            await asyncio.to_thread(remove, ClientCredentials(token=secrets[Role.VIEW]))
+
+
+def test_a_gateway_open_to_all_must_be_wanted_in_words():
+    with pytest.raises(ConfigError, match=r"gateway\.host: 0\.0\.0\.0 lets other machines in"):
+        load_config(None, {"gateway": {"host": "0.0.0.0"}})
+    load_config(None, {"gateway": {"host": "0.0.0.0"}, "security": {"allow_unauthenticated": True}})
+    load_config(None, {"gateway": {"host": "0.0.0.0"}, "security": {"tokens_file": "tokens.json"}})
+    load_config(None, {"gateway": {"host": "localhost"}})

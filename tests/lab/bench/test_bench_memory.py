@@ -1,0 +1,144 @@
+"""The parts of the memory bench on short clips: what they count, not how fast it is."""
+
+from __future__ import annotations
+
+import json
+import xml.etree.ElementTree as ET
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from cluster.errors import ConfigError
+from cluster.lab.bench.harness import against_goals, main
+from cluster.lab.bench.memory import GOALS, PARTS
+from cluster.lab.bench.memory.footage import Listener, made_chunks
+from cluster.lab.clips import make_clip
+from cluster.memory.organise.table import ClusterTable, NewTokens
+from cluster.memory.retrieve.top_k import TopK
+from cluster.registry import compressors
+
+OPTIONS = ["--model", "demo-qwen2_5_vl", "--bench-model", "demo-qwen2_5_vl", "--window", "4", "--stride", "2"]
+OPTIONS += ["--threads", "1", "--repeats", "1"]
+
+
+@pytest.fixture(scope="module")
+def clip(tmp_path_factory: Any) -> Path:
+    path = tmp_path_factory.mktemp("clip") / "street.mp4"
+    make_clip("street", path, seconds=26, size=(160, 96))
+    return path
+
+
+def measured(clip: Path, tmp_path: Path, *options: str) -> dict[str, Any]:
+    body = tmp_path / "memory.json"
+    assert main(["memory", "--clips", str(clip), "--seconds", "26", *OPTIONS, *options, "--json", str(body)]) == 0
+    found: dict[str, Any] = json.loads(body.read_text())
+    assert {row["part"] for row in found["rows"]} == {row["part"] for row in found["goals"]}
+    return found
+
+
+def test_every_compressor_is_held_to_the_cap_and_timed(clip: Path, tmp_path: Path) -> None:
+    found = measured(clip, tmp_path, "--part", "compress", "coverage", "--caps", "24")
+    assert found["figures"]["cap_violations"] == 0
+    rows = {name: [row for row in found["rows"] if row["part"] == name] for name in ("compress", "coverage")}
+    for part in rows.values():
+        assert {row["compressor"] for row in part} == set(compressors.names()) - {"none"}
+        assert all(row["compressions"] > 0 for row in part)
+    for name in ("cords", "infinipot_v"):
+        shares = [row["share_of_encode"] for row in rows["compress"] if row["compressor"] == name]
+        assert found["figures"][f"compress_share_{name}"] == max(shares) > 0
+    for row in rows["coverage"]:
+        assert 0 < row["held"] <= row["tokens"] // int(row["cap"][2:])
+        assert all(0 <= row[f"coverage_{space}"] <= 1 for space in ("key", "value", "joint"))
+
+
+def test_the_cap_holds_over_many_frames(clip: Path, tmp_path: Path) -> None:
+    found = measured(clip, tmp_path, "--part", "cap", "--frames", "1200")
+    assert found["figures"]["cap_violations"] == 0
+    assert found["rows"][-1]["frames"] == 1200
+    assert found["rows"][-1]["compressions"] > 0
+    assert all(0 < row["most_node_kib"] <= 2048 and row["most_host_kib"] <= 1024 for row in found["rows"])
+    with pytest.raises(ConfigError, match="at least 100"):
+        main(["memory", "--part", "cap", "--frames", "99"])
+
+
+def test_clusters_are_compared_where_they_find_as_much_as_tokens(
+    clip: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cluster.lab.bench.memory.retrieval.CLUSTER_SHARES", (0.02, 1.0))
+    monkeypatch.setattr("cluster.lab.bench.memory.retrieval.CLUSTERED", ("resv",))
+    monkeypatch.setattr("cluster.lab.bench.memory.retrieval.QUESTIONS", ("What happened?",))
+    found = measured(clip, tmp_path, "--part", "retrieval")
+    tokens, *clusters = found["rows"]
+    assert tokens["organiser"] == "tokens"
+    assert {row["organiser"] for row in clusters} == {"resv"}
+    for row in clusters:
+        assert row["recall"] >= tokens["recall"] > 0
+        assert row["transfers_ratio"] == pytest.approx(tokens["transfers"] / row["transfers"])
+        assert found["figures"][f"transfers_vs_token_retrieval_{row['organiser']}"] == row["transfers_ratio"]
+
+
+def test_history_is_as_long_as_asked_for_and_read_alike(clip: Path, tmp_path: Path) -> None:
+    found = measured(clip, tmp_path, "--part", "history", "--history", "1024", "2048")
+    little, much = found["rows"]
+    assert (little["history"], much["history"]) == (1024, 2048)
+    assert all(512 <= row["read"] < 700 for row in (little, much))
+    assert found["figures"]["ttft_64k_over_4k"] == pytest.approx(much["ttft_ms"] / little["ttft_ms"])
+    with pytest.raises(ConfigError, match="512 or more"):
+        main(["memory", "--part", "history", "--history", "100", "2048", *OPTIONS])
+
+
+def test_splits_and_restoring(clip: Path, tmp_path: Path) -> None:
+    found = measured(clip, tmp_path, "--part", "splits", "restore")
+    *_, restored = found["rows"]
+    assert restored["frames_remembered"] > 0
+    assert restored["same_answers"]
+    assert restored["logit_diff"] < 1e-4
+    assert found["figures"]["restore_speedup"] == restored["speedup"] > 1
+    assert 0 <= found["figures"]["deferred_split_saving"] <= 1
+
+
+def test_prefetch_is_measured_with_right_wrong_and_real_predictions(
+    clip: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cluster.lab.bench.memory.prefetch.LATENCIES_MS", (1,))
+    options = ("--part", "prefetch", "--layers", "3", "--blocks", "4", "--out", str(tmp_path))
+    found = measured(clip, tmp_path, *options)
+    assert set(found["figures"]) == {"prefetch_hidden_1ms"}
+    right, _, _, real = found["rows"]
+    assert (right["used"], right["missed"]) == (8, 4)
+    assert real["queries"] == "street"
+    assert 0 <= real["accuracy"] <= 1
+    assert real["used"] + real["missed"] > 0
+    assert ET.parse(tmp_path / "prefetch.svg").getroot().tag.endswith("svg")
+
+
+def test_a_listener_names_what_its_retriever_does_and_remembers_the_last_rows() -> None:
+    table = ClusterTable(2)
+    key = torch.tensor([[1.0, 0.0], [0.0, 1.0], [0.9, 0.1]])
+    none = torch.zeros(3, dtype=torch.int64)
+    table.add(
+        NewTokens(key=key, value=key, frame=none, place=torch.zeros(3, 3), partition=none), torch.tensor([0, 1, 0])
+    )
+    listener = Listener(TopK(tokens=1))
+    for query in (torch.tensor([[0.0, 1.0]]), torch.tensor([[1.0, 0.0]])):
+        chosen = listener.select(query, table).clusters
+    assert chosen.tolist() == [0]
+    rows, read = listener.found[id(table)]
+    assert rows.tolist() == [[1.0, 0.0]]
+    assert read.tolist() == [True, False, True]
+
+
+def test_made_frames_are_the_same_again_and_change_with_the_scene() -> None:
+    shape = {"layers": 1, "heads": 1, "rows": 2, "columns": 2, "width": 8}
+    one, other = (list(made_chunks("camera", 66, **shape)) for _ in range(2))
+    assert all(torch.equal(a.key, b.key) for a, b in zip(one, other, strict=True))
+    assert float((one[0].key - one[1].key).norm()) < float((one[63].key - one[64].key).norm())
+
+
+def test_goals_are_met_on_their_own_side() -> None:
+    rows = against_goals(GOALS, "cap", {"cap_violations": 0.0, "memory_growth": 0.02, "other": 3.0})
+    assert [row["met"] for row in rows] == ["yes", "no", None]
+    assert set(PARTS) >= {row["part"] for row in rows}
+    assert GOALS["restore_speedup"] == (">=", 10.0)

@@ -1,0 +1,36 @@
+"""A tiny model in training, and sequences cut from real scenes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from cluster.lab.training.config import SHAPES, Shape
+from cluster.lab.training.examples import Example, WindowExamples
+from cluster.lab.training.pruning import picture_grid
+from cluster.lab.training.trainee import Trainee
+from cluster.types import PatchGrid
+
+torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def shape() -> Shape:
+    return SHAPES["tiny"]
+
+
+@pytest.fixture(scope="session")
+def grid(shape: Shape) -> PatchGrid:
+    return picture_grid(shape)
+
+
+@pytest.fixture
+def trainee(shape: Shape) -> Trainee:
+    return Trainee.fresh(shape, seed=3, compute=torch.float32)
+
+
+@pytest.fixture(scope="session")
+def examples() -> list[Example]:
+    """Complete and pruned, alone and in a stream."""
+    make = WindowExamples("tiny", seed=5)
+    return [make(number) for number in range(6)]

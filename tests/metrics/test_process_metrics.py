@@ -1,0 +1,214 @@
+"""What processes show of themselves: series of cameras that come and go, of tiers, of the fleet, and zeros."""
+
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from actors.startup import config_digest
+from cluster import metrics
+from cluster.config import load_config
+from cluster.lab.bench.dashboards import series_per_camera
+from cluster.memory.prefetch import TOTALS, Prefetcher, PrefetchStats
+from cluster.memory.tiers.arena import Arena
+from cluster.memory.tiers.base import Block, BlockKey
+from cluster.memory.tiers.stack import TierStack
+from cluster.metrics.gpu import GpuCollector
+from cluster.replica.memory import MemoryCollector
+from cluster.types import Answer, Question, StreamSpec, Timing, TokenCount
+from cluster.types.reports import ReplicaStatus
+
+
+def samples(registry=metrics.REGISTRY, **labels):
+    return {
+        (sample.name, *(value for key, value in sorted(sample.labels.items()) if key not in labels)): sample.value
+        for family in registry.collect()
+        for sample in family.samples
+        if labels.items() <= sample.labels.items()
+    }
+
+
+def answer(camera, question="person", score=0.5, latency_s=3.0):
+    tokens = TokenCount(9, 8, 3, 2, 3, 1, 3)
+    return Answer(camera, 0, 0, 1, question, score, False, "", False, tokens, Timing(latency_s=latency_s))
+
+
+def spec(camera, *questions):
+    return StreamSpec(camera, tuple(Question(each, "?") for each in questions), stride_s=2.0)
+
+
+def test_series_of_a_camera_come_with_its_answers_and_go_with_it():
+    cameras = metrics.AnsweredCameras(clock=lambda: 1234.0)
+    cameras.answered([answer("pier")])
+    assert samples(camera="pier") == {}  # not opened: it left while its window was computed
+    cameras.opened(spec("pier", "person", "car"))
+    cameras.answered([answer("pier", "person", 0.25), answer("pier", "car", 0.75)])
+    cameras.remembers({"pier": 4096, "elsewhere": 1})
+    assert samples(camera="pier") == {
+        ("sightline_camera_lag_seconds",): 3.0,
+        ("sightline_camera_answered_timestamp_seconds",): 1234.0,
+        ("sightline_camera_memory_bytes",): 4096,
+        ("sightline_camera_score", "person"): 0.25,
+        ("sightline_camera_score", "car"): 0.75,
+    }
+    assert samples(camera="elsewhere") == {}
+    cameras.opened(spec("pier", "car"))
+    assert ("sightline_camera_score", "person") not in samples(camera="pier")
+    cameras.keep(["another"])
+    assert samples(camera="pier") == {}
+
+
+def test_lag_is_told_in_strides():
+    cameras = metrics.AnsweredCameras()
+
+    def late():
+        page = samples()
+        return page["sightline_lag_strides_count",] - page["sightline_lag_strides_bucket", "1.0"]
+
+    cameras.opened(spec("gate"))
+    before = late()
+    cameras.answered([answer("gate", latency_s=1.9)])
+    assert late() == before
+    cameras.answered([answer("gate", latency_s=2.1)])
+    assert late() == before + 1
+    cameras.keep([])
+
+
+@pytest.mark.parametrize("questions", [1, 8, 20])
+def test_a_camera_costs_at_most_25_series(questions):
+    before = samples()
+    grown = series_per_camera(40, questions)
+    assert grown == 13 + min(questions, metrics.MAX_QUESTIONS)
+    assert grown <= 25
+    assert {name for name, *_ in samples() if "camera" in name} == {name for name, *_ in before if "camera" in name}
+
+
+def test_tiers_tell_bytes_hits_and_whether_they_work():
+    import torch
+
+    host, node = Arena(8 << 20, name="host"), Arena(8 << 20, name="node")
+    tiers = TierStack([host, node])
+    key = BlockKey("gate", 0, 0, 1)
+    kv, places = torch.zeros(4, 8), torch.zeros(4, dtype=torch.int32)
+    tiers.store([(key, Block(kv, kv, places, places))])
+    tiers.load([key, BlockKey("gate", 0, 0, 2)])
+    registry = CollectorRegistry()
+    collector = MemoryCollector(tiers, PrefetchStats)
+    registry.register(collector)
+    assert samples(registry)["sightline_tier_bytes", "node"] == 0  # as of the last refresh
+    collector.refresh()
+    page = samples(registry)
+    assert page["sightline_tier_bytes", "node"] == node.nbytes() > 0
+    assert page["sightline_tier_up", "host"] == 1
+    assert page["sightline_tier_blocks_total", "hits", "host"] == 1
+    assert page["sightline_tier_blocks_total", "misses", "node"] == 1
+    assert page["sightline_tier_blocks_total", "evicted", "node"] == 0
+    assert page["sightline_memory_blocks_total", "stored"] == 1
+    node.close()
+    assert samples(registry)["sightline_tier_up", "node"] == 0
+    tiers.close()
+
+
+def test_prefetchers_add_up_when_they_are_closed_and_once():
+    before = TOTALS.missed
+    tiers = TierStack([Arena(8 << 20)])
+    prefetcher = Prefetcher(tiers.load)
+    prefetcher.take([BlockKey("gate", 0, 0, 1)])
+    prefetcher.close()
+    prefetcher.close()
+    assert TOTALS.missed == before + 1
+    tiers.close()
+
+
+def test_a_replica_that_left_has_no_series():
+    fleet = metrics.FleetMetrics({"replica": 2})
+    fleet.members({"replica": 1})
+    fleet.replicas([ReplicaStatus("replica-a", cameras=3, utilisation=0.5), ReplicaStatus("replica-b")])
+    assert samples(replica="replica-a")["sightline_fleet_cameras",] == 3
+    fleet.replicas([ReplicaStatus("replica-b")])
+    assert samples(replica="replica-a") == {}
+    assert samples(role="replica")["sightline_fleet_wanted",] == 2
+    fleet.replicas([])
+
+
+def test_a_camera_is_expected_for_as_long_as_the_controller_has_it():
+    fleet = metrics.FleetMetrics({})
+    # Other tests of this process count for cameras of other names.
+    fleet.expect(["awaited gate", "awaited yard"])
+    assert samples(camera="awaited gate")["sightline_camera_expected",] == 1
+    fleet.expect(["awaited yard"])
+    assert samples(camera="awaited gate") == {}
+    fleet.expect([])
+    assert samples(camera="awaited yard") == {}
+
+
+def test_the_digest_of_a_configuration_changes_with_it_and_not_with_passwords():
+    def digest(address, **window):
+        return config_digest(load_config(None, {"window": window, "tiers": {"redis_url": address}}))
+
+    assert digest("redis://u:one@localhost/1") == digest("redis://u:two@localhost/1")
+    assert digest("redis://u:one@localhost/1") != digest("redis://u:one@localhost/2")
+    assert digest("redis://localhost/1") != digest("redis://localhost/1", stride_s=4)
+
+
+def test_what_a_process_counts_is_there_from_the_first_scrape_on():
+    """In a process of its own: another test may have counted here."""
+    wanted = {
+        "gateway": ("sightline_log_records_total", "error"),
+        "controller": ("sightline_process_restarts_total", "replica"),
+        "decoder": ("sightline_frames_dropped_total", "replica_slow"),
+        "replica": ("sightline_windows_total", "", "done"),
+        "alerting": ("sightline_alert_deliveries_total", "dead", "hook"),
+        "tier": ("sightline_node_tier_requests_total", "load", "refused"),
+        "reconciler": ("sightline_reconciler_watch_restarts_total", "expired"),
+    }
+    code = f"""
+from actors.processes import describe_process
+from cluster import metrics
+from cluster.config import load_config
+config = load_config(None, {{"alerts": {{"sinks": [{{"name": "hook", "kind": "log"}}]}}}})
+def page():
+    found = [each for family in metrics.REGISTRY.collect() for each in family.samples]
+    return {{(each.name, *sorted(each.labels.values())): each.value for each in found}}
+for role, series in {wanted!r}.items():
+    assert series not in page(), role
+    describe_process(config, role)
+    assert page()[series] == 0, role
+    assert [value for (name, *_), value in page().items() if name == "sightline_build_info"] == [1], role
+"""
+    subprocess.run([sys.executable, "-c", code], timeout=60, check=True)
+
+
+class Nvml:
+    """As the management library answers for two GPUs, of which one is a partition that tells nothing."""
+
+    class NVMLError(Exception):
+        pass
+
+    def nvmlDeviceGetUtilizationRates(self, handle):  # noqa: N802
+        if handle == "partition":
+            raise self.NVMLError("not supported")
+        return SimpleNamespace(gpu=75)
+
+    def nvmlDeviceGetDecoderUtilization(self, handle):  # noqa: N802
+        return [20, 1000]
+
+    def nvmlDeviceGetMemoryInfo(self, handle):  # noqa: N802
+        return SimpleNamespace(used=3, total=4)
+
+
+def test_gpus_tell_their_busy_share_and_a_partition_that_tells_nothing_is_left_out():
+    registry = CollectorRegistry()
+    registry.register(GpuCollector(Nvml(), {"0": "whole", "MIG-1": "partition"}))
+    assert samples(registry) == {
+        ("sightline_gpu_busy_ratio", "0"): 0.75,
+        ("sightline_gpu_decoder_busy_ratio", "0"): 0.2,
+        ("sightline_gpu_memory_bytes", "0", "used"): 3,
+        ("sightline_gpu_memory_bytes", "0", "total"): 4,
+    }
+
+
+def test_without_the_library_or_a_gpu_there_are_no_metrics_of_gpus():
+    assert metrics.gpu_collector(visible="no such GPU") is None

@@ -1,0 +1,158 @@
+"""No window goes missing uncounted when video does: the way from packets to answers with holes in it, without Ray."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import threading
+
+import pytest
+from camera_parts import GEOMETRY, WAIT_S, camera_bench, until
+
+from cluster.config import CameraEntry, camera_settings
+from cluster.decoder.running_camera import RunningCamera
+from cluster.engine.simulated import SimulatedEngine
+from cluster.lab.bench.window_accounting import CameraBooks, Counted, account
+from cluster.models.loading import load_shape
+from cluster.replica import stride_book
+from cluster.replica.frames_service import WindowCounters
+from cluster.replica.worker import EngineWorker
+from cluster.types import MICROSECONDS, Answer
+
+STRIDE_S = 2.0
+
+
+class Free:
+    """Steps that take no time."""
+
+    spread = 0.0
+
+    def seconds(self, windows) -> float:
+        return 0.0
+
+
+class Replica:
+    """A replica's frames and its engine thread; the engine takes no time."""
+
+    def __init__(self) -> None:
+        self.answers: list[Answer] = []
+        self._lock = threading.Lock()
+        engine = SimulatedEngine(load_shape("demo"), Free())
+        self.worker = EngineWorker(engine, self, inbox=64)
+        self.worker.start()
+
+    def answered(self, answers, *, late) -> None:
+        with self._lock:
+            self.answers += answers
+
+    def batch(self, windows) -> None: ...
+
+    def dropped(self, stream, reason, windows) -> None: ...
+
+    def lost(self, stream, windows) -> None: ...
+
+    async def on_open(self, spec) -> None:
+        await asyncio.wrap_future(self.worker.open(spec))
+
+    async def on_frame(self, sample, arrived_s) -> None:
+        await asyncio.wrap_future(self.worker.offer(sample, arrived_s))
+
+    async def on_close(self, camera, flush) -> None:
+        self.worker.close(camera, flush=flush)
+
+    async def on_lost(self, cameras) -> None: ...
+
+    def counters(self, camera) -> WindowCounters:
+        counts = self.worker.counts(camera)
+        return WindowCounters(counts.done, counts.gated, counts.dropped)
+
+    def total(self, name: str) -> int:
+        return sum(report.counts.get(name, 0) for report in self.worker.reports())
+
+
+@pytest.fixture
+def bench(clip, monkeypatch):
+    # The clip goes much faster than time does: what is missing of it is not taken for a clock that jumped.
+    monkeypatch.setattr(stride_book, "JUMP_S", 60.0)
+    with camera_bench(clip) as bench:
+        yield bench
+
+
+@pytest.fixture
+def replica():
+    made = Replica()
+    yield made
+    assert made.worker.stop(WAIT_S)
+
+
+def settle(bench, *replicas: Replica) -> None:
+    """Everything that was pushed has been decoded, sent, and answered."""
+    until("nothing under way", lambda: (lane := bench.sender.status("gate")) and not lane.queued + lane.in_flight)
+    until("nothing waits", lambda: not any(sum(each.worker.depths().values()) for each in replicas))
+
+
+def silent(bench, replicas, until_s: float, *before: RunningCamera) -> int:
+    """Windows of ``[0, until_s)`` that were neither answered nor counted, as a load test finds them."""
+    books = CameraBooks("gate", 0.0, STRIDE_S)
+    for replica in replicas:
+        for answer in replica.answers:
+            books.saw(answer, answer.end / MICROSECONDS)
+    told = [camera.report().counts for camera in (*before, bench.camera)]
+    lost = sum(each["windows_lost"] for each in told) + sum(each.total("windows_lost") for each in replicas)
+    dropped = sum(each["windows_dropped"] for each in told) + sum(each.total("windows_dropped") for each in replicas)
+    counted = Counted(done=books.seen, dropped=dropped, lost=lost)
+    found = account(books.slots(until_s), books.seen, counted, listened=True)
+    assert found.seen > 3
+    assert found.given_up <= found.due - found.seen
+    return found.silent
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_packets_that_are_lost_on_the_way(bench, replica, seed) -> None:
+    bench.camera.route(bench.replica(replica))
+    draw = random.Random(seed)
+    bench.push(6)
+    for _ in range(6):
+        # Some at random, and for as long as several windows.
+        bench.skip(draw.uniform(0.1, 7))
+        bench.push(draw.uniform(1, 6))
+    bench.push(8)
+    settle(bench, replica)
+    assert replica.total("windows_lost") > 0
+    assert silent(bench, [replica], max(answer.end for answer in replica.answers) / MICROSECONDS) == 0
+
+
+def test_a_decoder_that_dies_and_one_that_takes_over_later(bench, replica) -> None:
+    address = bench.replica(replica)
+    bench.camera.route(address)
+    bench.push(7)
+    settle(bench, replica)
+    dead = bench.camera
+    bench.skip(9)
+    entry = CameraEntry.model_validate({"name": "gate"})
+    bench.loop.run(bench.sender.stop(0.0), WAIT_S)
+    bench.sender = bench.loop.run(bench._sender(), WAIT_S)
+    bench.camera = RunningCamera(camera_settings(bench.config, entry), GEOMETRY, bench.sender, bench.config, None)
+    bench.reopen()
+    bench.camera.route(address)
+    bench.push(12)
+    settle(bench, replica)
+    assert dead._pipeline.stop(WAIT_S)
+    assert replica.total("windows_lost") >= 4, "9 seconds are four strides of 2"
+    assert silent(bench, [replica], max(answer.end for answer in replica.answers) / MICROSECONDS) == 0
+
+
+def test_a_replica_that_dies(bench, replica) -> None:
+    bench.camera.route(bench.replica(replica))
+    bench.push(7)
+    settle(bench, replica)
+    other = Replica()
+    try:
+        bench.camera.route(None)
+        bench.push(5)
+        bench.camera.route(bench.replica(other))
+        bench.push(9)
+        settle(bench, other)
+        assert silent(bench, [replica, other], max(answer.end for answer in other.answers) / MICROSECONDS) == 0
+    finally:
+        assert other.worker.stop(WAIT_S)

@@ -1,0 +1,286 @@
+"""Push over loopback, to a decoder and through a gateway: order, credit, resume, and every kind of bad input."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+
+import pytest
+from http2_deaf import DeafClient
+from ingest_parts import LIMIT, Decoder, Gateway, chain, pusher, serving
+from sightline.v1 import ingest_pb2
+
+from cluster.wire.channel import CallEndedError, write
+from cluster.wire.convert import packet_to_proto
+
+HOPS = pytest.mark.parametrize("hops", ["decoder", "gateway"])
+
+
+@HOPS
+async def test_packets_arrive_unchanged_and_are_acknowledged(make, hops):
+    async with chain(hops) as (decoder, address), pusher(address) as client:
+        decoder.consume()
+        start = await client.open(width=640, height=480, extradata=b"config")
+        assert (start.next_sequence, start.credit, start.dropped) == (0, 256, 0)
+        sent = make.packets(100)
+        for i in range(0, 100, 7):
+            await client.send(*sent[i : i + 7])
+        await client.read_until(100)
+        await client.end()
+        await asyncio.wait_for(decoder.ended.wait(), 5.0)
+        assert decoder.received["gate"] == sent
+        header = decoder.headers[0]
+        assert (header.codec, header.width, header.height, header.extradata) == ("h264", 640, 480, b"config")
+        assert await client.status() == ("OK", "")
+
+
+@HOPS
+@pytest.mark.parametrize(
+    ("opening", "code", "sentence"),
+    [
+        ({"camera": "nobody"}, "NOT_FOUND", "no camera is called 'nobody'"),
+        ({"camera": "pulled"}, "FAILED_PRECONDITION", "only a camera without a source takes push"),
+        ({"camera": ""}, "INVALID_ARGUMENT", "needs the camera's name"),
+        ({"session": ""}, "INVALID_ARGUMENT", "needs a session id"),
+        ({"codec": "realvideo"}, "INVALID_ARGUMENT", "unknown codec 'realvideo'; there are: av1, h264, hevc"),
+        ({"width": 1 << 20, "height": 4}, "INVALID_ARGUMENT", "larger than 16384x16384"),
+        ({"extradata": bytes(1 << 17)}, "INVALID_ARGUMENT", "extradata of 131072 bytes"),
+    ],
+)
+async def test_bad_open(hops, opening, code, sentence):
+    async with chain(hops) as (_, address), pusher(address) as client:
+        with contextlib.suppress(Exception):
+            await client.open(**opening)
+        got, details = await client.status()
+        assert got == code
+        assert sentence in details
+
+
+async def test_unknown_camera_at_the_decoder_is_passed_on_after_the_deadline(make):
+    """The controller may be ahead of the decoder: NOT_FOUND is tried again, then told as it is."""
+    decoder = Decoder()
+    async with serving(decoder.servicer) as far:
+        gateway = Gateway(far, options={"reconnect_s": 0.2})
+        async with serving(gateway.servicer) as address, pusher(address) as client:
+            with contextlib.suppress(Exception):
+                await client.open("unheard-of")
+            assert await client.status() == ("NOT_FOUND", "no camera is called 'unheard-of'")
+        assert len(gateway.channels) == 0, "the channel to the decoder was given back"
+
+
+async def spoilt(client, make, messages):
+    await client.open()
+    with contextlib.suppress(CallEndedError):
+        for message in messages(make):
+            await write(client.call, message)
+
+
+def batch(*packets):
+    return ingest_pb2.PushRequest(packets=ingest_pb2.PacketBatch(packets=[packet_to_proto(p) for p in packets]))
+
+
+@HOPS
+@pytest.mark.parametrize(
+    ("messages", "code", "sentence"),
+    [
+        (
+            lambda m: [batch(m.packet(0), m.packet(2), m.packet(1))],
+            "INVALID_ARGUMENT",
+            "packet 1 .* came after packet 2",
+        ),
+        (
+            lambda m: [batch(m.packet(0), m.packet(1)), batch(m.packet(0))],
+            "INVALID_ARGUMENT",
+            "packet 0 .* after packet 1",
+        ),
+        (lambda m: [batch(m.packet(0), m.packet(0))], "INVALID_ARGUMENT", "packet 0 .* came after packet 0"),
+        (
+            lambda m: [batch(m.packet(0, size=LIMIT + 1))],
+            "INVALID_ARGUMENT",
+            f"{LIMIT + 1} bytes, more than .* {LIMIT}",
+        ),
+        (lambda m: [batch(m.packet(0, size=2 * 2**20))], "RESOURCE_EXHAUSTED", "larger than max"),
+        (lambda m: [batch(m.packet(0, size=0))], "INVALID_ARGUMENT", "packet 0 of camera 'gate' is empty"),
+        (lambda m: [ingest_pb2.PushRequest()], "INVALID_ARGUMENT", "an empty message"),
+        (lambda m: [ingest_pb2.PushRequest(open=ingest_pb2.Open(camera="gate"))], "INVALID_ARGUMENT", "not 'open'"),
+        (
+            lambda m: [batch(*m.packets(300, size=10))],
+            "RESOURCE_EXHAUSTED",
+            "300 packets in flight, more than its credit",
+        ),
+    ],
+)
+async def test_bad_messages(make, hops, messages, code, sentence):
+    async with chain(hops) as (decoder, address), pusher(address) as client:
+        await spoilt(client, make, messages)
+        got, details = await client.status()
+        assert (got, bool(re.search(sentence, details))) == (code, True), details
+        # Nothing is stuck: the next agent gets in.
+        async with pusher(address) as again:
+            decoder.consume()
+            await again.open(session="s2")
+            await again.send(make.packet(0))
+            await again.read_until(1)
+
+
+@HOPS
+async def test_packets_before_open(make, hops):
+    async with chain(hops) as (_, address), pusher(address) as client:
+        await client.send(make.packet(0))
+        assert await client.status() == ("INVALID_ARGUMENT", "the first message of a push must be `open`")
+
+
+async def test_a_silent_client_is_not_kept(make):
+    async with chain("decoder", open_s=0.1) as (_, address), pusher(address) as client:
+        await client.call.wait_for_connection()
+        code, details = await client.status()
+        assert code == "DEADLINE_EXCEEDED"
+        assert "no `open` came within 0.1 s" in details
+
+
+@HOPS
+async def test_a_second_agent_is_refused_while_the_first_is_there(make, hops, until):
+    async with chain(hops) as (decoder, address), pusher(address) as first:
+        await first.open(session="s1")
+        async with pusher(address) as second:
+            with contextlib.suppress(Exception):
+                await second.open(session="s2")
+            assert await second.status() == ("ALREADY_EXISTS", "another agent already pushes for camera 'gate'")
+        await first.send(make.packet(0))
+        await first.read_until(1)
+        first.call.cancel()
+        await until(lambda: not decoder.servicer.pushing)
+        async with pusher(address) as third:
+            assert (await third.open(session="s3")).next_sequence == 0
+
+
+@HOPS
+async def test_the_same_session_takes_over_and_resumes(make, hops):
+    async with chain(hops) as (decoder, address), pusher(address) as old:
+        decoder.consume()
+        await old.open(session="s1")
+        await old.send(*make.packets(5))
+        await old.read_until(5)
+        async with pusher(address) as new:
+            assert (await new.open(session="s1")).next_sequence == 5
+            code, details = await old.status()
+            assert (code, details) == ("ABORTED", "a newer connection of the same session took over")
+            # What it did not know to be taken over may come again; it is not decoded twice.
+            await new.send(make.packet(3), make.packet(4), make.packet(5))
+            reply = await new.read_until(6)
+            assert reply.repeats == 2
+            await new.end()
+            await asyncio.wait_for(decoder.ended.wait(), 5.0)
+        assert decoder.sequences() == [0, 1, 2, 3, 4, 5]
+
+
+@HOPS
+async def test_a_hole_is_passed_on_as_a_gap(make, hops):
+    async with chain(hops) as (decoder, address), pusher(address) as client:
+        decoder.consume()
+        await client.open()
+        await client.send(*make.packets(3))
+        await client.send(make.packet(1000))
+        reply = await client.read_until(1001)
+        assert reply.credit > 200
+        assert decoder.sources["gate"].gaps == 1
+        await client.end()
+        await asyncio.wait_for(decoder.ended.wait(), 5.0)
+        assert decoder.sequences() == [0, 1, 2, 1000]
+
+
+@HOPS
+async def test_credit_shrinks_while_nobody_decodes_and_comes_back(make, hops):
+    async with chain(hops, max_packets=32, credit=32) as (decoder, address), pusher(address) as client:
+        assert (await client.open()).credit == 32
+        for packet in make.packets(32):
+            await client.send(packet)
+        assert (await client.read_until(32)).credit == 0
+        assert decoder.sources["gate"].queued == 32
+        decoder.consume()
+        credit = 0
+        while credit < 32:
+            credit = (await client.read()).credit
+        await client.send(make.packet(32))
+        await client.read_until(33)
+
+
+@HOPS
+async def test_more_than_the_credit_is_refused_and_memory_stays_bounded(make, hops):
+    async with chain(hops, max_packets=32, credit=32) as (decoder, address), pusher(address) as client:
+        await client.open()
+        with contextlib.suppress(CallEndedError):
+            for packet in make.packets(10_000, size=8192):
+                await client.send(packet)
+        code, details = await client.status()
+        assert code == "RESOURCE_EXHAUSTED"
+        assert "more than its credit" in details
+        assert decoder.sources["gate"].queued <= 32
+
+
+async def test_a_packet_too_many_by_bytes_is_dropped_and_counted(make):
+    async with chain("decoder", max_bytes=20_000) as (decoder, address), pusher(address) as client:
+        await client.open()
+        await client.send(*make.packets(5, size=8192))
+        reply = await client.read_until(5)
+        assert reply.dropped == 3
+        assert decoder.sources["gate"].queued == 2
+
+
+async def test_a_client_that_never_reads_is_cut_off(make, until):
+    """Its camera is free for others at once; the status reaches it when it begins to read."""
+    async with chain("decoder", reply_s=0.1) as (decoder, address):
+        deaf = await DeafClient.connect(address)
+        await deaf.send(ingest_pb2.PushRequest(open=ingest_pb2.Open(camera="gate", codec="h264", session="deaf")))
+        await until(lambda: decoder.servicer.pushing)
+        await until(lambda: not decoder.servicer.pushing, "the deaf client was cut off")
+        await deaf.send(batch(*make.packets(3)))
+        decoder.consume()
+        async with pusher(address) as other:
+            await other.open(session="other")
+            await other.send(make.packet(0))
+            await other.read_until(1)
+        await until(decoder.sequences)
+        assert decoder.sequences() == [0], "nothing of the deaf client was taken after it was cut off"
+        deaf.listen()
+        assert await asyncio.wait_for(deaf.ended(), 5.0) == 1
+        deaf.close()
+
+
+@HOPS
+async def test_half_closing_without_end_keeps_the_session(make, hops, until):
+    async with chain(hops) as (decoder, address):
+        decoder.consume()
+        async with pusher(address) as client:
+            await client.open()
+            await client.send(*make.packets(4))
+            await client.read_until(4)
+            await client.call.done_writing()
+            assert await client.status() == ("OK", "")
+        async with pusher(address) as client:
+            assert (await client.open()).next_sequence == 4
+            await client.end()
+            assert await client.status() == ("OK", "")
+        await asyncio.wait_for(decoder.ended.wait(), 5.0)
+
+
+@HOPS
+async def test_ending_twice_is_harmless_but_nothing_follows_the_end(make, hops):
+    async with chain(hops) as (decoder, address):
+        decoder.consume()
+        async with pusher(address) as client:
+            await client.open()
+            await client.send(make.packet(0))
+            await client.end()
+            assert (await client.status())[0] == "OK"
+        async with pusher(address) as client:
+            assert (await client.open()).next_sequence == 1
+            await client.end()
+            assert (await client.status())[0] == "OK"
+        async with pusher(address) as client:
+            await client.open()
+            await client.send(make.packet(1))
+            code, details = await client.status()
+            assert code == "FAILED_PRECONDITION"
+            assert "session 's1' has ended" in details
