@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import grpc_tools
 from google.protobuf import descriptor_pb2
 from grpc_tools import protoc
-from prometheus_client import CollectorRegistry
 
-from cluster.gateway.http import openapi
-from cluster.gateway.http.application import make_application, table_of
-from cluster.gateway.http.calls import Calls
-from cluster.gateway.http.forms import OPEN, Route
-from cluster.gateway.http.live import Live
+from cluster.gateway.http.application import document
 from cluster.security.roles import RULES
-from cluster.wire.answers import AnswerHub
 
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "api.md"
@@ -88,10 +82,8 @@ comment comes every 15 seconds. Ask for the cameras after `hello`, and nothing i
 
 def page() -> str:
     """The whole page."""
-    live = Live(_Nobody(), AnswerHub(), Calls({}))
-    routes = table_of(make_application({}, live, CollectorRegistry()))
-    document = openapi.document(routes)
-    parts = [BEGINNING, "\n## Requests\n", *_routes(routes, document), "\n## Forms\n", *_forms(document)]
+    described = document()
+    parts = [BEGINNING, "\n## Requests\n", *_routes(described), "\n## Forms\n", *_forms(described)]
     parts += [
         "\n# gRPC\n\nThe services of the gateway, package `sightline.v1`, with the role that each call needs.\n",
         *_services(),
@@ -99,33 +91,29 @@ def page() -> str:
     return "\n".join(parts).rstrip() + "\n"
 
 
-class _Nobody:
-    async def list_replicas(self) -> Sequence[Any]:
-        return []
-
-    async def list(self) -> Sequence[Any]:
-        return []
+_ALWAYS = {"200", "400", "401", "403", "429", "503", "default"}
+"""Statuses of replies that need not be said of each request."""
 
 
-def _routes(routes: list[Route], document: Mapping[str, Any]) -> Iterator[str]:
-    for route in routes:
-        path = openapi.path_of(route)
-        operation = document["paths"][path][route.method.lower()]
-        role = "nobody is asked for a token" if route.rule == OPEN else f"role `{RULES[route.rule].role}`"
-        yield f"### {route.method} {path}\n\n{route.text} ({role[0].upper()}{role[1:]}.)\n"
-        for parameter in operation["parameters"]:
-            if parameter["in"] == "query":
-                yield f"* `{parameter['name']}` ({parameter['schema']['type']}): {parameter['description']}"
-        if route.query:
-            yield ""
-        if route.body is not None:
-            yield f"Body: {_kind(operation['requestBody']['content']['application/json']['schema'])}."
-        (media, content), *_ = operation["responses"]["200"]["content"].items()
-        schema = content.get("schema")
-        said = f"`{media}`" if media != "application/json" else ""
-        form = _kind(schema) if schema else ""
-        errors = ", ".join(str(status) for status in route.errors)
-        yield f"Reply: {', '.join(filter(None, (said, form)))}.{f' Also {errors}.' if errors else ''}\n"
+def _routes(document: Mapping[str, Any]) -> Iterator[str]:
+    for path, methods in document["paths"].items():
+        for method, operation in methods.items():
+            rule = operation["x-rule"]
+            role = f"role `{RULES[rule].role}`" if rule else "nobody is asked for a token"
+            yield f"### {method.upper()} {path}\n\n{operation['description']} ({role[0].upper()}{role[1:]}.)\n"
+            queries = [each for each in operation.get("parameters", ()) if each["in"] == "query"]
+            for query in queries:
+                yield f"* `{query['name']}` ({query['schema']['type']}): {query['description']}"
+            if queries:
+                yield ""
+            if "requestBody" in operation:
+                yield f"Body: {_kind(operation['requestBody']['content']['application/json']['schema'])}."
+            ((media, content),) = operation["responses"]["200"]["content"].items()
+            said = f"`{media}`" if media != "application/json" else ""
+            form = _kind(content["schema"]) if content["schema"] else ""
+            known = _ALWAYS if rule else _ALWAYS - {"401"}
+            errors = ", ".join(status for status in operation["responses"] if status not in known)
+            yield f"Reply: {', '.join(filter(None, (said, form)))}.{f' Also {errors}.' if errors else ''}\n"
 
 
 def _forms(document: Mapping[str, Any]) -> Iterator[str]:

@@ -11,8 +11,8 @@ from gateway_parts import World
 from jsonschema import Draft202012Validator
 from prometheus_client import CollectorRegistry, Counter
 
-from cluster.gateway.http import openapi
-from cluster.gateway.http.application import make_application, table_of
+from cluster.gateway.http import application
+from cluster.gateway.http.application import make_application
 from cluster.gateway.http.calls import Calls
 from cluster.gateway.http.live import Live
 from cluster.gateway.http.server import HttpServer
@@ -30,9 +30,9 @@ def bare_application(services=None, world=None, **options):
 
 
 @contextlib.asynccontextmanager
-async def listening(application, **options):
+async def listening(served, **options):
     """``(url, server)``."""
-    server = HttpServer(application, **options)
+    server = HttpServer(served, **options)
     try:
         yield f"http://{await server.start('127.0.0.1', 0)}", server
     finally:
@@ -42,14 +42,14 @@ async def listening(application, **options):
 @contextlib.asynccontextmanager
 async def answering(replica, *, max_asks=32, stall_s=30.0, **options):
     """``(client, server)`` of an application with one scripted replica's memory behind it."""
-    application = bare_application({SERVICE: MemoryServicer(replica)}, max_asks=max_asks, stall_s=stall_s)
-    async with listening(application, stall_s=stall_s, **options) as (url, server), Client(url) as client:
+    served = bare_application({SERVICE: MemoryServicer(replica)}, max_asks=max_asks, stall_s=stall_s)
+    async with listening(served, stall_s=stall_s, **options) as (url, server), Client(url) as client:
         yield client, server
 
 
 @functools.cache
 def document():
-    return openapi.document(table_of(bare_application()))
+    return application.document()
 
 
 def operations():

@@ -1,34 +1,30 @@
-"""The application behind the gateway's HTTP port, put together from its topics."""
+"""The application behind the gateway's HTTP port, put together from its topics, and its OpenAPI document."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from aiohttp import web
+from fastapi import FastAPI
+from fastapi.exceptions import RequestValidationError
+from fastapi.openapi.utils import get_openapi
 from prometheus_client import CollectorRegistry
+from starlette.exceptions import HTTPException
 
+from cluster.gateway.console.files import STATIC, Files
 from cluster.gateway.guard import Guard
-from cluster.gateway.http import openapi
-from cluster.gateway.http.body import MAX_BODY_BYTES, STALL, STALL_S
+from cluster.gateway.http import cameras, fleet, incidents, memory, openai, pages, pictures
+from cluster.gateway.http.answering import Answering
 from cluster.gateway.http.calls import Calls
-from cluster.gateway.http.cameras import CameraRoutes
-from cluster.gateway.http.door import ROUTES, Door, nothing_here, secure
-from cluster.gateway.http.events import PING_S, EventRoutes
-from cluster.gateway.http.fleet import FleetRoutes
-from cluster.gateway.http.forms import Route
-from cluster.gateway.http.incidents import IncidentRoutes
+from cluster.gateway.http.door import COOKIE, Door, DoorMiddleware
 from cluster.gateway.http.live import Live
-from cluster.gateway.http.memory import Answering, MemoryRoutes
-from cluster.gateway.http.openai import OpenAiRoutes, openai_failure
-from cluster.gateway.http.pages import STATIC, PageRoutes
-from cluster.gateway.http.pictures import PictureRoutes
-from cluster.gateway.http.replies import failure
-from cluster.gateway.http.server import expect
-from cluster.gateway.http.session import SessionRoutes
+from cluster.gateway.http.routes import PING_S, STALL_S, Backend, Route, no_route, wrong_form
 
 NO_LIMIT = 2**20
+TOPICS = (pages, cameras, fleet, incidents, pictures, memory, openai)
+_MOST = 80
 
 
 def make_application(
@@ -43,7 +39,7 @@ def make_application(
     longest_answer: int = NO_LIMIT,
     ping_s: float = PING_S,
     stall_s: float = STALL_S,
-) -> web.Application:
+) -> FastAPI:
     """All of it, to be served by :class:`~cluster.gateway.http.server.HttpServer`.
 
     Args:
@@ -57,49 +53,50 @@ def make_application(
         longest_answer: most tokens that the cluster gives an answer.
         ping_s, stall_s: between signs of life to browsers; longest that a body may take.
     """
-    door = Door(guard, host, {False: failure, True: openai_failure})
-    calls = Calls(services, guard)
-    answering = Answering(calls, max_asks)
-    table: list[Route] = []
-    pages = PageRoutes(live, registry, lambda: openapi.document(table), static)
-    for topic in (
-        pages,
-        SessionRoutes(door),
-        CameraRoutes(calls, live),
-        FleetRoutes(calls, live),
-        IncidentRoutes(calls),
-        PictureRoutes(calls),
-        MemoryRoutes(calls, answering),
-        EventRoutes(door, live, ping_s=ping_s),
-        OpenAiRoutes(calls, answering, longest_answer),
-    ):
-        table += topic.routes()
-    application = web.Application(middlewares=[door.middleware], client_max_size=MAX_BODY_BYTES)
-    application[STALL] = stall_s
-    application[ROUTES] = {}
-    for route in table:
-        resource = application.router.add_resource(route.path)
-        application[ROUTES][resource.add_route(route.method, route.handler, expect_handler=expect)] = route
-        if route.method == "GET" and route.media != "text/event-stream":
-            application[ROUTES][resource.add_route("HEAD", route.handler, expect_handler=expect)] = route
-    # What matches nothing else comes here too: what aiohttp itself answers quotes headers that may be no text.
-    application.router.add_resource("/{rest:.*}").add_route("*", _nothing, expect_handler=expect)
-    application.on_response_prepare.append(secure)
-    application.on_cleanup.append(_closing(pages))
+    # FastAPI's own pages load scripts from another server: a gateway may have no way there.
+    application = FastAPI(
+        routes=list(table()),
+        openapi_url=None,
+        redirect_slashes=False,
+        exception_handlers={HTTPException: no_route, RequestValidationError: wrong_form},
+    )
+    door, calls = Door(guard, host), Calls(services, guard)
+    application.add_middleware(DoorMiddleware, door=door)
+    application.state.backend = Backend(
+        door, calls, live, Answering(calls, max_asks), Files(static), registry, longest_answer, ping_s, stall_s
+    )
+    application.openapi = document  # type: ignore[method-assign]
     return application
 
 
-def table_of(application: web.Application) -> list[Route]:
-    """Its routes, in order."""
-    return list(dict.fromkeys(application[ROUTES].values()))
+def table() -> list[Route]:
+    """All routes, in order."""
+    return [route for topic in TOPICS for route in topic.router.routes if isinstance(route, Route)]
 
 
-async def _nothing(request: web.Request) -> web.StreamResponse:
-    raise await nothing_here(request)
-
-
-def _closing(pages: PageRoutes) -> Any:
-    async def close(_application: web.Application) -> None:
-        pages.close()
-
-    return close
+def document() -> dict[str, Any]:
+    """The OpenAPI document: FastAPI's, with media types that are not JSON, ids that are no Python, and our tokens."""
+    found = get_openapi(
+        title="Sightline",
+        version="1",
+        description="What the gateway answers over HTTP. Errors have a status and one sentence.",
+        license_info={"name": "Apache-2.0", "identifier": "Apache-2.0"},
+        servers=[{"url": "/"}],
+        routes=table(),
+    )
+    for path, methods in found["paths"].items():
+        for method, operation in methods.items():
+            text = " ".join(operation["description"].split())
+            done = operation["responses"]["200"]
+            operation |= {
+                "operationId": re.sub(r"\W+", "_", f"{method} {path}").strip("_"),
+                "summary": text if len(text) <= _MOST else text.split(". ")[0].split(";")[0],
+                "description": text,
+            }
+            done["content"] = {operation.pop("x-media"): done["content"]["application/json"]}
+    session = {"type": "apiKey", "in": "cookie", "name": COOKIE, "description": "Made by POST /v1/session."}
+    found["components"]["securitySchemes"] = {
+        "token": {"type": "http", "scheme": "bearer", "description": "An API token."},
+        "session": session,
+    }
+    return found

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
 from typing import Any, NoReturn
 
 import grpc
@@ -34,7 +34,7 @@ class Calls:
         self.check(method, request)
         return await self._behavior(method)(request, _Context(timeout_s))
 
-    def stream(self, method: str, request: Any, *, timeout_s: float | None = None) -> AsyncIterator[Any]:
+    def stream(self, method: str, request: Any, *, timeout_s: float | None = None) -> AsyncGenerator[Any, None]:
         """Messages as they come; close it to end the call. Checked with the first one."""
         self.check(method, request)
         return self.inner_stream(method, request, timeout_s=timeout_s)
@@ -46,7 +46,7 @@ class Calls:
         *,
         timeout_s: float | None = None,
         on_begin: Callable[[], None] | None = None,
-    ) -> AsyncIterator[Any]:
+    ) -> AsyncGenerator[Any, None]:
         """As :meth:`stream`, asked by the gateway itself: nobody is checked. ``on_begin``: the service has begun."""
         behavior = self._behavior(method)
         queue: asyncio.Queue[tuple[Any, BaseException | None]] = asyncio.Queue(_AHEAD)

@@ -2,32 +2,33 @@
 
 from __future__ import annotations
 
+import asyncio
 import ipaddress
 import logging
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Mapping
-from typing import Any
+from collections.abc import Mapping
+from email.utils import formatdate
 from urllib.parse import urlsplit
 
-from aiohttp import web
+from fastapi import Request
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from cluster import metrics
 from cluster.errors import SightlineError
 from cluster.gateway.guard import Guard
-from cluster.gateway.http.forms import OPEN, Route
-from cluster.gateway.http.replies import HttpError, status_of
-from cluster.gateway.http.server import admit
+from cluster.gateway.http.replies import HttpError, failure, status_of
 from cluster.hosts import is_loopback
-from cluster.security.roles import ANYBODY, RULES, Principal, serving
+from cluster.security.roles import ANYBODY, RULES, Principal, serve_as
 
 log = logging.getLogger(__name__)
 
+OPEN = ""
+"""The rule of what anybody may have: nothing that a camera saw is in it."""
 COOKIE = "sightline_session"
 REQUEST_ID = "X-Request-Id"
-ID = web.RequestKey("id", str)
-WHO = web.RequestKey("who", str)
-STARTED = web.RequestKey("started", bool)
+OPENAI = ("/v1/chat/completions", "/v1/models")
+"""Beginnings of the paths whose errors have the form that OpenAI's clients read."""
 
 HEADERS: Mapping[str, str] = {
     "Content-Security-Policy": (
@@ -39,136 +40,147 @@ HEADERS: Mapping[str, str] = {
     "Cross-Origin-Resource-Policy": "same-origin",
     "Cross-Origin-Opener-Policy": "same-origin",
     "Permissions-Policy": "camera=(), microphone=(), geolocation=()",
+    "Server": "sightline",
 }
 
-ROUTES: web.AppKey[dict[web.AbstractRoute, Route]] = web.AppKey("routes", dict)
 
-Failure = Callable[[BaseException, str], web.Response]
+def raw_headers(headers: Mapping[str, str]) -> list[tuple[bytes, bytes]]:
+    """As ASGI has them."""
+    return [(name.lower().encode(), value.encode()) for name, value in headers.items()]
+
+
+_RAW = raw_headers(HEADERS)
+
+NOBODY = Principal("nobody", frozenset(), ())
+"""For whom a request is served that asked for no token."""
 
 
 class Door:
-    """Middleware of the application; ``host`` is where it listens.
+    """Decides over requests; ``host`` is where the gateway listens.
 
     ``guard``: who asks every request for its token; None: nobody, and all of them may do everything.
     """
 
-    def __init__(self, guard: Guard | None, host: str, failures: Mapping[bool, Failure]) -> None:
+    def __init__(self, guard: Guard | None, host: str) -> None:
         self._guard = guard
-        self._loopback_only = is_loopback(host)
-        self._failures = failures
-
-    def identify(self, request: web.Request) -> Principal:
-        """Whose token the request has, in its header or in the session's cookie. Raises ``UnauthenticatedError``."""
-        return ANYBODY if self._guard is None else self._guard.identify(authorization(request))
+        # A page whose name was made to lead here (DNS rebinding) is told by that name.
+        self._names_matter = guard is None and is_loopback(host)
 
     @property
     def guarded(self) -> bool:
         """Whether tokens are asked for."""
         return self._guard is not None
 
-    def identify_secret(self, secret: str) -> Principal:
-        """Whose token this is. Raises ``UnauthenticatedError``."""
-        return ANYBODY if self._guard is None else self._guard.identify(f"Bearer {secret}")
+    def identify(self, authorization: str | None) -> Principal:
+        """Whose ``Authorization`` header this is. Raises ``UnauthenticatedError``."""
+        return ANYBODY if self._guard is None else self._guard.identify(authorization)
 
-    @property
-    def middleware(self) -> Any:
-        """Lets requests through to their route's handler, and makes replies of what it raises."""
+    def admit(self, request: Request, rule: str) -> None:
+        """Serves the request from here on for whom it comes from; a rule that names no method of gRPC is checked
+        with the cameras of path and query, the others where the method is called.
 
-        @web.middleware
-        async def door(
-            request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
-        ) -> web.StreamResponse:
-            began_s = time.monotonic()
-            request_id = _request_id(request)
-            request[ID] = request_id
-            route = request.app[ROUTES].get(request.match_info.route)
-            error: BaseException | None = None
-            try:
-                _check_page(request, names_matter=self._guard is None and self._loopback_only)
-                if route is None:
-                    raise await nothing_here(request)
-                with serving(self._admit(request, route)):
-                    return await handler(request)
-            except SightlineError as known:
-                error = known
-            except web.HTTPRequestEntityTooLarge as large:
-                error = HttpError(413, f"the request is larger than {large.text or 'may be'}")
-            except (ConnectionError, web.HTTPException):
-                raise
-            except Exception as unknown:
-                log.exception("request %s %s %s failed", request_id, request.method, request.path)
-                error = unknown
-            finally:
-                _log(request, request_id, error, time.monotonic() - began_s)
-            if request.get(STARTED):
-                # A second reply in the middle of the first would look like a part of it.
-                if request.transport is not None:
-                    request.transport.abort()
-                raise ConnectionResetError("the reply broke off")
-            return self._failures[route is not None and route.openai](error, request_id)
+        Raises:
+            SightlineError: it may not be made, or not now.
+        """
+        serve_as(ANYBODY if self._guard is None else NOBODY)
+        if rule == OPEN:
+            return
+        if self._guard is not None:
+            principal = self._guard.admit(authorization(request), rule)
+            request.state.who = principal.name
+            if not rule.startswith("/"):
+                camera = RULES[rule].camera
+                path = request.path_params
+                named = [path[camera]] if camera in path else names(request.query_params.get(camera, ""))
+                self._guard.check(principal, rule, named)
+            serve_as(principal)
+        # An application that no HttpServer serves has no limits.
+        if (connection := getattr(request.state, "connection", None)) is not None:
+            connection.admit()
 
-        return door
+    def check_page(self, request: Request) -> None:
+        """Pages that are not ours must not ask, with the cookie or the network position of who looks at them.
 
-    def _admit(self, request: web.Request, route: Route) -> Principal:
-        if route.rule == OPEN:
-            return ANYBODY if self._guard is None else NOBODY
-        if self._guard is None:
-            admit(request)
-            return ANYBODY
-        principal = self._guard.admit(authorization(request), route.rule)
-        request[WHO] = principal.name
-        if not route.rule.startswith("/"):
-            # Rules of gRPC's methods are checked where the method is called, which knows its cameras.
-            camera = RULES[route.rule].camera
-            named = [request.match_info[camera]] if camera in request.match_info else names(request, camera)
-            self._guard.check(principal, route.rule, named)
-        admit(request)
-        return principal
+        Raises:
+            HttpError: 403.
+        """
+        host = request.headers.get("Host", "")
+        origin = request.headers.get("Origin")
+        site, mode = request.headers.get("Sec-Fetch-Site", "none"), request.headers.get("Sec-Fetch-Mode", "")
+        elsewhere = site in ("cross-site", "same-site") and mode != "navigate"
+        if elsewhere or (origin is not None and _host_of(origin) != host.lower()):
+            raise HttpError(
+                403, "requests from other web pages are not answered; ask from a program, or from the console"
+            )
+        if self._names_matter and not _is_address(host):
+            raise HttpError(403, f"this gateway is not called {host!r}; use its address, or localhost")
 
 
-NOBODY = Principal("nobody", frozenset(), ())
-"""For whom a request is served that asked for no token."""
+class DoorMiddleware:
+    """Around the routes of ``app``: headers of every reply, a reply to every error, a line in the log."""
+
+    def __init__(self, app: ASGIApp, door: Door) -> None:
+        self._app, self._door = app, door
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """See ASGI."""
+        if scope["type"] != "http":
+            return
+        began_s = time.monotonic()
+        scope.setdefault("state", {})
+        request = Request(scope, receive)
+        if request.method == "HEAD":
+            # The server, which has its own scope, knows, and sends no body.
+            scope = {**scope, "method": "GET", "head": True}
+        request_id = _request_id(request)
+        error: BaseException | None = None
+        started = False
+
+        async def told(message: Message) -> None:
+            nonlocal started
+            if message["type"] == "http.response.start":
+                started = True
+                metrics.http_replies.labels(f"{message['status'] // 100}xx").inc()
+                own = {REQUEST_ID: request_id, "Date": formatdate(usegmt=True)}
+                message["headers"] = [*message["headers"], *_RAW, *raw_headers(own)]
+            await send(message)
+
+        try:
+            self._door.check_page(request)
+            if request.headers.get("Expect", "100-continue").lower() != "100-continue":
+                # Not quoted: it may be no text at all.
+                raise HttpError(417, "of Expect only 100-continue is known")
+            await self._app(scope, receive, told)
+        except SightlineError as known:
+            error = known
+        except Exception as unknown:
+            log.exception("request %s %s %s failed", request_id, request.method, scope["path"])
+            error = unknown
+        finally:
+            _log(request, request_id, error, time.monotonic() - began_s)
+        if error is None:
+            return
+        connection = getattr(request.state, "connection", None)
+        if started:
+            # A second reply in the middle of the first would look like a part of it.
+            if connection is not None:
+                connection.end()
+                await asyncio.sleep(0)
+            return
+        if connection is not None and "close" in request.headers.get("Connection", "").lower():
+            await connection.drop_rest(receive)
+        await failure(error, request_id, openai=scope["path"].startswith(OPENAI))(scope, receive, told)
 
 
-def names(request: web.Request, key: str) -> list[str]:
+def names(text: str) -> list[str]:
     """Cameras of a query, between commas."""
-    return [name for name in request.query.get(key, "").split(",") if name] if key else []
+    return [name for name in text.split(",") if name]
 
 
-def authorization(request: web.Request) -> str | None:
+def authorization(request: Request) -> str | None:
     """The ``Authorization`` header, or one made of the session's cookie."""
-    header = request.headers.get("Authorization")
-    if header is not None:
-        return header
     secret = request.cookies.get(COOKIE, "")
-    return f"Bearer {secret}" if secret else None
-
-
-async def secure(request: web.Request, response: web.StreamResponse) -> None:
-    """Signal of the application: what browsers are told with every reply."""
-    request[STARTED] = True
-    metrics.http_replies.labels(f"{response.status // 100}xx").inc()
-    for name, value in HEADERS.items():
-        response.headers.setdefault(name, value)
-    response.headers.setdefault(REQUEST_ID, request.get(ID, ""))
-    response.headers["Server"] = "sightline"
-
-
-def _check_page(request: web.Request, *, names_matter: bool) -> None:
-    """Pages that are not ours must not ask, with the cookie or the network position of who looks at them.
-
-    ``names_matter``: nobody is asked for a token, and only this machine gets here. A page whose name was made to lead
-    here (DNS rebinding) is told by that name.
-    """
-    host = request.headers.get("Host", "")
-    origin = request.headers.get("Origin")
-    if origin is not None and _host_of(origin) != host.lower():
-        raise HttpError(403, "requests from other web pages are not answered; ask from a program, or from the console")
-    site, mode = request.headers.get("Sec-Fetch-Site", "none"), request.headers.get("Sec-Fetch-Mode", "")
-    if site in ("cross-site", "same-site") and mode != "navigate":
-        raise HttpError(403, "requests from other web pages are not answered; ask from a program, or from the console")
-    if names_matter and not _is_address(host):
-        raise HttpError(403, f"this gateway is not called {host!r}; use its address, or localhost")
+    return request.headers.get("Authorization", f"Bearer {secret}" if secret else None)
 
 
 def _host_of(origin: str) -> str:
@@ -189,36 +201,16 @@ def _is_address(host: str) -> bool:
     return True
 
 
-async def nothing_here(request: web.Request) -> HttpError:
-    """No route is for this path, or none for this method of it."""
-    methods: set[str] = set()
-    for resource in request.app.router.resources():
-        methods |= (await resource.resolve(request))[1]
-    allowed = methods - {"*", "HEAD"}
-    if allowed:
-        use = ", ".join(sorted(allowed))
-        return HttpError(405, f"{request.method} is not for this path; use {use}", Allow=use)
-    return HttpError(404, f"there is no {request.rel_url.raw_path}; /v1/openapi.json says what there is")
-
-
-def _request_id(request: web.Request) -> str:
+def _request_id(request: Request) -> str:
     """The client's own, where it is one word; it is in the log and in the reply."""
     given = request.headers.get(REQUEST_ID, "")
     return given if given.isascii() and given.replace("-", "").isalnum() and len(given) <= 64 else secrets.token_hex(6)
 
 
-def _log(request: web.Request, request_id: str, error: BaseException | None, took_s: float) -> None:
+def _log(request: Request, request_id: str, error: BaseException | None, took_s: float) -> None:
     # Never the query or a header: there may be secrets.
     level = logging.INFO if error is not None and status_of(error) >= 400 else logging.DEBUG
     outcome = f"{status_of(error)} {error}" if error is not None else "ok"
-    who = request.get(WHO, "-")
-    log.log(
-        level,
-        "request %s %s %s by %s: %s (%.0f ms)",
-        request_id,
-        request.method,
-        request.path,
-        who,
-        outcome,
-        1e3 * took_s,
-    )
+    who = getattr(request.state, "who", "-")
+    told = (request_id, request.method, request.scope["path"], who, outcome, 1e3 * took_s)
+    log.log(level, "request %s %s %s by %s: %s (%.0f ms)", *told)

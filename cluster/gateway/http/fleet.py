@@ -1,29 +1,36 @@
-"""Replicas and the fleet over HTTP: capacity, lag and the quality ladder, added up from what was seen last."""
+"""Replicas and the fleet over HTTP: capacity, lag and the quality ladder, added up from what was seen last; and what
+happens at the cameras, live (server-sent events).
+"""
 
 from __future__ import annotations
 
+import asyncio
 import math
 import time
 from collections import Counter
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import AsyncGenerator, Sequence
+from typing import Annotated, Any
 
-from aiohttp import web
+from fastapi import Query, Request
 from sightline.v1 import replicas_pb2
 
-from cluster.gateway.http.body import Body, read
-from cluster.gateway.http.calls import Calls
-from cluster.gateway.http.cameras import name_of
-from cluster.gateway.http.forms import Fleet, Replicas, Route
-from cluster.gateway.http.live import Live
-from cluster.gateway.http.replies import plain, reply
-from cluster.security.roles import FLEET, current
+from cluster.errors import SightlineError
+from cluster.gateway.http.door import authorization, names
+from cluster.gateway.http.forms import Fleet, Replicas
+from cluster.gateway.http.replies import Reply, Stream
+from cluster.gateway.http.routes import Backend, Body, Gateway, Routes
+from cluster.security.roles import EVENTS, FLEET, Role, current
 from cluster.types import CameraStatus
 from cluster.types.reports import ReplicaStatus
 from cluster.wire.convert import replica_from_proto
 
+SERVICE = "/sightline.v1.Replicas/"
+SSE = "text/event-stream"
+PACE_S = 0.1
+"""Events of so long go out as one piece."""
 _WINDOWS = ("done", "gated", "dropped", "lost")
 _TOKENS = ("full", "kept", "computed")
+router = Routes()
 
 
 class Drain(Body):
@@ -32,47 +39,28 @@ class Drain(Body):
     undo: bool = False
 
 
-class FleetRoutes:
-    """See :meth:`routes`."""
+@router.on("GET /v1/replicas", f"{SERVICE}List", Replicas)
+async def list_replicas(gateway: Gateway) -> Reply:
+    """The replicas."""
+    found = await gateway.calls.unary(f"{SERVICE}List", replicas_pb2.ListReplicasRequest())
+    return Reply({"replicas": [replica_from_proto(each) for each in found.replicas]})
 
-    def __init__(self, calls: Calls, live: Live) -> None:
-        self._calls = calls
-        self._live = live
 
-    def routes(self) -> list[Route]:
-        service = "/sightline.v1.Replicas/"
-        return [
-            Route("GET", "/v1/replicas", f"{service}List", self.list, "The replicas.", Replicas),
-            Route(
-                "POST",
-                "/v1/replicas/{name}/drain",
-                f"{service}Drain",
-                self.drain,
-                "Take the cameras off a replica, or let it have some again.",
-                ReplicaStatus,
-                body=Drain,
-                errors=(409,),
-            ),
-            Route("GET", "/v1/fleet", FLEET, self.fleet, "Capacity, lag and the ladder.", Fleet),
-        ]
+@router.on("POST /v1/replicas/{name}/drain", f"{SERVICE}Drain", ReplicaStatus, errors=(409,))
+async def drain(name: str, body: Drain, gateway: Gateway) -> Reply:
+    """Take the cameras off a replica, or let it have some again."""
+    asked = replicas_pb2.DrainReplicaRequest(name=name, undo=body.undo)
+    return Reply(replica_from_proto(await gateway.calls.unary(f"{SERVICE}Drain", asked)))
 
-    async def list(self, _request: web.Request) -> web.Response:
-        found = await self._calls.unary("/sightline.v1.Replicas/List", replicas_pb2.ListReplicasRequest())
-        return reply({"replicas": [plain(replica_from_proto(each)) for each in found.replicas]})
 
-    async def drain(self, request: web.Request) -> web.Response:
-        body = await read(request, Drain)
-        asked = replicas_pb2.DrainReplicaRequest(name=name_of(request), undo=body.undo)
-        return reply(plain(replica_from_proto(await self._calls.unary("/sightline.v1.Replicas/Drain", asked))))
-
-    async def fleet(self, _request: web.Request) -> web.Response:
-        live, sees = self._live, current().sees
-        body = summary([status for name, status in live.cameras.items() if sees(name)])
-        ago_s = time.monotonic() - live.seen_s
-        body["replicas"] = plain(list(live.replicas))
-        body["seen_ago_s"] = round(ago_s, 3) if math.isfinite(ago_s) else None
-        body["trouble"] = live.trouble
-        return reply(body)
+@router.on("GET /v1/fleet", FLEET, Fleet)
+async def fleet(gateway: Gateway) -> Reply:
+    """Capacity, lag and the ladder."""
+    live, sees = gateway.live, current().sees
+    body = summary([status for name, status in live.cameras.items() if sees(name)])
+    ago_s = time.monotonic() - live.seen_s
+    seen_ago_s = round(ago_s, 3) if math.isfinite(ago_s) else None
+    return Reply({**body, "replicas": live.replicas, "seen_ago_s": seen_ago_s, "trouble": live.trouble})
 
 
 def summary(cameras: Sequence[CameraStatus]) -> dict[str, Any]:
@@ -100,3 +88,39 @@ def summary(cameras: Sequence[CameraStatus]) -> dict[str, Any]:
 def _quantile(ordered: Sequence[float], share: float) -> float:
     """The smallest value that ``share`` of all do not exceed; 0 of none."""
     return ordered[max(0, math.ceil(share * len(ordered)) - 1)] if ordered else 0.0
+
+
+Only = Annotated[
+    str, Query(description="Only these, with commas between them; all that the token may see unless given.")
+]
+
+
+@router.on("GET /v1/events", EVENTS, media=SSE)
+async def events(request: Request, gateway: Gateway, cameras: Only = "") -> Stream:
+    """Events as they happen: camera (a CameraStatus that changed), answer, incident, removed, and missed (how many
+    events a slow reader lost). Ask for the cameras after the first event, and nothing is missed.
+    """
+    pieces = _events(gateway, frozenset(names(cameras)), authorization(request))
+    return await Stream.begin(pieces, SSE, {"X-Accel-Buffering": "no"})
+
+
+async def _events(gateway: Backend, wanted: frozenset[str], authorized: str | None) -> AsyncGenerator[bytes, None]:
+    principal = current()
+    loop = asyncio.get_running_loop()
+    with gateway.live.feed.read(
+        lambda camera: not camera or ((not wanted or camera in wanted) and principal.sees(camera))
+    ) as reader:
+        yield b"retry: 2000\nevent: hello\ndata: {}\n\n"
+        gateway.live.look()
+        checked_s = loop.time()
+        while (piece := await reader.take(gateway.ping_s)) is not None:
+            if loop.time() - checked_s >= gateway.ping_s:
+                checked_s = loop.time()
+                try:
+                    # A token that was revoked, or has expired, sees no more; one that was changed, what it is for.
+                    principal = gateway.door.identify(authorized)
+                    principal.require(Role.VIEW)
+                except SightlineError:
+                    return
+            yield piece or b": ping\n\n"
+            await asyncio.sleep(PACE_S)

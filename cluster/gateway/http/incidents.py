@@ -2,152 +2,105 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
-from aiohttp import web
+from fastapi import Query
 from pydantic import Field
 from sightline.v1 import incidents_pb2
 
 from cluster.alerts.grpc_service import detail_from_proto, incident_from_proto, mutes_from_proto, outbox_from_proto
 from cluster.alerts.incident import Incident
 from cluster.alerts.service import Detail
-from cluster.gateway.http.body import Body, flag, number, read
-from cluster.gateway.http.calls import Calls
-from cluster.gateway.http.cameras import text
-from cluster.gateway.http.forms import Incidents, Mutes, OutboxStatus, Query, Route
-from cluster.gateway.http.replies import plain, reply
+from cluster.gateway.http.forms import Incidents, Mutes, OutboxStatus
+from cluster.gateway.http.replies import Reply, plain
+from cluster.gateway.http.routes import Body, Count, Flag, Gateway, Number, Routes, Text
 
 SERVICE = "/sightline.v1.Incidents/"
-MOST_DEAD = 1000
+MOST = 1000
 YEAR_S = 366 * 86_400
+router = Routes()
 
 
 class Acknowledge(Body):
     """``by``: who has seen to it; a token's own name counts more."""
 
-    by: str = Field(default="", max_length=256)
+    by: Text = Field(default="", max_length=256)
 
 
 class MuteFor(Body):
     """What is muted for how long; empty names stand for all."""
 
-    camera: str = ""
-    subject: str = ""
+    camera: Text = ""
+    subject: Text = ""
     for_s: float = Field(gt=0, le=YEAR_S, description="Seconds from now on.")
-    by: str = ""
+    by: Text = ""
 
 
-class IncidentRoutes:
-    """See :meth:`routes`."""
-
-    def __init__(self, calls: Calls) -> None:
-        self._calls = calls
-
-    def routes(self) -> list[Route]:
-        query = (
-            Query("camera", "Of this camera only."),
-            Query("subject", "Of this question or state of health only."),
-            Query("open", "1: only those that go on.", "integer"),
-            Query("since_s", "Opened after this Unix time.", "number"),
-            Query("limit", "At most so many; 100 unless given, 1000 at most.", "integer"),
-        )
-        dead = (Query("dead", "How many dead letters to list.", "integer"),)
-        one, mutes = "/v1/incidents/{id}", "/v1/mutes"
-        return [
-            Route(
-                "GET", "/v1/incidents", f"{SERVICE}List", self.list, "Incidents, newest first.", Incidents, query=query
-            ),
-            Route("GET", one, f"{SERVICE}Get", self.get, "One incident with its events.", Detail, errors=(404,)),
-            Route(
-                "POST",
-                f"{one}/acknowledge",
-                f"{SERVICE}Acknowledge",
-                self.acknowledge,
-                "Somebody sees to it.",
-                Incident,
-                body=Acknowledge,
-                errors=(404, 409),
-            ),
-            Route("GET", mutes, f"{SERVICE}ListMutes", self.mutes, "Mutes that hold.", Mutes),
-            Route(
-                "POST",
-                mutes,
-                f"{SERVICE}Mute",
-                self.mute,
-                "Tell nothing of a camera or subject for a time.",
-                Mutes,
-                body=MuteFor,
-            ),
-            Route(
-                "DELETE",
-                mutes,
-                f"{SERVICE}Unmute",
-                self.unmute,
-                "End a mute, named as it is listed; where there is none, nothing changes. Mutes that hold.",
-                Mutes,
-                query=query[:2],
-            ),
-            Route(
-                "GET",
-                "/v1/outbox",
-                f"{SERVICE}Outbox",
-                self.outbox,
-                "How sinks and disk are doing.",
-                OutboxStatus,
-                query=dead,
-            ),
-        ]
-
-    async def list(self, request: web.Request) -> web.Response:
-        found = await self._calls.unary(
-            f"{SERVICE}List",
-            incidents_pb2.ListIncidentsRequest(
-                camera=text(request.query.get("camera", ""), "camera"),
-                subject=text(request.query.get("subject", ""), "subject"),
-                only_open=flag(request, "open"),
-                since_s=number(request, "since_s"),
-                limit=int(min(number(request, "limit"), 1000)),
-            ),
-        )
-        return reply({"incidents": [plain(incident_from_proto(each)) for each in found.incidents]})
-
-    async def get(self, request: web.Request) -> web.Response:
-        asked = incidents_pb2.GetIncidentRequest(id=_id(request))
-        return reply(plain(detail_from_proto(await self._calls.unary(f"{SERVICE}Get", asked))))
-
-    async def acknowledge(self, request: web.Request) -> web.Response:
-        body = await read(request, Acknowledge)
-        asked = incidents_pb2.AcknowledgeRequest(id=_id(request), by=text(body.by, "by"))
-        return reply(plain(incident_from_proto(await self._calls.unary(f"{SERVICE}Acknowledge", asked))))
-
-    async def mutes(self, _request: web.Request) -> web.Response:
-        return self._muted(await self._calls.unary(f"{SERVICE}ListMutes", incidents_pb2.ListMutesRequest()))
-
-    async def mute(self, request: web.Request) -> web.Response:
-        body = await read(request, MuteFor)
-        asked = incidents_pb2.MuteRequest(
-            camera=text(body.camera, "camera"),
-            subject=text(body.subject, "subject"),
-            for_s=body.for_s,
-            by=text(body.by, "by"),
-        )
-        return self._muted(await self._calls.unary(f"{SERVICE}Mute", asked))
-
-    async def unmute(self, request: web.Request) -> web.Response:
-        camera, subject = (text(request.query.get(key, ""), key) for key in ("camera", "subject"))
-        asked = incidents_pb2.UnmuteRequest(camera=camera, subject=subject)
-        return self._muted(await self._calls.unary(f"{SERVICE}Unmute", asked))
-
-    async def outbox(self, request: web.Request) -> web.Response:
-        asked = incidents_pb2.OutboxRequest(dead=int(min(number(request, "dead"), MOST_DEAD)))
-        outbox = outbox_from_proto(await self._calls.unary(f"{SERVICE}Outbox", asked))
-        sinks = {name: {"kind": kind, **plain(lane)} for name, (kind, lane) in outbox.sinks.items()}
-        return reply({**plain(outbox), "sinks": sinks})
-
-    @staticmethod
-    def _muted(found: Any) -> web.Response:
-        return reply({"mutes": plain(mutes_from_proto(found))})
+OfCamera = Annotated[str, Query(description="Of this camera only.")]
+OfSubject = Annotated[str, Query(description="Of this question or state of health only.")]
+OnlyOpen = Annotated[Flag, Query(alias="open", description="1: only those that go on.")]
+Since = Annotated[Number, Query(description="Opened after this Unix time.")]
+Limit = Annotated[Count, Query(description="At most so many; 100 unless given, 1000 at most.")]
+Dead = Annotated[Count, Query(description="How many dead letters to list.")]
 
 
-def _id(request: web.Request) -> str:
-    return text(request.match_info["id"], "the incident's id")
+@router.on("GET /v1/incidents", f"{SERVICE}List", Incidents)
+async def list_incidents(
+    gateway: Gateway,
+    camera: OfCamera = "",
+    subject: OfSubject = "",
+    only_open: OnlyOpen = False,
+    since_s: Since = 0.0,
+    limit: Limit = 0,
+) -> Reply:
+    """Incidents, newest first."""
+    asked = incidents_pb2.ListIncidentsRequest(
+        camera=camera, subject=subject, only_open=only_open, since_s=since_s, limit=min(limit, MOST)
+    )
+    found = await gateway.calls.unary(f"{SERVICE}List", asked)
+    return Reply({"incidents": [incident_from_proto(each) for each in found.incidents]})
+
+
+@router.on("GET /v1/incidents/{id}", f"{SERVICE}Get", Detail, errors=(404,))
+async def get_incident(id: str, gateway: Gateway) -> Reply:
+    """One incident with its events."""
+    found = await gateway.calls.unary(f"{SERVICE}Get", incidents_pb2.GetIncidentRequest(id=id))
+    return Reply(detail_from_proto(found))
+
+
+@router.on("POST /v1/incidents/{id}/acknowledge", f"{SERVICE}Acknowledge", Incident, errors=(404, 409))
+async def acknowledge(id: str, body: Acknowledge, gateway: Gateway) -> Reply:
+    """Somebody sees to it."""
+    asked = incidents_pb2.AcknowledgeRequest(id=id, by=body.by)
+    return Reply(incident_from_proto(await gateway.calls.unary(f"{SERVICE}Acknowledge", asked)))
+
+
+@router.on("GET /v1/mutes", f"{SERVICE}ListMutes", Mutes)
+async def list_mutes(gateway: Gateway) -> Reply:
+    """Mutes that hold."""
+    return await _mutes(gateway, "ListMutes", incidents_pb2.ListMutesRequest())
+
+
+@router.on("POST /v1/mutes", f"{SERVICE}Mute", Mutes)
+async def mute(body: MuteFor, gateway: Gateway) -> Reply:
+    """Tell nothing of a camera or subject for a time."""
+    return await _mutes(gateway, "Mute", incidents_pb2.MuteRequest(**body.model_dump()))
+
+
+@router.on("DELETE /v1/mutes", f"{SERVICE}Unmute", Mutes)
+async def unmute(gateway: Gateway, camera: OfCamera = "", subject: OfSubject = "") -> Reply:
+    """End a mute, named as it is listed; where there is none, nothing changes. Mutes that hold."""
+    return await _mutes(gateway, "Unmute", incidents_pb2.UnmuteRequest(camera=camera, subject=subject))
+
+
+async def _mutes(gateway: Gateway, method: str, asked: Any) -> Reply:
+    return Reply({"mutes": mutes_from_proto(await gateway.calls.unary(f"{SERVICE}{method}", asked))})
+
+
+@router.on("GET /v1/outbox", f"{SERVICE}Outbox", OutboxStatus)
+async def outbox(gateway: Gateway, dead: Dead = 0) -> Reply:
+    """How sinks and disk are doing."""
+    asked = incidents_pb2.OutboxRequest(dead=min(dead, MOST))
+    found = outbox_from_proto(await gateway.calls.unary(f"{SERVICE}Outbox", asked))
+    sinks = {name: {"kind": kind, **plain(lane)} for name, (kind, lane) in found.sinks.items()}
+    return Reply({**plain(found), "sinks": sinks})

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import time
 from array import array
@@ -20,7 +19,7 @@ from cluster import metrics
 from cluster.alerts.grpc_service import event_from_proto
 from cluster.errors import CapacityError, SightlineError
 from cluster.gateway.http.calls import Calls
-from cluster.gateway.http.replies import plain
+from cluster.gateway.http.replies import encoded, plain
 from cluster.types import Answer, CameraStatus
 from cluster.types.reports import ReplicaStatus
 from cluster.wire.answers import AnswerHub
@@ -39,15 +38,10 @@ class Ring:
     def __init__(self, kept: int = KEPT) -> None:
         self._kept = kept
         self._data = array("d")
-        self._next = 0
 
     def add(self, at_s: float, score: float, positive: bool, gated: bool) -> None:
-        row = (at_s, score, positive + 2.0 * gated)
-        if len(self._data) < _WIDTH * self._kept:
-            self._data.extend(row)
-            return
-        self._data[_WIDTH * self._next : _WIDTH * (self._next + 1)] = array("d", row)
-        self._next = (self._next + 1) % self._kept
+        self._data.extend((at_s, score, positive + 2.0 * gated))
+        del self._data[: -_WIDTH * self._kept]
 
     def since(self, at_s: float) -> Ring:
         """Only windows that ended at this Unix time or later."""
@@ -59,16 +53,10 @@ class Ring:
 
     def rows(self) -> list[list[Any]]:
         """Oldest first: ``[end_unix_s, score, positive, gated]``."""
-        data, count = self._data, len(self._data) // _WIDTH
-        order = [(self._next + number) % count for number in range(count)]
+        columns = (self._data[column::_WIDTH] for column in range(_WIDTH))
         return [
-            [
-                round(data[_WIDTH * k], 3),
-                round(data[_WIDTH * k + 1], 4),
-                data[_WIDTH * k + 2] % 2 == 1,
-                data[_WIDTH * k + 2] >= 2,
-            ]
-            for k in order
+            [round(at_s, 3), round(score, 4), flags % 2 == 1, flags >= 2]
+            for at_s, score, flags in zip(*columns, strict=True)
         ]
 
 
@@ -151,9 +139,8 @@ class Event:
 
     @classmethod
     def of(cls, kind: str, camera: str, body: Any) -> Event:
-        text = json.dumps(plain(body), ensure_ascii=False, separators=(",", ":"))
         # JSON has no line ends outside of text, where they are escaped: one data line is enough.
-        return cls(kind, camera, f"event: {kind}\ndata: {text}\n\n".encode("utf-8", "replace"))
+        return cls(kind, camera, b"event: %s\ndata: %s\n\n" % (kind.encode(), encoded(body)))
 
 
 class Reader:

@@ -12,45 +12,42 @@ import time
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from aiohttp import web
+from fastapi import Response
 from pydantic import ConfigDict, Field
 from sightline.v1 import cameras_pb2, memory_pb2
 
-from cluster.errors import ConfigError, SightlineError
-from cluster.gateway.http.body import MAX_NUMBER, Body, read
-from cluster.gateway.http.calls import Calls
-from cluster.gateway.http.forms import ChatCompletion, Model, Models, Route
-from cluster.gateway.http.memory import SERVICE, Answering, result_body
-from cluster.gateway.http.replies import HttpError, headers_of, reply, status_of
-from cluster.redaction import redact
+from cluster.errors import ConfigError
+from cluster.gateway.http.answering import ASK, result_body, written
+from cluster.gateway.http.forms import ChatCompletion, Model, Models
+from cluster.gateway.http.replies import HttpError, Reply, Stream, openai_error
+from cluster.gateway.http.routes import MAX_NUMBER, Body, Gateway, Routes
 from cluster.security.roles import MODELS
 from cluster.wire.memory_wire import MAX_TURNS, Told, check_camera, check_question
 
 PREFIX = "camera/"
-_TYPES = {
-    400: "invalid_request_error",
-    401: "authentication_error",
-    403: "permission_error",
-    404: "invalid_request_error",
-}
-_CODES = {401: "invalid_api_key", 403: "permission_denied", 429: "rate_limit_exceeded"}
-
+CAMERAS = "/sightline.v1.Cameras/"
+SSE = "text/event-stream"
+TIMEOUT_S = 300.0
+router = Routes()
+_BEGAN_S = int(time.time())
 Turns = list[tuple[str, str]]
 
 
-class Part(Body):
-    """A piece of a message; only text is taken."""
+class Open(Body):
+    """Other keys are taken: clients send what OpenAI adds."""
 
-    model_config = ConfigDict(extra="allow", strict=True)
+    model_config = ConfigDict(extra="allow")
+
+
+class Part(Open):
+    """A piece of a message; only text is taken."""
 
     type: str
     text: str = ""
 
 
-class Message(Body):
+class Message(Open):
     """One message of the conversation."""
-
-    model_config = ConfigDict(extra="allow", strict=True)
 
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
     content: str | list[Part] | None = None
@@ -62,11 +59,9 @@ class StreamOptions(Body):
     include_usage: bool = False
 
 
-class Chat(Body):
+class Chat(Open):
     """``ChatCompletionRequest`` as OpenAI has it, as far as a camera can answer; other keys are refused or have no
     effect, see docs/api.md. ``since_s`` is our own: only what was seen in so many seconds before the newest frame."""
-
-    model_config = ConfigDict(extra="allow", strict=True)
 
     model: str
     messages: list[Message] = Field(min_length=1, max_length=512)
@@ -142,25 +137,6 @@ def conversation(messages: Sequence[Message]) -> tuple[str, Turns]:
     return question, [(check_question(said), answer) for said, answer in turns[-MAX_TURNS:]]
 
 
-def error_body(error: BaseException) -> dict[str, Any]:
-    """An error in the form that OpenAI's clients read."""
-    status = status_of(error)
-    kind = _TYPES.get(status, "server_error" if status >= 500 else "invalid_request_error")
-    # Nothing else can be missing here: paths that are not there have the other form.
-    missing = status == 404
-    code = "model_not_found" if missing else _CODES.get(status)
-    return {"error": {"message": redact(str(error)), "type": kind, "param": "model" if missing else None, "code": code}}
-
-
-def openai_failure(error: BaseException, request_id: str) -> web.Response:
-    """As :func:`cluster.gateway.http.replies.failure`, in OpenAI's form."""
-    status = status_of(error)
-    body = error_body(error)
-    if status == 500:
-        body["error"]["message"] += f"; the gateway's log has more under request {request_id}"
-    return reply(body, status, headers_of(error))
-
-
 def check_extras(body: Chat) -> None:
     """Raises ``ConfigError`` for what would change an answer, and no camera can do."""
     if (body.n or 1) > 1:
@@ -183,121 +159,73 @@ def _text(message: Message, number: int) -> str:
     return "\n".join(part.text for part in parts)
 
 
-TIMEOUT_S = 300.0
-_CAMERAS = "/sightline.v1.Cameras/"
+@router.on("POST /v1/chat/completions", ASK, ChatCompletion, errors=(404, 409, 504), openai=True)
+async def chat(body: Chat, gateway: Gateway) -> Response:
+    """OpenAI's chat completions: model camera/NAME answers from what the camera has seen; stream: true sends chunks as
+    server-sent events.
+    """
+    check_extras(body)
+    camera = camera_of(body.model)
+    question, turns = conversation(body.messages)
+    limit = min(body.max_completion_tokens or body.max_tokens or gateway.longest_answer, gateway.longest_answer)
+    asked = memory_pb2.AskRequest(camera=camera, text=question, since_s=body.since_s, max_new_tokens=limit)
+    asked.history.SetInParent()
+    for said, answer in turns:
+        asked.history.turns.add(question=said, answer=answer)
+    base = {"id": f"chatcmpl-{secrets.token_hex(12)}", "created": int(time.time()), "model": body.model}
+    events = gateway.answering.ask(asked, TIMEOUT_S)
+    if body.stream:
+        usage = body.stream_options is not None and body.stream_options.include_usage
+        chunks = Chunks(base, limit, usage)
+        return await Stream.begin(written(events, chunks.write, lambda error: _data(openai_error(error))), SSE)
+    told = [event async for event in events][-1]
+    assert isinstance(told, Told)
+    message = {"role": "assistant", "content": told.result.text, "refusal": None}
+    choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": _finish(told, limit)}
+    whole = {"choices": [choice], "usage": _usage(told), "sightline": result_body(told)}
+    return Reply({**base, "object": "chat.completion", **whole})
 
 
-class OpenAiRoutes:
-    """See :meth:`routes`. ``longest``: most tokens of an answer; who allows more gets as many."""
+@router.on("GET /v1/models", MODELS, Models, openai=True)
+async def models(gateway: Gateway) -> Reply:
+    """The cameras as OpenAI's models."""
+    found = await gateway.calls.unary(f"{CAMERAS}List", cameras_pb2.ListCamerasRequest())
+    return Reply({"object": "list", "data": [_model(camera.name) for camera in found.cameras]})
 
-    def __init__(self, calls: Calls, answering: Answering, longest: int) -> None:
-        self._calls = calls
-        self._answering = answering
-        self._longest = longest
-        self._began_s = int(time.time())
 
-    def routes(self) -> list[Route]:
-        models = "/v1/models"
-        return [
-            Route(
-                "POST",
-                "/v1/chat/completions",
-                f"{SERVICE}Ask",
-                self.chat,
-                "OpenAI's chat completions: model camera/NAME answers from what the camera has seen; stream: true "
-                "sends chunks as server-sent events.",
-                ChatCompletion,
-                body=Chat,
-                errors=(404, 409, 504),
-                openai=True,
-            ),
-            Route("GET", models, MODELS, self.models, "The cameras as OpenAI's models.", Models, openai=True),
-            Route(
-                "GET",
-                f"{models}/{{model:.+}}",
-                f"{_CAMERAS}Get",
-                self.model,
-                "One camera.",
-                Model,
-                errors=(404,),
-                openai=True,
-            ),
-        ]
+@router.on("GET /v1/models/{model:path}", f"{CAMERAS}Get", Model, errors=(404,), openai=True)
+async def model(model: str, gateway: Gateway) -> Reply:
+    """One camera."""
+    asked = cameras_pb2.GetCameraRequest(name=camera_of(model))
+    return Reply(_model((await gateway.calls.unary(f"{CAMERAS}Get", asked)).name))
 
-    async def models(self, _request: web.Request) -> web.Response:
-        found = await self._calls.unary(f"{_CAMERAS}List", cameras_pb2.ListCamerasRequest())
-        return reply({"object": "list", "data": [self._model(camera.name) for camera in found.cameras]})
 
-    async def model(self, request: web.Request) -> web.Response:
-        asked = cameras_pb2.GetCameraRequest(name=camera_of(request.match_info["model"]))
-        return reply(self._model((await self._calls.unary(f"{_CAMERAS}Get", asked)).name))
+class Chunks:
+    """Events of an answer as chunks of a stream; ``limit``: tokens that it may have; ``usage``: the last counts."""
 
-    async def chat(self, request: web.Request) -> web.StreamResponse:
-        body = await read(request, Chat)
-        check_extras(body)
-        camera = camera_of(body.model)
-        question, turns = conversation(body.messages)
-        wanted = body.max_completion_tokens or body.max_tokens or self._longest
-        asked = memory_pb2.AskRequest(
-            camera=camera, text=question, since_s=body.since_s, max_new_tokens=min(wanted, self._longest)
-        )
-        asked.history.SetInParent()
-        for said, answer in turns:
-            asked.history.turns.add(question=said, answer=answer)
-        reply_id = f"chatcmpl-{secrets.token_hex(12)}"
-        base = {"id": reply_id, "created": int(time.time()), "model": body.model}
-        async with self._answering.ask(asked, TIMEOUT_S) as events:
-            if body.stream:
-                usage = body.stream_options is not None and body.stream_options.include_usage
-                return await self._streamed(request, base, events, asked.max_new_tokens, usage)
-            told = [event async for event in events][-1]
-        assert isinstance(told, Told)
-        choice = {
-            "index": 0,
-            "message": {"role": "assistant", "content": told.result.text, "refusal": None},
-            "logprobs": None,
-            "finish_reason": _finish(told, asked.max_new_tokens),
-        }
-        whole = {
-            **base,
-            "object": "chat.completion",
-            "choices": [choice],
-            "usage": _usage(told),
-            "sightline": result_body(told),
-        }
-        return reply(whole)
+    def __init__(self, base: dict[str, Any], limit: int, usage: bool) -> None:
+        self._base = {**base, "object": "chat.completion.chunk"}
+        self._limit, self._usage = limit, usage
+        self._begun = False
 
-    async def _streamed(
-        self, request: web.Request, base: dict[str, Any], events: Any, limit: int, usage: bool
-    ) -> web.StreamResponse:
-        response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-store"})
-        await response.prepare(request)
+    def write(self, event: str | Told) -> bytes:
+        """The chunks of one event; before the first of them, who speaks, and after the last, that this was all."""
+        head = b"" if self._begun else self._chunk({"role": "assistant", "content": ""})
+        self._begun = True
+        if isinstance(event, str):
+            return head + self._chunk({"content": event})
+        end = self._chunk({}, _finish(event, self._limit), sightline=result_body(event))
+        if self._usage:
+            end += _data({**self._base, "choices": [], "usage": _usage(event)})
+        return head + end + b"data: [DONE]\n\n"
 
-        async def chunk(delta: dict[str, Any], finish: str | None = None, **more: Any) -> None:
-            choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish}
-            body = {**base, "object": "chat.completion.chunk", "choices": [choice], **more}
-            await response.write(_data(body))
+    def _chunk(self, delta: dict[str, Any], finish: str | None = None, **more: Any) -> bytes:
+        choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish}
+        return _data({**self._base, "choices": [choice], **({"usage": None} if self._usage else {}), **more})
 
-        nothing = {"usage": None} if usage else {}
-        try:
-            await chunk({"role": "assistant", "content": ""}, **nothing)
-            async for event in events:
-                if isinstance(event, str):
-                    await chunk({"content": event}, **nothing)
-                    continue
-                await chunk({}, _finish(event, limit), sightline=result_body(event), **nothing)
-                if usage:
-                    await response.write(
-                        _data({**base, "object": "chat.completion.chunk", "choices": [], "usage": _usage(event)})
-                    )
-            await response.write(b"data: [DONE]\n\n")
-        except SightlineError as error:
-            await response.write(_data(error_body(error)))
-        await response.write_eof()
-        return response
 
-    def _model(self, name: str) -> dict[str, Any]:
-        return {"id": f"{PREFIX}{name}", "object": "model", "created": self._began_s, "owned_by": "sightline"}
+def _model(name: str) -> dict[str, Any]:
+    return {"id": f"{PREFIX}{name}", "object": "model", "created": _BEGAN_S, "owned_by": "sightline"}
 
 
 def _finish(told: Told, limit: int) -> str:

@@ -1,98 +1,68 @@
-"""What needs no camera: the console's files, probes, metrics, and the description of all of it."""
+"""What needs no camera: the console's files, probes, metrics, sessions, and the description of all of it."""
 
 from __future__ import annotations
 
 import asyncio
-import gzip
-import hashlib
-import json
-import mimetypes
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from copy import copy
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from aiohttp import web
+from fastapi import Request, Response
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
+from pydantic import Field
 
 from cluster.errors import UnavailableError
-from cluster.gateway.http.forms import OPEN, Health, Route
-from cluster.gateway.http.live import Live
-from cluster.gateway.http.replies import HttpError, reply
+from cluster.gateway.http.door import COOKIE, Door, authorization
+from cluster.gateway.http.forms import Health, Me, Nothing
+from cluster.gateway.http.replies import HttpError, Reply, packed
+from cluster.gateway.http.routes import Body, Gateway, Routes
 from cluster.security.roles import METRICS, Principal, current
 
-STATIC = Path(__file__).parent.parent / "console" / "static"
 LATE_S = 30.0
 """Without a word from the controller for so long, cameras cannot be served."""
-_COMPRESSED = ("text/", "application/javascript", "application/json", "image/svg")
+DAYS = 30
+"""How long a browser keeps a session; the token's own end, or its revocation, ends it earlier."""
+router = Routes()
+# Scrapes of two servers at once; more of them wait, and hold up nothing else.
+_scrapes = ThreadPoolExecutor(2, thread_name_prefix="metrics")
 
 
-@dataclass(frozen=True, slots=True)
-class _File:
-    stamp: tuple[int, int]
-    kind: str
-    tag: str
-    data: bytes
-    packed: bytes
+@router.on("GET /", media="text/html", errors=(404,))
+async def index(request: Request, gateway: Gateway) -> Response:
+    """The console."""
+    return await file(request, "index.html", gateway)
 
 
-class Files:
-    """Files of a folder, in memory from their first use; one that changes is read again."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder.resolve()
-        self._read: dict[str, _File] = {}
-
-    def reply(self, request: web.Request, name: str) -> web.Response:
-        """The file, or that the browser has it already.
-
-        Raises:
-            HttpError: 404.
-        """
-        file = self._file(name)
-        headers = {"ETag": file.tag, "Cache-Control": "no-cache", "Vary": "Accept-Encoding"}
-        if request.headers.get("If-None-Match") == file.tag:
-            return web.Response(status=304, headers=headers)
-        data = file.data
-        if file.packed and "gzip" in request.headers.get("Accept-Encoding", ""):
-            data = file.packed
-            headers["Content-Encoding"] = "gzip"
-        return web.Response(body=data, headers={**headers, "Content-Type": file.kind})
-
-    def _file(self, name: str) -> _File:
-        missing = HttpError(404, f"the console has no file {name!r}")
-        parts = name.split("/")
-        if any(part in ("", ".", "..") or "\0" in part or "\\" in part for part in parts):
-            raise missing
-        path = self._folder.joinpath(*parts)
-        try:
-            # A link may lead out of the folder.
-            if not path.resolve(strict=True).is_relative_to(self._folder):
-                raise missing
-            status = path.stat()
-            stamp = (status.st_mtime_ns, status.st_size)
-            known = self._read.get(name)
-            if known is None or known.stamp != stamp:
-                known = self._read[name] = _read(path, stamp)
-            return known
-        except OSError:
-            self._read.pop(name, None)
-            raise missing from None
+@router.on("GET /console/{path:path}", media="*/*", errors=(404,))
+async def file(request: Request, path: str, gateway: Gateway) -> Response:
+    """A file of the console."""
+    try:
+        return gateway.files.reply(request, path)
+    except FileNotFoundError as error:
+        raise HttpError(404, str(error)) from None
 
 
-def _read(path: Path, stamp: tuple[int, int]) -> _File:
-    data = path.read_bytes()
-    kind = mimetypes.guess_type(path.name)[0] or "application/octet-stream"
-    if kind.startswith("text/") or kind == "application/javascript":
-        kind += "; charset=utf-8"
-    packed = gzip.compress(data, 6, mtime=0) if kind.startswith(_COMPRESSED) and len(data) > 500 else b""
-    return _File(stamp, kind, f'"{hashlib.blake2b(data, digest_size=12).hexdigest()}"', data, packed)
+@router.on("GET /healthz", reply=Health)
+async def healthy() -> Reply:
+    """Whether the gateway serves."""
+    return Reply({"status": "ok"})
+
+
+@router.on("GET /readyz", reply=Health)
+async def ready(gateway: Gateway) -> Reply:
+    """Whether cameras can be served."""
+    live = gateway.live
+    trouble = "" if time.monotonic() - live.seen_s < LATE_S else live.trouble or "the controller does not answer"
+    if not trouble and not live.replicas:
+        trouble = "no replica is ready yet"
+    if trouble:
+        raise UnavailableError(trouble)
+    return Reply({"status": "ok"})
 
 
 class _Seen(Collector):
@@ -110,76 +80,58 @@ class _Seen(Collector):
             yield seen
 
 
-class PageRoutes:
-    """See :meth:`routes`.
+@router.on("GET /metrics", METRICS, media="text/plain")
+async def scrape(request: Request, gateway: Gateway) -> Response:
+    """Metrics of all processes, for Prometheus."""
+    encode, kind = choose_encoder(request.headers.get("Accept", ""))
+    # On a thread: it asks other processes.
+    seen = _Seen(gateway.registry, current())
+    data = await asyncio.get_running_loop().run_in_executor(_scrapes, encode, seen)
+    return await packed(request, Response(data, headers={"Content-Type": kind, "Cache-Control": "no-store"}))
 
-    Args:
-        live: tells whether cameras can be served.
-        registry: of ``/metrics``; collected on a thread, since it asks other processes.
-        document: the OpenAPI document, made when it is first asked for.
-        static: folder of the console.
-    """
 
-    def __init__(
-        self, live: Live, registry: CollectorRegistry, document: Callable[[], Mapping[str, Any]], static: Path = STATIC
-    ) -> None:
-        self._live = live
-        self._registry = registry
-        self._document = document
-        self._described = b""
-        self._files = Files(static)
-        # Scrapes of two servers at once; more of them wait, and hold up nothing else.
-        self._scrapes = ThreadPoolExecutor(2, thread_name_prefix="metrics")
+@router.on("GET /v1/openapi.json", reply=dict[str, Any])
+async def describe(request: Request) -> Reply:
+    """This description."""
+    return Reply(request.app.openapi())
 
-    def routes(self) -> list[Route]:
-        page = "text/html"
-        return [
-            Route("GET", "/", OPEN, self.index, "The console.", media=page, errors=(404,)),
-            Route("GET", "/console/{path:.+}", OPEN, self.file, "A file of the console.", media="*/*", errors=(404,)),
-            Route("GET", "/healthz", OPEN, self.healthy, "Whether the gateway serves.", Health),
-            Route("GET", "/readyz", OPEN, self.ready, "Whether cameras can be served.", Health),
-            Route(
-                "GET",
-                "/metrics",
-                METRICS,
-                self.metrics,
-                "Metrics of all processes, for Prometheus.",
-                media="text/plain",
-            ),
-            Route("GET", "/v1/openapi.json", OPEN, self.describe, "This description.", dict[str, Any]),
-        ]
 
-    def close(self) -> None:
-        self._scrapes.shutdown(wait=False, cancel_futures=True)
+class Login(Body):
+    """``token``: as `sightline tokens create` printed it."""
 
-    async def index(self, request: web.Request) -> web.Response:
-        return self._files.reply(request, "index.html")
+    token: str = Field(max_length=1024)
 
-    async def file(self, request: web.Request) -> web.Response:
-        return self._files.reply(request, request.match_info["path"])
 
-    async def healthy(self, _request: web.Request) -> web.Response:
-        return reply({"status": "ok"})
+@router.on("GET /v1/me", reply=Me, errors=(401,))
+async def me(request: Request, gateway: Gateway) -> Reply:
+    """Whose token the request has."""
+    return _me(gateway.door, authorization(request))
 
-    async def ready(self, _request: web.Request) -> web.Response:
-        live = self._live
-        trouble = "" if time.monotonic() - live.seen_s < LATE_S else live.trouble or "the controller does not answer"
-        if not trouble and not live.replicas:
-            trouble = "no replica is ready yet"
-        if trouble:
-            raise UnavailableError(trouble)
-        return reply({"status": "ok"})
 
-    async def metrics(self, request: web.Request) -> web.Response:
-        encode, kind = choose_encoder(request.headers.get("Accept", ""))
-        loop = asyncio.get_running_loop()
-        seen = _Seen(self._registry, current())
-        data = await loop.run_in_executor(self._scrapes, encode, seen)
-        response = web.Response(body=data, headers={"Content-Type": kind, "Cache-Control": "no-store"})
-        response.enable_compression()
-        return response
+@router.on("POST /v1/session", reply=Me, errors=(401,))
+async def begin_session(request: Request, body: Login, gateway: Gateway) -> Reply:
+    """Keep a token in a cookie, for browsers."""
+    secret = body.token.strip()
+    reply = _me(gateway.door, f"Bearer {secret}")
+    if gateway.door.guarded:
+        if not secret.isascii() or not secret.isprintable() or set(secret) & set(' ",;\\'):
+            raise HttpError(401, "this is no token")
+        # Who ends TLS in front of the gateway says so; who lies about it harms its own cookie.
+        secure = request.url.scheme == "https" or request.headers.get("X-Forwarded-Proto") == "https"
+        # The token itself: whoever ends it ends its sessions, at every gateway, and nothing is kept here.
+        reply.set_cookie(COOKIE, secret, max_age=DAYS * 86_400, httponly=True, samesite="strict", secure=secure)
+    return reply
 
-    async def describe(self, _request: web.Request) -> web.Response:
-        if not self._described:
-            self._described = json.dumps(self._document()).encode()
-        return web.Response(body=self._described, content_type="application/json")
+
+@router.on("DELETE /v1/session", reply=Nothing)
+async def end_session() -> Reply:
+    """Forget the cookie."""
+    reply = Reply({})
+    reply.delete_cookie(COOKIE, httponly=True, samesite="strict")
+    return reply
+
+
+def _me(door: Door, authorized: str | None) -> Reply:
+    who = door.identify(authorized)
+    names = {"name": who.name, "roles": sorted(who.roles), "cameras": list(who.cameras)}
+    return Reply({**names, "authenticated": door.guarded})

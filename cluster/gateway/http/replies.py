@@ -1,16 +1,21 @@
-"""Replies: JSON, and every error with its status and one sentence."""
+"""Replies: JSON, bodies that come in pieces, and every error with its status and one sentence."""
 
 from __future__ import annotations
 
+import asyncio
 import functools
+import gzip
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
 from dataclasses import fields, is_dataclass
 from typing import Any
 
 import grpc
-from aiohttp import web
+from fastapi import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.types import Receive, Scope, Send
 
 from cluster.errors import SightlineError
 from cluster.redaction import redact
@@ -37,6 +42,66 @@ def _names(kind: type) -> tuple[str, ...]:
     return tuple(each.name for each in fields(kind))
 
 
+def encoded(value: Any) -> bytes:
+    """JSON of :func:`plain`."""
+    # Halves of characters, which a source's name or a model's answer may have, are no UTF-8.
+    return json.dumps(plain(value), ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")
+
+
+class Reply(JSONResponse):
+    """JSON that nobody keeps: it may be for one token's eyes only."""
+
+    def __init__(self, body: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> None:
+        super().__init__(body, status, {"Cache-Control": "no-store", **(headers or {})})
+
+    def render(self, content: Any) -> bytes:
+        """See :func:`plain`."""
+        return encoded(content) + b"\n"
+
+
+_WORTH_PACKING = 16 * 2**10
+
+
+async def packed(request: Request, response: Response) -> Response:
+    """The response, compressed where that is worth it and the client can read it."""
+    if len(response.body) >= _WORTH_PACKING and "gzip" in request.headers.get("Accept-Encoding", ""):
+        response.body = await asyncio.to_thread(gzip.compress, response.body, 6)
+        response.headers.update({"Content-Encoding": "gzip", "Content-Length": str(len(response.body))})
+    return response
+
+
+class Stream(StreamingResponse):
+    """A body in pieces. What fails after the first one breaks the reply off; when the client leaves, the pieces end."""
+
+    def __init__(
+        self, first: bytes, rest: AsyncGenerator[bytes, None], headers: Mapping[str, str], status: int
+    ) -> None:
+        super().__init__(rest, status, headers)
+        self._first, self._rest = first, rest
+
+    @classmethod
+    async def begin(
+        cls,
+        pieces: AsyncGenerator[bytes, None],
+        media: str,
+        headers: Mapping[str, str] | None = None,
+        status: int = 200,
+    ) -> Stream:
+        """With the first piece there already: what fails before it has a status of its own."""
+        headers = {"Content-Type": media, "Cache-Control": "no-store", **(headers or {})}
+        return cls(await anext(pieces, b""), pieces, headers, status)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002
+        """See ASGI. A client that leaves cancels this, wherever it is."""
+        async with aclosing(self._rest):
+            await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+            if not scope.get("head"):
+                await send({"type": "http.response.body", "body": self._first, "more_body": True})
+                async for piece in self._rest:
+                    await send({"type": "http.response.body", "body": piece, "more_body": True})
+            await send({"type": "http.response.body", "body": b""})
+
+
 Code = grpc.StatusCode
 
 STATUS: Mapping[grpc.StatusCode, int] = {
@@ -55,7 +120,8 @@ STATUS: Mapping[grpc.StatusCode, int] = {
 }
 """gRPC's status -> HTTP's; 500 for the others."""
 
-_WORTH_PACKING = 16 * 2**10
+_OPENAI_TYPES = {401: "authentication_error", 403: "permission_error"}
+_OPENAI_CODES = {401: "invalid_api_key", 403: "permission_denied", 404: "model_not_found", 429: "rate_limit_exceeded"}
 
 
 class HttpError(SightlineError):
@@ -72,37 +138,25 @@ def status_of(error: BaseException) -> int:
     return error.status if isinstance(error, HttpError) else STATUS.get(code_of(error), 500)
 
 
-def reply(body: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> web.Response:
-    """JSON that nobody keeps: it may be for one token's eyes only."""
-    text = json.dumps(body, ensure_ascii=False, separators=(",", ":"))
-    # Halves of characters, which a source's name or a model's answer may have, are no UTF-8.
-    data = text.encode("utf-8", "replace") + b"\n"
-    response = web.Response(
-        body=data,
-        status=status,
-        content_type="application/json",
-        headers={"Cache-Control": "no-store", **(headers or {})},
-    )
-    if len(data) >= _WORTH_PACKING:
-        response.enable_compression()
-    return response
+def openai_error(error: BaseException, sentence: str = "") -> dict[str, Any]:
+    """An error in the form that OpenAI's clients read; ``sentence`` in place of its own."""
+    status = status_of(error)
+    kind = _OPENAI_TYPES.get(status, "server_error" if status >= 500 else "invalid_request_error")
+    # Nothing but a camera can be missing where this form is read.
+    param = "model" if status == 404 else None
+    told = {"message": sentence or redact(str(error)), "type": kind, "param": param, "code": _OPENAI_CODES.get(status)}
+    return {"error": told}
 
 
-def failure(error: BaseException, request_id: str) -> web.Response:
-    """``{"error": …}``; what is our own mistake says where its story is."""
+def failure(error: BaseException, request_id: str, *, openai: bool) -> Reply:
+    """``{"error": …}``, or OpenAI's form; what is our own mistake says where its story is."""
     status = status_of(error)
     sentence = redact(str(error)) or type(error).__name__
     if status == 500:
         sentence = f"{sentence.rstrip('.')}; the gateway's log has more under request {request_id}"
-    return reply({"error": sentence}, status, headers_of(error))
-
-
-def headers_of(error: BaseException) -> dict[str, str]:
-    """What a client is told beside the sentence: how to come in, or when to come back."""
-    status = status_of(error)
     headers = dict(error.headers) if isinstance(error, HttpError) else {}
     if status == 401:
         headers["WWW-Authenticate"] = "Bearer"
     if status in (429, 503):
         headers["Retry-After"] = "1"
-    return headers
+    return Reply(openai_error(error, sentence) if openai else {"error": sentence}, status, headers)

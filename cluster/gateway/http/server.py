@@ -1,4 +1,6 @@
-"""``HttpServer``: aiohttp behind a port of our own: bounded connections, deadlines for slow clients."""
+"""``HttpServer``: uvicorn's HTTP behind a port of our own: bounded connections, heads and reads, deadlines for slow
+clients.
+"""
 
 from __future__ import annotations
 
@@ -7,186 +9,152 @@ import logging
 import os
 import socket
 import ssl
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from aiohttp import HttpVersion11, web
-from aiohttp.http_exceptions import HttpProcessingError
+import h11
+from uvicorn.config import Config
+from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.server import ServerState
 
 from cluster import metrics
 from cluster.errors import SightlineError, UnavailableError
-from cluster.gateway.http.replies import reply
 from cluster.security.limits import StrangerPool
 from cluster.wire.tls import Reloading, TlsFiles
 
 SWEEP_S = 0.5
-
-
-@dataclass(slots=True, eq=False)
-class Connection:
-    """From when it is taken; ``shaking`` ends with its ``transport``.
-
-    ``unsent``: bytes that the client has not taken, ``since`` when there were last none, or fewer.
-    """
-
-    shaking: asyncio.Task[None] | None = None
-    transport: asyncio.Transport | None = None
-    unsent: int = 0
-    since: float = 0.0
-
-    @property
-    def gone(self) -> bool:
-        return self.transport is not None and self.transport.is_closing()
-
-    def end(self) -> None:
-        if self.transport is not None:
-            self.transport.abort()
-        elif self.shaking is not None:
-            self.shaking.cancel()
-
-
-class Connections:
-    """Connections of two kinds: of callers that had a request let through that not everybody may make, at most
-    ``limit``; and of strangers, at most ``strangers``: a new one takes the place of an old one. A probe is a stranger,
-    and gets in whatever others hold.
-
-    Also closes those whose client takes nothing for ``stall_s``: aiohttp itself waits for ever.
-    """
-
-    def __init__(self, limit: int, strangers: int, stall_s: float) -> None:
-        self._limit, self._most_strangers = limit, strangers
-        self._stall_s = stall_s
-        self._strangers: StrangerPool[Connection] = StrangerPool(strangers)
-        self._known: set[Connection] = set()
-        self._open: dict[asyncio.BaseTransport, Connection] = {}
-        self._sweeping: asyncio.Task[None] | None = None
-        self.refused = 0
-        self.evicted = 0
-        self.cut = 0
-
-    def __len__(self) -> int:
-        return len(self._open)
-
-    def start(self) -> None:
-        """Begin to look after them, on the running loop."""
-        self._sweeping = asyncio.create_task(self._sweep(), name="http connections")
-
-    def stop(self) -> None:
-        if self._sweeping is not None:
-            self._sweeping.cancel()
-
-    def add(self, peer: str) -> Connection:
-        """A new one, of a stranger; an older one may end for it."""
-        if len(self._strangers) >= self._most_strangers:
-            self._drop_closed()
-        connection = Connection()
-        evicted = self._strangers.add(connection, peer)
-        if evicted is not None:
-            self.evicted += 1
-            metrics.http_dropped.labels("evicted").inc()
-            evicted.end()
-        return connection
-
-    def opened(self, connection: Connection, transport: asyncio.Transport) -> None:
-        """Hands are shaken."""
-        connection.transport = transport
-        self._open[transport] = connection
-
-    def failed(self, connection: Connection) -> None:
-        """There will be no transport."""
-        self._strangers.discard(connection)
-
-    def admit(self, transport: asyncio.BaseTransport | None) -> None:
-        """Its caller is no stranger any more.
-
-        Raises:
-            UnavailableError: as many as may be are there already.
-        """
-        connection = None if transport is None else self._open.get(transport)
-        if connection is None or connection not in self._strangers:
-            return
-        if len(self._known) >= self._limit:
-            self._drop_closed()
-        if len(self._known) >= self._limit:
-            self.refused += 1
-            metrics.http_dropped.labels("refused").inc()
-            raise UnavailableError("too many connections are open; try again")
-        self._strangers.discard(connection)
-        self._known.add(connection)
-
-    async def _sweep(self) -> None:
-        loop = asyncio.get_running_loop()
-        while True:
-            await asyncio.sleep(min(SWEEP_S, self._stall_s / 4))
-            self._drop_closed()
-            now = loop.time()
-            for transport, one in self._open.items():
-                unsent = transport.get_write_buffer_size() if isinstance(transport, asyncio.WriteTransport) else 0
-                if not unsent or not one.unsent or unsent < one.unsent:
-                    one.since = now
-                one.unsent = unsent
-                if unsent and now - one.since > self._stall_s:
-                    self.cut += 1
-                    metrics.http_dropped.labels("cut").inc()
-                    one.end()
-
-    def _drop_closed(self) -> None:
-        for transport, connection in [item for item in self._open.items() if item[1].gone]:
-            del self._open[transport]
-            self._strangers.discard(connection)
-            self._known.discard(connection)
-
-
-CONNECTIONS: web.AppKey[Connections] = web.AppKey("connections", Connections)
-
-
-def admit(request: web.Request) -> None:
-    """See :meth:`Connections.admit`; an application that no ``HttpServer`` serves has no limits."""
-    connections: Any = request.app.get(CONNECTIONS)
-    if connections is not None:
-        connections.admit(request.transport)
-
-
-class _Theirs(logging.Filter):
-    """Lets everything through but what clients do to themselves; whoever wants to see that asks for DEBUG."""
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        error = record.exc_info[1] if record.exc_info else None
-        if not isinstance(error, HttpProcessingError | web.RequestPayloadError | ConnectionError):
-            return True
-        log.debug("%s: %r", record.getMessage(), error)
-        return False
-
-
-server_log = logging.getLogger("cluster.gateway.http.aiohttp")
-"""For aiohttp's server, which logs every request that it cannot read with a traceback, at ERROR."""
-server_log.addFilter(_Theirs())
-
-
-async def expect(request: web.Request) -> web.Response | None:
-    """``Expect: 100-continue`` is answered; anything else is refused, and not quoted: it may be no text at all."""
-    if request.version != HttpVersion11:
-        return None
-    if request.headers.get("Expect", "").lower() != "100-continue":
-        return reply({"error": "of Expect only 100-continue is known"}, 417)
-    writer: Any = request.writer
-    await writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-    # What is counted is the reply.
-    writer.output_size = 0
-    return None
-
+READ_BYTES = 16 * 2**10
+"""Read at once of a connection; a head that is longer, and not finished, is refused."""
+AHEAD_S = 0.2
+"""A request that was sent before its client had the reply to the one before waits so long, while others are served."""
+STOP_S = 1.0
+"""Requests under way get so long when the server stops."""
+_BACKLOG = 1024
 
 log = logging.getLogger(__name__)
 
-_BACKLOG = 256
+_uvicorn_log = logging.getLogger("cluster.gateway.http.uvicorn")
+# It warns of what clients do to themselves: heads that are none, upgrades to what is not spoken here.
+_uvicorn_log.setLevel(logging.ERROR)
+
+
+class Connection(H11Protocol, asyncio.BufferedProtocol):
+    """A client, from when its connection is taken; ``task`` shakes hands, then answers a request.
+
+    h11 keeps at most one request in hand: those that a client sends ahead wait as bytes, of which no more are read.
+    """
+
+    # What was read is parsed before anybody reads again.
+    _read = bytearray(READ_BYTES)
+
+    def __init__(self, server: HttpServer) -> None:
+        super().__init__(server.config, server.state, {})
+        self.logger, self.access_log = _uvicorn_log, False
+        self._application, self.app = self.app, self._answer
+        self._server = server
+        self.task: asyncio.Task[None] | None = None
+        self.idle_s = self.taken_s = self.loop.time()
+        self.unsent = 0
+
+    def get_buffer(self, sizehint: int) -> bytearray:  # noqa: ARG002
+        """See ``asyncio.BufferedProtocol``."""
+        return self._read
+
+    def buffer_updated(self, nbytes: int) -> None:
+        """See ``asyncio.BufferedProtocol``."""
+        self.data_received(bytes(memoryview(self._read)[:nbytes]))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """See ``asyncio.Protocol``: whatever is done for this client ends."""
+        super().connection_lost(exc)
+        self._server.discard(self)
+        if self.task is not None and self.cycle is not None and not self.cycle.response_complete:
+            self.task.cancel()
+        # uvicorn leaves its timer, and with it the connection, where the client broke off; and what refers to itself,
+        # with 0.3 MiB of TLS, would stay until Python looks for cycles.
+        self._unset_keepalive_if_required()
+        del self.app
+
+    @property
+    def made(self) -> bool:
+        """Whether hands are shaken."""
+        return bool(self.transport)
+
+    def on_response_complete(self) -> None:
+        """See ``H11Protocol``."""
+        ahead, _ = self.conn.trailing_data
+        if ahead:
+            self.loop.call_later(AHEAD_S, super().on_response_complete)
+        else:
+            super().on_response_complete()
+
+    def send_400_response(self, msg: str) -> None:
+        """See ``H11Protocol``: in place of the reply to a request that breaks off, and never into the middle of one."""
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            super().send_400_response(msg)
+        self.transport.close()
+        if self.cycle is not None:
+            # Whatever is said to it from here on is dropped.
+            self.cycle.disconnected = True
+
+    def admit(self) -> None:
+        """See :meth:`HttpServer.admit`."""
+        self._server.admit(self)
+
+    def end(self) -> None:
+        """Without another word."""
+        if self.made:
+            self.transport.abort()
+        elif self.task is not None:
+            self.task.cancel()
+
+    def check(self, now_s: float, header_s: float, stall_s: float) -> bool:
+        """Ends it where its client is late with a head; whether it takes nothing of a reply."""
+        if self.task is None and now_s - self.idle_s > header_s:
+            self.transport.close()
+        unsent = self.transport.get_write_buffer_size()
+        if not unsent or not self.unsent or unsent < self.unsent:
+            self.taken_s = now_s
+        self.unsent = unsent
+        return bool(unsent) and now_s - self.taken_s > stall_s
+
+    async def drop_rest(self, receive: Any) -> None:
+        """Reads the rest of a body for a second: closing with bytes unread would take the reply back."""
+        try:
+            async with asyncio.timeout(STOP_S):
+                while self.cycle.more_body and not self.transport.is_closing():
+                    await receive()
+        except TimeoutError:
+            pass
+
+    async def _answer(self, scope: Any, receive: Any, send: Any) -> None:
+        scope["state"]["connection"] = self
+        task = self.task = asyncio.current_task()
+        try:
+            await self._application(scope, receive, send)
+        except asyncio.CancelledError:
+            if not self.transport.is_closing():
+                raise
+        finally:
+            del scope["state"]["connection"]
+            self.rest(task)
+
+    def rest(self, task: asyncio.Task[None] | None) -> None:
+        """What it did is done; the next request, sent ahead, may have begun already."""
+        self.idle_s = self.loop.time()
+        if self.task is task:
+            self.task = None
 
 
 class HttpServer:
     """Serves ``application`` from :meth:`start` to :meth:`stop` on the running event loop.
 
+    Connections are of two kinds: of callers that had a request let through that not everybody may make, at most
+    ``max_connections``; and of strangers, at most ``max_strangers``: a new one takes the place of an old one. A probe
+    is a stranger, and gets in whatever others hold.
+
     Args:
-        application: answers; its handlers are cancelled when their client leaves.
+        application: answers (ASGI); cancelled when its client leaves.
         max_connections: of callers that were let in, at once; one more gets 503.
         max_strangers: connections of everybody else, at once, those that still shake hands included; a new one ends an
             old one. Under TLS each takes 0.3 MiB.
@@ -194,11 +162,14 @@ class HttpServer:
         stall_s: longest that a client may take to shake hands, or to take anything of a reply.
         setting: what to change when the port cannot be had.
         tls: certificate of the port; without one it speaks plain HTTP.
+
+    ``refused``: requests over one more connection than may be; ``evicted``: connections of strangers that ended for
+    newer ones; ``cut``: connections that were closed because their client took nothing of a reply.
     """
 
     def __init__(
         self,
-        application: web.Application,
+        application: Any,
         *,
         max_connections: int = 1024,
         max_strangers: int = 128,
@@ -208,40 +179,32 @@ class HttpServer:
         tls: TlsFiles | None = None,
     ) -> None:
         self.application = application
-        self._runner = web.AppRunner(
+        self.config = Config(
             application,
-            access_log=None,
-            logger=server_log,
-            handler_cancellation=True,
-            handle_signals=False,
-            # Also how long aiohttp waits for the first request's head.
-            keepalive_timeout=header_s,
-            lingering_time=1.0,
-            shutdown_timeout=1.0,
+            http="h11",
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            proxy_headers=False,
+            timeout_keep_alive=round(header_s) + 1,
+            h11_max_incomplete_event_size=READ_BYTES - 1,
+            # A request begins with nothing of the one before it on its connection, whoever that was for.
+            reset_contextvars=True,
         )
-        self._tls = None if tls is None else _Renewing.of(tls)
-        self._connections = Connections(max_connections, max_strangers, stall_s)
-        application[CONNECTIONS] = self._connections
-        self._stall_s = stall_s
+        self.config.load()
+        self.state = ServerState()
+        self.refused = self.evicted = self.cut = 0
+        self._tls = None if tls is None else Reloading(tls)
+        self._max_connections = max_connections
+        # What a handshake held is freed only some turns after it was ended.
+        self._at_once = 1 if tls else max(1, max_strangers // 32)
+        self._strangers: StrangerPool[Connection] = StrangerPool(max_strangers)
+        self._known: set[Connection] = set()
+        self._open: set[Connection] = set()
+        self._header_s, self._stall_s = header_s, stall_s
         self._setting = setting
         self._listener: socket.socket | None = None
-        self._accepting: asyncio.Task[None] | None = None
-        self._shaking: set[asyncio.Task[None]] = set()
-
-    @property
-    def refused(self) -> int:
-        """Requests that came over one more connection than may be."""
-        return self._connections.refused
-
-    @property
-    def evicted(self) -> int:
-        """Connections of strangers that ended for newer ones."""
-        return self._connections.evicted
-
-    @property
-    def cut(self) -> int:
-        """Connections that were closed because their client took nothing of a reply."""
-        return self._connections.cut
+        self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self, host: str, port: int) -> str:
         """Listen; returns ``host:port``, where port 0 took any free one.
@@ -262,25 +225,60 @@ class HttpServer:
             ) from None
         listener.setblocking(False)
         self._listener = listener
-        await self._runner.setup()
-        self._accepting = asyncio.create_task(self._accept(listener), name="http accept")
-        self._connections.start()
+        self._tasks = [
+            asyncio.create_task(self._accept(listener), name="http accept"),
+            asyncio.create_task(self._sweep(), name="http connections"),
+        ]
         return f"{host}:{listener.getsockname()[1]}"
 
     async def stop(self) -> None:
         """Free the port; requests under way get a second."""
-        if self._accepting is not None:
-            self._accepting.cancel()
-            await asyncio.wait([self._accepting, *self._shaking], timeout=0.1)
-        if self._listener is not None:
-            self._listener.close()
-        for task in self._shaking:
+        for task in self._tasks:
             task.cancel()
-        self._connections.stop()
-        await self._runner.cleanup()
+        if self._listener is not None:
+            await asyncio.wait(self._tasks, timeout=0.1)
+            self._listener.close()
+        for connection in list(self._open):
+            if not connection.made:
+                connection.end()
+            elif connection.task is None:
+                connection.transport.close()
+            else:
+                connection.cycle.keep_alive = False
+        await self._settled(STOP_S)
+        for connection in list(self._open):
+            connection.end()
+        await self._settled(0.1)
+
+    async def _settled(self, timeout_s: float) -> None:
+        tasks = [connection.task for connection in self._open if connection.task is not None]
+        if tasks:
+            await asyncio.wait(tasks, timeout=timeout_s)
+
+    def admit(self, connection: Connection) -> None:
+        """Its caller is no stranger any more.
+
+        Raises:
+            UnavailableError: as many as may be are there already.
+        """
+        if connection not in self._strangers:
+            return
+        if len(self._known) >= self._max_connections:
+            self.refused += 1
+            metrics.http_dropped.labels("refused").inc()
+            raise UnavailableError("too many connections are open; try again")
+        self._strangers.discard(connection)
+        self._known.add(connection)
+
+    def discard(self, connection: Connection) -> None:
+        """It is over."""
+        self._strangers.discard(connection)
+        self._known.discard(connection)
+        self._open.discard(connection)
 
     async def _accept(self, listener: socket.socket) -> None:
         loop = asyncio.get_running_loop()
+        taken = 0
         while True:
             try:
                 client, address = await loop.sock_accept(listener)
@@ -289,51 +287,45 @@ class HttpServer:
                 log.warning("no connection can be taken: %s", error)
                 await asyncio.sleep(1.0)
                 continue
-            connection = self._connections.add(str(address[0]))
-            task = asyncio.create_task(self._connect(client, connection), name="http handshake")
-            connection.shaking = task
-            self._shaking.add(task)
+            connection = Connection(self)
+            evicted = self._strangers.add(connection, str(address[0]))
+            if evicted is not None:
+                self.evicted += 1
+                metrics.http_dropped.labels("evicted").inc()
+                evicted.end()
+            self._open.add(connection)
+            task = connection.task = asyncio.create_task(self._connect(client, connection), name="http handshake")
             task.add_done_callback(partial(self._shaken, client, connection))
             # With connections waiting, accepting does not wait: those that were taken must get their turn.
-            await asyncio.sleep(0)
+            taken += 1
+            if taken % self._at_once == 0:
+                await asyncio.sleep(0)
 
     async def _connect(self, client: socket.socket, connection: Connection) -> None:
-        loop = asyncio.get_running_loop()
+        # Head and body are written one after the other; asyncio does this for sockets that it made itself.
+        client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         secure: dict[str, Any] = {}
         if self._tls is not None:
-            secure = {"ssl": self._tls, "ssl_handshake_timeout": self._stall_s, "ssl_shutdown_timeout": 1.0}
+            self._tls.changed()
+            secure = {"ssl": self._tls.context, "ssl_handshake_timeout": self._stall_s, "ssl_shutdown_timeout": 1.0}
         try:
-            protocol_factory: Any = self._runner.server
-            transport, _ = await loop.connect_accepted_socket(protocol_factory, client, **secure)
+            await connection.loop.connect_accepted_socket(lambda: connection, client, **secure)
         except (OSError, ssl.SSLError) as error:
             log.debug("a connection was not made: %s", error)
-            return
-        self._connections.opened(connection, transport)
 
     def _shaken(self, client: socket.socket, connection: Connection, task: asyncio.Task[None]) -> None:
-        self._shaking.discard(task)
         # Else all that a failed handshake had, 0.3 MiB, stays until Python looks for cycles.
-        connection.shaking = None
-        if connection.transport is None:
-            self._connections.failed(connection)
+        connection.rest(task)
+        if not connection.made:
+            self.discard(connection)
             client.close()
 
-
-class _Renewing(ssl.SSLContext):
-    """Looks for new files with every connection, which asyncio asks it to wrap."""
-
-    reloading: Reloading
-
-    @classmethod
-    def of(cls, files: TlsFiles) -> _Renewing:
-        """Raises ``ConfigError`` when the files are of no use."""
-        context = cls(ssl.PROTOCOL_TLS_SERVER)
-        context.minimum_version = ssl.TLSVersion.TLSv1_2
-        files.load(context)
-        context.reloading = Reloading(files)
-        return context
-
-    def wrap_bio(self, *arguments: Any, **options: Any) -> ssl.SSLObject:
-        if self.reloading.changed():
-            self.reloading.files.load(self)
-        return super().wrap_bio(*arguments, **options)
+    async def _sweep(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            await asyncio.sleep(min(SWEEP_S, self._stall_s / 4, self._header_s / 4))
+            for connection in [each for each in self._open if each.made]:
+                if connection.check(loop.time(), self._header_s, self._stall_s):
+                    self.cut += 1
+                    metrics.http_dropped.labels("cut").inc()
+                    connection.end()

@@ -9,7 +9,7 @@ from axe_playwright_python.sync_playwright import Axe
 from browsing import running, until
 from playwright.sync_api import expect
 
-from cluster.gateway.console import STATIC
+from cluster.gateway.console.files import STATIC
 
 PHONE = {"viewport": {"width": 360, "height": 740}, "is_mobile": True, "has_touch": True}
 

@@ -12,7 +12,7 @@ from gateway_parts import Replica
 from http_parts import answering
 
 from cluster.errors import CapacityError, ConfigError, NotReadyError, UnknownCameraError
-from cluster.gateway.http.body import MAX_BODY_BYTES
+from cluster.gateway.http.routes import MAX_BODY_BYTES
 
 JSON = {"Content-Type": "application/json"}
 ASK = {"camera": "gate", "text": "Who?"}

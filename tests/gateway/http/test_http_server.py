@@ -10,8 +10,8 @@ import threading
 from asyncio.sslproto import SSLProtocol
 
 import pytest
-from aiohttp import web
 from certificates import Authority
+from fastapi import FastAPI, Response
 from gateway_parts import Replica, serving
 from http_parts import Client, answering, bare_application, listening
 from prometheus_client import CollectorRegistry
@@ -77,11 +77,12 @@ async def test_a_client_that_stops_in_mid_request():
 
 
 async def test_a_client_that_takes_nothing_loses_its_connection():
-    async def huge(_request):
-        return web.Response(body=b"x" * 2**24)
+    application = FastAPI()
 
-    application = web.Application()
-    application.router.add_get("/", huge)
+    @application.get("/")
+    async def huge() -> Response:
+        return Response(b"x" * 2**24)
+
     async with listening(application, stall_s=0.3) as (url, server), connected(url) as (_, writer):
         writer.transport.pause_reading()
         writer.write(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
@@ -125,7 +126,7 @@ async def test_a_thousand_silent_connections_keep_no_probe_out():
 async def test_who_may_ask_is_no_stranger_and_keeps_the_connection(tmp_path):
     """Nor do strangers get in the way of those who come with a token; without one it is a stranger's request."""
     async with serving(tmp_path, cameras=1, tokens=True) as served, connected(served.url) as (reader, writer):
-        connections = served.gateway._http._connections
+        connections = served.gateway._http
         secret = served.secrets["view"].encode()
         writer.write(b"GET /v1/cameras HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer " + secret + b"\r\n\r\n")
         assert b" 200 " in await reader.readuntil(b"\r\n\r\n")
@@ -167,7 +168,44 @@ async def test_a_connection_that_is_kept_serves_many_requests():
     async with listening(bare_application()) as (url, server), Client(url) as client:
         for _ in range(5):
             assert (await client("GET", "/healthz"))[0] == 200
-        assert len(server._connections) == 1
+        assert len(server._open) == 1
+
+
+async def test_requests_sent_ahead_wait_as_bytes(monkeypatch):
+    """Each is answered, in order; one is in hand, and those behind it cost what a read does."""
+    monkeypatch.setattr("cluster.gateway.http.server.AHEAD_S", 0.001)
+    async with listening(bare_application()) as (url, server), connected(url) as (reader, writer):
+        paths = ["/healthz", "/nowhere", "/readyz"] * 20
+        writer.write(b"".join(f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode() for path in paths))
+        statuses = []
+        for _ in paths:
+            head = await reader.readuntil(b"\r\n\r\n")
+            await reader.readexactly(int(head.lower().partition(b"content-length:")[2].partition(b"\r\n")[0]))
+            statuses.append(int(head.split()[1]))
+            assert len(server.state.tasks) <= 1
+        assert statuses == [200, 404, 503] * 20
+
+
+async def test_a_reply_does_not_wait_for_its_head_to_arrive():
+    """Head and body are written one after the other: Nagle would hold the body for 40 ms."""
+    async with listening(bare_application()) as (url, server), connected(url) as (reader, writer):
+        assert await asks(reader, writer, "/healthz") == 200
+        (connection,) = server._open
+        assert connection.transport.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+
+
+@pytest.mark.parametrize("rest", [b"zz\r\nx", b"2\r\n{}\r\n0\r\n\r\nno request\r\n\r\n"])
+async def test_what_breaks_off_is_no_mistake_of_ours(rest, caplog):
+    """A chunk that is none, and what follows a last request, with the request that they belong to: by the fuzzer."""
+    head = b"POST /v1/session HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nTransfer-Encoding: chunked\r\n\r\n"
+    async with listening(bare_application()) as (url, _):
+        for pieces in ([head + rest], [head, rest]):
+            async with connected(url) as (reader, writer):
+                for piece in pieces:
+                    writer.write(piece)
+                    await asyncio.sleep(0.05)
+                assert b" 4" in await reader.readline()
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
 
 
 async def test_heads_that_are_no_heads():

@@ -1,0 +1,80 @@
+"""Answers of memories under way over HTTP, whichever form their clients read."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+from typing import Any
+
+from sightline.v1 import memory_pb2
+
+from cluster.errors import CapacityError, SightlineError, UnavailableError
+from cluster.gateway.http.calls import Calls
+from cluster.gateway.http.replies import plain
+from cluster.wire.memory_wire import Told, ago_s, told_from_proto
+
+ASK = "/sightline.v1.Memory/Ask"
+
+
+class Answering:
+    """At most ``limit`` answers at once, so that there is room for everything else.
+
+    ``calls``: the gateway's services.
+    """
+
+    def __init__(self, calls: Calls, limit: int = 32) -> None:
+        self._calls = calls
+        self._limit = limit
+        self.under_way = 0
+
+    async def ask(self, request: memory_pb2.AskRequest, timeout_s: float) -> AsyncGenerator[str | Told, None]:
+        """The answer's pieces, then how it came about.
+
+        Raises:
+            CapacityError: too many are under way.
+            SightlineError: what the camera's replica says.
+        """
+        if self.under_way >= self._limit:
+            raise CapacityError(f"{self._limit} questions are being answered over HTTP already; ask again later")
+        self.under_way += 1
+        try:
+            async with aclosing(self._calls.stream(ASK, request, timeout_s=timeout_s)) as events:
+                async for event in events:
+                    if event.WhichOneof("event") == "result":
+                        yield told_from_proto(event.result, request.camera)
+                        return
+                    yield event.piece
+            raise UnavailableError("the gateway ended the answer without a result")
+        finally:
+            self.under_way -= 1
+
+
+async def written(
+    events: AsyncGenerator[str | Told, None],
+    write: Callable[[str | Told], bytes],
+    fail: Callable[[SightlineError], bytes],
+) -> AsyncGenerator[bytes, None]:
+    """The answer as a body; what goes wrong after its first piece is written with ``fail``."""
+    begun = False
+    async with aclosing(events):
+        try:
+            async for event in events:
+                yield write(event)
+                begun = True
+        except SightlineError as error:
+            if not begun:
+                raise
+            yield fail(error)
+
+
+def result_body(told: Told) -> dict[str, Any]:
+    """A result as JSON; pictures in base64."""
+    body: dict[str, Any] = plain(told.result)
+    body["camera"] = body.pop("stream")
+    body["conversation"] = told.conversation
+    for moment, entry, picture in zip(told.result.moments, body["moments"], told.pictures, strict=True):
+        entry["ago_s"] = ago_s(told.result, moment)
+        if picture:
+            entry["picture"] = base64.b64encode(picture).decode()
+    return body

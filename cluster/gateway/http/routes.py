@@ -1,0 +1,267 @@
+"""What all routes have in common: their rule, bounded bodies of a closed form, typed queries, and one sentence about
+what is wrong with either.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, NoReturn, TypeVar
+
+from fastapi import APIRouter, Depends, Query, Request, Response
+from fastapi.exceptions import RequestValidationError
+from fastapi.routing import APIRoute
+from prometheus_client import CollectorRegistry
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, WithJsonSchema
+from starlette.exceptions import HTTPException
+from starlette.types import Message
+
+from cluster.errors import ConfigError
+from cluster.gateway.console.files import Files
+from cluster.gateway.http.answering import Answering
+from cluster.gateway.http.calls import Calls
+from cluster.gateway.http.door import OPEN, Door
+from cluster.gateway.http.forms import Failure, OpenAiFailure
+from cluster.gateway.http.live import Live
+from cluster.gateway.http.replies import HttpError, Reply, packed
+
+MAX_BODY_BYTES = 64 * 2**10
+MAX_NUMBER = 10**9
+STALL_S = 30.0
+PING_S = 15.0
+
+
+@dataclass(frozen=True, slots=True)
+class Backend:
+    """What routes answer from.
+
+    * ``calls``, ``live``: the gateway's services, and what was seen of cameras, replicas and answers
+    * ``files``, ``registry``: of the console; of ``/metrics``
+    * ``longest_answer``: most tokens that the cluster gives an answer
+    * ``ping_s``: between signs of life to browsers; ``stall_s``: longest that a body may take
+    """
+
+    door: Door
+    calls: Calls
+    live: Live
+    answering: Answering
+    files: Files
+    registry: CollectorRegistry
+    longest_answer: int
+    ping_s: float
+    stall_s: float
+
+
+async def _backend(request: Request) -> Any:
+    return request.app.state.backend
+
+
+Gateway = Annotated[Backend, Depends(_backend)]
+"""As a parameter of a route."""
+
+
+class Route(APIRoute):
+    """Its caller is let in before anything of a body is read."""
+
+    @property
+    def rule(self) -> str:
+        """Key of :data:`cluster.security.roles.RULES`, or :data:`OPEN`."""
+        return str((self.openapi_extra or {})["x-rule"])
+
+    @property
+    def method(self) -> str:
+        """The one that it is for."""
+        return "".join(self.methods or ())
+
+    def get_route_handler(self) -> Callable[[Request], Awaitable[Response]]:  # type: ignore[override]
+        """See ``APIRoute``."""
+        handle = super().get_route_handler()
+
+        async def guarded(request: Request) -> Response:
+            backend: Backend = request.app.state.backend
+            backend.door.admit(request, self.rule)
+            if self.body_field is not None:
+                request = await _read(request, backend.stall_s)
+            try:
+                response = await handle(request)
+            except RecursionError:
+                raise ConfigError("the request is not JSON") from None
+            return await packed(request, response) if isinstance(response, Reply) else response
+
+        return guarded
+
+
+Handler = TypeVar("Handler", bound=Callable[..., Any])
+
+_SAID = {
+    400: "The request is wrong.",
+    401: "No token, or one that is unknown or has expired.",
+    403: "The token may not do this, or not with this camera; or the request came from another web page.",
+    404: "It is not there.",
+    409: "Not in its present state.",
+    416: "No such range.",
+    429: "Too many requests, or no room.",
+    503: "Another process is not there right now.",
+    504: "It took too long.",
+}
+
+
+class Routes(APIRouter):
+    """Routes of one topic, put into the application as they are."""
+
+    def __init__(self) -> None:
+        super().__init__(route_class=Route)
+
+    def on(
+        self,
+        route: str,
+        rule: str = OPEN,
+        reply: Any = None,
+        *,
+        media: str = "application/json",
+        errors: tuple[int, ...] = (),
+        openai: bool = False,
+    ) -> Callable[[Handler], Handler]:
+        """The decorated function answers ``route``, as in ``GET /v1/cameras/{name}``; its docstring is published.
+
+        Args:
+            route: method and path.
+            rule: see :class:`Route`.
+            reply: type of the JSON reply, None where ``media`` says what it is.
+            media: type of the reply's body.
+            errors: statuses that it may have besides 400, 401, 403, 429 and 503.
+            openai: errors have OpenAI's form.
+        """
+        method, _, path = route.partition(" ")
+        failure = OpenAiFailure if openai else Failure
+        statuses = {400, 403, 503, *errors, *(() if rule == OPEN else (401, 429))}
+        responses: dict[int | str, dict[str, Any]] = {
+            status: {"model": failure, "description": _SAID[status]} for status in sorted(statuses)
+        }
+        return self.api_route(
+            path,
+            methods=[method],
+            response_model=reply,
+            response_description="Done.",
+            responses={**responses, "default": {"model": failure, "description": "Another error."}},
+            openapi_extra={
+                "x-rule": rule,
+                "x-media": media,
+                "security": [] if rule == OPEN else [{"token": []}, {"session": []}],
+            },
+        )
+
+
+class Body(BaseModel):
+    """A request's body: no key but these, no type but theirs."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+
+def _text(value: str) -> str:
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        # What no message can hold: halves of characters.
+        raise ValueError("not text; send UTF-8") from None
+    return value
+
+
+def _flag(value: object) -> bool:
+    if value not in ("0", "1", "true", "false", False):
+        raise ValueError("it is 0 or 1")
+    return value in ("1", "true")
+
+
+Text = Annotated[str, AfterValidator(_text)]
+Flag = Annotated[bool, BeforeValidator(_flag), WithJsonSchema({"type": "boolean"})]
+Number = Annotated[float, Query(ge=0, le=100 * MAX_NUMBER, allow_inf_nan=False)]
+"""``since_s`` may be a date: seconds since 1970."""
+Count = Annotated[int, Query(ge=0)]
+
+
+async def _read(request: Request, stall_s: float) -> Request:
+    """The same request with all of its body."""
+    if request.headers.get("Content-Type", "").partition(";")[0].strip().lower() != "application/json":
+        raise HttpError(415, "the request must have Content-Type: application/json")
+    data = bytearray()
+    too_large = int(request.headers.get("Content-Length", 0)) > MAX_BODY_BYTES
+    try:
+        async with asyncio.timeout(stall_s):
+            while not too_large and (message := await request.receive())["type"] == "http.request":
+                data += message.get("body", b"")
+                too_large = len(data) > MAX_BODY_BYTES
+                if not message.get("more_body"):
+                    break
+    except TimeoutError:
+        raise HttpError(408, "the request ended before its Content-Length", Connection="close") from None
+    if too_large:
+        raise HttpError(413, f"the request is larger than {MAX_BODY_BYTES} bytes")
+
+    async def receive() -> Message:
+        return {"type": "http.request", "body": bytes(data)}
+
+    return Request(request.scope, receive)
+
+
+async def no_route(request: Request, error: HTTPException) -> NoReturn:
+    """No route is for this path, or none for this method of it."""
+    if error.status_code not in (404, 405):
+        # What FastAPI itself says of bodies.
+        raise ConfigError("the request is not JSON")
+    path, raw_path = request.scope["path"], request.scope.get("raw_path", b"").decode("latin-1")
+    methods = {each.method for each in request.app.routes if each.path_regex.match(path)}
+    if methods:
+        use = ", ".join(sorted(methods))
+        raise HttpError(405, f"{request.method} is not for this path; use {use}", Allow=use)
+    raise HttpError(404, f"there is no {raw_path}; /v1/openapi.json says what there is")
+
+
+_KINDS = {
+    "string_type": "text",
+    "bool_type": "true or false",
+    "int_type": "a whole number",
+    "int_from_float": "a whole number",
+    "float_type": "a number",
+    "list_type": "a list",
+    "dict_type": "an object",
+    "model_type": "an object",
+    "model_attributes_type": "an object",
+    "finite_number": "a number",
+}
+_RANGES = ("greater_than", "greater_than_equal", "less_than", "less_than_equal", "finite_number", "int_parsing_size")
+
+
+async def wrong_form(request: Request, error: RequestValidationError) -> NoReturn:
+    """A query or a body is not what the route takes: one sentence about the first thing that is wrong."""
+    problem = error.errors()[0]
+    place, *where = problem["loc"]
+    if place != "body":
+        right = problem.get("ctx", {}).get("error", "it must be a number that is not negative")
+        raise ConfigError(f"{where[0]} is {str(problem['input'])[:80]!r}; {right}")
+    if problem["type"] == "json_invalid" or (problem["type"] == "missing" and not where):
+        raise ConfigError("the request is not JSON")
+    if not where:
+        raise ConfigError(f"the request must be a JSON object, not {type(problem['input']).__name__}")
+    form = request.scope["route"].body_field.field_info.annotation
+    raise ConfigError(_sentence(problem, [str(part) for part in where], form))
+
+
+def _sentence(problem: Mapping[str, Any], path: list[str], form: type[BaseModel]) -> str:
+    where, kind, value = ".".join(path), str(problem["type"]), problem.get("input")
+    if kind == "missing":
+        explained = (form.model_fields[where].description or "") if where in form.model_fields else ""
+        return f"{where} is missing{f'; {explained}' if explained else ''}"
+    if kind == "extra_forbidden":
+        rest = f" in {'.'.join(path[:-1])}" if len(path) > 1 else f"; there are: {', '.join(form.model_fields)}"
+        return f"unknown key {path[-1]!r}{rest}"
+    if kind in _RANGES:
+        negative = isinstance(value, int | float) and value < 0
+        return f"{where} is out of range; {'it must not be negative' if negative else str(problem['msg']).lower()}"
+    if kind in _KINDS:
+        return f"{where} is {json.dumps(value, default=str)[:80]}, which is not {_KINDS[kind]}"
+    if kind == "value_error":
+        return f"{where} is {problem['ctx']['error']}"
+    return f"{where} is wrong: {str(problem['msg'])[:200]}"
