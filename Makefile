@@ -80,8 +80,8 @@ test: setup system-packages $(HELM) test-vllm ## every test
 	$(call run-tests,,cluster)
 
 test-vllm: setup-vllm system-packages ## the tests that need vLLM (its CPU build)
-	$(TEST_ENV) $(VLLM_BIN)/python -m pytest tests/vllm || \
-	  $(TEST_ENV) $(VLLM_BIN)/python -m pytest tests/vllm --last-failed --last-failed-no-failures none --maxfail 1 -v
+	$(TEST_ENV) $(VLLM_BIN)/python -m pytest tests/engine/vllm || \
+	  $(TEST_ENV) $(VLLM_BIN)/python -m pytest tests/engine/vllm --last-failed --last-failed-no-failures none --maxfail 1 -v
 
 lint: setup ## style, formatting and types
 	$(BIN)/ruff check .

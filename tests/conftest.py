@@ -11,6 +11,8 @@ from hypothesis import settings
 
 from cluster.redaction import text
 
+pytest_plugins = ["border_types"]
+
 # The same examples in every run, so that a red run is red again; HYPOTHESIS_PROFILE=explore looks for new ones.
 settings.register_profile("fixed", derandomize=True, deadline=None)
 settings.register_profile("explore", derandomize=False, deadline=None, print_blob=True)

@@ -165,3 +165,16 @@ def test_engine_and_models_know_nothing_of_the_rest(package: str) -> None:
 def baseline() -> set[str]:
     """What torch and transformers themselves load."""
     return loaded_by(["torch", "transformers", "transformers.models.auto.modeling_auto"])
+
+
+def test_no_test_module_imports_another() -> None:
+    """What two of them need lies in tests/support."""
+    found = {file.name: imported(file) for file in ROOT.glob("tests/**/test_*.py")}
+    assert len(found) > 200
+    assert not {name: others for name, names in found.items() if (others := {n for n in names if n.startswith("test")})}
+
+
+def imported(file: Path) -> set[str]:
+    nodes = list(ast.walk(ast.parse(file.read_text())))
+    names = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+    return names | {node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)}

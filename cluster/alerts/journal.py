@@ -96,6 +96,13 @@ class Journal:
                 return False
         return True
 
+    async def probe(self) -> None:
+        """Write though there may be nothing to write: a disk that takes nothing is noticed before an alert needs it."""
+        if not self._waiting and self._writing is None:
+            self._writing = asyncio.ensure_future(self._on_thread(self._probe))
+            self._writing.add_done_callback(self._written)
+        await self.write(Changes())
+
     def unwritten(self, incident_id: str) -> Incident | None:
         """An incident as it is to be written; None: it is on the disk as it is, or there is none."""
         return self._waiting.incidents.get(incident_id) or self._batch.incidents.get(incident_id)
@@ -141,6 +148,12 @@ class Journal:
         assert self._store is not None
         self._store.write(batch)
         return late
+
+    def _probe(self) -> list[Delivery]:
+        if self._store is None:
+            return self._open().undone
+        self._store.probe(time.time())
+        return []
 
     def _written(self, done: asyncio.Future[list[Delivery]]) -> None:
         batch, self._batch = self._batch, Changes()

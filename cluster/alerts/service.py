@@ -36,6 +36,8 @@ TICK_S = 1.0
 SETTLE_S = 0.05
 """What sinks have taken is written so much later, together: were it lost, they would only get it again."""
 EXPIRE_S = 60.0
+PROBE_S = 5.0
+"""Between small writes that notice a full or hung disk when no alert does."""
 
 MOST_WAITING = 1000
 """Incidents that a process which was restarted looks through for clips that were being made."""
@@ -111,7 +113,7 @@ class AlertService:
         self._settled: dict[tuple[str, str], Delivery] = {}
         self._clips: list[str] = []
         self._expired = 0
-        self._expire_s = 0.0
+        self._expire_s = self._probe_s = 0.0
         self._changed = asyncio.Event()
         self._flushing = asyncio.Lock()
         self._tasks: list[asyncio.Task[None]] = []
@@ -390,8 +392,9 @@ class AlertService:
             await asyncio.sleep(TICK_S)
             self._tracker.tick(time.time())
             self._changed.set()
-            if self._journal.waiting:
-                await self._journal.write(Changes())
+            if self._journal.waiting or time.monotonic() >= self._probe_s:
+                self._probe_s = time.monotonic() + PROBE_S
+                await self._journal.probe()
             if time.monotonic() >= self._expire_s:
                 self._expire_s = time.monotonic() + EXPIRE_S
                 await self._expire()

@@ -257,6 +257,14 @@ class AlertStore:
                 raise
             self._transaction(changes)
 
+    def probe(self, now_s: float) -> None:
+        """One small write, for which nothing is deleted.
+
+        Raises:
+            sqlite3.Error: the disk takes nothing.
+        """
+        self._db.execute("INSERT OR REPLACE INTO meta VALUES ('probed', ?)", (str(now_s),))
+
     def _transaction(self, changes: Changes) -> None:
         db = self._db
         forgettings = [Forgetting(camera, before_s) for camera, before_s in changes.forgetting.items()]

@@ -8,10 +8,10 @@ import time
 from dataclasses import replace
 
 import pytest
+from alert_parts import bodies, configuration, running, told
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sink_parts import Receiver
-from test_alerts_service import bodies, configuration, running, told
 
 from cluster.alerts.changes import FORGOTTEN, Changes, Delivery, Erased, Forgetting, bare
 from cluster.alerts.incident import AlertEvent, Incident

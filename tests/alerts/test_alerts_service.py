@@ -3,42 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import json
-from contextlib import asynccontextmanager
 from dataclasses import replace
 
 import pytest
+from alert_parts import bodies, configuration, running, told
 from sink_parts import Receiver
 
 from cluster.alerts.health import Watched
-from cluster.alerts.service import AlertService
-from cluster.config import camera_settings, load_config
+from cluster.config import camera_settings
 from cluster.errors import NotReadyError, UnknownIncidentError
-
-
-def configuration(receiver: Receiver | None = None, questions=({"id": "person", "text": "?"},), **alerts):
-    sinks = [{"name": "ops", "kind": "webhook", "options": {"url": receiver.url}}] if receiver else []
-    body = {"sinks": sinks, "retry": {"first_s": 0.02, "longest_s": 0.1}, "cooldown_s": 0, **alerts}
-    cameras = [{"name": "gate"}, {"name": "yard"}]
-    return load_config(None, {"alerts": body, "cameras": cameras, "questions": list(questions)})
-
-
-@asynccontextmanager
-async def running(config, folder):
-    service = AlertService(config, folder)
-    await service.start()
-    try:
-        yield service
-    finally:
-        await service.stop()
-
-
-def bodies(receiver: Receiver) -> list[dict]:
-    return [json.loads(body) for _, body in receiver.got]
-
-
-def told(receiver: Receiver) -> list[tuple[str, str]]:
-    return [(body["event"], body["incident"]["camera"]) for body in bodies(receiver)]
 
 
 async def test_from_answers_to_posts(tmp_path, make, until):
@@ -126,6 +99,21 @@ async def test_a_full_outbox_still_alerts(tmp_path, make, until):
             assert (await service.outbox()).trouble == ""
     keys = [body["key"] for body in bodies(here)]
     assert len(set(keys)) == 140
+
+
+async def test_a_disk_that_takes_nothing_is_noticed_before_an_alert_needs_it(tmp_path, monkeypatch, until):
+    monkeypatch.setattr("cluster.alerts.service.PROBE_S", 0.0)
+    async with running(configuration(None), tmp_path) as service:
+
+        async def refuse(on: int) -> None:
+            """SQLite itself refuses to write."""
+            await service._journal.read(lambda store: store._db.execute(f"PRAGMA query_only = {on}").fetchall())
+
+        await refuse(1)
+        await until(lambda: "readonly" in service._journal.trouble)
+        assert "readonly" in (await service.outbox()).trouble
+        await refuse(0)
+        await until(lambda: not service._journal.trouble)
 
 
 async def test_dead_letters_are_shown_and_sent_again(tmp_path, make, until):

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import json
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
+from sink_parts import Receiver
+
 from cluster.alerts.incident import AlertEvent, Incident
+from cluster.alerts.service import AlertService
+from cluster.config import load_config
 from cluster.types import Answer, CameraStatus, PictureHealth, TokenCount
 
 STRIDE, LENGTH = 8_000_000, 40_000_000
@@ -54,3 +60,28 @@ class Make:
     def picture(self, pts: int, **fields: Any) -> PictureHealth:
         healthy = PictureHealth(pts=pts, changed=0.02, still_s=0.0, luma=110.0, spread=45.0, strangeness=0.1)
         return replace(healthy, **fields)
+
+
+def configuration(receiver: Receiver | None = None, questions=({"id": "person", "text": "?"},), **alerts):
+    sinks = [{"name": "ops", "kind": "webhook", "options": {"url": receiver.url}}] if receiver else []
+    body = {"sinks": sinks, "retry": {"first_s": 0.02, "longest_s": 0.1}, "cooldown_s": 0, **alerts}
+    cameras = [{"name": "gate"}, {"name": "yard"}]
+    return load_config(None, {"alerts": body, "cameras": cameras, "questions": list(questions)})
+
+
+@asynccontextmanager
+async def running(config, folder):
+    service = AlertService(config, folder)
+    await service.start()
+    try:
+        yield service
+    finally:
+        await service.stop()
+
+
+def bodies(receiver: Receiver) -> list[dict]:
+    return [json.loads(body) for _, body in receiver.got]
+
+
+def told(receiver: Receiver) -> list[tuple[str, str]]:
+    return [(body["event"], body["incident"]["camera"]) for body in bodies(receiver)]

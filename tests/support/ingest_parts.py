@@ -11,6 +11,8 @@ import grpc.aio
 from sightline.v1 import ingest_pb2, ingest_pb2_grpc
 
 from cluster.codec.push import PushSource
+from cluster.codec.source import StreamHeader
+from cluster.codec.supervisor import Backoff
 from cluster.decoder.packet_sink import QueueSink
 from cluster.errors import NotReadyError, SourceError, UnavailableError, UnknownCameraError
 from cluster.gateway.ingest_proxy import ProxySink
@@ -164,3 +166,46 @@ async def pusher(address):
             yield client
         finally:
             client.call.cancel()
+
+
+QUICK = {"backoff": Backoff(first_s=0.02, longest_s=0.05), "flush_s": 0.005, "progress_s": 0.0}
+
+
+class Scripted:
+    """A source of given stretches of packets; ``gate`` holds back everything from ``hold_at`` on."""
+
+    pushed = False
+
+    def __init__(self, *stretches, live=False, hold_at=None, fail=None):
+        self.stretches = list(stretches)
+        self.live = live
+        self.hold_at = hold_at
+        self.gate = threading.Event()
+        self.closed = threading.Event()
+        self.fail = fail
+        self.header = None
+
+    @property
+    def ended(self):
+        return not self.stretches
+
+    def open(self):
+        if self.fail and not self.stretches:
+            raise self.fail
+        self.header, self.current = self.stretches.pop(0)
+        return self.header
+
+    def packets(self):
+        for packet in self.current:
+            if packet.sequence == self.hold_at:
+                while not self.gate.wait(0.01) and not self.closed.is_set():
+                    pass
+            if self.closed.is_set():
+                return
+            yield packet
+
+    def close(self):
+        self.closed.set()
+
+
+HEADER = StreamHeader("h264", 640, 480, b"config")

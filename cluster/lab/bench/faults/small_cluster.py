@@ -201,7 +201,13 @@ class SmallCluster:
         if not self._ballast.exists():
             with contextlib.closing(sqlite3.connect(self._on_disk(INCIDENTS))) as incidents:
                 # What the database has taken already it would go on writing into.
-                incidents.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+                for _ in range(100):
+                    busy, *_ = incidents.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+                    if not busy:
+                        break
+                    time.sleep(0.05)
+                else:
+                    raise SightlineError("the database of incidents was busy for too long to fill the disk behind it")
         with contextlib.suppress(OSError), self._ballast.open("ab", buffering=0) as ballast:
             while ballast.write(bytes(4096)):
                 pass

@@ -1,0 +1,91 @@
+"""``sightline eval memory`` as a user runs it, on made scenes and on videos with questions of their own."""
+
+import json
+import shutil
+
+import pytest
+
+from actors.cli import main
+from cluster.lab.clips import make_clip
+
+SMALL = ("--window", "6", "--stride", "3", "--jobs", "1", "--model", "tiny-qwen2_5_vl")
+# A heavy process beside others on two cores: minutes, where seconds are the rule.
+pytestmark = pytest.mark.timeout(400)
+
+
+@pytest.fixture(scope="module")
+def videos(tmp_path_factory):
+    """Two questions about one short video, and one about a video that is not there, laid out as MLVU."""
+    root = tmp_path_factory.mktemp("MLVU")
+    clip = root / "clip.mp4"
+    make_clip("street", clip, seconds=12, fps=5, size=(224, 128))
+    (root / "video" / "1_plotQA").mkdir(parents=True)
+    shutil.move(clip, root / "video" / "1_plotQA" / "one.mp4")
+    (root / "json").mkdir()
+    record = {"duration": 12, "candidates": ["Red", "Green"], "answer": "Green", "question_type": "plotQA"}
+    records = [
+        {**record, "video": "one.mp4", "question": "What colour is the car?"},
+        {**record, "video": "one.mp4", "question": "What colour is the coat?"},
+        {**record, "video": "gone.mp4", "question": "What colour is the bag?"},
+    ]
+    (root / "json" / "1_plotQA.json").write_text(json.dumps(records))
+    return root
+
+
+def test_videos_with_questions_end_to_end_and_again(cli, videos):
+    command = ("eval", "memory", "--dataset", videos, "--layout", "mlvu", *SMALL, "--json", "figures.json")
+    done = cli.process(*command, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert "infinipot_v/resv/wicsum@1/8" in done.stdout
+    assert "skipped gone.mp4: not on disk" in done.stdout
+    assert "not clearly above chance" in done.stdout
+    body = json.loads((cli.folder / "figures.json").read_text())
+    assert {"accuracy_full", "accuracy_drop_at_eighth", "chance"} <= body["figures"].keys()
+    assert body["figures"]["chance"] == 1.0
+    assert body["baseline"] == "full"
+    rows = {row["share"]: row for row in body["rows"] if row["compressor"] == "infinipot_v"}
+    assert rows[1.0]["bytes_held"] > rows[0.125]["bytes_held"] > 0
+    out = cli.folder / "out" / "memory"
+    assert {"memory.md", "memory.json", "accuracy-budget.svg"} <= {path.name for path in out.iterdir()}
+    stamps = {path: path.stat().st_mtime_ns for path in (out / "answers").iterdir()}
+    assert len(stamps) == len(body["rows"])
+    again = cli(*command)
+    assert again.returncode == 0, again.stderr
+    assert {path: path.stat().st_mtime_ns for path in (out / "answers").iterdir()} == stamps
+    assert json.loads((cli.folder / "figures.json").read_text())["rows"] == body["rows"]
+
+
+def test_scenes_are_made_and_asked_about(cli):
+    done = cli.process(
+        "eval", "memory", "--scenes", "1", "--seconds", "60", "--per-kind", "2", *SMALL, "--json", "f.json", timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+    body = json.loads((cli.folder / "f.json").read_text())
+    assert any(note.startswith("footage: 1 scenes of 60 s") for note in body["notes"])
+    assert {each["judged"]["kind"] for each in body["questions"]["full"]} >= {"needle", "counting"}
+    assert [path.name for path in (cli.folder / "out/memory/footage").glob("*.mp4")] == ["past-test-000000.mp4"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (("--dataset", "here", "--scenes", "2"), "--scenes is for scenes that are made"),
+        (("--dataset", "here", "--seconds", "90"), "--seconds is for scenes that are made"),
+        (("--scenes", "0"), "the number of scenes must be at least 1"),
+        (("--jobs", "0"), "the number of processes must be at least 1"),
+        (("--model", "nobody"), "there is no model 'nobody'"),
+        (("--model", "tiny-qwen2_5_vl", "--settings", "slow"), "unknown settings 'slow'"),
+        (("--model", "tiny-qwen2_5_vl", "--seconds", "20"), "must last at least 60 s"),
+        (("--model", "tiny-qwen2_5_vl", "--window", "4", "--stride", "8"), "must not exceed the window"),
+        (("--model", "tiny-qwen2_5_vl", "--dataset", "nowhere"), "does not exist"),
+        (("--model", "tiny-qwen2_5_vl", "--dataset", ".", "--layout", "films"), "layout of questions about the past"),
+        (("--json", "/proc/none/x.json"), "cannot write"),
+    ],
+)
+def test_wrong_command_lines_say_what_is_wrong(arguments, reason, tmp_path, monkeypatch, capsys):
+    # In this process: each on its own would load torch anew.
+    monkeypatch.chdir(tmp_path)
+    assert main(["eval", "memory", *arguments]) in (1, 2)
+    said = capsys.readouterr().err
+    assert reason in said
+    assert "Traceback" not in said

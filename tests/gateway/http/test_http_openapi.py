@@ -1,0 +1,38 @@
+"""The OpenAPI document is one, knows every route, and the page made of it is the one that is here."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+from gateway_parts import serving
+from http_parts import Client, bare_application, document, operations
+from openapi_spec_validator import validate
+
+from cluster.gateway.http.application import table_of
+
+ROOT = Path(__file__).parents[3]
+
+
+def test_the_document_is_valid():
+    validate(document())
+
+
+def test_every_operation_says_what_it_is():
+    ids = [operation["operationId"] for _, _, operation in operations()]
+    assert len(ids) == len(set(ids)) == len(table_of(bare_application()))
+    for method, path, operation in operations():
+        assert operation["summary"], path
+        assert ("requestBody" in operation) == (method in ("POST", "PUT")), path
+
+
+async def test_the_gateway_serves_it(tmp_path):
+    async with serving(tmp_path, cameras=1, tokens=True) as served, Client(served.url) as client:
+        assert await client("GET", "/v1/openapi.json") == (200, document())
+
+
+def test_the_page_is_up_to_date():
+    spec = importlib.util.spec_from_file_location("generate_api", ROOT / "docs" / "generate_api.py")
+    generate = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(generate)
+    assert (ROOT / "docs" / "api.md").read_text(encoding="utf-8") == generate.page(), "run `make api-docs`"

@@ -1,0 +1,259 @@
+"""Every figure of the issue, on results whose numbers are known by hand."""
+
+import json
+import math
+import xml.etree.ElementTree as ET
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cluster.errors import ModelError
+from cluster.lab.evaluation.curves import charts
+from cluster.lab.evaluation.datasets import Skipped
+from cluster.lab.evaluation.metrics import window_truth
+from cluster.lab.evaluation.policies import WindowShape, codecsight, full, ours
+from cluster.lab.evaluation.questions import check_questions, thresholds_of
+from cluster.lab.evaluation.report import choose, figures, flops_for, make_report, reached
+from cluster.lab.evaluation.write import page, write_report
+from cluster.lab.report.charts import svg
+from cluster.models import load_model
+from cluster.models.settings import ModelSettings
+
+SHAPE = WindowShape()
+FULL, PUBLISHED = full(SHAPE), codecsight(SHAPE)
+CHEAP, MIDDLE, DEAR = ours(SHAPE, 0.0), ours(SHAPE, 0.1), ours(SHAPE, 0.4)
+# Four videos with a fall and four without.
+TRUTH = [True] * 4 + [False] * 4
+HALF = {"fall": 0.5}
+STRATA = {
+    0: frozenset({"night"}),
+    2: frozenset({"noisy"}),
+    3: frozenset({"night", "slow"}),
+    4: frozenset({"night"}),
+}
+
+
+def hits(count, alarms=0):
+    """Scores that find ``count`` of the four falls and raise ``alarms`` false alarms."""
+    return [0.9] * count + [0.2] * (4 - count) + [0.8] * alarms + [0.1] * (4 - alarms)
+
+
+@pytest.fixture
+def results(make_results):
+    table = {FULL: hits(4), PUBLISHED: hits(2), CHEAP: hits(1), MIDDLE: hits(3), DEAR: hits(4)}
+    cost = {FULL: 100_000, PUBLISHED: 20_000, CHEAP: 5_000, MIDDLE: 7_000, DEAR: 14_000}
+    return make_results(TRUTH, table, cost, STRATA)
+
+
+def f1(count, alarms=0):
+    return 2 * count / (2 * count + alarms + 4 - count)
+
+
+def test_figures_by_hand(results):
+    found = figures(results, HALF)
+    values = found.values
+    assert values["f1_full"] == values["f1_full_min"] == 1
+    assert (found.chosen["15"], found.chosen["8"]) == (DEAR, MIDDLE)
+    assert values["f1_drop_at_15"] == 0
+    assert values["f1_drop_at_8"] == pytest.approx(1 - f1(3))
+    assert (values["flops_share_at_15"], values["flops_share_at_8"]) == (pytest.approx(0.14), pytest.approx(0.07))
+    # The published rule's F1 of 2/3 lies between CHEAP's 0.4 at 50 and MIDDLE's 6/7 at 70.
+    needed = 50 + 20 * (f1(2) - f1(1)) / (f1(3) - f1(1))
+    assert values["flops_vs_codecsight"] == pytest.approx(needed / 200)
+    assert values["f1_drop_noisy"] == values["f1_drop_night"] == values["recall_drop_low_contrast"] == 0
+    assert found.measured["f1_full"].interval == (1, 1)
+
+
+def test_strata_are_of_the_setting_chosen_at_15(make_results):
+    table = {FULL: hits(4), DEAR: hits(3)}
+    found = figures(make_results(TRUTH, table, {FULL: 1000, DEAR: 140}, STRATA), HALF)
+    # The fall that is missed is video 3: at night and slow, of two falls at night and one that is slow.
+    assert found.values["f1_drop_night"] == pytest.approx(1 - 2 / 3)
+    assert found.values["recall_drop_low_contrast"] == 1
+    assert found.values["f1_drop_noisy"] == 0
+    assert "f1_drop_at_8" not in found.values
+    assert any(note.startswith("f1_drop_at_8: no setting") for note in found.notes)
+
+
+def test_the_setting_is_chosen_on_validation(make_results, results):
+    table = {FULL: hits(4), PUBLISHED: hits(2), CHEAP: hits(4), MIDDLE: hits(1), DEAR: hits(3)}
+    validation = make_results(TRUTH, table, dict.fromkeys(table, 1000))
+    assert choose(results, HALF, 0.15, validation) == CHEAP
+    found = figures(results, HALF, validation)
+    assert found.values["f1_drop_at_15"] == pytest.approx(1 - f1(1))
+    assert not any("--validation" in note for note in found.notes)
+
+
+def test_of_equals_the_nearest_to_full_is_chosen(make_results):
+    near, far = [0.85] * 4 + [0.15] * 4, [0.6] * 4 + [0.4] * 4
+    table = {FULL: hits(4), CHEAP: near, MIDDLE: far}
+    assert choose(make_results(TRUTH, table, {FULL: 1000, CHEAP: 50, MIDDLE: 60}), HALF, 0.15) == CHEAP
+
+
+def test_another_stride_is_not_compared(make_results):
+    other = ours(replace(SHAPE, stride_s=8), 0.1)
+    results = make_results(TRUTH, {FULL: hits(4), other: hits(4)}, {FULL: 1000, other: 100})
+    assert choose(results, HALF, 0.15) is None
+
+
+def test_no_setting_reaches_the_published_rule(make_results):
+    table = {FULL: hits(4), PUBLISHED: hits(4), CHEAP: hits(1)}
+    found = figures(make_results(TRUTH, table, {FULL: 1000, PUBLISHED: 200, CHEAP: 50}), HALF)
+    assert "flops_vs_codecsight" not in found.values
+    assert any("reaches the published rule's F1 of 1.000" in note for note in found.notes)
+
+
+def test_frontier_by_hand():
+    points = [(50, 0.4), (70, 0.8), (60, 0.3), (140, 0.9)]
+    assert flops_for(points, 0.6) == pytest.approx(60)
+    assert flops_for(points, 0.2) == 50
+    assert flops_for(points, 0.9) == 140
+    assert math.isnan(flops_for(points, 0.95))
+    assert math.isnan(flops_for([], 0.5))
+
+
+@given(st.lists(st.tuples(st.floats(0.01, 1), st.floats(0, 1)), min_size=1, max_size=8), st.floats(0, 1))
+def test_frontier_is_never_dearer_than_a_setting_that_is_good_enough(points, wanted):
+    found = flops_for(points, wanted)
+    enough = [flops for flops, value in points if value >= wanted]
+    assert math.isnan(found) == (not enough)
+    if enough:
+        assert min(flops for flops, _ in points) <= found <= min(enough) + 1e-9
+    assert math.isnan(flops_for(points, 1.1))
+
+
+def test_window_truth(results):
+    video = replace(results.videos[0], events=(("fall", 10.0, 20.0), ("Fighting", 5.0, 7.0)))
+    assert window_truth(video, "fall", 0, 20) is True
+    assert window_truth(video, "fall", 0, 11) is None
+    assert window_truth(video, "fall", 20, 40) is False
+    assert window_truth(video, "Fighting", 0, 6.5) is True
+    assert window_truth(video, "Fighting", 0, 5.5) is None
+    assert window_truth(video, "Fighting", 7, 20) is False
+
+
+def test_calibration_takes_the_windows_whose_truth_is_clear(results):
+    scores, labels = results.window_scores(FULL)
+    # Three windows of each video, all of which hold or lack the event clearly.
+    assert len(scores) == len(labels) == 24
+    assert labels.sum() == 12
+    assert sorted(np.unique(scores[labels])) == [0.0, 0.9]
+
+
+# -- thresholds and questions ---------------------------------------------------------------------
+
+
+@pytest.fixture
+def model():
+    return load_model("tiny-qwen2_5_vl")
+
+
+def test_thresholds_are_the_models_then_validations_then_a_half(model, results):
+    assert thresholds_of(model, ("fall",)) == ({"fall": 0.5}, "the default: nothing says better")
+    chosen, origin = thresholds_of(model, ("fall",), results)
+    assert 0.2 < chosen["fall"] < 0.9
+    assert "validation" in origin
+    model.settings = ModelSettings(threshold=0.4, thresholds={"fight": 0.3})
+    assert thresholds_of(model, ("fall", "fight"), results)[0] == {"fall": 0.4, "fight": 0.3}
+
+
+def test_a_checkpoint_of_other_questions_is_refused(model):
+    asked = {"fall": "Is someone lying on the ground?"}
+    with pytest.raises(ModelError, match="does not say which questions"):
+        check_questions(model, "mine", asked)
+    model.settings = ModelSettings(questions={"fight": "Are people fighting?"})
+    with pytest.raises(ModelError, match="was not trained on 'fall'; it knows: fight"):
+        check_questions(model, "mine", asked)
+    model.settings = ModelSettings(questions={"fall": "Has anybody fallen?"})
+    with pytest.raises(ModelError, match="was trained on 'Has anybody fallen"):
+        check_questions(model, "mine", asked)
+    model.settings = ModelSettings(questions=asked)
+    check_questions(model, "mine", asked)
+
+
+# -- the report -----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def report(results):
+    swept = [
+        replace(each, sweep=("stride", place))
+        for each, place in ((FULL, 0.2), (PUBLISHED, 0.2), (MIDDLE, 0.2), (DEAR, 0.4))
+    ]
+    results = replace(results, settings=(*results.settings, *(replace(s, name=f"{s.name} sweep") for s in swept)))
+    skipped = [Skipped(results.videos[0].path.with_name("bad <video>.mp4"), "holds no | picture")]
+    return make_report("Accuracy", results, HALF, skipped=skipped, facts={"model": "tiny & random"})
+
+
+def test_json_is_as_every_bench_writes_it(report):
+    body = json.loads(report.to_json())
+    assert body["bench"] == "accuracy"
+    assert body["figures"]["f1_drop_at_15"] == 0
+    assert {"cpu", "cores", "torch"} <= body["machine"].keys()
+    row = next(row for row in body["rows"] if row["setting"] == PUBLISHED.name)
+    assert (row["flops_share"], row["f1"], row["recall"]) == (0.2, pytest.approx(f1(2), abs=1e-5), 0.5)
+    assert row["f1_low"] <= row["f1"] <= row["f1_high"]
+    assert (row["tokens_full"], row["kept"], row["computed"], row["questions"]) == (100, 60, 35, 5)
+    assert body["groups"]["night"][FULL.name]["events"] == 2
+    assert {"low motion", "medium motion", "high motion"} <= body["groups"].keys()
+    assert body["chosen"] == {"15": DEAR.name, "8": MIDDLE.name}
+    assert sum(each["windows"] for each in body["calibration"]["bins"]) == 24
+    assert body["skipped"][0]["reason"] == "holds no | picture"
+
+
+def test_bounds_say_what_is_reached():
+    assert reached("f1_full", 0.9)
+    assert not reached("f1_full", 0.899)
+    assert reached("f1_drop_at_15", -0.5)
+    assert not reached("flops_vs_codecsight", 0.71)
+    assert reached("flops_share_at_15", 0.1) is None
+
+
+def test_markdown_has_every_table(report):
+    text = page(report).markdown()
+    for title in ("# Accuracy", "## Figures", "## Settings", "## F1 by kind of event", "## Calibration", "## Skipped"):
+        assert title in text
+    assert "| f1_drop_at_8 | 0.143" in text
+    tables = [block.splitlines() for block in text.split("\n\n") if block.startswith("|")]
+    assert len(tables) == 5
+    for lines in tables:
+        assert len({line.replace("\\|", "").count("|") for line in lines}) == 1
+
+
+def test_charts_are_documents_of_their_own(report, tmp_path):
+    drawn = charts(report)
+    assert {"f1-tokens", "f1-flops", "calibration", "f1-motion", "f1-stride", "flops-stride"} == drawn.keys()
+    for figure in drawn.values():
+        assert ET.fromstring(svg(figure)).tag.endswith("svg")
+        (axes,) = figure.axes
+        (left, right), (bottom, top) = axes.get_xlim(), axes.get_ylim()
+        points = [point for line in axes.lines for point in line.get_xydata()]
+        points += [point for lines in axes.collections for path in lines.get_paths() for point in path.vertices]
+        assert points
+        assert all(left <= x <= right and bottom <= y <= top for x, y in points)
+    stride = drawn["f1-stride"]
+    joined = [line for line in stride.axes[0].lines if len(line.get_xydata()) > 1 and line.get_linewidth()]
+    (line,) = joined
+    assert line.get_label() == "ours"
+    assert [tuple(point) for point in line.get_xydata()] == [(0.2, pytest.approx(f1(3))), (0.4, 1.0)]
+    titles = [e.text for e in ET.fromstring(svg(stride)).iter() if e.tag.endswith("title")]
+    assert sorted(titles) == [
+        "CodecSight at 0.2: F1 0.667",
+        "full computation at 0.2: F1 1.000",
+        "ours at 0.2: F1 0.857",
+        "ours at 0.4: F1 1.000",
+    ]
+
+
+def test_the_page_stands_alone(report, tmp_path):
+    text = page(report).html()
+    assert "tiny &amp; random" in text
+    assert "bad &lt;video&gt;.mp4" in text
+    assert text.count("<svg") == len(charts(report))
+    assert not any(word in text for word in ("src=", "href=", "@import", "url("))
+    written = write_report(report, tmp_path / "out")
+    names = {path.name for path in written.parent.iterdir()}
+    assert {"accuracy.html", "accuracy.md", "accuracy.json", "f1-tokens.svg", "calibration.svg"} <= names

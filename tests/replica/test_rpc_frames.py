@@ -1,0 +1,497 @@
+"""Decoder -> replica over loopback: order, credit, slow replicas, broken connections, refusals."""
+
+from __future__ import annotations
+
+import threading
+from contextlib import AsyncExitStack, suppress
+
+import grpc
+import grpc.aio
+import numpy as np
+import pytest
+from frame_parts import Replica, sending, serving
+from sightline.v1 import frames_pb2, frames_pb2_grpc
+
+from cluster.decoder.frame_sender import FrameSender
+from cluster.errors import UnknownCameraError
+from cluster.replica.frames_service import SERVICE, FramesServicer
+from cluster.wire.calls import CallEndedError, write
+from cluster.wire.channel import open_channel
+from cluster.wire.convert import frame_to_proto, spec_to_json
+from cluster.wire.loop import EventLoopThread
+from cluster.wire.server import RpcServer
+
+
+async def test_frames_arrive_in_order_and_unchanged(make, until):
+    replica = Replica()
+    async with serving(replica) as address, sending() as (sender, lost):
+        for camera in ("gate", "yard"):
+            sender.assign(make.spec(camera), address)
+            assert all(sender.send(make.sample(camera, i)) for i in range(20))
+        await until(lambda: len(replica.frames["gate"]) == len(replica.frames["yard"]) == 20)
+        assert [spec.stream for spec in replica.opened] == ["gate", "yard"]
+        for camera in ("gate", "yard"):
+            for i, got in enumerate(replica.frames[camera]):
+                sent = make.sample(camera, i)
+                assert np.array_equal(got.patches, sent.patches)
+                assert np.array_equal(got.mask, sent.mask)
+                assert (got.index, got.pts, got.fresh, got.digest) == (i, sent.pts, sent.fresh, sent.digest)
+        await until(lambda: sender.status("gate").windows_done == 20)
+        assert (sender.status("gate").in_flight, sender.status("gate").dropped) == (0, 0)
+        assert lost == []
+
+
+async def test_acknowledgements_of_many_cameras_go_together_and_refusals_at_once(make, until):
+    replica = Replica()
+    cameras = ["gate", "yard", "dock"]
+    async with serving(replica, gather_s=60.0) as address, open_channel(address) as channel:
+        call = frames_pb2_grpc.FramesStub(channel).Send()
+        for camera in cameras:
+            opened = frames_pb2.StreamOpen(camera=camera, spec_json=spec_to_json(make.spec(camera)))
+            await call.write(frames_pb2.FrameMessage(open=opened))
+        told = []
+        while len(told) < 3:
+            ack = await call.read()
+            told += [each.camera for each in (ack, *ack.more) if each.opened]
+        for camera in cameras:
+            await call.write(frames_pb2.FrameMessage(frame=frame_to_proto(make.sample(camera, 0))))
+        await until(lambda: all(replica.indices(camera) == [0] for camera in cameras))
+        replica.refuse = {1: "pts went back"}
+        await call.write(frames_pb2.FrameMessage(frame=frame_to_proto(make.sample("gate", 1))))
+        ack = await call.read()
+        found = {each.camera: (each.index, each.refused) for each in (ack, *ack.more)}
+        assert found == {"gate": (1, "pts went back"), "yard": (0, ""), "dock": (0, "")}
+        call.cancel()
+
+
+async def test_a_sender_reads_acknowledgements_of_many_cameras(make, until):
+    replica = Replica()
+    cameras = [f"camera-{n}" for n in range(5)]
+    async with serving(replica, gather_s=0.05) as address, sending() as (sender, _):
+        for camera in cameras:
+            sender.assign(make.spec(camera), address)
+            assert sender.send(make.sample(camera, 0))
+        await until(lambda: all(sender.status(camera).windows_done == 1 for camera in cameras))
+        assert [sender.status(camera).in_flight for camera in cameras] == [0] * 5
+
+
+async def test_many_threads_send_at_once(make, until):
+    replica = Replica()
+    async with serving(replica) as address, sending(max_queue=64) as (sender, _):
+        cameras = [f"camera-{n}" for n in range(6)]
+        for camera in cameras:
+            sender.assign(make.spec(camera), address)
+
+        def work(camera):
+            for i in range(40):
+                sender.send(make.sample(camera, i))
+
+        threads = [threading.Thread(target=work, args=(camera,)) for camera in cameras]
+        for thread in threads:
+            thread.start()
+        for camera in cameras:
+            await until(lambda camera=camera: len(replica.frames[camera]) == 40, camera)
+            assert replica.indices(camera) == list(range(40))
+        for thread in threads:
+            thread.join()
+
+
+async def test_a_slow_replica_costs_whole_queues_and_a_fresh_anchor(make, until):
+    replica = Replica()
+    replica.gate.clear()
+    async with serving(replica, credit=4) as address, sending(max_queue=8) as (sender, lost):
+        sender.assign(make.spec(), address)
+        assert sender.send(make.sample(index=0))
+        await until(lambda: sender.status("gate").in_flight == 1)
+        for i in range(1, 12):
+            assert sender.send(make.sample(index=i))
+            await until(lambda i=i: sender.status("gate").in_flight == min(4, i + 1))
+        assert (sender.status("gate").queued, sender.status("gate").dropped) == (8, 0)
+        assert not sender.send(make.sample(index=12)), "the queue is full"
+        assert (sender.status("gate").queued, sender.status("gate").dropped) == (0, 9)
+        assert not sender.send(make.sample(index=13)), "only a fresh anchor may follow the hole"
+        assert sender.send(make.sample(index=14, fresh=True))
+        assert sender.send(make.sample(index=15))
+        replica.gate.set()
+        await until(lambda: len(replica.frames["gate"]) == 6)
+        assert replica.indices() == [0, 1, 2, 3, 14, 15]
+        assert sender.status("gate").dropped == 10
+        assert lost == []
+
+
+async def test_a_fresh_anchor_replaces_a_full_queue(make, until):
+    replica = Replica()
+    replica.gate.clear()
+    async with serving(replica, credit=1) as address, sending(max_queue=4) as (sender, _):
+        sender.assign(make.spec(), address)
+        sender.send(make.sample(index=0))
+        await until(lambda: sender.status("gate").in_flight == 1)
+        for i in range(1, 5):
+            assert sender.send(make.sample(index=i))
+        assert sender.send(make.sample(index=5, fresh=True)), "newest wins"
+        replica.gate.set()
+        await until(lambda: len(replica.frames["gate"]) == 2)
+        assert replica.indices() == [0, 5]
+        assert sender.status("gate").dropped == 4
+
+
+async def test_a_patient_sender_waits_for_room_instead(make, until):
+    replica = Replica()
+    async with serving(replica, credit=2) as address, sending(max_queue=2) as (sender, _):
+        sender.assign(make.spec(), address)
+        results = []
+
+        def work():
+            results.extend(sender.send(make.sample(index=i), wait_s=10.0) for i in range(50))
+
+        thread = threading.Thread(target=work)
+        thread.start()
+        await until(lambda: len(replica.frames["gate"]) == 50)
+        thread.join()
+        assert all(results)
+        assert replica.indices() == list(range(50))
+
+
+async def test_replica_memory_is_bounded_by_credit(make, until):
+    replica = Replica()
+    replica.gate.clear()
+    async with serving(replica, credit=3) as address, open_channel(address) as channel:
+        call = frames_pb2_grpc.FramesStub(channel).Send()
+        opened = frames_pb2.StreamOpen(camera="gate", spec_json=spec_to_json(make.spec()))
+        await call.write(frames_pb2.FrameMessage(open=opened))
+        first = await call.read()
+        assert (first.opened, first.credit, first.refused) == (True, 3, "")
+        with suppress(CallEndedError):
+            for i in range(1000):
+                await write(call, frames_pb2.FrameMessage(frame=frame_to_proto(make.sample(index=i))))
+        assert await call.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert "credit of 3" in await call.details()
+    await until(lambda: replica.lost == ["gate"])
+
+
+def wire(message, **changes):
+    for key, value in changes.items():
+        setattr(message, key, value)
+    return message
+
+
+@pytest.mark.parametrize(
+    ("spoil", "sentence"),
+    [
+        (lambda frame: wire(frame, mask=frame.mask + b"\0"), "mask of 4 bytes"),
+        (lambda frame: wire(frame, patches=frame.patches[:-1]), "bytes of patches"),
+        (lambda frame: wire(frame, mask=bytes([0b10000000, 0, 0])), "part of a merge group"),
+        (lambda frame: wire(frame, camera="unopened"), "was not opened"),
+    ],
+)
+async def test_malformed_frames_end_the_stream(make, spoil, sentence):
+    async with serving(Replica()) as address, open_channel(address) as channel:
+        call = frames_pb2_grpc.FramesStub(channel).Send()
+        opened = frames_pb2.StreamOpen(camera="gate", spec_json=spec_to_json(make.spec()))
+        await call.write(frames_pb2.FrameMessage(open=opened))
+        await call.read()
+        await call.write(frames_pb2.FrameMessage(frame=spoil(frame_to_proto(make.sample()))))
+        with pytest.raises(grpc.aio.AioRpcError) as failure:
+            await call.read()
+        assert failure.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert sentence in failure.value.details()
+
+
+@pytest.mark.parametrize(
+    ("opened", "sentence"),
+    [
+        ({"camera": "gate", "spec_json": "{"}, "not JSON"),
+        ({"camera": "gate", "spec_json": '{"stream": "yard", "questions": []}'}, "specification of 'yard'"),
+        ({"camera": "gate", "spec_json": '{"stream": "gate", "questions": [], "zoom": 1}'}, "unknown key 'zoom'"),
+    ],
+)
+async def test_malformed_open_ends_the_stream(opened, sentence):
+    async with serving(Replica()) as address, open_channel(address) as channel:
+        call = frames_pb2_grpc.FramesStub(channel).Send()
+        await call.write(frames_pb2.FrameMessage(open=frames_pb2.StreamOpen(**opened)))
+        with pytest.raises(grpc.aio.AioRpcError) as failure:
+            await call.read()
+        assert failure.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert sentence in failure.value.details()
+
+
+async def test_a_broken_connection_is_told_and_healed(make, until):
+    first, second = Replica(), Replica()
+    first.gate.clear()
+    async with sending() as (sender, lost):
+        async with serving(first, credit=4) as address:
+            sender.assign(make.spec(), address)
+            sender.assign(make.spec("yard"), address)
+            for i in range(6):
+                assert sender.send(make.sample(index=i))
+            await until(lambda: sender.status("gate").in_flight == 4)
+        await until(lambda: lost)
+        assert {(stream.camera, stream.address, stream.frames) for stream in lost} == {
+            ("gate", address, 6),
+            ("yard", address, 0),
+        }
+        assert sender.status("gate").lost == 6
+        assert not sender.send(make.sample(index=6)), "the window is gone: only a fresh anchor may come"
+        assert sender.send(make.sample(index=7, fresh=True))
+        async with serving(second, port=int(address.rpartition(":")[2])):
+            await until(lambda: second.indices() == [7])
+            assert {spec.stream for spec in second.opened} == {"gate", "yard"}
+
+
+async def test_a_camera_moves_to_another_replica(make, until):
+    old, new = Replica(), Replica()
+    async with serving(old) as here, serving(new) as there, sending() as (sender, _):
+        sender.assign(make.spec(), here)
+        sender.send(make.sample(index=0))
+        await until(lambda: old.indices() == [0])
+        sender.assign(make.spec(), there)
+        assert not sender.send(make.sample(index=1))
+        assert sender.send(make.sample(index=2, fresh=True))
+        await until(lambda: new.indices() == [2])
+        await until(lambda: old.closed == [("gate", False)])
+
+
+async def test_an_unreachable_replica_is_told_once_and_loses_nothing(make, until):
+    replica = Replica()
+    async with serving(Replica()) as address:
+        port = int(address.rpartition(":")[2])
+    async with sending() as (sender, lost):
+        sender.assign(make.spec(), address)
+        assert sender.send(make.sample(index=0))
+        await until(lambda: lost)
+        assert [(stream.camera, stream.frames) for stream in lost] == [("gate", 0)]
+        async with serving(replica, port=port):
+            await until(lambda: replica.indices() == [0])
+        assert len([stream for stream in lost if stream.frames]) == 0
+
+
+async def test_another_specification_keeps_the_stream(make, until):
+    replica = Replica()
+    async with serving(replica) as address, sending() as (sender, lost):
+        sender.assign(make.spec(), address)
+        sender.send(make.sample(index=0))
+        await until(lambda: replica.indices() == [0])
+        sender.assign(make.spec(window_s=16.0), address)
+        assert sender.send(make.sample(index=1))
+        await until(lambda: replica.indices() == [0, 1])
+        assert [spec.window_s for spec in replica.opened] == [40.0, 16.0]
+        assert lost == []
+
+
+async def test_a_refused_frame_leads_to_a_fresh_anchor(make, until):
+    replica = Replica()
+    replica.refuse = {2: "pts went back"}
+    async with serving(replica) as address, sending() as (sender, lost):
+        for camera in ("gate", "yard"):
+            sender.assign(make.spec(camera), address)
+        sender.send(make.sample(index=0))
+        sender.send(make.sample(index=1))
+        sender.send(make.sample(index=2))
+        await until(lambda: lost)
+        assert [(stream.camera, stream.reason) for stream in lost] == [("gate", "pts went back")]
+        assert not sender.send(make.sample(index=3))
+        assert sender.send(make.sample(index=4, fresh=True))
+        assert sender.send(make.sample("yard", 0))
+        await until(lambda: replica.indices() == [0, 1, 4] and replica.indices("yard") == [0])
+
+
+async def test_a_defect_in_the_replica_costs_one_camera_a_window(make, until, caplog):
+    class Defective(Replica):
+        async def on_frame(self, sample, arrived_s):
+            if (sample.stream, sample.index) == ("gate", 1):
+                raise RuntimeError("index out of range")
+            await super().on_frame(sample, arrived_s)
+
+    replica = Defective()
+    async with serving(replica) as address, sending() as (sender, lost):
+        for camera in ("gate", "yard"):
+            sender.assign(make.spec(camera), address)
+            sender.send(make.sample(camera, 0))
+            sender.send(make.sample(camera, 1))
+        await until(lambda: lost and len(replica.frames["yard"]) == 2)
+        assert [stream.camera for stream in lost] == ["gate"]
+        assert "index out of range" in lost[0].reason
+        assert "index out of range" in caplog.text
+        assert sender.send(make.sample("gate", 2, fresh=True))
+        await until(lambda: replica.indices() == [0, 2])
+
+
+async def test_a_refused_specification_is_told(make, until):
+    async with serving(Replica()) as address, sending() as (sender, lost):
+        spec = make.spec()
+        sender.assign(type(spec)("gate", spec.questions, refresh="unheard_of"), address)
+        await until(lambda: lost)
+        assert "unheard_of" in lost[0].reason
+
+
+async def test_close_with_flush_comes_after_the_frames(make, until):
+    replica = Replica()
+    async with serving(replica, credit=1) as address, sending() as (sender, _):
+        sender.assign(make.spec(), address)
+        for i in range(5):
+            sender.send(make.sample(index=i))
+        sender.close("gate", flush=True)
+        assert not sender.send(make.sample(index=5))
+        await until(lambda: replica.closed)
+        assert replica.indices() == [0, 1, 2, 3, 4]
+        assert replica.closed == [("gate", True)]
+        assert sender.status("gate") is None
+    assert replica.lost == [], "a closed camera is not lost"
+
+
+async def test_a_newer_decoder_takes_the_camera_over(make, until):
+    replica = Replica()
+    async with serving(replica) as address, sending() as (old, lost), sending() as (new, _):
+        old.assign(make.spec(), address)
+        old.send(make.sample(index=0))
+        await until(lambda: replica.indices() == [0])
+        new.assign(make.spec(), address)
+        new.send(make.sample(index=10, fresh=True))
+        await until(lambda: replica.indices() == [0, 10])
+        old.send(make.sample(index=1, fresh=True))
+        await until(lambda: lost)
+        assert "another decoder" in lost[0].reason
+        await old.stop(0.0)
+        new.send(make.sample(index=11))
+        await until(lambda: replica.indices() == [0, 10, 11])
+        assert replica.lost == [], "it belongs to the newer connection"
+        assert (old.status("gate").found, new.status("gate").found) == (0, 1), "what was done for the other one"
+
+
+async def test_a_decoder_that_stood_still_is_told_with_its_next_frame_and_opens_the_camera_again(make, until):
+    """Another decoder had the camera meanwhile, and let it go: neither side has seen the connection break."""
+    replica = Replica()
+    async with serving(replica) as address, sending() as (old, lost), sending() as (new, _):
+        old.confirm(5)
+        old.assign(make.spec(), address)
+        assert old.send(make.sample(index=0))
+        await until(lambda: replica.indices() == [0])
+        new.confirm(7)
+        new.assign(make.spec(), address)
+        assert new.send(make.sample(index=100, fresh=True))
+        await until(lambda: replica.indices() == [0, 100])
+        new.close("gate")
+        await until(lambda: replica.closed == [("gate", False)])
+        assert old.send(make.sample(index=1)), "nobody has told it yet"
+        await until(lambda: lost)
+        assert [(event.refused, event.frames) for event in lost] == [("not_open", 1)]
+        assert "another decoder" in old.status("gate").refused
+        assert not old.send(make.sample(index=2)), "only a fresh anchor may follow"
+        assert len(replica.opened) == 2, "it is opened with a frame, and not over and over"
+        assert old.send(make.sample(index=3, fresh=True))
+        assert old.send(make.sample(index=4))
+        await until(lambda: replica.indices() == [0, 100, 3, 4])
+        assert len(replica.opened) == 3
+        await until(lambda: old.status("gate").windows_done == 4)
+        assert old.status("gate").refused == ""
+        assert len(lost) == 1
+
+
+async def test_a_camera_is_not_taken_from_the_decoder_that_has_the_newer_assignment(make, until):
+    replica = Replica()
+    async with serving(replica) as address, sending() as (old, lost), sending() as (new, kept):
+        old.confirm(5)
+        old.assign(make.spec(), address)
+        assert old.send(make.sample(index=0))
+        await until(lambda: replica.indices() == [0])
+        new.confirm(7)
+        new.assign(make.spec(), address)
+        assert new.send(make.sample(index=100, fresh=True))
+        await until(lambda: replica.indices() == [0, 100])
+        for index in (1, 2, 3):
+            told = len(lost)
+            assert old.send(make.sample(index=index, fresh=True))
+            # The first time the frame is refused, later the opening and the frame behind it.
+            await until(lambda told=told: len(lost) > told and not old.status("gate").in_flight)
+        assert {event.refused for event in lost} == {"not_open"}
+        assert new.send(make.sample(index=101)), "nothing of it was taken away"
+        await until(lambda: replica.indices() == [0, 100, 101])
+        # Of its own: the camera is this one's now, as the controller has it.
+        old.confirm(8)
+        assert old.send(make.sample(index=4, fresh=True))
+        await until(lambda: replica.indices() == [0, 100, 101, 4])
+        assert kept == []
+        old.close("gate")
+        await until(lambda: replica.closed)
+        # Without a word from the controller: nobody else has it.
+        assert new.send(make.sample(index=102))
+        await until(lambda: kept)
+        assert new.send(make.sample(index=103, fresh=True))
+        await until(lambda: replica.indices() == [0, 100, 101, 4, 103])
+
+
+async def test_a_decoder_that_connects_again_does_not_take_cameras_that_are_no_longer_its_own(make, until):
+    replica = Replica()
+    async with AsyncExitStack() as stack, sending() as (old, lost), sending() as (new, kept):
+        address = await stack.enter_async_context(serving(replica))
+        new.confirm(7)
+        new.assign(make.spec(), address)
+        assert new.send(make.sample(index=100, fresh=True))
+        await until(lambda: replica.indices() == [100])
+        old.confirm(5)
+        old.assign(make.spec(), address)
+        assert old.send(make.sample(index=0, fresh=True))
+        await until(lambda: lost)
+        old.close("gate")
+        assert new.send(make.sample(index=101))
+        await until(lambda: replica.indices() == [100, 101] and old.status("gate") is None)
+        assert (replica.closed, kept) == ([], []), "who does not have it cannot close it"
+
+
+async def test_a_camera_that_the_replica_does_not_have_any_more_is_opened_again(make, until):
+    class Forgetful(Replica):
+        async def on_frame(self, sample, arrived_s):
+            if sample.index == 1:
+                raise UnknownCameraError("camera 'gate' is not open here")
+            await super().on_frame(sample, arrived_s)
+
+    replica = Forgetful()
+    async with serving(replica) as address, sending() as (sender, lost):
+        sender.assign(make.spec(), address)
+        assert sender.send(make.sample(index=0))
+        assert sender.send(make.sample(index=1))
+        await until(lambda: lost)
+        assert [(event.refused, event.reason) for event in lost] == [("not_open", "camera 'gate' is not open here")]
+        assert sender.send(make.sample(index=2, fresh=True))
+        await until(lambda: replica.indices() == [0, 2])
+        assert len(replica.opened) == 2
+
+
+async def test_a_camera_that_is_closed_and_opened_at_once_belongs_to_its_connection(make, until):
+    replica = Replica()
+    async with AsyncExitStack() as stack:
+        address = await stack.enter_async_context(serving(replica))
+        async with sending() as (sender, _):
+            sender.assign(make.spec(), address)
+            assert sender.send(make.sample(index=0))
+            sender.close("gate", flush=True)
+            await until(lambda: sender.status("gate") is None)
+            sender.assign(make.spec(), address)
+            assert sender.send(make.sample(index=1, fresh=True))
+            await until(lambda: replica.indices() == [0, 1])
+            await stack.aclose()
+            await until(lambda: replica.lost == ["gate"])
+
+
+def test_camera_threads_use_it_from_outside_the_loop(make):
+    """As a decoder does: gRPC on a loop thread, everything else on threads."""
+    with EventLoopThread() as grpc_thread:
+        lost = []
+
+        async def build():
+            replica = Replica()
+            server = RpcServer()
+            server.add(SERVICE, frames_pb2_grpc.add_FramesServicer_to_server, FramesServicer(replica))
+            port = server.bind("127.0.0.1", 0)
+            await server.start()
+            return replica, server, f"127.0.0.1:{port}", FrameSender(lost.extend)
+
+        replica, server, address, sender = grpc_thread.run(build(), 10.0)
+        sender.assign(make.spec(), address)
+        assert sender.send(make.sample(index=0))
+        sender.close("gate", flush=True)
+        grpc_thread.run(sender.stop(5.0), 10.0)
+        grpc_thread.run(server.stop(1.0), 10.0)
+        assert replica.indices() == [0]
+        assert replica.closed == [("gate", True)]
+        assert lost == []
