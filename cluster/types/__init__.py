@@ -17,7 +17,7 @@ from cluster.types.pictures import (
     FloatGrid,
     PatchGeometry,
     PatchGrid,
-    SampledFrame,
+    SampledPicture,
     UInt8Array,
 )
 from cluster.types.streams import MemorySpec, Question, StreamSpec
@@ -44,7 +44,7 @@ __all__ = [
     "PatchGrid",
     "PictureHealth",
     "Question",
-    "SampledFrame",
+    "SampledPicture",
     "StreamSpec",
     "Timing",
     "TokenCount",

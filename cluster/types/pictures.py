@@ -126,7 +126,7 @@ class ChangeGrid:
 
 
 @dataclass(frozen=True, slots=True)
-class SampledFrame:
+class SampledPicture:
     """One sampled picture, resized to the patch grid, with what changed since the last one (codec -> vision).
 
     ``rgb`` is ``[height, width, 3]`` uint8, ``luma`` ``[height, width]`` uint8, both on the grid's pixels.

@@ -123,8 +123,8 @@ def _fault(fault: FaultResult) -> dict[str, Any]:
 OTHERS = 0.25
 """Cores that other programs may use before it is told."""
 
-_CALIBRATED = (
-    "No model ran: the calibrated engine drew its answers at random and took the time that a cost model says. "
+_SIMULATED = (
+    "No model ran: the simulated engine drew its answers at random and took the time that a cost model says. "
     "Cameras, sockets, decoding, scheduling and processes are real."
 )
 
@@ -140,7 +140,7 @@ def write(path: Path, facts: Facts, found: RunResult | Sequence[SearchResult]) -
 
 def page(facts: Facts, found: RunResult | Sequence[SearchResult]) -> str:
     """The page as text."""
-    notices = [_CALIBRATED] if facts.calibrated else []
+    notices = [_SIMULATED] if facts.simulated else []
     if isinstance(found, RunResult):
         head, good = verdict_text(found)
         drawn = charts.run_charts(found.ticks, found.faults, found.measurement.stride_s)

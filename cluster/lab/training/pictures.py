@@ -10,7 +10,7 @@ from PIL import Image, ImageFilter
 
 from cluster.lab.scenes import Scene, SceneObject, SceneRenderer
 from cluster.lab.training.config import Shape
-from cluster.types import ChangeGrid, FloatGrid, PatchGrid, SampledFrame, UInt8Array
+from cluster.types import ChangeGrid, FloatGrid, PatchGrid, SampledPicture, UInt8Array
 from cluster.vision.pruners.cells import cell_means
 
 _TEMPORAL = 2
@@ -93,7 +93,7 @@ def draw_samples(scene: Scene, shape: Shape, times: list[float], damage: Damage)
 
 def sampled_frame(
     index: int, sample: Sample, before: UInt8Array | None, grid: PatchGrid, *, anchor: bool, fresh: bool
-) -> tuple[SampledFrame, UInt8Array]:
+) -> tuple[SampledPicture, UInt8Array]:
     """What a codec processor without motion vectors would hand on, and the luma to compare the next sample with.
 
     ``before``: luma of the sample before, None for the first.
@@ -104,7 +104,7 @@ def sampled_frame(
     if before is not None:
         change = cell_means(np.maximum(luma, before) - np.minimum(luma, before), grid)
     cue = ChangeGrid(max_motion=still, net_motion=still, intra=still, luma=change, cue="luma", frames=1)
-    frame = SampledFrame(index, round(sample.second * 1_000_000), anchor, fresh, grid, sample.rgb, luma, cue)
+    frame = SampledPicture(index, round(sample.second * 1_000_000), anchor, fresh, grid, sample.rgb, luma, cue)
     return frame, luma
 
 
