@@ -15,18 +15,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from actors.camera_store import CameraStore
+from actors.processes import configure_logging, describe_process
 from actors.remote import own_host
-from actors.startup import configure_logging, describe_process
 from cluster import metrics
 from cluster.alerts.health import Watched
 from cluster.config import SightlineConfig
-from cluster.config.secrets import peer_tls
-from cluster.control.camera_record import Assignment, Route
+from cluster.config.security import peer_tls
+from cluster.control.camera_record import Assignment, Removals, Route
 from cluster.control.cameras.changes import follow_configuration
 from cluster.control.cameras.managed import CONFIGURATION, Managed
 from cluster.control.cameras.table import CameraTable
 from cluster.control.directory import Directory
-from cluster.control.removals import Removals
 from cluster.control.settings import fleet_settings
 from cluster.errors import SightlineError, UnavailableError
 from cluster.types import CameraStatus

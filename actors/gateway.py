@@ -27,11 +27,11 @@ from sightline.v1 import (
 )
 
 from actors.pages import Pages
+from actors.processes import configure_logging, describe_process
 from actors.remote import alerting, ask, controller
-from actors.startup import configure_logging, describe_process
 from cluster import metrics
 from cluster.config import SightlineConfig, parse_camera
-from cluster.config.secrets import peer_tls, tls_files
+from cluster.config.security import peer_tls, tls_files
 from cluster.control.cameras.managed import Managed, manager_from_outside
 from cluster.errors import UnavailableError
 from cluster.gateway import cameras, replicas
@@ -49,8 +49,7 @@ from cluster.gateway.merger import ResultsMerger
 from cluster.hosts import open_many_files, return_large_blocks
 from cluster.redaction import SourceAddress
 from cluster.replica import memory_service as memory
-from cluster.security.access import current
-from cluster.security.roles import PUSH
+from cluster.security.roles import PUSH, current
 from cluster.types import CameraStatus, Question
 from cluster.types.reports import ReplicaStatus
 from cluster.wire import answers as results

@@ -7,7 +7,7 @@ from pathlib import Path
 from cluster.config import SightlineConfig
 from cluster.control.costs import CostModel, load, names
 from cluster.control.ladder import FILE, Ladder, default
-from cluster.control.quality import ALL_EQUAL, FleetSettings
+from cluster.control.replica_load import ALL_EQUAL, FleetSettings
 from cluster.errors import ConfigError
 from cluster.models.catalog import locate
 

@@ -12,8 +12,7 @@ from pydantic import Field, ValidationError
 
 from cluster.config.camera import CameraEntry
 from cluster.config.load import expand
-from cluster.config.problems import InvalidConfigError, Problem, from_validation
-from cluster.config.quantity import Section
+from cluster.config.problems import InvalidConfigError, Problem, Section, from_validation
 from cluster.config.yaml import Document, read_yaml
 from cluster.errors import ConfigError
 from cluster.kubernetes.resource import KIND, CameraResource

@@ -14,7 +14,7 @@ from grpc_reflection.v1alpha import reflection
 from cluster.errors import ConfigError
 from cluster.wire import health
 from cluster.wire.channel import CLUSTER_MESSAGE_BYTES
-from cluster.wire.malformed import Malformed
+from cluster.wire.status import Malformed
 from cluster.wire.tls import PeerTls, TlsFiles, server_credentials
 
 MAX_PACKET_BYTES = 4 * 2**20

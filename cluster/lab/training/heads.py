@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from cluster.lab.training.batch import Dense
 from cluster.lab.training.labels import LABELS
+from cluster.lab.training.layout import Dense
 
 # Most labels are set at few tokens: a set one counts this many times as much.
 _POSITIVE = 4.0
