@@ -15,8 +15,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from actors.camera_store import CameraStore
-from actors.processes import configure_logging, describe_process
 from actors.remote import own_host
+from actors.startup import configure_logging, describe_process
 from cluster import metrics
 from cluster.alerts.health import Watched
 from cluster.config import SightlineConfig
@@ -37,8 +37,8 @@ from cluster.types.reports import (
     ReplicaStatus,
     StreamReport,
 )
-from cluster.wire.health import is_serving
 from cluster.wire.metrics_server import serve_metrics
+from cluster.wire.server import is_serving
 
 log = logging.getLogger(__name__)
 

@@ -12,8 +12,8 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import Field, ValidationError, model_validator
 
+from cluster.config.load import read_yaml
 from cluster.config.problems import Duration, Section, from_validation
-from cluster.config.yaml import read_yaml
 from cluster.control.demand import Demand
 from cluster.errors import ConfigError
 from cluster.types import PatchGeometry

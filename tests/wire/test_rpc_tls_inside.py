@@ -35,9 +35,8 @@ from cluster.security.roles import Role
 from cluster.wire.answers import SERVICE as RESULTS
 from cluster.wire.answers import AnswerHub, ResultsServicer
 from cluster.wire.channel import ChannelPool, open_channel
-from cluster.wire.health import is_serving
 from cluster.wire.metrics_server import MetricsServer
-from cluster.wire.server import RpcServer
+from cluster.wire.server import RpcServer, is_serving
 from cluster.wire.tls import PeerTls, TlsFiles
 
 QUICK = Backoff(first_s=0.05, longest_s=0.2, jitter=0.0)

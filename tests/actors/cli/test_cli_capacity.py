@@ -12,7 +12,7 @@ from cluster.config import SightlineConfig, camera_settings, load_config, parse_
 from cluster.control.costs import CostModel
 from cluster.control.directory import Directory
 from cluster.control.ladder import default
-from cluster.control.replica_load import FleetSettings
+from cluster.control.settings import FleetSettings
 from cluster.gateway import cameras, replicas
 from cluster.types import PatchGeometry
 from cluster.types.reports import DecoderInfo, ReplicaInfo
