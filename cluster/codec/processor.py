@@ -19,7 +19,7 @@ from cluster.codec.privacy import Polygon, PrivacyMasks, covered
 from cluster.codec.source import StreamHeader
 from cluster.codec.timeline import AnchorRule, Sampling, Timeline
 from cluster.errors import SourceError
-from cluster.types import EncodedPacket, PatchGeometry, PatchGrid, SampledFrame
+from cluster.types import EncodedPacket, PatchGeometry, PatchGrid, SampledPicture
 
 # A sequence number this far back is a late repeat; further back the count has started anew.
 _LATE = 1024
@@ -128,7 +128,7 @@ class CodecProcessor:
         """Sample at another rate from here on; nothing else changes."""
         self._sampling.change(fps)
 
-    def feed(self, packet: EncodedPacket) -> list[SampledFrame]:
+    def feed(self, packet: EncodedPacket) -> list[SampledPicture]:
         """Decode one packet; the samples it completed, oldest first."""
         self.stats.packets += 1
         if not self._in_sequence(packet):
@@ -152,7 +152,7 @@ class CodecProcessor:
             frames = self._decode_again()
         return self._show(frames or [])
 
-    def decode_keyframe_only(self, packet: EncodedPacket) -> list[SampledFrame]:
+    def decode_keyframe_only(self, packet: EncodedPacket) -> list[SampledPicture]:
         """Instead of :meth:`feed`, a fraction of its work: a keyframe is decoded by itself and shown at once, anything
         else is passed over. The next packet fed is one after a loss, which no counter takes for a fault of the video.
         """
@@ -165,7 +165,7 @@ class CodecProcessor:
             self._lose()
         return []
 
-    def drain(self) -> list[SampledFrame]:
+    def drain(self) -> list[SampledPicture]:
         """The samples among the pictures still held back; call when the video ends."""
         if self._decoder is None or self._trust is _Trust.LOST:
             return []
@@ -283,7 +283,7 @@ class CodecProcessor:
         self._order.reset()
 
     # -- pictures -------------------------------------------------------------------------------
-    def _show(self, frames: list[VideoFrame]) -> list[SampledFrame]:
+    def _show(self, frames: list[VideoFrame]) -> list[SampledPicture]:
         samples = []
         for frame in frames:
             self.stats.frames_decoded += 1
@@ -294,7 +294,7 @@ class CodecProcessor:
                 break
         return samples
 
-    def _shown(self, frame: VideoFrame) -> SampledFrame | None:
+    def _shown(self, frame: VideoFrame) -> SampledPicture | None:
         if frame.is_corrupt:
             self.stats.corrupt_frames += 1
             self.resync("corrupt")
@@ -374,7 +374,7 @@ class CodecProcessor:
     def _reorders(self) -> bool:
         return self._decoder is not None and self._decoder.reorders
 
-    def _sample(self, frame: VideoFrame, time: int, view: _View) -> SampledFrame | None:
+    def _sample(self, frame: VideoFrame, time: int, view: _View) -> SampledPicture | None:
         if self._fresh or self._gap:
             view.change.reset()
         try:
@@ -387,7 +387,7 @@ class CodecProcessor:
         change = view.change.take(luma)
         self.stats.cue = change.cue
         anchor = self._anchors.sample(time)
-        sample = SampledFrame(
+        sample = SampledPicture(
             index=self.stats.frames_sampled,
             pts=time,
             anchor=anchor,

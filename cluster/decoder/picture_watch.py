@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from cluster.types import MICROSECONDS, PictureHealth, SampledFrame, UInt8Array
+from cluster.types import MICROSECONDS, PictureHealth, SampledPicture, UInt8Array
 
 STILL_LEVELS = 0.2
 """A cell whose mean luma differs by less, in grey levels, has not changed at all: a sensor's noise moves more."""
@@ -44,7 +44,7 @@ class PictureWatch:
         self._familiar_pts = 0
         self._still_since = 0
 
-    def feed(self, frame: SampledFrame) -> None:
+    def feed(self, frame: SampledPicture) -> None:
         """Take one sample. They come in order of ``pts``; after a ``fresh`` one the clock may have started anew."""
         some = frame.luma[::STRIDE, ::STRIDE]
         difference = frame.change.luma

@@ -18,7 +18,7 @@ from cluster.codec.privacy import Polygon
 from cluster.codec.processor import CodecOptions, CodecProcessor
 from cluster.decoder.picture_watch import PictureWatch
 from cluster.errors import CapacityError, SourceError
-from cluster.types import BoolGrid, EncodedPacket, FrameSample, PatchGeometry, PictureHealth, SampledFrame
+from cluster.types import BoolGrid, EncodedPacket, FrameSample, PatchGeometry, PictureHealth, SampledPicture
 from cluster.vision.pruners.base import make_pruner
 from cluster.vision.sampler import PatchSampler
 
@@ -120,7 +120,7 @@ class PipelineStatus:
 
 
 Sink = Callable[[FrameSample], None]
-Show = Callable[[SampledFrame, BoolGrid], None]
+Show = Callable[[SampledPicture, BoolGrid], None]
 """Told of the newest picture and of the patches of it that are kept; keeps at most a reference."""
 
 
@@ -293,7 +293,7 @@ class CameraPipeline:
         if last is not None:
             self._send(last)
 
-    def _take(self, frames: list[SampledFrame], *, alone: bool = False) -> None:
+    def _take(self, frames: list[SampledPicture], *, alone: bool = False) -> None:
         """``alone``: nothing follows that these pictures could be united with."""
         for frame in frames:
             with self._turns:

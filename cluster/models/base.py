@@ -18,9 +18,11 @@ import torch
 from torch import Tensor, nn
 
 from cluster.errors import ModelError
-from cluster.models.checkpoint import PATCHES_PER_PASS, Checkpoint, linear_weights
+from cluster.models.checkpoint import INSTRUCTION, PATCHES_PER_PASS, SYSTEM_PROMPT, Checkpoint, linear_weights
 from cluster.models.settings import ModelSettings
 from cluster.types import PatchGeometry, PatchGrid
+
+_ANSWER = "<|im_end|>\n<|im_start|>assistant\n"
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +83,11 @@ class VisionLanguageModel(ABC):
     family: ClassVar[str]
     # Special tokens its prompt is made of: a tokenizer that would spell them out letter by letter is refused.
     prompt_tokens: ClassVar[tuple[str, ...]]
+    # What its prompt has before the first frame and behind the last.
+    video_brackets: ClassVar[tuple[str, str]] = ("", "")
+    # Of pixels (RGB), where the checkpoint has no image processor.
+    pixel_mean: ClassVar[tuple[float, ...]]
+    pixel_std: ClassVar[tuple[float, ...]]
 
     # Its parts have types only at run time.
     model: Any
@@ -98,6 +105,7 @@ class VisionLanguageModel(ABC):
         self.dtype = checkpoint.dtype
         self.random_weights = checkpoint.random_weights
         self.settings = checkpoint.settings
+        self.mean, self.std = checkpoint.mean or self.pixel_mean, checkpoint.std or self.pixel_std
         self.geometry = self._geometry(checkpoint)
         for token in self.prompt_tokens:
             self._require(token)
@@ -115,11 +123,6 @@ class VisionLanguageModel(ABC):
     @property
     def _text_model(self) -> Any:
         return self.model.model.language_model
-
-    @property
-    def _open_instruction(self) -> str:
-        """What follows a free question: what the checkpoint was trained with, by default nothing."""
-        return self.settings.open_instruction or ""
 
     @classmethod
     @abstractmethod
@@ -165,19 +168,27 @@ class VisionLanguageModel(ABC):
             room -= count
         return parts
 
+    def _patch_positions(self, cells: Tensor) -> Tensor:
+        """Group cells ``[g, 2]`` -> (row, col) of each of their patches ``[g * merge**2, 2]``."""
+        merge = self.geometry.merge
+        inner = torch.cartesian_prod(*[torch.arange(merge, device=cells.device)] * 2)
+        return (cells[:, None] * merge + inner).flatten(0, 1)
+
     # -- text -----------------------------------------------------------------------------------
-    @abstractmethod
     def system_ids(self) -> list[int]:
         """Token ids before the first frame; the same for every stream, so its KV is computed once and shared."""
+        before = f"<|im_start|>system\n{SYSTEM_PROMPT}<|im_end|>\n<|im_start|>user\n"
+        return self._ids(before + self.video_brackets[0])
 
-    @abstractmethod
     def question_ids(self, text: str) -> list[int]:
         """Token ids from the end of the last frame to where the answer's first token is predicted."""
+        return self._prompt_ids(self.video_brackets[1], text, f"{INSTRUCTION}{_ANSWER}")
 
-    @abstractmethod
     def ask_ids(self, text: str, *, follow_up: bool = False) -> list[int]:
         """Like :meth:`question_ids`, for a free question about the past; ``follow_up``: after the last answer's tokens
-        instead of the last frame."""
+        instead of the last frame. What the checkpoint was trained with follows it, by default nothing."""
+        before = "<|im_end|>\n<|im_start|>user\n" if follow_up else self.video_brackets[1]
+        return self._prompt_ids(before, text, f"{self.settings.open_instruction or ''}{_ANSWER}")
 
     def _ids(self, text: str) -> list[int]:
         return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])

@@ -15,8 +15,6 @@ from cluster.models.base import FrameSpan, FrameTokens, PatchBatch, VisionLangua
 from cluster.models.checkpoint import (
     IMAGENET_MEAN,
     IMAGENET_STD,
-    INSTRUCTION,
-    SYSTEM_PROMPT,
     Checkpoint,
     linear_weights,
     normalise,
@@ -36,10 +34,10 @@ class InternVL(VisionLanguageModel):
 
     family = "internvl"
     prompt_tokens = ("<|im_start|>", "<|im_end|>", "<img>", "</img>")
+    pixel_mean, pixel_std = IMAGENET_MEAN, IMAGENET_STD
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         super().__init__(checkpoint)
-        self.mean, self.std = checkpoint.mean or IMAGENET_MEAN, checkpoint.std or IMAGENET_STD
         self._tower: Any = self.model.model.vision_tower
         self._tower.config._attn_implementation = PACKED
         self._before = self._ids(BEFORE_FRAME)
@@ -145,22 +143,9 @@ class InternVL(VisionLanguageModel):
 
     def _raster(self, cells: Tensor) -> Tensor:
         """Group cells ``[g, 2]`` -> raster index on the tile of each of their patches ``[g * merge**2]``."""
-        geometry = self.geometry
-        assert geometry.square is not None
-        inner = torch.cartesian_prod(*[torch.arange(geometry.merge, device=cells.device)] * 2)
-        places = (cells[:, None] * geometry.merge + inner).flatten(0, 1)
-        return places[:, 0] * (geometry.square // geometry.patch) + places[:, 1]
-
-    # -- prompt -----------------------------------------------------------------------------------
-    def system_ids(self) -> list[int]:
-        return self._ids(f"<|im_start|>system\n{SYSTEM_PROMPT}<|im_end|>\n<|im_start|>user\n")
-
-    def question_ids(self, text: str) -> list[int]:
-        return self._prompt_ids("", text, f"{INSTRUCTION}<|im_end|>\n<|im_start|>assistant\n")
-
-    def ask_ids(self, text: str, *, follow_up: bool = False) -> list[int]:
-        before = "<|im_end|>\n<|im_start|>user\n" if follow_up else ""
-        return self._prompt_ids(before, text, f"{self._open_instruction}<|im_end|>\n<|im_start|>assistant\n")
+        assert self.geometry.square is not None
+        row, col = self._patch_positions(cells).unbind(1)
+        return row * (self.geometry.square // self.geometry.patch) + col
 
     # -- positions --------------------------------------------------------------------------------
     def window_positions(self, first: int, frames: Sequence[FrameSpan]) -> WindowPositions:

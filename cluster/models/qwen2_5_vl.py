@@ -16,8 +16,6 @@ from cluster.models.base import FrameSpan, PatchBatch, VisionLanguageModel, Wind
 from cluster.models.checkpoint import (
     CLIP_MEAN,
     CLIP_STD,
-    INSTRUCTION,
-    SYSTEM_PROMPT,
     Checkpoint,
     linear_weights,
     normalise,
@@ -43,10 +41,11 @@ class Qwen25VL(VisionLanguageModel):
 
     family = "qwen2_5_vl"
     prompt_tokens = ("<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>")
+    video_brackets = ("<|vision_start|>", "<|vision_end|>")
+    pixel_mean, pixel_std = CLIP_MEAN, CLIP_STD
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         super().__init__(checkpoint)
-        self.mean, self.std = checkpoint.mean or CLIP_MEAN, checkpoint.std or CLIP_STD
         self._visual: Any = self.model.model.visual
         self._visual.config._attn_implementation = PACKED
 
@@ -117,23 +116,6 @@ class Qwen25VL(VisionLanguageModel):
     def _embed_patches(self, patches: Tensor) -> Tensor:
         # A Conv3d whose stride is its kernel is a matrix product, and a far faster one on CPU.
         return F.linear(self._pixel_values(patches), self._visual.patch_embed.proj.weight.flatten(1))
-
-    def _patch_positions(self, cells: Tensor) -> Tensor:
-        """Group cells ``[g, 2]`` -> (row, col) of each of their patches ``[g * merge**2, 2]``."""
-        merge = self.geometry.merge
-        inner = torch.cartesian_prod(*[torch.arange(merge, device=cells.device)] * 2)
-        return (cells[:, None] * merge + inner).flatten(0, 1)
-
-    # -- prompt -----------------------------------------------------------------------------------
-    def system_ids(self) -> list[int]:
-        return self._ids(f"<|im_start|>system\n{SYSTEM_PROMPT}<|im_end|>\n<|im_start|>user\n<|vision_start|>")
-
-    def question_ids(self, text: str) -> list[int]:
-        return self._prompt_ids("<|vision_end|>", text, f"{INSTRUCTION}<|im_end|>\n<|im_start|>assistant\n")
-
-    def ask_ids(self, text: str, *, follow_up: bool = False) -> list[int]:
-        before = "<|im_end|>\n<|im_start|>user\n" if follow_up else "<|vision_end|>"
-        return self._prompt_ids(before, text, f"{self._open_instruction}<|im_end|>\n<|im_start|>assistant\n")
 
     # -- positions --------------------------------------------------------------------------------
     def window_positions(self, first: int, frames: Sequence[FrameSpan]) -> WindowPositions:

@@ -26,7 +26,7 @@ from cluster.types.pictures import (
     FrameTrace,
     PatchGeometry,
     PatchGrid,
-    SampledFrame,
+    SampledPicture,
     UInt8Array,
     mask_digest,
 )
@@ -53,7 +53,7 @@ __all__ = [
     "PatchGrid",
     "PictureHealth",
     "Question",
-    "SampledFrame",
+    "SampledPicture",
     "StreamSpec",
     "Timing",
     "TokenCount",

@@ -28,7 +28,7 @@ class FrameSample:
       merged grid, then the ``merge x merge`` patches of a group row-major
     * ``pts``: of the first of its ``T`` samples; ``duration``: microseconds it stands for (T / fps)
     * ``activity``: share of groups the codec saw change, before anchors and dilation, 0..1
-    * ``fresh``, ``gap``: see :class:`SampledFrame`. At a fresh frame the stream's window begins anew; after a gap it
+    * ``fresh``, ``gap``: see :class:`SampledPicture`. At a fresh frame the stream's window begins anew; after a gap it
       goes on, with a hole in it, where the frame follows the one before on the same grid and a credible clock
     * ``windows_dropped``: windows that the decoder has counted as dropped until this frame, which it did not send
     * ``trace``: ``None`` for all but the few that are traced
@@ -193,7 +193,7 @@ class ChangeGrid:
 
 
 @dataclass(frozen=True, slots=True)
-class SampledFrame:
+class SampledPicture:
     """One sampled picture, resized to the patch grid, with what changed since the last one (codec -> vision).
 
     ``rgb`` is ``[height, width, 3]`` uint8, ``luma`` ``[height, width]`` uint8, both on the grid's pixels.

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from cluster.types import MICROSECONDS, BoolGrid, FrameSample, PatchGrid, SampledFrame, UInt8Array, mask_digest
+from cluster.types import MICROSECONDS, BoolGrid, FrameSample, PatchGrid, SampledPicture, UInt8Array, mask_digest
 from cluster.vision.pruners.base import Pruner, everything
 from cluster.vision.pruners.cells import any_in_group, expand_groups
 
@@ -35,7 +35,7 @@ def cut_patches(pictures: list[UInt8Array], groups: BoolGrid, grid: PatchGrid) -
 class _Pending:
     """A sample that waits for the rest of its temporal patch; ``period``: microseconds until the next one."""
 
-    frame: SampledFrame
+    frame: SampledPicture
     mask: BoolGrid
     activity: float
     period: float
@@ -73,7 +73,7 @@ class PatchSampler:
             setattr(self._pruner, self._pruner.knob, self._threshold * prune)
         self.fps = fps
 
-    def feed(self, frame: SampledFrame) -> FrameSample | None:
+    def feed(self, frame: SampledPicture) -> FrameSample | None:
         """Take the next sample; returns a frame once ``T`` samples are together."""
         if self._pending and (frame.random_access or frame.grid != self._pending[0].frame.grid):
             self.dropped += len(self._pending)

@@ -281,7 +281,7 @@ def test_exposure_noise_and_what_moves_are_no_other_scene(tmp_path):
 
 def test_the_new_scene_becomes_the_usual_one(make):
     """Not from a file, which would be long: the same pictures again and again."""
-    from cluster.types import ChangeGrid, PatchGrid, SampledFrame
+    from cluster.types import ChangeGrid, PatchGrid, SampledPicture
 
     grid = PatchGrid(24, 40, 8, 2, 2)
     planes = [np.zeros((24, 40), np.float32)] * 3
@@ -289,7 +289,7 @@ def test_the_new_scene_becomes_the_usual_one(make):
     watch, strange = PictureWatch(), []
     for index in range(2 * round(SETTLE_S + 60)):
         luma = scene(1 if index < 60 else 2).astype(np.uint8)
-        frame = SampledFrame(index, index * 500_000, False, index == 0, grid, luma, luma, change)
+        frame = SampledPicture(index, index * 500_000, False, index == 0, grid, luma, luma, change)
         watch.feed(frame)
         strange.append(watch.health.strangeness)
     assert max(strange[:60]) < 0.1

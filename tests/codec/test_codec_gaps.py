@@ -17,14 +17,14 @@ from hypothesis import strategies as st
 from cluster.codec import StreamHeader
 from cluster.codec.processor import CodecOptions, CodecProcessor
 from cluster.errors import SourceError
-from cluster.types import MICROSECONDS, EncodedPacket, SampledFrame
+from cluster.types import MICROSECONDS, EncodedPacket, SampledPicture
 
 FRAME = MICROSECONDS // FPS
 NAMES = [*H264_CLIPS, "hevc", "hevc_b"]
 
 
 @functools.cache
-def clip(name: str) -> tuple[StreamHeader, list[EncodedPacket], dict[int, SampledFrame]]:
+def clip(name: str) -> tuple[StreamHeader, list[EncodedPacket], dict[int, SampledPicture]]:
     """Three seconds of the walk, GOP 20, with every picture as a clean decoding samples it, by time."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "clip.mp4"
@@ -38,7 +38,7 @@ def clip(name: str) -> tuple[StreamHeader, list[EncodedPacket], dict[int, Sample
     return header, packets, {sample.pts: sample for sample in samples}
 
 
-def check(name: str, samples: list[SampledFrame], *, tolerance: int = 0) -> None:
+def check(name: str, samples: list[SampledPicture], *, tolerance: int = 0) -> None:
     """Every sample shows the picture of its time, and a break in time is told."""
     _, _, clean = clip(name)
     if name == "gradual":

@@ -20,7 +20,7 @@ from cluster.decoder.pipeline import CameraPipeline, PipelineSettings
 from cluster.lab.bench import hostile_video
 from cluster.lab.bench.faults.decoder import X265, encoded
 from cluster.lab.bench.hostile_video import H264Writer
-from cluster.types import MICROSECONDS, EncodedPacket, SampledFrame
+from cluster.types import MICROSECONDS, EncodedPacket, SampledPicture
 
 FRAME = MICROSECONDS // FPS
 
@@ -32,7 +32,7 @@ def packets(datas: list[bytes], codec: str = "h264", keyframes: tuple[int, ...] 
     ]
 
 
-def feed(processor: CodecProcessor, given: list[EncodedPacket]) -> list[SampledFrame]:
+def feed(processor: CodecProcessor, given: list[EncodedPacket]) -> list[SampledPicture]:
     return [sample for packet in given for sample in processor.feed(packet)]
 
 

@@ -15,7 +15,7 @@ from rtsp_server import RtspServer
 from cluster.codec import Backoff, CameraState, RtspSource, SourceStatus, SourceSupervisor
 from cluster.codec.processor import CodecOptions, CodecProcessor
 from cluster.errors import SourceError
-from cluster.types import SampledFrame
+from cluster.types import SampledPicture
 
 QUICK = Backoff(first_s=0.05, longest_s=0.2)
 PATIENCE_S = 30.0
@@ -46,7 +46,7 @@ class Camera:
         self.processor = CodecProcessor(GEOMETRY, CodecOptions(fps=FPS))
         self.supervisor = SourceSupervisor(source, QUICK)
         self.told: list[SourceStatus] = []
-        self.samples: list[SampledFrame] = []
+        self.samples: list[SampledPicture] = []
         self._changed = threading.Condition()
         self.thread = threading.Thread(target=self._run, daemon=True)
         self.thread.start()

@@ -14,7 +14,7 @@ import numpy as np
 
 from cluster.codec import FileSource, StreamHeader
 from cluster.codec.processor import CodecOptions, CodecProcessor
-from cluster.types import MICROSECONDS, EncodedPacket, PatchGeometry, SampledFrame
+from cluster.types import MICROSECONDS, EncodedPacket, PatchGeometry, SampledPicture
 
 GEOMETRY = PatchGeometry(patch=8, merge=2, temporal=2)
 WIDTH, HEIGHT, FPS = 192, 128, 20
@@ -136,7 +136,7 @@ def process(
     fps: float = FPS,
     anchor_interval_s: float = 8.0,
     geometry: PatchGeometry = GEOMETRY,
-) -> tuple[CodecProcessor, list[SampledFrame]]:
+) -> tuple[CodecProcessor, list[SampledPicture]]:
     """Everything sampled from ``packets``, the end included."""
     processor = CodecProcessor(geometry, CodecOptions(fps=fps, anchor_interval_s=anchor_interval_s))
     processor.open(header)
@@ -144,5 +144,5 @@ def process(
     return processor, samples + processor.drain()
 
 
-def seconds(sample: SampledFrame) -> float:
+def seconds(sample: SampledPicture) -> float:
     return sample.pts / MICROSECONDS

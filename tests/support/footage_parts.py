@@ -33,7 +33,7 @@ from cluster.errors import UnavailableError
 from cluster.gateway import pictures_proxy as pictures
 from cluster.gateway.guard import Guard
 from cluster.gateway.pictures_proxy import FootageServicer, PicturesProxy
-from cluster.types import MICROSECONDS, Answer, ChangeGrid, EncodedPacket, PatchGrid, SampledFrame, TokenCount
+from cluster.types import MICROSECONDS, Answer, ChangeGrid, EncodedPacket, PatchGrid, SampledPicture, TokenCount
 from cluster.wire.channel import ChannelPool
 from cluster.wire.server import RpcServer
 
@@ -123,12 +123,12 @@ def played(data: bytes) -> list[tuple[float, int]]:
 GRID = PatchGrid(rows=4, cols=6, patch=16, merge=2, temporal=2)
 
 
-def sample(index: int, grey: int = 200) -> SampledFrame:
+def sample(index: int, grey: int = 200) -> SampledPicture:
     """Two a second, 96 x 64 pixels in patches of 16, one grey all over."""
     zeros = np.zeros((4, 6), np.float32)
     rgb = np.full((64, 96, 3), grey, np.uint8)
     change = ChangeGrid(zeros, zeros, zeros, zeros, "luma", 1)
-    return SampledFrame(index, index * 500_000, False, False, GRID, rgb, rgb[..., 0], change)
+    return SampledPicture(index, index * 500_000, False, False, GRID, rgb, rgb[..., 0], change)
 
 
 class Alarm:

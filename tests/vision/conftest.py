@@ -11,11 +11,11 @@ import pytest
 from cluster.codec import FileSource
 from cluster.codec.processor import CodecProcessor
 from cluster.lab.clips import make_demo_clips
-from cluster.types import ChangeGrid, PatchGeometry, PatchGrid, SampledFrame, UInt8Array
+from cluster.types import ChangeGrid, PatchGeometry, PatchGrid, SampledPicture, UInt8Array
 
 QWEN = PatchGeometry(patch=14, merge=2, temporal=2)
 
-FrameMaker = Callable[..., SampledFrame]
+FrameMaker = Callable[..., SampledPicture]
 
 
 @pytest.fixture
@@ -28,7 +28,7 @@ def make_frame(grid: PatchGrid) -> FrameMaker:
     """``make_frame(luma, index=3, anchor=True, net_motion=plane, ...)``: a sample whose planes are zero but for those
     given; ``luma`` may be one number."""
 
-    def make(luma: UInt8Array | int, *, index: int = 0, on: PatchGrid = grid, **given) -> SampledFrame:
+    def make(luma: UInt8Array | int, *, index: int = 0, on: PatchGrid = grid, **given) -> SampledPicture:
         flags = {name: given.pop(name, index == 0) for name in ("anchor", "fresh")}
         cue = given.pop("cue", "vectors+luma")
         planes = {
@@ -40,7 +40,7 @@ def make_frame(grid: PatchGrid) -> FrameMaker:
         luma = np.broadcast_to(np.asarray(luma, np.uint8), (on.height, on.width)).copy()
         rgb = np.repeat(luma[..., None], 3, axis=2)
         change = ChangeGrid(**planes, luma=difference, cue=cue, frames=6)
-        return SampledFrame(index, index * 500_000, flags["anchor"], flags["fresh"], on, rgb, luma, change)
+        return SampledPicture(index, index * 500_000, flags["anchor"], flags["fresh"], on, rgb, luma, change)
 
     return make
 
@@ -51,12 +51,12 @@ def clips(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 @pytest.fixture(scope="session")
-def sampled(clips: dict[str, Path]) -> dict[str, list[SampledFrame]]:
+def sampled(clips: dict[str, Path]) -> dict[str, list[SampledPicture]]:
     """Each clip's samples at 2 per second, on Qwen's geometry of 448 x 448 pixels."""
     return {kind: sample_file(path) for kind, path in clips.items()}
 
 
-def sample_file(path: Path) -> list[SampledFrame]:
+def sample_file(path: Path) -> list[SampledPicture]:
     source, processor = FileSource(path), CodecProcessor(QWEN)
     processor.open(source.open())
     frames = [frame for packet in source.packets() for frame in processor.feed(packet)]

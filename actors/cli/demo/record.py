@@ -23,7 +23,7 @@ from cluster.lab.report.truth import EventInterval
 from cluster.lab.scenes.truth import SceneTruth, truth_path
 from cluster.lab.scenes.vocabulary import SceneEvent, window_label
 from cluster.models import load_model
-from cluster.types import MICROSECONDS, Answer, CameraStatus, FrameSample, LastAnswer, Question, SampledFrame
+from cluster.types import MICROSECONDS, Answer, CameraStatus, FrameSample, LastAnswer, Question, SampledPicture
 from cluster.vision import make_pruner
 
 PICTURES = 5
@@ -94,7 +94,7 @@ def measure(
     return Measured(model.random_weights, parameters, found)
 
 
-def _once(frames: Sequence[tuple[FrameSample, SampledFrame]]) -> list[tuple[FrameSample, SampledFrame]]:
+def _once(frames: Sequence[tuple[FrameSample, SampledPicture]]) -> list[tuple[FrameSample, SampledPicture]]:
     """The frames before the scene starts again."""
     end = frames[0][0].pts + round(SCENE_SECONDS * MICROSECONDS)
     return [pair for pair in frames if pair[0].pts < end]

@@ -17,7 +17,7 @@ from cluster.codec.decoder import DecodeError, Decoder
 from cluster.decoder.footage.clip import Painter
 from cluster.decoder.footage.stretches import Placed
 from cluster.errors import NotReadyError, SourceError
-from cluster.types import BoolGrid, SampledFrame, UInt8Array
+from cluster.types import BoolGrid, SampledPicture, UInt8Array
 from cluster.vision.draw import overlay
 
 JPEG = "image/jpeg"
@@ -47,7 +47,7 @@ class Picture:
 
 @dataclass(frozen=True, slots=True)
 class _Shown:
-    frame: SampledFrame
+    frame: SampledPicture
     mask: BoolGrid
     at_s: float
 
@@ -61,7 +61,7 @@ class LatestPicture:
         self._made_of: _Shown | None = None
         self._made: dict[tuple[bool, int], tuple[bytes, int, int]] = {}
 
-    def show(self, frame: SampledFrame, mask: BoolGrid) -> None:
+    def show(self, frame: SampledPicture, mask: BoolGrid) -> None:
         """The camera's thread: this is the newest now."""
         self._shown = _Shown(frame, mask, time.monotonic())
 

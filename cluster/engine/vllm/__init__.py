@@ -8,9 +8,9 @@ A window's way, module by module (only those marked * import vLLM):
    beginning a KV connector can serve.
 3. ``items``*: a prompt is ``[system | items | question]``, rendered. An item is embeddings, the position of each, and a
    key of both, which vLLM's prefix cache goes by. Items stand in any order: positions alone say where tokens are.
-4. ``host``* keeps a ``core``* answering: vLLM's ``AsyncLLM`` with a deadline, started anew when its processes died.
-5. Inside vLLM's processes, ``plugin`` registers ``model``* (``processing``* is what vLLM asks of it beforehand), which
-   gives exactly our ``positions`` to vLLM's own Qwen2. ``served`` writes what it is loaded from.
+4. ``core``*: vLLM's ``AsyncLLM`` with a deadline, started anew when its processes died.
+5. Inside vLLM's processes, ``plugin`` registers ``model``*, which gives exactly our ``positions`` to vLLM's own Qwen2.
+   ``served`` writes what it is loaded from.
 
 A prompt by hand::
 

@@ -1,4 +1,4 @@
-"""vLLM's engine core in its own processes: started, asked with a deadline, told dead from alive, and ended.
+"""vLLM's engine core in its own processes: started, asked with a deadline, ended, and begun anew when it died.
 
 ``AsyncLLM`` and not ``LLMEngine``: the latter waits for its core without a limit, and forever once the core was
 killed. Its event loop belongs to this object and runs only inside its calls.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -20,12 +20,14 @@ import torch
 from vllm import SamplingParams
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.exceptions import VLLMClientError
+from vllm.inputs import tokens_input
 from vllm.outputs import RequestOutput
 from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError
 
 from cluster.engine.vllm.plugin import OWNED
+from cluster.engine.vllm.settings import VllmSettings
 from cluster.engine.vllm.stats import StatsRecorder, VllmStats
 from cluster.errors import ModelError, UnavailableError
 
@@ -94,11 +96,6 @@ class VllmCore:
             raise ModelError(_refusal(error)) from error
 
     @property
-    def alive(self) -> bool:
-        """Whether it can be asked."""
-        return self._llm is not None and not self._broken and not self._llm.errored
-
-    @property
     def max_tokens(self) -> int:
         """Longest prompt with its answer, as vLLM settled it."""
         assert self._llm is not None
@@ -117,7 +114,7 @@ class VllmCore:
             UnavailableError: the core has died, or did not answer in time; it is of no more use.
             ValueError: vLLM refuses a prompt.
         """
-        if not self.alive:
+        if self._llm is None or self._broken or self._llm.errored:
             raise UnavailableError(f"vLLM's engine core {self._broken or 'has died'}; it must be started anew")
         try:
             return self._loop.run_until_complete(self._answer(asks, timeout_s))
@@ -191,6 +188,113 @@ class VllmCore:
             prompt=len(output.prompt_token_ids or ()),
             cached=output.num_cached_tokens or 0,
         )
+
+
+class VllmHost:
+    """A :class:`VllmCore` that is ended when it fails, and started anew when it is asked again.
+
+    ``max_tokens``: longest prompt with its answer.
+
+    Args:
+        arguments: complete engine arguments (:func:`engine_arguments`).
+        watched, ends: see :class:`VllmCore`.
+        settings: how long an answer may take, and how often a core may fail.
+        lost: called when all that a core held is gone.
+
+    Raises:
+        ModelError: vLLM refuses an argument, or its core does not start.
+    """
+
+    def __init__(
+        self,
+        arguments: Mapping[str, Any],
+        watched: Sequence[int],
+        ends: Sequence[int],
+        settings: VllmSettings,
+        lost: Callable[[], None],
+    ) -> None:
+        self.settings = settings
+        self._arguments, self._watched, self._ends, self._lost = arguments, watched, ends, lost
+        self._failures = 0
+        self._closed = False
+        self._core: VllmCore | None = None
+        self.max_tokens = self._begin()
+
+    @property
+    def stats(self) -> VllmStats:
+        """What the engine core there is now did."""
+        return VllmStats() if self._core is None else self._core.stats
+
+    def processes(self) -> list[int]:
+        """Ids of vLLM's engine core processes."""
+        return [] if self._core is None else self._core.processes()
+
+    def check(self) -> None:
+        """Whether it can answer, or will start its core anew when it is next asked.
+
+        Raises:
+            UnavailableError: its cores failed too often in a row, or it was closed.
+        """
+        if self._closed:
+            raise UnavailableError("this engine was closed")
+        if self._failures > self.settings.restarts:
+            raise UnavailableError(
+                f"vLLM's engine core died or hung {self._failures} times in a row; the replica must be replaced, and "
+                "its log says why they did"
+            )
+
+    def ask(self, asks: Sequence[Ask]) -> list[Reply]:
+        """All prompts at once.
+
+        Raises:
+            UnavailableError: the core died, or did not answer in time; the next call starts another, while
+                :meth:`check` allows it.
+            ValueError: vLLM refuses a prompt.
+        """
+        self.check()
+        if self._core is None:
+            self._revive()
+        assert self._core is not None
+        try:
+            replies = self._core.answer(asks, self.settings.timeout_s)
+        except UnavailableError as error:
+            log.error("%s", error)
+            self._failures += 1
+            # Now, so that its memory is free for whoever comes after it.
+            self._end()
+            self._lost()
+            raise
+        self._failures = 0
+        return replies
+
+    def close(self) -> None:
+        """End vLLM's processes."""
+        self._closed = True
+        self._end()
+
+    def _end(self) -> None:
+        core, self._core = self._core, None
+        if core is not None:
+            core.close()
+
+    def _revive(self) -> None:
+        log.warning("starting another vLLM engine core")
+        try:
+            self.max_tokens = self._begin()
+        except (ModelError, UnavailableError) as error:
+            self._failures += 1
+            raise UnavailableError(f"vLLM's engine core could not be started anew: {error}") from error
+
+    def _begin(self) -> int:
+        core = VllmCore(self._arguments, self._watched, self._ends)
+        try:
+            # What vLLM compiles on its first request must not count against the first window's time.
+            core.answer([Ask(tokens_input(list(self._watched[:1])), 1)], WARM_UP_S)
+        except BaseException:
+            core.close()
+            raise
+        self._core = core
+        return core.max_tokens
 
 
 async def _cancelled(tasks: Sequence[asyncio.Task[Any]]) -> None:

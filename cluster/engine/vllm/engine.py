@@ -15,7 +15,7 @@ import torch
 
 from cluster.engine.base import finished
 from cluster.engine.vllm.served import Served, serve_folder
-from cluster.engine.vllm.settings import VllmSettings
+from cluster.engine.vllm.settings import VllmSettings, engine_arguments
 from cluster.engine.window.checks import NOMINAL_FPS
 from cluster.engine.window.score import end_tokens, score_of
 from cluster.engine.window.stream import spans_of
@@ -239,7 +239,7 @@ class VllmEngine(WindowedEngine):
 
         from cluster.engine.vllm import plugin
         from cluster.engine.vllm.connector.window_checkpoint import WindowCheckpoints
-        from cluster.engine.vllm.host import VllmHost, engine_arguments
+        from cluster.engine.vllm.core import VllmHost
 
         plugin.register()
         cpu = current_platform.is_cpu()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -67,8 +68,11 @@ class TimeOrder:
     """
 
     def __init__(self, model: VisionLanguageModel, served: Served, writer: TierWriter | None = None) -> None:
-        self.prompts = Prompts(model, served)
+        self.model = model
+        self.served = served
         self.writer = writer
+        self.system_ids = model.system_ids()
+        self.question_ids = lru_cache(maxsize=4096)(model.question_ids)
 
     def asks(self, window: Window) -> list[Ask]:
         """One per question, in the order of the questions.
@@ -76,9 +80,9 @@ class TimeOrder:
         Raises:
             ValueError: embeddings and positions do not fit each other, or the model.
         """
-        items = self.prompts.items(window)
+        items = self._items(window)
         return [
-            Ask(self.prompts.prompt(window, items, question), len(self.prompts.question(question)), max_tokens)
+            Ask(self.prompt(window, items, question), len(self.question_ids(question.text)), max_tokens)
             for question, max_tokens in zip(window.questions, window.max_tokens, strict=True)
         ]
 
@@ -89,13 +93,12 @@ class TimeOrder:
     def done(self, window: Window, replies: Sequence[Reply]) -> Counted:
         """All questions of the window were answered. What the first one found cached was there from an earlier one."""
         visual = window.visual
-        found = min(reply.cached for reply in replies) - len(self.prompts.system)
+        found = min(reply.cached for reply in replies) - len(self.system_ids)
         reused = min(max(0, found), visual)
         return Counted.of(reused, 0, visual - reused, replies)
 
     def forget(self, stream: str, *, everywhere: bool = False) -> None:
         """The stream is gone from here; ``everywhere``: from wherever something of it outlives this process too."""
-        self.prompts.forget(stream)
         if self.writer is not None and everywhere:
             self.writer.forget(stream)
         elif self.writer is not None:
@@ -113,19 +116,24 @@ class TimeOrder:
         if self.writer is not None:
             self.writer.close()
 
+    # -- prompts ----------------------------------------------------------------------------------
+    def prompt(self, window: Window, items: Sequence[WindowItem], question: Question, **options: Any) -> Any:
+        """``[system | items | question]``, checked; options as of :func:`window_prompt`."""
+        ids = self.question_ids(question.text)
+        if not items:
+            # Nothing is seen at all: the question's first token is given by its embedding, so that it has its place.
+            embeds, at = self.embeds(self.model.embed(torch.tensor(ids[:1]))), window.positions.next
+            items = [WindowItem.of(embeds, torch.full((3, 1), at), content_digest(embeds), after=at + 1)]
+            ids = ids[1:]
+        check_items(items, self.served.hidden, self.model.dtype)
+        return window_prompt(self.system_ids, items, ids, placeholder=0, **options)
 
-class Prompts:
-    """Frames as items and questions as tokens, each made once."""
+    def embeds(self, embeds: Tensor) -> Tensor:
+        """As vLLM takes them: on the CPU, and as wide as the model it serves."""
+        more = self.served.hidden - embeds.shape[1]
+        return F.pad(embeds.cpu(), (0, more)) if more else embeds.cpu()
 
-    def __init__(self, model: VisionLanguageModel, served: Served) -> None:
-        self.model = model
-        self.served = served
-        self.system = model.system_ids()
-        self._questions: dict[str, list[int]] = {}
-        # By stream and pts: the frame (a clock may be set back) and its key.
-        self._digests: dict[str, dict[int, tuple[HeldFrame, str]]] = {}
-
-    def items(self, window: Window) -> list[WindowItem]:
+    def _items(self, window: Window) -> list[WindowItem]:
         """One per frame that keeps anything, in time order; the last one says where the question stands."""
         shown = [
             (frame, positions)
@@ -135,57 +143,16 @@ class Prompts:
         items = []
         for number, (frame, positions) in enumerate(shown):
             embeds = self.embeds(tokens_of(frame).embeds)
-            key = self.digest(window.stream.spec.stream, frame, embeds)
             after = window.positions.next if number == len(shown) - 1 else None
-            items.append(WindowItem.of(embeds, positions.cpu().contiguous(), key, after=after))
-        self._keep(window)
+            items.append(WindowItem.of(embeds, positions.cpu().contiguous(), content_of(frame), after=after))
         return items
 
-    def prompt(self, window: Window, items: Sequence[WindowItem], question: Question, **options: Any) -> Any:
-        """``[system | items | question]``, checked; options as of :func:`window_prompt`."""
-        ids = self.question(question)
-        if not items:
-            # Nothing is seen at all: the question's first token is given by its embedding, so that it has its place.
-            items = [self._spoken(ids[0], window.positions.next)]
-            ids = ids[1:]
-        check_items(items, self.served.hidden, self.model.dtype)
-        return window_prompt(self.system, items, ids, placeholder=0, **options)
 
-    def question(self, question: Question) -> list[int]:
-        """Token ids of a question."""
-        if question.text not in self._questions:
-            if len(self._questions) >= 4096:
-                self._questions.clear()
-            self._questions[question.text] = self.model.question_ids(question.text)
-        return self._questions[question.text]
-
-    def embeds(self, embeds: Tensor) -> Tensor:
-        """As vLLM takes them: on the CPU, and as wide as the model it serves."""
-        more = self.served.hidden - embeds.shape[1]
-        return F.pad(embeds.cpu(), (0, more)) if more else embeds.cpu()
-
-    def digest(self, stream: str, frame: HeldFrame, embeds: Tensor) -> str:
-        """Key of a frame's content, computed once."""
-        known = self._digests.setdefault(stream, {})
-        held = known.get(frame.pts)
-        if held is None or held[0] is not frame:
-            known[frame.pts] = held = (frame, content_digest(embeds))
-        return held[1]
-
-    def forget(self, stream: str) -> None:
-        """Let go of the keys of a stream's frames."""
-        self._digests.pop(stream, None)
-
-    def _keep(self, window: Window) -> None:
-        known = self._digests.get(window.stream.spec.stream)
-        if known is not None:
-            alive = {frame.pts for frame in window.frames}
-            for pts in [pts for pts in known if pts not in alive]:
-                del known[pts]
-
-    def _spoken(self, token: int, at: int) -> WindowItem:
-        embeds = self.embeds(self.model.embed(torch.tensor([token])))
-        return WindowItem.of(embeds, torch.full((3, 1), at), content_digest(embeds), after=at + 1)
+def content_of(frame: HeldFrame) -> str:
+    """Key of an encoded frame's embeddings, computed once."""
+    if not frame.content:
+        frame.content = content_digest(tokens_of(frame).embeds.cpu())
+    return frame.content
 
 
 def _triangle(count: int) -> int:

@@ -20,8 +20,8 @@ from cluster.engine.vllm.connector.tier_writer import BlockWriter, TierLike
 from cluster.engine.vllm.connector.transfer import transfer_config
 from cluster.engine.vllm.connector.window_checkpoint import unpack
 from cluster.engine.vllm.core import Ask, Reply
-from cluster.engine.vllm.items import WindowItem, content_digest, without_content
-from cluster.engine.vllm.layout import Counted, TimeOrder, Window
+from cluster.engine.vllm.items import WindowItem, without_content
+from cluster.engine.vllm.layout import Counted, TimeOrder, Window, content_of
 from cluster.engine.vllm.served import Served
 from cluster.engine.window.export import fingerprint
 from cluster.engine.window.planner import IntArray
@@ -71,13 +71,12 @@ class _Held:
 
 @dataclass(slots=True, eq=False)
 class _Camera:
-    """``held`` and ``contents`` by pts; numbers of tokens as of :class:`~cluster.engine.window.stream.Stream`.
+    """``held`` by pts; numbers of tokens as of :class:`~cluster.engine.window.stream.Stream`.
 
     ``begun``: the tier has been given what all its windows begin with.
     """
 
     held: dict[int, _Held] = field(default_factory=dict)
-    contents: dict[int, tuple[HeldFrame, str]] = field(default_factory=dict)
     next_token: int = 0
     first_token: int = 0
     begun: bool = False
@@ -110,7 +109,7 @@ class ReuseLayout(TimeOrder):
         self.blocks = blocks
         self._folder = folder
         # Its block is written by whichever window finds it missing, which then is computed in full.
-        self._system = WindowFrame(SYSTEM, len(self.prompts.system), SYSTEM)
+        self._system = WindowFrame(SYSTEM, len(self.system_ids), SYSTEM)
         self._cameras: dict[str, _Camera] = {}
         self._plans: dict[str, _Plan] = {}
 
@@ -154,14 +153,14 @@ class ReuseLayout(TimeOrder):
         stream = window.stream.spec.stream
         plan = self._plans[stream] = self._plan(window, loads=loads)
         order = plan.order
-        items = self._items(window, plan)
+        items = self._reordered_items(window, plan)
         bare = sum(piece.start < order.transfer.loaded for piece in order.pieces)
         asks = []
         for number, (question, longest) in enumerate(zip(window.questions, window.max_tokens, strict=True)):
-            prompt = self.prompts.prompt(window, items, question, salt=order.salt)
+            prompt = self.prompt(window, items, question, salt=order.salt)
             transfer = order.followers if number else order.transfer
             extra = {"kv_transfer_params": transfer.to_params()}
-            asks.append(Ask(without_content(prompt, bare), len(self.prompts.question(question)), longest, extra))
+            asks.append(Ask(without_content(prompt, bare), len(self.question_ids(question.text)), longest, extra))
         return asks
 
     def _plan(self, window: Window, *, loads: bool) -> _Plan:
@@ -169,16 +168,16 @@ class ReuseLayout(TimeOrder):
         camera = self._cameras.get(stream)
         if camera is None:
             camera = self._cameras[stream] = self._resumed(window)
-        self._let_go(stream, camera, window)
+        self._let_go(camera, window)
         frames, masks, overlap = [], [], 0
         as_held = [self._as_held(frame, camera) for frame in window.frames]
-        layers, first = len(self.prompts.model.layers), camera.first_token
+        layers, first = len(self.model.layers), camera.first_token
         _, selection = choose_refreshed(
             window.stream, window.request.window, as_held, self._system.tokens, layers, first_token=first
         )
         for frame in window.frames:
             held, tokens = camera.held.get(frame.pts), len(tokens_of(frame))
-            frames.append(WindowFrame(_content(camera, frame), tokens, None if held is None else held.key))
+            frames.append(WindowFrame(_content(frame), tokens, None if held is None else held.key))
             if held is None:
                 masks.append(np.ones(tokens, dtype=bool))
             else:
@@ -202,15 +201,15 @@ class ReuseLayout(TimeOrder):
             replace(frame, computed=None) if held is None else replace(frame, first=held.first, computed=held.computed)
         )
 
-    def _items(self, window: Window, plan: _Plan) -> list[WindowItem]:
-        pieces, hidden = plan.order.pieces, self.prompts.served.hidden
+    def _reordered_items(self, window: Window, plan: _Plan) -> list[WindowItem]:
+        pieces, hidden = plan.order.pieces, self.served.hidden
         items = []
         for number, piece in enumerate(pieces):
             count = plan.frames[piece.frame].tokens if piece.rows is None else len(piece.rows)
             if piece.start < plan.order.transfer.loaded:
-                embeds = torch.zeros(1, hidden, dtype=self.prompts.model.dtype).expand(count, hidden)
+                embeds = torch.zeros(1, hidden, dtype=self.model.dtype).expand(count, hidden)
             else:
-                embeds = self.prompts.embeds(_rows_of(tokens_of(window.frames[piece.frame]).embeds, piece))
+                embeds = self.embeds(_rows_of(tokens_of(window.frames[piece.frame]).embeds, piece))
             at = torch.from_numpy(plan.order.positions[:, piece.start : piece.start + count].copy())
             after = window.positions.next if number == len(pieces) - 1 else None
             content = f"{plan.frames[piece.frame].content}:{piece.rows}"
@@ -247,28 +246,25 @@ class ReuseLayout(TimeOrder):
             if held.key != key or through.all():
                 kept.append(key)
             held.key = key
+        self._drop(window, replaced)
         writer = self._writer_of(window)
-        if writer is None:
-            self.blocks.drop(replaced)
-        else:
-            if not camera.begun:
-                kept.append(SYSTEM)
+        if writer is not None:
+            writer.keep(stream, kept if camera.begun else [*kept, SYSTEM])
             camera.begun = True
-            writer.drop(stream, replaced)
-            writer.keep(stream, kept)
 
-    def _let_go(self, stream: str, camera: _Camera, window: Window) -> None:
-        """Forget blocks of frames that left the window."""
-        alive = {frame.pts: frame for frame in window.frames}
-        gone = [pts for pts, held in camera.held.items() if alive.get(pts) is not held.frame]
-        keys = [camera.held.pop(pts).key for pts in gone]
+    def _drop(self, window: Window, keys: Sequence[str]) -> None:
+        """Forget blocks of a window here, and in the tier where they may be there."""
         writer = self._writer_of(window)
         if writer is None:
             self.blocks.drop(keys)
         else:
-            writer.drop(stream, keys)
-        for pts in [pts for pts in camera.contents if pts not in alive]:
-            del camera.contents[pts]
+            writer.drop(window.stream.spec.stream, keys)
+
+    def _let_go(self, camera: _Camera, window: Window) -> None:
+        """Forget blocks of frames that left the window."""
+        alive = {frame.pts: frame for frame in window.frames}
+        gone = [pts for pts, held in camera.held.items() if alive.get(pts) is not held.frame]
+        self._drop(window, [camera.held.pop(pts).key for pts in gone])
         if not camera.held:
             camera.first_token = camera.next_token
 
@@ -286,7 +282,7 @@ class ReuseLayout(TimeOrder):
             return _Camera()
         for frame in window.frames:
             held = camera.held.get(frame.pts)
-            if held is not None and len(tokens_of(frame)) and held.content == _content(camera, frame):
+            if held is not None and len(tokens_of(frame)) and held.content == _content(frame):
                 held.frame = frame
         shown = [held for held in camera.held.values() if held.frame is not None]
         wanted = [(held.key, held.computed.shape[1]) for held in shown]
@@ -298,13 +294,10 @@ class ReuseLayout(TimeOrder):
         return camera
 
 
-def _content(camera: _Camera, frame: HeldFrame) -> str:
+def _content(frame: HeldFrame) -> str:
     """Of a frame's mask and embeddings: the mask's alone is the same for the first frames of two recordings."""
-    known = camera.contents.get(frame.pts)
-    if known is None or known[0] is not frame:
-        shown = content_digest(tokens_of(frame).embeds.cpu()) if len(tokens_of(frame)) else ""
-        known = camera.contents[frame.pts] = (frame, f"{mask_digest(frame.mask, frame.index, frame.pts)}.{shown}")
-    return known[1]
+    shown = content_of(frame) if len(tokens_of(frame)) else ""
+    return f"{mask_digest(frame.mask, frame.index, frame.pts)}.{shown}"
 
 
 def _rows_of(embeds: torch.Tensor, piece: Piece) -> torch.Tensor:

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import difflib
+import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cluster.errors import ConfigError
+
+if TYPE_CHECKING:
+    import torch
+
+    from cluster.engine.vllm.served import Served
 
 # vLLM versions this engine is tested on: from the first, below the second.
 TESTED = ((0, 32), (0, 34))
@@ -89,6 +95,53 @@ class VllmSettings:
             if name in OURS:
                 raise ConfigError(f"vllm: the engine argument {name!r} follows from the model; leave it out")
         return self
+
+
+def engine_arguments(
+    served: Served, dtype: torch.dtype, given: Mapping[str, Any], needed: Mapping[str, Any], *, cpu: bool
+) -> dict[str, Any]:
+    """All of vLLM's engine arguments: ``given`` by the operator, ``needed`` by how windows are laid out, and ours.
+
+    Raises:
+        ConfigError: an argument is both given and needed, or the KV cache cannot hold one prompt.
+    """
+    clash = sorted(set(needed) & set(given))
+    if clash:
+        raise ConfigError(f"vllm: this mode sets the engine argument {clash[0]!r} itself; leave it out")
+    defaults: dict[str, Any] = {"max_model_len": -1}
+    if cpu:
+        defaults |= {"enforce_eager": True, "block_size": 32}
+        if not {"kv_cache_memory_bytes", "gpu_memory_utilization"} & set(given):
+            defaults["kv_cache_memory_bytes"] = CPU_KV_BYTES
+    ours = {
+        "model": served.weights,
+        "hf_config_path": str(served.config),
+        "skip_tokenizer_init": True,
+        "generation_config": "vllm",
+        "dtype": str(dtype).removeprefix("torch."),
+        "skip_mm_profiling": True,
+        "mm_processor_cache_gb": 0,
+        "enable_log_requests": False,
+        "disable_log_stats": False,
+    }
+    complete = {**defaults, **needed, **given, **ours}
+    _check_memory(complete, served.kv_bytes)
+    return complete
+
+
+def _check_memory(arguments: Mapping[str, Any], token_bytes: int) -> None:
+    """Where both the KV cache's memory and the longest prompt are given, whether one fits into the other."""
+    memory, longest = arguments.get("kv_cache_memory_bytes"), arguments.get("max_model_len")
+    if not isinstance(memory, int) or not isinstance(longest, int):
+        return
+    # In whole blocks, of which vLLM keeps one for itself.
+    block = int(arguments.get("block_size") or 16)
+    needed = (math.ceil(max(longest, 1) / block) + 1) * block * token_bytes
+    if needed > memory:
+        raise ConfigError(
+            f"vllm: a KV cache of {memory / 2**20:.0f} MiB is too small for one prompt of {max(longest, 1)} tokens, "
+            f"which takes {needed / 2**20:.1f} MiB; raise kv_cache_memory_bytes or lower max_model_len"
+        )
 
 
 def tier_fingerprint(fingerprint: str, arguments: Mapping[str, Any]) -> str:

@@ -26,6 +26,7 @@ class HeldFrame:
     * ``first``: number of its first token among all tokens of the stream that ever got KV
     * ``computed`` ``[3, t]``, ``None`` without KV: per token the window it was last computed in, the number of that
       window's first token, and that window's opening (pts)
+    * ``content``: digest of ``tokens``, for engines that know frames by it; "" before it was asked for
     """
 
     index: int
@@ -41,6 +42,7 @@ class HeldFrame:
     tokens: FrameTokens | None = None
     first: int = 0
     computed: IntArray | None = None
+    content: str = ""
 
     @classmethod
     def of(cls, sample: FrameSample) -> HeldFrame:

@@ -15,7 +15,7 @@ from typing import Any
 from cluster.codec.change import ChangeAccumulator
 from cluster.codec.file import FileSource
 from cluster.codec.processor import CodecOptions, CodecProcessor
-from cluster.types import MICROSECONDS, FrameSample, PatchGeometry, SampledFrame
+from cluster.types import MICROSECONDS, FrameSample, PatchGeometry, SampledPicture
 from cluster.vision import make_pruner
 from cluster.vision.sampler import PatchSampler
 
@@ -72,7 +72,7 @@ class ClipFrames:
     """``frames`` sampled at ``fps`` over ``seconds`` of video; ``change_s``: seconds their change grids took."""
 
     path: Path
-    frames: list[SampledFrame]
+    frames: list[SampledPicture]
     fps: float
     change_s: float
 
@@ -92,7 +92,7 @@ def read_clip(
     source = FileSource(path, loop=True)
     processor = CodecProcessor(geometry, CodecOptions(fps=fps))
     clock = Clock()
-    frames: list[SampledFrame] = []
+    frames: list[SampledPicture] = []
     with _clocked(ChangeAccumulator, ("add", "take"), clock):
         processor.open(source.open())
         packets = source.packets()

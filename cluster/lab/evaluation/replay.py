@@ -20,7 +20,7 @@ from cluster.lab.evaluation.datasets import LabelledVideo
 from cluster.lab.evaluation.policies import Setting
 from cluster.lab.evaluation.results import VideoRun, WindowResult
 from cluster.models.base import PatchBatch, VisionLanguageModel
-from cluster.types import MICROSECONDS, FrameSample, PatchGrid, Question, SampledFrame, StreamSpec, WindowRequest
+from cluster.types import MICROSECONDS, FrameSample, PatchGrid, Question, SampledPicture, StreamSpec, WindowRequest
 from cluster.vision import make_pruner
 from cluster.vision.sampler import PatchSampler
 
@@ -93,7 +93,7 @@ def _lanes(engine: NativeEngine, settings: Sequence[Setting], asked: tuple[Quest
     return list(lanes.values())
 
 
-def _feed(frames: Sequence[SampledFrame], lanes: Sequence[_Lane], motion: _Motion) -> None:
+def _feed(frames: Sequence[SampledPicture], lanes: Sequence[_Lane], motion: _Motion) -> None:
     for frame in frames:
         motion.add(frame)
         for lane in lanes:
@@ -108,7 +108,7 @@ class _Motion:
     changed: float = 0.0
     samples: int = 0
 
-    def add(self, frame: SampledFrame) -> None:
+    def add(self, frame: SampledPicture) -> None:
         if not frame.random_access:
             self.moved += float(frame.change.net_motion.mean())
             self.changed += float(frame.change.luma.mean())
@@ -127,7 +127,7 @@ class _Lane:
     sampler: PatchSampler
     viewers: list[_Viewer] = field(default_factory=list)
 
-    def feed(self, frame: SampledFrame) -> None:
+    def feed(self, frame: SampledPicture) -> None:
         self._send(self.sampler.feed(frame))
 
     def finish(self) -> None:

@@ -11,7 +11,7 @@ from cluster.codec import FileSource
 from cluster.codec.processor import CodecOptions, CodecProcessor
 from cluster.engine.native.engine import NativeEngine
 from cluster.lab.report.model import ComparedWindow, Cost, SampleFrame
-from cluster.types import MICROSECONDS, Answer, FrameSample, PatchGeometry, SampledFrame, StreamSpec, WindowRequest
+from cluster.types import MICROSECONDS, Answer, FrameSample, PatchGeometry, SampledPicture, StreamSpec, WindowRequest
 from cluster.vision.draw import overlay_image
 from cluster.vision.pruners.base import Pruner
 from cluster.vision.sampler import PatchSampler
@@ -21,7 +21,7 @@ from cluster.vision.sampler import PatchSampler
 class SampledClip:
     """A clip after the codec processor: its samples, and what was found in it."""
 
-    frames: tuple[SampledFrame, ...]
+    frames: tuple[SampledPicture, ...]
     fps: float
     codec: str
     width: int
@@ -36,7 +36,7 @@ def sample_clip(path: Path, geometry: PatchGeometry, options: CodecOptions, seco
         SourceError: the file cannot be read.
     """
     source, processor = FileSource(path, loop=True), CodecProcessor(geometry, options)
-    frames: list[SampledFrame] = []
+    frames: list[SampledPicture] = []
     processor.open(source.open())
     try:
         for packet in source.packets():
@@ -49,7 +49,7 @@ def sample_clip(path: Path, geometry: PatchGeometry, options: CodecOptions, seco
     return SampledClip(tuple(frames), options.fps, stats.codec, stats.width, stats.height, stats.cue)
 
 
-def prune(clip: SampledClip, stream: str, pruner: Pruner) -> list[tuple[FrameSample, SampledFrame]]:
+def prune(clip: SampledClip, stream: str, pruner: Pruner) -> list[tuple[FrameSample, SampledPicture]]:
     """What a decoder would send of the clip, each frame with its last picture."""
     sampler = PatchSampler(stream, pruner, clip.fps)
     return [(sample, frame) for frame in clip.frames if (sample := sampler.feed(frame)) is not None]
@@ -98,7 +98,7 @@ def count_windows(spec: StreamSpec, seconds: float) -> int:
     return max(0, int((seconds - spec.window_s) / spec.stride_s + 1e-6))
 
 
-def picture_frames(frames: Sequence[tuple[FrameSample, SampledFrame]], count: int) -> tuple[SampleFrame, ...]:
+def picture_frames(frames: Sequence[tuple[FrameSample, SampledPicture]], count: int) -> tuple[SampleFrame, ...]:
     """The first anchor and pruned frames evenly over the rest, each with its mask drawn over it."""
     anchors = [pair for pair in frames if pair[0].anchor][:1]
     others = [pair for pair in frames if not pair[0].anchor]

@@ -12,7 +12,7 @@ from PIL import Image, ImageFilter
 from cluster.lab.scenes import Scene, SceneEvent, SceneObject, SceneRenderer
 from cluster.lab.training.config import Shape
 from cluster.lab.training.labels import Instant, TokenLabels, token_labels
-from cluster.types import BoolGrid, ChangeGrid, FloatGrid, FrameSample, PatchGrid, SampledFrame, UInt8Array
+from cluster.types import BoolGrid, ChangeGrid, FloatGrid, FrameSample, PatchGrid, SampledPicture, UInt8Array
 from cluster.vision.pruners.base import Pruner
 from cluster.vision.pruners.cells import any_in_group, cell_means
 from cluster.vision.pruners.codecsight import CodecSight
@@ -100,7 +100,7 @@ def draw_samples(scene: Scene, shape: Shape, times: list[float], damage: Damage)
 
 def sampled_frame(
     index: int, sample: Sample, before: UInt8Array | None, grid: PatchGrid, *, anchor: bool, fresh: bool
-) -> tuple[SampledFrame, UInt8Array]:
+) -> tuple[SampledPicture, UInt8Array]:
     """What a codec processor without motion vectors would hand on, and the luma to compare the next sample with.
 
     ``before``: luma of the sample before, None for the first.
@@ -111,7 +111,7 @@ def sampled_frame(
     if before is not None:
         change = cell_means(np.maximum(luma, before) - np.minimum(luma, before), grid)
     cue = ChangeGrid(max_motion=still, net_motion=still, intra=still, luma=change, cue="luma", frames=1)
-    frame = SampledFrame(index, round(sample.second * 1_000_000), anchor, fresh, grid, sample.rgb, luma, cue)
+    frame = SampledPicture(index, round(sample.second * 1_000_000), anchor, fresh, grid, sample.rgb, luma, cue)
     return frame, luma
 
 

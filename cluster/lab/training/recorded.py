@@ -23,7 +23,7 @@ from cluster.lab.training.config import SHAPES, Shape
 from cluster.lab.training.examples import Example, bounded, watch_alone, watch_stream
 from cluster.lab.training.labels import Instant, TokenLabels
 from cluster.lab.training.pruning import SeenFrame, picture_grid, seen_frame
-from cluster.types import MICROSECONDS, FrameSample, PatchGeometry, SampledFrame
+from cluster.types import MICROSECONDS, FrameSample, PatchGeometry, SampledPicture
 from cluster.vision import make_pruner
 from cluster.vision.sampler import PatchSampler
 
@@ -127,7 +127,7 @@ def record(clip: Path, scene: Scene, shape: Shape, pruning: LivePruning, rng: np
     pair: list[Instant] = []
     frames: list[SeenFrame] = []
 
-    def take(samples: Sequence[SampledFrame]) -> None:
+    def take(samples: Sequence[SampledPicture]) -> None:
         for sample in samples:
             if sample.grid != grid:
                 raise ConfigError(f"{clip} does not have the shape of the pictures the model is trained on (16:9)")

@@ -15,7 +15,7 @@ import numpy as np
 
 from cluster.errors import ConfigError
 from cluster.registry import pruners
-from cluster.types import BoolGrid, SampledFrame
+from cluster.types import BoolGrid, SampledPicture
 from cluster.vision.pruners.cells import any_in_group
 
 
@@ -40,7 +40,7 @@ class Pruner(ABC):
     """The parameter that the quality ladder raises to keep less; empty where there is none."""
 
     @abstractmethod
-    def prune(self, frame: SampledFrame) -> Decision:
+    def prune(self, frame: SampledPicture) -> Decision:
         """Decide on the next sample, in order of time.
 
         Anchors and random access samples keep everything. The latter, or one on another grid, forget all state first.
@@ -66,7 +66,7 @@ def make_pruner(name: str, options: Mapping[str, float] | None = None) -> Pruner
     return policy(**(options or {}))
 
 
-def everything(frame: SampledFrame) -> BoolGrid:
+def everything(frame: SampledPicture) -> BoolGrid:
     """The mask that keeps all cells of ``frame``."""
     return np.ones((frame.grid.rows, frame.grid.cols), dtype=np.bool_)
 

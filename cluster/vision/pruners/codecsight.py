@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from cluster.types import BoolGrid, SampledFrame
+from cluster.types import BoolGrid, SampledPicture
 from cluster.vision.pruners.base import Decision, Pruner, everything, share_of_groups
 from cluster.vision.pruners.cells import complete_groups
 
@@ -38,7 +38,7 @@ class CodecSight(Pruner):
     # Changed by luma and kept by no vector since the last anchor, which is the first to show it.
     _unkept: BoolGrid | None = field(default=None, init=False, repr=False)
 
-    def prune(self, frame: SampledFrame) -> Decision:
+    def prune(self, frame: SampledPicture) -> Decision:
         change = frame.change
         dynamic = (change.max_motion + self.alpha * change.luma) > self.tau
         dynamic |= change.intra > self.intra_threshold

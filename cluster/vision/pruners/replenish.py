@@ -8,7 +8,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from cluster.types import BoolGrid, ChangeGrid, FloatGrid, PatchGrid, SampledFrame, UInt8Array
+from cluster.types import BoolGrid, ChangeGrid, FloatGrid, PatchGrid, SampledPicture, UInt8Array
 from cluster.vision.pruners.base import Decision, Pruner, everything, share_of_groups
 from cluster.vision.pruners.cells import cell_means, complete_groups, dilate, neighbours
 from cluster.vision.pruners.exposure import Exposure, fit_exposure
@@ -78,7 +78,7 @@ class Replenish(Pruner):
 
     _memory: _Memory | None = field(default=None, init=False, repr=False)
 
-    def prune(self, frame: SampledFrame) -> Decision:
+    def prune(self, frame: SampledPicture) -> Decision:
         grid = frame.grid
         means = cell_means(frame.luma, grid)
         if self._memory is None or frame.random_access or self._memory.grid != grid:
@@ -146,7 +146,7 @@ class _Memory:
     levels: deque[float]
 
     @classmethod
-    def of(cls, frame: SampledFrame, means: FloatGrid, samples: int) -> _Memory:
+    def of(cls, frame: SampledPicture, means: FloatGrid, samples: int) -> _Memory:
         return cls(frame.grid, frame.luma.copy(), means, np.zeros_like(means), deque(maxlen=samples))
 
     def difference(self, luma: UInt8Array, means: FloatGrid, shade: float) -> FloatGrid:
@@ -169,7 +169,7 @@ class _Memory:
             quartile = visible.size * 3 // 4
             self.levels.append(float(np.partition(visible, quartile)[quartile]))
 
-    def replace(self, frame: SampledFrame, means: FloatGrid) -> None:
+    def replace(self, frame: SampledPicture, means: FloatGrid) -> None:
         self.luma = frame.luma.copy()
         self.means = means
 

@@ -11,9 +11,10 @@ import struct
 import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from cluster.engine.vllm.connector.tier_writer import TierWriter
+from cluster.engine.window.export import Snapshot
 from cluster.memory.tiers.stack import TierStack
 
 VERSION = 2
@@ -57,15 +58,6 @@ def unpack(manifest: bytes | None) -> WindowManifest | None:
         return None
 
 
-class State(Protocol):
-    """State of a stream at one moment, as :class:`cluster.engine.window.export.Snapshot`."""
-
-    @property
-    def nbytes(self) -> int: ...
-
-    def dump(self) -> bytes: ...
-
-
 class WindowCheckpoints:
     """Writes the windows of one process to the tiers, and finds those of another. Called by the engine's thread.
 
@@ -88,7 +80,7 @@ class WindowCheckpoints:
         kept = unpack(self.writer.noted(stream))
         return None if kept is None or kept.writer == self._process else kept.window
 
-    def note(self, stream: str, window: State) -> bool:
+    def note(self, stream: str, window: Snapshot) -> bool:
         """Write down how things stand, some time soon; false where that is too much.
 
         It becomes bytes in the thread that writes it, and not at all where a newer one is noted before that.
@@ -100,7 +92,7 @@ class WindowCheckpoints:
         self.writer.note(stream, lambda: WindowManifest(window.dump(), held, self._process).pack())
         return True
 
-    def hand_over(self, stream: str, window: State) -> bool:
+    def hand_over(self, stream: str, window: Snapshot) -> bool:
         """Have it written down where another process finds it; false where that cannot be."""
         noted = self.note(stream, window) and self.writer.settle(stream, HAND_OVER_S)
         return noted and self.tiers.shared

@@ -19,7 +19,7 @@ from cluster.lab.bench.harness import Part
 from cluster.models.base import VisionLanguageModel
 from cluster.models.loading import load_shape
 from cluster.registry import pruners
-from cluster.types import MICROSECONDS, Answer, ChangeGrid, PatchGrid, Question, SampledFrame, StreamSpec, UInt8Array
+from cluster.types import MICROSECONDS, Answer, ChangeGrid, PatchGrid, Question, SampledPicture, StreamSpec, UInt8Array
 from cluster.vision import make_pruner
 from cluster.vision.sampler import PatchSampler
 
@@ -116,7 +116,7 @@ class _Camera:
             for request in self._engine.push(sample) if sample is not None else ():
                 self.answers += self._engine.step([request])
 
-    def _frame(self, random: np.random.Generator) -> SampledFrame:
+    def _frame(self, random: np.random.Generator) -> SampledPicture:
         grid, index = self._grid, self._index
         self._index += 1
         luma = self._scene.copy()
@@ -128,7 +128,7 @@ class _Camera:
         anchor = index % (ANCHOR_S * SAMPLES_PER_S) == 0
         rgb = np.broadcast_to(luma[..., None], (*luma.shape, 3))
         pts = index * MICROSECONDS // SAMPLES_PER_S
-        return SampledFrame(index, pts, anchor, index == 0, grid, rgb, luma, change)
+        return SampledPicture(index, pts, anchor, index == 0, grid, rgb, luma, change)
 
 
 def _engine(shape: VisionLanguageModel) -> SimulatedEngine:
