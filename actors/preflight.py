@@ -12,7 +12,7 @@ from cluster.engine.vllm.settings import VllmSettings, check_version
 from cluster.errors import ConfigError
 from cluster.gateway.guard import make_guard
 from cluster.models.catalog import check_model
-from cluster.replica.calibrated import configured_costs
+from cluster.replica.simulated import configured_costs
 from cluster.tracing import check_tracing
 
 
@@ -44,7 +44,7 @@ def check_settings(config: SightlineConfig) -> None:
     Raises:
         ConfigError: one sentence that names what to change.
     """
-    if config.engine == "calibrated":
+    if config.engine == "simulated":
         configured_costs(config)
     else:
         check_model(config.model.name)

@@ -29,12 +29,12 @@ from cluster.memory import prefetch
 from cluster.replica import frames_service as frames
 from cluster.replica import memory_service as memory
 from cluster.replica.album import Album
-from cluster.replica.calibrated import CALIBRATED, make_calibrated
 from cluster.replica.conversations import Conversations
 from cluster.replica.engine import load_configured, make_engine, model_fingerprint
 from cluster.replica.events import ReplicaEvents, WorkerFrames
 from cluster.replica.memory import Forgetting, WorkerMemory, tier_stack
 from cluster.replica.memory_metrics import MemoryCollector
+from cluster.replica.simulated import SIMULATED, make_simulated
 from cluster.replica.worker import EngineWorker
 from cluster.tracing import make_spans
 from cluster.tracing.spans import ReplicaTraces
@@ -71,9 +71,9 @@ class Replica:
 
     async def _load(self, config: SightlineConfig) -> tuple[Engine, MemoryBank]:
         """The engine, with its memories over tiers that know its model."""
-        if config.engine == "calibrated":
-            tiers = await self._tiers(config, CALIBRATED)
-            return await asyncio.to_thread(make_calibrated, config, tiers, self._instance)
+        if config.engine == "simulated":
+            tiers = await self._tiers(config, SIMULATED)
+            return await asyncio.to_thread(make_simulated, config, tiers, self._instance)
         model = await asyncio.to_thread(load_configured, config)
         fingerprint = await asyncio.to_thread(model_fingerprint, config, model)
         return await asyncio.to_thread(make_engine, config, model, await self._tiers(config, fingerprint))
@@ -266,7 +266,7 @@ def replica_application(config: SightlineConfig, host: str | None) -> Any:
     from ray import serve
 
     # "cuda" is a GPU for each replica; "cuda:N" names one GPU that they share.
-    gpus = 1 if config.model.device == "cuda" and config.engine != "calibrated" else 0
+    gpus = 1 if config.model.device == "cuda" and config.engine != "simulated" else 0
     place = config.cluster.placement.replica
     resources = {} if place is None else {place: 1.0}
     deployment = serve.deployment(

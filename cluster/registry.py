@@ -91,16 +91,16 @@ families: Registry[Any] = Registry(
 refresh_policies: Registry[Any] = Registry(
     "refresh policy",
     {
-        "all": "cluster.engine.window.refresh.all:All",
+        "all": "cluster.engine.window.refresh.controls:All",
         "anchors": "cluster.engine.window.refresh.anchors:Anchors",
         "anchors_last": "cluster.engine.window.refresh.anchors:AnchorsLast",
         "budget": "cluster.engine.window.refresh.budget:Budget",
         "budget_last": "cluster.engine.window.refresh.budget:BudgetLast",
-        "first_n": "cluster.engine.window.refresh.first_n:FirstN",
+        "first_n": "cluster.engine.window.refresh.controls:FirstN",
         "first_percent": "cluster.engine.window.refresh.first_percent:FirstPercent",
-        "none": "cluster.engine.window.refresh.none:Nothing",
-        "random": "cluster.engine.window.refresh.random:Random",
-        "shifted": "cluster.engine.window.refresh.shifted:Shifted",
+        "none": "cluster.engine.window.refresh.controls:Nothing",
+        "random": "cluster.engine.window.refresh.controls:Random",
+        "shifted": "cluster.engine.window.refresh.controls:Shifted",
         "topk_deviation": "cluster.engine.window.refresh.topk_deviation:TopKDeviation",
     },
 )

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from cluster.lab.bench.window_accounting import percentile
+from cluster.lab.report.text import seconds_text
 from loadtest.machine import MachineUse
 
 ANSWERED = 0.99
@@ -160,23 +161,3 @@ class Measurement:
         if reasons:
             limit = "generator" if self.late_share > LATE_SHARE else "cluster"
         return Verdict(not reasons, limit, tuple(reasons))
-
-
-def seconds_text(value: float) -> str:
-    """``350 ms``, ``4.1 s``, or words for what never came."""
-    if math.isnan(value):
-        return "–"
-    if math.isinf(value):
-        return "never"
-    return f"{1000 * value:.0f} ms" if abs(value) < 1 else f"{value:.1f} s"
-
-
-def finite(value: object) -> object:
-    """``value`` for JSON: what is infinite or no number becomes null."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    if isinstance(value, Mapping):
-        return {str(key): finite(each) for key, each in value.items()}
-    if isinstance(value, list | tuple):
-        return [finite(each) for each in value]
-    return value

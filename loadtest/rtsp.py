@@ -17,8 +17,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from cluster.codec.nal import unit_starts
-from cluster.codec.source import StreamHeader
-from cluster.codec.state import CameraState
+from cluster.codec.source import CameraState, StreamHeader
 from cluster.errors import ConfigError, SightlineError
 from cluster.types import EncodedPacket
 from cluster.wire.push import PushStatus

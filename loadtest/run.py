@@ -99,11 +99,11 @@ async def run_test(
 
 
 def _city(config: SightlineConfig, profile: Profile, stage: Stage, found: Measurement) -> dict[str, Any] | None:
-    if config.engine != "calibrated":
+    if config.engine != "simulated":
         return None
-    from cluster.engine.calibrated.shape import shape_of
+    from cluster.models.loading import load_shape
 
-    shape = shape_of(config.model.name)
+    shape = load_shape(config.model.name)
     questions = stage.setup.questions
     return city(
         config,

@@ -29,7 +29,7 @@ def city(
     """Cameras in groups by what they send, each with the demand that was measured of it, and what was measured of all.
 
     Args:
-        config: of the cluster; with ``engine: calibrated`` its cost model goes along.
+        config: of the cluster; with ``engine: simulated`` its cost model goes along.
         profile: what the cameras did.
         cameras: all of the fleet.
         found: the measurement.
@@ -57,7 +57,7 @@ def city(
         "max_batch": config.cluster.max_batch,
         "per_stream": config.cluster.window_queue,
         "ladder": any(rung != "full" for rung in found.rungs),
-        "cost": asdict(load(config.calibrated.costs)) if config.calibrated.costs else None,
+        "cost": asdict(load(config.simulated.costs)) if config.simulated.costs else None,
         "measured": {
             "lag_p50_s": found.replica.p50,
             "lag_p99_s": found.replica.p99,

@@ -15,7 +15,7 @@ from cluster.vision import make_pruner
 # Kind -> a policy that is there (module, class), and where a configuration names one.
 KINDS = {
     "pruners": ("cluster.vision.pruners.keep_all", "KeepAll", {"pruning": {"policy": "mine"}}),
-    "refresh_policies": ("cluster.engine.window.refresh.all", "All", {"window": {"refresh": "mine"}}),
+    "refresh_policies": ("cluster.engine.window.refresh.controls", "All", {"window": {"refresh": "mine"}}),
     "compressors": ("cluster.memory.compress.simple", "Sliding", {"memory": {"compressor": "mine"}}),
     "organisers": ("cluster.memory.organise.frames", "Frames", {"memory": {"organiser": "mine"}}),
     "retrievers": ("cluster.memory.retrieve.top_k", "TopK", {"memory": {"retriever": "mine"}}),

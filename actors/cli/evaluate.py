@@ -12,11 +12,13 @@ import typer
 from actors.cli.evaluate_memory import memory
 
 if TYPE_CHECKING:
-    from cluster.lab.evaluation.datasets import Dataset
+    from collections.abc import Iterable
+
+    from cluster.lab.evaluation.datasets import Dataset, Skipped
     from cluster.lab.evaluation.policies import Setting, WindowShape
-    from cluster.lab.evaluation.report import EvaluationReport
     from cluster.lab.evaluation.results import Results
     from cluster.lab.evaluation.work import ModelSpec, Progress
+    from cluster.lab.report.page import Table
     from cluster.models.base import VisionLanguageModel
     from cluster.models.settings import ModelSettings
 
@@ -34,13 +36,11 @@ def ladder(
 
     $ sightline eval ladder out/ladder.json
     """
-    from rich import box
-    from rich.table import Table
-
     from actors.cli.output import console
     from cluster.control.ladder import FILE
     from cluster.errors import ConfigError
     from cluster.lab.evaluation.ladder import ladder_of, read_results
+    from cluster.lab.report.page import Table
     from cluster.models.catalog import locate
 
     place = out or Path(locate(model)) / FILE
@@ -49,15 +49,13 @@ def ladder(
     found = ladder_of(read_results(results))
     found.save(place)
     screen = console()
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for index, head in enumerate(("rung", "prune", "refresh", "stride", "fps", "kept", "F1 kept", "source")):
-        table.add_column(head, justify="right" if 0 < index < 7 else "left")
+    heads, rows = ("rung", "prune", "refresh", "stride", "fps", "kept", "F1 kept", "source"), []
     for rung in found.rungs:
         refresh = "own" if rung.refresh_budget is None else f"{rung.refresh_budget:g}"
         factors = [f"x{value:g}" for value in (rung.prune, rung.stride, rung.fps, rung.kept)]
         numbers = [factors[0], refresh, *factors[1:], f"{rung.f1:.3f}"]
-        table.add_row(rung.name, *(["-"] * 5 + ["0"] if rung.shed else numbers), rung.source)
-    screen.print(table)
+        rows.append([rung.name, *(["-"] * 5 + ["0"] if rung.shed else numbers), rung.source])
+    Table("", heads, rows).show(screen)
     screen.print(f"written: {place}", markup=False)
 
 
@@ -131,7 +129,7 @@ def accuracy(
     from cluster.lab.evaluation.questions import check_questions, thresholds_of
     from cluster.lab.evaluation.report import make_report
     from cluster.lab.evaluation.work import ModelSpec
-    from cluster.lab.evaluation.write import write_report
+    from cluster.lab.evaluation.write import figure_table, setting_table, write_report
 
     spec = ModelSpec(model, device, dtype)
     loaded = spec.load()
@@ -158,7 +156,7 @@ def accuracy(
     page = write_report(report, out)
     if json_file is not None:
         json_file.write_text(report.to_json() + "\n", encoding="utf-8")
-    _print(report, page)
+    show([setting_table(report), figure_table(report)], report.figures.notes, report.skipped, page)
 
 
 @app.command("calibrate")
@@ -311,24 +309,16 @@ def _facts(
     }
 
 
-def _print(report: EvaluationReport, page: Path) -> None:
-    from rich import box
-    from rich.table import Table
-
+def show(tables: Iterable[Table], notes: Iterable[str], skipped: Iterable[Skipped], page: Path) -> None:
+    """Print an evaluation, and where it was written."""
     from actors.cli.output import console
-    from cluster.lab.evaluation.write import figure_table, setting_table
 
     screen = console()
-    for heads, rows in (setting_table(report), figure_table(report)):
-        table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-        for index, head in enumerate(heads):
-            table.add_column(head, justify="right" if index else "left")
-        for row in rows:
-            table.add_row(*(f"[red]{cell}[/]" if cell == "no" else cell for cell in row))
-        screen.print(table)
-    for note in report.figures.notes:
+    for table in tables:
+        table.show(screen)
+    for note in notes:
         screen.print(f"note: {note}", markup=False)
-    for each in report.skipped:
+    for each in skipped:
         screen.print(f"skipped {each.path.name}: {each.reason}", markup=False)
     screen.print(f"written: {page}", markup=False)
 

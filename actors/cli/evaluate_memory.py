@@ -10,7 +10,7 @@ import typer
 
 if TYPE_CHECKING:
     from cluster.lab.evaluation.datasets.base import Skipped
-    from cluster.lab.evaluation.memory.report import MemorySummary
+    from cluster.lab.evaluation.memory.report import MemoryReport
     from cluster.lab.evaluation.memory.run import Footage, MemoryResults
     from cluster.lab.evaluation.memory.settings import ShareSetting
     from cluster.lab.evaluation.policies import WindowShape
@@ -160,31 +160,10 @@ def _evaluated(
         return evaluate_memory(footage, model, settings, shape, out, jobs=jobs, on_progress=tell)
 
 
-def _print(report: MemorySummary, page: Path) -> None:
-    from rich import box
-    from rich.table import Table
+def _print(report: MemoryReport, page: Path) -> None:
+    from actors.cli.evaluate import show
+    from cluster.lab.evaluation.memory.report import tables
+    from cluster.lab.report.page import Table
 
-    from actors.cli.output import console
-    from cluster.lab.evaluation.memory.report import accuracy_table, cost_table, coverage_table, retrieval_table
-
-    screen = console()
-    for heads, rows in (
-        accuracy_table(report),
-        retrieval_table(report),
-        coverage_table(report),
-        cost_table(report),
-        (["figure", "value"], [[name, f"{value:.3f}"] for name, value in report.headline.items()]),
-    ):
-        if not rows:
-            continue
-        table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-        for index, head in enumerate(heads):
-            table.add_column(head, justify="right" if index else "left")
-        for row in rows:
-            table.add_row(*row)
-        screen.print(table, markup=False)
-    for note in report.notes:
-        screen.print(f"note: {note}", markup=False)
-    for each in report.skipped:
-        screen.print(f"skipped {each.path.name}: {each.reason}", markup=False)
-    screen.print(f"written: {page}", markup=False)
+    headline = Table("", ("figure", "value"), [(name, f"{value:.3f}") for name, value in report.headline.items()])
+    show([*tables(report), headline], report.notes, report.skipped, page)

@@ -17,8 +17,7 @@ if TYPE_CHECKING:
     from cluster.config import SightlineConfig
     from loadtest.footage import Footage
     from loadtest.profile import Profile
-    from loadtest.report import Facts
-    from loadtest.report.tables import Table
+    from loadtest.report.render import Facts
     from loadtest.result import Measurement, Tick
     from loadtest.search import Search, Try
     from loadtest.target import Target
@@ -84,8 +83,8 @@ def run(
     from actors.cli.output import console, write_json
     from cluster.errors import SightlineError
     from loadtest.faults import named
-    from loadtest.report import run_json, write
-    from loadtest.report.render import others_text, run_tables, verdict_text
+    from loadtest.report.render import others_text, run_json, verdict_text, write
+    from loadtest.report.tables import run_tables
     from loadtest.run import run_test
 
     chosen = _profile(profile, streams=streams, measure_s=seconds)
@@ -106,7 +105,7 @@ def run(
     if others := others_text(found.ticks):
         screen.print(f"[yellow]{others}[/]")
     for table in run_tables(found):
-        _print(screen, table)
+        table.show(screen)
     if json is not None:
         write_json(json, run_json(facts, found))
     if out is not None:
@@ -151,8 +150,8 @@ def search(
 
     from actors.cli.output import console, write_json
     from cluster.errors import ConfigError
-    from loadtest.report import search_json, write
-    from loadtest.report.render import search_tables, search_text
+    from loadtest.report.render import search_json, search_text, write
+    from loadtest.report.tables import search_tables
     from loadtest.run import SearchResult, run_search
 
     chosen = _profile(profile, measure_s=seconds)
@@ -185,7 +184,7 @@ def search(
     facts = _facts("Most streams", profile, chosen, target.config, own=target.own)
     screen.print(f"[bold]{search_text(results)}[/]")
     for table in search_tables(results):
-        _print(screen, table)
+        table.show(screen)
     if json is not None:
         write_json(json, search_json(facts, results, two_cores=_two_cores(chosen, loaded, footage)))
     if out is not None:
@@ -304,7 +303,7 @@ def _search(
 
 
 def _facts(title: str, name: str, profile: Profile, config: SightlineConfig, *, own: bool) -> Facts:
-    from loadtest.report import Facts
+    from loadtest.report.render import Facts
 
     window, sampling = config.window, config.sampling
     cluster = {
@@ -314,40 +313,27 @@ def _facts(title: str, name: str, profile: Profile, config: SightlineConfig, *, 
     if own:
         members = config.cluster
         cluster |= {
-            "engine": config.engine + (f", costs {config.calibrated.costs}" if config.engine == "calibrated" else ""),
+            "engine": config.engine + (f", costs {config.simulated.costs}" if config.engine == "simulated" else ""),
             "model": config.model.name,
             "processes": f"{members.replicas} replicas, {members.decoders} decoders, 1 gateway on this machine",
         }
-    return Facts(title, name, profile, cluster, calibrated=own and config.engine == "calibrated")
+    return Facts(title, name, profile, cluster, simulated=own and config.engine == "simulated")
 
 
 def _two_cores(profile: Profile, config: SightlineConfig, footage: dict[str, Footage]) -> bool:
     """Whether this search measures the figure ``streams_two_cores``: pushed streams of 5 frames a second and 640x360 on
-    the calibrated engine, on a machine of two cores."""
+    the simulated engine, on a machine of two cores."""
     import os
 
     sizes = {(each.header.width, each.header.height) for each in footage.values()}
     pushed = profile.transport == "push" and profile.fps == 5 and sizes == {(640, 360)}
-    return pushed and config.engine == "calibrated" and len(os.sched_getaffinity(0)) == 2
+    return pushed and config.engine == "simulated" and len(os.sched_getaffinity(0)) == 2
 
 
 def _list(screen: Console, rows: Sequence[tuple[str, str]]) -> None:
     width = max(len(name) for name, _ in rows)
     for name, about in rows:
         screen.print(f"[bold]{name:{width}}[/]  {about}")
-
-
-def _print(screen: Console, table: Table) -> None:
-    from rich import box
-    from rich.markup import escape
-    from rich.table import Table as RichTable
-
-    shown = RichTable(title=table.title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
-    for head in table.heads:
-        shown.add_column(head)
-    for number, row in enumerate(table.rows):
-        shown.add_row(*map(escape, row), style="red" if number in table.bad else None)
-    screen.print(shown)
 
 
 class _Progress:
@@ -386,13 +372,13 @@ class _Progress:
         self.phase(f"trying {streams} streams ({phase})")
 
     def tried(self, result: Try, measurement: Measurement) -> None:
-        from loadtest.result import seconds_text
+        from cluster.lab.report.text import seconds_text
 
         word = "kept up" if result.stable else f"did not keep up: {result.note}"
         self.say(f"{result.streams} streams: p99 lag {seconds_text(measurement.lag.p99)}, {word}")
 
     def tick(self, tick: Tick) -> None:
-        from loadtest.result import seconds_text
+        from cluster.lab.report.text import seconds_text
 
         text = (
             f"{self._phase}: {tick.at_s:.0f} s, {tick.streams} streams, {tick.answers} answers a second, "

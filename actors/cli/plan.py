@@ -11,10 +11,6 @@ from actors.cli.options import Json
 from actors.cli.plan_city import city
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from rich.console import Console
-
     from cluster.lab.planning.accelerator import Platform
 
 HELP = "Predict what machines would reach, to plan capacity."
@@ -47,7 +43,8 @@ def accelerator(
     model: Annotated[str, typer.Option(metavar="NAME", help="Shape of the model.")] = "llama3-8b",
     json_to: Json = None,
     out: Annotated[
-        Path | None, typer.Option("--out", "-o", metavar="DIR", help="Write plan.md and charts over cache lengths.")
+        Path | None,
+        typer.Option("--out", "-o", metavar="DIR", help="Write plan.html, plan.md and charts over cache lengths."),
     ] = None,
     check: Annotated[
         bool, typer.Option("--check", help="Compare with every number that the paper states; 1 if too far off.")
@@ -75,21 +72,20 @@ def accelerator(
     comparisons = figures.compare() if check else []
     screen = console(stderr=json_to == "-")
     if check:
-        lines = [report.comparison_cells(each) for each in comparisons]
-        _print(screen, report.COMPARISON_HEADS, lines, left=2)
+        report.comparison_table(comparisons).show(screen)
         screen.print(report.summary(comparisons), markup=False)
     else:
-        _print(screen, report.HEADS, [report.cells(row) for row in found], left=2)
+        report.prediction_table(found).show(screen)
         screen.print(f"{shape.title}, batch {batch}; predicted. {report.NOTE}", markup=False)
     if out is not None:
         check_writable(out)
         swept = rows(machines, ways, shape, sorted({*figures.SIZES, cache}), batch, frame_tokens)
         count = report.write(out, swept, shape, batch)
-        screen.print(f"{out / 'plan.md'} and {count} charts written", markup=False)
+        screen.print(f"{out / 'plan.html'}, plan.md and {count} charts written", markup=False)
     if json_to:
         body: dict[str, Any] = {"model": model, "rows": [row.as_json() for row in found]}
         if check:
-            body["check"] = report.comparison_json(comparisons)
+            body["check"] = [each.as_json() for each in comparisons]
             body["mean_error"] = figures.mean_error(comparisons)
         write_json(json_to, body)
     if check and (error := figures.mean_error(comparisons)) > figures.BOUND:
@@ -105,16 +101,3 @@ def _every_platform() -> list[Platform]:
 
     known = [platforms.get(name) for name in platforms]
     return sorted(known, key=lambda each: (each.place, each.extrapolated, each.name))
-
-
-def _print(screen: Console, heads: Sequence[str], lines: Sequence[Sequence[str]], left: int) -> None:
-    """A table whose first ``left`` columns are text."""
-    from rich import box
-    from rich.table import Table
-
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for index, head in enumerate(heads):
-        table.add_column(head, justify="left" if index < left else "right")
-    for line in lines:
-        table.add_row(*line)
-    screen.print(table)

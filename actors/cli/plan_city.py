@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from cluster.control.ladder import Ladder
-    from loadtest.city.report import Table
     from loadtest.city.study import Audience, Trial
 
 LONGEST_H = 24 * 7
@@ -141,7 +140,7 @@ def city(
     for name, value in report.facts(found.result):
         screen.print(f"{name}: {value}", markup=False)
     for table in report.tables(found.result):
-        _print(screen, table)
+        table.show(screen)
     for name, number in found.figures.items():
         screen.print(f"{name} = {number:.4g}", markup=False)
     if out is not None:
@@ -157,22 +156,10 @@ def _compare(screen: Console, path: Path, ladder: Ladder | None, seed: int) -> d
     from loadtest.city.report import comparison_table
 
     compared = [compare(run, ladder, seed=seed) for run in read_runs(path)]
-    _print(screen, comparison_table(compared))
+    comparison_table(compared).show(screen)
     error = sim_error(compared)
     screen.print(f"sim_error = {error:.4g}: the median over runs of the worst of the three errors", markup=False)
     return {"bench": "city", "figures": {"sim_error": error}, "runs": [each.as_json() for each in compared]}
-
-
-def _print(screen: Console, shown: Table) -> None:
-    from rich import box
-    from rich.table import Table as RichTable
-
-    table = RichTable(box=box.SIMPLE_HEAD, pad_edge=False, title=shown.title, title_justify="left")
-    for index, head in enumerate(shown.heads):
-        table.add_column(head, justify="right" if index else "left")
-    for row in shown.rows:
-        table.add_row(*row)
-    screen.print(table)
 
 
 class _Progress:

@@ -47,7 +47,7 @@ def serve(
     with screen.status("loading the libraries") as status:
         from actors.runtime import Cluster
         from cluster.decoder.footage.reach import shortages
-        from cluster.replica.calibrated import WARNING
+        from cluster.replica.simulated import WARNING
 
         cluster = Cluster(loaded, on_phase=status.update if screen.is_terminal else screen.print)
         cluster.start()
@@ -56,7 +56,7 @@ def serve(
         signal.signal(signal.SIGTERM, lambda *_: stop.set())
         if json is not None:
             write_json(json, {"gateway": cluster.gateway_address, "metrics": cluster.metrics_address})
-        if loaded.engine == "calibrated":
+        if loaded.engine == "simulated":
             screen.print(f"[bold yellow]warning[/]  {WARNING}")
         elif loaded.model.name in PRESETS:
             screen.print(f"[bold yellow]warning[/]  {random_weights(loaded.model.name)}")

@@ -9,8 +9,7 @@ from urllib.parse import unquote, urlsplit
 from cluster.codec.file import FileSource
 from cluster.codec.push import PushSource
 from cluster.codec.rtsp import RtspSource
-from cluster.codec.source import Source, StreamHeader
-from cluster.codec.state import CameraState, SourceStatus
+from cluster.codec.source import CameraState, Source, SourceStatus, StreamHeader
 from cluster.codec.supervisor import Backoff, SourceSupervisor
 from cluster.errors import ConfigError
 from cluster.redaction import SourceAddress

@@ -7,6 +7,7 @@ of a full rasterisation to within a macroblock, for a few dozen numpy calls a pi
 
 from __future__ import annotations
 
+from collections import deque
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,9 @@ _BLOCK = 16
 
 _MOST_WAITING = 1 << 14
 """Vectors of pictures that wait to be folded: more are not worth their memory, 640 KiB a camera."""
+
+# More than any decoder's reference and reorder depth (H.264: 16 + 16).
+_DEPTH = 33
 
 # struct AVMotionVector (libavutil/motion_vector.h), of which these fields are read.
 VECTOR = np.dtype(
@@ -176,6 +180,52 @@ class MotionField:
         planes = fastest.astype(np.float32), np.hypot(x, y), self._intra
         self.reset()
         return planes
+
+
+class ReferenceDistance:
+    """How far a vector reaches: FFmpeg tells the sign of the reference's distance, never the distance.
+
+    Per shown picture, the share of a vector that happened since the picture shown before it.
+
+    With B-frames a P-frame's vector spans several pictures and a B-frame's points both ways; adding them up as they are
+    counts motion twice. Encoders refer to the nearest reference nearly always, so vectors are scaled by
+    ``(pts - shown) / (pts - nearest past reference)`` and ``(pts - shown) / (nearest future reference - pts)``.
+    """
+
+    def __init__(self) -> None:
+        self._decoded: deque[tuple[int, bool]] = deque(maxlen=_DEPTH)
+        self._shown: int | None = None
+
+    def reset(self) -> None:
+        self._decoded.clear()
+        self._shown = None
+
+    def decoded(self, pts: int | None, reference: bool) -> None:
+        """A packet went into the decoder."""
+        if pts is not None:
+            self._decoded.append((pts, reference))
+
+    def shown(self, pts: int | None, reorders: bool) -> tuple[float, float]:
+        """Factors for vectors to past and to future references; (1, 1) where order or times are unknown."""
+        before, self._shown = self._shown, pts
+        if not reorders or pts is None or before is None or before >= pts:
+            return 1.0, 1.0
+        past: int | None = None
+        future: int | None = None
+        for time, reference in self._decoded:
+            if time == pts:
+                break
+            if not reference:
+                continue
+            if time < pts:
+                past = time if past is None else max(past, time)
+            else:
+                future = time if future is None else min(future, time)
+        step = pts - before
+        return (
+            1.0 if past is None else min(1.0, step / (pts - past)),
+            1.0 if future is None else min(1.0, step / (future - pts)),
+        )
 
 
 def _spans(shares: FloatGrid) -> npt.NDArray[np.intp]:

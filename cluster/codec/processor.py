@@ -9,16 +9,15 @@ from enum import Enum, auto
 import av
 from av.video.frame import PictureType, VideoFrame
 
-from cluster.codec.anchors import AnchorRule
 from cluster.codec.change import ChangeAccumulator
 from cluster.codec.decoder import MOST_THREADS, DecodeError, Decoder
+from cluster.codec.motion import ReferenceDistance
 from cluster.codec.nal import FRAMED_CODECS, H264FrameNumbers, configuration, starts_decoding, to_annexb
 from cluster.codec.picture import PictureScaler
 from cluster.codec.picture_memory import DECODED_BYTES, PicturesTooLargeError, give_memory_back
 from cluster.codec.privacy import Polygon, PrivacyMasks, covered
-from cluster.codec.reorder import ReferenceDistance
 from cluster.codec.source import StreamHeader
-from cluster.codec.timeline import Sampling, Timeline
+from cluster.codec.timeline import AnchorRule, Sampling, Timeline
 from cluster.errors import SourceError
 from cluster.types import EncodedPacket, PatchGeometry, PatchGrid, SampledFrame
 
@@ -40,10 +39,10 @@ class CodecOptions:
 
 @dataclass(slots=True)
 class CodecStats:
-    """Counters of one stream since its start. ``distrusted``: how often pictures were given up, by reason:
+    """Counters of one stream since its start. ``resyncs``: how often pictures were given up, by reason:
 
     ``gap`` (sequence hole), ``lost_reference`` (found in the bitstream), ``corrupt``, ``timestamps``, ``resolution``,
-    ``codec``, ``too_large``, and what callers of ``distrust`` say. ``gaps`` counts the first two. ``refusal``: why
+    ``codec``, ``too_large``, and what callers of ``resync`` say. ``gaps`` counts the first two. ``refusal``: why
     nothing is decoded now, a sentence; it goes when a picture comes. ``scenes``: fresh samples; all but the first are
     of a clock that jumped or of another grid. ``last_pts``: newest shown picture.
     """
@@ -61,7 +60,7 @@ class CodecStats:
     pts_missing: int = 0
     pts_repeated: int = 0
     pts_jumps: int = 0
-    distrusted: Counter[str] = field(default_factory=Counter)
+    resyncs: Counter[str] = field(default_factory=Counter)
     trusted: bool = False
     codec: str = ""
     width: int = 0
@@ -143,7 +142,7 @@ class CodecProcessor:
             reference = head.reference
             if head.lost and self._trust is not _Trust.LOST:
                 self.stats.gaps += 1
-                self.distrust("lost_reference")
+                self.resync("lost_reference")
         if self._trust is _Trust.LOST and not self._recover(packet, data):
             self.stats.packets_skipped += 1
             return []
@@ -153,7 +152,7 @@ class CodecProcessor:
             frames = self._decode_again()
         return self._show(frames or [])
 
-    def glance(self, packet: EncodedPacket) -> list[SampledFrame]:
+    def decode_keyframe_only(self, packet: EncodedPacket) -> list[SampledFrame]:
         """Instead of :meth:`feed`, a fraction of its work: a keyframe is decoded by itself and shown at once, anything
         else is passed over. The next packet fed is one after a loss, which no counter takes for a fault of the video.
         """
@@ -178,9 +177,9 @@ class CodecProcessor:
         self._lose()
         return samples
 
-    def distrust(self, reason: str) -> None:
+    def resync(self, reason: str) -> None:
         """Nothing decoded from here on can be relied on until the next keyframe; counted under ``reason``."""
-        self.stats.distrusted[reason] += 1
+        self.stats.resyncs[reason] += 1
         self._lose()
 
     # -- packets --------------------------------------------------------------------------------
@@ -212,13 +211,13 @@ class CodecProcessor:
         self._next_sequence = packet.sequence + 1
         if expected is not None and packet.sequence != expected:
             self.stats.gaps += 1
-            self.distrust("gap")
+            self.resync("gap")
         return True
 
     def _framed(self, packet: EncodedPacket) -> bytes | None:
         """The packet's data as the decoder wants it; None when there is nothing to decode."""
         if packet.codec != self._header.codec:
-            self.distrust("codec")
+            self.resync("codec")
             try:
                 self._configure(StreamHeader(packet.codec, 0, 0, b""))
             except SourceError:
@@ -232,7 +231,7 @@ class CodecProcessor:
                 data = b""
         if not data:
             self.stats.decode_errors += 1
-            self.distrust("corrupt")
+            self.resync("corrupt")
             return None
         return data
 
@@ -260,12 +259,12 @@ class CodecProcessor:
         except DecodeError:
             self.stats.decode_errors += 1
             self._suspect = True
-            self.distrust("corrupt")
+            self.resync("corrupt")
             return None
         # The error is gone here, and with it the last that keeps the old decoder and its pictures.
         self._decoder = self._new_decoder()
         give_memory_back()
-        self.distrust("too_large")
+        self.resync("too_large")
         return None
 
     def _decode_again(self) -> list[VideoFrame]:
@@ -298,14 +297,14 @@ class CodecProcessor:
     def _shown(self, frame: VideoFrame) -> SampledFrame | None:
         if frame.is_corrupt:
             self.stats.corrupt_frames += 1
-            self.distrust("corrupt")
+            self.resync("corrupt")
             return None
         if self._trust is _Trust.RECOVERING and not self._trustworthy(frame):
             return None
         view = self._view
         if view is None or (frame.width, frame.height) != (view.width, view.height):
             if view is not None and not (self._fresh or self._gap):
-                self.stats.distrusted["resolution"] += 1
+                self.stats.resyncs["resolution"] += 1
                 if not frame.key_frame:
                     self._lose()
                     return None
@@ -362,7 +361,7 @@ class CodecProcessor:
         timeline, stats = self._timeline, self.stats
         moment = timeline.place(pts)
         if moment.jumped:
-            stats.distrusted["timestamps"] += 1
+            stats.resyncs["timestamps"] += 1
             self._fresh = True
             if frame.key_frame:
                 self._restart()
@@ -383,7 +382,7 @@ class CodecProcessor:
         except (av.FFmpegError, ValueError, MemoryError):
             # A picture of a shape or format that FFmpeg decodes but cannot scale.
             self.stats.decode_errors += 1
-            self.distrust("corrupt")
+            self.resync("corrupt")
             return None
         change = view.change.take(luma)
         self.stats.cue = change.cue

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Protocol
 
 from cluster.types import EncodedPacket
@@ -23,6 +24,31 @@ class StreamHeader:
     height: int
     extradata: bytes
     new_clock: bool = False
+
+
+class CameraState(StrEnum):
+    """WAITING for a pushing client, CONNECTING, RUNNING, in BACKOFF before a new attempt, ERROR or ENDED for good."""
+
+    WAITING = "waiting"
+    CONNECTING = "connecting"
+    RUNNING = "running"
+    BACKOFF = "backoff"
+    ERROR = "error"
+    ENDED = "ended"
+
+
+@dataclass(frozen=True, slots=True)
+class SourceStatus:
+    """A state with its reason (one sentence, empty when all is well) and, in BACKOFF, the seconds to the next attempt.
+
+    ``attempts`` counts failures since the source last ran well; ``reconnects`` all successful re-openings.
+    """
+
+    state: CameraState
+    reason: str = ""
+    retry_in_s: float = 0.0
+    attempts: int = 0
+    reconnects: int = 0
 
 
 class Source(Protocol):

@@ -8,8 +8,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from cluster.codec.source import Source, StreamHeader
-from cluster.codec.state import CameraState, SourceStatus
+from cluster.codec.source import CameraState, Source, SourceStatus, StreamHeader
 from cluster.errors import SourceError
 from cluster.redaction import redact
 from cluster.types import EncodedPacket

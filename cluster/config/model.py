@@ -1,4 +1,4 @@
-"""``model:``, ``vllm:``, ``calibrated:`` — which model answers, and in which engine it runs."""
+"""``model:``, ``vllm:``, ``simulated:`` — which model answers, and in which engine it runs."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from pydantic import Field, field_validator
 from cluster.config.quantity import Section
 
 
-class CalibratedConfig(Section):
-    """Where the calibrated engine's times and answers come from; the model it stands in for is ``model.name``."""
+class SimulatedConfig(Section):
+    """Where the simulated engine's times and answers come from; the model it stands in for is ``model.name``."""
 
     costs: str | None = Field(
         default=None,

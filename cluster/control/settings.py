@@ -27,12 +27,12 @@ def fleet_settings(config: SightlineConfig) -> FleetSettings:
             "rise and fall by turns"
         )
     # Costs that were measured on another machine may guide, but must not turn a camera away.
-    admission = scheduling.admission and (scheduling.costs is not None or config.engine == "calibrated")
+    admission = scheduling.admission and (scheduling.costs is not None or config.engine == "simulated")
     return FleetSettings(costs, ladder, admission, scheduling.high, scheduling.low, config.cluster.max_batch)
 
 
 def _costs(config: SightlineConfig) -> CostModel | None:
-    named = config.scheduling.costs or (config.calibrated.costs if config.engine == "calibrated" else None)
+    named = config.scheduling.costs or (config.simulated.costs if config.engine == "simulated" else None)
     if named is not None:
         costs = load(named)
         costs.check(config.model.name)

@@ -272,19 +272,19 @@ class CameraPipeline:
             self._quality = prune, fps = self._wanted
             self._processor.change_fps(self._fps * fps)
             self._sampler.change(prune=prune, fps=self._fps * fps)
-        glance = self._keyframes_only
+        alone = self._keyframes_only
         before = self._processor.stats.frames_decoded
         self.taken_s = time.time()
         # What is passed over takes no time, and has to wait for nobody.
-        with nullcontext() if glance and not packet.keyframe else self._turns:
+        with nullcontext() if alone and not packet.keyframe else self._turns:
             start = time.perf_counter()
-            frames = self._processor.glance(packet) if glance else self._processor.feed(packet)
+            frames = self._processor.decode_keyframe_only(packet) if alone else self._processor.feed(packet)
             self._decode_s += time.perf_counter() - start
         self.decoded_s = time.time()
         # Of a camera whose pictures are left out on purpose nobody may think that it gives none.
-        if glance or self._processor.stats.frames_decoded != before:
+        if alone or self._processor.stats.frames_decoded != before:
             self._last_frame_at = time.monotonic()
-        self._take(frames, alone=glance)
+        self._take(frames, alone=alone)
 
     def _finish(self) -> None:
         """What the decoder and the sampler still hold, now that no packet will come."""

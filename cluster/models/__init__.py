@@ -4,7 +4,7 @@
 
 Adding a family, in six steps:
 
-1. Write ``<family>.py`` with one subclass of :class:`~cluster.models.checkpoint.CheckpointModel`, and file it in
+1. Write ``<family>.py`` with one subclass of :class:`~cluster.models.base.VisionLanguageModel`, and file it in
    ``cluster.registry`` under the ``model_type`` of the checkpoint's ``config.json``.
 2. Vision: ``_encode_kept`` packs the kept patches of many frames through the tower. Whatever depends on a patch's place
    (rotary, position embedding, window) is computed from its cell, never from its index among the kept.

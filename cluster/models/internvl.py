@@ -11,17 +11,17 @@ from torch.nn import functional as F
 from transformers import InternVLConfig, InternVLForConditionalGeneration
 
 from cluster.errors import ModelError
-from cluster.models.base import FrameSpan, FrameTokens, PatchBatch, WindowPositions
+from cluster.models.base import FrameSpan, FrameTokens, PatchBatch, VisionLanguageModel, WindowPositions, patch_counts
 from cluster.models.checkpoint import (
+    IMAGENET_MEAN,
+    IMAGENET_STD,
     INSTRUCTION,
     SYSTEM_PROMPT,
     Checkpoint,
-    CheckpointModel,
     linear_weights,
-    patch_counts,
+    normalise,
 )
 from cluster.models.packed_attention import PACKED, Packing
-from cluster.models.pixels import IMAGENET_MEAN, IMAGENET_STD, normalise
 from cluster.models.tokenizer import VOCABULARY, preset_tokenizer
 from cluster.types import PatchGeometry, PatchGrid
 
@@ -31,7 +31,7 @@ SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<img>", "</img
 BEFORE_FRAME, AFTER_FRAME = "<img>", "</img>\n"
 
 
-class InternVL(CheckpointModel):
+class InternVL(VisionLanguageModel):
     """``InternVLForConditionalGeneration`` with a pruned tower (InternVL3 report, section 2.1)."""
 
     family = "internvl"

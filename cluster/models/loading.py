@@ -14,11 +14,20 @@ from cluster.errors import ConfigError, ModelError
 from cluster.models.base import VisionLanguageModel
 from cluster.models.catalog import BUNDLED, check_model, locate
 from cluster.models.checkpoint import Checkpoint
-from cluster.models.presets import PRESETS, SHAPES, initialise
+from cluster.models.presets import PRESETS, SHAPES, Preset, initialise
 from cluster.models.settings import ModelSettings
 from cluster.registry import families
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+META = torch.device("meta")
+MAX_PIXELS = 448 * 448
+
+PUBLISHED = {
+    "Qwen/Qwen2.5-VL-7B-Instruct": "qwen2_5_vl-7b",
+    "OpenGVLab/InternVL3-8B-hf": "internvl3-8b",
+    "OpenGVLab/InternVL3-14B-hf": "internvl3-14b",
+}
+"""Hub id -> the shape of that checkpoint, which nothing has to be fetched for."""
 
 
 def load_model(
@@ -41,7 +50,12 @@ def load_model(
     where = _device(device)
     kind = _dtype(dtype)
     if path_or_preset in PRESETS:
-        return _preset(path_or_preset, where, kind, seed, max_pixels)
+        preset = PRESETS[path_or_preset]
+        model, tokenizer = _untrained(preset, torch.device("cpu"))
+        initialise(model, seed)
+        model = model.to(device=where, dtype=kind)
+        pixels = max_pixels or preset.max_pixels
+        return _wrapped(preset.family, model, tokenizer, where, kind, random_weights=True, max_pixels=pixels)
     if path_or_preset in BUNDLED:
         check_model(path_or_preset)
     folder = Path(locate(path_or_preset)).expanduser()
@@ -49,79 +63,89 @@ def load_model(
 
 
 def load_shape(name: str) -> VisionLanguageModel:
-    """A published model's shape without weights or memory, to count tokens and FLOPs with; it computes nothing.
+    """A model on the meta device, without weights or memory, to count tokens and FLOPs with; it computes nothing.
+
+    ``name``: a published model (``qwen2_5_vl-7b``, or its hub id), a preset, a bundled model, or a checkpoint's folder;
+    the latter needs its ``config.json`` and tokenizer, no weights.
 
     Raises:
-        ModelError: no such shape.
+        ModelError: there is no such thing, or it is of no supported family.
     """
-    if name not in SHAPES:
-        raise ModelError(f"unknown model shape {name!r}; there are: {', '.join(sorted(SHAPES))}")
-    shape = SHAPES[name]
-    family: Any = families.get(shape.family)
-    meta = torch.device("meta")
-    with meta:
-        model, tokenizer = family.untrained(shape.text, shape.vision)
-    checkpoint = Checkpoint(
-        model=model,
-        tokenizer=tokenizer,
-        device=meta,
-        dtype=torch.bfloat16,
-        random_weights=True,
-        max_pixels=shape.max_pixels,
-    )
-    loaded: VisionLanguageModel = family(checkpoint)
-    return loaded
+    name = PUBLISHED.get(name, name)
+    shape = SHAPES.get(name) or PRESETS.get(name)
+    if shape is not None:
+        return _shape(shape.family, *_untrained(shape, META), max_pixels=shape.max_pixels)
+    folder = str(Path(locate(name)).expanduser())
+    if not (Path(folder) / "config.json").is_file():
+        raise ModelError(
+            f"unknown model shape {name!r}; name a shape ({', '.join(sorted(SHAPES))}), a preset "
+            f"({', '.join(sorted(PRESETS))}), or the folder of a checkpoint"
+        )
+    config, settings = _config(folder), ModelSettings.load(folder)
+    with META:
+        model = _read(folder, AutoModelForImageTextToText.from_config, config)
+    tokenizer = _read(folder, AutoTokenizer.from_pretrained, folder)
+    pixels = settings.max_pixels or MAX_PIXELS
+    return _shape(config.model_type, model, tokenizer, max_pixels=pixels, settings=settings)
 
 
-def _preset(
-    name: str, device: torch.device, dtype: torch.dtype, seed: int, max_pixels: int | None
-) -> VisionLanguageModel:
-    preset = PRESETS[name]
+def _untrained(preset: Preset, device: torch.device) -> tuple[Any, Any]:
+    """A preset's transformers model and tokenizer."""
     family: Any = families.get(preset.family)
-    model, tokenizer = family.untrained(preset.text, preset.vision)
-    initialise(model, seed)
-    checkpoint = Checkpoint(
-        model=model.to(device=device, dtype=dtype).eval().requires_grad_(False),
-        tokenizer=tokenizer,
-        device=device,
-        dtype=dtype,
-        random_weights=True,
-        max_pixels=max_pixels or preset.max_pixels,
+    with device:
+        model, tokenizer = family.untrained(preset.text, preset.vision)
+    return model, tokenizer
+
+
+def _shape(family: str, model: Any, tokenizer: Any, **options: Any) -> VisionLanguageModel:
+    return _wrapped(family, model, tokenizer, META, torch.bfloat16, random_weights=True, **options)
+
+
+def _wrapped(
+    family: str, model: Any, tokenizer: Any, device: torch.device, dtype: torch.dtype, **options: Any
+) -> VisionLanguageModel:
+    kind: Any = families.get(family)
+    model = model.eval().requires_grad_(False)
+    loaded: VisionLanguageModel = kind(
+        Checkpoint(model=model, tokenizer=tokenizer, device=device, dtype=dtype, **options)
     )
-    loaded: VisionLanguageModel = family(checkpoint)
     return loaded
 
 
 def _checkpoint(path: str, device: torch.device, dtype: torch.dtype, max_pixels: int | None) -> VisionLanguageModel:
-    settings = ModelSettings.load(path)
-    config = _read(path, AutoConfig)
+    settings, config = ModelSettings.load(path), _config(path)
+    model, report = _read(
+        path, AutoModelForImageTextToText.from_pretrained, path, dtype=dtype, output_loading_info=True
+    )
+    if missing := sorted(report["missing_keys"]):
+        raise ModelError(f"the checkpoint {path!r} lacks {len(missing)} weights, {missing[0]} the first; get it again")
+    processor = _image_processor(path)
+    return _wrapped(
+        config.model_type,
+        model.to(device),
+        _read(path, AutoTokenizer.from_pretrained, path),
+        device,
+        dtype,
+        random_weights=False,
+        mean=_channels(processor.get("image_mean")),
+        std=_channels(processor.get("image_std")),
+        max_pixels=max_pixels or settings.max_pixels or MAX_PIXELS,
+        settings=settings,
+    )
+
+
+def _config(path: str) -> Any:
+    config = _read(path, AutoConfig.from_pretrained, path)
     if config.model_type not in families:
         raise ModelError(
             f"model {path!r} is of family {config.model_type!r}; supported families: {', '.join(families.names())}"
         )
-    model, report = _read(path, AutoModelForImageTextToText, dtype=dtype, output_loading_info=True)
-    if missing := sorted(report["missing_keys"]):
-        raise ModelError(f"the checkpoint {path!r} lacks {len(missing)} weights, {missing[0]} the first; get it again")
-    processor = _image_processor(path)
-    checkpoint = Checkpoint(
-        model=model.to(device).eval().requires_grad_(False),
-        tokenizer=_read(path, AutoTokenizer),
-        device=device,
-        dtype=dtype,
-        random_weights=False,
-        mean=_channels(processor.get("image_mean")),
-        std=_channels(processor.get("image_std")),
-        max_pixels=max_pixels or settings.max_pixels or 448 * 448,
-        settings=settings,
-    )
-    family: Any = families.get(config.model_type)
-    loaded: VisionLanguageModel = family(checkpoint)
-    return loaded
+    return config
 
 
-def _read(path: str, kind: Any, **options: Any) -> Any:
+def _read(path: str, make: Any, *given: Any, **options: Any) -> Any:
     try:
-        return kind.from_pretrained(path, **options)
+        return make(*given, **options)
     except Exception as error:
         raise ModelError(_reason(path, error)) from error
 

@@ -12,17 +12,17 @@ from torch.nn import functional as F
 from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
 
 from cluster.errors import ModelError
-from cluster.models.base import FrameSpan, PatchBatch, WindowPositions
+from cluster.models.base import FrameSpan, PatchBatch, VisionLanguageModel, WindowPositions, patch_counts
 from cluster.models.checkpoint import (
+    CLIP_MEAN,
+    CLIP_STD,
     INSTRUCTION,
     SYSTEM_PROMPT,
     Checkpoint,
-    CheckpointModel,
     linear_weights,
-    patch_counts,
+    normalise,
 )
 from cluster.models.packed_attention import PACKED, Packing
-from cluster.models.pixels import CLIP_MEAN, CLIP_STD, normalise
 from cluster.models.tokenizer import VOCABULARY, preset_tokenizer
 from cluster.types import PatchGeometry, PatchGrid
 
@@ -38,7 +38,7 @@ SPECIAL_TOKENS = (
 )
 
 
-class Qwen25VL(CheckpointModel):
+class Qwen25VL(VisionLanguageModel):
     """``Qwen2_5_VLForConditionalGeneration`` with a pruned tower (Qwen2.5-VL report, section 2.1)."""
 
     family = "qwen2_5_vl"

@@ -31,16 +31,6 @@ def cut_patches(pictures: list[UInt8Array], groups: BoolGrid, grid: PatchGrid) -
     return patches.reshape(count * merge**2, len(pictures), 3, patch, patch)
 
 
-def paste_patches(sample: FrameSample, t: int, picture: UInt8Array) -> None:
-    """The reverse of :func:`cut_patches`: write sample ``t``'s kept patches into ``picture`` ``[height, width, 3]``."""
-    grid = sample.grid
-    merge, patch = grid.merge, grid.patch
-    groups = any_in_group(sample.mask, merge)
-    cells = picture.reshape(grid.group_rows, merge, patch, grid.group_cols, merge, patch, 3)
-    patches = sample.patches[:, t].reshape(-1, merge, merge, 3, patch, patch)
-    cells.transpose(0, 3, 1, 4, 6, 2, 5)[groups] = patches
-
-
 @dataclass(slots=True)
 class _Pending:
     """A sample that waits for the rest of its temporal patch; ``period``: microseconds until the next one."""

@@ -14,8 +14,7 @@ import grpc
 import grpc.aio
 from sightline.v1 import ingest_pb2, ingest_pb2_grpc
 
-from cluster.codec.source import Source, StreamHeader
-from cluster.codec.state import CameraState, SourceStatus
+from cluster.codec.source import CameraState, Source, SourceStatus, StreamHeader
 from cluster.codec.supervisor import Backoff, SourceSupervisor
 from cluster.errors import SightlineError, SourceError, UnavailableError
 from cluster.hosts import is_loopback

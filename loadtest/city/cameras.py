@@ -22,7 +22,7 @@ SAME_S = 1e-6
 """Times that are no further apart are the same: windows' ends are sums of strides, which do not add up exactly."""
 
 FIRST_WINDOWS = 2
-"""Windows that are computed after a fresh start whatever moves (``cluster/engine/window/gate.py``)."""
+"""Windows that are computed after a fresh start whatever moves (``cluster/engine/window/windows.py``)."""
 
 
 @dataclass(frozen=True, slots=True)

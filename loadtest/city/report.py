@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import jinja2
 import numpy as np
-from markupsafe import Markup
 
-from cluster.errors import SightlineError
-from cluster.lab.evaluation.plots import Axis, Point, Series, chart
+from cluster.lab.report.charts import Axis, Point, Series, chart
+from cluster.lab.report.page import Page, Section, Table, write_files
 from cluster.types.priority import Priority
 from loadtest.city.against import Compared
 from loadtest.city.mix import Spell
@@ -20,15 +18,18 @@ from loadtest.city.study import Trial
 from loadtest.city.tally import REASONS, lag_quantile
 from loadtest.city.timeline import Event
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
 TIME = Axis("minutes")
 
 
-def city_charts(result: CityResult) -> list[str]:
-    """SVG documents; stretches without windows leave gaps."""
+def city_charts(result: CityResult) -> list[Figure]:
+    """Over time; stretches without windows leave gaps."""
     return [_lags(result), _windows(result), _load(result), *_ladder(result), *_drops(result)]
 
 
-def search_charts(trials: Sequence[Trial], objective: Objective, *, fewer: bool) -> list[str]:
+def search_charts(trials: Sequence[Trial], objective: Objective, *, fewer: bool) -> list[Figure]:
     """What each count that was tried reached; ``fewer``: over replicas, else over cameras."""
     if not trials:
         return []
@@ -55,7 +56,7 @@ def _over_time(result: CityResult, values: Sequence[float], show: str = ".3g") -
     )
 
 
-def _lags(result: CityResult) -> str:
+def _lags(result: CityResult) -> Figure:
     lags = result.tally.lags
     series = []
     for priority in Priority:
@@ -68,7 +69,7 @@ def _lags(result: CityResult) -> str:
     return chart("Lag of computed windows, seconds", series, TIME, Axis("seconds", log=True))
 
 
-def _windows(result: CityResult) -> str:
+def _windows(result: CityResult) -> Figure:
     tally = result.tally
     each = {
         "ended": tally.due.sum(axis=1),
@@ -80,7 +81,7 @@ def _windows(result: CityResult) -> str:
     return chart("Windows a second", series, TIME, Axis("windows/s", low=0.0))
 
 
-def _load(result: CityResult) -> str:
+def _load(result: CityResult) -> Figure:
     tally = result.tally
     capacity, due_s = np.maximum(tally.capacity_s, 1e-9), tally.due_s.sum(axis=1)
     quality = np.where(due_s > 0, tally.value_s.sum(axis=1) / np.maximum(due_s, 1e-9), 1.0)
@@ -92,7 +93,7 @@ def _load(result: CityResult) -> str:
     return chart("Load and quality", series, TIME, Axis("share", percent=True, low=0.0))
 
 
-def _ladder(result: CityResult) -> list[str]:
+def _ladder(result: CityResult) -> list[Figure]:
     spent = result.tally.rung_s
     if not spent[:, 1:].any():
         return []
@@ -105,7 +106,7 @@ def _ladder(result: CityResult) -> list[str]:
     return [chart("Video by rung of the ladder", series, TIME, Axis("share", percent=True, low=0.0))]
 
 
-def _drops(result: CityResult) -> list[str]:
+def _drops(result: CityResult) -> list[Figure]:
     dropped = result.tally.dropped.sum(axis=1) / result.tally.bin_s
     series = [
         Series(reason, _over_time(result, dropped[:, place].tolist()), marked=False)
@@ -123,15 +124,6 @@ NOTES = (
     "Networks and decoders take no time and lose nothing here. Replicas' reports reach their controller at once.",
     "Useful work counts what the answers that came within their stride take at least, in full steps.",
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Table:
-    """A titled table of texts."""
-
-    title: str
-    heads: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
 
 
 def verdict(result: CityResult, objective: Objective) -> str:
@@ -240,31 +232,21 @@ def comparison_table(compared: Sequence[Compared]) -> Table:
 
 def page(result: CityResult, objective: Objective, trials: Sequence[Trial] = (), *, fewer: bool = False) -> str:
     """One HTML document without requests to anywhere. ``trials``: of a search; ``fewer``: it was for replicas."""
-    environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("loadtest.city", ""),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
     drawn = city_charts(result) + search_charts(trials, objective, fewer=fewer)
-    return environment.get_template("page.html").render(
-        title=f"{result.cameras:,} cameras on {_pool(result)}",
-        verdict=verdict(result, objective),
-        facts=facts(result),
-        tables=tables(result) + ([trial_table(trials)] if trials else []),
-        charts=[Markup(svg) for svg in drawn],
-        notes=NOTES,
-    )
+    shown = tables(result) + ([trial_table(trials)] if trials else [])
+    sections = [
+        Section(tables=shown),
+        Section("Over time", charts={str(figure.get_label()): figure for figure in drawn}),
+        Section("How it was computed", items=NOTES),
+    ]
+    title = f"{result.cameras:,} cameras on {_pool(result)}"
+    met = objective.met(result.figures)
+    return Page(title, verdict(result, objective), met, facts=facts(result), sections=sections).html()
 
 
 def write_page(path: Path, html: str) -> None:
     """Raises ``SightlineError`` when the file cannot be written."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(html, encoding="utf-8")
-    except OSError as error:
-        raise SightlineError(f"cannot write {path}: {error.strerror or error}; choose another place") from None
+    write_files(path.parent, {path.name: html})
 
 
 def _figures_row(name: str, figures: Figures) -> tuple[str, ...]:

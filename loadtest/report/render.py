@@ -8,15 +8,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import jinja2
-from markupsafe import Markup
-
-from cluster.errors import SightlineError
 from cluster.lab.bench.harness import machine
+from cluster.lab.report.page import Page, Section, write_files
+from cluster.lab.report.text import finite
 from loadtest.profile import Profile
 from loadtest.report import charts, tables
-from loadtest.report.tables import Table
-from loadtest.result import FaultResult, Measurement, Tick, finite
+from loadtest.result import FaultResult, Measurement, Tick
 from loadtest.run import RunResult, SearchResult
 
 
@@ -28,42 +25,39 @@ class Facts:
     profile_name: str
     profile: Profile
     cluster: Mapping[str, str]
-    calibrated: bool
+    simulated: bool
 
 
 def run_json(facts: Facts, result: RunResult) -> dict[str, Any]:
     """One test at a fixed number of streams."""
-    return {
+    body = {
         "loadtest": "run",
-        "figures": finite(run_figures(result)),
+        "figures": run_figures(result),
         "verdict": asdict(result.measurement.verdict),
         "faults": [_fault(each) for each in result.faults],
-        "runs": [{**_measurement(result.measurement), "city": finite(result.city)}],
+        "runs": [{**_measurement(result.measurement), "city": result.city}],
         "during_faults": None if result.during is None else _measurement(result.during),
         "others_cores": _others(result.ticks),
-        "ticks": [finite(asdict(tick)) for tick in result.ticks],
-        **_about(facts),
+        "ticks": [asdict(tick) for tick in result.ticks],
     }
+    return dict(finite(body | _about(facts)))
 
 
 def search_json(facts: Facts, results: Sequence[SearchResult], *, two_cores: bool) -> dict[str, Any]:
     """The most streams, for one or several numbers of replicas; ``two_cores``: see :func:`search_figures`."""
-    return {
-        "loadtest": "search",
-        "figures": finite(search_figures(results, two_cores=two_cores)),
-        "searches": [
-            {
-                "replicas": each.replicas,
-                "streams": each.streams,
-                "limit": each.limit,
-                "tries": [asdict(one) for one in each.tries],
-                "others_cores": _others(each.ticks),
-                "best": None if each.best is None else _measurement(each.best),
-            }
-            for each in results
-        ],
-        **_about(facts),
-    }
+    searches = [
+        {
+            "replicas": each.replicas,
+            "streams": each.streams,
+            "limit": each.limit,
+            "tries": [asdict(one) for one in each.tries],
+            "others_cores": _others(each.ticks),
+            "best": None if each.best is None else _measurement(each.best),
+        }
+        for each in results
+    ]
+    figures = search_figures(results, two_cores=two_cores)
+    return dict(finite({"loadtest": "search", "figures": figures, "searches": searches} | _about(facts)))
 
 
 def run_figures(result: RunResult) -> dict[str, float]:
@@ -113,27 +107,26 @@ def _about(facts: Facts) -> dict[str, Any]:
         "title": facts.title,
         "profile": {"name": facts.profile_name, **facts.profile.model_dump(mode="json")},
         "cluster": dict(facts.cluster),
-        "calibrated": facts.calibrated,
+        "simulated": facts.simulated,
         "machine": machine(),
     }
 
 
 def _measurement(found: Measurement) -> dict[str, Any]:
-    body: dict[str, Any] = {**asdict(found), "answered_share": found.answered_share, "verdict": asdict(found.verdict)}
-    return {key: finite(value) for key, value in body.items()}
+    return {**asdict(found), "answered_share": found.answered_share, "verdict": asdict(found.verdict)}
 
 
 def _fault(fault: FaultResult) -> dict[str, Any]:
-    recovered = math.isfinite(fault.recovery_s)
-    return {
-        **{key: finite(value) for key, value in asdict(fault).items()},
-        "recovered": recovered,
-        "recovery_strides": fault.recovery_strides if recovered else None,
-    }
+    return asdict(fault) | {"recovered": math.isfinite(fault.recovery_s), "recovery_strides": fault.recovery_strides}
 
 
 OTHERS = 0.25
 """Cores that other programs may use before it is told."""
+
+_SIMULATED = (
+    "No model ran: the simulated engine drew its answers at random and took the time that a cost model says. "
+    "Cameras, sockets, decoding, scheduling and processes are real."
+)
 
 
 def write(path: Path, facts: Facts, found: RunResult | Sequence[SearchResult]) -> None:
@@ -142,62 +135,27 @@ def write(path: Path, facts: Facts, found: RunResult | Sequence[SearchResult]) -
     Raises:
         SightlineError: the file cannot be written.
     """
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(page(facts, found), encoding="utf-8")
-    except OSError as error:
-        raise SightlineError(f"cannot write {path}: {error.strerror or error}; choose another place") from None
+    write_files(path.parent, {path.name: page(facts, found)})
 
 
 def page(facts: Facts, found: RunResult | Sequence[SearchResult]) -> str:
     """The page as text."""
-    environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("loadtest.report", ""),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
+    notices = [_SIMULATED] if facts.simulated else []
     if isinstance(found, RunResult):
         head, good = verdict_text(found)
         drawn = charts.run_charts(found.ticks, found.faults, found.measurement.stride_s)
-        shown = run_tables(found)
+        shown, ticks = tables.run_tables(found), found.ticks
     else:
         head, good = search_text(found), True
-        drawn = [charts.search_chart(found)]
         best = max(found, key=lambda each: each.streams)
-        drawn += charts.run_charts(best.ticks, (), best.best.stride_s) if best.best is not None else []
-        shown = search_tables(found)
-    ticks = found.ticks if isinstance(found, RunResult) else [tick for each in found for tick in each.ticks]
-    return environment.get_template("page.html").render(
-        facts=facts,
-        head=head,
-        good=good,
-        others=others_text(ticks),
-        charts=[Markup(svg) for svg in drawn],
-        tables=shown,
-    )
-
-
-def run_tables(found: RunResult) -> list[Table]:
-    """All tables of one test."""
-    measured = found.measurement
-    shown = [
-        tables.times_table(measured),
-        tables.windows_table(found.during or measured),
-        tables.tokens_table(measured),
-        tables.packets_table(measured),
-    ]
-    if measured.rungs:
-        shown.insert(2, tables.rungs_table(measured))
-    return [tables.faults_table(found.faults), *shown] if found.faults else shown
-
-
-def search_tables(found: Sequence[SearchResult]) -> list[Table]:
-    """The tries, and the times at the most streams of all."""
-    best = max(found, key=lambda each: each.streams).best
-    shown = [tables.search_table(found)]
-    return shown if best is None else [*shown, tables.times_table(best), tables.windows_table(best)]
+        drawn = {"The search": charts.search_chart(found)}
+        drawn |= charts.run_charts(best.ticks, (), best.best.stride_s) if best.best is not None else {}
+        shown, ticks = tables.search_tables(found), tuple(tick for each in found for tick in each.ticks)
+    if others := others_text(ticks):
+        notices.append(others)
+    told = [("profile", f"{facts.profile_name}: {facts.profile.about}"), *facts.cluster.items()]
+    section = Section(charts=drawn, tables=shown)
+    return Page(facts.title, head, good, notices, facts=told, sections=[section]).html()
 
 
 def verdict_text(found: RunResult) -> tuple[str, bool]:
@@ -214,7 +172,7 @@ def verdict_text(found: RunResult) -> tuple[str, bool]:
 
 def others_text(ticks: Sequence[Tick]) -> str:
     """What other programs took of the machine, where that is worth a sentence; empty where it is not."""
-    cores = sum(tick.use.others for tick in ticks) / max(1, len(ticks))
+    cores = _others(ticks)
     if cores < OTHERS:
         return ""
     return (

@@ -42,10 +42,10 @@ def cluster(tmp_path_factory):
     config = load_config(
         None,
         {
-            "engine": "calibrated",
+            "engine": "simulated",
             "model": {"name": "demo", "threads": 1},
             "memory": {"enabled": False},
-            "calibrated": {"costs": str(folder / "slow.json")},
+            "simulated": {"costs": str(folder / "slow.json")},
             "gateway": {"port": 0, "metrics_port": 0},
             "sampling": {"anchor_interval_s": 4},
             "window": {"length_s": 8, "stride_s": 1, "static_gate": False},

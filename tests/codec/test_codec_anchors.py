@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cluster.codec.anchors import AnchorRule
+from cluster.codec.timeline import AnchorRule
 from cluster.types import MICROSECONDS
 
 

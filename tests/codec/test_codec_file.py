@@ -61,7 +61,7 @@ def test_a_loop_goes_on_in_time_and_starts_each_round_at_a_keyframe(clips: dict[
     assert [sample.index for sample in samples if sample.fresh] == [0]
     # The same pictures again, and the seam is nothing but a scene cut.
     assert all(samples[i].luma.tobytes() == samples[i - 20].luma.tobytes() for i in range(20, 40))
-    assert not processor.stats.distrusted
+    assert not processor.stats.resyncs
 
 
 def test_closing_ends_a_paced_source_that_waits(tmp_path: Path) -> None:

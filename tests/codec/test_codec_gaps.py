@@ -113,7 +113,7 @@ def test_after_a_gap_the_next_keyframe_is_an_anchor_of_the_same_scene_and_counte
     assert samples[5].change.frames == 0
     assert samples[6].change.frames == 1
     stats = processor.stats
-    assert (stats.gaps, stats.packets_skipped, dict(stats.distrusted)) == (1, 13, {"gap": 1})
+    assert (stats.gaps, stats.packets_skipped, dict(stats.resyncs)) == (1, 13, {"gap": 1})
     assert stats.decode_errors == 0
 
 
@@ -124,11 +124,11 @@ def test_a_caller_may_distrust_too() -> None:
     samples = []
     for packet in packets:
         if packet.sequence == 10:
-            processor.distrust("sensor covered")
+            processor.resync("sensor covered")
         samples += processor.feed(packet)
     assert [round(seconds(sample) * FPS) for sample in samples] == [*range(10), *range(20, 60)]
     assert samples[10].gap
-    assert processor.stats.distrusted == {"sensor covered": 1}
+    assert processor.stats.resyncs == {"sensor covered": 1}
 
 
 # -- holes that nobody tells --------------------------------------------------------------------
@@ -148,7 +148,7 @@ def test_a_silently_lost_reference_is_counted_as_a_gap() -> None:
     processor, samples = process(header, renumber(packet for packet in packets if packet.sequence != 7))
     assert [round(seconds(sample) * FPS) for sample in samples] == [*range(7), *range(20, 60)]
     assert processor.stats.gaps == 1
-    assert processor.stats.distrusted == {"lost_reference": 1}
+    assert processor.stats.resyncs == {"lost_reference": 1}
 
 
 # -- joins --------------------------------------------------------------------------------------
@@ -233,7 +233,7 @@ def test_damage_to_h264_pictures_is_seen_and_recovered_from(kind: str) -> None:
     check("plain", samples)
     assert [round(seconds(sample) * FPS) for sample in samples] == [*range(7), *range(20, 60)]
     assert [sample.index for sample in samples if sample.random_access] == [0, 7]
-    assert processor.stats.distrusted == {"corrupt": 1}
+    assert processor.stats.resyncs == {"corrupt": 1}
     assert processor.stats.decode_errors + processor.stats.corrupt_frames == 1
 
 
@@ -262,7 +262,7 @@ def test_a_resolution_change_brings_a_new_grid_and_a_fresh_anchor(tmp_path: Path
     assert samples[20].luma.shape == (160, 256)
     assert samples[20].grid == GEOMETRY.grid(256, 160)
     assert samples[20].change.luma.shape == (20, 32)
-    assert processor.stats.distrusted == {"resolution": 1}
+    assert processor.stats.resyncs == {"resolution": 1}
     assert (processor.stats.width, processor.stats.height) == (256, 160)
 
 
@@ -275,7 +275,7 @@ def test_a_codec_change_starts_anew_at_its_keyframe() -> None:
     assert [sample.index for sample in samples if sample.random_access] == [0, 10]
     assert samples[10].gap, "the picture is the same"
     assert [sample.change.cue for sample in samples[8:12]] == ["vectors+luma"] * 2 + ["luma"] * 2
-    assert processor.stats.distrusted == {"codec": 1}
+    assert processor.stats.resyncs == {"codec": 1}
     assert processor.stats.codec == "hevc"
 
 
@@ -305,7 +305,7 @@ def test_a_camera_may_change_codec_and_size_again_and_again(tmp_path: Path) -> N
     assert all(sample.anchor for sample in samples if sample.fresh)
     assert {sample.change.cue for sample in samples[12:50]} == {"luma"}
     assert {sample.change.cue for sample in [*samples[1:10], *samples[51:]]} == {"vectors+luma"}
-    assert processor.stats.distrusted == {"codec": 5}
+    assert processor.stats.resyncs == {"codec": 5}
     assert processor.stats.decode_errors == processor.stats.corrupt_frames == 0
     assert (processor.stats.codec, processor.stats.width, processor.stats.height) == ("h264", 320, 192)
 
@@ -316,7 +316,7 @@ def test_packets_of_an_unknown_codec_are_passed_over() -> None:
     processor, samples = process(header, mixed)
     check("plain", samples)
     assert [sample.index for sample in samples if sample.random_access] == [0, 10]
-    assert processor.stats.distrusted["codec"] == 2
+    assert processor.stats.resyncs["codec"] == 2
 
 
 def test_opening_an_unknown_codec_is_told() -> None:
@@ -341,7 +341,7 @@ def test_a_jump_of_the_clock_waits_for_a_keyframe(by_s: float) -> None:
     shown = [round((seconds(sample) - (by_s if index >= 10 else 0)) * FPS) for index, sample in enumerate(samples)]
     assert shown == [*range(10), *range(20, 60)]
     assert [sample.index for sample in samples if sample.fresh] == [0, 10]
-    assert (processor.stats.pts_jumps, processor.stats.distrusted) == (1, {"timestamps": 1})
+    assert (processor.stats.pts_jumps, processor.stats.resyncs) == (1, {"timestamps": 1})
 
 
 def test_a_jump_at_a_keyframe_loses_nothing() -> None:
@@ -374,7 +374,7 @@ def test_repeated_times_are_decoded_but_not_sampled() -> None:
     processor, samples = process(header, stuck)
     assert [round(seconds(sample) * FPS) for sample in samples] == [*range(5), *range(8, 60)]
     assert samples[5].change.frames == 4
-    assert (processor.stats.pts_repeated, dict(processor.stats.distrusted)) == (3, {})
+    assert (processor.stats.pts_repeated, dict(processor.stats.resyncs)) == (3, {})
 
 
 @settings(deadline=None, max_examples=40)

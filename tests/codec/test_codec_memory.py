@@ -88,7 +88,7 @@ def test_a_stream_is_decoded_with_what_it_takes_and_refused_with_a_byte_less() -
     assert enough.stats.refusal == ""
     assert feed(less, video) == []
     assert less.stats.frames_decoded == less.stats.decode_errors == 0
-    assert less.stats.distrusted == {"too_large": 1}
+    assert less.stats.resyncs == {"too_large": 1}
     assert "320 x 192 with 4 references" in less.stats.refusal
     assert "source_options.decoded_bytes" in less.stats.refusal
 
@@ -106,7 +106,7 @@ def test_a_camera_that_asks_for_less_again_is_decoded_again() -> None:
     told = [(sample.fresh, sample.gap, sample.anchor) for sample in after]
     assert told == [(False, True, True), (False, False, False)]
     assert processor.stats.refusal == ""
-    assert processor.stats.distrusted == {"too_large": 2}
+    assert processor.stats.resyncs == {"too_large": 2}
 
 
 def test_a_parameter_set_anywhere_in_mid_stream_is_looked_at() -> None:

@@ -11,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cluster.codec import motion
-from cluster.codec.motion import VECTOR, MotionField, frame_vectors
-from cluster.codec.reorder import ReferenceDistance
+from cluster.codec.motion import VECTOR, MotionField, ReferenceDistance, frame_vectors
 from cluster.types import PatchGrid
 
 WIDTH, HEIGHT = 192, 128

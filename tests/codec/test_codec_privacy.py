@@ -8,13 +8,14 @@ import pytest
 from codec_clips import GEOMETRY, HEIGHT, WIDTH, encode, read, walk
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pasting import paste_patches
 
 from cluster.codec.file import FileSource
 from cluster.codec.privacy import PrivacyMasks, covered, fill
 from cluster.codec.processor import CodecOptions, CodecProcessor
 from cluster.registry import pruners
 from cluster.vision import make_pruner
-from cluster.vision.sampler import PatchSampler, paste_patches
+from cluster.vision.sampler import PatchSampler
 
 BAND = ((0.0, 0.2), (1.0, 0.2), (1.0, 0.7), (0.0, 0.7))
 """Of :func:`walk`: the rows 32 to 80 in which the square moves, and some around them."""

@@ -38,7 +38,7 @@ def test_every_codec_is_sampled_and_says_its_cue(
     )
     assert processor.stats.frames_decoded == 30
     assert processor.stats.decode_errors == 0
-    assert not processor.stats.distrusted
+    assert not processor.stats.resyncs
     assert {sample.change.cue for sample in samples[1:]} == {cue}
     assert samples[0].fresh
     assert samples[0].anchor
@@ -209,9 +209,11 @@ def test_glances_show_each_keyframe_by_itself_and_feeding_goes_on_at_the_next(
     processor = CodecProcessor(GEOMETRY, CodecOptions(fps=5))
     processor.open(header)
     fed = [sample for packet in packets[:10] for sample in processor.feed(packet)]
-    glanced = [processor.glance(packet) for packet in packets[10 : keys[2] - 3]]
-    assert [len(samples) for samples in glanced] == [int(packet.keyframe) for packet in packets[10 : keys[2] - 3]]
-    [seen] = [sample for samples in glanced for sample in samples]
+    keyframes_only = [processor.decode_keyframe_only(packet) for packet in packets[10 : keys[2] - 3]]
+    assert [len(samples) for samples in keyframes_only] == [
+        int(packet.keyframe) for packet in packets[10 : keys[2] - 3]
+    ]
+    [seen] = [sample for samples in keyframes_only for sample in samples]
     assert seen.gap
     assert seen.pts == packets[keys[1]].pts
     [same] = [sample for sample in all_samples if abs(sample.pts - seen.pts) < 30_000]
@@ -222,5 +224,5 @@ def test_glances_show_each_keyframe_by_itself_and_feeding_goes_on_at_the_next(
     assert rest[0].pts == packets[keys[2]].pts
     assert len(fed) + len(rest) >= 6
     stats = processor.stats
-    assert (stats.gaps, stats.decode_errors, dict(stats.distrusted)) == (0, 0, {}), "nobody lost anything"
+    assert (stats.gaps, stats.decode_errors, dict(stats.resyncs)) == (0, 0, {}), "nobody lost anything"
     assert stats.packets == whole.stats.packets == len(packets)

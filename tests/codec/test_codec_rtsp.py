@@ -102,7 +102,7 @@ def test_a_camera_plays(server: RtspServer, mount: str) -> None:
         seconds(after) - seconds(before) == pytest.approx(1 / FPS, abs=0.005)
         for before, after in itertools.pairwise(samples)
     )
-    assert not processor.stats.distrusted
+    assert not processor.stats.resyncs
     assert processor.stats.frames_decoded == 30
     assert not source.ended
 

@@ -83,7 +83,7 @@ def test_damage_costs_the_rest_of_its_gop_and_no_more(tmp_path: Path, cores: Non
     data = packets[damaged].data
     packets[damaged] = replace(packets[damaged], data=data[: len(data) // 2])
     made, samples = process(header, packets)
-    assert made.stats.distrusted["corrupt"] >= 1
+    assert made.stats.resyncs["corrupt"] >= 1
     pictures = {sample.pts: sample.luma for sample in clean}
     for sample in samples:
         np.testing.assert_array_equal(sample.luma, pictures[sample.pts])

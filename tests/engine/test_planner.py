@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cluster.engine.window.planner import Run, evenly, question_runs, runs_of, segments_of, tails_of
+from cluster.engine.window.planner import Run, evenly, question_runs, runs_of, tails_of
 
 masks = st.lists(st.booleans(), max_size=80).map(lambda flags: np.array(flags, dtype=bool))
 
@@ -33,20 +33,6 @@ def test_runs_cover_exactly_the_computed_tokens(mask: np.ndarray, system: int, r
 def test_attended_pairs_are_those_of_causal_attention(mask: np.ndarray, system: int) -> None:
     slots = np.flatnonzero(mask) + system
     assert sum(run.attended for run in runs_of(slots)) == int((slots + 1).sum())
-
-
-@settings(deadline=None)
-@given(mask=masks, cached=st.integers(0, 80), system=st.integers(0, 9), query=st.integers(0, 9))
-def test_segments_tile_the_window(mask: np.ndarray, cached: int, system: int, query: int) -> None:
-    cached = min(cached, len(mask))
-    mask = mask.copy()
-    mask[cached:] = True
-    segments = segments_of(system, cached, mask, query)
-    assert [slot for s in segments for slot in range(s.start, s.stop)] == list(range(system + len(mask) + query))
-    counts = {kind: sum(len(s) for s in segments if s.kind == kind) for kind in ("reuse", "refresh", "new")}
-    assert counts["refresh"] == int(mask[:cached].sum())
-    assert counts["reuse"] == cached - counts["refresh"]
-    assert counts["new"] == len(mask) - cached
 
 
 @settings(deadline=None)

@@ -10,8 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cluster.engine.window.refresh import RefreshContext
-from cluster.engine.window.refresh.base import KVChange
+from cluster.engine.window.refresh.base import KVChange, RefreshContext
 from cluster.errors import ConfigError
 from cluster.registry import refresh_policies
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from cluster.engine.window import gate
+from cluster.engine.window import windows
 from loadtest.city.cameras import FIRST_WINDOWS, Cameras
 from loadtest.city.mix import ActivitySection, Burst, CameraClass, Mix, Spell, Wake, spells, wakes
 
@@ -23,7 +23,7 @@ def cameras(count=1, **changes):
 
 
 def test_the_gate_is_the_engines():
-    assert gate.FIRST_WINDOWS == FIRST_WINDOWS
+    assert windows.FIRST_WINDOWS == FIRST_WINDOWS
 
 
 def test_windows_end_at_the_phase_of_every_stride():

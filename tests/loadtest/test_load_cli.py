@@ -49,13 +49,13 @@ def test_wrong_command_lines_end_with_one_sentence(capsys, arguments, message) -
 
 def test_a_wrong_cost_model_is_refused_by_name_with_how_to_make_one(capsys, tmp_path) -> None:
     config = tmp_path / "cluster.yaml"
-    config.write_text("{engine: calibrated, model: {name: demo}, questions: [{id: q, text: 'Is it?'}]}")
+    config.write_text("{engine: simulated, model: {name: demo}, questions: [{id: q, text: 'Is it?'}]}")
     profile = tmp_path / "profile.yaml"
     profile.write_text("{width: 64, height: 64, mix: {quiet: 1}}")
     for setting, message in (
-        ("calibrated.costs=null", "needs calibrated.costs"),
-        ("calibrated.costs=h1000", "there is no cost model 'h1000'"),
-        ("calibrated.costs=qwen2.5-vl-7b-h100", "not of 'demo'"),
+        ("simulated.costs=null", "needs simulated.costs"),
+        ("simulated.costs=h1000", "there is no cost model 'h1000'"),
+        ("simulated.costs=qwen2.5-vl-7b-h100", "not of 'demo'"),
     ):
         assert main(["loadtest", "run", "-c", str(config), "-p", str(profile), "--set", setting]) == 2
         text = said(capsys)

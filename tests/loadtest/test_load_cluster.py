@@ -23,9 +23,9 @@ def settings(tmp_path) -> Path:
     costs = CostModel("tiny-qwen2_5_vl", "test", "by hand", 0.01, 0.005, 0.0, 1e-6, 0.0, spread=0.1, error=0.0)
     save(costs, tmp_path / "costs.json")
     body = {
-        "engine": "calibrated",
+        "engine": "simulated",
         "model": {"name": "tiny-qwen2_5_vl"},
-        "calibrated": {"costs": str(tmp_path / "costs.json")},
+        "simulated": {"costs": str(tmp_path / "costs.json")},
         "gateway": {"port": 0, "metrics_port": 0},
         "sampling": {"anchor_interval_s": 3},
         "window": {"length_s": 6, "stride_s": STRIDE_S},
@@ -46,7 +46,7 @@ def test_a_cluster_keeps_up_and_recovers_from_a_killed_replica(settings, tmp_pat
     body = json.loads(out.read_text())
     assert body["figures"]["silent_losses"] == 0
     assert body["figures"]["stable"] == 1
-    assert body["calibrated"] is True
+    assert body["simulated"] is True
     [run] = body["runs"]
     assert run["due"] == run["answered"] + run["unseen"] + run["given_up"] + run["overdue"]
     assert run["tokens"]["full"] > run["tokens"]["kept"] > 0

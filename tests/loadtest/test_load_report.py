@@ -5,7 +5,6 @@ from __future__ import annotations
 import html.parser
 import json
 import math
-import re
 from dataclasses import replace
 
 import pytest
@@ -13,16 +12,15 @@ from toy_cluster import config, profile
 
 from cluster.errors import SightlineError
 from cluster.lab.bench.window_accounting import CameraBooks
-from cluster.lab.evaluation.plots import LEFT, RIGHT, WIDTH
+from cluster.lab.report.charts import svg, tips
 from cluster.types import Answer, Timing, TokenCount
 from loadtest.agent import FedAgent
 from loadtest.fleet import Camera
 from loadtest.footage import StreamHeader
 from loadtest.machine import GpuUse, MachineUse
 from loadtest.profile import kind_at, script
-from loadtest.report import Facts, run_json, search_json, write
 from loadtest.report.charts import run_charts
-from loadtest.report.render import page, search_text, verdict_text
+from loadtest.report.render import Facts, page, run_json, search_json, search_text, verdict_text, write
 from loadtest.result import FaultResult, Measurement, Spread, Tick, Verdict
 from loadtest.run import RunResult, SearchResult
 from loadtest.search import Try
@@ -59,7 +57,7 @@ GOOD = Measurement(
     lost={"late": 3},
 )
 NEVER = Spread(1.0, 2.0, math.inf, math.inf)
-FACTS = Facts("Load test", "steady", profile(about="Some <street>."), {"engine": "calibrated"}, calibrated=True)
+FACTS = Facts("Load test", "steady", profile(about="Some <street>."), {"engine": "simulated"}, simulated=True)
 KILLED = FaultResult("kill-replica", "replica-1", 60.0, 5, 9.6, 8.0)
 LOST = replace(KILLED, name="freeze-decoder", recovery_s=math.inf)
 
@@ -167,27 +165,55 @@ def test_the_page_stands_alone_and_says_that_no_model_ran(tmp_path, found) -> No
     assert "No model ran" in text
     assert "Some &lt;street&gt;." in text
     assert ("svg" in links.tags) == (not isinstance(found, RunResult) or bool(found.ticks))
-    assert "No model ran" not in page(replace(FACTS, calibrated=False), found)
+    assert "No model ran" not in page(replace(FACTS, simulated=False), found)
 
 
 def test_every_chart_shades_what_a_fault_cost() -> None:
     ticks = tuple(tick(float(second)) for second in range(121))
     drawn = run_charts(ticks, (KILLED, replace(LOST, at_s=90.0)), 8.0)
-    wide = WIDTH - LEFT - RIGHT
-    for svg in drawn:
-        found = re.findall(r'class="span" x="([^"]+)" y="34" width="([^"]+)"', svg)
-        spans = [[float(number) for number in each] for each in found]
+    for figure in drawn.values():
         # From second 60 for 9.6 s, and from second 90 to the end at 120: it never healed.
-        assert spans == [
-            [pytest.approx(LEFT + wide / 2, abs=0.1), pytest.approx(wide * 9.6 / 120, abs=0.1)],
-            [pytest.approx(LEFT + wide * 0.75, abs=0.1), pytest.approx(wide / 4, abs=0.1)],
+        spans = [(bar.get_x(), bar.get_width()) for bar in shades(figure)]
+        assert spans == [(60, pytest.approx(9.6)), (90, pytest.approx(30))]
+        assert [tips(bar) for bar in shades(figure)] == [
+            ["kill-replica: replica-1; on time again after 9.6 s"],
+            ["freeze-decoder: replica-1; not on time again"],
         ]
-        assert "<title>kill-replica: replica-1; on time again after 9.6 s</title>" in svg
-        assert "<title>freeze-decoder: replica-1; not on time again</title>" in svg
+        assert {"kill-replica", "freeze-decoder"} <= {text.get_text().strip() for text in figure.axes[0].texts}
+        assert "<title>kill-replica: replica-1; on time again after 9.6 s</title>" in svg(figure)
     assert len(drawn) >= 6
-    assert not any('class="span"' in svg for svg in run_charts(ticks, (), 8.0))
+    assert not any(shades(figure) for figure in run_charts(ticks, (), 8.0).values())
     # After the last tick there is nothing to shade.
-    assert not any('class="span"' in svg for svg in run_charts(ticks, (replace(LOST, at_s=130.0),), 8.0))
+    assert not any(shades(figure) for figure in run_charts(ticks, (replace(LOST, at_s=130.0),), 8.0).values())
+
+
+def shades(figure):
+    """Over the whole height, behind the lines."""
+    (axes,) = figure.axes
+    for bar in axes.patches:
+        assert (bar.get_y(), bar.get_height()) == (0, 1)
+        assert bar.get_transform() != axes.transData
+    return list(axes.patches)
+
+
+def test_the_charts_hold_every_tick_with_its_unit() -> None:
+    drawn = run_charts([tick(float(second)) for second in range(5)], (), 8.0)
+    lines = {
+        (title, line.get_label()): [tuple(point) for point in line.get_xydata()]
+        for title, figure in drawn.items()
+        for line in figure.axes[0].lines
+    }
+    assert lines["Lag of the answers that came", "p99"] == [(second, 1.2) for second in range(5)]
+    assert lines["Lag of the answers that came", "one stride"] == [(second, 8.0) for second in range(5)]
+    assert lines["Cores in use", "replica"] == [(second, 0.5) for second in range(5)]
+    assert lines["Bytes a second", "taken from cameras"] == [(second, 0.5) for second in range(5)]
+    assert lines["GPUs", "GPU 0 computing"] == [(second, 0.5) for second in range(5)]
+    # A GPU that does not say how much it decodes has no line for it.
+    assert ("GPUs", "GPU 0 decoding") not in lines
+    assert {figure.axes[0].get_xlabel() for figure in drawn.values()} == {"seconds since the test began"}
+    units = {title: figure.axes[0].get_ylabel() for title, figure in drawn.items()}
+    assert units["Lag of the answers that came"] == "seconds"
+    assert units["Bytes a second"] == "MB a second"
 
 
 def test_a_page_that_cannot_be_written_says_so(tmp_path) -> None:

@@ -46,7 +46,7 @@ async def test_a_cluster_that_answers_everything_is_stable() -> None:
 
 async def test_a_simulation_is_told_every_cameras_phase() -> None:
     async with ToyCluster().target() as target:
-        target = replace(target, config=target.config.model_copy(update={"engine": "calibrated"}))
+        target = replace(target, config=target.config.model_copy(update={"engine": "simulated"}))
         found = await run_test(target, profile(), CLIPS)
     assert found.city is not None
     assert [group["count"] for group in found.city["cameras"]] == [4]

@@ -4,6 +4,7 @@ from fractions import Fraction
 
 import pytest
 import torch
+from packed_rotary import rotate
 from PIL import Image
 from transformers import AttentionInterface
 from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import GotOcr2ImageProcessorPil
@@ -11,8 +12,7 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLIm
 
 from cluster.lab.bench.faults.positions import SeenFrame, qwen2_5_vl
 from cluster.models.base import FrameSpan, PatchBatch
-from cluster.models.pixels import IMAGENET_MEAN, IMAGENET_STD
-from cluster.models.rotary import rotate
+from cluster.models.checkpoint import IMAGENET_MEAN, IMAGENET_STD
 
 QUESTION = "Is anyone climbing the fence?"
 

@@ -1,10 +1,9 @@
 """Rotating raw keys gives the model's own keys."""
 
 import torch
+from packed_rotary import rotate
 from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
-
-from cluster.models.rotary import rotate
 
 
 @torch.no_grad()

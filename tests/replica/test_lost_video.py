@@ -11,9 +11,9 @@ from camera_parts import GEOMETRY, WAIT_S, camera_bench, until
 
 from cluster.config import CameraEntry, camera_settings
 from cluster.decoder.running_camera import RunningCamera
-from cluster.engine.calibrated.engine import CalibratedEngine
-from cluster.engine.calibrated.shape import shape_of
+from cluster.engine.simulated import SimulatedEngine
 from cluster.lab.bench.window_accounting import CameraBooks, Counted, account
+from cluster.models.loading import load_shape
 from cluster.replica import stride_book
 from cluster.replica.frames_service import WindowCounters
 from cluster.replica.worker import EngineWorker
@@ -37,7 +37,7 @@ class Replica:
     def __init__(self) -> None:
         self.answers: list[Answer] = []
         self._lock = threading.Lock()
-        engine = CalibratedEngine(shape_of("demo"), Free())
+        engine = SimulatedEngine(load_shape("demo"), Free())
         self.worker = EngineWorker(engine, self, inbox=64)
         self.worker.start()
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cluster.codec import Backoff, open_source
-from cluster.codec.state import CameraState
+from cluster.codec.source import CameraState
 from cluster.config import camera_settings, load_config, parse_camera
 from cluster.control.directory import Directory
 from cluster.decoder.pipeline import CameraPipeline, PipelineSettings

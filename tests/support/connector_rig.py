@@ -22,10 +22,9 @@ os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
 
 from dense_oracle import DenseOracle, tokens_of
 
-from cluster.engine.vllm.connector.order import Order, WindowFrame, reordered, system_transfer
-from cluster.engine.vllm.connector.settings import transfer_config
+from cluster.engine.vllm.connector.order import Order, WindowFrame, reordered
 from cluster.engine.vllm.connector.store import BlockFolder
-from cluster.engine.vllm.connector.transfer import FIELD, Transfer
+from cluster.engine.vllm.connector.transfer import FIELD, Save, Transfer, transfer_config
 from cluster.lab.bench.synthetic import SyntheticCamera
 from cluster.models.base import FrameSpan, FrameTokens, VisionLanguageModel
 from cluster.types import MICROSECONDS, FrameSample
@@ -34,6 +33,11 @@ T = TypeVar("T")
 QUESTIONS = ("Is anyone climbing the fence?", "Is there a fire or smoke?", "Did a vehicle stop on the road?")
 DEADLINE_S = 60.0
 BLOCK = 32
+
+
+def system_transfer(key: str, tokens: int, axes: int) -> Transfer:
+    """What the request asks for that computes the system prompt once, so that windows can begin with it."""
+    return Transfer((), (Save(key, tokens, 0),), np.broadcast_to(np.arange(tokens), (axes, tokens)))
 
 
 @dataclass
@@ -118,8 +122,7 @@ class Rig:
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
 
-        from cluster.engine.vllm.connector.prompts import without_content
-        from cluster.engine.vllm.items import window_prompt
+        from cluster.engine.vllm.items import window_prompt, without_content
 
         prompt = window_prompt(
             self.model.system_ids(), items, self.model.question_ids(question), placeholder=0, salt=salt

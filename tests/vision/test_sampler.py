@@ -2,11 +2,12 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from pasting import paste_patches
 
 from cluster.types import PatchGrid, mask_digest
 from cluster.vision import make_pruner
 from cluster.vision.pruners.base import Decision, Pruner
-from cluster.vision.sampler import PatchSampler, cut_patches, paste_patches
+from cluster.vision.sampler import PatchSampler, cut_patches
 
 GRIDS = [PatchGrid(8, 12, 14, 2, 2), PatchGrid(4, 6, 7, 1, 3), PatchGrid(6, 6, 4, 3, 1), PatchGrid(4, 4, 14, 2, 1)]
 

@@ -274,7 +274,7 @@ def test_status(status):
 
 
 def test_every_state_of_the_codec_layer_is_on_the_wire():
-    from cluster.codec.state import CameraState
+    from cluster.codec.source import CameraState
 
     for state in CameraState:
         status = CameraStatus("gate", state=state.value)

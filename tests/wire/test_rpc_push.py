@@ -14,8 +14,7 @@ from ingest_parts import HEADER, LIMIT, QUICK, Decoder, Scripted, chain, serving
 from sightline.v1 import ingest_pb2, ingest_pb2_grpc
 
 from cluster.codec.file import FileSource
-from cluster.codec.source import StreamHeader
-from cluster.codec.state import CameraState
+from cluster.codec.source import CameraState, StreamHeader
 from cluster.codec.supervisor import Backoff
 from cluster.errors import (
     CameraExistsError,

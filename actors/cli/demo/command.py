@@ -125,8 +125,8 @@ def _summary(console: Console, report: Report) -> None:
     from rich import box
     from rich.table import Table
 
-    from cluster.lab.report.charts import compact
-    from cluster.lab.report.render import saving_text, seconds_text, tally_text, times_text
+    from cluster.lab.report.render import saving_text, tally_text
+    from cluster.lab.report.text import compact, seconds_text, times_text
 
     table = Table(
         box=box.SIMPLE_HEAD, pad_edge=False, title="In full and ours, on the same windows", title_justify="left"

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from cluster.engine.native.plan import SystemPrompt
-from cluster.engine.native.recall import RecallAttention, surroundings
+from cluster.engine.native.recall import RecallAttention, ask_context
 from cluster.engine.window.kv import KVSlab
 from cluster.engine.window.stream import HeldFrame
 from cluster.memory.recollection import RecallStats, Recollection
@@ -116,7 +116,7 @@ class Asking:
         since = self._oldest_wanted()
         self._frames = [frame for frame in self._frames if self._memory.time_of(frame.pts) >= since]
         kv = self._window.kv.stretch() if self._window is not None else None
-        around = surroundings(self._model, self._system, self._memory, self._frames, kv, since=since)
+        around = ask_context(self._model, self._system, self._memory, self._frames, kv, since=since)
         with self._reading(since) as self._recollection:
             self._attention = RecallAttention(self._model, around, self._recollection, weigh=True)
             self._position = around.following

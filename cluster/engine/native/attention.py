@@ -66,7 +66,7 @@ class RaggedAttention:
         self.prepared = kernel.prepare(runs, streams[0].cos)
         self.cos = torch.cat([s.cos[s.rows - s.base] for s in streams])
         self.sin = torch.cat([s.sin[s.rows - s.base] for s in streams])
-        self.turns = [s.rotary() for s in streams]
+        self.slot_rotary = [s.rotary() for s in streams]
         # One workspace per stream for the rotated keys of the layer at hand.
         self.rotated = [s.cos.new_empty(s.kv.k.shape[1], *s.cos.shape) for s in streams]
 
@@ -74,18 +74,18 @@ class RaggedAttention:
         """``query [1, H, n, d]``, ``key, value [1, Hkv, n, d]``, all before rotary -> ``[1, n, H, d]``."""
         first = 0
         keys, values = [], []
-        for stream, turn, workspace in zip(self.streams, self.turns, self.rotated, strict=True):
+        for stream, rotary, workspace in zip(self.streams, self.slot_rotary, self.rotated, strict=True):
             rows = slice(first, first + len(stream.rows))
             first = rows.stop
             stream.kv.k[layer].index_copy_(1, stream.rows, key[0, :, rows])
             stream.kv.v[layer].index_copy_(1, stream.rows, value[0, :, rows])
-            keys.append(rotate(stream.window(stream.kv.k, layer), *turn, workspace))
+            keys.append(rotate(stream.window(stream.kv.k, layer), *rotary, workspace))
             values.append(stream.window(stream.kv.v, layer))
             if stream.watched is not None:
                 seen = query[0, :, rows].index_select(1, stream.watched)
                 stream.queries.append(seen.reshape(key.shape[1], -1, seen.shape[2]))
-        turned = rotate(query[0], self.cos, self.sin, query.new_empty(query.shape[1:]))
-        return self.kernel.attend(self.prepared, turned, keys, values, scale).unsqueeze(0)
+        rotated = rotate(query[0], self.cos, self.sin, query.new_empty(query.shape[1:]))
+        return self.kernel.attend(self.prepared, rotated, keys, values, scale).unsqueeze(0)
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor, out: Tensor) -> Tensor:

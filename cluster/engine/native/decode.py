@@ -29,7 +29,7 @@ class Explanation:
         self.ended = token in ends
         if not self.ended:
             self.tokens.append(token)
-        self.ended |= len(self.tokens) >= self.tail.room
+        self.ended |= len(self.tokens) >= self.tail.reserved
 
 
 def explain(

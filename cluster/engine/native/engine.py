@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from functools import lru_cache
 
@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cluster.engine.base import WindowRequest, finished
+from cluster.engine.base import finished
 from cluster.engine.native.asking import Asking
 from cluster.engine.native.attention import install
 from cluster.engine.native.decode import explain
@@ -19,30 +19,15 @@ from cluster.engine.native.forward import PassResult
 from cluster.engine.native.kernels import kernel_for
 from cluster.engine.native.passes import pass_rows, run_passes
 from cluster.engine.native.plan import Prompt, WindowPlan, commit, plan_window, system_prompt
-from cluster.engine.window import export
-from cluster.engine.window.encode import encode_pending
-from cluster.engine.window.export import fingerprint
 from cluster.engine.window.kv import KVSlab
-from cluster.engine.window.score import YesNoScore, answer_of, end_tokens
-from cluster.engine.window.stream import HeldFrame, Stream
-from cluster.engine.window.windowed import WindowedEngine, WindowStats, Work, check_spec, first_set, shape_of
-from cluster.engine.window.windows import WindowClock
+from cluster.engine.window.score import end_tokens, score_of
+from cluster.engine.window.windowed import Computed, WindowedEngine, Work
 from cluster.errors import NotReadyError
 from cluster.memory.bank import MemoryBank
 from cluster.memory.layer import Leave
 from cluster.memory.stream import MemoryShape
 from cluster.models.base import VisionLanguageModel
-from cluster.types import (
-    MICROSECONDS,
-    Answer,
-    AskSpec,
-    Forgotten,
-    MemoryStatus,
-    Question,
-    StreamSpec,
-    Timing,
-    TokenCount,
-)
+from cluster.types import Answer, AskSpec, Forgotten, MemoryStatus, Question, StreamSpec, TokenCount, WindowRequest
 
 
 class NativeEngine(WindowedEngine):
@@ -67,6 +52,7 @@ class NativeEngine(WindowedEngine):
         leave: Leave | None = None,
     ) -> None:
         super().__init__(model, max_new_tokens)
+        self._leave = leave if memories is None else memories.take
         self.kernel = kernel_for(model.device, model.dtype, kernel)
         self.pass_rows = pass_rows(model.device)
         self.memories = memories
@@ -74,67 +60,27 @@ class NativeEngine(WindowedEngine):
             memories.window = self._saved_window
             k = KVSlab.of(model).k
             memories.shape = MemoryShape(k.shape[0], k.shape[1], k.shape[3], k.dtype)
-        self._leave = leave if memories is None else memories.take
         yes, no = model.yes_no_ids()
-        self._score = YesNoScore(
-            yes,
-            no,
-            temperature=first_set(score_temperature, model.settings.score_temperature, 1.0),
-            bias=first_set(score_bias, model.settings.score_bias, 0.0),
-            device=model.device,
-        )
+        self._score = score_of(model, yes, no, model.device, score_temperature, score_bias)
         self._ends = end_tokens(model)
         self._prompt = lru_cache(maxsize=1024)(self._make_prompt)
-        self._fingerprint: str | None = None
         install(model)
         self._system = system_prompt(model, self.kernel)
 
     # -- streams --------------------------------------------------------------------------------------
     def prepare(self, spec: StreamSpec) -> None:
-        """See ``Engine.prepare``."""
         if self.memories is not None:
             self.memories.prepare(spec.stream, spec.memory)
 
     def admit(self, spec: StreamSpec) -> None:
-        """See ``Engine.admit``."""
-        check_spec(spec, self.model)
-        window, stride = shape_of(spec)
-        held = self._streams.get(spec.stream)
-        saved = self.memories.open(spec.stream, spec.memory) if self.memories is not None else None
-        if held is None and not (saved and self._resume(spec, saved)):
-            self._streams[spec.stream] = Stream(
-                spec, KVSlab.of(self.model), WindowClock(window, stride), leave=self._leave
-            )
-        elif held is not None:
-            held.spec = spec
-            held.clock.reshape(window, stride)
+        self._check(spec)
+        self._admit(spec, None if self.memories is None else self.memories.open(spec.stream, spec.memory))
 
     def evict(self, stream: str, *, save: bool = True) -> None:
-        """See ``Engine.evict``."""
         held = self._streams.pop(stream, None)
         if held is not None and self.memories is not None and stream in self.memories:
             held.forget()
             self.memories.release(stream, save=save)
-
-    # -- moving ---------------------------------------------------------------------------------------
-    @property
-    def fingerprint(self) -> str:
-        """What another engine's model must have to take over a stream of this one."""
-        if self._fingerprint is None:
-            self._fingerprint = fingerprint(self.model)
-        return self._fingerprint
-
-    def export_stream(self, stream: str) -> bytes:
-        """See ``Engine.export_stream``."""
-        return export.snapshot(self._stream(stream), self.fingerprint).dump()
-
-    def import_stream(self, spec: StreamSpec, state: bytes) -> None:
-        """See ``Engine.import_stream``; a stream of that name is replaced."""
-        check_spec(spec, self.model)
-        taken = export.load(state, spec, KVSlab.of(self.model), self.fingerprint)
-        taken.leave = self._leave
-        taken.clock.reshape(*shape_of(spec))
-        self._streams[spec.stream] = taken
 
     def hand_over(self, stream: str) -> Future[bool]:
         """See ``Engine.hand_over``: through the tiers of its memories."""
@@ -145,13 +91,10 @@ class NativeEngine(WindowedEngine):
 
     def _saved_window(self, stream: str, limit: int) -> Callable[[], bytes] | None:
         held = self._streams.get(stream)
-        if held is None or held.nbytes > limit:
-            return None
-        return export.snapshot(held, self.fingerprint).dump
+        return None if held is None or held.nbytes > limit else self._snapshot(stream).dump
 
     # -- windows --------------------------------------------------------------------------------------
     def step(self, requests: Sequence[WindowRequest]) -> list[Answer]:
-        """See ``Engine.step``."""
         if self.memories is None:
             return super().step(requests)
         with self.memories.writer.step():
@@ -159,7 +102,7 @@ class NativeEngine(WindowedEngine):
         self.memories.save_due()
         return answers
 
-    def _compute(self, work: Sequence[Work], started: float, answers: dict[str, list[Answer]]) -> list[WindowStats]:
+    def _compute(self, work: Sequence[Work]) -> tuple[list[Computed], tuple[float, float, float]]:
         clock = _Stopwatch(self.model.device)
         self._encode(work)
         vision_s = clock.lap()
@@ -174,44 +117,14 @@ class NativeEngine(WindowedEngine):
                 each.stream.lose_kv()
             raise
         llm_s = clock.lap()
-        windows: list[WindowStats] = []
-        now = time.monotonic()
+        done: list[Computed] = []
         for i, (each, plan, result) in enumerate(zip(work, plans, results, strict=True)):
             commit(plan, result)
             if result.queries and self.memories is not None:
                 self.memories.observe(each.request.stream, result.queries)
-            timing = Timing(
-                queue_s=max(0.0, started - each.request.arrived_s),
-                vision_s=vision_s,
-                plan_s=plan_s,
-                llm_s=llm_s,
-                latency_s=max(0.0, now - each.request.arrived_s),
-            )
-            tokens = self._count(each, plan, result)
-            given = [
-                answer_of(each.request, prompt.question, score, text, tokens, timing)
-                for prompt, score, text in zip(plan.prompts, scores[i], texts[i], strict=True)
-            ]
-            self._answered(each, given, answers)
-            computed = result.stats.mean(result.stats.rows)
-            attended = result.stats.mean(result.stats.attended)
-            windows.append(
-                WindowStats(
-                    stream=each.request.stream,
-                    window=each.request.window,
-                    tokens=tokens,
-                    timing=timing,
-                    computed=computed,
-                    attended=attended,
-                    tower_flops=each.tower_flops,
-                    llm_flops=self.model.llm_flops(round(computed), round(attended)),
-                    decoded=decoded[i],
-                )
-            )
-        return windows
-
-    def _encode_frames(self, frames: Sequence[HeldFrame]) -> Mapping[int, int]:
-        return encode_pending(self.model, frames)
+            rows, attended = result.stats.mean(result.stats.rows), result.stats.mean(result.stats.attended)
+            done.append(Computed(self._count(each, plan, result), scores[i], texts[i], rows, attended, decoded[i]))
+        return done, (vision_s, plan_s, llm_s)
 
     def _plan(self, each: Work) -> WindowPlan:
         prompts = [self._prompt(question) for question in each.stream.spec.questions]
@@ -258,15 +171,11 @@ class NativeEngine(WindowedEngine):
         return Asking(self.model, self._system, stream, memory, retriever, ask, self._ends)
 
     def forget(self, stream: str, ago_s: float | None = None) -> Forgotten:
-        """See ``Engine.forget``."""
-        held = self._streams.get(stream)
-        newest = None if held is None else held.newest
-        if held is not None:
-            held.forget_before(None if ago_s is None or newest is None else newest - round(ago_s * MICROSECONDS))
+        newest = self._streams[stream].newest if stream in self._streams else None
+        super().forget(stream, ago_s)
         return self._memories().forget(stream, ago_s, newest=newest)
 
     def describe(self, stream: str) -> MemoryStatus:
-        """See ``Engine.describe``."""
         return self._memories().describe(stream)
 
     def _memories(self) -> MemoryBank:

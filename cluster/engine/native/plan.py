@@ -10,26 +10,21 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cluster.engine.base import WindowRequest
 from cluster.engine.native.forward import PassResult, StreamPass, ragged_forward
 from cluster.engine.native.kernels import Kernel
 from cluster.engine.window.kv import KVSlab
 from cluster.engine.window.planner import (
     BoolArray,
     IntArray,
-    Segment,
     Tail,
     prefix_order,
     question_runs,
-    segments_of,
     tails_of,
 )
-from cluster.engine.window.refresh import RefreshPolicy, Selection
-from cluster.engine.window.refresh.context import refresh_context
+from cluster.engine.window.refresh.context import choose_refreshed
 from cluster.engine.window.stream import HeldFrame, Stream, spans_of, tokens_of
 from cluster.models.base import FrameTokens, VisionLanguageModel
-from cluster.registry import refresh_policies
-from cluster.types import Question
+from cluster.types import Question, WindowRequest
 
 
 @torch.inference_mode()
@@ -71,11 +66,11 @@ class SystemPrompt:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Prompt:
-    """One question as tokens; ``room`` for the tokens of its explanation; ``embeds [tokens, D]``."""
+    """One question as tokens; ``reserved`` slots for the tokens of its explanation; ``embeds [tokens, D]``."""
 
     question: Question
     embeds: Tensor
-    room: int
+    reserved: int
 
     def __len__(self) -> int:
         return int(self.embeds.shape[0])
@@ -114,10 +109,6 @@ class WindowPlan:
     def query(self) -> int:
         return sum(len(prompt) for prompt in self.prompts)
 
-    @property
-    def segments(self) -> list[Segment]:
-        return segments_of(self.system, self.cached, self.computed, self.tails[-1].stop - self.slots)
-
 
 def plan_window(
     model: VisionLanguageModel,
@@ -137,11 +128,10 @@ def plan_window(
     tokens = [tokens_of(frame) for frame in frames]
     visual = sum(map(len, tokens))
     cached = sum(len(held) for held, frame in zip(tokens, frames, strict=True) if frame.has_kv)
-    tails = tails_of(len(system) + visual, [len(p) for p in prompts], [p.room for p in prompts])
+    tails = tails_of(len(system) + visual, [len(p) for p in prompts], [p.reserved for p in prompts])
     slots = tails[-1].stop
 
-    policy = refresh_policies.get(stream.spec.refresh)()
-    selection = _select(model, len(system), stream, request, frames, policy)
+    policy, selection = choose_refreshed(stream, request.window, frames, len(system), len(model.layers))
     computed = np.ones(visual, dtype=bool)
     computed[:cached] = selection.mask
     rows = np.flatnonzero(computed)
@@ -170,22 +160,9 @@ def plan_window(
 
 def commit(plan: WindowPlan, result: PassResult) -> None:
     """After the pass: the window's frames have KV, and each token knows under which context."""
-    stream, frames = plan.stream, plan.frames
-    for frame in frames:
-        if frame.computed is None:
-            frame.first = stream.next_token
-            frame.computed = np.zeros((3, len(tokens_of(frame))), np.int64)
-            stream.next_token += len(tokens_of(frame))
     through = np.zeros(plan.visual, dtype=bool)
     through[result.slots - plan.system] = True
-    context = np.array([[plan.request.window], [frames[0].first], [frames[0].pts]])
-    start = 0
-    for frame in frames:
-        assert frame.computed is not None
-        stop = start + frame.computed.shape[1]
-        frame.computed[:, through[start:stop]] = context
-        start = stop
-    stream.kv.length = plan.visual
+    plan.stream.commit(plan.request.window, plan.frames, through)
 
 
 def watched_rows(lengths: Sequence[int]) -> IntArray:
@@ -224,20 +201,3 @@ def _positions(
         torch.arange(window.next, window.next + tail.stop - tail.start, device=device).expand(3, -1) for tail in tails
     ]
     return torch.cat(parts, dim=1), window.next
-
-
-def _select(
-    model: VisionLanguageModel,
-    system: int,
-    stream: Stream,
-    request: WindowRequest,
-    frames: Sequence[HeldFrame],
-    policy: RefreshPolicy,
-) -> Selection:
-    context = refresh_context(stream, request.window, frames, system, len(model.layers))
-    # Until the first frame leaves the window, every token was computed under the context it has now: causal attention
-    # makes that KV the one a full computation gives, and there is nothing to refresh.
-    exact = policy.budgeted and frames[0].first == stream.first_token and frames[0].has_kv
-    if exact or not len(context):
-        return Selection(np.zeros(len(context), dtype=bool))
-    return policy.select(context)

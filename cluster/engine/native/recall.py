@@ -22,7 +22,7 @@ from cluster.types import MICROSECONDS, PatchGrid
 SPAN_S = 40.0
 
 
-def surroundings(
+def ask_context(
     model: VisionLanguageModel,
     system: SystemPrompt,
     memory: StreamMemory,
@@ -30,7 +30,7 @@ def surroundings(
     kv: tuple[Tensor, Tensor] | None,
     *,
     since: int | None = None,
-) -> Surroundings:
+) -> AskContext:
     """What rows see of a camera beside what they recall.
 
     Args:
@@ -60,7 +60,7 @@ def surroundings(
         torch.cat([system.v, held_v], dim=2),
         torch.cat([torch.full((len(system),), -1, device=device), *number]),
     )
-    return Surroundings(local, len(system), timeline, grid, positions[:, count:], window.next)
+    return AskContext(local, len(system), timeline, grid, positions[:, count:], window.next)
 
 
 def _timeline(
@@ -134,7 +134,7 @@ class Local:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Surroundings:
+class AskContext:
     """What the rows of a question or of a frame see, and where it stands.
 
     * ``local``: system prompt and window
@@ -154,7 +154,7 @@ class Surroundings:
 
 class RecallAttention:
     """Called by every decoder layer for the rows of one question or frame (see ``attention.attention``): each attends
-    to its surroundings, to what is recalled for all of them, and to the rows before it.
+    to its context, to what is recalled for all of them, and to the rows before it.
 
     The first pass fetches what each layer needs and keeps it for the tokens of the answer, which attend to the same.
 
@@ -169,7 +169,7 @@ class RecallAttention:
     def __init__(
         self,
         model: VisionLanguageModel,
-        around: Surroundings,
+        around: AskContext,
         recollection: Recollection | None,
         *,
         keep: Callable[[int, Tensor, Tensor], None] | None = None,

@@ -13,42 +13,21 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
-from cluster.engine.base import AskRun, finished
+from cluster.engine.base import finished
 from cluster.engine.vllm.served import Served, serve_folder
 from cluster.engine.vllm.settings import VllmSettings
-from cluster.engine.window import export
-from cluster.engine.window.export import fingerprint
-from cluster.engine.window.kv import KVSlab
-from cluster.engine.window.score import YesNoScore, answer_of, end_tokens
-from cluster.engine.window.stream import HeldFrame, Stream, spans_of
-from cluster.engine.window.windowed import (
-    NOMINAL_FPS,
-    WindowedEngine,
-    WindowStats,
-    Work,
-    check_spec,
-    first_set,
-    shape_of,
-)
-from cluster.engine.window.windows import WindowClock
-from cluster.errors import ConfigError, NotReadyError, UnavailableError
+from cluster.engine.window.checks import NOMINAL_FPS
+from cluster.engine.window.score import end_tokens, score_of
+from cluster.engine.window.stream import spans_of
+from cluster.engine.window.windowed import Computed, WindowedEngine, Work
+from cluster.errors import ConfigError, UnavailableError
 from cluster.models.base import VisionLanguageModel
-from cluster.types import (
-    MICROSECONDS,
-    Answer,
-    AskSpec,
-    Forgotten,
-    MemoryStatus,
-    StreamSpec,
-    Timing,
-    TokenCount,
-    WindowRequest,
-)
+from cluster.types import Answer, Forgotten, StreamSpec, TokenCount, WindowRequest
 
 if TYPE_CHECKING:
-    from cluster.engine.vllm.connector.keeping import WindowKeeper
+    from cluster.engine.vllm.connector.window_checkpoint import WindowCheckpoints
     from cluster.engine.vllm.core import Ask, Reply
-    from cluster.engine.vllm.layout import Layout, Window
+    from cluster.engine.vllm.layout import TimeOrder, Window
     from cluster.memory.tiers.stack import TierStack
 
 
@@ -74,6 +53,11 @@ class VllmEngine(WindowedEngine):
         ModelError: it cannot serve the model.
     """
 
+    no_memory = (
+        "camera {!r} cannot be asked: engine vllm keeps no memory of what left the window; take engine native to ask "
+        "about the past"
+    )
+
     def __init__(
         self,
         model: VisionLanguageModel,
@@ -89,21 +73,18 @@ class VllmEngine(WindowedEngine):
         super().__init__(model, max_new_tokens)
         self.mode = mode
         self._tiers = tiers
-        self._keeper: WindowKeeper | None = None
+        self._keeper: WindowCheckpoints | None = None
         self.settings = (settings or VllmSettings()).checked()
         yes, no = model.yes_no_ids()
         self._watched = [*yes, *no]
         # Scores are read off the watched tokens' log-probabilities: the normalisation they share cancels out.
-        self._score = YesNoScore(
-            range(len(yes)),
-            range(len(yes), len(self._watched)),
-            temperature=first_set(score_temperature, model.settings.score_temperature, 1.0),
-            bias=first_set(score_bias, model.settings.score_bias, 0.0),
-            device=torch.device("cpu"),
-        )
+        places = range(len(self._watched))
+        device = torch.device("cpu")
+        self._score = score_of(model, places[: len(yes)], places[len(yes) :], device, score_temperature, score_bias)
         self._ends = sorted(end_tokens(model))
         self._system = model.system_ids()
-        self._fingerprint = fingerprint(model)
+        # Now: with ``release`` the weights are gone later.
+        self._fingerprint = self.fingerprint
         self._folder = tempfile.TemporaryDirectory(prefix="sightline-vllm-")
         try:
             self._start(release=release)
@@ -112,27 +93,19 @@ class VllmEngine(WindowedEngine):
             raise
 
     # -- streams --------------------------------------------------------------------------------------
-    def prepare(self, spec: StreamSpec) -> None:
-        """See ``Engine.prepare``: what another process left is fetched block by block, when a window needs it."""
-
     def admit(self, spec: StreamSpec) -> None:
         """See ``Engine.admit``. A window that another process left in the tiers goes on, where the stream has a memory:
-        nothing of one without it is written there."""
+        nothing of one without it is written there. Its KV is fetched block by block, when a window needs it."""
         self._check(spec)
+        keeper, held = self._keeper, spec.stream in self._streams
         if self._tiers is not None and spec.memory is not None:
             self._tiers.set_cap(spec.stream, spec.memory.cap_bytes)
-        window, stride = shape_of(spec)
-        held = self._streams.get(spec.stream)
-        new = held is None and not (spec.memory is not None and self._resumed(spec))
-        if new and self._keeper is not None:
-            self._keeper.begin(spec.stream)
-        if held is not None:
-            if spec.memory is None and self._keeper is not None:
-                self._keeper.clear(spec.stream)
-            held.spec = spec
-            held.clock.reshape(window, stride)
-        elif new:
-            self._streams[spec.stream] = Stream(spec, KVSlab.of(self.model), WindowClock(window, stride))
+        found = None if held or spec.memory is None or keeper is None else keeper.found(spec.stream)
+        new = self._admit(spec, found)
+        if keeper is not None and new:
+            keeper.begin(spec.stream)
+        elif keeper is not None and held and spec.memory is None:
+            keeper.clear(spec.stream)
 
     def evict(self, stream: str, *, save: bool = True) -> None:  # noqa: ARG002
         """See ``Engine.evict``. Nothing of it is under way in vLLM: a step ends with all its requests."""
@@ -140,11 +113,6 @@ class VllmEngine(WindowedEngine):
             self.layout.forget(stream)
 
     # -- moving ---------------------------------------------------------------------------------------
-    @property
-    def fingerprint(self) -> str:
-        """What another engine's model must have to take over a stream of this one."""
-        return self._fingerprint
-
     def hand_over(self, stream: str) -> Future[bool]:
         """See ``Engine.hand_over``: the window goes through the tiers, and with mode reuse its KV."""
         keeper = self._keeper_of(stream)
@@ -152,31 +120,17 @@ class VllmEngine(WindowedEngine):
         self.evict(stream)
         return finished(saved)
 
-    def export_stream(self, stream: str) -> bytes:
-        """See ``Engine.export_stream``: frames and their embeddings, in the form that the native engine reads too."""
-        return self._snapshot(stream).dump()
-
-    def _snapshot(self, stream: str) -> export.Snapshot:
-        return export.snapshot(self._stream(stream), self._fingerprint)
-
     def import_stream(self, spec: StreamSpec, state: bytes) -> None:
         """See ``Engine.import_stream``; a stream of that name is replaced. KV of a native engine is let go of."""
-        self._check(spec)
-        taken = export.load(state, spec, KVSlab.of(self.model), self._fingerprint)
+        super().import_stream(spec, state)
+        taken = self._streams[spec.stream]
         taken.lose_kv()
-        taken.kv = KVSlab.of(self.model)
-        taken.clock.reshape(*shape_of(spec))
+        taken.kv = self._slab()
         self.layout.forget(spec.stream)
-        self._streams[spec.stream] = taken
 
-    def _keeper_of(self, stream: str) -> WindowKeeper | None:
+    def _keeper_of(self, stream: str) -> WindowCheckpoints | None:
         held = self._streams.get(stream)
         return None if held is None or held.spec.memory is None else self._keeper
-
-    def _resumed(self, spec: StreamSpec) -> bool:
-        """Go on with a window that another process left; false where there is none, or none of use."""
-        state = None if self._keeper is None else self._keeper.found(spec.stream)
-        return state is not None and self._resume(spec, state)
 
     # -- windows --------------------------------------------------------------------------------------
     def step(self, requests: Sequence[WindowRequest]) -> list[Answer]:
@@ -188,7 +142,7 @@ class VllmEngine(WindowedEngine):
                 keeper.note(request.stream, self._snapshot(request.stream))
         return answers
 
-    def _compute(self, work: Sequence[Work], started: float, answers: dict[str, list[Answer]]) -> list[WindowStats]:
+    def _compute(self, work: Sequence[Work]) -> tuple[list[Computed], tuple[float, float, float]]:
         from cluster.engine.vllm.layout import Window
 
         began = time.perf_counter()
@@ -208,49 +162,27 @@ class VllmEngine(WindowedEngine):
         asks = [self.layout.asks(window) for window in windows]
         planned = time.perf_counter()
         replies = self._ask(windows, asks)
-        spent = (encoded - began, planned - encoded, time.perf_counter() - planned)
-        now = time.monotonic()
-        done: list[WindowStats] = []
+        seconds = (encoded - began, planned - encoded, time.perf_counter() - planned)
+        done: list[Computed] = []
         for each, window, mine, given in zip(work, windows, asks, replies, strict=True):
             counted = self.layout.done(window, given)
-            query = sum(ask.query for ask in mine)
             tokens = TokenCount(
                 full=self._full(each.frames),
                 kept=window.visual,
                 reused=counted.reused,
                 refreshed=counted.refreshed,
                 new=counted.new,
-                query=query,
+                query=sum(ask.query for ask in mine),
                 encoded=each.encoded,
             )
-            timing = Timing(max(0.0, started - each.request.arrived_s), *spent, max(0.0, now - each.request.arrived_s))
             scores = self._score(torch.tensor([reply.scores for reply in given])).tolist()
-            said = [
-                answer_of(
-                    each.request,
-                    question,
-                    score,
-                    self._text(reply.tokens) if question.explain else None,
-                    tokens,
-                    timing,
-                )
-                for question, score, reply in zip(window.questions, scores, given, strict=True)
+            texts = [
+                self._text(reply.tokens) if question.explain else None
+                for question, reply in zip(window.questions, given, strict=True)
             ]
-            self._answered(each, said, answers)
-            done.append(
-                WindowStats(
-                    stream=each.request.stream,
-                    window=each.request.window,
-                    tokens=tokens,
-                    timing=timing,
-                    computed=counted.rows,
-                    attended=counted.attended,
-                    tower_flops=each.tower_flops,
-                    llm_flops=self.model.llm_flops(counted.rows, counted.attended),
-                    decoded=sum(max(0, len(reply.tokens) - 1) for reply in given),
-                )
-            )
-        return done
+            decoded = sum(max(0, len(reply.tokens) - 1) for reply in given)
+            done.append(Computed(tokens, scores, texts, counted.rows, counted.attended, decoded))
+        return done, seconds
 
     def _ask(self, windows: Sequence[Window], asks: Sequence[Sequence[Ask]]) -> list[list[Reply]]:
         """The replies to all questions of each window; a window of which vLLM let a question fail is asked again."""
@@ -268,43 +200,15 @@ class VllmEngine(WindowedEngine):
                 replies[number] = given
         return replies
 
-    def _encode_frames(self, frames: Sequence[HeldFrame]) -> Mapping[int, int]:
-        return self.layout.encode(frames)
-
     def _text(self, tokens: Sequence[int]) -> str:
         return str(self.model.tokenizer.decode(list(tokens), skip_special_tokens=True)).strip()
 
-    # -- asking ---------------------------------------------------------------------------------------
-    def ask(self, ask: AskSpec) -> AskRun:
-        """See ``Engine.ask``.
-
-        Raises:
-            NotReadyError: always; this engine keeps no memory.
-        """
-        raise NotReadyError(
-            f"camera {ask.stream!r} cannot be asked: engine vllm keeps no memory of what left the window; "
-            "take engine native to ask about the past"
-        )
-
     def forget(self, stream: str, ago_s: float | None = None) -> Forgotten:
         """See ``Engine.forget``: frames of the window go, here and in the tiers; there is no memory behind it."""
-        held = self._streams.get(stream)
-        frames = nbytes = 0
-        if held is not None:
-            frames, nbytes, newest = len(held.frames), held.nbytes, held.newest
-            held.forget_before(None if ago_s is None or newest is None else newest - round(ago_s * MICROSECONDS))
-            frames, nbytes = frames - len(held.frames), nbytes - held.nbytes
+        forgotten = super().forget(stream, ago_s)
         # All of it: what is left of the window is written anew with its next step.
         self.layout.forget(stream, everywhere=True)
-        return Forgotten(frames, nbytes)
-
-    def describe(self, stream: str) -> MemoryStatus:
-        """See ``Engine.describe``.
-
-        Raises:
-            NotReadyError: always; this engine keeps no memory.
-        """
-        raise NotReadyError(f"camera {stream!r} has no memory: engine vllm keeps none")
+        return forgotten
 
     # -- vLLM -----------------------------------------------------------------------------------------
     @property
@@ -334,7 +238,7 @@ class VllmEngine(WindowedEngine):
         from vllm.platforms import current_platform
 
         from cluster.engine.vllm import plugin
-        from cluster.engine.vllm.connector.keeping import WindowKeeper
+        from cluster.engine.vllm.connector.window_checkpoint import WindowCheckpoints
         from cluster.engine.vllm.host import VllmHost, engine_arguments
 
         plugin.register()
@@ -354,10 +258,12 @@ class VllmEngine(WindowedEngine):
         except BaseException:
             self.layout.close()
             raise
-        if self._tiers is not None and self.layout.post is not None:
-            self._keeper = WindowKeeper(self._tiers, self.layout.post, self.layout.held)
+        if self._tiers is not None and self.layout.writer is not None:
+            self._keeper = WindowCheckpoints(self._tiers, self.layout.writer, self.layout.held)
 
-    def _make_layout(self, folder: Path, head_sizes: Sequence[int] | None) -> tuple[Layout, Served, Mapping[str, Any]]:
+    def _make_layout(
+        self, folder: Path, head_sizes: Sequence[int] | None
+    ) -> tuple[TimeOrder, Served, Mapping[str, Any]]:
         """How windows become prompts, what vLLM serves for it, and the engine arguments that takes."""
         served = serve_folder(self.model, folder, head_sizes)
         if self.mode == "reuse":
@@ -367,14 +273,15 @@ class VllmEngine(WindowedEngine):
             shards = int(given.get("tensor_parallel_size", 1)) * int(given.get("pipeline_parallel_size", 1))
             layout, needed = reuse_layout(self.model, served, tier=self._tiers, shards=shards)
             return layout, served, needed
-        from cluster.engine.vllm.connector.courier import Post
+        from cluster.engine.vllm.connector.tier_writer import TierWriter
         from cluster.engine.vllm.layout import TimeOrder
 
-        return TimeOrder(self.model, served, None if self._tiers is None else Post(self._tiers)), served, {}
+        writer = None if self._tiers is None else TierWriter(self._tiers)
+        return TimeOrder(self.model, served, writer), served, {}
 
     # -- set-up ---------------------------------------------------------------------------------------
     def _check(self, spec: StreamSpec) -> None:
-        check_spec(spec, self.model)
+        super()._check(spec)
         side = self.geometry.square or math.isqrt(self.geometry.max_pixels)
         frames = math.ceil(spec.window_s * NOMINAL_FPS / self.geometry.temporal) + 1
         questions = max(len(self.model.question_ids(question.text)) for question in spec.questions)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -108,6 +109,17 @@ def window_prompt(
         {MODALITY: places},
         cache_salt=salt,
     )
+
+
+def without_content(prompt: Any, count: int) -> Any:
+    """``prompt`` (see :func:`window_prompt`) with its first ``count`` items bare of embeddings; positions stay.
+
+    Nobody looks at embeddings of tokens that are loaded, and a window's are megabytes for each of its questions. Such a
+    prompt can only be computed where its first items are loaded: a request whose load fails must end.
+    """
+    for item in prompt["mm_kwargs"][MODALITY][:count]:
+        item.pop("embeds")
+    return prompt
 
 
 def kwargs_of(item: WindowItem) -> MultiModalKwargsItem:

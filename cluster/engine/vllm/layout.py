@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from cluster.engine.vllm.connector.courier import Post
+from cluster.engine.vllm.connector.tier_writer import TierWriter
 from cluster.engine.vllm.core import Ask, Reply
 from cluster.engine.vllm.items import WindowItem, check_items, content_digest, window_prompt
 from cluster.engine.vllm.served import Served
-from cluster.engine.window.encode import encode_pending
 from cluster.engine.window.stream import HeldFrame, Stream, tokens_of
 from cluster.models.base import VisionLanguageModel, WindowPositions
 from cluster.types import Question, WindowRequest
@@ -60,60 +59,19 @@ class Counted:
         return cls(reused, refreshed, new, rows, pairs)
 
 
-class Layout(Protocol):
-    """Makes prompts of windows. Called by the engine's thread only."""
-
-    @property
-    def post(self) -> Post | None:
-        """Brings what outlives this process to the tiers; None where nothing does."""
-        ...
-
-    def encode(self, frames: Sequence[HeldFrame]) -> dict[int, int]:
-        """Run those frames through the tower that have not been; its FLOPs by ``id(frame)``."""
-        ...
-
-    def asks(self, window: Window) -> list[Ask]:
-        """One per question, in the order of the questions."""
-        ...
-
-    def again(self, window: Window) -> list[Ask]:
-        """A question of the window ended without an answer: all of them once more, without what failed."""
-        ...
-
-    def done(self, window: Window, replies: Sequence[Reply]) -> Counted:
-        """All questions of the window were answered."""
-        ...
-
-    def forget(self, stream: str, *, everywhere: bool = False) -> None:
-        """The stream is gone from here; ``everywhere``: from wherever something of it outlives this process too."""
-        ...
-
-    def held(self, stream: str) -> Mapping[str, Any]:
-        """What it takes to find again what was kept of a stream's KV, as JSON takes it; nothing where none is."""
-        ...
-
-    def lost(self) -> None:
-        """The engine core died, and with it all that it held."""
-        ...
-
-    def close(self) -> None:
-        """The engine ends."""
-        ...
-
-
 class TimeOrder:
-    """``[system | frames in time order | question]``: vLLM's prefix cache shares it among a window's questions."""
+    """Makes prompts of windows, ``[system | frames in time order | question]``: vLLM's prefix cache shares it among a
+    window's questions. Called by the engine's thread only.
 
-    def __init__(self, model: VisionLanguageModel, served: Served, post: Post | None = None) -> None:
+    ``writer`` brings what outlives this process to the tiers; None where nothing does.
+    """
+
+    def __init__(self, model: VisionLanguageModel, served: Served, writer: TierWriter | None = None) -> None:
         self.prompts = Prompts(model, served)
-        self.post = post
-
-    def encode(self, frames: Sequence[HeldFrame]) -> dict[int, int]:
-        """See :class:`Layout`."""
-        return encode_pending(self.prompts.model, frames)
+        self.writer = writer
 
     def asks(self, window: Window) -> list[Ask]:
-        """See :class:`Layout`.
+        """One per question, in the order of the questions.
 
         Raises:
             ValueError: embeddings and positions do not fit each other, or the model.
@@ -125,34 +83,35 @@ class TimeOrder:
         ]
 
     def again(self, window: Window) -> list[Ask]:
-        """See :class:`Layout`."""
+        """A question of the window ended without an answer: all of them once more, without what failed."""
         return self.asks(window)
 
     def done(self, window: Window, replies: Sequence[Reply]) -> Counted:
-        """See :class:`Layout`. What the first question found cached was there from an earlier window."""
+        """All questions of the window were answered. What the first one found cached was there from an earlier one."""
         visual = window.visual
         found = min(reply.cached for reply in replies) - len(self.prompts.system)
         reused = min(max(0, found), visual)
         return Counted.of(reused, 0, visual - reused, replies)
 
     def forget(self, stream: str, *, everywhere: bool = False) -> None:
+        """The stream is gone from here; ``everywhere``: from wherever something of it outlives this process too."""
         self.prompts.forget(stream)
-        if self.post is not None and everywhere:
-            self.post.forget(stream)
-        elif self.post is not None:
-            self.post.release(stream)
+        if self.writer is not None and everywhere:
+            self.writer.forget(stream)
+        elif self.writer is not None:
+            self.writer.release(stream)
 
-    def held(self, stream: str) -> Mapping[str, Any]:
-        """See :class:`Layout`: vLLM keeps no KV that outlives its core."""
-        del stream
+    def held(self, stream: str) -> Mapping[str, Any]:  # noqa: ARG002
+        """What it takes to find again what was kept of a stream's KV, as JSON takes it; nothing where none is."""
         return {}
 
     def lost(self) -> None:
-        return
+        """The engine core died, and with it all that it held."""
 
     def close(self) -> None:
-        if self.post is not None:
-            self.post.close()
+        """The engine ends."""
+        if self.writer is not None:
+            self.writer.close()
 
 
 class Prompts:

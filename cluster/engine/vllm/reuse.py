@@ -14,24 +14,20 @@ from typing import Any
 import numpy as np
 import torch
 
-from cluster.engine.vllm.connector.courier import Courier, Shelf
-from cluster.engine.vllm.connector.keeping import unpack
 from cluster.engine.vllm.connector.order import Order, Piece, WindowFrame, reordered
-from cluster.engine.vllm.connector.prompts import without_content
-from cluster.engine.vllm.connector.settings import transfer_config
 from cluster.engine.vllm.connector.store import BlockFolder, KVShape, SharedFolder
+from cluster.engine.vllm.connector.tier_writer import BlockWriter, TierLike
+from cluster.engine.vllm.connector.transfer import transfer_config
+from cluster.engine.vllm.connector.window_checkpoint import unpack
 from cluster.engine.vllm.core import Ask, Reply
-from cluster.engine.vllm.items import WindowItem, content_digest
-from cluster.engine.vllm.layout import Counted, Prompts, Window
+from cluster.engine.vllm.items import WindowItem, content_digest, without_content
+from cluster.engine.vllm.layout import Counted, TimeOrder, Window
 from cluster.engine.vllm.served import Served
-from cluster.engine.window.encode import encode_pending
 from cluster.engine.window.export import fingerprint
-from cluster.engine.window.planner import BoolArray, IntArray
-from cluster.engine.window.refresh import RefreshPolicy
-from cluster.engine.window.refresh.context import refresh_context
+from cluster.engine.window.planner import IntArray
+from cluster.engine.window.refresh.context import choose_refreshed
 from cluster.engine.window.stream import HeldFrame, tokens_of
 from cluster.models.base import VisionLanguageModel
-from cluster.registry import refresh_policies
 from cluster.types import mask_digest
 
 # Seconds that a stream's first window here may wait for what a tier has of the one before.
@@ -41,7 +37,7 @@ SYSTEM = "system"
 
 
 def reuse_layout(
-    model: VisionLanguageModel, served: Served, *, tier: Shelf | None = None, shards: int = 1
+    model: VisionLanguageModel, served: Served, *, tier: TierLike | None = None, shards: int = 1
 ) -> tuple[ReuseLayout, dict[str, Any]]:
     """The layout, and the engine arguments it needs.
 
@@ -52,14 +48,14 @@ def reuse_layout(
     folder = SharedFolder()
     mark = fingerprint(model)
     blocks = BlockFolder(folder.path, shards=shards)
-    courier = None
+    writer = None
     if tier is not None:
         layers, heads = len(model.layers), model.text_config.num_key_value_heads
         size = served.kv_bytes // (2 * layers * heads * model.dtype.itemsize)
         shape = KVShape(layers, max(1, heads // shards), size, model.dtype)
-        courier = Courier(blocks, tier, shape=shape, fingerprint=mark, cap_bytes=folder.cap_bytes)
+        writer = BlockWriter(blocks, tier, shape=shape, fingerprint=mark, cap_bytes=folder.cap_bytes)
     arguments = transfer_config(folder.path, cap_bytes=folder.cap_bytes, fingerprint=mark, shards=shards)
-    return ReuseLayout(model, served, folder, blocks, courier), {"kv_transfer_config": arguments}
+    return ReuseLayout(model, served, folder, blocks, writer), {"kv_transfer_config": arguments}
 
 
 @dataclass(slots=True, eq=False)
@@ -96,9 +92,11 @@ class _Plan:
     overlap: int
 
 
-class ReuseLayout:
-    """The :class:`~cluster.engine.vllm.layout.Layout` over a folder of blocks. What dies with the engine core is
-    nothing of this: blocks stay in the folder, and the next core loads them."""
+class ReuseLayout(TimeOrder):
+    """Prompts over a folder of blocks. What dies with the engine core is nothing of this: blocks stay in the folder,
+    and the next core loads them."""
+
+    writer: BlockWriter | None
 
     def __init__(
         self,
@@ -106,67 +104,49 @@ class ReuseLayout:
         served: Served,
         folder: SharedFolder,
         blocks: BlockFolder,
-        courier: Courier | None = None,
+        writer: BlockWriter | None = None,
     ) -> None:
-        self.prompts = Prompts(model, served)
-        self.blocks, self.courier = blocks, courier
+        super().__init__(model, served, writer)
+        self.blocks = blocks
         self._folder = folder
         # Its block is written by whichever window finds it missing, which then is computed in full.
         self._system = WindowFrame(SYSTEM, len(self.prompts.system), SYSTEM)
         self._cameras: dict[str, _Camera] = {}
         self._plans: dict[str, _Plan] = {}
 
-    # -- the layout -------------------------------------------------------------------------------
-    @property
-    def post(self) -> Courier | None:
-        """See :class:`~cluster.engine.vllm.layout.Layout`."""
-        return self.courier
-
-    def encode(self, frames: Sequence[HeldFrame]) -> dict[int, int]:
-        """See :class:`~cluster.engine.vllm.layout.Layout`."""
-        return encode_pending(self.prompts.model, frames)
-
     def asks(self, window: Window) -> list[Ask]:
-        """See :class:`~cluster.engine.vllm.layout.Layout`. The first question's request keeps what is computed."""
+        """See :class:`TimeOrder`. The first question's request keeps what is computed."""
         return self._asks(window, loads=True)
 
     def again(self, window: Window) -> list[Ask]:
-        """See :class:`~cluster.engine.vllm.layout.Layout`: the window computed in full, in time order."""
+        """See :class:`TimeOrder`: the window computed in full, in time order."""
         return self._asks(window, loads=False)
 
     def done(self, window: Window, replies: Sequence[Reply]) -> Counted:
-        """See :class:`~cluster.engine.vllm.layout.Layout`."""
-        stream = window.stream.spec.stream
-        plan = self._plans.pop(stream)
+        plan = self._plans.pop(window.stream.spec.stream)
         self._commit(window, plan)
         reused = plan.order.reused
         return Counted.of(reused, plan.overlap - reused, window.visual - plan.overlap, replies)
 
     def forget(self, stream: str, *, everywhere: bool = False) -> None:
-        """Let go of a stream's blocks here, and with ``everywhere`` in the tier."""
-        self.prompts.forget(stream)
         self._plans.pop(stream, None)
         camera = self._cameras.pop(stream, None)
         if camera is not None:
             self.blocks.drop([held.key for held in camera.held.values()])
-        if self.courier is not None and everywhere:
-            self.courier.forget(stream)
-        elif self.courier is not None:
-            self.courier.release(stream)
+        super().forget(stream, everywhere=everywhere)
 
     def held(self, stream: str) -> Mapping[str, Any]:
-        """See :class:`~cluster.engine.vllm.layout.Layout`: which frames have KV, and under which keys it lies."""
+        """See :class:`TimeOrder`: which frames have KV, and under which keys it lies."""
         camera = self._cameras.get(stream)
         return {} if camera is None else _described(camera)
 
     def lost(self) -> None:
-        """See :class:`~cluster.engine.vllm.layout.Layout`: what is in the folder stays, and the next core loads it."""
+        """See :class:`TimeOrder`: what is in the folder stays."""
         self._plans.clear()
 
     def close(self) -> None:
         """Stop writing to the tier, and give the folder's memory back."""
-        if self.courier is not None:
-            self.courier.close()
+        super().close()
         self._folder.close()
 
     # -- planning ---------------------------------------------------------------------------------
@@ -191,14 +171,18 @@ class ReuseLayout:
             camera = self._cameras[stream] = self._resumed(window)
         self._let_go(stream, camera, window)
         frames, masks, overlap = [], [], 0
-        chosen = self._refreshed(window, camera)
+        as_held = [self._as_held(frame, camera) for frame in window.frames]
+        layers, first = len(self.prompts.model.layers), camera.first_token
+        _, selection = choose_refreshed(
+            window.stream, window.request.window, as_held, self._system.tokens, layers, first_token=first
+        )
         for frame in window.frames:
             held, tokens = camera.held.get(frame.pts), len(tokens_of(frame))
             frames.append(WindowFrame(_content(camera, frame), tokens, None if held is None else held.key))
             if held is None:
                 masks.append(np.ones(tokens, dtype=bool))
             else:
-                masks.append(chosen[overlap : overlap + tokens])
+                masks.append(selection.mask[overlap : overlap + tokens])
                 overlap += tokens
         system = torch.arange(self._system.tokens).expand(3, -1)
         positions = torch.cat([system, *(part.cpu() for part in window.positions.frames)], dim=1).numpy()
@@ -211,19 +195,6 @@ class ReuseLayout:
             lambda key, tokens: loads and self.blocks.tokens(key) == tokens,
         )
         return _Plan(order, tuple(frames), overlap)
-
-    def _refreshed(self, window: Window, camera: _Camera) -> BoolArray:
-        """Which tokens of the overlap to compute again, as the stream's policy has it."""
-        frames = [self._as_held(frame, camera) for frame in window.frames]
-        policy: RefreshPolicy = refresh_policies.get(window.stream.spec.refresh)()
-        context = refresh_context(
-            window.stream, window.request.window, frames, self._system.tokens, len(self.prompts.model.layers)
-        )
-        # Until the first frame leaves the window, all KV is what a full computation gives (see the native engine).
-        exact = policy.budgeted and frames[0].has_kv and frames[0].first == camera.first_token
-        if exact or not len(context):
-            return np.zeros(len(context), dtype=bool)
-        return policy.select(context).mask
 
     def _as_held(self, frame: HeldFrame, camera: _Camera) -> HeldFrame:
         held = camera.held.get(frame.pts)
@@ -276,42 +247,42 @@ class ReuseLayout:
             if held.key != key or through.all():
                 kept.append(key)
             held.key = key
-        courier = self._courier_of(window)
-        if courier is None:
+        writer = self._writer_of(window)
+        if writer is None:
             self.blocks.drop(replaced)
         else:
             if not camera.begun:
                 kept.append(SYSTEM)
             camera.begun = True
-            courier.drop(stream, replaced)
-            courier.keep(stream, kept)
+            writer.drop(stream, replaced)
+            writer.keep(stream, kept)
 
     def _let_go(self, stream: str, camera: _Camera, window: Window) -> None:
         """Forget blocks of frames that left the window."""
         alive = {frame.pts: frame for frame in window.frames}
         gone = [pts for pts, held in camera.held.items() if alive.get(pts) is not held.frame]
         keys = [camera.held.pop(pts).key for pts in gone]
-        courier = self._courier_of(window)
-        if courier is None:
+        writer = self._writer_of(window)
+        if writer is None:
             self.blocks.drop(keys)
         else:
-            courier.drop(stream, keys)
+            writer.drop(stream, keys)
         for pts in [pts for pts in camera.contents if pts not in alive]:
             del camera.contents[pts]
         if not camera.held:
             camera.first_token = camera.next_token
 
-    def _courier_of(self, window: Window) -> Courier | None:
+    def _writer_of(self, window: Window) -> BlockWriter | None:
         """Nothing of a stream without a memory is written to the tiers."""
-        return None if window.stream.spec.memory is None else self.courier
+        return None if window.stream.spec.memory is None else self.writer
 
     def _resumed(self, window: Window) -> _Camera:
         """The camera as a tier knows it, of those frames that the window has; a new one where it knows nothing."""
         stream = window.stream.spec.stream
-        courier = self._courier_of(window)
-        kept = None if courier is None else unpack(courier.noted(stream))
+        writer = self._writer_of(window)
+        kept = None if writer is None else unpack(writer.noted(stream))
         camera = None if kept is None else _camera_of(kept.held)
-        if camera is None or courier is None:
+        if camera is None or writer is None:
             return _Camera()
         for frame in window.frames:
             held = camera.held.get(frame.pts)
@@ -319,10 +290,10 @@ class ReuseLayout:
                 held.frame = frame
         shown = [held for held in camera.held.values() if held.frame is not None]
         wanted = [(held.key, held.computed.shape[1]) for held in shown]
-        there = courier.restore(stream, [(SYSTEM, self._system.tokens), *wanted], RESUME_S)
+        there = writer.restore(stream, [(SYSTEM, self._system.tokens), *wanted], RESUME_S)
         found = {pts: held for pts, held in camera.held.items() if held.frame is not None and held.key in there}
         # Nobody else would ask for the others again.
-        courier.drop(stream, [held.key for pts, held in camera.held.items() if pts not in found])
+        writer.drop(stream, [held.key for pts, held in camera.held.items() if pts not in found])
         camera.held = found
         return camera
 

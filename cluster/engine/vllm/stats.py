@@ -16,22 +16,10 @@ PREFIX = "vllm:"
 
 @dataclass(slots=True)
 class VllmStats:
-    """What vLLM did since its engine core began. ``queries`` and ``hits`` are tokens of its prefix cache,
-    ``connector_queries`` and ``connector_hits`` of its KV connector; the others are how things stand now."""
+    """Tokens that vLLM's prefix cache was asked for and had since its engine core began."""
 
     queries: int = 0
     hits: int = 0
-    connector_queries: int = 0
-    connector_hits: int = 0
-    preempted: int = 0
-    kv_usage: float = 0.0
-    running: int = 0
-    waiting: int = 0
-
-    @property
-    def hit_rate(self) -> float:
-        """Share of prompt tokens that its prefix cache had."""
-        return self.hits / self.queries if self.queries else 0.0
 
 
 class StatsRecorder(StatLoggerBase):
@@ -45,19 +33,10 @@ class StatsRecorder(StatLoggerBase):
         self, scheduler_stats: Any, iteration_stats: Any, mm_cache_stats: Any = None, engine_idx: int = 0
     ) -> None:
         del iteration_stats, mm_cache_stats, engine_idx
-        if scheduler_stats is None:
-            return
-        stats, prefix = self.stats, scheduler_stats.prefix_cache_stats
-        stats.kv_usage = float(scheduler_stats.kv_cache_usage)
-        stats.running, stats.waiting = scheduler_stats.num_running_reqs, scheduler_stats.num_waiting_reqs
+        prefix = None if scheduler_stats is None else scheduler_stats.prefix_cache_stats
         if prefix is not None:
-            stats.queries += prefix.queries
-            stats.hits += prefix.hits
-            stats.preempted += prefix.preempted_requests
-        connector = scheduler_stats.connector_prefix_cache_stats
-        if connector is not None:
-            stats.connector_queries += connector.queries
-            stats.connector_hits += connector.hits
+            self.stats.queries += prefix.queries
+            self.stats.hits += prefix.hits
 
     def log_engine_initialized(self) -> None:
         return

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from cluster.engine.window.stream import HeldFrame
 from cluster.models.base import FrameTokens, PatchBatch, VisionLanguageModel
@@ -17,9 +18,13 @@ CALL_PATCHES = 16384
 def batch_of(frame: HeldFrame) -> PatchBatch:
     """A pending frame's patches for the tower."""
     assert frame.patches is not None
+    return PatchBatch(torch.from_numpy(frame.patches), cells_of(frame), frame.grid)
+
+
+def cells_of(frame: HeldFrame) -> Tensor:
+    """Kept cells ``[t, 2]`` int64 of a frame on the merged grid, row-major."""
     merge = frame.grid.merge
-    cells = np.argwhere(frame.mask[::merge, ::merge])
-    return PatchBatch(torch.from_numpy(frame.patches), torch.from_numpy(cells), frame.grid)
+    return torch.from_numpy(np.argwhere(frame.mask[::merge, ::merge]))
 
 
 def encode_pending(model: VisionLanguageModel, frames: Iterable[HeldFrame]) -> dict[int, int]:

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
-from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -18,18 +16,6 @@ import numpy.typing as npt
 IntArray = npt.NDArray[np.int64]
 BoolArray = npt.NDArray[np.bool_]
 FloatArray = npt.NDArray[np.float32]
-
-
-@dataclass(frozen=True, slots=True)
-class Segment:
-    """Slots ``[start, stop)`` that share a fate."""
-
-    kind: Literal["system", "reuse", "refresh", "new", "query"]
-    start: int
-    stop: int
-
-    def __len__(self) -> int:
-        return self.stop - self.start
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,15 +44,15 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Tail:
-    """Slots of one question: ``[start, start + tokens)`` hold it, ``room`` more are kept for its explanation."""
+    """Slots of one question: ``[start, start + tokens)`` hold it, ``reserved`` more are kept for its explanation."""
 
     start: int
     tokens: int
-    room: int
+    reserved: int
 
     @property
     def stop(self) -> int:
-        return self.start + self.tokens + self.room
+        return self.start + self.tokens + self.reserved
 
 
 def runs_of(slots: IntArray, row: int = 0) -> list[Run]:
@@ -95,12 +81,12 @@ def prefix_order(system: int, computed: BoolArray, slots: int) -> IntArray:
     return np.concatenate((np.arange(system), visual, np.arange(system + len(computed), slots)))
 
 
-def tails_of(first: int, tokens: Sequence[int], rooms: Sequence[int]) -> list[Tail]:
+def tails_of(first: int, tokens: Sequence[int], reserved: Sequence[int]) -> list[Tail]:
     """Questions of these lengths, one after the other from slot ``first``."""
     tails: list[Tail] = []
-    for count, room in zip(tokens, rooms, strict=True):
-        tails.append(Tail(first, count, room))
-        first += count + room
+    for count, more in zip(tokens, reserved, strict=True):
+        tails.append(Tail(first, count, more))
+        first += count + more
     return tails
 
 
@@ -112,23 +98,6 @@ def question_runs(window: int, tails: Sequence[Tail]) -> list[Run]:
         runs.append(Run(row, tail.tokens, prefix=window, tail=tail.start, stop=tail.start + tail.tokens))
         row += tail.tokens
     return runs
-
-
-def segments_of(system: int, cached: int, computed: BoolArray, query: int) -> list[Segment]:
-    """The window as segments in slot order; those of no token are left out.
-
-    ``computed [t]`` marks the visual tokens to compute; the first ``cached`` of them have KV from earlier windows.
-    """
-    visual = len(computed)
-    kinds = np.full(visual, 2)
-    kinds[:cached] = np.where(computed[:cached], 1, 0)
-    borders = [0, *(np.flatnonzero(np.diff(kinds)) + 1).tolist(), visual] if visual else [0]
-    names: tuple[Literal["reuse", "refresh", "new"], ...] = ("reuse", "refresh", "new")
-    segments = [Segment("system", 0, system)]
-    for a, b in pairwise(borders):
-        segments.append(Segment(names[kinds[a]], system + a, system + b))
-    segments.append(Segment("query", system + visual, system + visual + query))
-    return [segment for segment in segments if len(segment)]
 
 
 def evenly(count: int, size: int) -> IntArray:

@@ -1,48 +1,13 @@
-"""From logits to an answer: a calibrated score for yes or no, and standing answers given again."""
+"""From logits to a calibrated score for yes or no, and the tokens that end an answer."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from cluster.models.base import VisionLanguageModel
-from cluster.types import Answer, Question, Timing, TokenCount, WindowRequest
-
-
-def answer_of(
-    request: WindowRequest, question: Question, score: float, text: str | None, tokens: TokenCount, timing: Timing
-) -> Answer:
-    """A computed answer; ``text``: its explanation, ``None`` where none was asked for."""
-    positive = score >= question.threshold
-    return Answer(
-        stream=request.stream,
-        window=request.window,
-        start=request.start,
-        end=request.end,
-        question=question.id,
-        score=score,
-        positive=positive,
-        text=("yes" if positive else "no") if text is None else text,
-        gated=False,
-        tokens=tokens,
-        timing=timing,
-    )
-
-
-def standing_again(answer: Answer, request: WindowRequest, tokens: TokenCount, timing: Timing) -> Answer:
-    """An answer of an earlier window that still stands for this one."""
-    return replace(
-        answer,
-        window=request.window,
-        start=request.start,
-        end=request.end,
-        gated=True,
-        tokens=tokens,
-        timing=timing,
-    )
 
 
 class YesNoScore:
@@ -67,6 +32,23 @@ class YesNoScore:
         logits = logits.float()
         margin = logits[:, self.yes].logsumexp(dim=1) - logits[:, self.no].logsumexp(dim=1)
         return torch.sigmoid(margin / self.temperature + self.bias)
+
+
+def score_of(
+    model: VisionLanguageModel,
+    yes: Sequence[int],
+    no: Sequence[int],
+    device: torch.device,
+    temperature: float | None,
+    bias: float | None,
+) -> YesNoScore:
+    """The score with this calibration; where it is ``None``, with the model's own, else with 1 and 0."""
+    own = model.settings
+    if temperature is None:
+        temperature = 1.0 if own.score_temperature is None else own.score_temperature
+    if bias is None:
+        bias = 0.0 if own.score_bias is None else own.score_bias
+    return YesNoScore(yes, no, temperature=temperature, bias=bias, device=device)
 
 
 def end_tokens(model: VisionLanguageModel) -> frozenset[int]:

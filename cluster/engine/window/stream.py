@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 
 from cluster.engine.base import WindowRequest
 from cluster.engine.window.kv import KVSlab
-from cluster.engine.window.planner import IntArray
+from cluster.engine.window.planner import BoolArray, IntArray
 from cluster.engine.window.windows import WindowClock, WindowSpan, opening, place, reach
 from cluster.memory.layer import KVChunk, Leave
 from cluster.models.base import FrameSpan, FrameTokens
@@ -180,6 +181,23 @@ class Stream:
         """The frames of a window, from the one it opens at."""
         first = opening(self.frames, start)
         return [frame for frame in self.frames[first:] if frame.place < end]
+
+    def commit(self, window: int, frames: Sequence[HeldFrame], computed: BoolArray) -> None:
+        """After a window was computed, whose ``frames`` are the oldest here: they have KV, and each token that was
+        ``computed [t]`` knows under which context."""
+        for frame in frames:
+            if frame.computed is None:
+                count = len(tokens_of(frame))
+                frame.first, frame.computed = self.next_token, np.zeros((3, count), np.int64)
+                self.next_token += count
+        context = np.array([[window], [frames[0].first], [frames[0].pts]])
+        start = 0
+        for frame in frames:
+            assert frame.computed is not None
+            stop = start + frame.computed.shape[1]
+            frame.computed[:, computed[start:stop]] = context
+            start = stop
+        self.kv.length = start
 
     def trim(self) -> None:
         """Let go of frames that no window to come can hold."""

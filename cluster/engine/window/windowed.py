@@ -1,103 +1,43 @@
-"""What every engine over encoded frames does alike: streams, their windows, and a step around a batch of them."""
+"""What every engine does alike: streams, their windows, their export, and a step around a batch of windows."""
 
 from __future__ import annotations
 
 import logging
-import math
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
+from typing import ClassVar
 
-import numpy as np
 import torch
 
-from cluster.engine.window.gate import standing
-from cluster.engine.window.score import standing_again
+from cluster.engine.base import AskRun, finished
+from cluster.engine.window import export
+from cluster.engine.window.checks import check_sample, check_spec
+from cluster.engine.window.encode import encode_pending
+from cluster.engine.window.kv import KVSlab
 from cluster.engine.window.stream import HeldFrame, LastWindow, Stream
-from cluster.engine.window.windows import WindowSpan
-from cluster.errors import ConfigError, ModelError
-from cluster.models.base import FrameSpan, VisionLanguageModel
-from cluster.registry import refresh_policies
+from cluster.engine.window.windows import FIRST_WINDOWS, WindowClock, WindowSpan
+from cluster.errors import ModelError, NotReadyError
+from cluster.memory.layer import Leave
+from cluster.models.base import VisionLanguageModel
 from cluster.types import (
     MICROSECONDS,
     Answer,
+    AskSpec,
+    Forgotten,
     FrameSample,
+    MemoryStatus,
     PatchGeometry,
+    Question,
     StreamSpec,
     Timing,
     TokenCount,
     WindowRequest,
 )
 
-# Frames a second a window is taken to have when its longest position is held against the model's limit.
-NOMINAL_FPS = 2.0
-
-
-def check_spec(spec: StreamSpec, model: VisionLanguageModel) -> None:
-    """Refuse a stream that cannot be served.
-
-    Raises:
-        ConfigError: unknown policy, impossible lengths, no questions, or a window longer than the model's positions.
-    """
-    name = spec.stream
-    refresh_policies.get(spec.refresh)
-    if not 0 < spec.stride_s <= spec.window_s or not math.isfinite(spec.window_s):
-        raise ConfigError(
-            f"{name}: stride_s must be above 0 and at most window_s ({spec.window_s:g}), not {spec.stride_s:g}"
-        )
-    if spec.refresh_budget is not None and not 0 <= spec.refresh_budget <= 1:
-        raise ConfigError(f"{name}: refresh_budget is a share of the overlap, 0 to 1, not {spec.refresh_budget:g}")
-    ids = [question.id for question in spec.questions]
-    if not ids or len(set(ids)) < len(ids):
-        raise ConfigError(f"{name}: give at least one question, each with an id of its own, not {ids}")
-    limit = getattr(model.text_config, "max_position_embeddings", math.inf)
-    longest = _longest_position(spec, model)
-    if longest > limit:
-        raise ConfigError(
-            f"{name}: a window of {spec.window_s:g} s reaches position {longest} and the model ends at {limit}; "
-            "shorten window_s or take a model of fewer pixels"
-        )
-
-
-def _longest_position(spec: StreamSpec, model: VisionLanguageModel) -> int:
-    """Of a window with its largest frames at the nominal rate: what is pruned leaves holes, so this bounds it."""
-    geometry = model.geometry
-    side = geometry.square or math.isqrt(geometry.max_pixels)
-    grid = geometry.grid(side, side)
-    frames = max(1, math.ceil(spec.window_s * NOMINAL_FPS / geometry.temporal))
-    cells = torch.cartesian_prod(torch.arange(grid.group_rows), torch.arange(grid.group_cols))
-    last = FrameSpan((frames - 1) * geometry.temporal / NOMINAL_FPS, frames - 1, cells, grid)
-    positions = model.window_positions(len(model.system_ids()), [last])
-    questions = max(len(model.question_ids(question.text)) for question in spec.questions)
-    return max(int(positions.frames[0].max()), positions.next) + questions
-
-
-def check_sample(sample: FrameSample, geometry: PatchGeometry) -> None:
-    """Refuse a frame that was not cut for this model.
-
-    Raises:
-        ValueError: its grid, mask or patches do not fit.
-    """
-    grid = sample.grid
-    name = f"frame {sample.index} of {sample.stream}"
-    cut = (grid.patch, grid.merge, grid.temporal)
-    wanted = (geometry.patch, geometry.merge, geometry.temporal)
-    if cut != wanted:
-        raise ValueError(f"{name} is cut for another model: patch, merge, temporal are {cut}, not {wanted}")
-    if sample.mask.shape != (grid.rows, grid.cols) or sample.duration <= 0:
-        raise ValueError(
-            f"{name} must have a mask of {grid.rows}x{grid.cols} and a positive duration, "
-            f"not {sample.mask.shape} and {sample.duration}"
-        )
-    kept = int(sample.mask.sum())
-    groups = int(sample.mask[:: grid.merge, :: grid.merge].sum())
-    shape = (kept, grid.temporal, 3, grid.patch, grid.patch)
-    if sample.patches.shape != shape or sample.patches.dtype != np.uint8 or kept != groups * grid.merge**2:
-        raise ValueError(
-            f"{name} must have whole merge groups and uint8 patches of shape {shape}, "
-            f"not {sample.patches.dtype} of {sample.patches.shape}"
-        )
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,12 +77,9 @@ class StepStats:
         return sum(window.llm_flops for window in self.windows)
 
 
-log = logging.getLogger(__name__)
-
-
 @dataclass(slots=True, eq=False)
 class Work:
-    """A window on its way through a step."""
+    """A window on its way through a step; ``encoded``: visual tokens that the tower has yet to make."""
 
     stream: Stream
     request: WindowRequest
@@ -151,39 +88,89 @@ class Work:
     tower_flops: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class Computed:
+    """What an engine made of one :class:`Work`.
+
+    * ``scores``, ``texts``: by question; a text is ``None`` where no explanation was asked for
+    * ``rows``, ``attended``, ``decoded``: ``computed`` and the rest of :class:`WindowStats`
+    """
+
+    tokens: TokenCount
+    scores: Sequence[float]
+    texts: Sequence[str | None]
+    rows: float
+    attended: float
+    decoded: int = 0
+
+
 class WindowedEngine(ABC):
-    """Half of an :class:`~cluster.engine.base.Engine`: what is left to the engine is to compute windows.
+    """An :class:`~cluster.engine.base.Engine` but for how windows are computed. One thread makes all calls.
 
     Args:
         model: whose tower encodes the frames.
         max_new_tokens: longest explanation.
     """
 
+    # Why it cannot be asked about a camera.
+    no_memory: ClassVar[str] = "this engine keeps no memory of camera {!r}"
+
     def __init__(self, model: VisionLanguageModel, max_new_tokens: int) -> None:
         self.model = model
         self.max_new_tokens = max_new_tokens
         self.stats = StepStats()
         self._streams: dict[str, Stream] = {}
+        self._fingerprint: str | None = None
+        # Who is handed the KV of frames that leave their stream's window.
+        self._leave: Leave | None = None
         # Text tokens around a frame's visual ones; known once a frame was encoded.
         self._frame_text = 0
 
     @abstractmethod
-    def _compute(self, work: Sequence[Work], started: float, answers: dict[str, list[Answer]]) -> list[WindowStats]:
-        """Answer a batch, of one window per stream, into ``answers`` by stream; ``started``: monotonic clock."""
+    def _compute(self, work: Sequence[Work]) -> tuple[list[Computed], tuple[float, float, float]]:
+        """Compute a batch, of one window per stream; seconds of tower, plan and language model for all of them."""
 
-    @abstractmethod
     def _encode_frames(self, frames: Sequence[HeldFrame]) -> Mapping[int, int]:
         """Put the tower's tokens into frames that have none yet; FLOPs by the id of the frame."""
+        return encode_pending(self.model, frames)
 
-    @abstractmethod
-    def import_stream(self, spec: StreamSpec, state: bytes) -> None:
-        """See ``Engine.import_stream``; a stream of that name is replaced."""
+    def _slab(self) -> KVSlab:
+        """For a stream's KV."""
+        return KVSlab.of(self.model)
+
+    def _check(self, spec: StreamSpec) -> None:
+        check_spec(spec, self.model)
 
     # -- streams --------------------------------------------------------------------------------------
     @property
     def geometry(self) -> PatchGeometry:
-        """See ``Engine.geometry``."""
         return self.model.geometry
+
+    def prepare(self, spec: StreamSpec) -> None:  # noqa: B027
+        """See ``Engine.prepare``: an engine without memory has nothing to fetch."""
+
+    def admit(self, spec: StreamSpec) -> None:
+        self._check(spec)
+        self._admit(spec, None)
+
+    def _admit(self, spec: StreamSpec, saved: bytes | None) -> bool:
+        """Take a stream in with a window that was ``saved``, if that can be used; whether the stream begins anew."""
+        held = self._streams.get(spec.stream)
+        if held is not None:
+            held.spec = spec
+            held.clock.reshape(*_lengths(spec))
+            return False
+        if saved is not None:
+            try:
+                self.import_stream(spec, saved)
+                return False
+            except ModelError as error:
+                log.warning("camera %s begins anew: %s", spec.stream, error)
+        self._streams[spec.stream] = Stream(spec, self._slab(), WindowClock(*_lengths(spec)), leave=self._leave)
+        return True
+
+    def evict(self, stream: str, *, save: bool = True) -> None:  # noqa: ARG002
+        self._streams.pop(stream, None)
 
     def push(self, sample: FrameSample) -> list[WindowRequest]:
         """See ``Engine.push``.
@@ -196,25 +183,44 @@ class WindowedEngine(ABC):
         return stream.push(sample, time.monotonic())
 
     def flush(self, stream: str) -> list[WindowRequest]:
-        """See ``Engine.flush``."""
         return self._stream(stream).flush(time.monotonic())
 
     def memory_bytes(self, stream: str | None = None) -> int:
         """See ``Engine.memory_bytes``; what streams share (weights, system prompt, questions, vLLM's own KV cache) is
         not counted."""
-        if stream is not None:
-            held = self._streams.get(stream)
-            return held.nbytes if held else 0
-        return sum(held.nbytes for held in self._streams.values())
+        return sum(held.nbytes for name, held in self._streams.items() if stream in (None, name))
 
-    def _resume(self, spec: StreamSpec, state: bytes) -> bool:
-        """Go on with a window that was saved; false where it cannot be used here."""
-        try:
-            self.import_stream(spec, state)
-        except ModelError as error:
-            log.warning("camera %s begins anew: %s", spec.stream, error)
-            return False
-        return True
+    def _stream(self, name: str) -> Stream:
+        if name not in self._streams:
+            raise ValueError(f"stream {name!r} is not admitted; admit it before anything else")
+        return self._streams[name]
+
+    # -- moving ---------------------------------------------------------------------------------------
+    @property
+    def fingerprint(self) -> str:
+        """What another engine's model must have to take over a stream of this one."""
+        if self._fingerprint is None:
+            self._fingerprint = export.fingerprint(self.model)
+        return self._fingerprint
+
+    def hand_over(self, stream: str) -> Future[bool]:
+        """See ``Engine.hand_over``: without memory there are no tiers to put a window into."""
+        self.evict(stream)
+        return finished(False)
+
+    def export_stream(self, stream: str) -> bytes:
+        return self._snapshot(stream).dump()
+
+    def _snapshot(self, stream: str) -> export.Snapshot:
+        return export.snapshot(self._stream(stream), self.fingerprint)
+
+    def import_stream(self, spec: StreamSpec, state: bytes) -> None:
+        """See ``Engine.import_stream``; a stream of that name is replaced."""
+        self._check(spec)
+        taken = export.load(state, spec, self._slab(), self.fingerprint)
+        taken.leave = self._leave
+        taken.clock.reshape(*_lengths(spec))
+        self._streams[spec.stream] = taken
 
     # -- windows --------------------------------------------------------------------------------------
     @torch.inference_mode()
@@ -234,7 +240,7 @@ class WindowedEngine(ABC):
                 expired += 1
                 continue
             frames = stream.window_frames(request.start, request.end)
-            last = standing(stream, request)
+            last = _standing(stream, request)
             if last is not None:
                 gated += 1
                 stream.counters.gated += 1
@@ -243,13 +249,17 @@ class WindowedEngine(ABC):
                 pending = sum(frame.size for frame in frames if frame.tokens is None)
                 work.append(Work(stream, request, frames, pending))
         try:
-            windows = self._compute(work, started, answers) if work else []
+            computed, seconds = self._compute(work) if work else ([], (0.0, 0.0, 0.0))
         except BaseException:
             for each in work:
                 span = WindowSpan(each.request.window, each.request.start, each.request.end)
                 each.stream.outstanding.insert(0, span)
             raise
-        for each in work:
+        windows = []
+        for each, done in zip(work, computed, strict=True):
+            timing = _timing(each.request, started, *seconds)
+            answers[each.request.stream] = self._answer(each, done, timing)
+            windows.append(self._window_stats(each, done, timing))
             each.stream.trim()
         self.stats = StepStats(tuple(windows), gated, expired)
         return [answer for request in requests for answer in answers.get(request.stream, [])]
@@ -263,15 +273,33 @@ class WindowedEngine(ABC):
         if text:
             self._frame_text = text[0]
 
-    def _answered(self, each: Work, said: Sequence[Answer], answers: dict[str, list[Answer]]) -> None:
-        """Take down what a window was answered."""
-        stream = each.stream
-        stream.last = LastWindow(each.request.window, each.request.end, stream.spec.questions, tuple(said))
+    def _answer(self, each: Work, done: Computed, timing: Timing) -> list[Answer]:
+        """Answers of a computed window, which is its stream's last one from here on."""
+        stream, request = each.stream, each.request
+        given = [
+            _answer_of(request, question, score, text, done.tokens, timing)
+            for question, score, text in zip(stream.spec.questions, done.scores, done.texts, strict=True)
+        ]
+        stream.last = LastWindow(request.window, request.end, stream.spec.questions, tuple(given))
         stream.windows_since_fresh += 1
         stream.counters.computed += 1
-        answers[each.request.stream] = list(said)
+        return given
+
+    def _window_stats(self, each: Work, done: Computed, timing: Timing) -> WindowStats:
+        return WindowStats(
+            stream=each.request.stream,
+            window=each.request.window,
+            tokens=done.tokens,
+            timing=timing,
+            computed=done.rows,
+            attended=done.attended,
+            tower_flops=each.tower_flops,
+            llm_flops=self.model.llm_flops(round(done.rows), round(done.attended)),
+            decoded=done.decoded,
+        )
 
     def _full(self, frames: Sequence[HeldFrame]) -> int:
+        """Tokens of frames of which nothing is pruned."""
         return sum(frame.grid.tokens + self._frame_text for frame in frames)
 
     def _repeat(
@@ -279,22 +307,78 @@ class WindowedEngine(ABC):
     ) -> list[Answer]:
         kept = sum(frame.size + self._frame_text for frame in frames if frame.size)
         tokens = TokenCount(full=self._full(frames), kept=kept, reused=kept, refreshed=0, new=0, query=0, encoded=0)
-        timing = Timing(
-            queue_s=max(0.0, started - request.arrived_s), latency_s=max(0.0, time.monotonic() - request.arrived_s)
-        )
-        return [standing_again(answer, request, tokens, timing) for answer in last.answers]
+        timing = _timing(request, started)
+        return [
+            replace(
+                answer,
+                window=request.window,
+                start=request.start,
+                end=request.end,
+                gated=True,
+                tokens=tokens,
+                timing=timing,
+            )
+            for answer in last.answers
+        ]
 
-    def _stream(self, name: str) -> Stream:
-        if name not in self._streams:
-            raise ValueError(f"stream {name!r} is not admitted; admit it before anything else")
-        return self._streams[name]
+    # -- asking ---------------------------------------------------------------------------------------
+    def ask(self, ask: AskSpec) -> AskRun:
+        raise NotReadyError(self.no_memory.format(ask.stream))
+
+    def forget(self, stream: str, ago_s: float | None = None) -> Forgotten:
+        """See ``Engine.forget``: frames of the window."""
+        held = self._streams.get(stream)
+        if held is None:
+            return Forgotten(0, 0)
+        frames, nbytes, newest = len(held.frames), held.nbytes, held.newest
+        held.forget_before(None if ago_s is None or newest is None else newest - round(ago_s * MICROSECONDS))
+        return Forgotten(frames - len(held.frames), nbytes - held.nbytes)
+
+    def describe(self, stream: str) -> MemoryStatus:
+        raise NotReadyError(self.no_memory.format(stream))
 
 
-def shape_of(spec: StreamSpec) -> tuple[int, int]:
+def _lengths(spec: StreamSpec) -> tuple[int, int]:
     """Window and stride in microseconds."""
     return round(spec.window_s * MICROSECONDS), round(spec.stride_s * MICROSECONDS)
 
 
-def first_set(*values: float | None) -> float:
-    """The first that is set; the last one is."""
-    return next(value for value in values if value is not None)
+def _standing(stream: Stream, request: WindowRequest) -> LastWindow | None:
+    """The static gate: the window whose answers still stand for this request, ``None`` if it must be computed.
+
+    They stand when nothing changed in any frame since that window's end, anchors included, the questions are the same,
+    and at most ``max_idle_s`` of the camera's time has passed.
+    """
+    spec, last = stream.spec, stream.last
+    if not spec.static_gate or last is None or stream.windows_since_fresh < FIRST_WINDOWS:
+        return None
+    if last.questions != spec.questions or request.end - last.end > spec.max_idle_s * MICROSECONDS:
+        return None
+    if stream.last_motion_dropped is not None and stream.last_motion_dropped >= last.end:
+        return None
+    since = [frame for frame in stream.frames if last.end <= frame.place < request.end]
+    return last if since and not any(frame.moving for frame in since) else None
+
+
+def _timing(request: WindowRequest, started: float, vision: float = 0.0, plan: float = 0.0, llm: float = 0.0) -> Timing:
+    latency = time.monotonic() - request.arrived_s
+    return Timing(max(0.0, started - request.arrived_s), vision, plan, llm, max(0.0, latency))
+
+
+def _answer_of(
+    request: WindowRequest, question: Question, score: float, text: str | None, tokens: TokenCount, timing: Timing
+) -> Answer:
+    positive = score >= question.threshold
+    return Answer(
+        stream=request.stream,
+        window=request.window,
+        start=request.start,
+        end=request.end,
+        question=question.id,
+        score=score,
+        positive=positive,
+        text=("yes" if positive else "no") if text is None else text,
+        gated=False,
+        tokens=tokens,
+        timing=timing,
+    )

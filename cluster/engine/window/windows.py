@@ -16,6 +16,10 @@ from typing import Protocol
 # this gets windows that open at their start, and memory stays bounded.
 LOOKBACK = 30_000_000
 
+# Windows to compute after a (fresh) start before an answer may stand: the first holds a single stride, and one answer
+# alone would hide for `max_idle_s` that the camera only just came up.
+FIRST_WINDOWS = 2
+
 
 class Timed(Protocol):
     """What placing a frame takes: when it was taken, how long it stands for, and whether nothing of it was pruned."""

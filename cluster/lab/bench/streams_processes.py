@@ -107,9 +107,10 @@ class Windows:
 
     def __init__(self) -> None:
         # The other roles are to start without them.
-        from cluster.engine.calibrated import CalibratedEngine, shape_of
+        from cluster.engine.simulated import SimulatedEngine
+        from cluster.models.loading import load_shape
 
-        engine = CalibratedEngine(shape_of("demo"), Free())
+        engine = SimulatedEngine(load_shape("demo"), Free())
         self.geometry = engine.geometry
         self.worker = EngineWorker(engine, self)
         self.worker.start()

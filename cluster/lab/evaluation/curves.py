@@ -5,11 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from cluster.lab.evaluation.metrics import Measured
-from cluster.lab.evaluation.plots import Axis, Point, Series, chart
 from cluster.lab.evaluation.policies import Role
 from cluster.lab.evaluation.report import EvaluationReport, Line
+from cluster.lab.report.charts import Axis, Point, Series, chart
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 _ROLES: dict[Role, str] = {
     "full": "full computation",
@@ -27,33 +31,29 @@ _SWEEPS = {
 }
 
 
-def charts(report: EvaluationReport) -> dict[str, str]:
-    """File name (without suffix) -> SVG; a curve that was not measured is left out."""
+def charts(report: EvaluationReport) -> dict[str, Figure]:
+    """File name (without suffix) -> figure; a curve that was not measured is left out."""
+
+    def frontier(title: str, axis: str, price: Callable[[Line], float]) -> Figure:
+        priced = Axis(f"{axis}, share of full computation", log=True, percent=True)
+        return chart(title, _frontier(report.table, price), priced, _F1)
+
+    tokens = "tokens through the language model"
     found = {
-        "f1-tokens": chart(
-            "F1 against computed tokens",
-            _frontier(report.table, lambda line: line.computed_share),
-            Axis("tokens through the language model, share of full computation", log=True, percent=True),
-            _F1,
-        ),
-        "f1-flops": chart(
-            "F1 against prefill operations",
-            _frontier(report.table, lambda line: line.flops_share),
-            Axis("prefill FLOPs, share of full computation", log=True, percent=True),
-            _F1,
-        ),
+        "f1-tokens": frontier("F1 against computed tokens", tokens, lambda line: line.computed_share),
+        "f1-flops": frontier("F1 against prefill operations", "prefill FLOPs", lambda line: line.flops_share),
         "calibration": _calibration(report),
     }
     if any(name.endswith("motion") for name in report.groups):
         found["f1-motion"] = _by_motion(report)
+    cost = Axis("prefill FLOPs a window, share of full's", percent=True)
     for name, axis in _SWEEPS.items():
-        series = _swept(report.lines, name)
+        series, what = _swept(report.lines, name), axis.title.split(",")[0]
         if series:
-            found[f"f1-{name.replace(' ', '-')}"] = chart(f"F1 against {axis.title.split(',')[0]}", series, axis, _F1)
-            cost = Axis("prefill FLOPs a window, share of full's", percent=True)
-            found[f"flops-{name.replace(' ', '-')}"] = chart(
-                f"Operations against {axis.title.split(',')[0]}", _swept(report.lines, name, cost=True), axis, cost
-            )
+            stem = name.replace(" ", "-")
+            found[f"f1-{stem}"] = chart(f"F1 against {what}", series, axis, _F1)
+            costs = _swept(report.lines, name, cost=True)
+            found[f"flops-{stem}"] = chart(f"Operations against {what}", costs, axis, cost)
     return found
 
 
@@ -101,35 +101,27 @@ def _swept(lines: Sequence[Line], curve: str, *, cost: bool = False) -> list[Ser
     return [Series(_ROLES[role], tuple(points), colour=_COLOURS[role]) for role, points in found.items()]
 
 
-def _by_motion(report: EvaluationReport) -> str:
+def _by_motion(report: EvaluationReport) -> Figure:
     levels = [name for name in report.groups if name.endswith("motion")]
     # One of ours for each price.
     ours = iter((0, 3))
-    series = [
-        Series(
-            line.setting.name,
-            tuple(
-                _point(place, report.groups[level][line.setting.name].f1, f"{line.setting.name}, {level}")
-                for place, level in enumerate(levels, start=1)
-            ),
-            colour=next(ours) if line.setting.role == "ours" else _COLOURS[line.setting.role],
-        )
-        for line in report.compared
-    ]
+    series = []
+    for line in report.compared:
+        name = line.setting.name
+        points = [
+            _point(place, report.groups[level][name].f1, f"{name}, {level}") for place, level in enumerate(levels, 1)
+        ]
+        colour = next(ours) if line.setting.role == "ours" else _COLOURS[line.setting.role]
+        series.append(Series(name, points, colour=colour))
     return chart("F1 by motion", series, Axis("third of the videos by motion: 1 low, 2 medium, 3 high"), _F1)
 
 
-def _calibration(report: EvaluationReport) -> str:
-    bins = report.figures.calibration.bins
-    points = tuple(
+def _calibration(report: EvaluationReport) -> Figure:
+    points = [
         Point(each.score, each.rate, each.ci_low, each.ci_high, f"{each.windows} windows, event in {each.rate:.0%}")
-        for each in bins
-    )
-    ideal = Series("as it should be", (Point(0.0, 0.0), Point(1.0, 1.0)))
-    unit = Axis("score", low=0.0, high=1.0)
-    return chart(
-        "Event rate by score, full computation",
-        [Series("windows", points), ideal],
-        unit,
-        Axis("share of windows with the event", low=0.0, high=1.0),
-    )
+        for each in report.figures.calibration.bins
+    ]
+    ideal = Series("as it should be", (Point(0.0, 0.0), Point(1.0, 1.0)), marked=False)
+    rate = Axis("share of windows with the event", low=0.0, high=1.0)
+    score = Axis("score", low=0.0, high=1.0)
+    return chart("Event rate by score, full computation", [Series("windows", points), ideal], score, rate)

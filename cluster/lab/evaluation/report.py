@@ -16,6 +16,7 @@ from cluster.lab.evaluation.datasets import Skipped
 from cluster.lab.evaluation.metrics import Accuracy, Bools, Measured, accuracy, f1_drop, recall_drop
 from cluster.lab.evaluation.policies import Setting
 from cluster.lab.evaluation.results import Results, Thresholds
+from cluster.lab.report.text import finite
 
 # Shares of full computation's prefill FLOPs, and the names that figures at them bear.
 LIMITS = {"15": 0.15, "8": 0.08}
@@ -347,12 +348,3 @@ def _short(found: Accuracy) -> dict[str, float]:
         "pooled_f1": found.pooled_f1.value,
         "recall": found.pooled_recall.value,
     }
-
-
-def finite(body: Any) -> Any:
-    """JSON knows no NaN: what is undefined becomes null."""
-    if isinstance(body, dict):
-        return {key: finite(value) for key, value in body.items()}
-    if isinstance(body, (list, tuple)):
-        return [finite(value) for value in body]
-    return None if isinstance(body, float) and not math.isfinite(body) else body

@@ -10,15 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from cluster.lab.planning.workload import (
-    CLUSTER_TOKENS,
-    EARLY_EXIT,
-    HASH_BITS,
-    PARTIAL,
-    Method,
-    Selection,
-    Step,
-)
+from cluster.lab.planning.workload import CLUSTER_TOKENS, EARLY_EXIT, HASH_BITS, PARTIAL, Method, Selection, Step
 from cluster.registry import Registry
 
 CORE_WATTS = 2.60943
@@ -33,15 +25,9 @@ CLOCK_HZ = 800e6
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """How much of the peak numbers a kind of machine reaches.
-
-    Attributes:
-        dense: share of peak FLOP/s in dense products with many rows (vision tower, linear layers).
-        attention: share of peak FLOP/s in attention of up to ten query rows over a long cache.
-        memory: share of peak memory bandwidth.
-        layer_s: seconds per decoder layer in which nothing computes. On a GPU the host's part of offloading; on
-            V-Rex what its cores need to meet.
-    """
+    """Shares of the peak FLOP/s in dense products with many rows (vision tower, linear layers) and in attention of up
+    to ten query rows over a long cache, and of the memory's bandwidth. ``layer_s``: seconds per decoder layer in which
+    nothing computes: on a GPU the host's part of offloading, on V-Rex what its cores need to meet."""
 
     dense: float
     attention: float
@@ -58,16 +44,9 @@ VREX = Engine(dense=0.20, attention=0.20, memory=0.87, layer_s=0.16e-3)
 
 @dataclass(frozen=True, slots=True)
 class Platform:
-    """Peak numbers of one machine, SI units.
-
-    Attributes:
-        link: bytes/s from where offloaded keys and values are.
-        lanes: PCIe lanes of that link.
-        watts: power of the whole machine under load.
-        units: retrieval engines (DRE); on a GPU as many as the V-Rex that the paper puts beside it has.
-        cores: V-Rex cores, 0 for a GPU.
-        source: where the numbers are from.
-    """
+    """Peak numbers of one machine, SI units. ``link``: bytes/s from where offloaded keys and values are, over so many
+    PCIe ``lanes``; ``watts``: the whole machine under load; ``units``: retrieval engines (DRE), on a GPU as many as the
+    V-Rex that the paper puts beside it has; ``cores``: V-Rex cores, 0 for a GPU."""
 
     name: str
     title: str
@@ -109,12 +88,8 @@ for _platform in (
     Platform("vrex8", "V-Rex8", VREX, 53.3e12, 204.8e9, 32e9, 4e9, 4, 35.0, units=8, cores=8),
     Platform("a100", "A100", GPU, 312e12, 1935e9, 80e9, 32e9, 16, 300.0, units=48),
     Platform("vrex48", "V-Rex48", VREX, 319.5e12, 1935e9, 80e9, 32e9, 16, 203.68, units=48, cores=48),
-    Platform(
-        "h100", "H100 SXM", GPU, 989e12, 3350e9, 80e9, 64e9, 16, 700.0, units=48, source="NVIDIA H100 SXM data sheet"
-    ),
-    Platform(
-        "h200", "H200 SXM", GPU, 989e12, 4800e9, 141e9, 64e9, 16, 700.0, units=48, source="NVIDIA H200 SXM data sheet"
-    ),
+    Platform("h100", "H100 SXM", GPU, 989e12, 3350e9, 80e9, 64e9, 16, 700.0, 48, source="NVIDIA H100 SXM data sheet"),
+    Platform("h200", "H200 SXM", GPU, 989e12, 4800e9, 141e9, 64e9, 16, 700.0, 48, source="NVIDIA H200 SXM data sheet"),
 ):
     platforms.register(_platform.name)(_platform)
 
@@ -160,18 +135,10 @@ PARAMETERS = Parameters()
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """One step, seconds and joules.
-
-    Attributes:
-        vision, linear, attention, host: computing; ``host`` is launches and waiting for the host.
-        selection: choosing what to fetch; the part of it that nothing hides is in ``latency``.
-        fetch: the link is busy that long.
-        exposed_fetch: the part of ``fetch`` that nothing hides.
-        latency: until the step is done.
-        flops: useful operations, as in TOPS.
-        link_bytes: fetched keys and values.
-        fits: weights, and the cache if it is not offloaded, fit the device's memory.
-    """
+    """One step, seconds and joules. ``host``: launches and waiting for the host; ``selection``: choosing what to fetch,
+    of which ``latency`` holds what nothing hides; ``fetch``: the link is busy, ``exposed_fetch`` of it unhidden;
+    ``flops``: useful operations, as in TOPS; ``link_bytes``: fetched keys and values; ``fits``: weights, and the cache
+    if it is not offloaded, fit the device's memory."""
 
     vision: float
     linear: float
@@ -202,14 +169,7 @@ class Prediction:
 
 
 def predict(platform: Platform, method: Method, step: Step, parameters: Parameters = PARAMETERS) -> Prediction:
-    """Latency and energy of one step.
-
-    Args:
-        platform: the machine.
-        method: how keys and values are held and retrieved.
-        step: what is computed; see ``workload.frame``, ``workload.token`` and ``workload.question``.
-        parameters: the calibrated constants.
-    """
+    """Latency and energy of one step, which ``workload.frame``, ``workload.token`` and ``workload.question`` make."""
     engine, model = platform.engine, step.model
     share = method.text if step.text else method.frame
     selection_kind = method.text_selection if step.text else method.frame_selection
@@ -272,26 +232,22 @@ def _link_share(run_bytes: float, parameters: Parameters) -> float:
 
 def _selection(platform: Platform, kind: Selection, step: Step, parameters: Parameters) -> float:
     """Seconds of choosing what to fetch, all layers."""
-    engine, model = platform.engine, step.model
-    bandwidth = platform.memory * engine.memory
+    model, clusters = step.model, step.cache / CLUSTER_TOKENS
     score_s = 2.0 * model.head_dim / _attention_rate(platform, step)
-    wait = engine.layer_s * model.layers
+    sort_s = parameters.sort_bytes / (platform.memory * platform.engine.memory)
+    wait = platform.engine.layer_s * model.layers
+    scores = step.scores(clusters)
     if kind is Selection.NONE:
         return 0.0
     if kind is Selection.TOKENS:
-        scores = step.scores(step.cache)
-        return scores * (PARTIAL * score_s + parameters.sort_bytes / bandwidth) + wait
+        return step.scores(step.cache) * (PARTIAL * score_s + sort_s) + wait
     if kind is Selection.FRAMES:
         # One representative per frame against the mean query.
-        scores = step.scores(step.cache / model.frame_tokens) / step.queries
-        return scores * (score_s + parameters.sort_bytes / bandwidth) + wait
-    clusters = step.cache / CLUSTER_TOKENS
-    scores = step.scores(clusters)
+        return step.scores(step.cache / model.frame_tokens) / step.queries * (score_s + sort_s) + wait
     if kind is Selection.CLUSTERS:
         # Tokens join one after the other, since each may found the cluster that the next one joins; sequences of a
         # batch do so side by side.
-        steps = step.queries * model.layers
-        return scores * (score_s + parameters.sort_bytes / bandwidth) + steps * parameters.step_s + wait
+        return scores * (score_s + sort_s) + step.queries * model.layers * parameters.step_s + wait
     compared = step.queries * step.batch * model.layers * model.kv_heads * clusters * HASH_BITS
     cycles = compared / HCU_BITS + scores * (1 + EARLY_EXIT) / WTU_SCORES
     return scores * score_s + cycles / (platform.units * CLOCK_HZ)

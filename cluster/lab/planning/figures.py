@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 from cluster.lab.planning.accelerator import PARAMETERS, Parameters, Prediction, platforms, predict
 from cluster.lab.planning.workload import Step, frame, methods, models, question, token
@@ -31,6 +32,8 @@ MEASURED = {
 
 STEPS: dict[str, Callable[..., Step]] = {"frame": frame, "token": token}
 
+Figure = Callable[[Parameters], float]
+
 
 @dataclass(frozen=True, slots=True)
 class Reference:
@@ -42,7 +45,7 @@ class Reference:
     unit: str
     paper: float
     calibrated: bool
-    model: Callable[[Parameters], float]
+    model: Figure
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +59,11 @@ class Comparison:
     def error(self) -> float:
         """``model / paper - 1``."""
         return self.model / self.reference.paper - 1
+
+    def as_json(self) -> dict[str, Any]:
+        """The paper's number, ours and the relative error."""
+        known = {name: getattr(self.reference, name) for name in ("where", "what", "unit", "paper", "calibrated")}
+        return known | {"model": self.model, "error": self.error}
 
 
 def compare(parameters: Parameters = PARAMETERS) -> list[Comparison]:
@@ -89,53 +97,82 @@ def end_to_end(platform: str, method: str, cache: int, parameters: Parameters = 
 BASE = {"vrex8": "agx-orin", "vrex48": "a100"}
 """The GPU beside which the paper puts each V-Rex."""
 
+Machine = tuple[str, str]
+"""Names of a platform and of a method on it."""
 
-def _latency(platform: str, kind: str, cache: int) -> Callable[[Parameters], float]:
-    return lambda p: 1000 * run(platform, "resv-dre", kind, cache, 1, p).latency
-
-
-def _gain(
-    platform: str, kind: str, batch: int, pick: Callable[[list[float]], float], *, energy: bool = False
-) -> Callable[[Parameters], float]:
-    """FlexGen on the GPU over V-Rex, the smallest or largest over ``SIZES``."""
-
-    def ratio(p: Parameters) -> float:
-        found = []
-        for cache in SIZES:
-            ours = run(platform, "resv-dre", kind, cache, batch, p)
-            base = run(BASE[platform], "flexgen", kind, cache, batch, p)
-            found.append(base.energy / ours.energy if energy else base.latency / ours.latency)
-        return pick(found)
-
-    return ratio
+EDGE_BASE, EDGE_OURS = ("agx-orin", "flexgen"), ("vrex8", "resv-dre")
 
 
-def _ablation(platform: str, method: str, *, energy: bool = False) -> Callable[[Parameters], float]:
-    """Fig. 16: AGX Orin with FlexGen over this one, 40K, batch 1."""
-
-    def ratio(p: Parameters) -> float:
-        base, ours = (run(*pair, "frame", 40_000, 1, p) for pair in (("agx-orin", "flexgen"), (platform, method)))
-        return base.energy / ours.energy if energy else base.latency / ours.latency
-
-    return ratio
+def _value(
+    of: str, machine: Machine, kind: str = "frame", cache: int = 40_000, batch: int = 1, scale: float = 1
+) -> Figure:
+    """A field of ``Prediction``."""
+    return lambda p: scale * float(getattr(run(*machine, kind, cache, batch, p), of))
 
 
-EDGE, SERVER = "Fig. 13a, VI.B", "Fig. 13b, VI.B"
+def _gain(base: Machine, ours: Machine, of: str = "latency", **step: Any) -> Figure:
+    """A field of ``base`` over that of ``ours``."""
+    above, below = _value(of, base, **step), _value(of, ours, **step)
+    return lambda p: above(p) / below(p)
+
+
+def _extreme(pick: Callable[[Iterable[float]], float], figures: Iterable[Figure]) -> Figure:
+    """The smallest or largest of several."""
+    known = list(figures)
+    return lambda p: pick(figure(p) for figure in known)
+
+
+def _share(part: str, machine: Machine, cache: int) -> Figure:
+    """Percent of a frame's latency."""
+    value, whole = _value(part, machine, cache=cache, scale=100), _value("latency", machine, cache=cache)
+    return lambda p: value(p) / whole(p)
+
+
+def _budget(part: str) -> Figure:
+    """Percent of a frame's latency on an A100 where InfiniGen's selection fetches 10K of 40K tokens (Fig. 4c)."""
+
+    def percent(p: Parameters) -> float:
+        method = replace(methods.get("infinigenp"), frame=0.25)
+        found = predict(platforms.get("a100"), method, frame(models.get(PAPER_MODEL), 40_000), p)
+        return 100 * float(getattr(found, part)) / found.latency
+
+    return percent
+
+
+def _coin(cache: int) -> Figure:
+    """V-Rex8 over the best software on AGX Orin in the average scenario."""
+
+    def gain(p: Parameters) -> float:
+        software = min(end_to_end("agx-orin", method, cache, p)[0] for method in ("flexgen", "infinigenp", "rekv"))
+        return software / end_to_end(*EDGE_OURS, cache, p)[0]
+
+    return gain
+
+
+def _prefill_percent(p: Parameters) -> float:
+    whole, prefill = end_to_end("a100", "infinigen", 80_000, p)
+    return 100 * prefill / whole
+
+
+EDGE, SERVER, FIG_16 = "Fig. 13a, VI.B", "Fig. 13b, VI.B", "Fig. 16, VI.B"
+FIG_4B, FIG_4C = "Fig. 4b, III.A", "Fig. 4c, III.B"
+FIG_14, FIG_15, FIG_18 = "Fig. 14, VI.B", "Fig. 15, VI.B", "Fig. 18, VI.D"
+GAINS = {"latency": "speed-up", "energy": "energy gain"}
 
 RANGES = (
-    # V-Rex over FlexGen on its GPU: stage, batch, smallest and largest over the sizes, of energy, calibrated.
-    (EDGE, "vrex8", "frame", 1, 2.2, 7.3, False, True),
-    (EDGE, "vrex8", "frame", 4, 2.1, 13.8, False, False),
-    (EDGE, "vrex8", "token", 1, 1.9, 15.1, False, True),
-    (SERVER, "vrex48", "frame", 1, 2.6, 7.3, False, True),
-    (SERVER, "vrex48", "frame", 8, 3.4, 19.7, False, False),
-    (SERVER, "vrex48", "token", 1, 2.8, 16.8, False, True),
-    (EDGE, "vrex8", "frame", 1, 5.5, 10.2, True, True),
-    (EDGE, "vrex8", "frame", 4, 3.1, 12.8, True, False),
-    (EDGE, "vrex8", "token", 1, 4.3, 18.5, True, False),
-    (SERVER, "vrex48", "frame", 1, 9.0, 29.7, True, False),
-    (SERVER, "vrex48", "frame", 8, 5.9, 52.2, True, False),
-    (SERVER, "vrex48", "token", 1, 13.2, 70.6, True, False),
+    # V-Rex over FlexGen on its GPU: stage, batch, smallest and largest over the sizes, of what, calibrated.
+    (EDGE, "vrex8", "frame", 1, 2.2, 7.3, "latency", True),
+    (EDGE, "vrex8", "frame", 4, 2.1, 13.8, "latency", False),
+    (EDGE, "vrex8", "token", 1, 1.9, 15.1, "latency", True),
+    (SERVER, "vrex48", "frame", 1, 2.6, 7.3, "latency", True),
+    (SERVER, "vrex48", "frame", 8, 3.4, 19.7, "latency", False),
+    (SERVER, "vrex48", "token", 1, 2.8, 16.8, "latency", True),
+    (EDGE, "vrex8", "frame", 1, 5.5, 10.2, "energy", True),
+    (EDGE, "vrex8", "frame", 4, 3.1, 12.8, "energy", False),
+    (EDGE, "vrex8", "token", 1, 4.3, 18.5, "energy", False),
+    (SERVER, "vrex48", "frame", 1, 9.0, 29.7, "energy", False),
+    (SERVER, "vrex48", "frame", 8, 5.9, 52.2, "energy", False),
+    (SERVER, "vrex48", "token", 1, 13.2, 70.6, "energy", False),
 )
 
 LATENCIES = (
@@ -150,128 +187,54 @@ LATENCIES = (
 )
 
 ABLATION = (
-    # Gain over AGX Orin with FlexGen, of energy, calibrated. The last is also the largest energy gain of Fig. 13a.
-    ("agx-orin", "resv", 2.8, False, True),
-    ("vrex8", "resv-kvpu", 6.0, False, True),
-    ("vrex8", "resv-dre", 8.1, False, True),
-    ("vrex8", "resv-kvpu", 9.2, True, False),
-    ("vrex8", "resv-dre", 10.2, True, True),
+    # Gain over AGX Orin with FlexGen, of what, calibrated. The last is also the largest energy gain of Fig. 13a.
+    ("agx-orin", "resv", 2.8, "latency", True),
+    ("vrex8", "resv-kvpu", 6.0, "latency", True),
+    ("vrex8", "resv-dre", 8.1, "latency", True),
+    ("vrex8", "resv-kvpu", 9.2, "energy", False),
+    ("vrex8", "resv-dre", 10.2, "energy", True),
 )
 
 
-def _references() -> list[Reference]:
-    found = [
-        Reference(where, f"{name}, {kind}, {cache // 1000}K", "ms", ms, True, _latency(name, kind, cache))
-        for where, name, kind, cache, ms in LATENCIES
-    ]
-    for cache, fps in ((1_000, 8.3), (40_000, 3.9)):
-        found.append(Reference("abstract", f"vrex8, frame, {cache // 1000}K", "FPS", fps, True, _fps("vrex8", cache)))
-    for where, name, kind, batch, low, high, energy, calibrated in RANGES:
-        what = f"{name} over {BASE[name]} + flexgen, {kind}, batch {batch}: {'energy gain' if energy else 'speed-up'}"
-        for word, paper, pick in (("smallest", low, min), ("largest", high, max)):
-            gain = _gain(name, kind, batch, pick, energy=energy)
-            found.append(Reference(where, f"{what}, {word}", "×", paper, calibrated, gain))
-    for word, paper, pick in (("least", 1.1, min), ("most", 1.4, max)):
-        what = f"vrex48, frame, batch 8, {word}"
-        found.append(Reference(SERVER, what, "TOPS/W", paper, False, _tops_per_watt(pick)))
-    for name, method, paper, energy, calibrated in ABLATION:
-        what = f"{name} + {method} over agx-orin + flexgen, 40K: {'energy gain' if energy else 'speed-up'}"
-        found.append(Reference("Fig. 16, VI.B", what, "×", paper, calibrated, _ablation(name, method, energy=energy)))
-    shares = (
-        (
-            "Fig. 16, VI.B",
-            "agx-orin + resv, 40K: selection in latency",
-            48,
-            True,
-            _share("agx-orin", "resv", 40_000, _selection),
-        ),
-        (
-            "Fig. 16, VI.B",
-            "vrex8 + resv-kvpu, 40K: selection in latency",
-            0.5,
-            False,
-            _share("vrex8", "resv-kvpu", 40_000, _selection),
-        ),
-        ("Fig. 4c, III.B", "a100, InfiniGen, 10K of 40K: selection", 40, True, _budget(_selection)),
-        ("Fig. 4c, III.B", "a100, InfiniGen, 10K of 40K: fetch", 39, True, _budget(_fetch)),
-        ("Fig. 4b, III.A", "a100 + infinigen, 80K: prefill in COIN", 83, False, _prefill_percent),
-        (
-            "Fig. 4b, III.A",
-            "a100 + infinigen, 80K: fetch in prefill",
-            74,
-            False,
-            _share("a100", "infinigen", 80_000, _fetch),
-        ),
-    )
-    gains = (
-        ("Fig. 14, VI.B", "vrex8 over the best of agx-orin, COIN: largest speed-up", 5.4, _coin),
-        ("Fig. 15, VI.B", "vrex8 over agx-orin, all on the device, 1K: speed-up", 1.5, _resident),
-        ("Fig. 18, VI.D", "vrex8 over agx-orin + flexgen, 40K, batch 4: throughput", 10.8, _roof),
-        ("Fig. 18, VI.D", "agx-orin + rekv over flexgen, 40K, batch 4: throughput", 15 / 6.6, _roof_rekv),
-    )
-    found += [Reference(where, what, "%", paper, calibrated, value) for where, what, paper, calibrated, value in shares]
-    return found + [Reference(where, what, "×", paper, False, value) for where, what, paper, value in gains]
+_TOPS = [_value("tops_per_watt", ("vrex48", "resv-dre"), cache=cache, batch=8) for cache in SIZES]
+_RESV, _KVPU, _A100 = ("agx-orin", "resv"), ("vrex8", "resv-kvpu"), ("a100", "infinigen")
+_COINS = [_coin(cache) for cache in SIZES]
+_ROOF, _ROOF_REKV = (_gain(EDGE_BASE, ours, batch=4) for ours in (EDGE_OURS, ("agx-orin", "rekv")))
+_RESIDENT = _gain(("agx-orin", "resident"), EDGE_OURS, cache=1_000)
+
+OTHERS: tuple[tuple[str, str, str, float, bool, Figure], ...] = (
+    ("abstract", "vrex8, frame, 1K", "FPS", 8.3, True, _value("per_second", EDGE_OURS, cache=1_000)),
+    ("abstract", "vrex8, frame, 40K", "FPS", 3.9, True, _value("per_second", EDGE_OURS)),
+    (SERVER, "vrex48, frame, batch 8, least", "TOPS/W", 1.1, False, _extreme(min, _TOPS)),
+    (SERVER, "vrex48, frame, batch 8, most", "TOPS/W", 1.4, False, _extreme(max, _TOPS)),
+    (FIG_16, "agx-orin + resv, 40K: selection in latency", "%", 48, True, _share("selection", _RESV, 40_000)),
+    (FIG_16, "vrex8 + resv-kvpu, 40K: selection in latency", "%", 0.5, False, _share("selection", _KVPU, 40_000)),
+    (FIG_4C, "a100, InfiniGen, 10K of 40K: selection", "%", 40, True, _budget("selection")),
+    (FIG_4C, "a100, InfiniGen, 10K of 40K: fetch", "%", 39, True, _budget("exposed_fetch")),
+    (FIG_4B, "a100 + infinigen, 80K: prefill in COIN", "%", 83, False, _prefill_percent),
+    (FIG_4B, "a100 + infinigen, 80K: fetch in prefill", "%", 74, False, _share("exposed_fetch", _A100, 80_000)),
+    (FIG_14, "vrex8 over the best of agx-orin, COIN: largest speed-up", "×", 5.4, False, _extreme(max, _COINS)),
+    (FIG_15, "vrex8 over agx-orin, all on the device, 1K: speed-up", "×", 1.5, False, _RESIDENT),
+    (FIG_18, "vrex8 over agx-orin + flexgen, 40K, batch 4: throughput", "×", 10.8, False, _ROOF),
+    (FIG_18, "agx-orin + rekv over flexgen, 40K, batch 4: throughput", "×", 15 / 6.6, False, _ROOF_REKV),
+)
 
 
-def _fps(platform: str, cache: int) -> Callable[[Parameters], float]:
-    return lambda p: run(platform, "resv-dre", "frame", cache, 1, p).per_second
+def _references() -> Iterator[Reference]:
+    for where, name, kind, cache, ms in LATENCIES:
+        latency = _value("latency", (name, "resv-dre"), kind, cache, scale=1000)
+        yield Reference(where, f"{name}, {kind}, {cache // 1000}K", "ms", ms, True, latency)
+    for where, name, kind, batch, low, high, of, calibrated in RANGES:
+        machines = (BASE[name], "flexgen"), (name, "resv-dre")
+        gains = [_gain(*machines, of, kind=kind, cache=cache, batch=batch) for cache in SIZES]
+        what = f"{name} over {BASE[name]} + flexgen, {kind}, batch {batch}: {GAINS[of]}"
+        yield Reference(where, f"{what}, smallest", "×", low, calibrated, _extreme(min, gains))
+        yield Reference(where, f"{what}, largest", "×", high, calibrated, _extreme(max, gains))
+    for name, method, paper, of, calibrated in ABLATION:
+        what = f"{name} + {method} over agx-orin + flexgen, 40K: {GAINS[of]}"
+        yield Reference(FIG_16, what, "×", paper, calibrated, _gain(EDGE_BASE, (name, method), of))
+    for row in OTHERS:
+        yield Reference(*row)
 
 
-def _tops_per_watt(pick: Callable[[list[float]], float]) -> Callable[[Parameters], float]:
-    return lambda p: pick([run("vrex48", "resv-dre", "frame", cache, 8, p).tops_per_watt for cache in SIZES])
-
-
-def _selection(found: Prediction) -> float:
-    return 100 * found.selection / found.latency
-
-
-def _fetch(found: Prediction) -> float:
-    return 100 * found.exposed_fetch / found.latency
-
-
-def _share(
-    platform: str, method: str, cache: int, pick: Callable[[Prediction], float]
-) -> Callable[[Parameters], float]:
-    """Percent of a frame's latency."""
-    return lambda p: pick(run(platform, method, "frame", cache, 1, p))
-
-
-def _coin(p: Parameters) -> float:
-    found = []
-    for cache in SIZES:
-        software = min(end_to_end("agx-orin", method, cache, p)[0] for method in ("flexgen", "infinigenp", "rekv"))
-        found.append(software / end_to_end("vrex8", "resv-dre", cache, p)[0])
-    return max(found)
-
-
-def _budget(pick: Callable[[Prediction], float]) -> Callable[[Parameters], float]:
-    """Percent of a frame's latency on an A100 where InfiniGen's selection fetches 10K of 40K tokens (Fig. 4c)."""
-
-    def percent(p: Parameters) -> float:
-        method = replace(methods.get("infinigenp"), frame=0.25)
-        return pick(predict(platforms.get("a100"), method, frame(models.get(PAPER_MODEL), 40_000), p))
-
-    return percent
-
-
-def _resident(p: Parameters) -> float:
-    return run("agx-orin", "resident", "frame", 1_000, 1, p).latency / _latency("vrex8", "frame", 1_000)(p) * 1000
-
-
-def _roof(p: Parameters) -> float:
-    pairs = (("agx-orin", "flexgen"), ("vrex8", "resv-dre"))
-    base, ours = (run(*pair, "frame", 40_000, 4, p).latency for pair in pairs)
-    return base / ours
-
-
-def _roof_rekv(p: Parameters) -> float:
-    base, ours = (run("agx-orin", method, "frame", 40_000, 4, p).latency for method in ("flexgen", "rekv"))
-    return base / ours
-
-
-def _prefill_percent(p: Parameters) -> float:
-    whole, prefill = end_to_end("a100", "infinigen", 80_000, p)
-    return 100 * prefill / whole
-
-
-REFERENCES: list[Reference] = _references()
+REFERENCES = list(_references())

@@ -1,41 +1,42 @@
-"""A plan as tables: predictions, the ablation of the paper's Fig. 16, and the comparison with the paper's numbers."""
+"""A plan as tables and charts: predictions, the ablation of Fig. 16, and the comparison with the paper's numbers."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from cluster.errors import SightlineError
-from cluster.lab.evaluation.plots import Axis, Point, Series, chart
 from cluster.lab.planning.accelerator import Platform, Prediction, predict
-from cluster.lab.planning.figures import ABLATION, MEASURED, PAPER_MODEL, Comparison, compare, mean_error, run
+from cluster.lab.planning.figures import ABLATION, GAINS, MEASURED, PAPER_MODEL, Comparison, compare, mean_error, run
 from cluster.lab.planning.workload import Method, ModelShape, frame, methods, token
+from cluster.lab.report.charts import Axis, Point, Series, chart
+from cluster.lab.report.page import Page, Section, Table, write_page
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 ABLATION_STEPS = (("agx-orin", "flexgen"), ("agx-orin", "resv"), ("vrex8", "resv-kvpu"), ("vrex8", "resv-dre"))
 """Fig. 16, left to right; 40K tokens, one sequence."""
 
 
-def charts(found: Sequence[Row]) -> dict[str, str]:
-    """SVG documents by file name without its end: per GPU, with V-Rex of the same place, latency and energy over the
-    cache length; and the ablation."""
-    drawn: dict[str, str] = {}
+def charts(found: Sequence[Row]) -> dict[str, Figure]:
+    """By file name without its end: per GPU, with V-Rex of the same place, latency and energy over the cache length;
+    and the ablation."""
+    drawn: dict[str, Figure] = {}
     machines = list(dict.fromkeys(row.platform for row in found))
     heads = [machine for machine in machines if not machine.cores] or machines
     for machine in heads:
         group = [row for row in found if row.platform is machine or _beside(row.platform, machine)]
         for name, title, value in _MEASURES:
-            lines: dict[tuple[str, str], list[Point]] = {}
+            lines: dict[str, list[Point]] = {}
             for row in group:
-                if row.frame.fits and row.token.fits:
-                    key = (row.platform.title, row.method.title)
+                if row.fits:
+                    key = f"{row.platform.title} + {row.method.title}"
                     lines.setdefault(key, []).append(Point(row.cache / 1000, value(row), text=f"{value(row):.3g}"))
-            series = [Series(" + ".join(key), tuple(points)) for key, points in lines.items()]
-            axis = Axis(title, log=True)
-            drawn[f"{name}-{machine.name}"] = chart(
-                f"{title}, {machine.place}", series, Axis("cache, thousand tokens"), axis
-            )
+            series = [Series(key, points) for key, points in lines.items()]
+            axes = Axis("cache, thousand tokens"), Axis(title, log=True)
+            drawn[f"{name}-{machine.name}"] = chart(f"{title}, {machine.place}", series, *axes)
     drawn["ablation"] = _ablation_chart()
     return drawn
 
@@ -52,20 +53,14 @@ def _beside(platform: Platform, machine: Platform) -> bool:
     return bool(platform.cores) and not machine.cores and platform.place == machine.place
 
 
-def _ablation_chart() -> str:
+def _ablation_chart() -> Figure:
     base = run(*ABLATION_STEPS[0], "frame", 40_000)
     steps = [run(*pair, "frame", 40_000) for pair in ABLATION_STEPS[1:]]
-    speed = tuple(Point(i, base.latency / each.latency) for i, each in enumerate(steps, 1))
-    energy = tuple(Point(i, base.energy / each.energy) for i, each in enumerate(steps, 1))
-    paper: dict[bool, list[Point]] = {False: [], True: []}
-    for platform, method, gain, of_energy, _ in ABLATION:
-        paper[of_energy].append(Point(ABLATION_STEPS.index((platform, method)), gain))
-    series = [
-        Series("speed-up, model", speed),
-        Series("speed-up, paper", tuple(paper[False]), joined=False),
-        Series("energy gain, model", energy),
-        Series("energy gain, paper", tuple(paper[True]), joined=False),
-    ]
+    series = []
+    for of, name in GAINS.items():
+        gains = [Point(i, getattr(base, of) / getattr(each, of)) for i, each in enumerate(steps, 1)]
+        paper = [Point(ABLATION_STEPS.index((row[0], row[1])), row[2]) for row in ABLATION if row[3] == of]
+        series += [Series(f"{name}, model", gains), Series(f"{name}, paper", paper, joined=False)]
     steps_axis = Axis("1: AGX Orin + ReSV, 2: V-Rex8 + KVPU, 3: V-Rex8 + DRE", low=0.8, high=3.2)
     return chart("Gain over AGX Orin + FlexGen, 40K", series, steps_axis, Axis("times", low=0.0))
 
@@ -79,8 +74,11 @@ class Row:
     cache: int
     frame: Prediction
     token: Prediction
-
     model: ModelShape
+
+    @property
+    def fits(self) -> bool:
+        return self.frame.fits and self.token.fits
 
     @property
     def extrapolated(self) -> bool:
@@ -135,26 +133,14 @@ def rows(
     ]
 
 
-def comparison_json(comparisons: Sequence[Comparison]) -> list[dict[str, Any]]:
-    """The paper's numbers, ours and the relative error."""
-    return [
-        {
-            "where": each.reference.where,
-            "what": each.reference.what,
-            "unit": each.reference.unit,
-            "paper": each.reference.paper,
-            "model": each.model,
-            "error": each.error,
-            "calibrated": each.reference.calibrated,
-        }
-        for each in comparisons
-    ]
+def prediction_table(found: Sequence[Row]) -> Table:
+    """What, then its frame and its token."""
+    return Table("", HEADS, [_cells(row) for row in found])
 
 
-def cells(row: Row) -> list[str]:
-    """One table line: what, then frame, token."""
+def _cells(row: Row) -> list[str]:
     name = row.platform.title + (" *" if row.extrapolated else "")
-    if not (row.frame.fits and row.token.fits):
+    if not row.fits:
         return [name, row.method.title, f"{row.cache}", "does not fit its memory", *[""] * 6]
     return [
         name,
@@ -171,19 +157,9 @@ def cells(row: Row) -> list[str]:
 
 
 HEADS = (
-    "platform",
-    "method",
-    "cache",
-    "frame",
-    "frames/s",
-    "selection",
-    "exposed fetch",
-    "energy/frame",
-    "TPOT",
-    "energy/token step",
+    *("platform", "method", "cache", "frame", "frames/s", "selection", "exposed fetch", "energy/frame"),
+    *("TPOT", "energy/token step"),
 )
-
-COMPARISON_HEADS = ("where", "what", "paper", "model", "error", "calibrated")
 
 NOTE = (
     "Frames/s are of each stream, energy is of the whole batch. "
@@ -191,31 +167,40 @@ NOTE = (
 )
 
 
-def markdown(found: Sequence[Row], model: ModelShape, batch: int) -> str:
-    """The table, the ablation, the paper's numbers and the charts in one page."""
+def page(found: Sequence[Row], model: ModelShape, batch: int) -> Page:
+    """The table, the charts, the ablation and the paper's numbers."""
     comparisons = compare()
-    lines = [
-        f"# {model.title}, batch {batch}",
-        "",
+    ablation = []
+    for platform, method in ABLATION_STEPS:
+        each = run(platform, method, "frame", 40_000)
+        parts = (each.vision, each.linear, each.attention, each.host, each.selection, each.fetch, each.latency)
+        ablation.append([f"{platform} + {method}", *(f"{1000 * part:.1f}" for part in parts)])
+    heads = ("", "vision", "linear", "attention", "host", "selection", "fetch", "latency")
+    note = "Milliseconds; what runs beside something else counts in its own column and once in the latency."
+    return Page(
+        f"{model.title}, batch {batch}",
         f"Predicted, not measured. {NOTE}",
-        "",
-        *_table(HEADS, [cells(row) for row in found]),
-        "",
-        *[f"![{name}]({name}.svg)" for name in charts(found)],
-        "",
-        "## Ablation of Fig. 16: Llama-3 8B, 40K tokens, batch 1, one frame",
-        "",
-        *_table(("", "vision", "linear", "attention", "host", "selection", "fetch", "latency"), _ablation_cells()),
-        "",
-        "Milliseconds; what runs beside something else counts in its own column and once in the latency.",
-        "",
-        "## Against the paper",
-        "",
-        *_table(COMPARISON_HEADS, [comparison_cells(each) for each in comparisons]),
-        "",
-        summary(comparisons),
-    ]
-    return "\n".join(lines) + "\n"
+        sections=[
+            Section(charts=charts(found), tables=[prediction_table(found)]),
+            Section(
+                "Ablation of Fig. 16: Llama-3 8B, 40K tokens, batch 1, one frame",
+                tables=[Table("", heads, ablation)],
+                text=[note],
+            ),
+            Section("Against the paper", tables=[comparison_table(comparisons)], text=[summary(comparisons)]),
+        ],
+    )
+
+
+def write(out: Path, found: Sequence[Row], model: ModelShape, batch: int) -> int:
+    """``plan.md``, ``plan.html`` and the charts into a folder; returns how many charts.
+
+    Raises:
+        SightlineError: a file cannot be written.
+    """
+    plan = page(found, model, batch)
+    write_page(plan, out, "plan")
+    return len(plan.charts)
 
 
 def summary(comparisons: list[Comparison]) -> str:
@@ -228,45 +213,12 @@ def summary(comparisons: list[Comparison]) -> str:
     )
 
 
-def comparison_cells(each: Comparison) -> list[str]:
-    """One line of the comparison."""
-    reference = each.reference
-    unit = "" if reference.unit == "×" else " "
-    return [
-        reference.where,
-        reference.what,
-        f"{reference.paper:.3g}{unit}{reference.unit}",
-        f"{each.model:.3g}{unit}{reference.unit}",
-        f"{100 * each.error:+.0f} %",
-        "yes" if reference.calibrated else "",
-    ]
-
-
-def _ablation_cells() -> list[list[str]]:
-    found = []
-    for platform, method in ABLATION_STEPS:
-        each = run(platform, method, "frame", 40_000)
-        parts = (each.vision, each.linear, each.attention, each.host, each.selection, each.fetch, each.latency)
-        found.append([f"{platform} + {method}", *(f"{1000 * part:.1f}" for part in parts)])
-    return found
-
-
-def _table(heads: Sequence[str], body: Sequence[Sequence[str]]) -> list[str]:
-    lines = [list(heads), ["---"] * len(heads), *(list(line) for line in body)]
-    return ["| " + " | ".join(line) + " |" for line in lines]
-
-
-def write(out: Path, found: Sequence[Row], model: ModelShape, batch: int) -> int:
-    """``plan.md`` and its charts into an existing folder; returns how many charts.
-
-    Raises:
-        SightlineError: a file cannot be written.
-    """
-    drawn = charts(found)
-    pages = {"plan.md": markdown(found, model, batch)} | {f"{name}.svg": text for name, text in drawn.items()}
-    for name, text in pages.items():
-        try:
-            (out / name).write_text(text, encoding="utf-8")
-        except OSError as error:
-            raise SightlineError(f"cannot write {out / name}: {error.strerror or error}") from None
-    return len(drawn)
+def comparison_table(comparisons: Sequence[Comparison]) -> Table:
+    """The paper's numbers and the model's."""
+    rows = []
+    for each in comparisons:
+        known = each.reference
+        unit = known.unit if known.unit == "×" else f" {known.unit}"
+        numbers = f"{known.paper:.3g}{unit}", f"{each.model:.3g}{unit}", f"{100 * each.error:+.0f} %"
+        rows.append((known.where, known.what, *numbers, "yes" if known.calibrated else ""))
+    return Table("", ("where", "what", "paper", "model", "error", "calibrated"), rows)

@@ -34,15 +34,11 @@ class Selection(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """One way to keep and to retrieve keys and values.
-
-    Attributes:
-        frame, text: share of the cache that attention reads, for frames and for generated tokens (Table II).
-        run: tokens that lie together in storage for one read; 0: everything in one piece.
-        overlapped: fetching for the next layer runs beside computation for this one, as far as the paper says.
-        reuses: what the last step selected is still on the device and is not fetched again.
-        offloads: keys and values are away from the device.
-    """
+    """One way to keep and to retrieve keys and values. ``frame``, ``text``: share of the cache that attention reads,
+    for frames and for generated tokens (Table II); ``run``: tokens that lie together in storage for one read, 0 for
+    everything in one piece; ``overlapped``: fetching for the next layer runs beside computation for this one, as far
+    as the paper says; ``reuses``: what the last step selected is still on the device and is not fetched again;
+    ``offloads``: keys and values are away from the device."""
 
     name: str
     title: str

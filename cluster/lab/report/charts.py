@@ -1,100 +1,271 @@
-"""The report's charts as inline SVG. Colours are CSS variables, so that they follow the page's light or dark theme."""
+"""Charts as matplotlib figures, and as SVG that follows the page's light or dark theme.
+
+matplotlib is loaded when the first chart is drawn: most commands draw none.
+"""
 
 from __future__ import annotations
 
+import io
+import json
+import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from html import escape
+from typing import TYPE_CHECKING
+from xml.etree import ElementTree
 
-from markupsafe import Markup
+if TYPE_CHECKING:
+    from matplotlib.artist import Artist
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
-from cluster.lab.report.model import LiveWindow
+# Colours by role, light and dark: variables of the page's stylesheet. Figures are drawn in the light ones, which are
+# told from each other by their values, so that each belongs to one role.
+THEME = {
+    "page": ("#f4f5f7", "#0e1318"),
+    "card": ("#ffffff", "#171e25"),
+    "ink": ("#16202c", "#e6ebf0"),
+    "soft": ("#5b6877", "#93a1b0"),
+    "rule": ("#dde2e8", "#2a343f"),
+    "accent": ("#0f766e", "#2dd4bf"),
+    "full": ("#cfd6de", "#3a4652"),
+    "kept": ("#7fb8d6", "#3f7fa3"),
+    "line": ("#1d6fb8", "#62b0f0"),
+    "whole": ("#8b97a5", "#7d8b99"),
+    "good": ("#15803d", "#4ade80"),
+    "bad": ("#c81e1e", "#f87171"),
+    "event": ("#d97706", "#fbbf24"),
+    "warn": ("#8a5a00", "#f3cf7a"),
+    "warn-page": ("#fff6e0", "#2a2412"),
+    "warn-rule": ("#f0d9a0", "#57481b"),
+}
+COLOR = {name: light for name, (light, _) in THEME.items()}
 
-WIDTH, HEIGHT = 520, 216
-LEFT, RIGHT, TOP, BOTTOM = 40, 12, 12, 30
+# Series: Tableau's colours that stay apart for the colour-blind, on white and on black.
+COLOURS = ("#1170aa", "#fc7d0b", "#57606c", "#5fa2ce", "#c85200", "#7b848f", "#a3acb9", "#a3cce9")
+
+WIDTH, HEIGHT, LEGEND_ROW = 620, 340, 16
 
 
 @dataclass(frozen=True, slots=True)
-class Scale:
-    """Linear map from data to pixels."""
+class Point:
+    """``low, high``: its confidence interval, ``nan`` without one; ``text``: what it says when pointed at."""
+
+    x: float
+    y: float
+    low: float = math.nan
+    high: float = math.nan
+    text: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """Points of one name; ``joined`` by a line in the order of x, ``marked`` by a shape each. ``colour``: a place in
+    ``COLOURS``, ``None`` for the next."""
+
+    name: str
+    points: Sequence[Point]
+    joined: bool = True
+    marked: bool = True
+    colour: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A stretch of the x axis that is shaded behind the lines, such as a fault's; an infinite end is the chart's.
+    ``name`` is written at its top, and ``text`` is shown when pointed at."""
 
     low: float
     high: float
-    first: float
-    last: float
-
-    def __call__(self, value: float) -> float:
-        span = (self.high - self.low) or 1.0
-        return round(self.first + (value - self.low) / span * (self.last - self.first), 1)
+    name: str
+    text: str
 
 
-def tokens_per_window(windows: Sequence[LiveWindow]) -> Markup:
-    """Three nested bars per window: tokens with nothing pruned, kept by the pruner, computed by the language model."""
-    most = max(window.full for window in windows) or 1
-    y = Scale(0, most, HEIGHT - BOTTOM, TOP)
-    parts = _axis_y([(tick, compact(tick)) for tick in ticks(0, most, 4)], y)
-    step = (WIDTH - LEFT - RIGHT) / len(windows)
-    every = max(1, -(-len(windows) // 8))
-    for index, window in enumerate(windows):
-        middle = LEFT + step * (index + 0.5)
-        text = (
-            f"window ending at {window.end_s:.0f} s: {window.full} tokens in full, {window.kept} kept, "
-            f"{window.computed} computed{' (gated)' if window.gated else ''}"
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """``log``: base ten. ``percent``: labels are shares. ``low``, ``high``: limits, by default the data's."""
+
+    title: str
+    log: bool = False
+    percent: bool = False
+    low: float | None = None
+    high: float | None = None
+
+    def label(self, value: float) -> str:
+        """The text beside a tick."""
+        return f"{100 * value:.3g} %" if self.percent else f"{value:.4g}"
+
+    def apply(self, axes: Axes, name: str) -> None:
+        """Set up the ``x`` or ``y`` axis of ``axes``, whose data are drawn."""
+        axis = getattr(axes, f"{name}axis")
+        limits = (self.low, self.high)
+        low, high = getattr(axes.dataLim, f"interval{name}")
+        if self.log and 0 < low <= high < math.inf:
+            places = _log_ticks(low, high)
+            axes.set(**{f"{name}scale": "log"})
+            axis.set_ticks(places)
+            axis.set_ticks([], minor=True)
+            limits = (places[0], places[-1]) if len(places) > 1 else (low / 2, high * 2)
+        axis.set_major_formatter(lambda value, _: self.label(value))
+        axes.set(**{f"{name}lim": limits, f"{name}label": self.title})
+
+
+def chart(title: str, series: Sequence[Series], x: Axis, y: Axis, spans: Sequence[Span] = ()) -> Figure:
+    """A figure of these series. Points that are not numbers leave gaps; series without any other are left out."""
+    shown = [each for each in series if any(math.isfinite(p.x) and math.isfinite(p.y) for p in each.points)]
+    columns = 3 if all(len(each.name) <= 26 for each in shown) else 2
+    figure = blank(title, WIDTH, HEIGHT + LEGEND_ROW * max(0, math.ceil(len(shown) / columns) - 1))
+    (axes,) = figure.axes
+    axes.set_title(title, loc="left", fontsize=13, fontweight="bold", color=COLOR["ink"], pad=20 if spans else 6)
+    axes.margins(x=0.02 if any(each.marked for each in shown) else 0)
+    for number, each in enumerate(shown):
+        _draw(axes, each, COLOURS[(number if each.colour is None else each.colour) % len(COLOURS)], "os"[number % 2])
+    x.apply(axes, "x")
+    y.apply(axes, "y")
+    first, last = axes.get_xlim()
+    for span in spans:
+        low, high = max(span.low, first), min(span.high, last)
+        if low <= high:
+            tip(axes.axvspan(low, high, color=COLOURS[4], alpha=0.13, linewidth=1), span.text)
+            up = axes.get_xaxis_transform()
+            axes.text(low, 1.01, span.name, transform=up, fontsize=11, color=COLOR["soft"])
+    add_legend(figure, columns)
+    return figure
+
+
+def _draw(axes: Axes, series: Series, color: str, marker: str) -> None:
+    points = [point for point in series.points if math.isfinite(point.x)]
+    if series.marked:
+        points = [point for point in points if math.isfinite(point.y)]
+        held = [p for p in points if math.isfinite(p.low) and math.isfinite(p.high)]
+        axes.vlines([p.x for p in held], [p.low for p in held], [p.high for p in held], colors=color, alpha=0.45)
+    if series.joined:
+        points = sorted(points, key=lambda point: point.x)
+    (line,) = axes.plot(
+        [point.x for point in points],
+        [point.y if math.isfinite(point.y) else math.nan for point in points],
+        label=series.name,
+        color=color,
+        linewidth=2 if series.joined else 0,
+        marker=marker if series.marked else "",
+        markersize=7,
+    )
+    if series.marked:
+        tip(line, *(point.text for point in points))
+
+
+def _log_ticks(low: float, high: float) -> list[float]:
+    """1, 2, 5 times powers of ten from the one at or below ``low`` to the one at or above ``high``."""
+    powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    places = [round(m * 10.0**power, 12) for power in powers for m in (1, 2, 5)]
+    first = max((place for place in places if place <= low * (1 + 1e-9)), default=places[0])
+    last = min((place for place in places if place >= high * (1 - 1e-9)), default=places[-1])
+    return [place for place in places if first <= place <= last]
+
+
+def blank(name: str, width: float, height: float, rows: int = 1) -> Figure:
+    """A figure of ``rows`` axes over one x axis, in pixels; ``name`` is what a screen reader says."""
+    from matplotlib.figure import Figure
+
+    figure = Figure((width / 72, height / 72), layout="constrained")
+    figure.set_label(name)
+    for axes in figure.subplots(rows, sharex=True, squeeze=False).flat:
+        axes.spines[:].set_visible(False)
+        axes.grid(axis="y", color=COLOR["rule"], linewidth=1)
+        axes.set_axisbelow(True)
+        axes.tick_params(length=0, pad=6, labelcolor=COLOR["soft"], labelsize=12)
+        for axis in (axes.xaxis, axes.yaxis):
+            axis.label.set(color=COLOR["soft"], fontsize=12)
+    return figure
+
+
+def add_legend(figure: Figure, columns: int) -> None:
+    """Below the axes, each label once; nothing where nothing has one."""
+    handles = {
+        label: handle for axes in figure.axes for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
+    }
+    if handles:
+        figure.legend(
+            handles.values(),
+            handles.keys(),
+            loc="outside lower left",
+            ncols=columns,
+            frameon=False,
+            fontsize=12,
+            labelcolor=COLOR["soft"],
+            handlelength=1.5,
         )
-        bars = "".join(
-            _bar(middle, min(width, step * share), y(0), y(value), name)
-            for name, value, width, share in (
-                ("full", window.full, 40, 0.8),
-                ("kept", window.kept, 30, 0.6),
-                ("computed", window.computed, 20, 0.4),
-            )
-        )
-        parts.append(f"<g>{bars}<title>{escape(text)}</title></g>")
-        if index % every == 0:
-            parts.append(label(middle, HEIGHT - BOTTOM + 14, f"{window.end_s:.0f} s"))
-    parts.append(label((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 2, "end of window"))
-    return svg(parts, f"Tokens of {len(windows)} windows: full, kept, computed")
 
 
-def compact(value: float) -> str:
-    """1234 -> 1.2k, 2500000 -> 2.5M."""
-    for size, letter in ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if abs(value) >= size:
-            return f"{value / size:.1f}".removesuffix(".0") + letter
-    return f"{value:.0f}"
+def tip(artist: Artist, *texts: str) -> None:
+    """Say ``texts`` when the artist, or each marker of a line in turn, is pointed at; an empty one says nothing."""
+    if any(texts):
+        artist.set_gid(json.dumps(texts))
 
 
-def _bar(middle: float, width: float, bottom: float, top: float, name: str) -> str:
-    height = round(bottom - top, 1)
-    left = round(middle - width / 2, 1)
-    return f'<rect class="bar {name}" x="{left}" y="{top}" width="{round(width, 1)}" height="{height}" rx="2"/>'
+def tips(artist: Artist) -> list[str]:
+    """What :func:`tip` was given."""
+    return list(json.loads(artist.get_gid() or "[]"))
 
 
-def _axis_y(ticks: Sequence[tuple[float, str]], y: Scale) -> list[str]:
-    parts = []
-    for value, text in ticks:
-        parts.append(f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y(value)}" y2="{y(value)}"/>')
-        parts.append(label(LEFT - 6, y(value) + 4, text, "end"))
-    return parts
+_SVG, _HREF = "{http://www.w3.org/2000/svg}", "{http://www.w3.org/1999/xlink}href"
+_NO_METADATA = dict.fromkeys(("Creator", "Date", "Format", "Type"))
 
 
-def ticks(low: float, high: float, count: int = 6) -> list[float]:
-    """Round values from ``low`` to ``high``, about ``count`` of them."""
-    span = (high - low) or 1.0
-    rough = span / count
-    power = 10.0 ** len(str(int(rough))) / 10 if rough >= 1 else 1.0
-    step = next((power * m for m in (1, 2, 2.5, 5, 10) if power * m >= rough), power * 10)
-    first = -(-low // step) * step
-    ticks = [first + step * index for index in range(int((high - first) / step + 1e-9) + 1)]
-    return ticks or [low]
+def svg(figure: Figure) -> str:
+    """An SVG document that is the same each time. It refers to nothing, not even within itself, so that several stand
+    in one page; its colours are variables, which it defines by ``THEME`` where no page does."""
+    import matplotlib
+    from matplotlib.text import Text
+
+    for text in figure.findobj(Text):
+        text.set_parse_math(False)
+    drawn = io.StringIO()
+    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "sightline"}):
+        figure.savefig(drawn, format="svg", transparent=True, metadata=_NO_METADATA)
+    root = ElementTree.fromstring(drawn.getvalue())
+    shapes = {each.get("id"): each.get("d", "") for each in root.iter(f"{_SVG}path")}
+    for element in list(root.iter()):
+        told = element.attrib.pop("id", "")
+        if told.startswith("["):
+            marks = list(element.iter(f"{_SVG}use")) or [element]
+            for mark, text in zip(marks, json.loads(told), strict=True):
+                if text:
+                    ElementTree.SubElement(mark, "title").text = text
+        for child in element.findall(f"{_SVG}defs"):
+            element.remove(child)
+        if element.tag == f"{_SVG}use":
+            place = (element.attrib.pop("x", "0"), element.attrib.pop("y", "0"))
+            element.tag = f"{_SVG}path"
+            element.set("d", shapes[element.attrib.pop(_HREF)[1:]])
+            element.set("transform", f"translate({place[0]} {place[1]})")
+        element.tag = element.tag.removeprefix(_SVG)
+        element.attrib.pop("clip-path", None)
+        element.tail = element.tail and element.tail.strip()
+        if "style" in element.attrib:
+            style = re.sub(r"(font: [^';]*px) [^;]*", r"\1 system-ui, sans-serif", element.attrib["style"])
+            element.set("style", re.sub("#[0-9a-f]{6}", lambda found: _VARIABLES.get(found[0], found[0]), style))
+    root.attrib = {
+        "xmlns": _SVG[1:-1],
+        "viewBox": root.attrib["viewBox"],
+        "role": "img",
+        "aria-label": str(figure.get_label()),
+        "stroke-linejoin": "round",
+    }
+    sheet = ElementTree.Element("style")
+    sheet.text = f"svg{{{variables(0)}}}@media(prefers-color-scheme:dark){{svg{{{variables(1)}}}}}"
+    root.insert(0, sheet)
+    return ElementTree.tostring(root, encoding="unicode")
 
 
-def label(x: float, y: float, text: str, anchor: str = "middle") -> str:
-    """A small text beside the data."""
-    return f'<text class="label" x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(text)}</text>'
+_VARIABLES = {light: f"var(--{name})" for name, light in COLOR.items()}
 
 
-def svg(parts: Sequence[str], title: str, height: int = HEIGHT) -> Markup:
-    """The whole drawing, ``WIDTH`` wide; ``title`` is what a screen reader says."""
-    body = "".join(parts)
-    return Markup(f'<svg viewBox="0 0 {WIDTH} {height}" role="img" aria-label="{escape(title)}">{body}</svg>')
+def inline(figure: Figure) -> str:
+    """The SVG as an element of a page whose stylesheet has the variables."""
+    return re.sub(r' xmlns="[^"]*"|<style>.*?</style>', "", svg(figure))
+
+
+def variables(dark: int) -> str:
+    """``THEME`` as CSS, for light (0) or dark (1)."""
+    return "".join(f"--{name}:{colours[dark]};" for name, colours in THEME.items())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from cluster.lab.report.truth import Alert, EventInterval, Tally, alerts, tally
@@ -21,11 +21,6 @@ class Cost:
 
     def __add__(self, other: Cost) -> Cost:
         return Cost(self.tokens + other.tokens, self.seconds + other.seconds, self.flops + other.flops)
-
-
-def total(costs: Iterable[Cost]) -> Cost:
-    """Their sum."""
-    return sum(costs, Cost())
 
 
 def ratio(above: float, below: float) -> float | None:
@@ -168,8 +163,8 @@ class Comparison:
         ]
         return cls(
             windows=len(windows),
-            full=total(window.full for window in windows),
-            ours=total(window.ours for window in windows),
+            full=sum((window.full for window in windows), Cost()),
+            ours=sum((window.ours for window in windows), Cost()),
             answers=len(pairs),
             agreeing=sum((full >= limit) == (ours >= limit) for full, ours, limit in pairs),
             score_difference=sum(abs(full - ours) for full, ours, _ in pairs),
@@ -178,16 +173,7 @@ class Comparison:
         )
 
     def __add__(self, other: Comparison) -> Comparison:
-        return Comparison(
-            self.windows + other.windows,
-            self.full + other.full,
-            self.ours + other.ours,
-            self.answers + other.answers,
-            self.agreeing + other.agreeing,
-            self.score_difference + other.score_difference,
-            self.full_truth + other.full_truth,
-            self.our_truth + other.our_truth,
-        )
+        return Comparison(*(getattr(self, each.name) + getattr(other, each.name) for each in fields(self)))
 
     @property
     def speedup(self) -> float | None:
@@ -217,9 +203,6 @@ class Comparison:
         }
 
 
-NOTHING = Comparison(0, Cost(), Cost(), 0, 0, 0.0, Tally(), Tally())
-
-
 @dataclass(frozen=True, slots=True)
 class Report:
     """One run. ``created`` is local time in ISO 8601; ``settings`` and ``machine`` are shown as they are."""
@@ -237,7 +220,7 @@ class Report:
     @property
     def comparison(self) -> Comparison:
         """Over all cameras."""
-        return sum((camera.comparison for camera in self.cameras), NOTHING)
+        return sum((camera.comparison for camera in self.cameras), Comparison.of((), ()))
 
     @property
     def live_truth(self) -> Tally:

@@ -2,41 +2,46 @@
 
 from __future__ import annotations
 
-import base64
 from pathlib import Path
 
-import jinja2
+from markupsafe import Markup
 
-from cluster.errors import SightlineError
-from cluster.lab.report import charts, timeline
-from cluster.lab.report.model import Report, ratio
+from cluster.lab.report.model import CameraRecord, Report, ratio
+from cluster.lab.report.page import Card, Chip, Page, Picture, Section, Table, write_files
+from cluster.lab.report.text import compact, percent_text, seconds_text, times_text
+from cluster.lab.report.timeline import compared_timeline, live_timeline, tokens_per_window
 from cluster.lab.report.truth import Tally
+
+_UNTRAINED = (
+    "The model {} is randomly initialised: its answers mean nothing yet. Tokens, time and operations do, for they "
+    "depend on the model's shape and on the video. Scores of an untrained model lie near the threshold, so whether the "
+    "two ways agree is shown but says little."
+)
+_METHOD = (
+    "**In full**: every patch of every frame through the vision tower and every token through the language model, for "
+    "each window anew. **Ours**: only what the codec saw change is encoded, and the KV of frames already seen is used "
+    "again except for what the refresh policy computes anew. Same engine, same process, same clips and windows, one "
+    "after the other. Seconds cover vision, planning and the language model.",
+    "Compared are the windows **after each camera's first whole one**, which has nothing to use again and comes once "
+    "in a camera's life. Of {answers} answers, {agreeing} fall on the same side of their threshold both ways; their "
+    "scores differ by {difference:.3f} on average.",
+    "A window counts as **gated** when nothing moved since the last one: the last answer stands and nothing is "
+    "computed. **Dropped** windows gave way to newer ones because the model could not keep up; **lost** ones went down "
+    "with a process.",
+)
+_TRUE = (
+    "**True** is what the scenes were written to show: they are drawn, and none of them was ever trained on. A window "
+    "should be answered yes when it holds enough seconds of an event, no when it holds none of it."
+)
+_JUDGED = (
+    "Right answers of those that can be judged: a window with too little of an event in it counts for neither side. "
+    "An alert is two positive windows in a row."
+)
 
 
 def render(report: Report) -> str:
     """The page."""
-    environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("cluster.lab.report", ""),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters |= {
-        "times": times_text,
-        "percent": percent_text,
-        "compact": charts.compact,
-        "seconds": seconds_text,
-        "tally": tally_text,
-        "data_uri": _data_uri,
-    }
-    environment.globals |= {
-        "saving": saving_text,
-        "live_timeline": timeline.live_timeline,
-        "compared_timeline": timeline.compared_timeline,
-        "tokens_per_window": charts.tokens_per_window,
-    }
-    return environment.get_template("report.html").render(report=report)
+    return make_page(report).html()
 
 
 def write_report(report: Report, folder: Path) -> tuple[Path, Path]:
@@ -45,23 +50,155 @@ def write_report(report: Report, folder: Path) -> tuple[Path, Path]:
     Raises:
         SightlineError: the folder cannot be written (full disk, permissions).
     """
-    page, data = folder / "report.html", folder / "report.json"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        page.write_text(render(report), encoding="utf-8")
-        data.write_text(report.to_json() + "\n", encoding="utf-8")
-    except OSError as error:
-        raise SightlineError(f"cannot write the report to {folder}: {error.strerror or error}") from None
-    return page, data
+    write_files(folder, {"report.html": render(report), "report.json": report.to_json() + "\n"})
+    return folder / "report.html", folder / "report.json"
 
 
-def times_text(value: float | None) -> str:
-    """``7.2×``."""
-    if value is None:
-        return "–"
-    if value > 1000:
-        return "over 1000×"
-    return f"{value:.0f}×" if value >= 20 else f"{value:.1f}×"
+def make_page(report: Report) -> Page:
+    """The report's headline, what both ways cost, what was true, each camera, and how it was measured."""
+    found = report.comparison
+    told = found.our_truth.judged and not report.random_weights
+    title = "What the cameras answered, and what it cost"
+    if found.speedup:
+        title = f"{times_text(found.speedup)} faster than computing every window in full"
+        title += f", and {percent_text(found.our_truth.share)} of the answers right" if told else ""
+    sections = [Section("Both ways, camera by camera", tables=[_cost_table(report)])]
+    if found.our_truth.judged or report.live_truth.judged:
+        sections.append(Section("What was true, and what was answered", _JUDGED, tables=[_truth_table(report)]))
+    sections += [_camera_section(camera) for camera in report.cameras]
+    difference = found.score_difference / max(1, found.answers)
+    method = [_METHOD[0], _METHOD[1].format(answers=found.answers, agreeing=found.agreeing, difference=difference)]
+    method += [_METHOD[2], *([_TRUE] if found.our_truth.judged else []), *report.notes]
+    model = report.model + (" (random weights)" if report.random_weights else "")
+    machine = [(name, value) for name, value in report.machine.items() if value is not None]
+    sections += [
+        Section("How this was measured", text=method),
+        Section("Settings", facts=[("model", model), *report.settings.items()]),
+        Section("Machine", facts=machine),
+        Section("Again", text=[f"`{report.command}`"]),
+    ]
+    return Page(
+        title,
+        f"{len(report.cameras)} cameras, {report.live_windows} windows answered live in {report.live_seconds:.0f} s, "
+        f"then {found.windows} windows computed both ways on the same machine. {report.created}",
+        notices=[_UNTRAINED.format(report.model)] if report.random_weights else (),
+        cards=_cards(report),
+        sections=sections,
+    )
+
+
+def _cards(report: Report) -> list[Card]:
+    found = report.comparison
+    seconds = f"{seconds_text(found.full.seconds)} in full, {seconds_text(found.ours.seconds)} ours"
+    cards = [
+        Card(times_text(found.speedup), "faster", f"{seconds}, vision and language"),
+        Card(
+            percent_text(found.tokens_share),
+            "of the tokens computed",
+            f"{compact(found.ours.tokens)} instead of {compact(found.full.tokens)}",
+        ),
+        Card(
+            times_text(found.flops_ratio),
+            "fewer operations",
+            f"{compact(found.ours.flops)} FLOP instead of {compact(found.full.flops)}",
+        ),
+    ]
+    if report.random_weights:
+        free = f"{report.live_gated} of them free (nothing moved), {report.live_missing} dropped or lost"
+        return [*cards, Card(str(report.live_windows), "windows answered live", free)]
+    if found.our_truth.judged:
+        others = f"{percent_text(found.full_truth.share)} in full; live {tally_text(report.live_truth)}"
+        return [*cards, Card(percent_text(found.our_truth.share), "of the answers right", others)]
+    agreeing = f"{found.agreeing} of {found.answers} with full computation"
+    return [*cards, Card(percent_text(ratio(found.agreeing, found.answers)), "of the answers agree", agreeing)]
+
+
+def _cost_table(report: Report) -> Table:
+    heads = "camera", "windows", "tokens in full", "computed", "time in full", "ours", "faster", "operations saved"
+    rows = [
+        (
+            name,
+            str(found.windows),
+            compact(found.full.tokens),
+            compact(found.ours.tokens),
+            seconds_text(found.full.seconds),
+            seconds_text(found.ours.seconds),
+            times_text(found.speedup),
+            saving_text(found.full.flops, found.ours.flops),
+            f"{found.agreeing} / {found.answers}",
+        )
+        for name, found in [*((each.name, each.comparison) for each in report.cameras), ("all", report.comparison)]
+    ]
+    return Table("", (*heads, "agree"), rows)
+
+
+def _truth_table(report: Report) -> Table:
+    rows: list[tuple[str, ...]] = []
+    for camera in report.cameras:
+        for question in camera.questions if camera.truth_known else ():
+            found = camera.comparison_of(question)
+            raised = [
+                Markup('<span class="{}">{:.0f} s{}</span>').format(
+                    {"right": "good", "wrong": "bad", "open": "soft"}[alert.verdict],
+                    alert.at_s,
+                    " (false)" if alert.verdict == "wrong" else "",
+                )
+                for alert in camera.alerts
+                if alert.question == question.id
+            ]
+            name = camera.name if question is camera.questions[0] else ""
+            answered = tally_text(camera.live_truth_of(question))
+            both = tally_text(found.full_truth), tally_text(found.our_truth), f"{found.agreeing} / {found.answers}"
+            rows.append((name, question.text, answered, Markup(", ").join(raised) or "none", *both))
+    found = report.comparison
+    both = tally_text(found.full_truth), tally_text(found.our_truth), f"{found.agreeing} / {found.answers}"
+    rows.append(("all", "", tally_text(report.live_truth), "", *both))
+    return Table("", ("camera", "question", "live", "alerts", "in full", "ours", "agree"), rows)
+
+
+def _camera_section(camera: CameraRecord) -> Section:
+    charts = {}
+    if camera.live:
+        charts["live"] = live_timeline(camera.live, camera.questions, camera.live_events)
+    if camera.compared:
+        charts["compared"] = compared_timeline(camera.compared, camera.questions, camera.compared_events)
+    if camera.live:
+        charts["tokens"] = tokens_per_window(camera.live)
+    pictures = [
+        Picture(
+            frame.jpeg,
+            f"Frame of {camera.name} at {frame.time_s:.1f} s with its keep-mask",
+            f"{frame.time_s:.1f} s, "
+            + ("anchor: everything kept" if frame.anchor else f"{percent_text(frame.kept)} kept"),
+        )
+        for frame in camera.frames
+    ]
+    text = [] if camera.live else ["No window was answered while the cluster ran."]
+    text += [] if camera.compared else ["No window was computed both ways."]
+    return Section(camera.name, camera.description, _chips(camera), charts, pictures=pictures, text=text)
+
+
+def _chips(camera: CameraRecord) -> list[Chip]:
+    size = f" {camera.width}×{camera.height}" if camera.width else ""
+    lost = camera.windows_dropped + camera.windows_lost
+    broken = f"{camera.packets_dropped} packets dropped, {camera.decode_errors} decode errors, {camera.gaps} gaps"
+    found = (
+        (True, Chip(f"fed by **{camera.fed_by}**")),
+        (camera.codec, Chip(f"**{camera.codec}**{size}")),
+        (camera.cue, Chip(f"cue **{camera.cue}**")),
+        (True, Chip(f"{len(camera.live)} windows, **{camera.gated}** gated")),
+        (True, Chip(f"**{camera.windows_dropped}** dropped, **{camera.windows_lost}** lost", "bad" if lost else "")),
+        (camera.packets_dropped or camera.decode_errors or camera.gaps, Chip(broken, "bad")),
+        (
+            camera.state not in ("running", "ended"),
+            Chip(camera.state + (f": {camera.reason}" if camera.reason else ""), "bad"),
+        ),
+        (
+            camera.comparison.speedup,
+            Chip(f"**{times_text(camera.comparison.speedup)}** faster than in full", "good"),
+        ),
+    )
+    return [chip for shown, chip in found if shown]
 
 
 def saving_text(full: float, ours: float) -> str:
@@ -71,23 +208,6 @@ def saving_text(full: float, ours: float) -> str:
     return times_text(ratio(full, ours))
 
 
-def percent_text(value: float | None) -> str:
-    """``8.4 %``, ``52 %`` for a share."""
-    if value is None:
-        return "–"
-    percent = 100 * value
-    return f"{percent:.1f} %" if 0 < percent < 10 else f"{percent:.0f} %"
-
-
 def tally_text(value: Tally) -> str:
     """``18 of 20``; a dash where nothing was judged."""
     return f"{value.right} of {value.judged}" if value.judged else "–"
-
-
-def seconds_text(value: float) -> str:
-    """``350 ms``, ``4.1 s``."""
-    return f"{1000 * value:.0f} ms" if value < 1 else f"{value:.1f} s"
-
-
-def _data_uri(jpeg: bytes) -> str:
-    return f"data:image/jpeg;base64,{base64.b64encode(jpeg).decode()}"

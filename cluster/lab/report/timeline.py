@@ -1,133 +1,155 @@
-"""One question over time, as inline SVG: the scores, what would have been right, what happened, and the alerts."""
+"""The demo's charts: questions over time (scores, what would have been right, what happened, alerts), and tokens."""
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
-from html import escape
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
-from markupsafe import Markup
-
-from cluster.lab.report.charts import LEFT, RIGHT, WIDTH, Scale, label, svg, ticks
+from cluster.lab.report.charts import COLOR, add_legend, blank, tip
 from cluster.lab.report.model import ComparedWindow, LiveWindow
-from cluster.lab.report.truth import Alert, EventInterval, Verdict, alerts, verdict
+from cluster.lab.report.text import compact
+from cluster.lab.report.truth import EventInterval, Verdict, alerts, verdict
 from cluster.types import Question
 
-HEIGHT, TOP, BOTTOM = 132, 24, 22
-_EVENT_TOP, _EVENT_HEIGHT = TOP - 7, 4
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+WIDTH, ROW_HEIGHT, LEGEND_HEIGHT = 520, 132, 76
 _SAID: dict[Verdict, str] = {"right": "right", "wrong": "wrong", "open": "nobody can tell"}
+_JUDGED: dict[Verdict, str] = {"right": "right", "wrong": "wrong", "open": "not judged"}
+_COLOURS: dict[Verdict, str] = {"right": COLOR["good"], "wrong": COLOR["bad"], "open": COLOR["soft"]}
+# Heights in the unit of scores: where events, flags, and what was not computed are drawn.
+_EVENT, _FLAG, _GATED = (1.08, 1.13), 1.22, (-0.08, -0.04)
+LIMITS = (-0.1, 1.32)
 
 _Window = LiveWindow | ComparedWindow
 
 
-def live_timeline(windows: Sequence[LiveWindow], question: Question, events: Sequence[EventInterval]) -> Markup:
-    """Answers to ``question`` while the cluster ran; a point stands at the end of its window."""
-    plot = _Plot(windows, question, events)
-    parts = [*plot.ground(), *plot.alerts(alerts(windows, question))]
-    parts += plot.line([(window, window.scores) for window in windows], "ours", "")
-    return plot.finish(parts, f"Scores of {question.id} over {len(windows)} live windows")
+def live_timeline(
+    windows: Sequence[LiveWindow], questions: Sequence[Question], events: Sequence[EventInterval]
+) -> Figure:
+    """Answers to each question while the cluster ran; a point stands at the end of its window."""
+    figure = _ground(windows, questions, events, "Answers, live", f"Scores over {len(windows)} live windows")
+    for axes, question in zip(figure.axes, questions, strict=True):
+        for alert in alerts(windows, question):
+            color = _COLOURS[alert.verdict]
+            xs, ys = [alert.at_s] * 2, [_FLAG, 0]
+            label = "alert: two positive windows in a row"
+            (flag,) = axes.plot(xs, ys, color=color, linewidth=1, marker="v", markevery=[0], markersize=9, label=label)
+            tip(flag, f"alert at {alert.at_s:.0f} s: two positive windows in a row ({_SAID[alert.verdict]})")
+        _scores(axes, [(window, window.scores) for window in windows], question, "ours", "")
+    add_legend(figure, 3)
+    return figure
 
 
-def compared_timeline(windows: Sequence[ComparedWindow], question: Question, events: Sequence[EventInterval]) -> Markup:
-    """Answers to ``question`` on the same windows, in full and ours."""
-    plot = _Plot(windows, question, events)
-    parts = plot.ground()
-    parts += plot.line([(window, window.full_scores) for window in windows], "whole", "in full, ")
-    parts += plot.line([(window, window.our_scores) for window in windows], "ours", "ours, ")
-    return plot.finish(parts, f"Scores of {question.id} over {len(windows)} windows, in full and ours")
+def compared_timeline(
+    windows: Sequence[ComparedWindow], questions: Sequence[Question], events: Sequence[EventInterval]
+) -> Figure:
+    """Answers to each question on the same windows, in full and ours."""
+    name = f"Scores over {len(windows)} windows, in full and ours"
+    figure = _ground(windows, questions, events, "The same clip, in full and ours", name)
+    for axes, question in zip(figure.axes, questions, strict=True):
+        _scores(axes, [(window, window.full_scores) for window in windows], question, "whole", "in full, ")
+        _scores(axes, [(window, window.our_scores) for window in windows], question, "ours", "ours, ")
+    add_legend(figure, 3)
+    return figure
 
 
-class _Plot:
-    """Both charts' ground and lines; ``windows`` is not empty."""
-
-    def __init__(self, windows: Sequence[_Window], question: Question, events: Sequence[EventInterval]) -> None:
-        self.windows, self.question = windows, question
-        self.events = [event for event in events if event.question == question.id]
-        # Each window speaks for the stretch since the one before ended; windows overlap too much to draw whole.
-        ends = [window.end_s for window in windows]
-        stride = min((later - sooner for sooner, later in pairwise(ends)), default=ends[0] - windows[0].start_s)
-        self.since = [max(windows[0].start_s, ends[0] - stride), *ends[:-1]]
-        self.x = Scale(self.since[0], ends[-1], LEFT, WIDTH - RIGHT)
-        self.y = Scale(0, 1, HEIGHT - BOTTOM, TOP)
-
-    def ground(self) -> list[str]:
-        """What lies behind the scores: truth, threshold, what happened, and where nothing was computed."""
-        parts = self._truth()
-        for value in (0, 1):
-            parts.append(self._level("grid", self.y(value)))
-            parts.append(label(LEFT - 6, self.y(value) + 4, str(value), "end"))
-        level = self.y(self.question.threshold)
-        parts.append(self._level("threshold", level))
-        if 0.2 < self.question.threshold < 0.8:
-            parts.append(label(LEFT - 6, level + 4, f"{self.question.threshold:.2g}", "end"))
-        for event in self.events:
-            start, end = max(event.start_s, self.x.low), min(event.end_s, self.x.high)
-            if start < end:
-                text = f"it happened from {event.start_s:.1f} to {event.end_s:.1f} s"
-                parts.append(self._stretch("event", start, end, _EVENT_TOP, _EVENT_HEIGHT, text))
-        for since, window in zip(self.since, self.windows, strict=True):
+def _ground(
+    windows: Sequence[_Window], questions: Sequence[Question], events: Sequence[EventInterval], title: str, name: str
+) -> Figure:
+    """What lies behind the scores: truth, threshold, what happened, and where nothing was computed."""
+    ids = ", ".join(question.id for question in questions)
+    figure = blank(f"{name}: {ids}", WIDTH, ROW_HEIGHT * len(questions) + LEGEND_HEIGHT, rows=len(questions))
+    _title(figure, title)
+    # Each window speaks for the stretch since the one before ended; windows overlap too much to draw whole.
+    ends = [window.end_s for window in windows]
+    stride = min((later - sooner for sooner, later in pairwise(ends)), default=ends[0] - windows[0].start_s)
+    since = [max(windows[0].start_s, ends[0] - stride), *ends[:-1]]
+    for axes, question in zip(figure.axes, questions, strict=True):
+        axes.set_title(textwrap.fill(question.text, 76), loc="left", fontsize=12, color=COLOR["ink"])
+        axes.set(xlim=(since[0], ends[-1]), ylim=LIMITS, yticks=[0, question.threshold, 1], ylabel="score")
+        axes.yaxis.set_major_formatter(lambda value, _: f"{value:.2g}")
+        axes.xaxis.set_major_formatter(lambda value, _: f"{value:.0f} s")
+        axes.axhline(question.threshold, color=COLOR["soft"], linewidth=1, linestyle=":", label="threshold")
+        for start, window in zip(since, windows, strict=True):
+            truth = window.truth.get(question.id, False)
+            if truth is not False:
+                color, label = (COLOR["good"], "should be yes") if truth else (COLOR["soft"], "too little to tell")
+                text = "should be yes" if truth else "too little of it in the window to tell"
+                text = f"window ending at {window.end_s:.0f} s: {text}"
+                _stretch(axes, start, window.end_s, (0, 1), color, 0.13, label, text)
             if window.gated:
                 text = "nothing moved: the last answer stood, nothing was computed"
-                parts.append(self._stretch("gated", since, window.end_s, HEIGHT - BOTTOM, 3, text))
-        return parts
+                _stretch(axes, start, window.end_s, _GATED, COLOR["soft"], 0.55, "nothing moved", text)
+        for event in events:
+            start, end = max(event.start_s, since[0]), min(event.end_s, ends[-1])
+            if event.question == question.id and start < end:
+                text = f"it happened from {event.start_s:.1f} to {event.end_s:.1f} s"
+                _stretch(axes, start, end, _EVENT, COLOR["event"], 1, "it happens", text)
+    return figure
 
-    def _truth(self) -> list[str]:
-        parts = []
-        for since, window in zip(self.since, self.windows, strict=True):
-            told = window.truth.get(self.question.id, False)
-            if told is not False:
-                text = "should be yes" if told else "too little of it in the window to tell"
-                text = f"window ending at {window.end_s:.0f} s: {text}"
-                name = "truth yes" if told else "truth open"
-                parts.append(self._stretch(name, since, window.end_s, TOP, HEIGHT - TOP - BOTTOM, text))
-        return parts
 
-    def alerts(self, raised: Sequence[Alert]) -> list[str]:
-        """A flag at each."""
-        parts = []
-        for alert in raised:
-            at = self.x(alert.at_s)
-            text = f"alert at {alert.at_s:.0f} s: two positive windows in a row ({_SAID[alert.verdict]})"
-            parts.append(
-                f'<g class="alert {alert.verdict}"><line x1="{at}" x2="{at}" y1="{TOP - 10}" y2="{HEIGHT - BOTTOM}"/>'
-                f'<path d="M{at - 5:.1f},{TOP - 20} h10 l-5,10 z"/><title>{escape(text)}</title></g>'
-            )
-        return parts
+def _title(figure: Figure, text: str) -> None:
+    figure.suptitle(text, x=0, ha="left", fontsize=13, fontweight="bold", color=COLOR["ink"])
 
-    def line(self, scores: Sequence[tuple[_Window, dict[str, float]]], name: str, prefix: str) -> list[str]:
-        """One way's scores with a mark per window: a dot where it is right, a cross where wrong, hollow where open."""
-        id = self.question.id
-        points = [(window, given[id]) for window, given in scores if id in given]
-        path = " ".join(f"{self.x(window.end_s)},{self.y(score)}" for window, score in points)
-        parts = [f'<polyline class="line {name}" points="{path}"/>']
-        for window, score in points:
-            judged = verdict(score, self.question.threshold, window.truth[id]) if id in window.truth else None
-            text = f"{prefix}{score:.2f} at {window.end_s:.0f} s" + (f": {_SAID[judged]}" if judged else "")
-            text += " (gated)" if window.gated else ""
-            parts.append(_mark(self.x(window.end_s), self.y(score), name, judged, text))
-        return parts
 
-    def finish(self, parts: list[str], title: str) -> Markup:
-        """With the axis of time."""
-        below = HEIGHT - BOTTOM + 15
-        marks = [label(self.x(tick), below, f"{tick:.0f} s") for tick in ticks(self.x.low, self.x.high)]
-        return svg([*parts, *marks], title, HEIGHT)
+def _stretch(
+    axes: Axes, start: float, end: float, between: tuple[float, float], color: str, alpha: float, label: str, text: str
+) -> None:
+    low, high = between
+    (bar,) = axes.bar(start, high - low, end - start, low, align="edge", color=color, alpha=alpha)
+    bar.set_label(label)
+    tip(bar, text)
 
-    def _level(self, name: str, y: float) -> str:
-        return f'<line class="{name}" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y}" y2="{y}"/>'
 
-    def _stretch(self, name: str, start: float, end: float, top: float, height: float, text: str) -> str:
-        left = self.x(start)
-        return (
-            f'<rect class="{name}" x="{left}" y="{top}" width="{round(self.x(end) - left, 1)}" height="{height}">'
-            f"<title>{escape(text)}</title></rect>"
+def _scores(
+    axes: Axes, scores: Sequence[tuple[_Window, dict[str, float]]], question: Question, way: str, prefix: str
+) -> None:
+    """One way's scores, with a mark per window by whether it is right."""
+    points = [(window, given[question.id]) for window, given in scores if question.id in given]
+    color, dashes = (COLOR["line"], "-") if way == "ours" else (COLOR["whole"], "--")
+    label = "score" if not prefix else prefix.rstrip(", ")
+    xs, ys = [window.end_s for window, _ in points], [score for _, score in points]
+    axes.plot(xs, ys, color=color, linestyle=dashes, linewidth=2, label=label)
+    for window, score in points:
+        judged = verdict(score, question.threshold, window.truth[question.id]) if question.id in window.truth else None
+        (mark,) = axes.plot(
+            [window.end_s],
+            [score],
+            linestyle="",
+            label=_JUDGED[judged] if judged else None,
+            marker="x" if judged == "wrong" else "o",
+            markersize=8 if way == "ours" else 5,
+            markeredgewidth=2,
+            color=_COLOURS[judged] if judged else color,
+            markerfacecolor=COLOR["card"] if judged == "open" else None,
         )
+        text = f"{prefix}{score:.2f} at {window.end_s:.0f} s" + (f": {_SAID[judged]}" if judged else "")
+        tip(mark, text + (" (gated)" if window.gated else ""))
 
 
-def _mark(x: float, y: float, name: str, judged: Verdict | None, text: str) -> str:
-    title = f"<title>{escape(text)}</title>"
-    if judged == "wrong":
-        cross = f"M{x - 4.5:.1f},{y - 4.5:.1f} l9,9 m0,-9 l-9,9"
-        return f'<path class="mark {name} wrong" d="{cross}">{title}</path>'
-    radius = 4 if name == "ours" else 2.5
-    return f'<circle class="mark {name} {judged or "plain"}" cx="{x}" cy="{y}" r="{radius}">{title}</circle>'
+def tokens_per_window(windows: Sequence[LiveWindow]) -> Figure:
+    """Three nested bars per window: tokens with nothing pruned, kept by the pruner, computed by the language model."""
+    figure = blank(f"Tokens of {len(windows)} windows: full, kept, computed", WIDTH, 240)
+    _title(figure, "Tokens per window, live")
+    (axes,) = figure.axes
+    places = range(len(windows))
+    for label, color, width in (("full", "full", 0.8), ("kept", "kept", 0.6), ("computed", "accent", 0.4)):
+        counts = [getattr(window, label) for window in windows]
+        name = "kept by the pruner" if label == "kept" else label
+        for window, bar in zip(windows, axes.bar(places, counts, width, color=COLOR[color], label=name), strict=True):
+            tip(
+                bar,
+                f"window ending at {window.end_s:.0f} s: {window.full} tokens in full, {window.kept} kept, "
+                f"{window.computed} computed{' (gated)' if window.gated else ''}",
+            )
+    shown = places[:: max(1, -(-len(windows) // 8))]
+    axes.set_xticks(shown, [f"{windows[place].end_s:.0f} s" for place in shown])
+    axes.set(xlabel="end of window", ylabel="tokens")
+    axes.yaxis.set_major_formatter(lambda value, _: compact(value))
+    add_legend(figure, 3)
+    return figure

@@ -9,8 +9,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from cluster.engine.vllm.connector.courier import Courier
 from cluster.engine.vllm.connector.store import BlockFolder, BlockStore, KVShape
+from cluster.engine.vllm.connector.tier_writer import BlockWriter
 from cluster.memory.tiers.arena import Arena
 
 SHAPE = KVShape(layers=2, heads=2, size=16, dtype=torch.float32)
@@ -34,28 +34,28 @@ def read(folder: BlockFolder, key: str, shard: int = 0) -> Tensor:
 
 
 @contextmanager
-def courier_of(folder: BlockFolder, tier: Arena, **options: int) -> Iterator[Courier]:
-    courier = Courier(folder, tier, shape=SHAPE, fingerprint="m", cap_bytes=CAP, **options)
+def writer_of(folder: BlockFolder, tier: Arena, **options: int) -> Iterator[BlockWriter]:
+    writer = BlockWriter(folder, tier, shape=SHAPE, fingerprint="m", cap_bytes=CAP, **options)
     try:
-        yield courier
+        yield writer
     finally:
-        courier.close()
+        writer.close()
 
 
 def test_a_window_goes_to_another_host(tmp_path: Path) -> None:
     tier = Arena(2**22, slab_bytes=2**14)
     here, there = BlockFolder(tmp_path / "here", shards=2), BlockFolder(tmp_path / "there", shards=2)
     fill(here, a=block_of(5), b=block_of(3, 1))
-    with courier_of(here, tier) as courier:
-        courier.keep("gate", ["a", "b"])
-        assert courier.flush(10)
-        assert courier.counts["kept"] == 2
-    with courier_of(there, tier) as courier:
+    with writer_of(here, tier) as writer:
+        writer.keep("gate", ["a", "b"])
+        assert writer.flush(10)
+        assert writer.counts["kept"] == 2
+    with writer_of(there, tier) as writer:
         # Of another length than asked, never kept, and of another stream: none of them is there.
-        assert courier.restore("gate", [("a", 4), ("c", 2)], 10) == set()
-        assert courier.restore("yard", [("a", 5)], 10) == set()
-        assert courier.restore("gate", [("a", 5), ("b", 3)], 10) == {"a", "b"}
-        assert courier.counts["restored"] == 2
+        assert writer.restore("gate", [("a", 4), ("c", 2)], 10) == set()
+        assert writer.restore("yard", [("a", 5)], 10) == set()
+        assert writer.restore("gate", [("a", 5), ("b", 3)], 10) == {"a", "b"}
+        assert writer.counts["restored"] == 2
     for shard in range(2):
         assert torch.equal(read(there, "a", shard), block_of(5) + shard)
         assert torch.equal(read(there, "b", shard), block_of(3, 1) + shard)
@@ -64,32 +64,32 @@ def test_a_window_goes_to_another_host(tmp_path: Path) -> None:
 def test_what_is_dropped_is_gone_everywhere(tmp_path: Path) -> None:
     tier, folder = Arena(2**22, slab_bytes=2**14), BlockFolder(tmp_path)
     fill(folder, a=block_of(5), b=block_of(3))
-    with courier_of(folder, tier) as courier:
-        courier.keep("gate", ["a", "b"])
-        assert courier.flush(10)
-        courier.drop("gate", ["a"])
+    with writer_of(folder, tier) as writer:
+        writer.keep("gate", ["a", "b"])
+        assert writer.flush(10)
+        writer.drop("gate", ["a"])
         assert folder.tokens("a") is None
-        assert courier.flush(10)
-        assert courier.restore("gate", [("a", 5), ("b", 3)], 10) == {"b"}
-        courier.drop("gate", ["b"])
-        assert courier.flush(10)
+        assert writer.flush(10)
+        assert writer.restore("gate", [("a", 5), ("b", 3)], 10) == {"b"}
+        writer.drop("gate", ["b"])
+        assert writer.flush(10)
     assert tier.nbytes("gate") == 0
 
 
 def test_a_stream_that_is_forgotten_leaves_nothing(tmp_path: Path) -> None:
     tier, folder = Arena(2**22, slab_bytes=2**14), BlockFolder(tmp_path)
     fill(folder, a=block_of(5), b=block_of(3))
-    with courier_of(folder, tier) as courier:
-        courier.keep("gate", ["a"])
-        courier.note("gate", lambda: b"what it takes")
-        courier.keep("yard", ["b"])
-        assert courier.flush(10)
-        assert courier.noted("gate") == b"what it takes"
-        courier.keep("gate", ["b"])
-        courier.forget("gate")
-        assert courier.flush(10)
-        assert courier.noted("gate") is None
-        assert courier.restore("yard", [("b", 3)], 10) == {"b"}
+    with writer_of(folder, tier) as writer:
+        writer.keep("gate", ["a"])
+        writer.note("gate", lambda: b"what it takes")
+        writer.keep("yard", ["b"])
+        assert writer.flush(10)
+        assert writer.noted("gate") == b"what it takes"
+        writer.keep("gate", ["b"])
+        writer.forget("gate")
+        assert writer.flush(10)
+        assert writer.noted("gate") is None
+        assert writer.restore("yard", [("b", 3)], 10) == {"b"}
     assert tier.nbytes("gate") == 0
 
 
@@ -98,29 +98,29 @@ def test_a_manifest_is_written_behind_its_blocks(tmp_path: Path) -> None:
     folder = BlockFolder(tmp_path)
     fill(folder, a=block_of(100), b=block_of(100, 1))
     room = Arena(2**16 + 2**14, evicts=False, slab_bytes=2**14)
-    with courier_of(folder, room) as courier:
-        courier.keep("gate", ["a", "b"])
-        courier.note("gate", lambda: b"a and b")
-        assert not courier.flush(1.0)
-        assert courier.noted("gate") is None
-        courier.drop("gate", ["a"])
-        assert courier.flush(10)
-        assert courier.noted("gate") == b"a and b"
+    with writer_of(folder, room) as writer:
+        writer.keep("gate", ["a", "b"])
+        writer.note("gate", lambda: b"a and b")
+        assert not writer.flush(1.0)
+        assert writer.noted("gate") is None
+        writer.drop("gate", ["a"])
+        assert writer.flush(10)
+        assert writer.noted("gate") == b"a and b"
 
 
 def test_a_full_tier_is_tried_again(tmp_path: Path) -> None:
     folder = BlockFolder(tmp_path)
     fill(folder, a=block_of(100), b=block_of(100, 1))
     room = Arena(2**16, evicts=False, slab_bytes=2**14)
-    with courier_of(folder, room) as courier:
-        courier.keep("gate", ["a", "b"])
-        assert not courier.flush(1.0)
-        assert courier.counts["retries"] > 0
-        assert courier.counts["kept"] == 1
-        courier.drop("gate", ["a"])
-        assert courier.flush(10)
+    with writer_of(folder, room) as writer:
+        writer.keep("gate", ["a", "b"])
+        assert not writer.flush(1.0)
+        assert writer.counts["retries"] > 0
+        assert writer.counts["kept"] == 1
+        writer.drop("gate", ["a"])
+        assert writer.flush(10)
         folder.drop(["b"])
-        assert courier.restore("gate", [("b", 100)], 10) == {"b"}
+        assert writer.restore("gate", [("b", 100)], 10) == {"b"}
     assert torch.equal(read(folder, "b"), block_of(100, 1))
 
 
@@ -128,19 +128,19 @@ def test_no_more_waits_than_may(tmp_path: Path) -> None:
     folder = BlockFolder(tmp_path)
     fill(folder, a=block_of(100), b=block_of(100), c=block_of(100), d=block_of(100))
     room = Arena(2**14, evicts=False, slab_bytes=2**14)
-    with courier_of(folder, room, waiting=2) as courier:
-        courier.keep("gate", ["a"])
-        courier.flush(0.2)
-        courier.keep("gate", ["b", "c", "d"])
-        assert courier.counts["dropped"] > 0
+    with writer_of(folder, room, waiting=2) as writer:
+        writer.keep("gate", ["a"])
+        writer.flush(0.2)
+        writer.keep("gate", ["b", "c", "d"])
+        assert writer.counts["dropped"] > 0
     # What still waited when it was closed is counted as well.
-    assert courier.counts["dropped"] + courier.counts["kept"] + courier.counts["refused"] >= 3
+    assert writer.counts["dropped"] + writer.counts["kept"] + writer.counts["refused"] >= 3
 
 
 def test_a_block_that_is_not_there_is_counted(tmp_path: Path) -> None:
-    with courier_of(BlockFolder(tmp_path), Arena(2**22, slab_bytes=2**14)) as courier:
-        courier.keep("gate", ["none"])
-        assert courier.flush(10)
-        assert courier.counts["refused"] == 1
-        assert courier.restore("gate", [("none", 3)], 0.0) == set()
-        assert courier.counts["missing"] == 1
+    with writer_of(BlockFolder(tmp_path), Arena(2**22, slab_bytes=2**14)) as writer:
+        writer.keep("gate", ["none"])
+        assert writer.flush(10)
+        assert writer.counts["refused"] == 1
+        assert writer.restore("gate", [("none", 3)], 0.0) == set()
+        assert writer.counts["missing"] == 1

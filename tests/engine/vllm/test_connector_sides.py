@@ -13,9 +13,8 @@ from torch import Tensor
 
 pytest.importorskip("vllm.version", reason="vLLM is not installed here (make setup-vllm)")
 
-from cluster.engine.vllm.connector.messages import StepJobs, StepReport
 from cluster.engine.vllm.connector.paged import Rotary, RowPaged, rotate, slots_of
-from cluster.engine.vllm.connector.scheduling import SchedulerSide
+from cluster.engine.vllm.connector.scheduling import SchedulerSide, StepJobs, StepReport
 from cluster.engine.vllm.connector.store import BlockFolder, BlockStore, KVShape
 from cluster.engine.vllm.connector.transfer import FIELD, Load, Save, Transfer
 from cluster.engine.vllm.connector.worker import WorkerSide

@@ -20,9 +20,9 @@ pytest.importorskip("vllm.version", reason="vLLM is not installed here (make set
 from connector_rig import BLOCK, QUESTIONS, Camera, Result, Rig
 from prometheus_client import REGISTRY
 
-from cluster.engine.vllm.connector.courier import Courier
 from cluster.engine.vllm.connector.order import Order
 from cluster.engine.vllm.connector.store import BlockFolder, BlockStore, KVShape
+from cluster.engine.vllm.connector.tier_writer import BlockWriter
 from cluster.engine.vllm.connector.transfer import FIELD, Transfer
 from cluster.lab.bench.synthetic import SyntheticCamera
 from cluster.memory.tiers.arena import Arena
@@ -223,21 +223,21 @@ def test_a_window_outlives_the_engine_core_and_its_host(rig: Rig, model: VisionL
     camera.ask(order)
     camera.expected(order)
     options = {"shape": store_of(rig).shape, "fingerprint": "tests", "cap_bytes": 2**26}
-    courier = Courier(rig.folder, tier, **options)
-    courier.keep("moves", [rig.system.block, *camera.keys.values()])
-    assert courier.flush(30)
-    courier.close()
+    writer = BlockWriter(rig.folder, tier, **options)
+    writer.keep("moves", [rig.system.block, *camera.keys.values()])
+    assert writer.flush(30)
+    writer.close()
     core = [each for each in psutil.Process().children(recursive=True) if "EngineCore" in " ".join(each.cmdline())]
     for each in core:
         os.kill(each.pid, signal.SIGKILL)
 
     other = Rig(model, tmp_path / "config", tmp_path / "blocks", max_num_batched_tokens=64)
     try:
-        courier = Courier(other.folder, tier, **options)
+        writer = BlockWriter(other.folder, tier, **options)
         wanted = [(rig.system.block, rig.system.tokens)]
         wanted += [(key, len(camera.tokens[index])) for index, key in camera.keys.items()]
-        assert len(courier.restore("moves", wanted, 30)) == len(wanted)
-        courier.close()
+        assert len(writer.restore("moves", wanted, 30)) == len(wanted)
+        writer.close()
         camera.rig = other
         for first in (2, 4):
             order = camera.plan(first, first + 8)

@@ -13,9 +13,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cluster.engine.vllm.connector import keeping
-from cluster.engine.vllm.connector.courier import Post
-from cluster.engine.vllm.connector.keeping import Kept, WindowKeeper, unpack
+from cluster.engine.vllm.connector import window_checkpoint
+from cluster.engine.vllm.connector.tier_writer import TierWriter
+from cluster.engine.vllm.connector.window_checkpoint import WindowCheckpoints, WindowManifest, unpack
 from cluster.engine.vllm.settings import tier_fingerprint
 from cluster.memory.tiers.arena import Arena
 from cluster.memory.tiers.base import Block, BlockKey, Outcome
@@ -54,30 +54,30 @@ class State:
 
 
 @contextmanager
-def keeper(tiers: TierStack, held: Callable[[str], dict] = lambda _: {}) -> Iterator[WindowKeeper]:
-    post = Post(tiers)
+def keeper(tiers: TierStack, held: Callable[[str], dict] = lambda _: {}) -> Iterator[WindowCheckpoints]:
+    writer = TierWriter(tiers)
     try:
-        yield WindowKeeper(tiers, post, held)
+        yield WindowCheckpoints(tiers, writer, held)
     finally:
-        post.close()
+        writer.close()
 
 
 @given(st.binary(max_size=200), st.dictionaries(st.text(), st.integers()), st.text())
 def test_a_manifest_is_read_as_it_was_written(window: bytes, held: dict, writer: str) -> None:
-    kept = Kept(window, held, writer)
+    kept = WindowManifest(window, held, writer)
     assert unpack(kept.pack()) == kept
 
 
 @given(st.binary(max_size=60), st.integers(0, 40))
 def test_what_is_no_manifest_of_ours_is_nothing(noise: bytes, cut: int) -> None:
     assert unpack(noise) is None
-    whole = Kept(b"", {"frames": []}, "a").pack()
+    whole = WindowManifest(b"", {"frames": []}, "a").pack()
     assert unpack(whole[: min(cut, len(whole) - 1)]) is None
 
 
 def test_a_manifest_of_another_version_is_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(keeping, "VERSION", keeping.VERSION + 1)
-    later = Kept(b"window", {}, "a").pack()
+    monkeypatch.setattr(window_checkpoint, "VERSION", window_checkpoint.VERSION + 1)
+    later = WindowManifest(b"window", {}, "a").pack()
     monkeypatch.undo()
     assert unpack(None) is unpack(later) is None
 
@@ -88,10 +88,10 @@ def test_another_process_finds_a_window_and_its_writer_does_not() -> None:
         assert there.found("gate") is None
         assert here.note("gate", State(b"first"))
         assert here.note("gate", State(b"second"))
-        assert here.post.settle("gate", 10)
+        assert here.writer.settle("gate", 10)
         assert here.found("gate") is None
         assert there.found("gate") == b"second"
-        kept = unpack(there.post.noted("gate"))
+        kept = unpack(there.writer.noted("gate"))
         assert kept is not None
         assert kept.held == {"of": "gate"}
 
@@ -106,22 +106,22 @@ def test_a_window_is_handed_over_only_where_others_find_it() -> None:
         assert not here.hand_over("gate", State(b"newer"))
         node.down = False
         # What the node could not take waits until it can.
-        assert here.post.settle("gate", 10)
-        assert unpack(node.manifest("gate")[1]) == unpack(here.post.noted("gate"))
+        assert here.writer.settle("gate", 10)
+        assert unpack(node.manifest("gate")[1]) == unpack(here.writer.noted("gate"))
 
 
 def test_a_window_that_is_too_large_is_counted_and_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(keeping, "MAX_BYTES", 10)
+    monkeypatch.setattr(window_checkpoint, "MAX_BYTES", 10)
     with keeper(stack(shared())) as here:
         assert not here.hand_over("gate", State(bytes(11)))
         assert here.too_large == 1
-        assert here.post.noted("gate") is None
+        assert here.writer.noted("gate") is None
 
 
 def test_what_a_tier_cannot_take_is_tried_again_and_only_the_newest_waits() -> None:
     node = shared()
     node.down = True
-    post = Post(node)
+    writer = TierWriter(node)
     made = []
 
     def written(number: int) -> bytes:
@@ -130,18 +130,18 @@ def test_what_a_tier_cannot_take_is_tried_again_and_only_the_newest_waits() -> N
 
     try:
         for number in range(20):
-            post.note("gate", partial(written, number))
-        post.note("yard", lambda: b"yard")
-        assert not post.flush(0.2)
-        assert post.counts["retries"] > 0
+            writer.note("gate", partial(written, number))
+        writer.note("yard", lambda: b"yard")
+        assert not writer.flush(0.2)
+        assert writer.counts["retries"] > 0
         node.down = False
-        assert post.flush(30)
+        assert writer.flush(30)
         assert (node.manifest("gate")[1], node.manifest("yard")[1]) == (b"19", b"yard")
         # What a newer one replaced before it was written never became bytes.
         assert len(set(made)) <= 3
-        assert post.counts["noted"] <= 3
+        assert writer.counts["noted"] <= 3
     finally:
-        post.close()
+        writer.close()
 
 
 @pytest.mark.parametrize("end", ["release", "forget", "clear"])
@@ -149,20 +149,20 @@ def test_what_waited_is_not_written_after_its_end(end: str) -> None:
     """Not even what was on its way when it ended, and is refused only afterwards."""
     node = shared()
     node.down = True
-    post = Post(node)
+    writer = TierWriter(node)
     try:
-        post.note("gate", lambda: b"late")
+        writer.note("gate", lambda: b"late")
         deadline = time.monotonic() + 30
-        while not post.counts["retries"]:
+        while not writer.counts["retries"]:
             assert time.monotonic() < deadline
-        getattr(post, end)("gate")
+        getattr(writer, end)("gate")
         node.down = False
-        post.note("yard", lambda: b"yard")
-        assert post.settle("yard", 30)
-        assert post.flush(30)
+        writer.note("yard", lambda: b"yard")
+        assert writer.settle("yard", 30)
+        assert writer.flush(30)
         assert node.manifest("gate") == (Outcome.MISS, None)
     finally:
-        post.close()
+        writer.close()
 
 
 def test_what_is_of_no_use_is_dropped_before_anything_new_is_written() -> None:
@@ -175,7 +175,7 @@ def test_what_is_of_no_use_is_dropped_before_anything_new_is_written() -> None:
         assert here.found("gate") is None
         here.begin("gate")
         here.note("gate", State(b"window"))
-        assert here.post.flush(30)
+        assert here.writer.flush(30)
         assert node.list_blocks("gate") == (Outcome.HIT, [])
         kept = unpack(node.manifest("gate")[1])
         assert kept is not None

@@ -16,9 +16,9 @@ from kv_parts import QUICK, Node
 from redis_server import RedisServer
 
 from cluster.engine.native import NativeEngine
-from cluster.engine.vllm.connector import keeping
-from cluster.engine.vllm.connector.courier import Courier, Post
-from cluster.engine.vllm.connector.keeping import WindowKeeper
+from cluster.engine.vllm.connector import window_checkpoint
+from cluster.engine.vllm.connector.tier_writer import BlockWriter, TierWriter
+from cluster.engine.vllm.connector.window_checkpoint import WindowCheckpoints
 from cluster.engine.vllm.engine import VllmEngine
 from cluster.engine.vllm.reuse import ReuseLayout
 from cluster.engine.vllm.settings import VllmSettings
@@ -56,13 +56,13 @@ def until(condition: Callable[[], object]) -> None:
 class Side:
     """What a replica's engine has of its own: tiers, and what brings windows there."""
 
-    def __init__(self, tiers: TierStack, courier: Courier, engine: VllmEngine) -> None:
-        self.tiers, self.courier = tiers, courier
-        self.keeper = WindowKeeper(tiers, courier, engine.layout.held)
+    def __init__(self, tiers: TierStack, writer: BlockWriter, engine: VllmEngine) -> None:
+        self.tiers, self.writer = tiers, writer
+        self.keeper = WindowCheckpoints(tiers, writer, engine.layout.held)
 
     def written(self) -> None:
         """Until all that waits is in the lowest tier."""
-        assert self.courier.flush(60)
+        assert self.writer.flush(60)
 
 
 class Site:
@@ -79,10 +79,12 @@ class Site:
         self.engine = VllmEngine(load_model("tiny-qwen2_5_vl"), mode="reuse", settings=settings, tiers=first)
         self.layout = self.engine.layout
         assert isinstance(self.layout, ReuseLayout)
-        assert self.layout.courier is not None
-        shape = self.layout.courier.shape
-        other = Courier(self.layout.blocks, second, shape=shape, fingerprint=self.engine.fingerprint, cap_bytes=2**26)
-        self.sides = [Side(first, self.layout.courier, self.engine), Side(second, other, self.engine)]
+        assert self.layout.writer is not None
+        shape = self.layout.writer.shape
+        other = BlockWriter(
+            self.layout.blocks, second, shape=shape, fingerprint=self.engine.fingerprint, cap_bytes=2**26
+        )
+        self.sides = [Side(first, self.layout.writer, self.engine), Side(second, other, self.engine)]
 
     def turn(self, number: int) -> None:
         """It is this replica's turn, and as if it had just started; the other says nothing more, as after a kill."""
@@ -91,7 +93,7 @@ class Site:
         self.layout._cameras.clear()
         for path in self.layout.blocks.folder.glob("*.kv"):
             path.unlink()
-        self.layout.courier, self.engine._keeper = side.courier, side.keeper
+        self.layout.writer, self.engine._keeper = side.writer, side.keeper
 
     def in_redis(self, stream: str) -> set[str]:
         return {name for name in self.redis.names() if f":{stream}" in name}
@@ -99,7 +101,7 @@ class Site:
     def close(self) -> None:
         self.engine.close()
         for side in self.sides:
-            side.courier.close()
+            side.writer.close()
             side.tiers.close()
         self.node.stop()
         self.redis.kill()
@@ -177,7 +179,7 @@ def test_a_window_moves_with_its_kv(site: Site, camera: Callable[..., Camera]) -
     here = camera()
     for _ in range(6):
         here.same()
-    restored = site.sides[1].courier.counts
+    restored = site.sides[1].writer.counts
     before = restored["restored"]
     # And back: the first finds what the second wrote.
     for there in (1, 0):
@@ -233,7 +235,7 @@ def test_redis_dies_and_windows_go_on(site: Site, camera: Callable[..., Camera])
 def test_values_of_another_version_are_dropped_and_the_window_begins_anew(
     site: Site, camera: Callable[..., Camera], monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
-    monkeypatch.setattr(*{"tiers": (codec, "VERSION", 9), "manifest": (keeping, "VERSION", 9)}[what])
+    monkeypatch.setattr(*{"tiers": (codec, "VERSION", 9), "manifest": (window_checkpoint, "VERSION", 9)}[what])
     here = camera()
     for _ in range(4):
         here.same()
@@ -243,7 +245,7 @@ def test_values_of_another_version_are_dropped_and_the_window_begins_anew(
     assert [name for name in site.in_redis(here.spec.stream) if ":kv:kv:" in name]
     site.turn(1)
     site.engine.admit(here.spec)
-    assert site.sides[1].courier.flush(30)
+    assert site.sides[1].writer.flush(30)
     assert not [name for name in site.in_redis(here.spec.stream) if ":kv:kv:" in name]
     mine, _ = here.step(gap=True)
     assert mine[0].tokens.reused == 0
@@ -258,13 +260,13 @@ def test_a_block_that_is_damaged_is_computed_and_the_rest_reused(site: Site, cam
     side.written()
     site.memory.drop(here.spec.stream)
     newest = max(site.layout._cameras[here.spec.stream].held.items())[1].key
-    uid = side.courier._names(here.spec.stream, newest)[0].block
+    uid = side.writer._names(here.spec.stream, newest)[0].block
     (broken,) = [name for name in site.in_redis(here.spec.stream) if name.endswith(f":0:0:{uid}")]
     data = bytearray(site.redis.client.get(broken))
     data[-1] ^= 1
     site.redis.client.set(broken, bytes(data))
     site.turn(1)
-    counts = site.sides[1].courier.counts
+    counts = site.sides[1].writer.counts
     before = counts["missing"]
     site.engine.admit(here.spec)
     mine, natives = here.step(gap=True)
@@ -293,7 +295,7 @@ def test_forgetting_reaches_every_tier(site: Site, camera: Callable[..., Camera]
 def test_nothing_is_written_of_a_camera_without_a_memory(site: Site, camera: Callable[..., Camera]) -> None:
     here = camera(remembers=False)
     here.same()
-    assert site.sides[0].courier.flush(30)
+    assert site.sides[0].writer.flush(30)
     assert not site.in_redis(here.spec.stream)
     assert site.memory.manifest(here.spec.stream) == (Outcome.MISS, None)
     # Nor of one that has none any more.
@@ -314,13 +316,13 @@ def test_a_pruned_window_moves_without_kv(site: Site, qwen, spec, monkeypatch: p
     expected = qwen.drive(qwen.native, replace(of, memory=None), samples)
     answers: list[Answer] = []
     for tiers, part in zip([side.tiers for side in site.sides], (samples[:7], samples[7:]), strict=True):
-        post = Post(tiers)
-        monkeypatch.setattr(qwen.engine.layout, "post", post)
-        monkeypatch.setattr(qwen.engine, "_keeper", WindowKeeper(tiers, post, qwen.engine.layout.held))
+        writer = TierWriter(tiers)
+        monkeypatch.setattr(qwen.engine.layout, "writer", writer)
+        monkeypatch.setattr(qwen.engine, "_keeper", WindowCheckpoints(tiers, writer, qwen.engine.layout.held))
         qwen.engine.admit(of)
         answers += [answer for sample in part for r in qwen.engine.push(sample) for answer in qwen.engine.step([r])]
         assert qwen.engine.hand_over("pruned").result()
-        post.close()
+        writer.close()
     assert [a.window for a in answers] == [a.window for a in expected]
     assert [a.score for a in answers] == pytest.approx([a.score for a in expected], abs=2e-5)
     assert not [name for name in site.in_redis("pruned") if ":kv:kv:" in name]

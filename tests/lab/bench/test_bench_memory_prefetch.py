@@ -6,11 +6,9 @@ import xml.etree.ElementTree as ET
 
 import pytest
 
-from cluster.lab.bench.memory.prefetch import Compute, measure_prefetch, timeline_svg
-from cluster.lab.evaluation.plots import LEFT, RIGHT, WIDTH
+from cluster.lab.bench.memory.prefetch import Compute, measure_prefetch, timeline
+from cluster.lab.report.charts import svg, tips
 from cluster.memory.prefetch import FetchEvent
-
-SVG = "{http://www.w3.org/2000/svg}"
 
 
 def test_a_right_prediction_is_all_used_and_only_the_first_layer_is_loaded_when_wanted() -> None:
@@ -42,9 +40,12 @@ def test_errors_are_spread_evenly_over_the_layers() -> None:
 def test_the_picture_has_a_bar_for_each_load_and_each_layer_to_scale() -> None:
     events = [FetchEvent(0, 5.0, 5.010, 4, 64, False), FetchEvent(1, 5.010, 5.030, 4, 64, True)]
     computes = [Compute(0, 5.010, 5.030), Compute(1, 5.030, 5.050)]
-    root = ET.fromstring(timeline_svg(events, computes))
-    bars = {bar.findtext(f"{SVG}title"): bar for bar in root.iter(f"{SVG}rect") if len(bar)}
-    millisecond = (WIDTH - LEFT - RIGHT) / 50
+    figure = timeline(events, computes)
+    (axes,) = figure.axes
+    bars = {tips(bar)[0]: bar for bar in axes.patches}
+    titles = {element.text for element in ET.fromstring(svg(figure)).iter("{http://www.w3.org/2000/svg}title")}
+    assert titles == set(bars)
+    assert axes.get_xlabel() == "milliseconds"
     for text, began, took in (
         ("layer 0 computes for 20.00 ms", 10, 20),
         ("layer 1 computes for 20.00 ms", 30, 20),
@@ -52,11 +53,12 @@ def test_the_picture_has_a_bar_for_each_load_and_each_layer_to_scale() -> None:
         ("4 blocks (64 bytes) of layer 1 loaded ahead in 20.00 ms", 10, 20),
     ):
         bar = bars.pop(text)
-        assert float(bar.get("x", "")) == pytest.approx(LEFT + began * millisecond, abs=0.11)
-        assert float(bar.get("width", "")) == pytest.approx(took * millisecond, abs=0.21)
+        assert (bar.get_x(), bar.get_width()) == pytest.approx((began, took))
+        # In the row of its layer.
+        assert round(bar.get_y() + bar.get_height() / 2) == int(text.split("layer ")[1].split()[0])
     assert not bars
 
 
 def test_nothing_makes_no_picture() -> None:
     with pytest.raises(ValueError, match="at least one"):
-        timeline_svg([], [])
+        timeline([], [])

@@ -17,7 +17,8 @@ from cluster.lab.evaluation.metrics import window_truth
 from cluster.lab.evaluation.policies import WindowShape, codecsight, full, ours
 from cluster.lab.evaluation.questions import check_questions, thresholds_of
 from cluster.lab.evaluation.report import choose, figures, flops_for, make_report, reached
-from cluster.lab.evaluation.write import markdown, page, write_report
+from cluster.lab.evaluation.write import page, write_report
+from cluster.lab.report.charts import svg
 from cluster.models import load_model
 from cluster.models.settings import ModelSettings
 
@@ -212,7 +213,7 @@ def test_bounds_say_what_is_reached():
 
 
 def test_markdown_has_every_table(report):
-    text = markdown(report)
+    text = page(report).markdown()
     for title in ("# Accuracy", "## Figures", "## Settings", "## F1 by kind of event", "## Calibration", "## Skipped"):
         assert title in text
     assert "| f1_drop_at_8 | 0.143" in text
@@ -225,15 +226,20 @@ def test_markdown_has_every_table(report):
 def test_charts_are_documents_of_their_own(report, tmp_path):
     drawn = charts(report)
     assert {"f1-tokens", "f1-flops", "calibration", "f1-motion", "f1-stride", "flops-stride"} == drawn.keys()
-    for svg in drawn.values():
-        root = ET.fromstring(svg)
-        assert root.tag.endswith("svg")
-        for element in root.iter():
-            for name in ("x", "y", "cx", "cy", "y1", "y2"):
-                assert 0 <= float(element.get(name, 0)) <= 620
-    stride = ET.fromstring(drawn["f1-stride"])
-    assert len([e for e in stride.iter() if e.tag.endswith("polyline")]) == 1
-    titles = [e.text for e in stride.iter() if e.tag.endswith("title")]
+    for figure in drawn.values():
+        assert ET.fromstring(svg(figure)).tag.endswith("svg")
+        (axes,) = figure.axes
+        (left, right), (bottom, top) = axes.get_xlim(), axes.get_ylim()
+        points = [point for line in axes.lines for point in line.get_xydata()]
+        points += [point for lines in axes.collections for path in lines.get_paths() for point in path.vertices]
+        assert points
+        assert all(left <= x <= right and bottom <= y <= top for x, y in points)
+    stride = drawn["f1-stride"]
+    joined = [line for line in stride.axes[0].lines if len(line.get_xydata()) > 1 and line.get_linewidth()]
+    (line,) = joined
+    assert line.get_label() == "ours"
+    assert [tuple(point) for point in line.get_xydata()] == [(0.2, pytest.approx(f1(3))), (0.4, 1.0)]
+    titles = [e.text for e in ET.fromstring(svg(stride)).iter() if e.tag.endswith("title")]
     assert sorted(titles) == [
         "CodecSight at 0.2: F1 0.667",
         "full computation at 0.2: F1 1.000",
@@ -243,7 +249,7 @@ def test_charts_are_documents_of_their_own(report, tmp_path):
 
 
 def test_the_page_stands_alone(report, tmp_path):
-    text = page(report)
+    text = page(report).html()
     assert "tiny &amp; random" in text
     assert "bad &lt;video&gt;.mp4" in text
     assert text.count("<svg") == len(charts(report))

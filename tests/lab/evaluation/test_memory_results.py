@@ -11,7 +11,7 @@ import torch
 from cluster.errors import ConfigError, SightlineError
 from cluster.lab.evaluation.datasets.base import Skipped
 from cluster.lab.evaluation.memory.asking import PastQuestion
-from cluster.lab.evaluation.memory.report import markdown, memory_charts, memory_report, write_memory_report
+from cluster.lab.evaluation.memory.report import memory_charts, memory_report, page, write_memory_report
 from cluster.lab.evaluation.memory.results import (
     MemorySetting,
     SettingResult,
@@ -19,6 +19,7 @@ from cluster.lab.evaluation.memory.results import (
     coverage_of,
     evidence_recall,
 )
+from cluster.lab.report.charts import svg
 
 FULL = MemorySetting("full", "frames", "all")
 SMALL = MemorySetting("cords", "resv", "wicsum", 256)
@@ -116,7 +117,7 @@ def test_json_is_finite_and_holds_rows_drops_and_answers(report):
 
 
 def test_markdown_tables_have_a_line_for_each_setting(report):
-    text = markdown(report)
+    text = page(report).markdown()
     lines = [line for line in text.splitlines() if line.startswith(f"| {SMALL.name} ")]
     assert len(lines) == 4
     accuracy, retrieval, coverage, cost = ([cell.strip() for cell in line.split("|")[2:-1]] for line in lines)
@@ -132,21 +133,25 @@ def test_markdown_tables_have_a_line_for_each_setting(report):
 def test_curves_are_drawn_of_what_was_measured(report):
     charts = memory_charts(report)
     assert set(charts) == {"accuracy-budget", "coverage-joint", "coverage-key", "ttft-history"}
-    for svg in charts.values():
-        ElementTree.fromstring(svg)
+    for figure in charts.values():
+        ElementTree.fromstring(svg(figure))
     # Two combinations of policies; that without a bound stands at the 400 tokens it held.
-    assert f"{SMALL.name}: 0.500" in charts["accuracy-budget"]
-    assert charts["accuracy-budget"].count("<polyline") == 1
+    (axes,) = charts["accuracy-budget"].axes
+    assert f"{SMALL.name}: 0.500" in svg(charts["accuracy-budget"])
+    lines = {line.get_label(): line.get_xydata() for line in axes.lines}
+    assert sorted(len(points) for points in lines.values()) == [1, 2]
+    assert 400 in [x for points in lines.values() for x, _ in points]
     # Not marked and joined: a line for each of three settings, in one space of one.
-    assert charts["coverage-joint"].count("<polyline") == 3
-    assert charts["coverage-key"].count("<polyline") == 1
+    assert len(charts["coverage-joint"].axes[0].lines) == 3
+    assert len(charts["coverage-key"].axes[0].lines) == 1
 
 
 def test_files_are_written_and_a_folder_that_cannot_be_is_named(report, tmp_path):
     path = write_memory_report(report, tmp_path / "out")
-    assert path.read_text() == markdown(report)
+    assert path.read_text() == page(report).html()
+    assert path.with_suffix(".md").read_text() == page(report).markdown()
     names = {each.name for each in path.parent.iterdir()}
-    assert {"memory.json", "memory.md", "accuracy-budget.svg", "ttft-history.svg"} <= names
+    assert {"memory.html", "memory.json", "memory.md", "accuracy-budget.svg", "ttft-history.svg"} <= names
     (tmp_path / "file").write_text("")
     with pytest.raises(SightlineError, match="cannot write the report"):
         write_memory_report(report, tmp_path / "file")
@@ -161,4 +166,4 @@ def test_a_report_needs_each_setting_once_and_the_same_questions():
     fewer = SettingResult(SMALL, full.answered[:2])
     with pytest.raises(ConfigError, match="same questions in the same order"):
         memory_report("Memory", [full, fewer], baseline=FULL)
-    assert "drop" not in markdown(memory_report("Memory", [full]))
+    assert "drop" not in page(memory_report("Memory", [full])).markdown()

@@ -11,7 +11,9 @@ import pytest
 
 from cluster.errors import SightlineError
 from cluster.lab.report import ComparedWindow, Comparison, Cost, render, write_report
-from cluster.lab.report.charts import compact, tokens_per_window
+from cluster.lab.report.charts import svg, tips
+from cluster.lab.report.text import compact
+from cluster.lab.report.timeline import tokens_per_window
 from cluster.types import Question
 
 VOID = {"meta", "link", "img", "br", "hr", "input"}
@@ -115,12 +117,26 @@ def test_nothing_compared_divides_by_nothing(report):
 
 def test_nested_bars_are_as_high_as_their_tokens(report):
     night = next(camera for camera in report.cameras if camera.name == "night")
-    chart = str(tokens_per_window(night.live))
-    assert all(0 <= float(x) <= 520 for x in re.findall(r'\b(?:x|x1|x2|cx)="(-?[\d.]+)"', chart))
-    assert all(0 <= float(y) <= 216 for y in re.findall(r'\b(?:y|y1|y2|cy)="(-?[\d.]+)"', chart))
-    bars = re.findall(r'class="bar (\w+)"[^>]*height="([\d.]+)"', chart)
-    heights = {name: float(height) for name, height in bars[:3]}
-    assert heights["kept"] / heights["full"] == pytest.approx(900 / 4096, abs=0.01)
+    figure = tokens_per_window(night.live)
+    (axes,) = figure.axes
+    full, kept, computed = axes.containers
+    assert [each.get_label() for each in axes.containers] == ["full", "kept by the pruner", "computed"]
+    assert [bar.get_height() for bar in full] == [window.full for window in night.live]
+    assert [bar.get_height() for bar in kept] == [window.kept for window in night.live]
+    assert [bar.get_height() for bar in computed] == [window.computed for window in night.live]
+    assert kept[0].get_height() / full[0].get_height() == pytest.approx(900 / 4096, abs=0.01)
+    # Nested: each lies within the one behind it, and all of them inside.
+    (left, right), (bottom, top) = axes.get_xlim(), axes.get_ylim()
+    for outer, inner in ((full, kept), (kept, computed)):
+        for wide, narrow in zip(outer, inner, strict=True):
+            ends = wide.get_x() + wide.get_width(), narrow.get_x() + narrow.get_width()
+            assert wide.get_x() < narrow.get_x() < ends[1] < ends[0]
+    assert all(left <= bar.get_x() and bar.get_x() + bar.get_width() <= right for bar in full)
+    assert bottom == 0
+    assert top >= 4096
+    assert tips(computed[2]) == ["window ending at 24 s: 4096 tokens in full, 900 kept, 0 computed (gated)"]
+    assert [text.get_text() for text in axes.get_xticklabels()] == [f"{window.end_s:.0f} s" for window in night.live]
+    assert 'aria-label="Tokens of 7 windows: full, kept, computed"' in svg(figure)
 
 
 def words(page):

@@ -7,9 +7,9 @@ size keep a refresh that scatters into hundreds of runs from multiplying them in
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, cast
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -22,23 +22,8 @@ from cluster.engine.window.planner import Run
 PACK_KEYS = 1 << 18
 
 
-class Varlen(Protocol):
-    """The kernel's signature; a reference implementation of it runs anywhere."""
-
-    def __call__(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        cu_seq_q: Tensor,
-        cu_seq_k: Tensor,
-        max_q: int,
-        max_k: int,
-        *,
-        scale: float,
-        window_size: tuple[int, int],
-        enable_gqa: bool,
-    ) -> Tensor: ...
+# The signature of ``varlen_attn``; a reference implementation of it runs anywhere.
+Varlen = Callable[..., Tensor]
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +85,7 @@ def _pack(group: Sequence[tuple[int, Run]], device: torch.device) -> Pack:
 class VarlenKernel(Kernel[list[Pack]]):
     """The kernel on CUDA, fp16 and bf16."""
 
-    def __init__(self, attention: Varlen = cast(Any, varlen_attn), limit: int = PACK_KEYS) -> None:
+    def __init__(self, attention: Varlen = cast(Varlen, varlen_attn), limit: int = PACK_KEYS) -> None:
         self.attention = attention
         self.limit = limit
 

@@ -18,9 +18,8 @@ from vllm.distributed.kv_transfer.kv_connector.v1 import KVConnectorBase_V1, KVC
 from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorPromMetrics, KVConnectorStats
 from vllm.model_executor.layers.rotary_embedding import get_rope
 
-from cluster.engine.vllm.connector.messages import StepJobs, StepReport
 from cluster.engine.vllm.connector.paged import Rotary, paged_kv
-from cluster.engine.vllm.connector.scheduling import SchedulerSide
+from cluster.engine.vllm.connector.scheduling import SchedulerSide, StepJobs, StepReport
 from cluster.engine.vllm.connector.store import BlockFolder, BlockStore, KVShape
 from cluster.engine.vllm.connector.worker import WorkerSide
 from cluster.errors import ModelError
@@ -88,7 +87,7 @@ class SightlineConnector(KVConnectorBase_V1, SupportsHMA):
     """Serves the first tokens of a prompt from blocks, and keeps blocks of what is computed behind them.
 
     ``kv_connector_extra_config``: ``folder``, ``cap_bytes``, ``fingerprint``, ``shards`` (see
-    :func:`~cluster.engine.vllm.connector.connector.transfer_config`).
+    :func:`~cluster.engine.vllm.connector.transfer.transfer_config`).
 
     Raises:
         ModelError: a model whose KV is more than one kind of full attention over one set of blocks, or whose layers

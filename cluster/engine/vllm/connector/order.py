@@ -136,11 +136,6 @@ def reordered(
     )
 
 
-def system_transfer(key: str, tokens: int, axes: int) -> Transfer:
-    """What the request asks for that computes the system prompt once, so that windows can begin with it."""
-    return Transfer((), (Save(key, tokens, 0),), np.broadcast_to(np.arange(tokens), (axes, tokens)))
-
-
 def _chosen(rows: IntArray, tokens: int) -> tuple[int, ...] | None:
     return None if len(rows) == tokens else tuple(rows.tolist())
 

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cluster.engine.vllm.connector.messages import LoadJob, SaveJob, StepJobs, StepReport
 from cluster.engine.vllm.connector.paged import PagedKV, Rotary, RowPaged, rotate, slots_of, unrotate
+from cluster.engine.vllm.connector.scheduling import LoadJob, SaveJob, StepJobs, StepReport
 from cluster.engine.vllm.connector.store import BlockStore, Fault
 from cluster.engine.vllm.connector.transfer import Load
 from cluster.errors import ConfigError

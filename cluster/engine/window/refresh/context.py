@@ -1,4 +1,4 @@
-"""TODO."""
+"""What a policy is told of a window's overlap, and what it chooses there."""
 
 from __future__ import annotations
 
@@ -8,9 +8,34 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from cluster.engine.window.refresh import RefreshContext
+from cluster.engine.window.refresh.base import RefreshContext, RefreshPolicy, Selection
 from cluster.engine.window.stream import HeldFrame, Stream, tokens_of
+from cluster.registry import refresh_policies
 from cluster.types import MICROSECONDS
+
+
+def choose_refreshed(
+    stream: Stream,
+    window: int,
+    frames: Sequence[HeldFrame],
+    system: int,
+    layers: int,
+    *,
+    first_token: int | None = None,
+) -> tuple[RefreshPolicy, Selection]:
+    """The stream's policy, and which tokens of the overlap it computes again.
+
+    ``first_token``: number of the first token since the stream began (afresh), where that is not the stream's own.
+    """
+    policy: RefreshPolicy = refresh_policies.get(stream.spec.refresh)()
+    context = refresh_context(stream, window, frames, system, layers)
+    # Until the first frame leaves the window, every token was computed under the context it has now: causal attention
+    # makes that KV the one a full computation gives, and there is nothing to refresh.
+    first_token = stream.first_token if first_token is None else first_token
+    exact = policy.budgeted and frames[0].first == first_token and frames[0].has_kv
+    if exact or not len(context):
+        return policy, Selection(np.zeros(len(context), dtype=bool))
+    return policy, policy.select(context)
 
 
 def refresh_context(

@@ -18,11 +18,11 @@ import numpy as np
 
 from cluster.codec import FileSource, StreamHeader
 from cluster.codec.processor import CodecProcessor
-from cluster.engine.calibrated.engine import CalibratedEngine
-from cluster.engine.calibrated.shape import shape_of
+from cluster.engine.simulated import SimulatedEngine
 from cluster.lab.bench.faults.gate import Free
 from cluster.lab.bench.parts import Part
 from cluster.models.base import VisionLanguageModel
+from cluster.models.loading import load_shape
 from cluster.types import MICROSECONDS, EncodedPacket, FrameSample, Question, StreamSpec
 from cluster.vision import make_pruner
 from cluster.vision.sampler import PatchSampler
@@ -38,7 +38,7 @@ KEYFRAMES_S = (1, 2, 4)
 def measure(seed: int) -> Part:
     """See :mod:`cluster.lab.bench.faults`."""
     random = np.random.default_rng(seed)
-    shape = shape_of("demo")
+    shape = load_shape("demo")
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder:
         for every_s in KEYFRAMES_S:
@@ -80,7 +80,7 @@ def _video(path: Path, every_s: int, random: np.random.Generator) -> tuple[Strea
 
 def _held(shape: VisionLanguageModel, header: StreamHeader, packets: list[EncodedPacket], at_s: float) -> float:
     """Share of the first window that ends behind the loss whose time is covered by frames that it holds."""
-    engine = CalibratedEngine(shape, Free(), sleep=lambda _: None)
+    engine = SimulatedEngine(shape, Free(), sleep=lambda _: None)
     engine.admit(StreamSpec("gap", (Question("q", "Is anyone there?"),), WINDOW_S, STRIDE_S, static_gate=False))
     processor, sampler = CodecProcessor(shape.geometry), PatchSampler("gap", make_pruner("replenish"), 2.0)
     processor.open(header)

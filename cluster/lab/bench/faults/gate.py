@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 
 from cluster.codec.picture import LumaDifference
-from cluster.engine.calibrated.engine import CalibratedEngine
-from cluster.engine.calibrated.shape import shape_of
+from cluster.engine.simulated import SimulatedEngine
 from cluster.lab.bench.parts import Part
 from cluster.models.base import VisionLanguageModel
+from cluster.models.loading import load_shape
 from cluster.registry import pruners
 from cluster.types import MICROSECONDS, Answer, ChangeGrid, PatchGrid, Question, SampledFrame, StreamSpec, UInt8Array
 from cluster.vision import make_pruner
@@ -47,7 +47,7 @@ class Thing:
 
 def measure(seed: int) -> Part:
     """See :mod:`cluster.lab.bench.faults`."""
-    shape = shape_of("demo")
+    shape = load_shape("demo")
     grid = PatchGrid(16, 16, shape.geometry.patch, shape.geometry.merge, shape.geometry.temporal)
     random = np.random.default_rng(seed)
     things = [_thing(random, grid) for _ in range(OBJECTS)]
@@ -94,7 +94,7 @@ class _Camera:
         self.thing: Thing | None = None
         self._grid, self._scene = grid, scene
         self._spec = StreamSpec("gate", (Question("q", "Is anyone on the ground?"),), WINDOW_S, STRIDE_S)
-        self._engine = _engine(shape_of("demo"))
+        self._engine = _engine(load_shape("demo"))
         self._engine.admit(self._spec)
         self._sampler = PatchSampler("gate", make_pruner(pruner), SAMPLES_PER_S)
         self._difference = LumaDifference(grid)
@@ -106,7 +106,7 @@ class _Camera:
         other.__dict__ |= self.__dict__
         other.answers = []
         other._sampler, other._difference = deepcopy((self._sampler, self._difference))
-        other._engine = _engine(self._engine.shape)
+        other._engine = _engine(self._engine.model)
         other._engine.import_stream(self._spec, self._engine.export_stream("gate"))
         return other
 
@@ -131,8 +131,8 @@ class _Camera:
         return SampledFrame(index, pts, anchor, index == 0, grid, rgb, luma, change)
 
 
-def _engine(shape: VisionLanguageModel) -> CalibratedEngine:
-    return CalibratedEngine(shape, Free(), sleep=lambda _: None)
+def _engine(shape: VisionLanguageModel) -> SimulatedEngine:
+    return SimulatedEngine(shape, Free(), sleep=lambda _: None)
 
 
 class Free:

@@ -304,9 +304,9 @@ def _look(outputs: Outputs, where: Mapping[str, str], to: list[str], cameras: Pa
 
 def _configuration(folder: Path, cameras: Iterable[Canary], hook: str) -> dict[str, Any]:
     return {
-        "engine": "calibrated",
+        "engine": "simulated",
         "model": {"name": "demo"},
-        "calibrated": {"costs": "demo-cpu"},
+        "simulated": {"costs": "demo-cpu"},
         "memory": {"enabled": False},
         "tiers": {"node": False},
         "gateway": {"port": 0, "metrics_port": 0},

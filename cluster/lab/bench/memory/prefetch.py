@@ -12,7 +12,6 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,8 +20,7 @@ import torch
 from cluster.lab.bench.memory.delayed import Delayed
 from cluster.lab.bench.memory.footage import CAMERA, Watched
 from cluster.lab.bench.parts import Part
-from cluster.lab.evaluation.plots import COLOURS, LEFT, RIGHT, STYLE, TOP, WIDTH
-from cluster.lab.report.charts import Scale, ticks
+from cluster.lab.report import charts
 from cluster.memory.prefetch import FetchEvent, Prefetcher, PrefetchStats
 from cluster.memory.recollection import Recollection
 from cluster.memory.retrieve.top_k import TopK
@@ -33,6 +31,8 @@ from cluster.memory.tiers.stack import TierStack
 from cluster.types import MemorySpec
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
     from cluster.lab.bench.memory.footage import Footage
 
 SHARE = 0.1
@@ -145,7 +145,7 @@ COMPUTE_SHARE = 1.25
 """Of the time that a layer's blocks take to come: what a layer computes for."""
 
 _TOKENS, _WIDTH = 32, 128
-_ROW, _BAR = 14, 5
+_ROW = 18
 
 
 def measure_prefetch(
@@ -201,8 +201,8 @@ def _question(
     return tuple(events), tuple(computes), fetcher.stats
 
 
-def timeline_svg(events: Sequence[FetchEvent], computes: Sequence[Compute]) -> str:
-    """One row for each layer over time: when its blocks travelled, and when it computed. An SVG file of its own.
+def timeline(events: Sequence[FetchEvent], computes: Sequence[Compute]) -> Figure:
+    """One row for each layer over time: when its blocks travelled, and when it computed.
 
     Raises:
         ValueError: nothing to draw.
@@ -211,43 +211,27 @@ def timeline_svg(events: Sequence[FetchEvent], computes: Sequence[Compute]) -> s
     if not drawn:
         raise ValueError("a timeline needs at least one load or one layer's work")
     first = min(one.began_s for one in drawn)
-    last = max(one.ended_s for one in drawn)
     layers = sorted({one.layer for one in drawn})
-    tops = {layer: TOP + 12 + row * _ROW for row, layer in enumerate(layers)}
-    bottom = TOP + 12 + len(layers) * _ROW
-    x = Scale(0.0, (last - first) * 1000, LEFT, WIDTH - RIGHT)
-    parts = []
-    for value in ticks(0.0, x.high, 5):
-        parts.append(f'<line class="grid" x1="{x(value)}" x2="{x(value)}" y1="{TOP}" y2="{bottom}"/>')
-        parts.append(f'<text x="{x(value)}" y="{bottom + 16}" text-anchor="middle">{value:g} ms</text>')
-    for layer in layers:
-        parts.append(f'<text x="{LEFT - 8}" y="{tops[layer] + 10}" text-anchor="end">{layer}</text>')
-
-    def bar(one: FetchEvent | Compute, down: int, colour: str, text: str) -> None:
-        left, right = x((one.began_s - first) * 1000), x((one.ended_s - first) * 1000)
-        parts.append(
-            f'<rect x="{left}" y="{tops[one.layer] + down}" width="{max(round(right - left, 1), 0.5)}" '
-            f'height="{_BAR}" fill="{colour}"><title>{escape(text)}</title></rect>'
-        )
-
-    for one in computes:
-        bar(one, 1 + _BAR, COLOURS[0], f"layer {one.layer} computes for {(one.ended_s - one.began_s) * 1000:.2f} ms")
-    for event in events:
-        took = (event.ended_s - event.began_s) * 1000
-        how = "ahead" if event.predicted else "when wanted"
-        text = f"{event.blocks} blocks ({event.bytes} bytes) of layer {event.layer} loaded {how} in {took:.2f} ms"
-        bar(event, 0, COLOURS[3] if event.predicted else COLOURS[1], text)
-    names = ((COLOURS[0], "computes"), (COLOURS[3], "loaded ahead"), (COLOURS[1], "loaded when wanted"))
-    for number, (colour, name) in enumerate(names):
-        left = LEFT + number * 150
-        parts.append(f'<rect x="{left}" y="{bottom + 30}" width="10" height="10" fill="{colour}"/>')
-        parts.append(f'<text x="{left + 15}" y="{bottom + 39}">{name}</text>')
-    title = "Loads and work, layer by layer"
-    parts.append(f'<text class="title" x="{LEFT}" y="16">{title}</text>')
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {bottom + 50}" role="img" '
-        f'aria-label="{title}"><style>{STYLE}</style>{"".join(parts)}</svg>'
-    )
+    figure = charts.blank("Loads and work, layer by layer", charts.WIDTH, 100 + _ROW * len(layers))
+    (axes,) = figure.axes
+    for one in drawn:
+        began_ms, took_ms = (one.began_s - first) * 1000, (one.ended_s - one.began_s) * 1000
+        if isinstance(one, Compute):
+            name, place, text = "computes", 0, f"layer {one.layer} computes for {took_ms:.2f} ms"
+        else:
+            name, place = ("loaded ahead", 3) if one.predicted else ("loaded when wanted", 1)
+            text = f"{one.blocks} blocks ({one.bytes} bytes) of layer {one.layer} {name} in {took_ms:.2f} ms"
+        # Loads above, work below the middle of the row.
+        row = layers.index(one.layer) + (0.2 if place == 0 else -0.2)
+        (bar,) = axes.barh(row, took_ms, 0.36, began_ms, color=charts.COLOURS[place])
+        bar.set_label(name)
+        charts.tip(bar, text)
+    axes.set_title("Loads and work, layer by layer", loc="left", fontsize=13, color=charts.COLOR["ink"])
+    axes.set(xlabel="milliseconds", ylabel="layer", ylim=(len(layers) - 0.4, -0.6), xlim=(0, None))
+    axes.set_yticks(range(len(layers)), [str(layer) for layer in layers])
+    axes.grid(axis="x", color=charts.COLOR["rule"])
+    charts.add_legend(figure, 3)
+    return figure
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -284,7 +268,7 @@ def measure(footage: Footage) -> Part:
             if accuracy == 1:
                 figures[f"prefetch_hidden_{latency}ms"] = done.hidden
                 if args.out is not None:
-                    _write(args.out / "prefetch.svg", timeline_svg(done.events, done.computes))
+                    _write(args.out / "prefetch.svg", charts.svg(timeline(done.events, done.computes)))
             rows.append(_row("made", latency, compute_s, args.layers, accuracy, done))
         print(f"prefetch: {latency} ms", file=sys.stderr)
     watched = footage.watched(args.model)[0]

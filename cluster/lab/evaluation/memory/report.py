@@ -6,9 +6,9 @@ import json
 import math
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cluster.errors import ConfigError
 from cluster.lab.bench.harness import BenchResult
@@ -20,10 +20,15 @@ from cluster.lab.evaluation.memory.run import MemoryResults
 from cluster.lab.evaluation.memory.score import credit
 from cluster.lab.evaluation.memory.settings import FULL, ours
 from cluster.lab.evaluation.metrics import Measured
-from cluster.lab.evaluation.plots import Axis, Point, Series, chart
-from cluster.lab.evaluation.report import finite, measured_text, number
-from cluster.lab.evaluation.write import Table, markdown_table, write_files
+from cluster.lab.evaluation.report import measured_text, number
+from cluster.lab.evaluation.write import remarks
+from cluster.lab.report.charts import Axis, Point, Series, chart
+from cluster.lab.report.page import Page, Section, Table, write_page
+from cluster.lab.report.text import finite
 from cluster.models.base import VisionLanguageModel
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 def accuracy_table(report: MemoryReport) -> Table:
@@ -37,87 +42,43 @@ def accuracy_table(report: MemoryReport) -> Table:
             drop = report.drops.get(result.setting)
             row.append("" if drop is None else measured_text(drop["all"]))
         rows.append(row)
-    return heads, rows
+    return Table("Accuracy [95 %]", heads, rows)
 
 
-def retrieval_table(report: MemoryReport) -> Table:
-    """What was retrieved, and whether it was what the answers rest on."""
-    heads = ["setting", "retrieved", "evidence in it", "spans found", "any found"]
-    rows = [
-        [
-            result.setting.name,
-            _percent(result.retrieval_ratio),
-            *(_percent(result.recall(name)) for name in ("inside", "spans", "found")),
-        ]
-        for result in report.results
+def tables(report: MemoryReport) -> list[Table]:
+    """Accuracy; what was retrieved, and whether the answers rest on it; coverage, where it was measured; cost."""
+    retrieval, coverage, cost = [], [], []
+    for result in report.results:
+        name = result.setting.name
+        found = (result.retrieval_ratio, *(result.recall(what) for what in ("inside", "spans", "found")))
+        retrieval.append((name, *(_or_dash(100 * share, "{:.1f} %") for share in found)))
+        if result.coverage:
+            areas = (result.coverage.get(space) for space in _SPACES)
+            coverage.append((name, *("–" if area is None else number(area.area) for area in areas)))
+        moved, held = (_or_dash(result.mean(what) / 2**20, "{:.1f} MiB") for what in ("bytes_moved", "bytes_held"))
+        cost.append((name, _or_dash(1000 * result.mean("ttft_s"), "{:.0f} ms"), moved, held))
+    return [
+        accuracy_table(report),
+        Table("Retrieval", ("setting", "retrieved", "evidence in it", "spans found", "any found"), retrieval),
+        Table("Coverage, area under the curve", ("setting", "joint", "keys", "values"), coverage),
+        Table("Cost", ("setting", "first word", "moved for a question", "held"), cost),
     ]
-    return heads, rows
 
 
-def coverage_table(report: MemoryReport) -> Table:
-    """Area under the distribution of distances in each space, where it was measured."""
-    rows = [
-        [result.setting.name, *(_area(result, space) for space in ("joint", "key", "value"))]
-        for result in report.results
-        if result.coverage
-    ]
-    return ["setting", "joint", "keys", "values"], rows
-
-
-def cost_table(report: MemoryReport) -> Table:
-    """Time to the first word, and bytes."""
-    rows = [
-        [
-            result.setting.name,
-            _or_dash(1000 * result.mean("ttft_s"), "{:.0f} ms"),
-            _or_dash(result.mean("bytes_moved") / 2**20, "{:.1f} MiB"),
-            _or_dash(result.mean("bytes_held") / 2**20, "{:.1f} MiB"),
-        ]
-        for result in report.results
-    ]
-    return ["setting", "first word", "moved for a question", "held"], rows
-
-
-def markdown(report: MemoryReport) -> str:
-    """The report as text; tables without a row are left out."""
-    parts = [f"# {report.title}"]
-    if report.facts:
-        parts.append("\n".join(f"* {name}: {value}" for name, value in report.facts.items()))
-    tables = [
-        ("Accuracy [95 %]", accuracy_table(report)),
-        ("Retrieval", retrieval_table(report)),
-        ("Coverage, area under the curve", coverage_table(report)),
-        ("Cost", cost_table(report)),
-    ]
-    parts += [f"## {title}\n\n{markdown_table(heads, rows)}" for title, (heads, rows) in tables if rows]
-    if report.notes:
-        parts.append("## Notes\n\n" + "\n".join(f"* {note}" for note in report.notes))
-    if report.skipped:
-        parts.append("## Skipped\n\n" + "\n".join(f"* `{each.path.name}`: {each.reason}" for each in report.skipped))
-    return "\n\n".join(parts) + "\n"
+def page(report: MemoryReport) -> Page:
+    """The report as every report is written."""
+    shown = Section(charts=memory_charts(report), tables=tables(report))
+    sections = [shown, *remarks(report.notes, report.skipped)]
+    return Page(report.title, facts=list(report.facts.items()), sections=sections)
 
 
 def write_memory_report(report: MemoryReport, folder: Path) -> Path:
-    """Write ``memory.json``, ``memory.md`` and ``*.svg``; returns the path of the Markdown.
+    """Write ``memory.json``, ``memory.md``, ``memory.html`` and ``*.svg``; returns the page's path.
 
     Raises:
         SightlineError: the folder cannot be written.
     """
-    files = {
-        "memory.json": report.to_json() + "\n",
-        "memory.md": markdown(report),
-        **{f"{name}.svg": svg + "\n" for name, svg in memory_charts(report).items()},
-    }
-    write_files(folder, files)
-    return folder / "memory.md"
-
-
-def _area(result: SettingResult, space: str) -> str:
-    return next((number(found.area) for name, found in result.coverage.items() if name == space), "–")
-
-
-def _percent(share: float) -> str:
-    return _or_dash(100 * share, "{:.1f} %")
+    return write_page(page(report), folder, "memory", report.to_json())
 
 
 def _or_dash(value: float, form: str) -> str:
@@ -129,8 +90,8 @@ _SHARE = Axis("share of all tokens", percent=True, low=0.0, high=1.0)
 _TTFT = Axis("time to the first word, s", low=0.0)
 
 
-def memory_charts(report: MemoryReport) -> dict[str, str]:
-    """File name (without suffix) -> SVG; a curve that was not measured is left out.
+def memory_charts(report: MemoryReport) -> dict[str, Figure]:
+    """File name (without suffix) -> figure; a curve that was not measured is left out.
 
     ``accuracy-budget``; ``coverage-joint``, ``coverage-key`` and ``coverage-value`` (CoRDS, figure 4: distribution of
     the distance from every token to the nearest that was kept); ``ttft-history``.
@@ -168,7 +129,7 @@ def _by_budget(results: Sequence[SettingResult]) -> list[Series]:
             text = f"{setting.name}: {measured_text(measured)}"
             name = f"{setting.compressor}/{setting.organiser}/{setting.retriever}"
             points[name].append(Point(held, measured.value, *measured.interval, text))
-    return [Series(name, tuple(found)) for name, found in points.items()]
+    return [Series(name, found) for name, found in points.items()]
 
 
 def _coverage(results: Sequence[SettingResult], space: Space) -> list[Series]:
@@ -177,7 +138,7 @@ def _coverage(results: Sequence[SettingResult], space: Space) -> list[Series]:
         coverage = result.coverage.get(space)
         if coverage is not None:
             last = len(coverage.percentiles) - 1
-            points = tuple(Point(value, rank / last) for rank, value in enumerate(coverage.percentiles))
+            points = [Point(value, rank / last) for rank, value in enumerate(coverage.percentiles)]
             found.append(Series(f"{result.setting.name} ({coverage.area:.3f})", points, marked=False))
     return found
 
@@ -188,7 +149,7 @@ def _by_history(results: Sequence[SettingResult]) -> list[Series]:
         times: dict[float, list[float]] = defaultdict(list)
         for each in result.answered:
             times[round(each.history_s)].append(each.ttft_s)
-        points = tuple(Point(history, sum(some) / len(some)) for history, some in sorted(times.items()))
+        points = [Point(history, sum(some) / len(some)) for history, some in sorted(times.items())]
         found.append(Series(result.setting.name, points))
     return found
 
@@ -202,7 +163,8 @@ _ASKED_ALONE = (
 @dataclass(frozen=True, slots=True)
 class MemoryReport:
     """``results``: one for each setting. ``baseline``: the one that the others' drops are measured against, None for
-    none. ``facts``: what was evaluated, on what. ``skipped``: what the data set left out."""
+    none. ``facts``: what was evaluated, on what. ``skipped``: what the data set left out. ``headline``: the figures
+    that stand for all."""
 
     title: str
     results: tuple[SettingResult, ...]
@@ -211,6 +173,7 @@ class MemoryReport:
     facts: dict[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     skipped: tuple[Skipped, ...] = ()
+    headline: dict[str, float] = field(default_factory=dict)
 
     @property
     def kinds(self) -> tuple[str, ...]:
@@ -219,10 +182,10 @@ class MemoryReport:
 
     @property
     def figures(self) -> dict[str, float]:
-        """Accuracy and drop of each setting by name, where they are defined."""
+        """The headline; accuracy and drop of each setting by name, where they are defined."""
         found = {f"accuracy {each.setting.name}": each.accuracy["all"].value for each in self.results}
         found |= {f"drop {setting.name}": drop["all"].value for setting, drop in self.drops.items()}
-        return {name: value for name, value in found.items() if math.isfinite(value)}
+        return self.headline | {name: value for name, value in found.items() if math.isfinite(value)}
 
     def to_json(self) -> str:
         """The same object as every bench writes, and coverage, drops and what was skipped beside it."""
@@ -248,18 +211,6 @@ class MemoryReport:
         return row
 
 
-@dataclass(frozen=True)
-class MemorySummary(MemoryReport):
-    """``headline``: the figures that stand for all."""
-
-    headline: dict[str, float] = field(default_factory=dict)
-
-    @property
-    def figures(self) -> dict[str, float]:
-        """The headline, then those of every setting."""
-        return self.headline | super().figures
-
-
 def chance(questions: Sequence[Question]) -> float:
     """Mean credit of who knows the kind of a question and always gives that kind's commonest answer, turn by turn."""
     said: dict[tuple[str, int], Counter[str]] = defaultdict(Counter)
@@ -280,11 +231,11 @@ def summarise(
     *,
     facts: dict[str, str] | None = None,
     skipped: Sequence[Skipped] = (),
-) -> MemorySummary:
-    """Measure everything, against full KV where it is among the settings.
+) -> MemoryReport:
+    """Measure everything, against full KV where it is among the settings. ``skipped``: what was left out before.
 
-    Figures: ``chance``; with full KV ``accuracy_full``; with ours at an eighth as well ``accuracy_drop_at_eighth``,
-    the paired difference of both. ``skipped``: what the data set left out before.
+    Headline: ``chance``; with full KV ``accuracy_full``; with ours at an eighth as well ``accuracy_drop_at_eighth``,
+    the paired difference of both.
     """
     settings = {result.setting: result for result in found.results}
     questions = [question for clip in found.footage for question in clip.questions]
@@ -292,13 +243,9 @@ def summarise(
     notes = [_ASKED_ALONE]
     if model.settings.open_instruction is None:
         notes.append("the model's sightline.json has no open_instruction: it was not taught to answer free questions")
-    report = memory_report(
-        title,
-        found.results,
-        baseline=FULL if FULL in settings else None,
-        facts=facts,
-        skipped=(*skipped, *found.skipped),
-    )
+    baseline = FULL if FULL in settings else None
+    left_out = (*skipped, *found.skipped)
+    report = memory_report(title, found.results, baseline=baseline, facts=facts, skipped=left_out)
     if FULL in settings:
         full = settings[FULL].accuracy["all"]
         headline["accuracy_full"] = full.value
@@ -314,8 +261,7 @@ def summarise(
         headline["accuracy_drop_at_eighth"] = drop["all"].value
     if found.incomplete:
         notes.append(f"{found.incomplete} answers were given without all they wanted of the memory, in time or at all")
-    body: dict[str, Any] = {each.name: getattr(report, each.name) for each in fields(report)}
-    return MemorySummary(**{**body, "notes": tuple(notes)}, headline=headline)
+    return replace(report, notes=tuple(notes), headline=headline)
 
 
 def memory_report(
@@ -327,15 +273,7 @@ def memory_report(
     notes: Sequence[str] = (),
     skipped: Sequence[Skipped] = (),
 ) -> MemoryReport:
-    """Measure everything there is to measure.
-
-    Args:
-        title: of the report.
-        results: one for each setting, at least one.
-        baseline: the setting that the others are compared with; one of ``results``.
-        facts: name -> value, printed first.
-        notes: what a reader must know.
-        skipped: what the data set left out.
+    """Measure everything there is to measure; see ``MemoryReport``.
 
     Raises:
         ConfigError: no result, two of one setting, a baseline that was not measured, or settings that were asked

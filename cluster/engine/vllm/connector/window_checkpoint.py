@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from cluster.engine.vllm.connector.courier import Post
+from cluster.engine.vllm.connector.tier_writer import TierWriter
 from cluster.memory.tiers.stack import TierStack
 
 VERSION = 2
@@ -30,7 +30,7 @@ _MAGIC = b"SLVW"
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class WindowManifest:
     """``window``: a stream's state as bytes; ``held``: what the layout knows of its KV; ``writer``: which process."""
 
     window: bytes
@@ -43,8 +43,8 @@ class Kept:
         return _HEAD.pack(_MAGIC, VERSION, len(body)) + body + self.window
 
 
-def unpack(manifest: bytes | None) -> Kept | None:
-    """The inverse of :meth:`Kept.pack`; None for anything else, as of another version or another engine."""
+def unpack(manifest: bytes | None) -> WindowManifest | None:
+    """The inverse of :meth:`WindowManifest.pack`; None for anything else, as of another version or another engine."""
     if manifest is None or len(manifest) < _HEAD.size:
         return None
     magic, version, length = _HEAD.unpack_from(manifest)
@@ -52,7 +52,7 @@ def unpack(manifest: bytes | None) -> Kept | None:
         return None
     try:
         body = json.loads(manifest[_HEAD.size : _HEAD.size + length])
-        return Kept(manifest[_HEAD.size + length :], dict(body["held"]), str(body["writer"]))
+        return WindowManifest(manifest[_HEAD.size + length :], dict(body["held"]), str(body["writer"]))
     except (ValueError, KeyError, TypeError):
         return None
 
@@ -66,27 +66,27 @@ class State(Protocol):
     def dump(self) -> bytes: ...
 
 
-class WindowKeeper:
+class WindowCheckpoints:
     """Writes the windows of one process to the tiers, and finds those of another. Called by the engine's thread.
 
     * ``too_large``: windows that were not kept because of their size
 
     Args:
-        tiers: where ``post`` brings what it is given.
+        tiers: where ``writer`` brings what it is given.
         held: what the layout knows of a stream's KV, as JSON takes it.
     """
 
-    def __init__(self, tiers: TierStack, post: Post, held: Callable[[str], Mapping[str, Any]]) -> None:
-        self.tiers, self.post = tiers, post
+    def __init__(self, tiers: TierStack, writer: TierWriter, held: Callable[[str], Mapping[str, Any]]) -> None:
+        self.tiers, self.writer = tiers, writer
         self.too_large = 0
         self._held = held
-        self._writer = uuid.uuid4().hex
+        self._process = uuid.uuid4().hex
 
     def found(self, stream: str) -> bytes | None:
         """The window that another process left of a stream. What this one wrote itself it has let go of since: it is
         not gone on with."""
-        kept = unpack(self.post.noted(stream))
-        return None if kept is None or kept.writer == self._writer else kept.window
+        kept = unpack(self.writer.noted(stream))
+        return None if kept is None or kept.writer == self._process else kept.window
 
     def note(self, stream: str, window: State) -> bool:
         """Write down how things stand, some time soon; false where that is too much.
@@ -97,21 +97,21 @@ class WindowKeeper:
             self.too_large += 1
             return False
         held = self._held(stream)
-        self.post.note(stream, lambda: Kept(window.dump(), held, self._writer).pack())
+        self.writer.note(stream, lambda: WindowManifest(window.dump(), held, self._process).pack())
         return True
 
     def hand_over(self, stream: str, window: State) -> bool:
         """Have it written down where another process finds it; false where that cannot be."""
-        noted = self.note(stream, window) and self.post.settle(stream, HAND_OVER_S)
+        noted = self.note(stream, window) and self.writer.settle(stream, HAND_OVER_S)
         return noted and self.tiers.shared
 
     def begin(self, stream: str) -> None:
         """What the tiers hold of a stream that begins anew is of no use: drop it, now or once they can be asked."""
         down = not all(state.up for state in self.tiers.states().values())
         # Where there is nothing they are spared the search for it.
-        if down or self.post.noted(stream) is not None or any(self.tiers.usage(stream).values()):
+        if down or self.writer.noted(stream) is not None or any(self.tiers.usage(stream).values()):
             self.clear(stream)
 
     def clear(self, stream: str) -> None:
         """Nothing of this stream is to be in the tiers."""
-        self.post.clear(stream)
+        self.writer.clear(stream)

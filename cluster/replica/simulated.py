@@ -1,4 +1,4 @@
-"""The calibrated engine of a replica: a cost model's seconds, recorded answers, no memory. For load tests only."""
+"""The simulated engine of a replica: a cost model's seconds, recorded answers, no memory. For load tests only."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ if TYPE_CHECKING:
     from cluster.memory.bank import MemoryBank
     from cluster.memory.tiers.stack import TierStack
 
-CALIBRATED = "calibrated"
+SIMULATED = "simulated"
 """What its tiers know as the model's fingerprint; nothing is put into them."""
 
-WARNING = "engine: calibrated runs no model: its answers are drawn at random, and are for load tests only"
+WARNING = "engine: simulated runs no model: its answers are drawn at random, and are for load tests only"
 
 
 class ModelledSteps:
-    """A cost model as the engine asks for it (:class:`cluster.engine.calibrated.StepCosts`)."""
+    """A cost model as the engine asks for it (:class:`cluster.engine.simulated.StepCosts`)."""
 
     def __init__(self, costs: CostModel) -> None:
         self._costs = costs
@@ -37,22 +37,22 @@ class ModelledSteps:
 
 
 def configured_costs(config: SightlineConfig) -> CostModel:
-    """The cost model of a configuration with ``engine: calibrated``.
+    """The cost model of a configuration with ``engine: simulated``.
 
     Raises:
         ConfigError: none is named, there is none of that name, or it is another model's.
     """
-    if config.calibrated.costs is None:
+    if config.simulated.costs is None:
         raise ConfigError(
-            "engine: calibrated needs calibrated.costs, the cost model that says how long steps take: one of "
+            "engine: simulated needs simulated.costs, the cost model that says how long steps take: one of "
             f"{', '.join(names())}, or a file that `sightline bench cost --model {config.model.name} --out` wrote"
         )
-    costs = load(config.calibrated.costs)
+    costs = load(config.simulated.costs)
     costs.check(config.model.name)
     return costs
 
 
-def make_calibrated(config: SightlineConfig, tiers: TierStack, instance: str) -> tuple[Engine, MemoryBank]:
+def make_simulated(config: SightlineConfig, tiers: TierStack, instance: str) -> tuple[Engine, MemoryBank]:
     """The engine of replica ``instance``, and the memories that every replica has and this one leaves empty.
 
     Raises:
@@ -61,13 +61,14 @@ def make_calibrated(config: SightlineConfig, tiers: TierStack, instance: str) ->
     """
     import torch
 
-    from cluster.engine.calibrated import DEMO_SCORES, CalibratedEngine, ScoreStatistics, shape_of
+    from cluster.engine.simulated import DEMO_SCORES, ScoreStatistics, SimulatedEngine
     from cluster.memory.bank import MemoryBank
+    from cluster.models.loading import load_shape
 
     torch.set_num_threads(1)
-    settings = config.calibrated
-    engine = CalibratedEngine(
-        shape_of(config.model.name),
+    settings = config.simulated
+    engine = SimulatedEngine(
+        load_shape(config.model.name),
         ModelledSteps(configured_costs(config)),
         scores=DEMO_SCORES if settings.scores is None else ScoreStatistics.load(settings.scores),
         # Replicas must not answer and scatter in step.

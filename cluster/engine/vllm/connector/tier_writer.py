@@ -12,8 +12,9 @@ import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from hashlib import blake2b
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -28,7 +29,10 @@ FORGET_S = CLOSE_S = 30.0
 """Longest wait for a call of a tier that is under way; tiers end their calls earlier themselves."""
 
 
-class Shelf(Protocol):
+T = TypeVar("T")
+
+
+class TierLike(Protocol):
     """A tier of :mod:`cluster.memory.tiers`, or a stack of them. Thread-safe, and no call raises."""
 
     def store(self, items: Sequence[tuple[BlockKey, Block]], /) -> list[Outcome]: ...
@@ -42,18 +46,16 @@ class Shelf(Protocol):
     def manifest(self, stream: str, /) -> tuple[Outcome, bytes | None]: ...
 
 
-@dataclass(frozen=True, slots=True)
-class Errand:
-    """One thing to do at a tier. ``again`` and ``done`` are called with the lock held: after a ``RETRY``, and after
-    anything else."""
+@dataclass(frozen=True, slots=True, eq=False)
+class WriteJob:
+    """One thing to do at a tier; ``counted``: under which name when it is done, "" for under none."""
 
     stream: str
     run: Callable[[], Outcome]
-    again: Callable[[], None]
-    done: Callable[[Outcome], None]
+    counted: str = ""
 
 
-class Post:
+class TierWriter:
     """Brings manifests to ``tier``: of each stream the newest, with nobody waiting for it. Thread-safe.
 
     A tier that cannot take one now is tried again; a newer one takes the place of one that waits, so that no more of
@@ -62,18 +64,20 @@ class Post:
     * ``counts``: ``retries``; manifests that were ``noted``, or ``refused`` for good
     """
 
-    def __init__(self, tier: Shelf) -> None:
+    def __init__(self, tier: TierLike) -> None:
         self.tier = tier
         self.counts: Counter[str] = Counter()
-        self._manifests: dict[str, Callable[[], bytes]] = {}
-        # Streams of which everything is to go before anything else is done for them.
-        self._clearing: dict[str, None] = {}
+        # Streams of which everything is to go before anything else is done for them; until that is done they stay here.
+        self._clears: OrderedDict[str, WriteJob] = OrderedDict()
+        self._manifests: OrderedDict[str, WriteJob] = OrderedDict()
+        # By stream and key, oldest first. A stream's manifest waits for them.
+        self._blocks: OrderedDict[tuple[str, str], WriteJob] = OrderedDict()
         self._busy: str | None = None
         # What is on its way just now is not to be tried again.
         self._dismissed = False
         self._changed = threading.Condition()
         self._closed = False
-        self._thread = threading.Thread(target=self._work, name="kv-post", daemon=True)
+        self._thread = threading.Thread(target=self._work, name="kv-writer", daemon=True)
         self._thread.start()
 
     def note(self, stream: str, manifest: Callable[[], bytes]) -> None:
@@ -82,13 +86,13 @@ class Post:
         ``manifest`` is called in the thread that writes, if it is written at all.
         """
         with self._changed:
-            self._manifests[stream] = manifest
+            self._manifests[stream] = WriteJob(stream, lambda: self.tier.put_manifest(stream, manifest()), "noted")
             self._changed.notify_all()
 
     def noted(self, stream: str) -> bytes | None:
         """What :meth:`note` wrote last; None where the tier has none, or cannot be asked."""
         with self._changed:
-            if stream in self._clearing:
+            if stream in self._clears:
                 return None
         return self.tier.manifest(stream)[1]
 
@@ -96,7 +100,7 @@ class Post:
         """Drop what the tier holds of a stream, some time soon; from now on nothing of it is noted."""
         with self._changed:
             self._cancel(stream)
-            self._clearing[stream] = None
+            self._clears[stream] = WriteJob(stream, lambda: _dropped(self.tier.drop(stream)))
             self._changed.notify_all()
 
     def release(self, stream: str) -> None:
@@ -108,7 +112,7 @@ class Post:
         """Forget everything of a stream, in the tier too; waits for the tier, within its deadline."""
         with self._changed:
             self._cancel(stream)
-            self._clearing.pop(stream, None)
+            self._clears.pop(stream, None)
             # What is on its way just now would arrive after the stream was forgotten.
             self._changed.wait_for(lambda: self._busy != stream, timeout=FORGET_S)
         self.tier.drop(stream)
@@ -116,103 +120,88 @@ class Post:
     def settle(self, stream: str, deadline_s: float) -> bool:
         """Wait until nothing of a stream waits to be written; false where that takes longer."""
         with self._changed:
-            self._hurry(stream)
+            if stream in self._manifests:
+                self._manifests.move_to_end(stream, last=False)
+            for name in reversed(self._blocks_of(stream)):
+                self._blocks.move_to_end(name, last=False)
             return self._changed.wait_for(lambda: self._busy != stream and not self._waits(stream), timeout=deadline_s)
 
     def flush(self, deadline_s: float) -> bool:
         """Wait until nothing waits to be written; false where that takes longer."""
         with self._changed:
-            return self._changed.wait_for(lambda: self._idle() and self._busy is None, timeout=deadline_s)
+            return self._changed.wait_for(lambda: not self._waiting() and self._busy is None, timeout=deadline_s)
 
     def close(self) -> None:
-        """Stop writing; what still waits is lost."""
+        """Stop writing; what still waits is lost, and blocks of it are counted."""
         with self._changed:
+            self.counts["dropped"] += len(self._blocks)
+            self._blocks.clear()
             self._closed = True
             self._changed.notify_all()
         self._thread.join(timeout=CLOSE_S)
 
     # -- under the lock ---------------------------------------------------------------------------
-    def _idle(self) -> bool:
-        return not self._manifests and not self._clearing
+    def _waiting(self) -> bool:
+        return bool(self._clears or self._manifests or self._blocks)
 
     def _waits(self, stream: str) -> bool:
-        """Whether anything of a stream waits."""
-        return stream in self._manifests or stream in self._clearing
+        return stream in self._manifests or stream in self._clears or bool(self._blocks_of(stream))
 
-    def _ready(self, stream: str) -> bool:
-        """Whether a stream's manifest may be written: all that it names is."""
-        del stream
-        return True
-
-    def _hurry(self, stream: str) -> None:
-        """Somebody waits for this stream."""
-        if stream in self._manifests:
-            self._manifests = {stream: self._manifests.pop(stream), **self._manifests}
+    def _blocks_of(self, stream: str) -> list[tuple[str, str]]:
+        return [name for name in self._blocks if name[0] == stream]
 
     def _cancel(self, stream: str) -> None:
         """What waits for a stream is not to be written."""
         self._manifests.pop(stream, None)
+        for name in self._blocks_of(stream):
+            del self._blocks[name]
         self._dismissed = self._dismissed or self._busy == stream
 
-    def _take(self) -> Errand | None:
-        """What to do next, taken out of what waits."""
-        if self._clearing:
-            return self._to_clear(next(iter(self._clearing)))
-        stream = next((stream for stream in self._manifests if self._ready(stream)), None)
-        return None if stream is None else self._to_note(stream, self._manifests.pop(stream))
-
-    def _to_clear(self, stream: str) -> Errand:
-        def clear() -> Outcome:
-            return Outcome.RETRY if self.tier.drop(stream) is None else Outcome.HIT
-
-        # It stays in the list until it is done: until then the stream has no manifest.
-        return Errand(stream, clear, lambda: None, lambda _: self._cleared(stream))
-
-    def _cleared(self, stream: str) -> None:
-        self._clearing.pop(stream, None)
-
-    def _to_note(self, stream: str, manifest: Callable[[], bytes]) -> Errand:
-        def again() -> None:
-            self._manifests.setdefault(stream, manifest)
-
-        def done(outcome: Outcome) -> None:
-            self.counts["noted" if outcome is Outcome.HIT else "refused"] += 1
-
-        return Errand(stream, lambda: self.tier.put_manifest(stream, manifest()), again, done)
+    def _take(self) -> tuple[WriteJob, Callable[[], None]]:
+        """What to do next, and what puts it back after a ``RETRY``."""
+        if self._clears:
+            return next(iter(self._clears.values())), lambda: None
+        stream = next((stream for stream in self._manifests if not self._blocks_of(stream)), None)
+        if stream is not None:
+            job = self._manifests.pop(stream)
+            return job, partial(_put_back, self._manifests, stream, job, last=True)
+        name, job = self._blocks.popitem(last=False)
+        return job, partial(_put_back, self._blocks, name, job, last=not job.counted)
 
     # -- the thread -------------------------------------------------------------------------------
     def _work(self) -> None:
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._closed or not self._idle())
-                errand = None if self._closed else self._take()
-                if errand is None:
+                self._changed.wait_for(lambda: self._closed or self._waiting())
+                if self._closed:
                     return
-                self._busy, self._dismissed = errand.stream, False
-            outcome = errand.run()
+                job, put_back = self._take()
+                self._busy, self._dismissed = job.stream, False
+            outcome = job.run()
             with self._changed:
                 self._busy = None
-                later = outcome is Outcome.RETRY and not self._closed
-                if later:
+                if outcome is Outcome.RETRY and not self._closed:
                     self.counts["retries"] += 1
                     if not self._dismissed:
-                        errand.again()
-                else:
-                    errand.done(outcome)
+                        put_back()
+                elif job.counted:
+                    self.counts[job.counted if outcome is Outcome.HIT else "refused"] += 1
+                elif self._clears.get(job.stream) is job:
+                    del self._clears[job.stream]
                 self._changed.notify_all()
-                if later:
+                if outcome is Outcome.RETRY:
                     self._changed.wait_for(lambda: self._closed, timeout=PAUSE_S)
 
 
-class Courier(Post):
-    """Writes a stream's blocks through to ``tier``, and brings them back. Thread-safe.
+class BlockWriter(TierWriter):
+    """Writes a stream's blocks through to ``tier`` as well, and brings them back. Thread-safe.
 
     A block becomes one block of the tier per layer and head; its key there is a digest of its own key, so nothing but
     the keys must be known to find it.
 
     Args:
         folder: of the engine.
-        tier: not closed with the courier.
+        tier: not closed with the writer.
         shape: KV of one token in one shard of the folder.
         fingerprint: as in the engine's transfer configuration.
         cap_bytes: likewise.
@@ -220,29 +209,34 @@ class Courier(Post):
     """
 
     def __init__(
-        self, folder: BlockFolder, tier: Shelf, *, shape: KVShape, fingerprint: str, cap_bytes: int, waiting: int = 1024
+        self,
+        folder: BlockFolder,
+        tier: TierLike,
+        *,
+        shape: KVShape,
+        fingerprint: str,
+        cap_bytes: int,
+        waiting: int = 1024,
     ) -> None:
         if waiting < 1:
-            raise ConfigError(f"a courier must let at least one block wait, not {waiting}")
+            raise ConfigError(f"a writer must let at least one block wait, not {waiting}")
         self.folder, self.shape = folder, shape
         self._stores = [
             BlockStore(folder, shape=shape, fingerprint=fingerprint, shard=shard, cap_bytes=cap_bytes // folder.shards)
             for shard in range(folder.shards)
         ]
         self._most = waiting
-        # By stream and key: whether it is to be in the tier (or to go from it).
-        self._waiting: OrderedDict[tuple[str, str], bool] = OrderedDict()
         # Last: the thread that looks at all this begins there.
         super().__init__(tier)
 
     def keep(self, stream: str, keys: Sequence[str]) -> None:
         """Write these blocks to the tier some time soon; never waits."""
-        self._queue(stream, keys, wanted=True)
+        self._queue(stream, keys, self._store, "kept")
 
     def drop(self, stream: str, keys: Sequence[str]) -> None:
         """Forget blocks: in the folder now, in the tier some time soon."""
         self.folder.drop(keys)
-        self._queue(stream, keys, wanted=False)
+        self._queue(stream, keys, self._drop, "")
 
     def restore(self, stream: str, blocks: Sequence[tuple[str, int]], deadline_s: float) -> set[str]:
         """Bring blocks, named by key and tokens, back into the folder; which of them are there when it returns.
@@ -261,73 +255,21 @@ class Courier(Post):
                 self.counts["missing"] += 1
         return there
 
-    def close(self) -> None:
-        """Stop writing; what still waits is lost, and counted."""
-        with self._changed:
-            self.counts["dropped"] += len(self._waiting)
-            self._waiting.clear()
-        super().close()
-
-    # -- under the lock ---------------------------------------------------------------------------
-    def _idle(self) -> bool:
-        return super()._idle() and not self._waiting
-
-    def _waits(self, stream: str) -> bool:
-        return super()._waits(stream) or not self._ready(stream)
-
-    def _ready(self, stream: str) -> bool:
-        return all(name != stream for name, _ in self._waiting)
-
-    def _hurry(self, stream: str) -> None:
-        super()._hurry(stream)
-        for name in [name for name in reversed(self._waiting) if name[0] == stream]:
-            self._waiting.move_to_end(name, last=False)
-
-    def _cancel(self, stream: str) -> None:
-        super()._cancel(stream)
-        for name in [name for name in self._waiting if name[0] == stream]:
-            del self._waiting[name]
-
-    def _take(self) -> Errand | None:
-        errand = super()._take()
-        if errand is None and self._waiting:
-            (stream, key), wanted = self._waiting.popitem(last=False)
-            errand = self._to_store(stream, key) if wanted else self._to_drop(stream, key)
-        return errand
-
-    def _to_store(self, stream: str, key: str) -> Errand:
-        def again() -> None:
-            if (stream, key) not in self._waiting:
-                self._waiting[stream, key] = True
-                self._waiting.move_to_end((stream, key), last=False)
-
-        def done(outcome: Outcome) -> None:
-            self.counts["kept" if outcome is Outcome.HIT else "refused"] += 1
-
-        return Errand(stream, lambda: self._store(stream, key), again, done)
-
-    def _to_drop(self, stream: str, key: str) -> Errand:
-        def drop() -> Outcome:
-            done = self.tier.drop(stream, self._names(stream, key)) is not None
-            return Outcome.HIT if done else Outcome.RETRY
-
-        def again() -> None:
-            self._waiting.setdefault((stream, key), False)
-
-        return Errand(stream, drop, again, lambda _: None)
-
-    def _queue(self, stream: str, keys: Sequence[str], *, wanted: bool) -> None:
+    def _queue(self, stream: str, keys: Sequence[str], run: Callable[[str, str], Outcome], counted: str) -> None:
         with self._changed:
             for key in keys:
-                self._waiting[stream, key] = wanted
+                self._blocks[stream, key] = WriteJob(stream, partial(run, stream, key), counted)
                 # What goes makes room for what comes.
-                self._waiting.move_to_end((stream, key), last=wanted)
-            while len(self._waiting) > self._most:
-                self._waiting.popitem(last=False)
+                self._blocks.move_to_end((stream, key), last=bool(counted))
+            while len(self._blocks) > self._most:
+                self._blocks.popitem(last=False)
                 self.counts["dropped"] += 1
             self._changed.notify_all()
 
     # -- at the tier ------------------------------------------------------------------------------
+    def _drop(self, stream: str, key: str) -> Outcome:
+        return _dropped(self.tier.drop(stream, self._names(stream, key)))
+
     def _store(self, stream: str, key: str) -> Outcome:
         items: list[tuple[BlockKey, Block]] = []
         names = self._names(stream, key)
@@ -365,6 +307,17 @@ class Courier(Post):
             for layer in range(self.shape.layers)
             for head in range(self.shape.heads)
         ]
+
+
+def _put_back(queue: OrderedDict[T, WriteJob], name: T, job: WriteJob, *, last: bool) -> None:
+    """In its queue again, unless something newer of its name waits by now."""
+    if name not in queue:
+        queue[name] = job
+        queue.move_to_end(name, last=last)
+
+
+def _dropped(count: int | None) -> Outcome:
+    return Outcome.RETRY if count is None else Outcome.HIT
 
 
 def _parts(block: Tensor) -> list[Block]:

@@ -1,0 +1,193 @@
+"""``SimulatedEngine``: the engine protocol without a model, for load tests."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+import torch
+
+from cluster.engine.window.encode import cells_of
+from cluster.engine.window.kv import KVSlab
+from cluster.engine.window.refresh.context import choose_refreshed
+from cluster.engine.window.stream import HeldFrame
+from cluster.engine.window.windowed import Computed, WindowedEngine, Work
+from cluster.errors import ConfigError, NotReadyError
+from cluster.models.base import FrameTokens, VisionLanguageModel
+from cluster.types import Forgotten, FrameSample, TokenCount, WindowRequest
+
+
+@dataclass(frozen=True, slots=True)
+class ScoreStatistics:
+    """``windows[i]`` scores lay in ``[edges[i], edges[i + 1])``; ``source``: one sentence, where they come from."""
+
+    edges: tuple[float, ...]
+    windows: tuple[int, ...]
+    source: str
+
+    def __post_init__(self) -> None:
+        ascending = all(low < high for low, high in zip(self.edges, self.edges[1:], strict=False))
+        if len(self.edges) != len(self.windows) + 1 or not ascending or sum(self.windows) <= 0:
+            raise ConfigError("a histogram of scores needs ascending edges, one more than bins, and at least one score")
+        if min(self.edges) < 0 or max(self.edges) > 1 or min(self.windows) < 0:
+            raise ConfigError("scores lie between 0 and 1, and a bin of them holds no fewer than 0")
+
+    @classmethod
+    def load(cls, path: str | Path) -> ScoreStatistics:
+        """The calibration histogram in the JSON of `sightline eval accuracy`.
+
+        Raises:
+            ConfigError: no such file, or it holds no histogram.
+        """
+        how = "write one with `sightline eval accuracy --json FILE`"
+        try:
+            bins = json.loads(Path(path).read_text(encoding="utf-8"))["calibration"]["bins"]
+            edges = (*(float(each["low"]) for each in bins), float(bins[-1]["high"]))
+            windows = tuple(int(each["windows"]) for each in bins)
+        except OSError as error:
+            raise ConfigError(f"cannot read the scores in {path}: {error.strerror or error}; {how}") from None
+        except (ValueError, KeyError, TypeError, IndexError):
+            raise ConfigError(f"{path} holds no calibration histogram of scores; {how}") from None
+        return cls(edges, windows, f"the calibration histogram in {path}")
+
+    def draw(self, random: np.random.Generator) -> float:
+        """One score: a bin by how many windows it had, evenly within it."""
+        ends = np.cumsum(self.windows)
+        number = int(np.searchsorted(ends, random.random() * ends[-1], side="right"))
+        low, high = self.edges[number], self.edges[number + 1]
+        return low + (high - low) * random.random()
+
+
+DEMO_SCORES = ScoreStatistics(
+    edges=(0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.7, 0.8, 0.9, 1.0),
+    windows=(2021, 92, 31, 27, 26, 40, 29, 88, 180),
+    source="2534 windows of 72 made scenes, full computation by the bundled demo model (`sightline eval accuracy`)",
+)
+
+
+MARK = "simulated"
+"""What the text of every answer begins with."""
+
+
+class StepCosts(Protocol):
+    """What a step takes. ``spread``: standard deviation of the log of a step's seconds over what is said here."""
+
+    @property
+    def spread(self) -> float: ...
+
+    def seconds(self, windows: Sequence[TokenCount]) -> float:
+        """Seconds of one step of these windows."""
+        ...
+
+
+class SimulatedEngine(WindowedEngine):
+    """The :class:`~cluster.engine.base.Engine` that stands in for a model. One thread makes all calls.
+
+    It keeps frames, windows, static gate, refresh policies and counts of tokens as the native engine does, on the same
+    code. A step takes the seconds that ``costs`` say times ``exp(spread z - spread**2 / 2)`` with ``z`` normal, whose
+    mean is 1, and sleeps them. Windows that the static gate answers cost nothing. There is no memory.
+
+    Args:
+        shape: the model that it stands in for, without weights (see :func:`~cluster.models.loading.load_shape`).
+        costs: what a step takes.
+        scores: what is answered.
+        seed: of scores and spread; every engine of a cluster should have its own.
+        sleep: for tests.
+    """
+
+    no_memory = (
+        "the simulated engine stands in for a model in load tests and saw nothing of camera {!r}; "
+        "questions need engine: native"
+    )
+
+    def __init__(
+        self,
+        shape: VisionLanguageModel,
+        costs: StepCosts,
+        *,
+        scores: ScoreStatistics = DEMO_SCORES,
+        seed: int = 0,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        super().__init__(shape, max_new_tokens=0)
+        self._costs = costs
+        self._scores = scores
+        self._random = np.random.default_rng(seed)
+        self._sleep = sleep
+        self._system = len(shape.system_ids())
+        self._query = lru_cache(maxsize=1024)(lambda text: len(shape.question_ids(text)))
+        self._fingerprint = f"{MARK}:{shape.family}:{shape.geometry}"
+
+    def push(self, sample: FrameSample) -> list[WindowRequest]:
+        """See ``Engine.push``; what the frame shows is not kept."""
+        closed = super().push(sample)
+        self._streams[sample.stream].frames[-1].patches = None
+        return closed
+
+    def _slab(self) -> KVSlab:
+        """KV of no layers: its slots are counted and take no memory."""
+        return KVSlab(0, 0, 0, torch.float32, torch.device("cpu"))
+
+    def _encode_frames(self, frames: Sequence[HeldFrame]) -> Mapping[int, int]:
+        """Take pending frames for encoded. Text that a family writes around frames is not counted."""
+        for frame in frames:
+            if frame.tokens is None:
+                cells = cells_of(frame)
+                frame.tokens = FrameTokens(torch.zeros(len(cells), 0), cells, frame.grid)
+        return {}
+
+    def _compute(self, work: Sequence[Work]) -> tuple[list[Computed], tuple[float, float, float]]:
+        started = time.monotonic()
+        self._encode(work)
+        counts = [self._count(each) for each in work]
+        spread = self._costs.spread
+        seconds = self._costs.seconds(counts) * math.exp(spread * self._random.standard_normal() - spread**2 / 2)
+        # Counting is part of the step that it stands for.
+        self._sleep(max(0.0, started + seconds - time.monotonic()))
+        return [self._draw(each, tokens) for each, tokens in zip(work, counts, strict=True)], (0.0, 0.0, seconds)
+
+    def _count(self, each: Work) -> TokenCount:
+        """Take a window for computed: its tokens, as the native engine's plan would have them.
+
+        A policy that narrows between layers is counted at its first layer.
+        """
+        stream, frames, window = each.stream, each.frames, each.request.window
+        stream.drop(stream.frames.index(frames[0]))
+        kept = sum(frame.size for frame in frames)
+        cached = sum(frame.size for frame in frames if frame.has_kv)
+        _, selection = choose_refreshed(stream, window, frames, self._system, len(self.model.layers))
+        computed = np.ones(kept, dtype=bool)
+        computed[:cached] = selection.mask
+        refreshed = int(selection.mask.sum())
+        stream.commit(window, frames, computed)
+        return TokenCount(
+            full=self._full(frames),
+            kept=kept,
+            reused=cached - refreshed,
+            refreshed=refreshed,
+            new=kept - cached,
+            query=sum(self._query(question.text) for question in stream.spec.questions),
+            encoded=each.encoded,
+        )
+
+    def _draw(self, each: Work, tokens: TokenCount) -> Computed:
+        questions = each.stream.spec.questions
+        scores = [self._scores.draw(self._random) for _ in questions]
+        texts = [
+            f"{MARK}: {'yes' if score >= question.threshold else 'no'}, no model has looked"
+            for question, score in zip(questions, scores, strict=True)
+        ]
+        # Pairs of a row and a slot are nobody's figure here.
+        return Computed(tokens, scores, texts, rows=tokens.computed, attended=0.0)
+
+    def forget(self, stream: str, ago_s: float | None = None) -> Forgotten:
+        """Forgets the window as asked, then raises ``NotReadyError`` like every engine without memory."""
+        super().forget(stream, ago_s)
+        raise NotReadyError(self.no_memory.format(stream))

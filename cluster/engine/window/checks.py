@@ -1,0 +1,82 @@
+"""What an engine refuses: streams that its model cannot serve, and frames that were cut for another."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+
+from cluster.errors import ConfigError
+from cluster.models.base import FrameSpan, VisionLanguageModel
+from cluster.registry import refresh_policies
+from cluster.types import FrameSample, PatchGeometry, StreamSpec
+
+# Frames a second a window is taken to have when its longest position is held against the model's limit.
+NOMINAL_FPS = 2.0
+
+
+def check_spec(spec: StreamSpec, model: VisionLanguageModel) -> None:
+    """Refuse a stream that cannot be served.
+
+    Raises:
+        ConfigError: unknown policy, impossible lengths, no questions, or a window longer than the model's positions.
+    """
+    name = spec.stream
+    refresh_policies.get(spec.refresh)
+    if not 0 < spec.stride_s <= spec.window_s or not math.isfinite(spec.window_s):
+        raise ConfigError(
+            f"{name}: stride_s must be above 0 and at most window_s ({spec.window_s:g}), not {spec.stride_s:g}"
+        )
+    if spec.refresh_budget is not None and not 0 <= spec.refresh_budget <= 1:
+        raise ConfigError(f"{name}: refresh_budget is a share of the overlap, 0 to 1, not {spec.refresh_budget:g}")
+    ids = [question.id for question in spec.questions]
+    if not ids or len(set(ids)) < len(ids):
+        raise ConfigError(f"{name}: give at least one question, each with an id of its own, not {ids}")
+    limit = getattr(model.text_config, "max_position_embeddings", math.inf)
+    longest = _longest_position(spec, model)
+    if longest > limit:
+        raise ConfigError(
+            f"{name}: a window of {spec.window_s:g} s reaches position {longest} and the model ends at {limit}; "
+            "shorten window_s or take a model of fewer pixels"
+        )
+
+
+def _longest_position(spec: StreamSpec, model: VisionLanguageModel) -> int:
+    """Of a window with its largest frames at the nominal rate: what is pruned leaves holes, so this bounds it."""
+    geometry = model.geometry
+    side = geometry.square or math.isqrt(geometry.max_pixels)
+    grid = geometry.grid(side, side)
+    frames = max(1, math.ceil(spec.window_s * NOMINAL_FPS / geometry.temporal))
+    cells = torch.cartesian_prod(torch.arange(grid.group_rows), torch.arange(grid.group_cols))
+    last = FrameSpan((frames - 1) * geometry.temporal / NOMINAL_FPS, frames - 1, cells, grid)
+    positions = model.window_positions(len(model.system_ids()), [last])
+    questions = max(len(model.question_ids(question.text)) for question in spec.questions)
+    return max(int(positions.frames[0].max()), positions.next) + questions
+
+
+def check_sample(sample: FrameSample, geometry: PatchGeometry) -> None:
+    """Refuse a frame that was not cut for this model.
+
+    Raises:
+        ValueError: its grid, mask or patches do not fit.
+    """
+    grid = sample.grid
+    name = f"frame {sample.index} of {sample.stream}"
+    cut = (grid.patch, grid.merge, grid.temporal)
+    wanted = (geometry.patch, geometry.merge, geometry.temporal)
+    if cut != wanted:
+        raise ValueError(f"{name} is cut for another model: patch, merge, temporal are {cut}, not {wanted}")
+    if sample.mask.shape != (grid.rows, grid.cols) or sample.duration <= 0:
+        raise ValueError(
+            f"{name} must have a mask of {grid.rows}x{grid.cols} and a positive duration, "
+            f"not {sample.mask.shape} and {sample.duration}"
+        )
+    kept = int(sample.mask.sum())
+    groups = int(sample.mask[:: grid.merge, :: grid.merge].sum())
+    shape = (kept, grid.temporal, 3, grid.patch, grid.patch)
+    if sample.patches.shape != shape or sample.patches.dtype != np.uint8 or kept != groups * grid.merge**2:
+        raise ValueError(
+            f"{name} must have whole merge groups and uint8 patches of shape {shape}, "
+            f"not {sample.patches.dtype} of {sample.patches.shape}"
+        )

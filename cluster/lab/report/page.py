@@ -1,0 +1,184 @@
+"""What every report is made of (facts, tables, charts, texts), as one HTML page, as Markdown, and as files."""
+
+from __future__ import annotations
+
+import base64
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import jinja2
+from markupsafe import Markup, escape
+
+from cluster.errors import SightlineError
+from cluster.lab.report.charts import inline, svg, variables
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from rich.console import Console
+
+Facts = Sequence[tuple[str, object]]
+"""Names and what is said of them."""
+
+_NUMBER = re.compile(r"[-–+≤≥<x]?[\d.]|[-–]$|over \d|never$|all of it$|$")
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Titled rows of text. ``bad``: numbers of the rows that tell of something that should not be."""
+
+    title: str
+    heads: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    bad: frozenset[int] = frozenset()
+
+    @property
+    def numeric(self) -> list[bool]:
+        """Which columns hold numbers and nothing else."""
+        return [
+            bool(self.rows) and all(_NUMBER.match(row[place]) for row in self.rows) for place in range(len(self.heads))
+        ]
+
+    def show(self, screen: Console) -> None:
+        """Print it to a terminal; nothing without rows."""
+        from rich import box
+        from rich.markup import escape
+        from rich.table import Table as RichTable
+
+        shown = RichTable(title=self.title or None, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+        for head, number in zip(self.heads, self.numeric, strict=True):
+            shown.add_column(head, justify="right" if number else "left")
+        for place, row in enumerate(self.rows):
+            shown.add_row(*map(escape, row), style="red" if place in self.bad else None)
+        if self.rows:
+            screen.print(shown)
+
+
+class Chip(NamedTuple):
+    """A short fact of a section's subject; ``kind``: ``good`` or ``bad`` where it is."""
+
+    text: str
+    kind: str = ""
+
+
+class Card(NamedTuple):
+    """A number in large print."""
+
+    figure: str
+    title: str
+    text: str
+
+
+class Picture(NamedTuple):
+    """``alt``: what it shows, for who does not see it."""
+
+    jpeg: bytes
+    alt: str
+    caption: str
+
+    @property
+    def uri(self) -> str:
+        return f"data:image/jpeg;base64,{base64.b64encode(self.jpeg).decode()}"
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """A part of a page, shown in the order of its fields. ``charts``: by file name without its suffix. Chips, ``text``
+    and ``items`` may hold Markdown's bold and code."""
+
+    title: str = ""
+    lead: str = ""
+    chips: Sequence[Chip] = ()
+    charts: Mapping[str, Figure] = field(default_factory=dict)
+    tables: Sequence[Table] = ()
+    pictures: Sequence[Picture] = ()
+    text: Sequence[str] = ()
+    items: Sequence[str] = ()
+    facts: Facts = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """``lead``: its message in a sentence, and whether that is ``good``; ``notices``: what else must not be missed."""
+
+    title: str
+    lead: str = ""
+    good: bool = True
+    notices: Sequence[str] = ()
+    cards: Sequence[Card] = ()
+    facts: Facts = ()
+    sections: Sequence[Section] = ()
+
+    @property
+    def charts(self) -> dict[str, Figure]:
+        """Of all sections."""
+        return {name: figure for section in self.sections for name, figure in section.charts.items()}
+
+    def html(self) -> str:
+        """One document without requests to anywhere."""
+        environment = jinja2.Environment(
+            loader=jinja2.PackageLoader("cluster.lab.report", ""),
+            autoescape=True,
+            undefined=jinja2.StrictUndefined,
+            trim_blocks=True,
+            lstrip_blocks=True,
+        )
+        environment.filters |= {"drawn": lambda figure: Markup(inline(figure)), "marked": _marked}
+        return environment.get_template("page.html").render(page=self, variables=variables)
+
+    def markdown(self) -> str:
+        """Titles, tables, lists and links to the charts' files; tables without a row are left out."""
+        parts = [f"# {self.title}", self.lead, *self.notices, _items([f"{k}: {v}" for k, v in self.facts])]
+        for section in self.sections:
+            parts.append(f"## {section.title}" if section.title else "")
+            parts += [section.lead, "\n".join(f"![{name}]({name}.svg)" for name in section.charts)]
+            for table in section.tables:
+                if table.rows:
+                    parts += [f"## {table.title}" if table.title else "", markdown_table(table)]
+            parts += [*section.text, _items(section.items)]
+        return "\n\n".join(filter(None, parts)) + "\n"
+
+
+def _marked(text: str) -> Markup:
+    """Markdown's ``**bold**`` and code as HTML, everything else escaped."""
+    bold = re.sub(r"\*\*(.+?)\*\*", r"<b>\1</b>", str(escape(text)))
+    return Markup(re.sub("`(.+?)`", r"<code>\1</code>", bold))
+
+
+def _items(texts: Sequence[str]) -> str:
+    return "\n".join(f"* {text}" for text in texts)
+
+
+def markdown_table(table: Table) -> str:
+    """A table as Markdown has it, without its title."""
+    lines = [table.heads, ["---"] * len(table.heads), *table.rows]
+    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
+
+
+def write_page(page: Page, folder: Path, stem: str, json: str = "") -> Path:
+    """Write ``stem`` ``.html``, ``.md`` and (where it is given) ``.json``, and ``*.svg``; returns the HTML's path.
+
+    Raises:
+        SightlineError: the folder cannot be written.
+    """
+    files = {f"{stem}.html": page.html(), f"{stem}.md": page.markdown()}
+    files |= {f"{stem}.json": json + "\n"} if json else {}
+    write_files(folder, files | {f"{name}.svg": svg(figure) + "\n" for name, figure in page.charts.items()})
+    return folder / f"{stem}.html"
+
+
+def write_files(folder: Path, files: Mapping[str, str]) -> None:
+    """Write a report's files by name.
+
+    Raises:
+        SightlineError: the folder cannot be written.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, text in files.items():
+            (folder / name).write_text(text, encoding="utf-8")
+    except OSError as error:
+        why = error.strerror or error
+        raise SightlineError(f"cannot write the report to {folder}: {why}; choose another place") from None
