@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeVar
 
 import av
 from av.container import InputContainer
@@ -12,6 +13,8 @@ from av.video.stream import VideoStream
 
 from cluster.errors import ConfigError
 from cluster.registry import Registry
+
+T = TypeVar("T")
 
 VIDEO_SUFFIXES = frozenset({".mp4", ".avi", ".mkv", ".mov", ".webm", ".m4v", ".ts"})
 
@@ -154,14 +157,40 @@ def load_dataset(directory: str | Path, layout: str = "scenes", *, min_seconds: 
             message then says what was skipped first and why.
     """
     read = layouts.get(layout)
-    folder = Path(directory)
-    if not folder.is_dir():
-        what = "is not a directory" if folder.exists() else "does not exist"
-        raise ConfigError(f"dataset directory {folder} {what}")
+    folder = dataset_folder(directory)
     dataset = read(folder, min_seconds)
     if not dataset.videos:
         raise ConfigError(f"nothing left to evaluate in {folder}: {reasons(dataset.skipped)}")
     return dataset
+
+
+def dataset_folder(directory: str | Path) -> Path:
+    """Raises ``ConfigError`` where it is no directory."""
+    folder = Path(directory)
+    if not folder.is_dir():
+        what = "is not a directory" if folder.exists() else "does not exist"
+        raise ConfigError(f"dataset directory {folder} {what}")
+    return folder
+
+
+def collect(parts: Iterable[tuple[Path, str, Callable[[], T]]]) -> tuple[list[T], list[Skipped]]:
+    """What can be made of the ``parts`` (path, beginning of the reason, what makes it), and why the others cannot."""
+    found: list[T] = []
+    skipped: list[Skipped] = []
+    for path, where, make in parts:
+        try:
+            found.append(make())
+        except (ConfigError, UnreadableVideoError) as error:
+            skipped.append(Skipped(path, f"{where}{error}"))
+    return found, skipped
+
+
+def probe_long_enough(path: Path, min_seconds: float) -> VideoFacts:
+    """Raises ``UnreadableVideoError`` as well where it is shorter than that."""
+    facts = probe_video(path)
+    if facts.seconds < min_seconds:
+        raise UnreadableVideoError(f"shorter than a window: {facts.seconds:.1f} of {min_seconds:g} s")
+    return facts
 
 
 def reasons(skipped: Sequence[Skipped]) -> str:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 
 from cluster.errors import ConfigError
-from cluster.lab.evaluation.datasets.base import Dataset, LabelledVideo, Skipped, UnreadableVideoError, probe_video
+from cluster.lab.evaluation.datasets.base import Dataset, LabelledVideo, collect, probe_long_enough
 from cluster.lab.scenes.dataset import INDEX
 from cluster.lab.scenes.questions import standing_question
 from cluster.lab.scenes.truth import SceneTruth, truth_path
@@ -16,14 +17,8 @@ from cluster.lab.scenes.vocabulary import EVENT_KINDS
 def read_scenes(directory: Path, min_seconds: float) -> Dataset:
     """Every clip in the directory; a scene's truth covers every kind of event, so each is judged on all."""
     clips = {path.stem: path for path in directory.glob("*.mp4")}
-    videos: list[LabelledVideo] = []
-    skipped: list[Skipped] = []
-    for name in sorted(clips.keys() | set(_indexed(directory))):
-        result = _labelled(clips.get(name, directory / f"{name}.mp4"), min_seconds)
-        if isinstance(result, Skipped):
-            skipped.append(result)
-        else:
-            videos.append(result)
+    paths = [clips.get(name, directory / f"{name}.mp4") for name in sorted(clips.keys() | set(_indexed(directory)))]
+    videos, skipped = collect((path, "", partial(_labelled, path, min_seconds)) for path in paths)
     questions = {kind: standing_question(kind) for kind in EVENT_KINDS}
     return Dataset("scenes", directory, tuple(videos), questions, tuple(skipped))
 
@@ -39,18 +34,13 @@ def _indexed(directory: Path) -> list[str]:
         raise ConfigError(f"{path} is not an index of scenes; remove it to use the clips as they lie there") from None
 
 
-def _labelled(path: Path, min_seconds: float) -> LabelledVideo | Skipped:
+def _labelled(path: Path, min_seconds: float) -> LabelledVideo:
     if not path.exists():
-        return Skipped(path, "in the index, not on disk")
+        raise ConfigError("in the index, not on disk")
     if not truth_path(path).exists():
-        return Skipped(path, f"its truth {truth_path(path).name} is missing")
-    try:
-        truth = SceneTruth.load(truth_path(path))
-        facts = probe_video(path)
-    except (ConfigError, UnreadableVideoError) as error:
-        return Skipped(path, str(error))
-    if facts.seconds < min_seconds:
-        return Skipped(path, f"shorter than a window: {facts.seconds:.1f} of {min_seconds:g} s")
+        raise ConfigError(f"its truth {truth_path(path).name} is missing")
+    truth = SceneTruth.load(truth_path(path))
+    probe_long_enough(path, min_seconds)
     return LabelledVideo(
         path=path,
         name=truth.name,

@@ -11,10 +11,6 @@ from cluster.errors import ConfigError
 Record = dict[str, Any]
 
 
-class BadRecordError(Exception):
-    """A record lacks a field or has one of another type; the message says which."""
-
-
 def read_records(path: Path) -> list[Record]:
     """Every record of an annotation file: a JSON list of objects (or an object with one list in it), or a Parquet
     table.
@@ -57,39 +53,39 @@ def text(record: Record, *names: str) -> str:
     """The first of these fields, as text.
 
     Raises:
-        BadRecordError: none is there, or it is empty or no text.
+        ConfigError: none is there, or it is empty or no text.
     """
     for name in names:
         if name in record:
             value = record[name]
             if isinstance(value, str) and value.strip():
                 return value.strip()
-            raise BadRecordError(f"{name} is {value!r} and must be text")
-    raise BadRecordError(f"it has no {' or '.join(names)}")
+            raise ConfigError(f"{name} is {value!r} and must be text")
+    raise ConfigError(f"it has no {' or '.join(names)}")
 
 
 def texts(record: Record, *names: str) -> tuple[str, ...]:
     """The first of these fields, as a list of texts.
 
     Raises:
-        BadRecordError: none is there, or it is no list of texts.
+        ConfigError: none is there, or it is no list of texts.
     """
     for name in names:
         if name in record:
             value = record[name]
             if isinstance(value, (list, tuple)) and all(isinstance(each, str) for each in value):
                 return tuple(each.strip() for each in value)
-            raise BadRecordError(f"{name} is {value!r} and must be a list of texts")
-    raise BadRecordError(f"it has no {' or '.join(names)}")
+            raise ConfigError(f"{name} is {value!r} and must be a list of texts")
+    raise ConfigError(f"it has no {' or '.join(names)}")
 
 
 def seconds(record: Record, name: str) -> float:
     """A field in seconds.
 
     Raises:
-        BadRecordError: it is not there or no number.
+        ConfigError: it is not there or no number.
     """
     value = record.get(name)
     if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise BadRecordError(f"{name} is {value!r} and must be a number of seconds")
+        raise ConfigError(f"{name} is {value!r} and must be a number of seconds")
     return float(value)
