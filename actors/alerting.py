@@ -13,7 +13,7 @@ from pathlib import Path
 
 from sightline.v1 import incidents_pb2_grpc, pictures_pb2_grpc
 
-from actors.footage import footage_collector, start_footage
+from actors.decoder import footage_collector, start_footage
 from actors.remote import ask, controller, own_host
 from actors.startup import configure_logging, describe_process
 from cluster.alerts.grpc_service import IncidentsServicer
@@ -21,7 +21,7 @@ from cluster.alerts.health import Watched
 from cluster.alerts.incident import AlertEvent
 from cluster.alerts.service import AlertService
 from cluster.config import SightlineConfig
-from cluster.config.secrets import peer_tls
+from cluster.config.security import peer_tls
 from cluster.errors import UnavailableError
 from cluster.gateway import pictures_proxy as pictures
 from cluster.gateway.incidents_proxy import SERVICE

@@ -20,13 +20,12 @@ from actors.startup import configure_logging, describe_process
 from cluster import metrics
 from cluster.alerts.health import Watched
 from cluster.config import SightlineConfig
-from cluster.config.secrets import peer_tls
-from cluster.control.camera_record import Assignment, Route
+from cluster.config.security import peer_tls
+from cluster.control.camera_record import Assignment, Removals, Route
 from cluster.control.cameras.changes import follow_configuration
 from cluster.control.cameras.managed import CONFIGURATION, Managed
 from cluster.control.cameras.table import CameraTable
 from cluster.control.directory import Directory
-from cluster.control.removals import Removals
 from cluster.control.settings import fleet_settings
 from cluster.errors import SightlineError, UnavailableError
 from cluster.types import CameraStatus
@@ -38,8 +37,8 @@ from cluster.types.reports import (
     ReplicaStatus,
     StreamReport,
 )
-from cluster.wire.health import is_serving
 from cluster.wire.metrics_server import serve_metrics
+from cluster.wire.server import is_serving
 
 log = logging.getLogger(__name__)
 

@@ -22,18 +22,17 @@ from actors.startup import configure_logging, describe_process
 from actors.tier import tier_of_this_node
 from cluster import metrics
 from cluster.config import SightlineConfig
-from cluster.config.secrets import peer_tls
+from cluster.config.security import peer_tls
 from cluster.control.settings import fleet_settings
 from cluster.errors import SightlineError, UnavailableError
 from cluster.memory import prefetch
 from cluster.replica import frames_service as frames
 from cluster.replica import memory_service as memory
 from cluster.replica.album import Album
-from cluster.replica.conversations import Conversations
+from cluster.replica.asks import Conversations
 from cluster.replica.engine import load_configured, make_engine, model_fingerprint
 from cluster.replica.events import ReplicaEvents, WorkerFrames
-from cluster.replica.memory import Forgetting, WorkerMemory, tier_stack
-from cluster.replica.memory_metrics import MemoryCollector
+from cluster.replica.memory import Forgetting, MemoryCollector, WorkerMemory, tier_stack
 from cluster.replica.simulated import SIMULATED, make_simulated
 from cluster.replica.worker import EngineWorker
 from cluster.tracing import make_spans

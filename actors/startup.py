@@ -15,7 +15,7 @@ from cluster.config.cluster import ClusterConfig
 from cluster.logs import CountingHandler, JsonFormatter, TextFormatter
 from cluster.metrics.primed import Role, prime
 from cluster.redaction import KnownSecrets, redact_log
-from cluster.redaction.tracebacks import redact_tracebacks
+from cluster.redaction.known import redact_tracebacks
 
 
 def configure_logging(process: str, cluster: ClusterConfig) -> None:

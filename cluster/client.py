@@ -25,15 +25,15 @@ from sightline.v1 import (
 )
 
 from cluster.alerts.clips.store import Deleted, Kind
-from cluster.alerts.incident import AlertEvent, Incident, Mute
-from cluster.alerts.service import Detail, Outbox
-from cluster.alerts.wire import (
+from cluster.alerts.grpc_service import (
     detail_from_proto,
     event_from_proto,
     incident_from_proto,
     mutes_from_proto,
     outbox_from_proto,
 )
+from cluster.alerts.incident import AlertEvent, Incident, Mute
+from cluster.alerts.service import Detail, Outbox
 from cluster.control.cameras.managed import Managed, entry_from_json
 from cluster.decoder.footage.pictures import Picture
 from cluster.errors import SightlineError, UnavailableError
@@ -43,7 +43,6 @@ from cluster.types import Answer, CameraStatus, MemoryStatus, Question
 from cluster.types.reports import ReplicaStatus
 from cluster.wire.channel import CLUSTER_MESSAGE_BYTES, channel_options, split_address
 from cluster.wire.convert import answer_from_proto, question_to_proto, replica_from_proto, status_from_proto
-from cluster.wire.credentials import ClientCredentials
 from cluster.wire.memory_wire import (
     ForgottenCamera,
     Told,
@@ -57,6 +56,7 @@ from cluster.wire.memory_wire import (
     status_from_proto as memory_from_proto,
 )
 from cluster.wire.status import is_ours, to_error
+from cluster.wire.tls import ClientCredentials
 
 T = TypeVar("T")
 FILE_S = 300.0

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from cluster.codec.source import StreamHeader
 from cluster.errors import UnavailableError
 from cluster.types import EncodedPacket
-from cluster.wire.credentials import ClientCredentials
 from cluster.wire.push import PushAgent, PushOptions, PushStatus
+from cluster.wire.tls import ClientCredentials
 
 BUFFER_PACKETS, BUFFER_BYTES = 512, 16 * 2**20
 """An agent of a load test holds at most some minutes of a camera, hundreds of which share one process."""

@@ -18,8 +18,8 @@ from cluster.client import GatewayClient
 from cluster.errors import SightlineError
 from cluster.lab.bench.window_accounting import Account, CameraBooks, Counted, Slot, account
 from cluster.types import Answer, CameraStatus, EncodedPacket, Question
-from cluster.wire.credentials import ClientCredentials
 from cluster.wire.push import PushStatus
+from cluster.wire.tls import ClientCredentials
 from loadtest.agent import FedAgent
 from loadtest.footage import Footage
 from loadtest.profile import CameraScript, Due, Profile, packets, script

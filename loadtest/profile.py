@@ -12,8 +12,7 @@ import numpy as np
 import yaml
 from pydantic import Field, ValidationError, field_validator
 
-from cluster.config.problems import InvalidConfigError, from_validation
-from cluster.config.quantity import Section
+from cluster.config.problems import InvalidConfigError, Section, from_validation
 from cluster.errors import ConfigError
 from cluster.types import MICROSECONDS, EncodedPacket
 from loadtest.footage import Footage

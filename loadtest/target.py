@@ -19,7 +19,7 @@ from cluster.lab.bench.redis_server import RedisServer
 from cluster.types import Answer
 from cluster.wire.channel import open_channel, split_address
 from cluster.wire.convert import answer_from_proto
-from cluster.wire.credentials import ClientCredentials
+from cluster.wire.tls import ClientCredentials
 
 if TYPE_CHECKING:
     from actors.runtime import Cluster

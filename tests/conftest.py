@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
-from cluster.redaction import text
+from cluster.redaction.known import KNOWN
 
 pytest_plugins = ["border_types"]
 
@@ -27,7 +27,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 def forgotten_secrets() -> Iterator[None]:
     """Secrets that one test's sources have are words of another's texts."""
     yield
-    text.KNOWN.clear()
+    KNOWN.clear()
 
 
 async def until(condition: Any, what: str = "", timeout_s: float = 20.0) -> None:

@@ -39,7 +39,7 @@ def ladder(
     from actors.cli.output import console
     from cluster.control.ladder import FILE
     from cluster.errors import ConfigError
-    from cluster.lab.evaluation.ladder import ladder_of, read_results
+    from cluster.lab.evaluation.policies import ladder_of, read_results
     from cluster.lab.report.page import Table
     from cluster.models.catalog import locate
 

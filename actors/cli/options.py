@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
-    from cluster.wire.credentials import ClientCredentials
+    from cluster.wire.tls import ClientCredentials
 
 _SECONDS = {"s": 1.0, "m": 60.0, "h": 3_600.0, "d": 86_400.0}
 _PART = re.compile(r"(\d+(?:\.\d+)?)([smhd])", re.ASCII)
@@ -86,7 +86,7 @@ def client_credentials() -> ClientCredentials:
     Raises:
         ConfigError: a file that it names cannot be read.
     """
-    from cluster.wire.credentials import ClientCredentials
+    from cluster.wire.tls import ClientCredentials
 
     return ClientCredentials.from_environment()
 

@@ -46,7 +46,7 @@ def serve(
     failure: str | None = None
     with screen.status("loading the libraries") as status:
         from actors.runtime import Cluster
-        from cluster.decoder.footage.reach import shortages
+        from cluster.decoder.footage.camera import shortages
         from cluster.replica.simulated import WARNING
 
         cluster = Cluster(loaded, on_phase=status.update if screen.is_terminal else screen.print)

@@ -5,16 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from cluster.alerts.changes import FORGOTTEN, Changes, Forgetting, Subject, bare
 from cluster.alerts.incident import (
+    FORGOTTEN,
     AlertEvent,
+    Changes,
     ClipState,
     EventCause,
     EventKind,
+    Forgetting,
     Incident,
     Kind,
     Mute,
     Severity,
+    Subject,
+    bare,
     event_key,
     incident_id,
 )

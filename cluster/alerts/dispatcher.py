@@ -11,8 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from cluster.alerts.changes import Delivery
-from cluster.alerts.incident import AlertEvent
+from cluster.alerts.incident import AlertEvent, Delivery
 from cluster.alerts.sinks.base import DeliveryError, Sink
 
 log = logging.getLogger(__name__)

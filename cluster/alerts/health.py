@@ -7,8 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from cluster.alerts.book import IncidentBook, Opening
-from cluster.alerts.changes import Subject
-from cluster.alerts.incident import Severity
+from cluster.alerts.incident import Severity, Subject
 from cluster.alerts.tracker import Rule
 from cluster.config import CameraConfig
 from cluster.config.alerts import AlertsConfig, ConditionConfig

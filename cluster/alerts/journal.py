@@ -10,8 +10,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
-from cluster.alerts.changes import Changes, Delivery
-from cluster.alerts.incident import Incident
+from cluster.alerts.incident import Changes, Delivery, Incident
 from cluster.alerts.store import AlertStore, Kept
 from cluster.errors import CapacityError, UnavailableError
 

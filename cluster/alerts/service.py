@@ -14,11 +14,23 @@ from pathlib import Path
 
 from cluster import metrics
 from cluster.alerts.book import IncidentBook
-from cluster.alerts.changes import Changes, Delivery, Erased, Forgetting, Subject
 from cluster.alerts.dispatcher import Dispatcher, LaneStatus, Retry
 from cluster.alerts.feed import EventFeed, Follower
 from cluster.alerts.health import HealthMonitor, Watched, default_rule, health_rules, question_rules
-from cluster.alerts.incident import SEVERITIES, AlertEvent, ClipState, Incident, Mute, clip_settled, unknown_incident
+from cluster.alerts.incident import (
+    SEVERITIES,
+    AlertEvent,
+    Changes,
+    ClipState,
+    Delivery,
+    Erased,
+    Forgetting,
+    Incident,
+    Mute,
+    Subject,
+    clip_settled,
+    unknown_incident,
+)
 from cluster.alerts.journal import Journal
 from cluster.alerts.store import AlertStore, Kept
 from cluster.alerts.tracker import IncidentTracker, Rule
@@ -301,7 +313,7 @@ class AlertService:
 
     async def forget(self, camera: str, before_s: float = 0.0) -> Erased:
         """Erase what is recorded of a camera's incidents more than ``before_s`` seconds ago, and of what sinks have yet
-        to take; 0: all of it, and what goes on ends. See :class:`~cluster.alerts.changes.Forgetting`.
+        to take; 0: all of it, and what goes on ends. See :class:`~cluster.alerts.incident.Forgetting`.
 
         Raises:
             UnavailableError: the disk does not take it, or not now; then it is erased with the next write it takes.

@@ -12,13 +12,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from cluster.alerts.changes import Changes, Delivery, DeliveryState, Erased, Forgetting, Subject
 from cluster.alerts.incident import (
     AlertEvent,
+    Changes,
+    Delivery,
+    DeliveryState,
+    Erased,
     EventCause,
     EventKind,
+    Forgetting,
     Incident,
     Mute,
+    Subject,
     incident_from_dict,
     incident_to_dict,
 )

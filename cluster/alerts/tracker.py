@@ -8,8 +8,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from cluster.alerts.book import IncidentBook, Opening
-from cluster.alerts.changes import Subject
-from cluster.alerts.incident import Incident, Severity
+from cluster.alerts.incident import Incident, Severity, Subject
 from cluster.types import MICROSECONDS, Answer
 
 REMEMBER = 128

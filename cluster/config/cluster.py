@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from cluster.config.quantity import Section
+from cluster.config.problems import Section
 
 
 class GatewayConfig(Section):

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator
 
-from cluster.config.quantity import Duration, Section, Size
+from cluster.config.problems import Duration, Section, Size
 from cluster.redaction import redact
 from cluster.types import MemorySpec
 

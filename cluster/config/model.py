@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator
 
-from cluster.config.quantity import Section
+from cluster.config.problems import Section
 
 
 class SimulatedConfig(Section):

@@ -12,9 +12,9 @@ from typing import Any
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
+from cluster.config.camera import PruningConfig
 from cluster.config.memory import MemoryConfig
 from cluster.config.problems import Problem, near
-from cluster.config.window import PruningConfig
 from cluster.errors import ConfigError
 from cluster.registry import compressors, organisers, pruners, retrievers
 

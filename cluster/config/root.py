@@ -9,17 +9,22 @@ from urllib.parse import urlsplit
 
 from pydantic import Field, model_validator
 
-from cluster.config.alerts import AlertsConfig
-from cluster.config.camera import CameraConfig, CameraEntry, QuestionConfig, SourceConfig
-from cluster.config.clips import ClipsConfig
+from cluster.config.alerts import AlertsConfig, ClipsConfig
+from cluster.config.camera import (
+    CameraConfig,
+    CameraEntry,
+    PruningConfig,
+    QuestionConfig,
+    SamplingConfig,
+    SourceConfig,
+    WindowConfig,
+)
 from cluster.config.cluster import ClusterConfig, GatewayConfig, KubernetesConfig, SchedulingConfig, TracingConfig
 from cluster.config.memory import AskingConfig, MemoryConfig, TiersConfig
 from cluster.config.model import ModelConfig, SimulatedConfig, VllmConfig
 from cluster.config.policies import memory_problems, pruning_problems
-from cluster.config.problems import KeyPath, Problem
-from cluster.config.quantity import Section, size_text
+from cluster.config.problems import KeyPath, Problem, Section, size_text
 from cluster.config.security import SecurityConfig
-from cluster.config.window import PruningConfig, SamplingConfig, WindowConfig
 from cluster.errors import ConfigError
 from cluster.hosts import is_loopback
 from cluster.registry import refresh_policies

@@ -9,7 +9,7 @@ from typing import Literal
 
 from cluster.control.costs.model import CostModel
 from cluster.control.ladder.rung import Ladder
-from cluster.types.priority import Priority
+from cluster.types.cameras import Priority
 
 UNEQUAL = 0.2
 """Squared coefficient of variation of the seconds of one replica's windows."""

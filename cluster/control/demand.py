@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from cluster.control.costs.model import CostModel, WindowWork
 from cluster.control.ladder.rung import Rung
-from cluster.types.priority import Priority
+from cluster.types.cameras import Priority
 
 STEP_WINDOWS = 8
 """Windows that are taken to share a step, and with it the step's own seconds, when loads are predicted."""

@@ -18,7 +18,7 @@ from cluster.control.cameras.managed import CLUSTER, check_manager
 from cluster.control.demand import windows_per_s
 from cluster.control.ladder import Step
 from cluster.control.placement import Placement
-from cluster.control.quality import ALL_EQUAL, FleetSettings, demand_of
+from cluster.control.settings import ALL_EQUAL, FleetSettings, demand_of
 from cluster.errors import CameraExistsError, CapacityError, ConfigError, NotReadyError, UnknownCameraError
 from cluster.types import CameraStatus, PatchGeometry, PictureHealth
 from cluster.types.reports import (

@@ -17,7 +17,7 @@ from cluster.control.ladder.rung import CameraOnLadder, Ladder, LadderPolicy, St
 from cluster.control.placement import Placement
 from cluster.control.replica_load import ReplicaLoad
 from cluster.errors import UnknownCameraError
-from cluster.types.priority import Priority
+from cluster.types.cameras import Priority
 
 NOTICED = 0.15
 """Relative change of a camera's load that is worth acting on."""

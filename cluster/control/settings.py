@@ -2,14 +2,93 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import dataclass
 from pathlib import Path
 
-from cluster.config import SightlineConfig
+from cluster.config import CameraConfig, SightlineConfig
 from cluster.control.costs import CostModel, load, names
-from cluster.control.ladder import FILE, Ladder, default
-from cluster.control.quality import ALL_EQUAL, FleetSettings
+from cluster.control.demand import Demand
+from cluster.control.fleet import Fleet
+from cluster.control.ladder import FILE, FULL, Ladder, LadderPolicy, default
 from cluster.errors import ConfigError
 from cluster.models.catalog import locate
+from cluster.types import PatchGeometry
+from cluster.types.cameras import Priority
+
+UNMEASURED = CostModel(
+    model="",
+    device="",
+    source="no cost model: every window counts alike",
+    step_s=0.0,
+    window_s=1e-6,
+    encoded_s=0.0,
+    computed_s=0.0,
+    attended_s=0.0,
+    spread=0.0,
+    error=0.0,
+)
+"""Lets cameras be placed evenly by how often they are answered, and fills no replica."""
+
+
+SLACK = 0.25
+"""Load over the mean that a replica may have before a camera moves, which costs it a window."""
+
+
+# Of a camera whose picture nobody has seen yet, and of a model that nobody has loaded yet.
+_USUAL_SIZE = (1280, 720)
+_USUAL_TOKENS, _USUAL_TEMPORAL = 256, 2
+
+
+@dataclass(frozen=True, slots=True)
+class FleetSettings:
+    """``costs``: of a replica, ``None`` where nobody knows them: then nothing is refused and no quality is given up.
+    ``admission``: refuse what does not fit."""
+
+    costs: CostModel | None
+    ladder: Ladder
+    admission: bool = True
+    high: float = 0.97
+    low: float = 0.92
+    max_batch: int = 8
+
+    def fleet(self) -> Fleet:
+        """A new fleet."""
+        return Fleet(
+            self.costs or UNMEASURED,
+            self.ladder,
+            policy=LadderPolicy(
+                self.ladder, high=self.high, aim=self.low + 2 / 3 * (self.high - self.low), low=self.low
+            ),
+            slack=SLACK,
+            max_batch=self.max_batch,
+            # A camera that moves between two live replicas loses the window in the making: it takes a reason.
+            rebalance_s=math.inf,
+        )
+
+
+ALL_EQUAL = FleetSettings(None, Ladder((FULL,), "there is none"))
+"""Without costs and without a ladder."""
+
+
+def demand_of(settings: CameraConfig, geometry: PatchGeometry | None, size: tuple[int, int] | None = None) -> Demand:
+    """What a camera asks for at full quality; ``size``: of its picture, native pixels."""
+    window, sampling = settings.window, settings.sampling
+    tokens, temporal = _USUAL_TOKENS, _USUAL_TEMPORAL
+    if geometry is not None:
+        tokens, temporal = geometry.grid(*(size or _USUAL_SIZE)).tokens, geometry.temporal
+    return Demand(
+        camera=settings.name,
+        priority=Priority.of(settings.priority),
+        window_s=window.length_s,
+        stride_s=window.stride_s,
+        fps=sampling.fps,
+        frame_tokens=tokens,
+        temporal=temporal,
+        questions=len(settings.questions),
+        anchor_interval_s=sampling.anchor_interval_s,
+        refresh_budget=window.refresh_budget,
+    )
 
 
 def fleet_settings(config: SightlineConfig) -> FleetSettings:

@@ -7,8 +7,7 @@ from dataclasses import replace
 from cluster.codec import Backoff, Source, open_source
 from cluster.config import CameraConfig, SightlineConfig
 from cluster.control.ladder import Rung
-from cluster.decoder.footage.camera import CameraFootage
-from cluster.decoder.footage.reach import reach_s
+from cluster.decoder.footage.camera import CameraFootage, reach_s
 from cluster.decoder.footage.ring import PacketRing, RingBudget
 from cluster.decoder.pipeline import PipelineSettings
 from cluster.types import StreamSpec

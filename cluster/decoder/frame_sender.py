@@ -15,8 +15,7 @@ from sightline.v1 import frames_pb2, frames_pb2_grpc
 from cluster.codec.supervisor import Backoff
 from cluster.decoder.frame_lanes import NO_WINDOWS, Lane, LaneStatus, Link, LostStream, Move
 from cluster.types import FrameSample, StreamSpec
-from cluster.wire.calls import Call, CallEndedError, finish, write
-from cluster.wire.channel import open_channel
+from cluster.wire.channel import Call, CallEndedError, finish, open_channel, write
 from cluster.wire.convert import frame_to_proto, spec_to_json
 from cluster.wire.tls import PeerTls
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from cluster.types.priority import Priority
+from cluster.types.cameras import Priority
 
 LATE, CALM = 0.5, 0.1
 """Strides that packets wait to be decoded: so many and answers are about to come too late, so few and there is room."""

@@ -16,7 +16,7 @@ from cluster.codec.source import StreamHeader
 from cluster.config import CameraConfig, SightlineConfig
 from cluster.control.ladder import FULL, Rung
 from cluster.decoder.camera_making import camera_footage, make_source, pipeline_settings, spec_at
-from cluster.decoder.footage.reach import reach_s
+from cluster.decoder.footage.camera import reach_s
 from cluster.decoder.footage.ring import RingBudget
 from cluster.decoder.frame_lanes import LaneStatus, LostStream
 from cluster.decoder.frame_sender import FrameSender
@@ -28,7 +28,7 @@ from cluster.errors import CapacityError, NotReadyError
 from cluster.tracing import Spans
 from cluster.tracing.spans import CameraTrace, FrameTimes
 from cluster.types import MICROSECONDS, CameraStateName, FrameSample, PatchGeometry, StreamSpec
-from cluster.types.priority import Priority
+from cluster.types.cameras import Priority
 from cluster.types.reports import CameraReport, Totals
 
 log = logging.getLogger(__name__)

@@ -13,7 +13,7 @@ from sightline.v1 import cameras_pb2, cameras_pb2_grpc
 from cluster.control.cameras.managed import Managed, entry_to_json
 from cluster.errors import ConfigError, SightlineError, UnavailableError
 from cluster.redaction import SourceAddress
-from cluster.security.access import current
+from cluster.security.roles import current
 from cluster.types import CameraStatus, Question
 from cluster.wire.convert import question_from_proto, status_to_proto
 from cluster.wire.status import abort

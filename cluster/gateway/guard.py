@@ -12,10 +12,9 @@ import grpc.aio
 
 from cluster.config.security import SecurityConfig
 from cluster.errors import CapacityError, ForbiddenError, SightlineError, UnauthenticatedError
-from cluster.security.access import Principal, serve_as
 from cluster.security.audit import AuditLog
 from cluster.security.limits import RateLimit
-from cluster.security.roles import OPEN, RULES, Role, Rule
+from cluster.security.roles import OPEN, RULES, Principal, Role, Rule, serve_as
 from cluster.security.tokens import TokenFile
 from cluster.wire.status import abort
 

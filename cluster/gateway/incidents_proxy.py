@@ -14,8 +14,7 @@ from sightline.v1 import incidents_pb2, incidents_pb2_grpc
 from cluster.alerts.grpc_service import MOST_LISTED
 from cluster.alerts.incident import unknown_incident
 from cluster.errors import ForbiddenError, SightlineError, UnavailableError
-from cluster.security.access import ANYBODY, current
-from cluster.security.roles import Role
+from cluster.security.roles import ANYBODY, Role, current
 from cluster.wire.channel import ChannelPool
 from cluster.wire.status import RefusedError, abort, as_refused, is_ours
 

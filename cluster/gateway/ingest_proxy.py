@@ -14,8 +14,7 @@ from sightline.v1 import ingest_pb2, ingest_pb2_grpc
 
 from cluster.codec.source import StreamHeader
 from cluster.errors import UnavailableError
-from cluster.wire.calls import Call, CallEndedError, finish, first_reply, write
-from cluster.wire.channel import ChannelPool
+from cluster.wire.channel import Call, CallEndedError, ChannelPool, finish, first_reply, write
 from cluster.wire.ingest import PushProgress
 from cluster.wire.status import RefusedError, is_ours
 

@@ -12,12 +12,11 @@ import grpc
 import grpc.aio
 from sightline.v1 import pictures_pb2, pictures_pb2_grpc
 
-from cluster.alerts.changes import Erased
 from cluster.alerts.clips.collector import FootageCollector
 from cluster.alerts.clips.store import KINDS, READ_BYTES, Deleted, Kind, Stored
-from cluster.alerts.incident import unknown_incident
+from cluster.alerts.incident import Erased, unknown_incident
 from cluster.errors import CapacityError, ConfigError, NotReadyError, SightlineError, UnavailableError
-from cluster.security.access import current
+from cluster.security.roles import current
 from cluster.wire.channel import ChannelPool
 from cluster.wire.memory_wire import check_camera, check_seconds
 from cluster.wire.status import abort, as_refused, as_told

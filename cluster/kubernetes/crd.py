@@ -12,7 +12,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from cluster.config.camera import CameraEntry
-from cluster.kubernetes.keys import camel, in_camel
+from cluster.kubernetes.keys import (
+    camel,
+    in_camel,
+)
 from cluster.kubernetes.resource import GROUP, KIND, PLURAL, VERSION
 
 Node = dict[str, Any]
@@ -168,7 +171,7 @@ def spec_schema() -> Node:
 
 
 def status_schema() -> Node:
-    """Of ``status``, which only the cluster writes (``cluster.kubernetes.conditions``)."""
+    """Of ``status``, which only the cluster writes (``cluster.kubernetes.resource``)."""
     text: Node = {"type": "string"}
     condition = {
         "type": "object",

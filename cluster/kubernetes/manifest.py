@@ -11,10 +11,8 @@ from pathlib import Path
 from pydantic import Field, ValidationError
 
 from cluster.config.camera import CameraEntry
-from cluster.config.load import expand
-from cluster.config.problems import InvalidConfigError, Problem, from_validation
-from cluster.config.quantity import Section
-from cluster.config.yaml import Document, read_yaml
+from cluster.config.load import Document, expand, read_yaml
+from cluster.config.problems import InvalidConfigError, Problem, Section, from_validation
 from cluster.errors import ConfigError
 from cluster.kubernetes.resource import KIND, CameraResource
 

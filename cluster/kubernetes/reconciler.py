@@ -29,9 +29,8 @@ from cluster.errors import (
     UnknownCameraError,
 )
 from cluster.kubernetes.api import ChangedError
-from cluster.kubernetes.conditions import ACCEPTED, Outcome, status_of, worth_writing
 from cluster.kubernetes.keys import in_resource_words
-from cluster.kubernetes.resource import CameraResource
+from cluster.kubernetes.resource import ACCEPTED, CameraResource, Outcome, status_of, worth_writing
 from cluster.types import CameraStatus
 
 log = logging.getLogger(__name__)

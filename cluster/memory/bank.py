@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from torch import Tensor
 
 from cluster.errors import NotReadyError
-from cluster.memory.layer import KVChunk
+from cluster.memory.head import KVChunk
 from cluster.memory.retrieve.base import Retriever
 from cluster.memory.stream import MemoryShape, StreamMemory
 from cluster.memory.tiers.base import Outcome
@@ -176,7 +176,7 @@ class MemoryBank:
             self.tiers.drop(stream)
 
     def take(self, chunk: KVChunk) -> None:
-        """What an engine hands on (:data:`~cluster.memory.layer.Leave`); streams without a memory have nothing kept.
+        """What an engine hands on (:data:`~cluster.memory.head.Leave`); streams without a memory have nothing kept.
 
         A frame that cannot be taken in is counted and costs nothing else.
         """

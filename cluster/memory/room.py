@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from cluster.memory.head import NAMES_BYTES, GoneError, OutOfReachError
-from cluster.memory.layer import LayerKV
+from cluster.memory.head import NAMES_BYTES, GoneError, LayerKV, OutOfReachError
 from cluster.memory.tiers.base import Block
 
 if TYPE_CHECKING:

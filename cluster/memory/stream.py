@@ -18,12 +18,11 @@ import torch
 from torch import Tensor
 
 from cluster.memory.compress.base import Compressor
-from cluster.memory.frame_log import FrameLog
-from cluster.memory.head import Change, GoneError, Head, Load, OutOfReachError
-from cluster.memory.layer import KVChunk, LayerKV
+from cluster.memory.head import Change, GoneError, Head, KVChunk, LayerKV, Load, OutOfReachError
 from cluster.memory.manifest import (
     DTYPES,
     PART_BYTES,
+    FrameLog,
     Manifest,
     block_bytes,
     byte_blocks,
@@ -34,10 +33,10 @@ from cluster.memory.manifest import (
 from cluster.memory.organise.base import NewTokens
 from cluster.memory.organise.mosaic import VisualPartitions
 from cluster.memory.room import make_room
-from cluster.memory.stored import StoredBlocks
 from cluster.memory.tiers.base import Block, BlockKey, Loaded, Outcome
 from cluster.memory.tiers.slabs import cell_size
 from cluster.memory.tiers.stack import TierStack
+from cluster.memory.writer import StoredBlocks
 from cluster.registry import compressors, organisers
 from cluster.types import MICROSECONDS, MemorySpec, MemoryStatus
 

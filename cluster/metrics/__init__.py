@@ -1,6 +1,22 @@
 """What a Sightline process counts, its ``/metrics``, and the gateway's page with those of all processes."""
 
-from cluster.metrics.cameras import MAX_QUESTIONS, STATES, AnsweredCameras, CameraMetrics
+from cluster.metrics.cameras import (
+    MAX_QUESTIONS,
+    STATES,
+    AnsweredCameras,
+    CameraMetrics,
+    FleetMetrics,
+    ResourceState,
+    Stage,
+    WatchEnd,
+    WatchMetrics,
+    WindowResult,
+    drop_window,
+    lose_window,
+    record_ask,
+    record_window,
+    show_resources,
+)
 from cluster.metrics.families import (
     REGISTRY,
     alert_deliveries,
@@ -64,10 +80,7 @@ from cluster.metrics.families import (
     tokens,
     windows,
 )
-from cluster.metrics.fleet import FleetMetrics
 from cluster.metrics.gpu import gpu_collector
-from cluster.metrics.outcomes import Stage, WindowResult, drop_window, lose_window, record_ask, record_window
-from cluster.metrics.reconciler import ResourceState, WatchEnd, WatchMetrics, show_resources
 
 __all__ = [
     "MAX_QUESTIONS",

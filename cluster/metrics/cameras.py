@@ -2,23 +2,44 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Literal
 
 from cluster.metrics.families import (
+    ask_read_bytes,
+    ask_seconds,
+    asks,
     camera_answered,
+    camera_expected,
     camera_lag,
     camera_last_frame_age,
     camera_memory,
     camera_quality,
+    camera_resources,
     camera_score,
     camera_state,
     decode_errors,
+    fleet_cameras,
+    fleet_lowered,
+    fleet_members,
+    fleet_utilisation,
+    fleet_wanted,
     lag_strides,
+    reconciler_age,
+    reconciler_watch_restarts,
+    stage_seconds,
     stream_gaps,
+    tokens,
+    windows,
 )
-from cluster.types import Answer, StreamSpec
+from cluster.types import Answer, AskResult, StreamSpec
+
+if TYPE_CHECKING:
+    from cluster.types.reports import ReplicaStatus
 
 STATES = ("waiting", "connecting", "running", "backoff", "error", "ended")
 
@@ -118,3 +139,118 @@ class AnsweredCameras:
                 for question in self._scores.pop(camera):
                     camera_score.remove(camera, question)
                 del self._strides[camera]
+
+
+class FleetMetrics:
+    """Series of members and replicas; those of a replica that left are gone.
+
+    Args:
+        wanted: processes that the configuration asks for, by role.
+    """
+
+    def __init__(self, wanted: Mapping[str, int]) -> None:
+        self._shown: set[str] = set()
+        self._expected: set[str] = set()
+        for role, count in wanted.items():
+            fleet_wanted.labels(role).set(count)
+            fleet_members.labels(role).set(0)
+
+    def members(self, there: Mapping[str, int]) -> None:
+        """How many of each role are there."""
+        for role, count in there.items():
+            fleet_members.labels(role).set(count)
+
+    def expect(self, cameras: Collection[str]) -> None:
+        """The cameras there are: what alerts on series that are missing goes by."""
+        for camera in self._expected - set(cameras):
+            camera_expected.remove(camera)
+        for camera in set(cameras) - self._expected:
+            camera_expected.labels(camera).set(1)
+        self._expected = set(cameras)
+
+    def replicas(self, statuses: Sequence[ReplicaStatus]) -> None:
+        """How full each replica is."""
+        for status in statuses:
+            fleet_utilisation.labels(status.name).set(status.utilisation)
+            fleet_cameras.labels(status.name).set(status.cameras)
+            fleet_lowered.labels(status.name).set(status.lowered)
+        for gone in self._shown - {status.name for status in statuses}:
+            for family in (fleet_utilisation, fleet_cameras, fleet_lowered):
+                family.remove(gone)
+        self._shown = {status.name for status in statuses}
+
+
+WindowResult = Literal["done", "gated", "late", "dropped", "lost"]
+Stage = Literal["queue", "vision", "plan", "llm", "total"]
+
+
+def record_window(answer: Answer, *, late: bool = False) -> None:
+    """Count one answered window: its result, tokens and stage latencies. Call once per window, not per question."""
+    windows.labels("gated" if answer.gated else "done", "").inc()
+    if late:
+        windows.labels("late", "").inc()
+    for kind in ("full", "kept", "refreshed", "reused", "new", "query", "encoded"):
+        tokens.labels(kind).inc(getattr(answer.tokens, kind))
+    timing = answer.timing
+    if not answer.gated:
+        for stage in ("queue", "vision", "plan", "llm"):
+            stage_seconds.labels(stage).observe(getattr(timing, f"{stage}_s"))
+    stage_seconds.labels("total").observe(timing.latency_s)
+
+
+def drop_window(reason: str, count: int = 1) -> None:
+    """Count windows that were dropped on purpose."""
+    windows.labels("dropped", reason).inc(count)
+
+
+def lose_window(count: int = 1) -> None:
+    """Count windows that went down with a process."""
+    windows.labels("lost", "").inc(count)
+
+
+def record_ask(result: AskResult) -> None:
+    """Count one answered free question."""
+    asks.labels("answered").inc()
+    ask_seconds.labels("first_token").observe(result.first_token_s)
+    ask_seconds.labels("total").observe(result.total_s)
+    ask_read_bytes.inc(result.bytes_read)
+
+
+ResourceState = Literal["accepted", "conflict", "invalid", "no_room", "waiting"]
+RESOURCE_STATES: tuple[ResourceState, ...] = ("accepted", "conflict", "invalid", "no_room", "waiting")
+
+WatchEnd = Literal["ended", "broken", "expired", "failed"]
+WATCH_ENDS: tuple[WatchEnd, ...] = ("ended", "broken", "expired", "failed")
+
+
+class WatchMetrics:
+    """How one copy of the resources follows the server; callable from any thread.
+
+    Args:
+        clock: monotonic seconds.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._listed_s = self._heard_s = -math.inf
+        reconciler_age.labels("list").set_function(lambda: self._clock() - self._listed_s)
+        reconciler_age.labels("word").set_function(lambda: self._clock() - self._heard_s)
+
+    def listed(self) -> None:
+        """All resources were listed."""
+        self._listed_s = self._heard_s = self._clock()
+
+    def heard(self) -> None:
+        """The server said something on a watch, or ended one in good order."""
+        self._heard_s = self._clock()
+
+    def restarted(self, why: WatchEnd) -> None:
+        """The watch is over, and another one begins."""
+        reconciler_watch_restarts.labels(why).inc()
+
+
+def show_resources(states: Iterable[ResourceState]) -> None:
+    """Show how many resources are in each state; ``states`` has one for each resource."""
+    found = Counter(states)
+    for state in RESOURCE_STATES:
+        camera_resources.labels(state).set(found[state])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
+from cluster.metrics.cameras import WATCH_ENDS, show_resources
 from cluster.metrics.families import (
     alert_deliveries,
     ask_seconds,
@@ -33,7 +34,6 @@ from cluster.metrics.families import (
     tokens,
     windows,
 )
-from cluster.metrics.reconciler import WATCH_ENDS, show_resources
 
 Role = Literal["controller", "decoder", "replica", "gateway", "alerting", "tier", "reconciler"]
 

@@ -4,8 +4,6 @@ A camera's source is a :class:`SourceAddress` from where it enters to where it i
 one go through :func:`redact`.
 """
 
-from cluster.redaction.known import KnownSecrets
-from cluster.redaction.source import REVEAL, SourceAddress
-from cluster.redaction.text import redact, redact_log
+from cluster.redaction.known import REVEAL, KnownSecrets, SourceAddress, redact, redact_log
 
 __all__ = ["REVEAL", "KnownSecrets", "SourceAddress", "redact", "redact_log"]

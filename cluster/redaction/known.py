@@ -1,16 +1,26 @@
-"""The secrets that this process has met, so that texts of libraries that quote a piece of an address show none."""
+"""The secrets that this process has met, and what keeps them out of texts, tracebacks and what clients are sent."""
 
 from __future__ import annotations
 
 import base64
 import json
+import logging
 import re
+import sys
 import threading
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, unquote, unquote_plus
 
-from cluster.redaction.address import HIDDEN, Kind, Piece
+from cluster.redaction.address import HIDDEN, Kind, Piece, openable, parse
+
+if TYPE_CHECKING:
+    from pydantic import GetCoreSchemaHandler
+    from pydantic_core import CoreSchema
+    from pydantic_core.core_schema import SerializationInfo
 
 LIMIT = 2**17
 """Forms of secrets that are remembered; the one that was met longest ago is forgotten first."""
@@ -109,3 +119,145 @@ def _is_at(text: str, at: int, secret: str) -> bool:
         return False
     end = at + len(secret)
     return len(secret) >= WHOLE_WORD or not (text[max(0, at - 1) : at].isalnum() or text[end : end + 1].isalnum())
+
+
+REVEAL: Mapping[str, Any] = {"reveal": True}
+"""Context for ``model_dump_json`` where sources are to be written in full."""
+
+
+KNOWN = KnownSecrets()
+"""Of this process."""
+
+# Where an address begins in a sentence (bounded, or it takes quadratic time), and where it may end.
+_ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]{0,31}://[^\s\"'<>]+")
+_TOKEN = re.compile(r"\bsl_[A-Za-z0-9_-]{8,}")
+_HEADER = re.compile(r"\b(bearer|basic|digest)\s+(?!realm)[\w.~+/=-]{8,}", re.IGNORECASE)
+_NAMED = re.compile(
+    r"((?:password|passwd|pwd|passphrase|secret|token|api[_-]?key|access[_-]?key|sightline_session)[\"']?\s*[=:]\s*)"
+    r"(\"[^\"]*\"|'[^']*'|[^\s,;&\"'}]+)",
+    re.IGNORECASE,
+)
+
+
+def redact(text: str, known: KnownSecrets = KNOWN) -> str:
+    """An address, or a sentence with addresses or API tokens in it, without the secrets of them and without those that
+    are ``known``."""
+    return _TOKEN.sub("sl_***", _ADDRESS.sub(_shown, known.hide(text)))
+
+
+def redact_log(text: str, known: KnownSecrets = KNOWN) -> str:
+    """A line of a log, which may quote anything: also without headers that authenticate, and values whose names say
+    that they are secret. Hides too much rather than too little."""
+    return _NAMED.sub(r"\1***", _HEADER.sub(r"\1 ***", redact(text, known)))
+
+
+def _shown(match: re.Match[str]) -> str:
+    return "".join(piece.shown for piece in parse(match.group()))
+
+
+class SourceAddress:
+    """An address or path. ``str``, ``repr``, formatting and JSON give what may be shown of it; the whole of it has only
+    who asks for it with :meth:`reveal`. From then on this process knows its secrets (:func:`redact`)."""
+
+    __slots__ = ("_shown", "_text", "holds_password")
+
+    def __init__(self, text: str | SourceAddress = "") -> None:
+        self._text: str = text.reveal() if isinstance(text, SourceAddress) else text
+        self._shown, self.holds_password = _read(self._text)
+
+    def reveal(self) -> str:
+        """As it was written, secrets included; not for anything that people or files may see."""
+        return self._text
+
+    def openable(self) -> str:
+        """As libraries take it, secrets included."""
+        return openable(self._text)
+
+    @property
+    def scheme(self) -> str:
+        """In small letters; empty for a path."""
+        scheme, separator, _ = self._text.partition("://")
+        return scheme.lower() if separator else ""
+
+    def __bool__(self) -> bool:
+        return bool(self._text)
+
+    def __str__(self) -> str:
+        return self._shown
+
+    def __repr__(self) -> str:
+        return repr(self._shown)
+
+    def __eq__(self, other: object) -> bool:
+        return self._text == other._text if isinstance(other, SourceAddress) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(self._text)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return SourceAddress, (self._text,)
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, _source: Any, _handler: GetCoreSchemaHandler) -> CoreSchema:
+        from pydantic_core import core_schema
+
+        return core_schema.no_info_plain_validator_function(
+            _validated,
+            json_schema_input_schema=core_schema.str_schema(),
+            serialization=core_schema.plain_serializer_function_ser_schema(
+                _serialised, info_arg=True, when_used="json", return_schema=core_schema.str_schema()
+            ),
+        )
+
+
+@lru_cache(maxsize=2**14)
+def _read(text: str) -> tuple[str, bool]:
+    """What is shown of an address, and whether it holds a secret for certain. Cameras go from process to process."""
+    pieces = parse(text)
+    KNOWN.add(forms(pieces))
+    certain = any(piece.kind is Kind.SECRET and piece.shown != piece.text for piece in pieces)
+    return "".join(piece.shown for piece in pieces), certain
+
+
+def _validated(value: object) -> SourceAddress:
+    from pydantic_core import PydanticKnownError
+
+    if not isinstance(value, str | SourceAddress):
+        raise PydanticKnownError("string_type")
+    return SourceAddress(value)
+
+
+def _serialised(source: SourceAddress, info: SerializationInfo) -> str:
+    return source.reveal() if info.context == REVEAL else str(source)
+
+
+log = logging.getLogger(__name__)
+
+
+class RedactingFormatter(logging.Formatter):
+    """The whole of a record redacted, traceback included."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return redact_log(super().format(record))
+
+
+def redact_tracebacks() -> None:
+    """Exceptions that nobody caught, in any thread of this process, are logged, and so redacted: Python itself prints
+    their messages as they are."""
+    if logging.lastResort is not None:
+        logging.lastResort.setFormatter(RedactingFormatter())
+    # Or a message that cannot be formatted is printed with its arguments.
+    logging.raiseExceptions = False
+    sys.excepthook = _ended
+    threading.excepthook = _thread_ended
+
+
+def _ended(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    log.critical("ended by an exception", exc_info=(kind, error, trace))
+
+
+def _thread_ended(failure: threading.ExceptHookArgs) -> None:
+    if failure.exc_type is SystemExit:
+        return
+    name = failure.thread.name if failure.thread is not None else "?"
+    log.critical("thread %s ended by an exception", name, exc_info=failure.exc_value)

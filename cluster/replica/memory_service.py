@@ -12,7 +12,7 @@ import grpc.aio
 from sightline.v1 import memory_pb2, memory_pb2_grpc
 
 from cluster.errors import CapacityError, SightlineError
-from cluster.replica.conversations import Conversations
+from cluster.replica.asks import Conversations
 from cluster.types import AskResult, AskSpec, Forgotten, MemoryStatus, Moment
 from cluster.wire.memory_wire import (
     Told,

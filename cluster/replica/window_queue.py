@@ -22,7 +22,7 @@ from heapq import heapify, heappop, heappush
 from typing import NamedTuple
 
 from cluster.types import WindowRequest
-from cluster.types.priority import Priority
+from cluster.types.cameras import Priority
 
 SWEEP_S = 1.0
 """Seconds between two looks at windows that are late and whose turn has not come."""

@@ -20,11 +20,10 @@ from cluster.control.costs.model import CostModel
 from cluster.engine.base import Engine, finished
 from cluster.errors import CapacityError, ConfigError, NotReadyError, UnavailableError, UnknownCameraError
 from cluster.replica.asks import AskQueue
-from cluster.replica.pace import StepPace
-from cluster.replica.steps import Departure, Intake, Offer, OpenStream, Steps, WindowCounts, WorkerEvents
+from cluster.replica.steps import Departure, Intake, Offer, OpenStream, StepPace, Steps, WindowCounts, WorkerEvents
 from cluster.replica.window_queue import WindowQueue
 from cluster.types import AskResult, AskSpec, Forgotten, FrameSample, StreamSpec
-from cluster.types.priority import Priority
+from cluster.types.cameras import Priority
 from cluster.types.reports import ReplicaReport, StreamReport
 
 log = logging.getLogger(__name__)

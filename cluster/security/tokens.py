@@ -21,8 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from cluster.errors import ConfigError, UnauthenticatedError
-from cluster.security.access import Principal
-from cluster.security.roles import Role
+from cluster.security.roles import Principal, Role
 
 PREFIX = "sl_"
 """Of every secret: so that scanners of repositories and logs know one when they see it."""

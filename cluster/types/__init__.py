@@ -6,8 +6,15 @@ microseconds of the camera's own clock (``pts``) unless a name ends in ``_s`` (s
 """
 
 from cluster.types.answers import Answer, Timing, TokenCount, WindowRequest
-from cluster.types.cameras import CameraStateName, CameraStatus, LastAnswer, PictureHealth
-from cluster.types.frames import FrameSample, FrameTrace, mask_digest
+from cluster.types.cameras import (
+    CameraStateName,
+    CameraStatus,
+    LastAnswer,
+    MemorySpec,
+    PictureHealth,
+    Question,
+    StreamSpec,
+)
 from cluster.types.memories import AskResult, AskSpec, Forgotten, MemoryStatus, Moment
 from cluster.types.pictures import (
     MICROSECONDS,
@@ -15,12 +22,14 @@ from cluster.types.pictures import (
     ChangeGrid,
     EncodedPacket,
     FloatGrid,
+    FrameSample,
+    FrameTrace,
     PatchGeometry,
     PatchGrid,
     SampledFrame,
     UInt8Array,
+    mask_digest,
 )
-from cluster.types.streams import MemorySpec, Question, StreamSpec
 
 __all__ = [
     "MICROSECONDS",

@@ -13,7 +13,7 @@ import grpc.aio
 from sightline.v1 import results_pb2, results_pb2_grpc
 
 from cluster.errors import CapacityError, SightlineError
-from cluster.security.access import current
+from cluster.security.roles import current
 from cluster.types import Answer
 from cluster.wire.convert import answer_to_proto
 from cluster.wire.status import abort

@@ -2,14 +2,109 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import asyncio
+import contextlib
+import threading
+from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
+from types import TracebackType
+from typing import Any, TypeAlias, TypeVar
 
 import grpc.aio
+from grpc._cython import cygrpc
 
 from cluster.errors import ConfigError
 from cluster.hosts import is_loopback
 from cluster.wire.tls import PeerTls
+
+Call: TypeAlias = grpc.aio.StreamStreamCall
+
+_STATUS_S = 5.0
+
+
+class CallEndedError(Exception):
+    """Nothing more can be written; reading gives the call's status."""
+
+
+async def write(call: Call, message: Any) -> None:
+    """Send one message, waiting for flow control.
+
+    Raises:
+        CallEndedError: the call is over, or was never connected.
+    """
+    if call.done():
+        raise CallEndedError
+    await call._metadata_sent.wait()
+    try:
+        await call._cython_call.send_serialized_message(message.SerializeToString())
+    except cygrpc.InternalError:
+        raise CallEndedError from None
+
+
+async def finish(call: Call) -> None:
+    """After :class:`CallEndedError`: core normally delivers the status by itself; if not, cancel for the reader."""
+    await asyncio.sleep(_STATUS_S)
+    call.cancel()
+
+
+async def first_reply(call: Call, opening: Any, timeout_s: float) -> Any:
+    """Write the first message of a call and read the first reply, or ``grpc.aio.EOF``.
+
+    Raises:
+        TimeoutError: no reply in time.
+        grpc.aio.AioRpcError: the server ended the call.
+    """
+    async with asyncio.timeout(timeout_s):
+        with contextlib.suppress(CallEndedError):
+            await write(call, opening)
+        return await call.read()
+
+
+T = TypeVar("T")
+
+
+class EventLoopThread:
+    """Starts at once; :meth:`run` hands it coroutines from any other thread. A context manager."""
+
+    def __init__(self, name: str = "grpc") -> None:
+        self.loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._main, name=name, daemon=True)
+        self._thread.start()
+
+    def __enter__(self) -> EventLoopThread:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def run(self, work: Coroutine[Any, Any, T], timeout_s: float) -> T:
+        """The coroutine's result, or its exception; ``TimeoutError`` (and cancellation) after ``timeout_s``."""
+        future = asyncio.run_coroutine_threadsafe(work, self.loop)
+        try:
+            return future.result(timeout_s)
+        except TimeoutError:
+            future.cancel()
+            raise
+
+    def stop(self, timeout_s: float = 5.0) -> None:
+        """Cancel what still runs and end the thread."""
+        if self._thread.is_alive():
+            self.loop.call_soon_threadsafe(self.loop.stop)
+            self._thread.join(timeout_s)
+
+    def _main(self) -> None:
+        asyncio.set_event_loop(self.loop)
+        try:
+            self.loop.run_forever()
+            left = asyncio.all_tasks(self.loop)
+            for task in left:
+                task.cancel()
+            self.loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
+        finally:
+            self.loop.close()
+
 
 ChannelOptions = list[tuple[str, int | str]]
 

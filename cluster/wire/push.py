@@ -19,12 +19,11 @@ from cluster.codec.supervisor import Backoff, SourceSupervisor
 from cluster.errors import SightlineError, SourceError, UnavailableError
 from cluster.hosts import is_loopback
 from cluster.types import EncodedPacket
-from cluster.wire.calls import Call, CallEndedError, finish, first_reply, write
-from cluster.wire.channel import open_channel, split_address
+from cluster.wire.channel import Call, CallEndedError, finish, first_reply, open_channel, split_address, write
 from cluster.wire.convert import packet_to_proto
-from cluster.wire.credentials import ClientCredentials
 from cluster.wire.edge_buffer import EdgeBuffer
 from cluster.wire.status import to_error
+from cluster.wire.tls import ClientCredentials
 
 Code = grpc.StatusCode
 

@@ -12,12 +12,11 @@ from typing import Any
 import numpy as np
 from pydantic import Field, ValidationError
 
-from cluster.config.problems import from_validation
-from cluster.config.quantity import Section
+from cluster.config.problems import Section, from_validation
 from cluster.control.costs import CostModel
 from cluster.control.ladder import Ladder
 from cluster.errors import ConfigError
-from cluster.types.priority import Priority
+from cluster.types.cameras import Priority
 from loadtest.city.city import CityPlan, PoolPlan, simulate
 from loadtest.city.district import Timing
 from loadtest.city.mix import ActivitySection, CameraClass, Mix

@@ -18,13 +18,11 @@ from cluster.control.camera_record import Move
 from cluster.control.costs import CostModel
 from cluster.control.fleet import Fleet
 from cluster.control.ladder import Ladder, Rung, Step
-from loadtest.city.cameras import Cameras, Due
-from loadtest.city.heard import Heard
+from loadtest.city.cameras import Cameras, Due, Heard
 from loadtest.city.mix import Mix, Spell, Wake, wakes
 from loadtest.city.replica import Arrival, EngineSettings, Facts, Outcome, Replica, WorkTable
-from loadtest.city.tally import Lost, Tally
+from loadtest.city.tally import Lost, Rows, Tally
 from loadtest.city.timeline import WAKE_S, Event, What
-from loadtest.city.windows import Rows
 
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]

@@ -12,13 +12,12 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import Field, ValidationError, model_validator
 
-from cluster.config.problems import from_validation
-from cluster.config.quantity import Duration, Section
-from cluster.config.yaml import read_yaml
+from cluster.config.load import read_yaml
+from cluster.config.problems import Duration, Section, from_validation
 from cluster.control.demand import Demand
 from cluster.errors import ConfigError
 from cluster.types import PatchGeometry
-from cluster.types.priority import Priority
+from cluster.types.cameras import Priority
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from cluster.control.costs import CostModel, WindowWork
 from cluster.control.demand import Demand, work
 from cluster.control.ladder import Ladder, Rung
 from cluster.replica.window_queue import DroppedWindow, WindowQueue
-from cluster.types.priority import Priority
+from cluster.types.cameras import Priority
 
 
 def work_after(demand: Demand, rung: Rung, strides: int) -> WindowWork:

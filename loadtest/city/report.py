@@ -10,7 +10,7 @@ import numpy as np
 
 from cluster.lab.report.charts import Axis, Point, Series, chart
 from cluster.lab.report.page import Page, Section, Table, write_files
-from cluster.types.priority import Priority
+from cluster.types.cameras import Priority
 from loadtest.city.against import Compared
 from loadtest.city.mix import Spell
 from loadtest.city.result import CityResult, Figures, Objective

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from cluster.types.priority import Priority
+from cluster.types.cameras import Priority
 from loadtest.city.mix import Spell
 from loadtest.city.tally import Tally, by_reason, lag_quantile
 from loadtest.city.timeline import Event

@@ -20,8 +20,8 @@ from cluster.errors import UnauthenticatedError, UnavailableError
 from cluster.hosts import is_loopback
 from cluster.security.roles import Role
 from cluster.security.tokens import make_token, write_tokens
-from cluster.wire.credentials import ClientCredentials
-from cluster.wire.health import is_serving
+from cluster.wire.server import is_serving
+from cluster.wire.tls import ClientCredentials
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 

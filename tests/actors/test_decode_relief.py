@@ -8,7 +8,7 @@ import pytest
 
 from actors.decoder import Decoder
 from cluster.decoder.pressure import HOLD_S, DecodePressure, DecodeWait
-from cluster.types.priority import Priority
+from cluster.types.cameras import Priority
 
 
 class Camera:

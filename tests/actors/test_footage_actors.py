@@ -13,7 +13,6 @@ from sightline.v1 import pictures_pb2_grpc
 
 import actors.alerting
 import actors.decoder
-import actors.footage
 from actors.alerting import Alerting
 from actors.decoder import Decoder
 from cluster.alerts.health import Watched
@@ -99,7 +98,7 @@ def test_an_alert_becomes_a_clip_and_a_removed_camera_takes_it_along(config, tmp
 
 async def _story(config, tmp_path, monkeypatch) -> None:
     controller = Controller(config)
-    for module in (actors.alerting, actors.decoder, actors.footage):
+    for module in (actors.alerting, actors.decoder, actors.decoder):
         monkeypatch.setattr(module, "controller", lambda: controller)
     for module in (actors.alerting, actors.decoder):
         monkeypatch.setattr(module, "configure_logging", lambda process, cluster: None)

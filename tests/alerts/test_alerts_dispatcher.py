@@ -7,8 +7,8 @@ import time
 
 import pytest
 
-from cluster.alerts.changes import Delivery
 from cluster.alerts.dispatcher import CONCURRENCY, Dispatcher, Retry
+from cluster.alerts.incident import Delivery
 from cluster.alerts.sinks import DeliveryError
 
 QUICK = Retry(first_s=0.01, longest_s=0.05)

@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager
 import pytest
 from sink_parts import Receiver
 
-from cluster.alerts.changes import Changes
+from cluster.alerts.incident import Changes
 from cluster.alerts.service import FILE, AlertService
 from cluster.alerts.store import AlertStore
 from cluster.config import load_config

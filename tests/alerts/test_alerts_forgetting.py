@@ -13,8 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sink_parts import Receiver
 
-from cluster.alerts.changes import FORGOTTEN, Changes, Delivery, Erased, Forgetting, bare
-from cluster.alerts.incident import AlertEvent, Incident
+from cluster.alerts.incident import FORGOTTEN, AlertEvent, Changes, Delivery, Erased, Forgetting, Incident, bare
 from cluster.alerts.store import AlertStore
 from cluster.errors import NotReadyError, UnavailableError, UnknownIncidentError
 

@@ -12,8 +12,7 @@ from dataclasses import replace
 
 import pytest
 
-from cluster.alerts.changes import Changes, Delivery
-from cluster.alerts.incident import Mute
+from cluster.alerts.incident import Changes, Delivery, Mute
 from cluster.alerts.journal import Journal
 from cluster.alerts.store import AlertStore
 from cluster.errors import CapacityError, UnavailableError
@@ -255,7 +254,7 @@ WRITER = """
 import sys
 sys.path.insert(0, {tests!r})
 from alert_parts import Make
-from cluster.alerts.changes import Changes, Delivery
+from cluster.alerts.incident import Changes, Delivery
 from cluster.alerts.store import AlertStore
 from pathlib import Path
 store = AlertStore(Path({path!r}))

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from cluster.config import MemoryConfig, SightlineConfig, camera_settings, load_config
 from cluster.config.policies import MEMORY_POLICIES
-from cluster.config.quantity import parse_duration, parse_size, size_text
+from cluster.config.problems import parse_duration, parse_size, size_text
 from cluster.errors import ConfigError
 from cluster.types import AskSpec, MemorySpec
 from cluster.wire.convert import spec_from_json, spec_to_json

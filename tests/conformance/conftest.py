@@ -7,7 +7,7 @@ import torch
 from window_driver import Driver, camera_of
 
 from cluster.engine.native import NativeEngine
-from cluster.lab.bench.synthetic import SyntheticCamera
+from cluster.lab.bench.soak import SyntheticCamera
 from cluster.models import load_model
 from cluster.models.base import VisionLanguageModel
 

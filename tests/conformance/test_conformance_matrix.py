@@ -14,7 +14,7 @@ from window_driver import TOLERANCE, Driver, camera_of, spec_of, take
 from cluster.engine.native import NativeEngine
 from cluster.engine.window.encode import batch_of
 from cluster.engine.window.stream import HeldFrame
-from cluster.lab.bench.synthetic import SyntheticCamera
+from cluster.lab.bench.soak import SyntheticCamera
 from cluster.models.base import VisionLanguageModel
 from cluster.registry import refresh_policies
 from cluster.types import Question

@@ -15,7 +15,7 @@ from cluster.control.fleet import Fleet
 from cluster.control.ladder import LadderPolicy
 from cluster.errors import UnknownCameraError
 from cluster.lab.bench.simulated_replica import REPLICA, Camera, Replica
-from cluster.types.priority import Priority
+from cluster.types.cameras import Priority
 
 
 def settled(made: Fleet, until_s: float) -> list:

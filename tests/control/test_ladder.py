@@ -14,7 +14,7 @@ from scheduling_parts import LADDER
 
 from cluster.control.ladder import CameraOnLadder, Ladder, LadderPolicy, Rung, default
 from cluster.errors import ConfigError
-from cluster.types.priority import Priority
+from cluster.types.cameras import Priority
 
 POLICY = LadderPolicy(LADDER, high=0.95, aim=0.9, low=0.8, hold_s=8.0, climb=1.0)
 LOOSE = replace(POLICY, weights=dict.fromkeys(Priority, 1.0), climb=0.05)

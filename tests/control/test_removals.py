@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cluster.control.removals import ORDERS, Removals
+from cluster.control.camera_record import ORDERS, Removals
 
 
 def test_the_order_stays_until_every_replica_has_carried_it_out() -> None:

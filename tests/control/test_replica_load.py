@@ -8,7 +8,7 @@ import pytest
 
 from cluster.control.ladder import CameraOnLadder
 from cluster.control.replica_load import AVERAGE_S, ReplicaLoad
-from cluster.types.priority import Priority
+from cluster.types.cameras import Priority
 
 
 def replica(load: float) -> ReplicaLoad:

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cluster.decoder.pressure import HOLD_S, SETTLE_S, DecodePressure, DecodeWait
-from cluster.types.priority import Priority
+from cluster.types.cameras import Priority
 
 STRIDE_S = 8.0
 

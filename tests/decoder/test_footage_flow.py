@@ -32,8 +32,8 @@ from cluster.alerts.incident import AlertEvent
 from cluster.client import GatewayClient
 from cluster.codec.source import StreamHeader
 from cluster.decoder.footage.camera import CameraFootage
-from cluster.decoder.footage.recorder import Order
 from cluster.decoder.footage.ring import PacketRing, RingBudget
+from cluster.decoder.footage.service import Order
 from cluster.errors import (
     ForbiddenError,
     NotReadyError,
@@ -45,11 +45,10 @@ from cluster.errors import (
 from cluster.gateway.guard import Guard
 from cluster.gateway.memory_proxy import MemoryProxy
 from cluster.replica import memory_service as memory
-from cluster.security.access import Principal
-from cluster.security.roles import Role
+from cluster.security.roles import Principal, Role
 from cluster.wire.channel import ChannelPool
-from cluster.wire.credentials import ClientCredentials
 from cluster.wire.server import RpcServer
+from cluster.wire.tls import ClientCredentials
 
 
 async def fetched(address, incident, kind="clip", credentials=None, **options):
@@ -241,7 +240,7 @@ async def test_a_hundred_incidents_at_once(tmp_path, h264):
 
 
 async def test_what_must_be_encoded_anew_is_bounded(tmp_path, monkeypatch):
-    monkeypatch.setattr("cluster.decoder.footage.recorder.MOST_REENCODED", 2)
+    monkeypatch.setattr("cluster.decoder.footage.service.MOST_REENCODED", 2)
     async with site(tmp_path, after_s=5) as running:
         running.feed(video(40, "mjpeg"), 40)
         rules = dict.fromkeys((f"q{n}" for n in range(5)), next(iter(running.service._rules["gate"].values())))

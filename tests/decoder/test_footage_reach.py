@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from cluster.config import camera_settings, load_config
-from cluster.decoder.footage.reach import bytes_of, reach_s, shortages
+from cluster.decoder.footage.camera import bytes_of, reach_s, shortages
 from cluster.decoder.footage.ring import PacketRing, RingBudget
 from cluster.types import MICROSECONDS, EncodedPacket
 

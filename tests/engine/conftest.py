@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from cluster.engine.native import NativeEngine
-from cluster.lab.bench.synthetic import SyntheticCamera
+from cluster.lab.bench.soak import SyntheticCamera
 from cluster.models import load_model
 from cluster.models.base import VisionLanguageModel
 from cluster.types import Answer, FrameSample, Question, StreamSpec

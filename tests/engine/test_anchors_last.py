@@ -17,7 +17,7 @@ from cluster.engine.native.kernels.cpu_flash import CPUFlashKernel
 from cluster.engine.native.kernels.sdpa import SDPAKernel
 from cluster.engine.window.kv import KVSlab
 from cluster.engine.window.planner import prefix_order, question_runs, runs_of, tails_of
-from cluster.lab.bench.synthetic import SyntheticCamera
+from cluster.lab.bench.soak import SyntheticCamera
 from cluster.models.base import VisionLanguageModel
 from cluster.registry import refresh_policies
 from cluster.types import StreamSpec

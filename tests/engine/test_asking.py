@@ -12,7 +12,7 @@ from cluster.engine.native import NativeEngine
 from cluster.engine.native.asking import Asking, merged
 from cluster.engine.native.recall import Timeline
 from cluster.errors import NotReadyError
-from cluster.lab.bench.synthetic import SyntheticCamera
+from cluster.lab.bench.soak import SyntheticCamera
 from cluster.memory.bank import MemoryBank
 from cluster.memory.tiers.arena import Arena
 from cluster.memory.tiers.stack import TierStack

@@ -13,7 +13,7 @@ import pytest
 from cluster.engine.native import NativeEngine
 from cluster.engine.simulated import DEMO_SCORES, ScoreStatistics, SimulatedEngine
 from cluster.errors import ConfigError, ModelError, NotReadyError
-from cluster.lab.bench.synthetic import SyntheticCamera
+from cluster.lab.bench.soak import SyntheticCamera
 from cluster.models.loading import load_shape
 from cluster.registry import refresh_policies
 from cluster.types import AskSpec, Question

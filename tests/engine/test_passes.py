@@ -10,7 +10,7 @@ import torch
 
 from cluster.engine.native import NativeEngine, passes
 from cluster.engine.native.forward import PassResult, StreamPass
-from cluster.lab.bench.synthetic import SyntheticCamera
+from cluster.lab.bench.soak import SyntheticCamera
 from cluster.models.base import VisionLanguageModel
 from cluster.types import Question, StreamSpec
 

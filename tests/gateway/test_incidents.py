@@ -17,8 +17,7 @@ from cluster.config import load_config
 from cluster.errors import ConfigError, SightlineError, UnauthenticatedError, UnavailableError
 from cluster.gateway.guard import Guard
 from cluster.gateway.incidents_proxy import SERVICE, IncidentsProxy
-from cluster.security.access import Principal
-from cluster.security.roles import RULES, Role
+from cluster.security.roles import RULES, Principal, Role
 from cluster.wire.channel import ChannelPool, open_channel
 from cluster.wire.server import RpcServer
 

@@ -25,8 +25,7 @@ from cluster.gateway.cameras import SERVICE, CamerasServicer
 from cluster.types import CameraStatus, LastAnswer, Question
 from cluster.wire.answers import SERVICE as RESULTS
 from cluster.wire.answers import AnswerHub, ResultsServicer
-from cluster.wire.channel import open_channel
-from cluster.wire.loop import EventLoopThread
+from cluster.wire.channel import EventLoopThread, open_channel
 from cluster.wire.server import RpcServer
 
 

@@ -31,7 +31,7 @@ from cluster.gateway.guard import STRANGERS_NOTED, Guard
 from cluster.security.audit import AuditLog
 from cluster.security.limits import RateLimit
 from cluster.security.roles import RULES, Role
-from cluster.wire.credentials import ClientCredentials
+from cluster.wire.tls import ClientCredentials
 
 Code = grpc.StatusCode
 

@@ -13,10 +13,9 @@ from hypothesis import strategies as st
 
 from cluster.config import CameraEntry
 from cluster.errors import ConfigError
-from cluster.kubernetes.conditions import ACCEPTED, Outcome, status_of, worth_writing
 from cluster.kubernetes.crd import definition, definition_text, spec_schema
 from cluster.kubernetes.keys import camel, section_of
-from cluster.kubernetes.resource import CameraResource
+from cluster.kubernetes.resource import ACCEPTED, CameraResource, Outcome, status_of, worth_writing
 from cluster.types import CameraStatus, LastAnswer
 
 CHART = Path(__file__).parents[2] / "deploy" / "helm" / "sightline"

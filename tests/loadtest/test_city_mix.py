@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from cluster.errors import ConfigError
-from cluster.types.priority import Priority
+from cluster.types.cameras import Priority
 from loadtest.city.mix import ActivitySection, CameraClass, GeometrySection, Mix, load_mix, mixes, parse_mix
 
 ONE = """

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from cluster.control.costs import CostModel
-from cluster.types.priority import Priority
+from cluster.types.cameras import Priority
 from loadtest.city.replica import Arrival, EngineSettings, Facts, Outcome, Replica
 
 

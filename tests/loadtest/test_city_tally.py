@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadtest.city.tally import PLACES, Lost, Tally, by_reason, lag_bin, lag_quantile
-from loadtest.city.windows import Rows
+from loadtest.city.tally import PLACES, Lost, Rows, Tally, by_reason, lag_bin, lag_quantile
 
 
 @given(st.lists(st.floats(1e-3, 1e4), min_size=1, max_size=60), st.floats(0.01, 1.0))

@@ -9,12 +9,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cluster.memory.compress.attention import AttentionCompressor, attention, rank_in_frame
+from cluster.memory.compress.base import AttentionCompressor, attention, rank_in_frame
 from cluster.memory.compress.infinipot import InfiniPot
 from cluster.memory.compress.livevlm import LiveVLM
 from cluster.memory.compress.snapkv import SnapKV
 from cluster.memory.compress.streammem import StreamMem
-from cluster.memory.layer import LayerKV
+from cluster.memory.head import LayerKV
 from cluster.registry import compressors
 
 NAMES = ["infinipot", "livevlm", "snapkv", "streammem"]

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from cluster.engine.native import NativeEngine
-from cluster.lab.bench.synthetic import SyntheticCamera
-from cluster.memory.layer import KVChunk
+from cluster.lab.bench.soak import SyntheticCamera
+from cluster.memory.head import KVChunk
 from cluster.models import load_model
 from cluster.types import Question, StreamSpec
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from cluster.memory.layer import KVChunk
+from cluster.memory.head import KVChunk
 from cluster.memory.room import compress
 from cluster.memory.stream import StreamMemory
 from cluster.memory.tiers.arena import Arena

@@ -10,10 +10,10 @@ import torch
 from redis_server import RedisServer
 from remembering import Site, until
 
-from cluster.control.removals import Removals
+from cluster.control.camera_record import Removals
 from cluster.models import load_model
 from cluster.replica.album import Album
-from cluster.replica.conversations import Conversations
+from cluster.replica.asks import Conversations
 from cluster.replica.memory import Forgetting, WorkerMemory
 from cluster.replica.worker import EngineWorker
 from cluster.types import Answer

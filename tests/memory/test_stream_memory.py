@@ -10,8 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cluster.memory.compress.infinipot_v import InfiniPotV
-from cluster.memory.head import Head
-from cluster.memory.layer import KVChunk
+from cluster.memory.head import Head, KVChunk
 from cluster.memory.stream import StreamMemory
 from cluster.memory.tiers.arena import Arena
 from cluster.memory.tiers.base import Loaded, Outcome

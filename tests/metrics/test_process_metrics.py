@@ -16,7 +16,7 @@ from cluster.memory.tiers.arena import Arena
 from cluster.memory.tiers.base import Block, BlockKey
 from cluster.memory.tiers.stack import TierStack
 from cluster.metrics.gpu import GpuCollector
-from cluster.replica.memory_metrics import MemoryCollector
+from cluster.replica.memory import MemoryCollector
 from cluster.types import Answer, Question, StreamSpec, Timing, TokenCount
 from cluster.types.reports import ReplicaStatus
 
@@ -165,7 +165,7 @@ def test_what_a_process_counts_is_there_from_the_first_scrape_on():
         "reconciler": ("sightline_reconciler_watch_restarts_total", "expired"),
     }
     code = f"""
-from actors.startup import describe_process
+from actors.processes import describe_process
 from cluster import metrics
 from cluster.config import load_config
 config = load_config(None, {{"alerts": {{"sinks": [{{"name": "hook", "kind": "log"}}]}}}})

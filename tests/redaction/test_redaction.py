@@ -194,7 +194,7 @@ def test_what_nobody_caught_is_redacted_in_every_thread():
     script = """
 import logging, threading
 from cluster.redaction import SourceAddress
-from cluster.redaction.tracebacks import redact_tracebacks
+from cluster.redaction.known import redact_tracebacks
 redact_tracebacks()
 source = SourceAddress("rtsp://viewer:hunter2-hunter2@10.0.0.11/live")
 def fail():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from scheduling_parts import costs
 
-from cluster.replica.pace import StepPace
+from cluster.replica.steps import StepPace
 from cluster.types import Answer, TokenCount
 
 

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from cluster.errors import CapacityError, NotReadyError
-from cluster.replica.conversations import Conversations
+from cluster.replica.asks import Conversations
 
 
 class Clock:

@@ -15,10 +15,8 @@ from sightline.v1 import frames_pb2, frames_pb2_grpc
 from cluster.decoder.frame_sender import FrameSender
 from cluster.errors import UnknownCameraError
 from cluster.replica.frames_service import SERVICE, FramesServicer
-from cluster.wire.calls import CallEndedError, write
-from cluster.wire.channel import open_channel
+from cluster.wire.channel import CallEndedError, EventLoopThread, open_channel, write
 from cluster.wire.convert import frame_to_proto, spec_to_json
-from cluster.wire.loop import EventLoopThread
 from cluster.wire.server import RpcServer
 
 

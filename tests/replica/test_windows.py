@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from cluster.errors import ConfigError
 from cluster.replica.window_queue import DropReason, WindowQueue
 from cluster.types import WindowRequest
-from cluster.types.priority import Priority
+from cluster.types.cameras import Priority
 
 
 def request(stream: str, window: int, arrived_s: float) -> WindowRequest:

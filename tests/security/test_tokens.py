@@ -12,10 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cluster.errors import CapacityError, ConfigError, ForbiddenError, UnauthenticatedError
-from cluster.security.access import ANYBODY, Principal
 from cluster.security.audit import AuditLog
 from cluster.security.limits import RateLimit
-from cluster.security.roles import Role
+from cluster.security.roles import ANYBODY, Principal, Role
 from cluster.security.tokens import PREFIX, TokenFile, make_token, read_tokens, write_tokens
 
 

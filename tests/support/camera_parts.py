@@ -20,8 +20,8 @@ from cluster.decoder.running_camera import RunningCamera
 from cluster.replica.frames_service import SERVICE, FrameHandler, FramesServicer, WindowCounters
 from cluster.tracing import Spans
 from cluster.types import FrameSample, PatchGeometry, StreamSpec
+from cluster.wire.channel import EventLoopThread
 from cluster.wire.convert import packet_to_proto
-from cluster.wire.loop import EventLoopThread
 from cluster.wire.server import RpcServer
 
 WAIT_S = 20.0

@@ -25,7 +25,7 @@ from dense_oracle import DenseOracle, tokens_of
 from cluster.engine.vllm.connector.order import Order, WindowFrame, reordered
 from cluster.engine.vllm.connector.store import BlockFolder
 from cluster.engine.vllm.connector.transfer import FIELD, Save, Transfer, transfer_config
-from cluster.lab.bench.synthetic import SyntheticCamera
+from cluster.lab.bench.soak import SyntheticCamera
 from cluster.models.base import FrameSpan, FrameTokens, VisionLanguageModel
 from cluster.types import MICROSECONDS, FrameSample
 

@@ -27,9 +27,8 @@ from cluster.codec.source import StreamHeader
 from cluster.config import SightlineConfig, load_config
 from cluster.decoder.footage import service as recorder
 from cluster.decoder.footage.camera import CameraFootage
-from cluster.decoder.footage.recorder import Recorder
 from cluster.decoder.footage.ring import PacketRing, RingBudget
-from cluster.decoder.footage.service import DecoderRecorder, RecorderServicer
+from cluster.decoder.footage.service import DecoderRecorder, Recorder, RecorderServicer
 from cluster.errors import UnavailableError
 from cluster.gateway import pictures_proxy as pictures
 from cluster.gateway.guard import Guard

@@ -38,7 +38,7 @@ from cluster.types import (
     TokenCount,
 )
 from cluster.types.reports import ReplicaStatus
-from cluster.wire.loop import EventLoopThread
+from cluster.wire.channel import EventLoopThread
 from cluster.wire.server import RpcServer
 
 QUESTIONS = ("person", "smoke")

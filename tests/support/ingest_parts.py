@@ -16,8 +16,7 @@ from cluster.codec.supervisor import Backoff
 from cluster.decoder.packet_sink import QueueSink
 from cluster.errors import NotReadyError, SourceError, UnavailableError, UnknownCameraError
 from cluster.gateway.ingest_proxy import ProxySink
-from cluster.wire.calls import first_reply, write
-from cluster.wire.channel import ChannelPool, open_channel
+from cluster.wire.channel import ChannelPool, first_reply, open_channel, write
 from cluster.wire.convert import packet_to_proto
 from cluster.wire.ingest import SERVICE, IngestServicer
 from cluster.wire.server import RpcServer, push_message_bytes

@@ -18,7 +18,7 @@ from cluster.memory.tiers.base import Block, BlockKey, Loaded, Outcome, Tier, Ti
 from cluster.memory.tiers.kv_wire import SERVICE
 from cluster.memory.tiers.remote import RemoteTier
 from cluster.memory.tiers.server import KVServicer
-from cluster.wire.loop import EventLoopThread
+from cluster.wire.channel import EventLoopThread
 from cluster.wire.server import RpcServer
 
 OURS = "tiny/fp32"

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from cluster.engine.native import NativeEngine
-from cluster.lab.bench.synthetic import SyntheticCamera
+from cluster.lab.bench.soak import SyntheticCamera
 from cluster.memory.bank import MemoryBank
 from cluster.memory.tiers.arena import Arena
 from cluster.memory.tiers.base import Tier

@@ -12,7 +12,7 @@ from torch import Tensor
 from cluster.engine.base import WindowRequest
 from cluster.engine.native import NativeEngine
 from cluster.engine.native.plan import WindowPlan
-from cluster.lab.bench.synthetic import SyntheticCamera
+from cluster.lab.bench.soak import SyntheticCamera
 from cluster.models.base import VisionLanguageModel
 from cluster.types import Answer, FrameSample, Question, StreamSpec
 

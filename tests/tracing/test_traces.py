@@ -22,7 +22,7 @@ from cluster.replica.worker import EngineWorker
 from cluster.tracing import make_spans
 from cluster.tracing.spans import AlertTraces, ReplicaTraces
 from cluster.wire.answers import AnswerHub
-from cluster.wire.loop import EventLoopThread
+from cluster.wire.channel import EventLoopThread
 
 WAIT_S = 20.0
 CONFIG = {

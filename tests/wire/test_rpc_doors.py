@@ -18,9 +18,8 @@ from cluster.gateway.guard import Guard
 from cluster.lab.bench.faults.attacks import PREFACE, SETTINGS, Http2, Target, frame, message, name_request
 from cluster.wire.answers import SERVICE, AnswerHub, ResultsServicer
 from cluster.wire.channel import open_channel
-from cluster.wire.health import MOST_READING, MOST_WATCHING, host_of
-from cluster.wire.malformed import Malformed
-from cluster.wire.server import RpcServer
+from cluster.wire.server import MOST_READING, MOST_WATCHING, RpcServer, host_of
+from cluster.wire.status import Malformed
 
 Status = health_pb2.HealthCheckResponse
 CHECK, WATCH, RESULTS = "/grpc.health.v1.Health/Check", "/grpc.health.v1.Health/Watch", f"/{SERVICE}/Watch"

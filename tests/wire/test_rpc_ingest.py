@@ -11,7 +11,7 @@ from http2_deaf import DeafClient
 from ingest_parts import LIMIT, Decoder, Gateway, chain, pusher, serving
 from sightline.v1 import ingest_pb2
 
-from cluster.wire.calls import CallEndedError, write
+from cluster.wire.channel import CallEndedError, write
 from cluster.wire.convert import packet_to_proto
 
 HOPS = pytest.mark.parametrize("hops", ["decoder", "gateway"])

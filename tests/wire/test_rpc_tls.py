@@ -13,8 +13,7 @@ from security_parts import guarded_gateway
 from cluster.client import GatewayClient
 from cluster.errors import ConfigError, UnavailableError
 from cluster.security.roles import Role
-from cluster.wire.credentials import ClientCredentials
-from cluster.wire.tls import TlsFiles
+from cluster.wire.tls import ClientCredentials, TlsFiles
 
 
 @pytest.fixture

@@ -20,8 +20,7 @@ from sightline.v1 import frames_pb2_grpc, kv_pb2_grpc, memory_pb2, memory_pb2_gr
 
 from cluster.codec.supervisor import Backoff
 from cluster.config import load_config
-from cluster.config.secrets import peer_tls
-from cluster.config.security import SecurityConfig
+from cluster.config.security import SecurityConfig, peer_tls
 from cluster.decoder.frame_sender import FrameSender
 from cluster.errors import ConfigError
 from cluster.gateway.federation import FederatedCollector
@@ -36,9 +35,8 @@ from cluster.security.roles import Role
 from cluster.wire.answers import SERVICE as RESULTS
 from cluster.wire.answers import AnswerHub, ResultsServicer
 from cluster.wire.channel import ChannelPool, open_channel
-from cluster.wire.health import is_serving
 from cluster.wire.metrics_server import MetricsServer
-from cluster.wire.server import RpcServer
+from cluster.wire.server import RpcServer, is_serving
 from cluster.wire.tls import PeerTls, TlsFiles
 
 QUICK = Backoff(first_s=0.05, longest_s=0.2, jitter=0.0)

@@ -16,8 +16,8 @@ from typing import Literal, TypeVar
 from cluster import metrics
 from cluster.alerts.clips.store import Deleted, Draft, FootageStore, Kind, StorageError
 from cluster.alerts.incident import AlertEvent, ClipState, Incident
-from cluster.config.clips import ClipsConfig
-from cluster.decoder.footage.recorder import ClipEnd, ClipPart, Order, Snapshot
+from cluster.config.alerts import ClipsConfig
+from cluster.decoder.footage.service import ClipEnd, ClipPart, Order, Snapshot
 from cluster.errors import SightlineError, UnavailableError
 from cluster.types import MICROSECONDS
 

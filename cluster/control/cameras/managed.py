@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import Field
 
 from cluster.config.camera import CameraEntry
-from cluster.config.quantity import Section
+from cluster.config.problems import Section
 from cluster.errors import ConfigError, ManagedElsewhereError
 from cluster.redaction import REVEAL, SourceAddress
 from cluster.redaction.address import HIDDEN

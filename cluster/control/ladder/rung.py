@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from cluster.errors import ConfigError, SightlineError
-from cluster.types.priority import Priority
+from cluster.types.cameras import Priority
 
 WEIGHTS: Mapping[Priority, float] = {Priority.CRITICAL: 16.0, Priority.NORMAL: 4.0, Priority.BACKGROUND: 1.0}
 

@@ -2,18 +2,222 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Awaitable, Callable
-from typing import TypeAlias
+import logging
+import os
+import threading
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TypeAlias, TypeVar
 
 import grpc
 import grpc.aio
 from sightline.v1 import pictures_pb2, pictures_pb2_grpc
 
-from cluster.decoder.footage.recorder import ClipEnd, ClipPart, Order, Recorder, Snapshot
-from cluster.errors import SightlineError
+from cluster.config.alerts import ClipsConfig
+from cluster.decoder.footage.camera import CameraFootage
+from cluster.decoder.footage.clip import PLAYED, ClipWriter, clip_writer
+from cluster.decoder.footage.pictures import Picture, still
+from cluster.decoder.footage.ring import Recording
+from cluster.errors import CapacityError, NotReadyError, SightlineError, SourceError
 from cluster.wire.channel import ChannelPool
 from cluster.wire.status import abort, as_told, is_ours, to_error
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+POLL_S = 0.2
+MOST_PICTURES = 64
+MOST_REENCODED = 16
+"""Clips being encoded anew at once: they share one thread, and each takes some of the camera's own time."""
+_NICE = 10
+_PACKETS = 16
+"""Fed in one go: clips take turns on the thread."""
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """A clip to be made; see ``RecordRequest`` in protos/sightline/v1/pictures.proto."""
+
+    camera: str
+    start: int
+    until: int
+    deadline_s: float
+    moment: int = 0
+    only_clip: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """A JPEG."""
+
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class ClipPart:
+    """The next bytes of the clip: whole parts, each of which can be the last."""
+
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class ClipEnd:
+    """``first``, ``last``: the camera's microseconds that the clip shows, both 0: there is none. ``note``: why it is
+    not whole, empty when it is."""
+
+    first: int
+    last: int
+    note: str
+
+
+class Recorder:
+    """Runs on one event loop; decoding, encoding and writing are done on threads.
+
+    Args:
+        settings: sizes and bounds.
+        cameras: the footage of a camera; raises ``UnknownCameraError``.
+    """
+
+    def __init__(self, settings: ClipsConfig, cameras: Callable[[str], CameraFootage]) -> None:
+        self._settings = settings
+        self._cameras = cameras
+        self._pictures = ThreadPoolExecutor(1, "pictures")
+        # Apart, so that a snapshot comes at once although clips are being encoded.
+        self._stills = ThreadPoolExecutor(1, "stills", initializer=_step_back)
+        self._clips = ThreadPoolExecutor(1, "clips", initializer=_step_back)
+        self._asked = self._recording = self._reencoding = 0
+
+    def close(self) -> None:
+        """Take no more work; what runs ends by itself."""
+        for pool in (self._pictures, self._stills, self._clips):
+            pool.shutdown(wait=False, cancel_futures=True)
+
+    async def picture(self, camera: str, *, kept: bool = False, width: int = 0) -> Picture:
+        """The newest picture of a camera; see :meth:`LatestPicture.render`.
+
+        Raises:
+            UnknownCameraError: this process does not run it.
+            NotReadyError: there is none yet.
+            CapacityError: too many are asked for at once.
+        """
+        footage = self._cameras(camera)
+        if self._asked >= MOST_PICTURES:
+            raise CapacityError(f"{MOST_PICTURES} pictures are being made already; ask again in a moment")
+        self._asked += 1
+        try:
+            return await self._on(self._pictures, lambda: footage.latest.render(kept=kept, width=width))
+        finally:
+            self._asked -= 1
+
+    def forget(self, camera: str, before_s: float = 0.0) -> int:
+        """What is held of a camera up to ``before_s`` seconds ago; bytes. Raises ``UnknownCameraError``."""
+        return self._cameras(camera).forget(before_s)
+
+    async def record(self, order: Order) -> AsyncGenerator[Snapshot | ClipPart | ClipEnd, None]:
+        """The snapshot, the clip as it grows, and its end. Close it to give up.
+
+        Raises:
+            UnknownCameraError: this process does not run the camera.
+            NotReadyError: clips are off.
+            CapacityError: too many are being made.
+        """
+        footage = self._cameras(order.camera)
+        if footage.ring is None:
+            raise NotReadyError("no clips are kept; see clips.enabled")
+        if self._recording >= self._settings.at_once:
+            raise CapacityError(f"{self._recording} clips are being made already (clips.at_once)")
+        recording = footage.ring.record(order.start, order.until)
+        self._recording += 1
+        try:
+            if not order.only_clip:
+                snapshot = await self._snapshot(footage, order.moment)
+                if snapshot:
+                    yield Snapshot(snapshot)
+            async for part in self._clip(footage, recording, order.deadline_s):
+                yield part
+        finally:
+            # Also when its reader leaves: nothing is gathered for nobody.
+            self._recording -= 1
+            recording.end("nobody waits for it any more")
+
+    # -- inside ---------------------------------------------------------------------------------
+    async def _snapshot(self, footage: CameraFootage, moment: int) -> bytes:
+        """Empty when there is no picture at all."""
+        assert footage.ring is not None
+        packets = footage.ring.newest(moment)
+        try:
+            return await self._on(self._stills, lambda: still(packets, moment, footage.painter()))
+        except SourceError as error:
+            log.debug("no still: %s", error)
+        try:
+            return (await self._on(self._pictures, footage.latest.render)).jpeg
+        except NotReadyError:
+            return b""
+
+    async def _clip(
+        self, footage: CameraFootage, recording: Recording, deadline_s: float
+    ) -> AsyncIterator[ClipPart | ClipEnd]:
+        stretch = recording.stretch
+        if stretch is None:
+            yield ClipEnd(0, 0, recording.over)
+            return
+        painter = footage.painter()
+        anew = painter is not None or stretch.codec not in PLAYED
+        if anew and self._reencoding >= MOST_REENCODED:
+            yield ClipEnd(0, 0, f"{self._reencoding} clips are being encoded anew already")
+            return
+        writer = clip_writer(stretch, recording.start, painter=painter, height=self._settings.reencode_height)
+        self._reencoding += anew
+        try:
+            trouble = ""
+            try:
+                async for data in self._written(writer, recording, deadline_s):
+                    yield ClipPart(data)
+            except SourceError as error:
+                trouble = str(error)
+            try:
+                if data := await self._on(self._clips, writer.close):
+                    yield ClipPart(data)
+            except SourceError as error:
+                trouble = trouble or str(error)
+            yield ClipEnd(*writer.span, _note(recording, trouble))
+        finally:
+            self._reencoding -= anew
+
+    async def _written(self, writer: ClipWriter, recording: Recording, deadline_s: float) -> AsyncIterator[bytes]:
+        now = asyncio.get_running_loop().time
+        deadline = now() + deadline_s
+        while True:
+            done = recording.done
+            if packets := recording.take(_PACKETS):
+                if data := await self._on(self._clips, lambda taken=packets: writer.feed(taken)):  # type: ignore[misc]
+                    yield data
+            elif done:
+                return
+            elif now() >= deadline:
+                recording.end("the camera did not send the rest in time")
+            else:
+                await asyncio.sleep(POLL_S)
+
+    @staticmethod
+    async def _on(pool: ThreadPoolExecutor, work: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(pool, work)
+
+
+def _note(recording: Recording, trouble: str) -> str:
+    """What is missing, in one line."""
+    lost = "packets were lost on the way" if recording.losses else ""
+    return "; ".join(filter(None, (recording.missing, lost, trouble, recording.over)))
+
+
+def _step_back() -> None:
+    """Clips come after the live cameras: where the system knows priorities of threads, this one's is low."""
+    with contextlib.suppress(OSError, AttributeError):
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
+
 
 SERVICE = "sightline.v1.Recorder"
 LONGEST_S = 3600.0

@@ -24,7 +24,7 @@ from cluster.engine.window.score import end_tokens, score_of
 from cluster.engine.window.windowed import Computed, WindowedEngine, Work
 from cluster.errors import NotReadyError
 from cluster.memory.bank import MemoryBank
-from cluster.memory.layer import Leave
+from cluster.memory.head import Leave
 from cluster.memory.stream import MemoryShape
 from cluster.models.base import VisionLanguageModel
 from cluster.types import Answer, AskSpec, Forgotten, MemoryStatus, Question, StreamSpec, TokenCount, WindowRequest

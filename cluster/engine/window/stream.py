@@ -12,7 +12,7 @@ from cluster.engine.base import WindowRequest
 from cluster.engine.window.kv import KVSlab
 from cluster.engine.window.planner import BoolArray, IntArray
 from cluster.engine.window.windows import WindowClock, WindowSpan, opening, place, reach
-from cluster.memory.layer import KVChunk, Leave
+from cluster.memory.head import KVChunk, Leave
 from cluster.models.base import FrameSpan, FrameTokens
 from cluster.types import MICROSECONDS, Answer, BoolGrid, FrameSample, PatchGrid, Question, StreamSpec, UInt8Array
 

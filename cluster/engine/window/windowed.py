@@ -20,7 +20,7 @@ from cluster.engine.window.kv import KVSlab
 from cluster.engine.window.stream import HeldFrame, LastWindow, Stream
 from cluster.engine.window.windows import FIRST_WINDOWS, WindowClock, WindowSpan
 from cluster.errors import ModelError, NotReadyError
-from cluster.memory.layer import Leave
+from cluster.memory.head import Leave
 from cluster.models.base import VisionLanguageModel
 from cluster.types import (
     MICROSECONDS,

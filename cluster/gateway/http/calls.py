@@ -10,8 +10,7 @@ import grpc
 
 from cluster.errors import UnavailableError
 from cluster.gateway.guard import Guard
-from cluster.security.access import current
-from cluster.security.roles import RULES, Role
+from cluster.security.roles import RULES, Role, current
 from cluster.wire.status import RefusedError
 
 _AHEAD = 4

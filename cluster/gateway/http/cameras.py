@@ -15,8 +15,7 @@ from cluster.gateway.http.calls import Calls
 from cluster.gateway.http.forms import CameraHistory, Cameras, Nothing, Query, Route
 from cluster.gateway.http.live import Live
 from cluster.gateway.http.replies import plain, reply
-from cluster.security.access import current
-from cluster.security.roles import HISTORY
+from cluster.security.roles import HISTORY, current
 from cluster.types import CameraStatus
 from cluster.wire.convert import status_from_proto
 

@@ -19,8 +19,7 @@ from cluster.gateway.http.forms import OPEN, Route
 from cluster.gateway.http.replies import HttpError, status_of
 from cluster.gateway.http.server import admit
 from cluster.hosts import is_loopback
-from cluster.security.access import ANYBODY, Principal, serving
-from cluster.security.roles import RULES
+from cluster.security.roles import ANYBODY, RULES, Principal, serving
 
 log = logging.getLogger(__name__)
 

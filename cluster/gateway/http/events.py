@@ -10,8 +10,7 @@ from cluster.errors import SightlineError
 from cluster.gateway.http.door import Door, names
 from cluster.gateway.http.forms import Query, Route
 from cluster.gateway.http.live import Live
-from cluster.security.access import current
-from cluster.security.roles import EVENTS, Role
+from cluster.security.roles import EVENTS, Role, current
 
 PING_S = 15.0
 PACE_S = 0.1

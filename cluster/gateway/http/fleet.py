@@ -17,8 +17,7 @@ from cluster.gateway.http.cameras import name_of
 from cluster.gateway.http.forms import Fleet, Replicas, Route
 from cluster.gateway.http.live import Live
 from cluster.gateway.http.replies import plain, reply
-from cluster.security.access import current
-from cluster.security.roles import FLEET
+from cluster.security.roles import FLEET, current
 from cluster.types import CameraStatus
 from cluster.types.reports import ReplicaStatus
 from cluster.wire.convert import replica_from_proto

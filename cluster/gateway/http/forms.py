@@ -10,8 +10,7 @@ from aiohttp import web
 from pydantic import BaseModel
 from typing_extensions import TypedDict
 
-from cluster.alerts.changes import Delivery
-from cluster.alerts.incident import Incident, Mute
+from cluster.alerts.incident import Delivery, Incident, Mute
 from cluster.types import CameraStatus
 from cluster.types.reports import ReplicaStatus
 

@@ -13,7 +13,7 @@ from urllib.error import HTTPError
 from urllib.request import urlopen
 
 from cluster.errors import ConfigError
-from cluster.wire.credentials import ClientCredentials
+from cluster.wire.tls import ClientCredentials
 
 TIMEOUT_S = 3.0
 

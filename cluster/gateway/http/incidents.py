@@ -8,9 +8,9 @@ from aiohttp import web
 from pydantic import Field
 from sightline.v1 import incidents_pb2
 
+from cluster.alerts.grpc_service import detail_from_proto, incident_from_proto, mutes_from_proto, outbox_from_proto
 from cluster.alerts.incident import Incident
 from cluster.alerts.service import Detail
-from cluster.alerts.wire import detail_from_proto, incident_from_proto, mutes_from_proto, outbox_from_proto
 from cluster.gateway.http.body import Body, flag, number, read
 from cluster.gateway.http.calls import Calls
 from cluster.gateway.http.cameras import text

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 from sightline.v1 import incidents_pb2
 
 from cluster import metrics
-from cluster.alerts.wire import event_from_proto
+from cluster.alerts.grpc_service import event_from_proto
 from cluster.errors import CapacityError, SightlineError
 from cluster.gateway.http.calls import Calls
 from cluster.gateway.http.replies import plain

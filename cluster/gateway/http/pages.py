@@ -25,8 +25,7 @@ from cluster.errors import UnavailableError
 from cluster.gateway.http.forms import OPEN, Health, Route
 from cluster.gateway.http.live import Live
 from cluster.gateway.http.replies import HttpError, reply
-from cluster.security.access import Principal, current
-from cluster.security.roles import METRICS
+from cluster.security.roles import METRICS, Principal, current
 
 STATIC = Path(__file__).parent.parent / "console" / "static"
 LATE_S = 30.0

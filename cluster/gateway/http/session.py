@@ -9,7 +9,7 @@ from cluster.gateway.http.body import Body, read
 from cluster.gateway.http.door import COOKIE, Door
 from cluster.gateway.http.forms import OPEN, Me, Nothing, Route
 from cluster.gateway.http.replies import HttpError, reply
-from cluster.security.access import Principal
+from cluster.security.roles import Principal
 
 DAYS = 30
 """How long a browser keeps a session; the token's own end, or its revocation, ends it earlier."""

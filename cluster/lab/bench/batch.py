@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 from cluster.engine.native import NativeEngine
 from cluster.lab.bench.harness import BenchResult
-from cluster.lab.bench.synthetic import SyntheticCamera
+from cluster.lab.bench.soak import SyntheticCamera
 from cluster.models import load_model
 from cluster.models.base import VisionLanguageModel
 from cluster.types import Answer, Question, StreamSpec, WindowRequest

@@ -39,7 +39,7 @@ from cluster.replica import memory_service as memory
 from cluster.security.tokens import TokenFile
 from cluster.types import Answer
 from cluster.wire.answers import AnswerHub
-from cluster.wire.loop import EventLoopThread
+from cluster.wire.channel import EventLoopThread
 from cluster.wire.status import abort
 
 PICTURES = "sightline.v1.Pictures"

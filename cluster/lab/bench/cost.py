@@ -17,7 +17,7 @@ import numpy as np
 from cluster.control.costs import CostModel, WindowWork, fit, save
 from cluster.engine.native import NativeEngine
 from cluster.lab.bench.harness import BenchResult, machine
-from cluster.lab.bench.synthetic import SyntheticCamera
+from cluster.lab.bench.soak import SyntheticCamera
 from cluster.lab.planning.accelerator import platforms
 from cluster.models import load_model
 from cluster.models.base import VisionLanguageModel

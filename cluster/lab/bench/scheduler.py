@@ -25,7 +25,7 @@ from cluster.lab.bench.simulated_replica import REPLICA, Camera, Replica, Run
 from cluster.models.catalog import locate
 from cluster.replica.window_queue import WindowQueue
 from cluster.types import MICROSECONDS, WindowRequest
-from cluster.types.priority import Priority
+from cluster.types.cameras import Priority
 
 STRIDE_S = 8.0
 

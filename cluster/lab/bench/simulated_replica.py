@@ -18,7 +18,7 @@ from cluster.control.fleet import Fleet
 from cluster.control.ladder import Rung, default
 from cluster.replica.window_queue import DroppedWindow, WindowQueue
 from cluster.types import MICROSECONDS, WindowRequest
-from cluster.types.priority import Priority
+from cluster.types.cameras import Priority
 
 REPLICA = "replica-0"
 

@@ -12,14 +12,15 @@ import av
 import av.logging
 from av.video.frame import VideoFrame
 
-from cluster.lab.scenes.camera import CameraSettings
 from cluster.lab.scenes.render import SceneRenderer
-from cluster.lab.scenes.scene import Scene
+from cluster.lab.scenes.scene import CameraSettings, Scene
 from cluster.lab.scenes.truth import SceneTruth, scene_truth, truth_path
 
 # Cameras keep the GOP they were given, whatever happens, and close it. With its macroblock tree x264 encodes the same
 # pictures now one way, now another when there are B-frames.
 _X264 = "mbtree=0:scenecut=0"
+
+
 _X265 = "log-level=error:pools=none:frame-threads=1:cutree=0:scenecut=0:open-gop=0"
 
 

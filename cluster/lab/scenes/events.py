@@ -7,9 +7,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from cluster.lab.scenes.actors import COLORS, Actor, Key
 from cluster.lab.scenes.figures import VEHICLE_SIZES
-from cluster.lab.scenes.places import ASPECT, Layout
+from cluster.lab.scenes.places import ASPECT, COLORS, Actor, Key, Layout
 from cluster.lab.scenes.vocabulary import SceneEvent
 
 _OUT = 0.25

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from cluster.lab.scenes.actors import COLORS, Actor
-from cluster.lab.scenes.places import ASPECT
+from cluster.lab.scenes.places import ASPECT, COLORS, Actor
 
 if TYPE_CHECKING:
     from cluster.lab.scenes.scene import Scene
+
 
 _PHRASINGS: dict[str, tuple[str, ...]] = {
     "fall": (

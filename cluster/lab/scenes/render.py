@@ -9,12 +9,10 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 
-from cluster.lab.scenes.actors import COLORS, Actor, Place
 from cluster.lab.scenes.backdrop import Foreground, paint_backdrop, paint_fence, paint_foreground
-from cluster.lab.scenes.camera import Sensor
 from cluster.lab.scenes.figures import STEPS, Pose, Sprite, bag_sprite, person_sprite, vehicle_sprite
-from cluster.lab.scenes.places import ASPECT
-from cluster.lab.scenes.scene import Scene
+from cluster.lab.scenes.places import ASPECT, COLORS, Actor, Place
+from cluster.lab.scenes.scene import Scene, Sensor
 from cluster.lab.scenes.textures import Float
 
 _Part = tuple[slice, slice]

@@ -11,6 +11,7 @@ from PIL import Image
 # Pictures are float32; coordinates mix with Python numbers, whose precision numpy types do not follow.
 Float = npt.NDArray[np.floating]
 
+
 _BASE = {
     "asphalt": (92, 93, 96),
     "concrete": (150, 147, 140),
@@ -26,10 +27,15 @@ _BASE = {
     "panel": (160, 168, 170),
     "hedge": (70, 98, 58),
 }
+
+
 DRAWN = "drawn"
 """Name of the surface that is another one for each seed."""
+
+
 MIXED = "mixed"
 """The same from a wider range: stained, speckled, slatted, in patches, and two patterns at once."""
+
 
 # Roughness: amplitude of coarse, fine and grain noise in grey levels.
 _ROUGH = {

@@ -4,18 +4,35 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    pass
+
 
 Split = Literal["train", "validation", "test"]
+
+
 SPLITS: tuple[Split, ...] = ("train", "validation", "test")
+
 
 EVENT_KINDS = ("fall", "fight", "intrusion", "left_object", "stopped_vehicle", "wrong_way")
 
+
 PERSON_STATES = ("walking", "running", "standing", "crouching", "sitting", "lying", "fighting", "climbing")
+
+
 VEHICLE_STATES = ("driving", "stopped", "parked")
+
+
 BAG_STATES = ("left", "attended", "furniture")
+
+
 STATES = (*PERSON_STATES, *VEHICLE_STATES, *BAG_STATES)
+
+
 OBJECT_KINDS = ("person", "vehicle", "bag")
+
 
 # Seconds of an event that a window must hold before anybody could be asked to see it.
 _NEEDED_S = {

@@ -17,8 +17,15 @@ from cluster.lab.scenes import (
     window_label,
 )
 from cluster.lab.training.config import SHAPES
-from cluster.lab.training.pictures import Damage, draw_samples, picture_grid, sample_times
-from cluster.lab.training.pruning import Pruning, SeenFrame, prune_samples
+from cluster.lab.training.pruning import (
+    Damage,
+    Pruning,
+    SeenFrame,
+    draw_samples,
+    picture_grid,
+    prune_samples,
+    sample_times,
+)
 from cluster.types import PatchGrid
 
 # Share of training scenes with none, one, two and three kinds of event. A model trained on scenes with one each told

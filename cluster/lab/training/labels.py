@@ -11,7 +11,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from cluster.lab.scenes.actors import COLORS
+from cluster.lab.scenes.places import COLORS
 from cluster.lab.scenes.vocabulary import EVENT_KINDS, OBJECT_KINDS, STATES, SceneEvent
 from cluster.types import PatchGrid
 

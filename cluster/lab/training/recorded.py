@@ -22,8 +22,7 @@ from cluster.lab.scenes.truth import SceneTruth, truth_path
 from cluster.lab.training.config import SHAPES, Shape
 from cluster.lab.training.examples import Example, bounded, watch_alone, watch_stream
 from cluster.lab.training.labels import Instant, TokenLabels
-from cluster.lab.training.pictures import picture_grid
-from cluster.lab.training.pruning import SeenFrame, seen_frame
+from cluster.lab.training.pruning import SeenFrame, picture_grid, seen_frame
 from cluster.types import MICROSECONDS, FrameSample, PatchGeometry, SampledFrame
 from cluster.vision import make_pruner
 from cluster.vision.sampler import PatchSampler

@@ -10,22 +10,26 @@ from cluster.errors import ConfigError
 from cluster.lab.training.config import Settings, StageSettings
 from cluster.lab.training.examples import Example, TowerExamples, ValidationExamples, WindowExamples
 from cluster.lab.training.feeder import FrozenExamples
-from cluster.lab.training.heads import DenseHeads
-from cluster.lab.training.loss import Loss, tower_loss, window_loss
-from cluster.lab.training.pictures import picture_grid
+from cluster.lab.training.loss import DenseHeads, Loss, tower_loss, window_loss
+from cluster.lab.training.pruning import picture_grid
 from cluster.lab.training.trainee import Trainee
 from cluster.lab.training.validate import validate_tower, validate_windows
 
 TRAINED = ("tower", "language", "windows", "codec")
 """In the order they run in; ``export`` follows."""
 
+
 FROZEN = "frozen-tower.pt"
 """File with the tower of the stage ``language``, inside of the run's folder."""
+
 
 CACHE = "recorded"
 """Folder of what pruners left of encoded scenes, inside of the run's."""
 
+
 Minimised = Callable[[Trainee, DenseHeads, Sequence[Example]], Loss]
+
+
 Judged = Callable[[Trainee, DenseHeads, Sequence[Example]], dict[str, float]]
 
 

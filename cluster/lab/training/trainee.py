@@ -5,11 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from cluster.lab.scenes.places import COLORS
+from cluster.lab.scenes.questions import NUMBERS, phrasings
+from cluster.lab.scenes.vocabulary import EVENT_KINDS
 from cluster.lab.training.attention import (
     Block,
     Pieces,
@@ -24,11 +28,41 @@ from cluster.lab.training.attention import (
 from cluster.lab.training.config import Shape
 from cluster.lab.training.examples import Example
 from cluster.lab.training.layout import Layout
-from cluster.lab.training.tokens import demo_tokenizer
 from cluster.models.base import PatchBatch
-from cluster.models.checkpoint import Checkpoint
+from cluster.models.checkpoint import INSTRUCTION, SYSTEM_PROMPT, Checkpoint
 from cluster.models.presets import initialise
-from cluster.models.qwen2_5_vl import Qwen25VL, lexicographic_order
+from cluster.models.qwen2_5_vl import SPECIAL_TOKENS, Qwen25VL, lexicographic_order
+from cluster.models.tokenizer import preset_tokenizer
+
+# The prompt's fixed parts: as one token each, a question costs its own words and two more.
+PHRASES = (
+    f"<|im_start|>system\n{SYSTEM_PROMPT}<|im_end|>\n<|im_start|>user\n",
+    f"{INSTRUCTION}<|im_end|>\n<|im_start|>assistant\n",
+)
+_MEMORY = (
+    "How many people were seen? How many people crossed the picture?",
+    "How many vehicles passed? How many vehicles were seen?",
+    "Which came first, a person or a vehicle? What was seen first, a vehicle or a person?",
+    *(
+        f"Did a {color} vehicle pass earlier? Was there a {color} vehicle? Did a {color} vehicle stop here earlier?"
+        for color in COLORS
+    ),
+    *(f"{word} {word}" for word in (*NUMBERS, "person", "vehicle", *COLORS)),
+)
+# How often a text is shown: a word must be frequent to be merged whole before the vocabulary is full.
+_WEIGHT = 20
+
+
+def demo_tokenizer() -> Any:
+    """The tokenizer, trained in memory in a moment; always the same."""
+    standing = [text for kind in EVENT_KINDS for text in phrasings(kind)]
+    return preset_tokenizer(
+        (*SPECIAL_TOKENS, *PHRASES),
+        eos="<|im_end|>",
+        pad="<|endoftext|>",
+        texts=[*standing, *_MEMORY] * _WEIGHT,
+    )
+
 
 # Components much weaker than these carry a sensor's noise: they are not blown up to the size of the others.
 _FLOOR = 0.02

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from cluster.memory.compress.attention import AttentionCompressor
-from cluster.memory.layer import LayerKV
+from cluster.memory.compress.base import AttentionCompressor
+from cluster.memory.head import LayerKV
 
 
 class InfiniPot(AttentionCompressor):

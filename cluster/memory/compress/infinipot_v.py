@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from cluster.memory.compress.base import Compressor, alike, best, every, slots, together, top_mask
-from cluster.memory.layer import LayerKV
+from cluster.memory.head import LayerKV
 
 _PART = 4096
 """Tokens whose keys are compared at a time."""

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from cluster.memory.compress.base import Compressor, best, every
-from cluster.memory.layer import LayerKV
+from cluster.memory.head import LayerKV
 
 
 class Full(Compressor):

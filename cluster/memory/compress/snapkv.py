@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from cluster.memory.compress.attention import AttentionCompressor
-from cluster.memory.layer import LayerKV
+from cluster.memory.compress.base import AttentionCompressor
+from cluster.memory.head import LayerKV
 
 
 class SnapKV(AttentionCompressor):

@@ -6,9 +6,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from cluster.memory.compress.attention import AttentionCompressor, rank_in_frame
-from cluster.memory.compress.base import slots
-from cluster.memory.layer import LayerKV
+from cluster.memory.compress.base import AttentionCompressor, rank_in_frame, slots
+from cluster.memory.head import LayerKV
 
 
 class StreamMem(AttentionCompressor):

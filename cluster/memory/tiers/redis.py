@@ -13,8 +13,7 @@ from typing import Any, TypeVar
 from cluster.errors import ConfigError
 from cluster.memory.tiers.base import Block, BlockKey, Loaded, Outcome, Tier, TierState
 from cluster.memory.tiers.codec import Fault, check_storage, encode_block, open_block, open_manifest, seal_manifest
-from cluster.memory.tiers.redis_index import StreamIndex
-from cluster.memory.tiers.redis_link import FullError, NotNowError, RedisLink
+from cluster.memory.tiers.redis_link import FullError, NotNowError, RedisLink, StreamIndex
 
 T = TypeVar("T")
 

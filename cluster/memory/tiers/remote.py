@@ -26,8 +26,7 @@ from cluster.memory.tiers.kv_wire import (
     outcome_from_proto,
 )
 from cluster.memory.tiers.remote_peer import TROUBLE, KVPeer, OutOfTimeError
-from cluster.wire.calls import CallEndedError, write
-from cluster.wire.channel import split_address
+from cluster.wire.channel import CallEndedError, split_address, write
 from cluster.wire.tls import PeerTls
 
 T = TypeVar("T")

@@ -18,9 +18,7 @@ from sightline.v1 import kv_pb2, kv_pb2_grpc
 
 from cluster.codec.supervisor import Backoff
 from cluster.memory.tiers.kv_wire import INSTANCE
-from cluster.wire.calls import CallEndedError
-from cluster.wire.channel import open_channel, split_address
-from cluster.wire.loop import EventLoopThread
+from cluster.wire.channel import CallEndedError, EventLoopThread, open_channel, split_address
 from cluster.wire.status import to_error
 from cluster.wire.tls import PeerTls
 

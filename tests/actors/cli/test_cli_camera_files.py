@@ -15,7 +15,7 @@ from cluster.control.cameras.managed import CONFIGURATION, Managed, manager_from
 from cluster.control.cameras.table import CameraTable
 from cluster.control.directory import Directory
 from cluster.gateway import cameras
-from cluster.wire.loop import EventLoopThread
+from cluster.wire.channel import EventLoopThread
 from cluster.wire.server import RpcServer
 
 FILE = """

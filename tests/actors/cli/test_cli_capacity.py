@@ -12,11 +12,11 @@ from cluster.config import SightlineConfig, camera_settings, load_config, parse_
 from cluster.control.costs import CostModel
 from cluster.control.directory import Directory
 from cluster.control.ladder import default
-from cluster.control.quality import FleetSettings
+from cluster.control.settings import FleetSettings
 from cluster.gateway import cameras, replicas
 from cluster.types import PatchGeometry
 from cluster.types.reports import DecoderInfo, ReplicaInfo
-from cluster.wire.loop import EventLoopThread
+from cluster.wire.channel import EventLoopThread
 from cluster.wire.server import RpcServer
 
 # A window of 0.5 s: two cameras of a window a second fill a replica, four at half as many windows.

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from actors.cli.demo import clips as demo_clips
+from actors.cli.demo.command import make_clips
 from actors.cli.demo.live import LiveRun
 from actors.cli.demo.plan import CAMERAS, DemoCamera, write_config
 from actors.cli.demo.record import LoopedTruth, live_windows
@@ -143,17 +143,17 @@ def test_the_screen_says_whether_an_answer_is_true():
 
 def test_clips_are_made_once_and_again_when_they_show_something_else(tmp_path, monkeypatch):
     short = make_scene("test", 26, seconds=24.0, event=None)
-    monkeypatch.setattr(demo_clips, "CAMERAS", CAMERAS[-1:])
+    monkeypatch.setattr("actors.cli.demo.command.CAMERAS", CAMERAS[-1:])
     monkeypatch.setattr(DemoCamera, "scene", lambda camera: short)
     done = []
-    path = demo_clips.make_clips(tmp_path / "a" / "clips", lambda: done.append(1))["night"]
+    path = make_clips(tmp_path / "a" / "clips", lambda: done.append(1))["night"]
     made = path.stat().st_mtime_ns
     assert SceneTruth.load(truth_path(path)).scene_events == short.events
-    demo_clips.make_clips(path.parent, lambda: done.append(1))
+    make_clips(path.parent, lambda: done.append(1))
     assert path.stat().st_mtime_ns == made
     assert len(done) == 2
     other = make_scene("test", 27, seconds=24.0, event=None)
     monkeypatch.setattr(DemoCamera, "scene", lambda camera: other)
-    demo_clips.make_clips(path.parent)
+    make_clips(path.parent)
     assert SceneTruth.load(truth_path(path)).seed == other.seed
     assert {each.name for each in path.parent.iterdir()} == {"night.mp4", "night.json"}

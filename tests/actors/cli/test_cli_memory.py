@@ -88,7 +88,7 @@ def gateway(monkeypatch):
 
     from cluster.gateway import cameras
     from cluster.replica import memory_service as memory
-    from cluster.wire.loop import EventLoopThread
+    from cluster.wire.channel import EventLoopThread
     from cluster.wire.server import RpcServer
 
     scripted = Scripted()

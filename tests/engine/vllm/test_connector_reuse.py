@@ -19,7 +19,7 @@ from cluster.engine.vllm.reuse import ReuseLayout
 from cluster.engine.vllm.settings import VllmSettings
 from cluster.engine.window.windowed import WindowStats
 from cluster.errors import UnavailableError
-from cluster.lab.bench.synthetic import SyntheticCamera
+from cluster.lab.bench.soak import SyntheticCamera
 from cluster.models import load_model
 from cluster.models.base import VisionLanguageModel
 from cluster.types import Answer, Question, StreamSpec

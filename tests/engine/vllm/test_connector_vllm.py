@@ -24,7 +24,7 @@ from cluster.engine.vllm.connector.order import Order
 from cluster.engine.vllm.connector.store import BlockFolder, BlockStore, KVShape
 from cluster.engine.vllm.connector.tier_writer import BlockWriter
 from cluster.engine.vllm.connector.transfer import FIELD, Transfer
-from cluster.lab.bench.synthetic import SyntheticCamera
+from cluster.lab.bench.soak import SyntheticCamera
 from cluster.memory.tiers.arena import Arena
 from cluster.models import load_model
 from cluster.models.base import VisionLanguageModel

@@ -22,7 +22,7 @@ from cluster.engine.vllm.connector.window_checkpoint import WindowCheckpoints
 from cluster.engine.vllm.engine import VllmEngine
 from cluster.engine.vllm.reuse import ReuseLayout
 from cluster.engine.vllm.settings import VllmSettings
-from cluster.lab.bench.synthetic import SyntheticCamera
+from cluster.lab.bench.soak import SyntheticCamera
 from cluster.memory.tiers import codec
 from cluster.memory.tiers.arena import Arena
 from cluster.memory.tiers.base import Outcome

@@ -16,8 +16,7 @@ from sightline.v1 import cameras_pb2, incidents_pb2, ingest_pb2, memory_pb2, pic
 
 from cluster import metrics
 from cluster.gateway.http.application import table_of
-from cluster.security.access import Principal
-from cluster.security.roles import METRICS, RULES, Role
+from cluster.security.roles import METRICS, RULES, Principal, Role
 
 MINE, OTHER = "cam-000", "cam-001"
 SECRET = "visitor"

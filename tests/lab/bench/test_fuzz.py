@@ -9,7 +9,6 @@ import random
 
 import pytest
 
-from cluster.config import yaml as config_yaml
 from cluster.errors import ConfigError
 from cluster.lab.bench.fuzz.bench import run, unexpected_in
 from cluster.lab.bench.fuzz.documents import DocumentCases
@@ -57,7 +56,7 @@ def test_an_error_that_nobody_expected_is_found(tmp_path, monkeypatch):
     def broken(*_):
         raise IndexError("a defect")
 
-    monkeypatch.setattr(config_yaml, "_line", broken)
+    monkeypatch.setattr("cluster.config.load._line", broken)
     found = [cases.one(random.Random(f"7:documents:{number}")) for number in range(60)]
     assert any("IndexError: a defect" in failure for failure in found)
 

@@ -10,8 +10,7 @@ import pytest
 from actors.cli import main
 from cluster.control.ladder import Ladder, default
 from cluster.errors import ConfigError
-from cluster.lab.evaluation.ladder import ladder_of, read_results
-from cluster.lab.evaluation.policies import LADDER, WindowShape, grid
+from cluster.lab.evaluation.policies import LADDER, WindowShape, grid, ladder_of, read_results
 from cluster.models.catalog import locate
 
 

@@ -13,8 +13,8 @@ from cluster.errors import ConfigError
 from cluster.lab.evaluation.memory.asking import MultipleChoice, PastQuestion, past_questions
 from cluster.lab.evaluation.memory.past import LongScene, seen_span
 from cluster.lab.scenes import SceneRenderer, memory_questions, phrasings
-from cluster.lab.scenes.camera import CameraSettings
 from cluster.lab.scenes.clips import make_clips
+from cluster.lab.scenes.scene import CameraSettings
 from cluster.lab.scenes.truth import SceneTruth, truth_path
 
 TINY = CameraSettings(128, 72, 2.0, "h264", 4.0, 0, 30)

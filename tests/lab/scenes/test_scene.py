@@ -5,8 +5,8 @@ import pytest
 
 from cluster.errors import ConfigError
 from cluster.lab.scenes import EVENT_KINDS, SPLITS, make_scene, memory_questions, phrasings, standing_question
-from cluster.lab.scenes.camera import _CAMERAS
 from cluster.lab.scenes.places import _TEST_TEXTURES, _TRAIN_TEXTURES, ASPECT
+from cluster.lab.scenes.scene import _CAMERAS
 
 
 @pytest.mark.parametrize("split", SPLITS)

@@ -7,7 +7,7 @@ import torch
 
 from cluster.lab.training.config import SHAPES, Shape
 from cluster.lab.training.examples import Example, WindowExamples
-from cluster.lab.training.pictures import picture_grid
+from cluster.lab.training.pruning import picture_grid
 from cluster.lab.training.trainee import Trainee
 from cluster.types import PatchGrid
 

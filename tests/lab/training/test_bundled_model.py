@@ -12,7 +12,7 @@ from cluster.lab.scenes import EVENT_KINDS, standing_question
 from cluster.lab.training.config import SHAPES
 from cluster.lab.training.examples import ValidationExamples
 from cluster.lab.training.loss import margins
-from cluster.lab.training.pictures import picture_grid
+from cluster.lab.training.pruning import picture_grid
 from cluster.lab.training.run import take_weights
 from cluster.lab.training.trainee import Trainee
 from cluster.lab.training.validate import auc

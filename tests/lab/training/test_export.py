@@ -14,10 +14,8 @@ from cluster.lab.scenes import EVENT_KINDS, phrasings, standing_question
 from cluster.lab.training.batch import patch_batches
 from cluster.lab.training.config import SHAPES, Shape
 from cluster.lab.training.examples import Example, ValidationExamples
-from cluster.lab.training.export import export
-from cluster.lab.training.run import take_weights
-from cluster.lab.training.tokens import demo_tokenizer
-from cluster.lab.training.trainee import Trainee
+from cluster.lab.training.run import export, take_weights
+from cluster.lab.training.trainee import Trainee, demo_tokenizer
 from cluster.models import load_model
 from cluster.models.checkpoint import INSTRUCTION
 from cluster.types import PatchGrid

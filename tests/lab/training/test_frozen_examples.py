@@ -11,8 +11,7 @@ import torch
 
 from cluster.lab.training.examples import Example, WindowExamples
 from cluster.lab.training.feeder import FrozenExamples, Replay, look, save_tower
-from cluster.lab.training.heads import DenseHeads
-from cluster.lab.training.loss import margins, window_loss
+from cluster.lab.training.loss import DenseHeads, margins, window_loss
 
 
 @dataclass

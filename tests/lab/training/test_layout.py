@@ -15,8 +15,7 @@ from cluster.lab.training.config import Shape
 from cluster.lab.training.examples import Example, Posed
 from cluster.lab.training.layout import Ask, Frame, lay_out
 from cluster.lab.training.loss import margins
-from cluster.lab.training.pictures import Damage, draw_samples, sampled_frame
-from cluster.lab.training.pruning import Pruning, prune_samples
+from cluster.lab.training.pruning import Damage, Pruning, draw_samples, prune_samples, sampled_frame
 from cluster.lab.training.trainee import Trainee
 from cluster.types import FrameSample, PatchGrid, Question, StreamSpec
 from cluster.vision.sampler import PatchSampler

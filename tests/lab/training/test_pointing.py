@@ -8,9 +8,8 @@ import torch
 from cluster.lab.training.attention import Block, decoder_layer
 from cluster.lab.training.attention import looks as looks_of
 from cluster.lab.training.examples import Example
-from cluster.lab.training.heads import DenseHeads
 from cluster.lab.training.labels import Targets, pointing_loss
-from cluster.lab.training.loss import window_loss
+from cluster.lab.training.loss import DenseHeads, window_loss
 
 # Rows: one of the system prompt, three visual ones, of which the second shows the event.
 WINDOW = torch.tensor([[False, True, True, True]])

@@ -13,8 +13,8 @@ import torch
 from cluster.errors import ConfigError
 from cluster.lab.training.config import Settings, Shape, StageSettings
 from cluster.lab.training.examples import Example
-from cluster.lab.training.heads import DenseHeads
 from cluster.lab.training.loop import StageRun, schedule
+from cluster.lab.training.loss import DenseHeads
 from cluster.lab.training.stages import make_stage
 from cluster.lab.training.trainee import Trainee
 

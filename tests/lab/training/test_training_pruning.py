@@ -7,8 +7,7 @@ import pytest
 
 from cluster.lab.scenes import make_scene
 from cluster.lab.training.config import Shape
-from cluster.lab.training.pictures import Damage, Sample, draw_samples, sample_times, to_luma
-from cluster.lab.training.pruning import Pruning, prune_samples
+from cluster.lab.training.pruning import Damage, Pruning, Sample, draw_samples, prune_samples, sample_times, to_luma
 from cluster.types import PatchGrid
 
 RNG = np.random.default_rng(0)

@@ -10,7 +10,7 @@ from functools import partial
 from importlib import import_module
 from pathlib import Path
 
-from cluster.lab.bench.parts import Part, PartsResult, run_parts
+from cluster.lab.bench.harness import Part, PartsResult, run_parts
 
 PARTS: dict[str, str] = {
     "positions": "positions_wrong: every token's (t, row, col) against the published rule written by hand",

@@ -31,7 +31,7 @@ import psutil
 from cluster.client import GatewayClient
 from cluster.errors import SightlineError
 from cluster.lab.bench.faults.small_cluster import BLOCK_FRAMES, CAMERAS, PROCESSES, STRIDE_S, SmallCluster
-from cluster.lab.bench.parts import Part
+from cluster.lab.bench.harness import Part
 from cluster.types import MICROSECONDS, MemoryStatus
 
 FREEZE_S = 20.0

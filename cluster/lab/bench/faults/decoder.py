@@ -27,7 +27,7 @@ from cluster.codec import FileSource
 from cluster.decoder.pipeline import CameraPipeline, PipelineSettings, PipelineStatus
 from cluster.errors import SightlineError
 from cluster.lab.bench import hostile_video
-from cluster.lab.bench.parts import Part
+from cluster.lab.bench.harness import Part
 from cluster.types import PatchGeometry
 
 GEOMETRY = PatchGeometry(patch=14, merge=2, temporal=2)

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 
 from cluster.lab.bench.faults.redis_process import redis_process
+from cluster.lab.bench.harness import Part
 from cluster.lab.bench.memory.node import FINGERPRINT
-from cluster.lab.bench.parts import Part
 from cluster.memory.tiers.arena import Arena
 from cluster.memory.tiers.base import Block, BlockKey, Outcome
 from cluster.memory.tiers.redis import RedisTier

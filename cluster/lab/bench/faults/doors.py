@@ -29,7 +29,7 @@ from cluster.errors import SightlineError
 from cluster.hosts import open_many_files
 from cluster.lab.bench.faults.attacks import PLAIN, TLS, Target
 from cluster.lab.bench.fuzz.server import TOKEN, serve
-from cluster.lab.bench.parts import Part
+from cluster.lab.bench.harness import Part
 from cluster.wire.tls import TlsFiles
 
 PROBE_S = 3.0

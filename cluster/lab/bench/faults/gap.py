@@ -20,7 +20,7 @@ from cluster.codec import FileSource, StreamHeader
 from cluster.codec.processor import CodecProcessor
 from cluster.engine.simulated import SimulatedEngine
 from cluster.lab.bench.faults.gate import Free
-from cluster.lab.bench.parts import Part
+from cluster.lab.bench.harness import Part
 from cluster.models.base import VisionLanguageModel
 from cluster.models.loading import load_shape
 from cluster.types import MICROSECONDS, EncodedPacket, FrameSample, Question, StreamSpec

@@ -15,7 +15,7 @@ import numpy as np
 
 from cluster.codec.picture import LumaDifference
 from cluster.engine.simulated import SimulatedEngine
-from cluster.lab.bench.parts import Part
+from cluster.lab.bench.harness import Part
 from cluster.models.base import VisionLanguageModel
 from cluster.models.loading import load_shape
 from cluster.registry import pruners

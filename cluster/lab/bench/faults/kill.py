@@ -16,8 +16,8 @@ from typing import Any
 
 from cluster.lab.bench.faults.memory_process import CAMERA, opened, readable, write
 from cluster.lab.bench.faults.redis_process import redis_process
+from cluster.lab.bench.harness import Part
 from cluster.lab.bench.memory.node import far_tier
-from cluster.lab.bench.parts import Part
 
 KILLS = 50
 _NODE_BYTES = 2**28

@@ -12,9 +12,9 @@ import time
 from typing import Any
 
 from cluster.lab.bench.faults.redis_process import redis_process
+from cluster.lab.bench.harness import Part
 from cluster.lab.bench.memory.footage import made_chunks
 from cluster.lab.bench.memory.node import FINGERPRINT
-from cluster.lab.bench.parts import Part
 from cluster.memory.bank import MemoryBank
 from cluster.memory.stream import StreamMemory
 from cluster.memory.tiers.arena import Arena

@@ -23,7 +23,7 @@ from cluster.engine.native.plan import WindowPlan
 from cluster.engine.vllm.positions import prompt_positions
 from cluster.engine.window.stream import HeldFrame, spans_of, tokens_of
 from cluster.engine.window.windowed import Work
-from cluster.lab.bench.parts import Part
+from cluster.lab.bench.harness import Part
 from cluster.lab.clips import make_clip
 from cluster.models import load_model
 from cluster.models.base import VisionLanguageModel

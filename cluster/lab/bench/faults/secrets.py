@@ -37,9 +37,8 @@ import av
 
 from cluster.config import CameraEntry, load_config, parse_camera
 from cluster.errors import SightlineError
-from cluster.kubernetes.conditions import Outcome, status_of
-from cluster.kubernetes.resource import CameraResource
-from cluster.lab.bench.parts import Part
+from cluster.kubernetes.resource import CameraResource, Outcome, status_of
+from cluster.lab.bench.harness import Part
 from cluster.logs import JsonFormatter, TextFormatter
 from cluster.types import CameraStatus
 

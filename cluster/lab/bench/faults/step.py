@@ -14,9 +14,9 @@ import numpy as np
 
 from cluster.engine.native import NativeEngine
 from cluster.errors import SightlineError
+from cluster.lab.bench.harness import Part
 from cluster.lab.bench.memory.node import far_tier
-from cluster.lab.bench.parts import Part
-from cluster.lab.bench.synthetic import SyntheticCamera
+from cluster.lab.bench.soak import SyntheticCamera
 from cluster.memory.bank import MemoryBank
 from cluster.memory.tiers.arena import Arena
 from cluster.memory.tiers.stack import TierStack

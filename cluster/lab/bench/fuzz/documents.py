@@ -18,7 +18,7 @@ from cluster.config.privacy import parse_mask
 from cluster.errors import SightlineError
 from cluster.kubernetes.manifest import parse_cameras
 from cluster.kubernetes.resource import CameraResource
-from cluster.lab.bench.fuzz.values import damaged, text, tree
+from cluster.lab.bench.fuzz.rpc import damaged, text, tree
 
 HANG_S = 5.0
 

@@ -27,8 +27,8 @@ from sightline.v1 import (
     results_pb2_grpc,
 )
 
-from cluster.alerts.changes import Erased
 from cluster.alerts.grpc_service import IncidentsServicer
+from cluster.alerts.incident import Erased
 from cluster.alerts.service import AlertService
 from cluster.codec.push import PushSource
 from cluster.config import SightlineConfig, camera_settings, load_config, parse_camera
@@ -52,9 +52,8 @@ from cluster.memory.tiers.server import KVServicer
 from cluster.redaction import SourceAddress
 from cluster.replica import frames_service as frames
 from cluster.replica import memory_service as memory
-from cluster.security.access import Principal
 from cluster.security.audit import AuditLog
-from cluster.security.roles import Role
+from cluster.security.roles import Principal, Role
 from cluster.types import (
     AskResult,
     AskSpec,

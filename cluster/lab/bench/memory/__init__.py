@@ -15,9 +15,9 @@ from functools import partial
 from pathlib import Path
 
 from cluster.lab.bench.frames import add_clip_arguments
+from cluster.lab.bench.harness import Part, PartsResult, run_parts
 from cluster.lab.bench.memory import cap, compress, coverage, history, prefetch, restore, retrieval, splits
 from cluster.lab.bench.memory.footage import Footage
-from cluster.lab.bench.parts import Part, PartsResult, run_parts
 
 PARTS: dict[str, Callable[[Footage], Part]] = {
     # First: what it may grow by would hide in memory that other parts have freed.

@@ -16,8 +16,8 @@ from typing import Any
 import psutil
 
 from cluster.errors import ConfigError
+from cluster.lab.bench.harness import Part
 from cluster.lab.bench.memory.footage import CAMERA, made_chunks
-from cluster.lab.bench.parts import Part
 from cluster.memory.stream import StreamMemory
 from cluster.memory.tiers.arena import Arena
 from cluster.memory.tiers.stack import TierStack

@@ -13,10 +13,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from cluster.lab.bench.harness import Part
 from cluster.lab.bench.memory.footage import Footage, Watched
 from cluster.lab.bench.memory.held import HeldKV
-from cluster.lab.bench.parts import Part
-from cluster.memory.layer import KVChunk, LayerKV
+from cluster.memory.head import KVChunk, LayerKV
 from cluster.registry import compressors
 
 CAPS = (1024, 4096)

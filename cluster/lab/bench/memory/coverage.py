@@ -11,11 +11,11 @@ import sys
 from collections.abc import Sequence
 from typing import Any, get_args
 
+from cluster.lab.bench.harness import Part
 from cluster.lab.bench.memory.footage import Footage, Watched
 from cluster.lab.bench.memory.held import HeldKV
-from cluster.lab.bench.parts import Part
-from cluster.lab.evaluation.memory.coverage import Space, coverage_area, nearest_distances
-from cluster.memory.layer import KVChunk, LayerKV
+from cluster.lab.evaluation.memory.score import Space, coverage_area, nearest_distances
+from cluster.memory.head import KVChunk, LayerKV
 from cluster.registry import compressors
 
 SHARES = (8, 16)

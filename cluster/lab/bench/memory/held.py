@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from cluster.errors import ConfigError
 from cluster.memory.compress.base import Compressor
-from cluster.memory.layer import LayerKV
+from cluster.memory.head import LayerKV
 
 
 class HeldKV:

@@ -14,8 +14,8 @@ from typing import Any
 
 from cluster.engine.native.engine import NativeEngine
 from cluster.errors import ConfigError
+from cluster.lab.bench.harness import Part
 from cluster.lab.bench.memory.footage import CAMERA, QUESTIONS, Footage, made_chunks
-from cluster.lab.bench.parts import Part
 from cluster.memory.bank import MemoryBank
 from cluster.memory.tiers.arena import Arena
 from cluster.memory.tiers.stack import TierStack

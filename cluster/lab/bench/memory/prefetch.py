@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from cluster.lab.bench.harness import Part
 from cluster.lab.bench.memory.delayed import Delayed
 from cluster.lab.bench.memory.footage import CAMERA, Watched
-from cluster.lab.bench.parts import Part
 from cluster.lab.report import charts
 from cluster.memory.prefetch import FetchEvent, Prefetcher, PrefetchStats
 from cluster.memory.recollection import Recollection

@@ -15,8 +15,8 @@ from typing import Any
 from torch import Tensor
 
 from cluster.engine.native.engine import NativeEngine
+from cluster.lab.bench.harness import Part
 from cluster.lab.bench.memory.footage import CAMERA, QUESTIONS, Footage
-from cluster.lab.bench.parts import Part
 from cluster.memory.bank import MemoryBank
 from cluster.memory.tiers.arena import Arena
 from cluster.memory.tiers.stack import TierStack

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from cluster.lab.bench.parts import Part
-from cluster.memory.layer import KVChunk
+from cluster.lab.bench.harness import Part
+from cluster.memory.head import KVChunk
 from cluster.memory.organise.base import NewTokens
 from cluster.memory.organise.mosaic import Mosaic, VisualPartitions
 from cluster.memory.retrieve.top_k import TopK

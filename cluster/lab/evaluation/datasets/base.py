@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -12,6 +14,10 @@ from av.container import InputContainer
 from av.video.stream import VideoStream
 
 from cluster.errors import ConfigError
+from cluster.lab.scenes.dataset import INDEX
+from cluster.lab.scenes.questions import standing_question
+from cluster.lab.scenes.truth import SceneTruth, truth_path
+from cluster.lab.scenes.vocabulary import EVENT_KINDS
 from cluster.registry import Registry
 
 T = TypeVar("T")
@@ -138,7 +144,7 @@ Layout = Callable[[Path, float], Dataset]
 layouts: Registry[Layout] = Registry(
     "dataset layout",
     {
-        "scenes": "cluster.lab.evaluation.datasets.scenes:read_scenes",
+        "scenes": "cluster.lab.evaluation.datasets.base:read_scenes",
         "ucf-crime": "cluster.lab.evaluation.datasets.ucf_crime:read_ucf_crime",
     },
 )
@@ -200,3 +206,40 @@ def reasons(skipped: Sequence[Skipped]) -> str:
     told = "; ".join(f"{each.path.name}: {each.reason}" for each in skipped[:_REASONS_TOLD])
     more = len(skipped) - _REASONS_TOLD
     return f"{told}; and {more} more" if more > 0 else told
+
+
+def read_scenes(directory: Path, min_seconds: float) -> Dataset:
+    """Every clip in the directory; a scene's truth covers every kind of event, so each is judged on all."""
+    clips = {path.stem: path for path in directory.glob("*.mp4")}
+    paths = [clips.get(name, directory / f"{name}.mp4") for name in sorted(clips.keys() | set(_indexed(directory)))]
+    videos, skipped = collect((path, "", partial(_labelled, path, min_seconds)) for path in paths)
+    questions = {kind: standing_question(kind) for kind in EVENT_KINDS}
+    return Dataset("scenes", directory, tuple(videos), questions, tuple(skipped))
+
+
+def _indexed(directory: Path) -> list[str]:
+    """Names in the index; without one, whatever lies there counts."""
+    path = directory / INDEX
+    if not path.exists():
+        return []
+    try:
+        return [str(clip["name"]) for clip in json.loads(path.read_text(encoding="utf-8"))["clips"]]
+    except (OSError, ValueError, KeyError, TypeError):
+        raise ConfigError(f"{path} is not an index of scenes; remove it to use the clips as they lie there") from None
+
+
+def _labelled(path: Path, min_seconds: float) -> LabelledVideo:
+    if not path.exists():
+        raise ConfigError("in the index, not on disk")
+    if not truth_path(path).exists():
+        raise ConfigError(f"its truth {truth_path(path).name} is missing")
+    truth = SceneTruth.load(truth_path(path))
+    probe_long_enough(path, min_seconds)
+    return LabelledVideo(
+        path=path,
+        name=truth.name,
+        events=tuple((event.kind, event.start_s, event.end_s) for event in truth.events),
+        kinds=EVENT_KINDS,
+        strata=frozenset(truth.strata),
+        motion=truth.mean_motion,
+    )

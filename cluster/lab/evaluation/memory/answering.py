@@ -16,13 +16,12 @@ import torch
 from cluster.engine.native.engine import NativeEngine
 from cluster.errors import NotReadyError
 from cluster.lab.evaluation.memory.asking import MultipleChoice, Question
-from cluster.lab.evaluation.memory.coverage import Space, nearest_distances
 from cluster.lab.evaluation.memory.recording import STREAM, Recording
 from cluster.lab.evaluation.memory.results import Answered, Coverage, EvidenceRecall, answered, coverage_of
-from cluster.lab.evaluation.memory.score import Judged, credit, words
+from cluster.lab.evaluation.memory.score import Judged, Space, credit, nearest_distances, words
 from cluster.lab.evaluation.memory.settings import ShareSetting
 from cluster.memory.bank import MemoryBank
-from cluster.memory.layer import KVChunk, LayerKV
+from cluster.memory.head import KVChunk, LayerKV
 from cluster.memory.stream import StreamMemory
 from cluster.memory.tiers.arena import Arena
 from cluster.memory.tiers.stack import TierStack

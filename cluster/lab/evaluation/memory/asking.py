@@ -11,7 +11,7 @@ import numpy as np
 
 from cluster.errors import ConfigError
 from cluster.lab.evaluation.memory.past import LongScene, seen_span
-from cluster.lab.scenes.actors import COLORS, Actor
+from cluster.lab.scenes.places import COLORS, Actor
 from cluster.lab.scenes.questions import NUMBERS, memory_questions
 
 LETTERS = "ABCDEFGHIJ"

@@ -10,12 +10,10 @@ from pathlib import Path
 import numpy as np
 
 from cluster.errors import ConfigError
-from cluster.lab.scenes.actors import COLORS, Actor
-from cluster.lab.scenes.camera import CameraSettings, draw_camera, draw_conditions
 from cluster.lab.scenes.clips import Clip
 from cluster.lab.scenes.events import DISTRACTORS, Script, passer_by
-from cluster.lab.scenes.places import ASPECT, Layout, make_layout
-from cluster.lab.scenes.scene import Scene
+from cluster.lab.scenes.places import ASPECT, COLORS, Actor, Layout, make_layout
+from cluster.lab.scenes.scene import CameraSettings, Scene, draw_camera, draw_conditions
 from cluster.lab.scenes.vocabulary import SPLITS, SceneEvent, Split
 
 # What people do. Nothing that is always there, and no vehicle: what is said of those must be certain. Nobody who runs

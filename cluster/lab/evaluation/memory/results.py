@@ -13,8 +13,7 @@ from torch import Tensor
 
 from cluster.errors import ConfigError
 from cluster.lab.evaluation.memory.asking import Question, Span
-from cluster.lab.evaluation.memory.coverage import Space, coverage_area
-from cluster.lab.evaluation.memory.score import Judged, accuracy_by_kind, accuracy_drop, credit
+from cluster.lab.evaluation.memory.score import Judged, Space, accuracy_by_kind, accuracy_drop, coverage_area, credit
 from cluster.lab.evaluation.metrics import Measured
 
 # Points of a distribution that are kept: its percentiles.
