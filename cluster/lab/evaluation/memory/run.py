@@ -43,7 +43,7 @@ _CODE = (
     "lab/evaluation/memory/answering.py",
     "lab/evaluation/memory/settings.py",
 )
-_RECORDING_CODE = ("memory/layer.py", "lab/evaluation/memory/recording.py")
+_RECORDING_CODE = ("memory/head.py", "lab/evaluation/memory/recording.py")
 
 
 @dataclass(frozen=True, slots=True)
