@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from cluster.lab.evaluation.datasets import Dataset, Skipped
     from cluster.lab.evaluation.policies import Setting, WindowShape
     from cluster.lab.evaluation.results import Results
-    from cluster.lab.evaluation.run import ModelSpec, Progress
+    from cluster.lab.evaluation.work import ModelSpec, Progress
     from cluster.lab.report.page import Table
     from cluster.models.base import VisionLanguageModel
     from cluster.models.settings import ModelSettings
@@ -128,7 +128,7 @@ def accuracy(
     from cluster.lab.evaluation.policies import grid
     from cluster.lab.evaluation.questions import check_questions, thresholds_of
     from cluster.lab.evaluation.report import make_report
-    from cluster.lab.evaluation.run import ModelSpec
+    from cluster.lab.evaluation.work import ModelSpec
     from cluster.lab.evaluation.write import figure_table, page, setting_table
     from cluster.lab.report.page import write_page
 
@@ -178,7 +178,7 @@ def calibrate(
     from cluster.lab.evaluation.calibration import fit, write_fit
     from cluster.lab.evaluation.policies import full
     from cluster.lab.evaluation.questions import check_questions
-    from cluster.lab.evaluation.run import ModelSpec
+    from cluster.lab.evaluation.work import ModelSpec
     from cluster.models.catalog import check_model
     from cluster.models.settings import ModelSettings
 
@@ -271,7 +271,7 @@ def _evaluated(
     with _Bar(f"{what} {videos} videos under {len({each.key for each in settings})} settings", 1) as bar:
 
         def tell(progress: Progress) -> None:
-            bar.at(progress.done, progress.total, progress.video)
+            bar.at(progress.done, progress.total, progress.now)
 
         return evaluate(
             found.videos,

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from cluster.lab.evaluation.memory.run import Footage, MemoryResults
     from cluster.lab.evaluation.memory.settings import ShareSetting
     from cluster.lab.evaluation.policies import WindowShape
-    from cluster.lab.evaluation.run import ModelSpec
+    from cluster.lab.evaluation.work import ModelSpec, Progress
     from cluster.models.base import VisionLanguageModel
 
 # Scenes that are made where none are given: how many, how long, and questions of each kind about one.
@@ -81,7 +81,7 @@ def memory(
         os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     from cluster.lab.evaluation.memory.report import page, summarise
     from cluster.lab.evaluation.memory.settings import memory_grid
-    from cluster.lab.evaluation.run import ModelSpec
+    from cluster.lab.evaluation.work import ModelSpec
     from cluster.lab.report.page import write_page
 
     compared = memory_grid(settings)
@@ -150,11 +150,11 @@ def _evaluated(
     jobs: int,
 ) -> MemoryResults:
     from actors.cli.evaluate import _Bar
-    from cluster.lab.evaluation.memory.run import MemoryProgress, evaluate_memory
+    from cluster.lab.evaluation.memory.run import evaluate_memory
 
     with _Bar(f"remembering {len(footage)} clips under {len(settings)} settings", 1) as bar:
 
-        def tell(progress: MemoryProgress) -> None:
+        def tell(progress: Progress) -> None:
             bar.at(progress.done, progress.total, progress.now)
 
         model = loaded if jobs == 1 else spec

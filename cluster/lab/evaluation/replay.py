@@ -7,8 +7,9 @@ to one stream of the engine per setting. Nothing of a video is kept but what win
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 import torch
 
@@ -23,6 +24,22 @@ from cluster.models.base import PatchBatch, VisionLanguageModel
 from cluster.types import MICROSECONDS, FrameSample, PatchGrid, Question, SampledPicture, StreamSpec, WindowRequest
 from cluster.vision import make_pruner
 from cluster.vision.sampler import PatchSampler
+
+
+def video_samples(path: Path, processor: CodecProcessor) -> Iterator[SampledPicture]:
+    """A video's samples, decoded as it would be from a camera.
+
+    Raises:
+        SourceError: it cannot be read to its end.
+    """
+    source = FileSource(path)
+    try:
+        processor.open(source.open())
+        for packet in source.packets():
+            yield from processor.feed(packet)
+        yield from processor.drain()
+    finally:
+        source.close()
 
 
 def replay(
@@ -46,19 +63,17 @@ def replay(
         raise ValueError(f"one pass has one rate and one anchor interval, not {sorted(shapes)}")
     ((fps, interval),) = shapes
     asked = tuple(Question(kind, questions[kind]) for kind in video.kinds)
-    source = FileSource(video.path)
     processor = CodecProcessor(engine.geometry, CodecOptions(fps=fps, anchor_interval_s=interval))
     lanes = _lanes(engine, settings, asked, fps)
     motion = _Motion()
     try:
-        processor.open(source.open())
-        for packet in source.packets():
-            _feed(processor.feed(packet), lanes, motion)
-        _feed(processor.drain(), lanes, motion)
+        for frame in video_samples(video.path, processor):
+            motion.add(frame)
+            for lane in lanes:
+                lane.feed(frame)
         for lane in lanes:
             lane.finish()
     finally:
-        source.close()
         for lane in lanes:
             for viewer in lane.viewers:
                 engine.evict(viewer.spec.stream)
@@ -91,13 +106,6 @@ def _lanes(engine: NativeEngine, settings: Sequence[Setting], asked: tuple[Quest
         engine.admit(spec)
         lanes[policy].viewers.append(_Viewer(engine, setting, spec))
     return list(lanes.values())
-
-
-def _feed(frames: Sequence[SampledPicture], lanes: Sequence[_Lane], motion: _Motion) -> None:
-    for frame in frames:
-        motion.add(frame)
-        for lane in lanes:
-            lane.feed(frame)
 
 
 @dataclass(slots=True)

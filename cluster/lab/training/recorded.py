@@ -14,16 +14,16 @@ from typing import Any
 
 import numpy as np
 
-from cluster.codec import FileSource
 from cluster.codec.processor import CodecOptions, CodecProcessor
 from cluster.errors import ConfigError
+from cluster.lab.evaluation.replay import video_samples
 from cluster.lab.scenes import Scene, SceneRenderer, make_scene
 from cluster.lab.scenes.truth import SceneTruth, truth_path
 from cluster.lab.training.config import SHAPES, Shape
 from cluster.lab.training.examples import Example, bounded, watch_alone, watch_stream
 from cluster.lab.training.labels import Instant, TokenLabels
 from cluster.lab.training.pruning import SeenFrame, picture_grid, seen_frame
-from cluster.types import MICROSECONDS, FrameSample, PatchGeometry, SampledPicture
+from cluster.types import MICROSECONDS, PatchGeometry
 from cluster.vision import make_pruner
 from cluster.vision.sampler import PatchSampler
 
@@ -126,29 +126,17 @@ def record(clip: Path, scene: Scene, shape: Shape, pruning: LivePruning, rng: np
     grid = picture_grid(shape)
     pair: list[Instant] = []
     frames: list[SeenFrame] = []
-
-    def take(samples: Sequence[SampledPicture]) -> None:
-        for sample in samples:
-            if sample.grid != grid:
-                raise ConfigError(f"{clip} does not have the shape of the pictures the model is trained on (16:9)")
-            if sample.random_access:
-                pair.clear()
-            second = sample.pts / MICROSECONDS
-            pair.append((second, renderer.objects(second)))
-            cut: FrameSample | None = sampler.feed(sample)
-            if cut is not None:
-                loss = 0.0 if cut.anchor else pruning.loss
-                frames.append(seen_frame(cut, pair, scene.events, loss, rng))
-                pair.clear()
-
-    source = FileSource(clip)
-    try:
-        processor.open(source.open())
-        for packet in source.packets():
-            take(processor.feed(packet))
-        take(processor.drain())
-    finally:
-        source.close()
+    for sample in video_samples(clip, processor):
+        if sample.grid != grid:
+            raise ConfigError(f"{clip} does not have the shape of the pictures the model is trained on (16:9)")
+        if sample.random_access:
+            pair.clear()
+        second = sample.pts / MICROSECONDS
+        pair.append((second, renderer.objects(second)))
+        cut = sampler.feed(sample)
+        if cut is not None:
+            frames.append(seen_frame(cut, pair, scene.events, 0.0 if cut.anchor else pruning.loss, rng))
+            pair.clear()
     return frames
 
 

@@ -21,7 +21,6 @@ from cluster.lab.training.attention import (
     linear,
     looks,
     padded,
-    permute,
     regular_rows,
     rms_norm,
     tower_block,
@@ -188,7 +187,7 @@ class Trainee(Qwen25VL):
         merger = self._visual.merger
         merged = rms_norm(hidden, merger.ln_q).view(filled // unit, -1)
         merged = linear(F.gelu(linear(merged, merger.mlp[0])), merger.mlp[2])
-        return permute(merged[: len(cells)], back, order).float()
+        return merged[: len(cells)][back].float()
 
     def _embed(self, patches: Tensor) -> Tensor:
         """``[n, T * C * p * p]`` uint8 -> ``[n, D]``: normalisation is folded into the weights, so that the pixels are

@@ -10,7 +10,9 @@ from cluster.errors import ConfigError, SightlineError
 from cluster.lab.clips import make_clip
 from cluster.lab.evaluation import run as runner
 from cluster.lab.evaluation.policies import codecsight, full, ours
-from cluster.lab.evaluation.run import ModelSpec, WorkFile, evaluate, model_digest, video_digest
+from cluster.lab.evaluation.results import VideoRun
+from cluster.lab.evaluation.run import evaluate
+from cluster.lab.evaluation.work import ModelSpec, WorkFile, model_digest, video_digest
 from cluster.models import load_model
 
 SETTINGS = [full(SHAPE), codecsight(SHAPE), ours(replace(SHAPE, anchor_interval_s=2), 0.2)]
@@ -162,10 +164,10 @@ def test_a_work_file_that_is_none(make_run, tmp_path, tiny_engine, street):
     key = (video_digest(street.path), model_digest(tiny_engine, QUESTIONS), SETTINGS[0].key)
     run = make_run([0.25, 0.75])
     with WorkFile(path) as file:
-        assert file.get(*key) is None
-        file.add(*key, run)
+        assert file.get(key, VideoRun.from_json) is None
+        file.add(key, run.to_json())
     with WorkFile(path) as file:
-        assert file.get(*key) == run
+        assert file.get(key, VideoRun.from_json) == run
     assert json.loads(path.read_text().splitlines()[-1])["setting"] == SETTINGS[0].key
     with pytest.raises(SightlineError, match="cannot be used"), WorkFile(tmp_path):
         pass

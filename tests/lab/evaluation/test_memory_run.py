@@ -18,7 +18,7 @@ from cluster.lab.evaluation.memory.report import chance, summarise
 from cluster.lab.evaluation.memory.run import Footage, evaluate_memory
 from cluster.lab.evaluation.memory.settings import FULL, SHARES, ShareSetting, memory_grid, ours
 from cluster.lab.evaluation.policies import WindowShape
-from cluster.lab.evaluation.run import ModelSpec
+from cluster.lab.evaluation.work import ModelSpec
 from cluster.memory.bank import MemoryBank
 from cluster.memory.tiers.arena import Arena
 from cluster.memory.tiers.stack import TierStack
@@ -279,19 +279,20 @@ def test_an_interrupted_evaluation_goes_on_where_it_was(clip, tiny_engine, tmp_p
     footage = [Footage("street", clip, QUESTIONS)]
     found, told = evaluated(footage, tiny_engine.model, tmp_path)
     assert [(each.done, each.total) for each in told] == [(0, 3), (1, 3), (2, 3), (3, 3)]
-    files = sorted((tmp_path / "answers").iterdir())
-    stamps = [file.stat().st_mtime_ns for file in files]
-    assert len(files) == 2
+    work = tmp_path / "work.jsonl"
+    lines = work.read_text().splitlines()
+    assert len(lines) == 2
     again, told = evaluated(footage, tiny_engine.model, tmp_path)
     assert [(each.done, each.total) for each in told] == [(2, 2)]
     assert again.results == found.results
     # One answer broke off and the recording is lost: both are made again, the other answer is not.
-    files[0].write_text(files[0].read_text()[:50])
+    work.write_text(f"{lines[1]}\n{lines[0][:50]}")
     next((tmp_path / "recordings").iterdir()).unlink()
     again, told = evaluated(footage, tiny_engine.model, tmp_path)
     assert told[-1].done == told[-1].total == 3
     assert answers(again) == answers(found)
-    assert files[1].stat().st_mtime_ns == stamps[1]
+    assert told[0].resumed == 1
+    assert work.read_text().splitlines().count(lines[1]) == 1
     other = [replace(footage[0], questions=(replace(QUESTIONS[0], turns=("Did a bus pass?",)), *QUESTIONS[1:]))]
     assert evaluated(other, tiny_engine.model, tmp_path)[1][0].done == 0
 

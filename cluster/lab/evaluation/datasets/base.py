@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 import av
 from av.container import InputContainer
@@ -17,6 +19,8 @@ from cluster.lab.scenes.questions import standing_question
 from cluster.lab.scenes.truth import SceneTruth, truth_path
 from cluster.lab.scenes.vocabulary import EVENT_KINDS
 from cluster.registry import Registry
+
+T = TypeVar("T")
 
 VIDEO_SUFFIXES = frozenset({".mp4", ".avi", ".mkv", ".mov", ".webm", ".m4v", ".ts"})
 
@@ -159,14 +163,40 @@ def load_dataset(directory: str | Path, layout: str = "scenes", *, min_seconds: 
             message then says what was skipped first and why.
     """
     read = layouts.get(layout)
-    folder = Path(directory)
-    if not folder.is_dir():
-        what = "is not a directory" if folder.exists() else "does not exist"
-        raise ConfigError(f"dataset directory {folder} {what}")
+    folder = dataset_folder(directory)
     dataset = read(folder, min_seconds)
     if not dataset.videos:
         raise ConfigError(f"nothing left to evaluate in {folder}: {reasons(dataset.skipped)}")
     return dataset
+
+
+def dataset_folder(directory: str | Path) -> Path:
+    """Raises ``ConfigError`` where it is no directory."""
+    folder = Path(directory)
+    if not folder.is_dir():
+        what = "is not a directory" if folder.exists() else "does not exist"
+        raise ConfigError(f"dataset directory {folder} {what}")
+    return folder
+
+
+def collect(parts: Iterable[tuple[Path, str, Callable[[], T]]]) -> tuple[list[T], list[Skipped]]:
+    """What can be made of the ``parts`` (path, beginning of the reason, what makes it), and why the others cannot."""
+    found: list[T] = []
+    skipped: list[Skipped] = []
+    for path, where, make in parts:
+        try:
+            found.append(make())
+        except (ConfigError, UnreadableVideoError) as error:
+            skipped.append(Skipped(path, f"{where}{error}"))
+    return found, skipped
+
+
+def probe_long_enough(path: Path, min_seconds: float) -> VideoFacts:
+    """Raises ``UnreadableVideoError`` as well where it is shorter than that."""
+    facts = probe_video(path)
+    if facts.seconds < min_seconds:
+        raise UnreadableVideoError(f"shorter than a window: {facts.seconds:.1f} of {min_seconds:g} s")
+    return facts
 
 
 def reasons(skipped: Sequence[Skipped]) -> str:
@@ -181,14 +211,8 @@ def reasons(skipped: Sequence[Skipped]) -> str:
 def read_scenes(directory: Path, min_seconds: float) -> Dataset:
     """Every clip in the directory; a scene's truth covers every kind of event, so each is judged on all."""
     clips = {path.stem: path for path in directory.glob("*.mp4")}
-    videos: list[LabelledVideo] = []
-    skipped: list[Skipped] = []
-    for name in sorted(clips.keys() | set(_indexed(directory))):
-        result = _labelled(clips.get(name, directory / f"{name}.mp4"), min_seconds)
-        if isinstance(result, Skipped):
-            skipped.append(result)
-        else:
-            videos.append(result)
+    paths = [clips.get(name, directory / f"{name}.mp4") for name in sorted(clips.keys() | set(_indexed(directory)))]
+    videos, skipped = collect((path, "", partial(_labelled, path, min_seconds)) for path in paths)
     questions = {kind: standing_question(kind) for kind in EVENT_KINDS}
     return Dataset("scenes", directory, tuple(videos), questions, tuple(skipped))
 
@@ -204,18 +228,13 @@ def _indexed(directory: Path) -> list[str]:
         raise ConfigError(f"{path} is not an index of scenes; remove it to use the clips as they lie there") from None
 
 
-def _labelled(path: Path, min_seconds: float) -> LabelledVideo | Skipped:
+def _labelled(path: Path, min_seconds: float) -> LabelledVideo:
     if not path.exists():
-        return Skipped(path, "in the index, not on disk")
+        raise ConfigError("in the index, not on disk")
     if not truth_path(path).exists():
-        return Skipped(path, f"its truth {truth_path(path).name} is missing")
-    try:
-        truth = SceneTruth.load(truth_path(path))
-        facts = probe_video(path)
-    except (ConfigError, UnreadableVideoError) as error:
-        return Skipped(path, str(error))
-    if facts.seconds < min_seconds:
-        return Skipped(path, f"shorter than a window: {facts.seconds:.1f} of {min_seconds:g} s")
+        raise ConfigError(f"its truth {truth_path(path).name} is missing")
+    truth = SceneTruth.load(truth_path(path))
+    probe_long_enough(path, min_seconds)
     return LabelledVideo(
         path=path,
         name=truth.name,

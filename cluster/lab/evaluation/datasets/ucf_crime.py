@@ -8,8 +8,7 @@ directory. The official test split is what is evaluated.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
@@ -19,9 +18,8 @@ from cluster.lab.evaluation.datasets.base import (
     Dataset,
     LabelledVideo,
     Skipped,
-    UnreadableVideoError,
-    VideoFacts,
-    probe_video,
+    collect,
+    probe_long_enough,
     reasons,
 )
 
@@ -68,7 +66,7 @@ def prompt(kind: str) -> str:
 
 
 ANNOTATIONS = "Temporal_Anomaly_Annotation_for_Testing_Videos.txt"
-SPLITS = {"test": "Anomaly_Test.txt", "train": "Anomaly_Train.txt"}
+SPLIT = "Anomaly_Test.txt"
 
 
 class VideoKey(NamedTuple):
@@ -78,60 +76,47 @@ class VideoKey(NamedTuple):
     file: str
 
 
-@dataclass(frozen=True, slots=True)
-class FrameSpans:
-    """First and last frame of each event of one video; none for a normal one."""
-
-    spans: tuple[tuple[int, int], ...]
+Spans = tuple[tuple[int, int], ...]
+"""First and last frame of each event of one video; none for a normal one."""
 
 
 def read_split(path: Path) -> tuple[list[VideoKey], list[Skipped]]:
     """The videos a split file lists, one ``Class/file.mp4`` per line, in its order and each once."""
-    found: dict[VideoKey, None] = {}
-    skipped: list[Skipped] = []
-    for number, line in _lines(path):
-        listed = PurePosixPath(line.replace("\\", "/"))
-        kind = class_of(listed.parent.name)
-        if kind is None:
-            known = "names no class" if not listed.parent.name else f"unknown class {listed.parent.name!r}"
-            skipped.append(Skipped(path, f"line {number}: {known} ({line!r})"))
-        else:
-            found[VideoKey(kind, listed.name)] = None
-    return list(found), skipped
+    found, skipped = collect((path, f"line {number}: ", partial(_listed_video, line)) for number, line in _lines(path))
+    return list(dict.fromkeys(found)), skipped
 
 
-def read_annotations(path: Path) -> tuple[dict[VideoKey, FrameSpans], list[Skipped]]:
+def _listed_video(line: str) -> VideoKey:
+    listed = PurePosixPath(line.replace("\\", "/"))
+    kind = class_of(listed.parent.name)
+    if kind is None:
+        known = "names no class" if not listed.parent.name else f"unknown class {listed.parent.name!r}"
+        raise ConfigError(f"{known} ({line!r})")
+    return VideoKey(kind, listed.name)
+
+
+def read_annotations(path: Path) -> tuple[dict[VideoKey, Spans], list[Skipped]]:
     """The temporal annotation: ``file class start1 end1 start2 end2`` per line, frame numbers, -1 for none."""
-    found: dict[VideoKey, FrameSpans] = {}
-    skipped: list[Skipped] = []
-    for number, line in _lines(path):
-        try:
-            key, spans = _annotation(line.split())
-        except ValueError as error:
-            skipped.append(Skipped(path, f"line {number}: {error} ({line!r})"))
-        else:
-            found[key] = spans
-    return found, skipped
+    found, skipped = collect((path, f"line {number}: ", partial(_annotation, line)) for number, line in _lines(path))
+    return dict(found), skipped
 
 
-def _annotation(fields: list[str]) -> tuple[VideoKey, FrameSpans]:
+def _annotation(line: str) -> tuple[VideoKey, Spans]:
+    fields = line.split()
     if len(fields) < 4 or len(fields) % 2:
-        raise ValueError("not a file, a class and pairs of frame numbers")
+        raise ConfigError(f"not a file, a class and pairs of frame numbers ({line!r})")
     kind = class_of(fields[1])
     if kind is None:
-        raise ValueError(f"unknown class {fields[1]!r}")
+        raise ConfigError(f"unknown class {fields[1]!r} ({line!r})")
     try:
         frames = [int(each) for each in fields[2:]]
     except ValueError:
-        raise ValueError("frame numbers are not whole numbers") from None
-    spans = []
-    for first, last in zip(frames[::2], frames[1::2], strict=True):
-        if first < 0 and last < 0:
-            continue
+        raise ConfigError(f"frame numbers are not whole numbers ({line!r})") from None
+    spans = tuple((a, b) for a, b in zip(frames[::2], frames[1::2], strict=True) if a >= 0 or b >= 0)
+    for first, last in spans:
         if not 0 <= first < last:
-            raise ValueError(f"an event from frame {first} to frame {last}")
-        spans.append((first, last))
-    return VideoKey(kind, PurePosixPath(fields[0].replace("\\", "/")).name), FrameSpans(tuple(spans))
+            raise ConfigError(f"an event from frame {first} to frame {last} ({line!r})")
+    return VideoKey(kind, PurePosixPath(fields[0].replace("\\", "/")).name), spans
 
 
 def _lines(path: Path) -> list[tuple[int, str]]:
@@ -148,18 +133,16 @@ def read_ucf_crime(directory: Path, min_seconds: float) -> Dataset:
     Raises:
         ConfigError: neither list nor annotation in the directory, or no video with an event left.
     """
-    split_file, annotation_file = _find(directory, SPLITS["test"]), _find(directory, ANNOTATIONS)
+    split_file, annotation_file = _find(directory, SPLIT), _find(directory, ANNOTATIONS)
     on_disk, skipped = _videos(directory)
-    annotated: dict[VideoKey, FrameSpans] = {}
+    annotated: dict[VideoKey, Spans] = {}
     if annotation_file is not None:
         annotated, bad = read_annotations(annotation_file)
         skipped += bad
     elif split_file is not None:
         skipped.append(Skipped(directory / ANNOTATIONS, "missing: no video of a class has its events' times"))
     else:
-        raise ConfigError(
-            f"{directory} is not in UCF-Crime's layout: it holds neither {SPLITS['test']} nor {ANNOTATIONS}"
-        )
+        raise ConfigError(f"{directory} is not in UCF-Crime's layout: it holds neither {SPLIT} nor {ANNOTATIONS}")
     wanted = list(annotated)
     if split_file is not None:
         wanted, bad = read_split(split_file)
@@ -167,13 +150,15 @@ def read_ucf_crime(directory: Path, min_seconds: float) -> Dataset:
         others = len(on_disk.keys() - set(wanted))
         if others:
             skipped.append(Skipped(split_file, f"{others} more videos on disk are not in the test split"))
-    videos = []
-    for key in wanted:
-        result = _labelled(directory, key, on_disk.get(key), annotated.get(key), min_seconds)
-        if isinstance(result, Skipped):
-            skipped.append(result)
-        else:
-            videos.append(result)
+    videos, bad = collect(
+        (
+            on_disk.get(key, directory / key.kind / key.file),
+            "",
+            partial(_labelled, key, on_disk.get(key), annotated.get(key, ()), min_seconds),
+        )
+        for key in wanted
+    )
+    skipped += bad
     if not any(video.events for video in videos):
         raise ConfigError(
             f"no video with an event is left in {directory}, so there is no recall to measure: {reasons(skipped)}"
@@ -188,54 +173,34 @@ def _find(directory: Path, name: str) -> Path | None:
 
 def _videos(directory: Path) -> tuple[dict[VideoKey, Path], list[Skipped]]:
     """Every video below, by what names it; a second copy of a name (as in the event folder) is left aside."""
-    found: dict[VideoKey, Path] = {}
-    skipped: list[Skipped] = []
-    for path in sorted(directory.rglob("*")):
-        if path.suffix.casefold() not in VIDEO_SUFFIXES or not path.is_file():
-            continue
-        kind = _class_above(path.relative_to(directory).parts[:-1])
-        if kind is None:
-            skipped.append(Skipped(path, f"unknown class {path.parent.name!r}; there are {_listed(ANOMALY_CLASSES)}"))
-        else:
-            found.setdefault(VideoKey(kind, path.name), path)
-    return found, skipped
+    videos = [path for path in sorted(directory.rglob("*")) if path.suffix.casefold() in VIDEO_SUFFIXES]
+    found, skipped = collect((path, "", partial(_key_of, directory, path)) for path in videos if path.is_file())
+    return dict(reversed(found)), skipped
+
+
+def _key_of(directory: Path, path: Path) -> tuple[VideoKey, Path]:
+    kind = _class_above(path.relative_to(directory).parts[:-1])
+    if kind is None:
+        raise ConfigError(f"unknown class {path.parent.name!r}; there are {', '.join(ANOMALY_CLASSES)}")
+    return VideoKey(kind, path.name), path
 
 
 def _class_above(folders: tuple[str, ...]) -> str | None:
     return next((kind for folder in reversed(folders) if (kind := class_of(folder)) is not None), None)
 
 
-def _labelled(
-    directory: Path, key: VideoKey, path: Path | None, annotation: FrameSpans | None, min_seconds: float
-) -> LabelledVideo | Skipped:
+def _labelled(key: VideoKey, path: Path | None, spans: Spans, min_seconds: float) -> LabelledVideo:
     if path is None:
-        return Skipped(directory / key.kind / key.file, "in the test split, not on disk")
-    if key.kind != NORMAL and (annotation is None or not annotation.spans):
-        return Skipped(path, f"no event of it in {ANNOTATIONS}")
-    try:
-        facts = probe_video(path)
-    except UnreadableVideoError as error:
-        return Skipped(path, str(error))
-    if facts.seconds < min_seconds:
-        return Skipped(path, f"shorter than a window: {facts.seconds:.1f} of {min_seconds:g} s")
+        raise ConfigError("in the test split, not on disk")
+    if key.kind != NORMAL and not spans:
+        raise ConfigError(f"no event of it in {ANNOTATIONS}")
+    facts = probe_long_enough(path, min_seconds)
+    name = f"{key.kind}/{Path(key.file).stem}"
     if key.kind == NORMAL:
-        return LabelledVideo(path, _name(key), (), tuple(ANOMALY_CLASSES))
-    events = _events(key.kind, annotation, facts)
+        return LabelledVideo(path, name, (), tuple(ANOMALY_CLASSES))
+    # Frame numbers in seconds of this file, cut at its end.
+    timed = ((key.kind, first / facts.fps, min(last / facts.fps, facts.seconds)) for first, last in spans)
+    events = tuple(event for event in timed if event[1] < event[2])
     if not events:
-        return Skipped(path, f"its events lie behind its end at {facts.seconds:.1f} s")
-    return LabelledVideo(path, _name(key), events, (key.kind,))
-
-
-def _events(kind: str, annotation: FrameSpans | None, facts: VideoFacts) -> tuple[tuple[str, float, float], ...]:
-    """Frame numbers in seconds of this file, cut at its end."""
-    spans = annotation.spans if annotation is not None else ()
-    timed = ((kind, first / facts.fps, min(last / facts.fps, facts.seconds)) for first, last in spans)
-    return tuple(event for event in timed if event[1] < event[2])
-
-
-def _name(key: VideoKey) -> str:
-    return f"{key.kind}/{Path(key.file).stem}"
-
-
-def _listed(names: Iterable[str]) -> str:
-    return ", ".join(names)
+        raise ConfigError(f"its events lie behind its end at {facts.seconds:.1f} s")
+    return LabelledVideo(path, name, events, (key.kind,))

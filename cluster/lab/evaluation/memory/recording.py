@@ -18,11 +18,11 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from cluster.codec.file import FileSource
 from cluster.codec.processor import CodecOptions, CodecProcessor
 from cluster.engine.native.engine import NativeEngine
 from cluster.errors import SightlineError
 from cluster.lab.evaluation.policies import WindowShape
+from cluster.lab.evaluation.replay import video_samples
 from cluster.memory.bank import MemoryBank
 from cluster.memory.head import KVChunk
 from cluster.memory.tiers.arena import Arena
@@ -125,19 +125,11 @@ def record(model: VisionLanguageModel, path: Path, shape: WindowShape, instants:
         SightlineError: no window of it was computed.
     """
     tape = _Tape(model, shape, sorted(set(instants)))
-    source = FileSource(path)
     sampler = PatchSampler("footage", make_pruner(PRUNER, {}), shape.fps)
     processor = CodecProcessor(model.geometry, CodecOptions(fps=shape.fps, anchor_interval_s=shape.anchor_interval_s))
-    try:
-        processor.open(source.open())
-        for packet in source.packets():
-            for frame in processor.feed(packet):
-                tape.feed(sampler.feed(frame))
-        for frame in processor.drain():
-            tape.feed(sampler.feed(frame))
-        tape.feed(sampler.flush())
-    finally:
-        source.close()
+    for frame in video_samples(path, processor):
+        tape.feed(sampler.feed(frame))
+    tape.feed(sampler.flush())
     return tape.finish(path)
 
 

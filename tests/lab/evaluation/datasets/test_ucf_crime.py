@@ -150,7 +150,7 @@ def test_a_bad_annotation_line_is_named_and_the_others_stand(tmp_path, line, rea
     path = tmp_path / "annotation.txt"
     path.write_text(f"\n{line}\nArson011_x264.mp4  Arson  150  420  680  1267\n")
     found, bad = read_annotations(path)
-    assert {key.file: spans.spans for key, spans in found.items()} == {"Arson011_x264.mp4": ((150, 420), (680, 1267))}
+    assert {key.file: spans for key, spans in found.items()} == {"Arson011_x264.mp4": ((150, 420), (680, 1267))}
     assert [each.reason for each in bad] == [f"line 2: {reason} ({line!r})"]
 
 

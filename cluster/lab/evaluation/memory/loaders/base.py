@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from cluster.errors import ConfigError
-from cluster.lab.evaluation.datasets.base import Skipped, UnreadableVideoError, probe_video, reasons
+from cluster.lab.evaluation.datasets.base import Skipped, collect, dataset_folder, probe_video, reasons
 from cluster.lab.evaluation.memory.asking import Question
 from cluster.registry import Registry
 
@@ -40,12 +41,15 @@ class Entry:
     question: Callable[[float], Question]
 
 
-PastLayout = Callable[[Path], tuple[list[Entry], list[Skipped]]]
-"""Reads the annotations of a directory; raises ``ConfigError`` when it is not of the layout at all."""
+Annotation = tuple[Path, int, Callable[[], Entry]]
+"""File, number in it, and what reads it; that raises ``ConfigError`` where it is none."""
+
+PastLayout = Callable[[Path], Iterator[Annotation | Skipped]]
+"""Finds the annotations of a directory; raises ``ConfigError`` when it is not of the layout at all."""
 
 past_layouts: Registry[PastLayout] = Registry(
     "layout of questions about the past",
-    {name: f"cluster.lab.evaluation.memory.loaders.{name}:read_{name}" for name in ("mlvu", "rvs", "videomme")},
+    {name: f"cluster.lab.evaluation.memory.loaders.layouts:read_{name}" for name in ("mlvu", "rvs", "videomme")},
 )
 
 
@@ -61,42 +65,30 @@ def load_past_dataset(directory: str | Path, layout: str) -> PastDataset:
             message then says what was skipped first and why.
     """
     read = past_layouts.get(layout)
-    folder = Path(directory)
-    if not folder.is_dir():
-        what = "is not a directory" if folder.exists() else "does not exist"
-        raise ConfigError(f"dataset directory {folder} {what}")
-    entries, skipped = read(folder)
-    videos, more = _videos(entries)
-    skipped += more
-    if not videos:
-        raise ConfigError(f"nothing left to ask about in {folder}: {reasons(skipped)}")
-    return PastDataset(layout, folder, tuple(videos), tuple(skipped))
-
-
-def _videos(entries: Iterable[Entry]) -> tuple[list[DatasetVideo], list[Skipped]]:
-    """Entries by video; a video that cannot be played is left out once, not with every question."""
+    folder = dataset_folder(directory)
+    annotations = list(read(folder))
+    skipped = [each for each in annotations if isinstance(each, Skipped)]
+    entries, bad = collect(
+        (path, f"record {number}: ", entry)
+        for path, number, entry in (each for each in annotations if not isinstance(each, Skipped))
+    )
+    # By video: one that cannot be played is left out once, not with every question.
     by_video: dict[Path, list[Entry]] = defaultdict(list)
     for entry in entries:
         by_video[entry.video].append(entry)
+    skipped += bad
     videos: list[DatasetVideo] = []
-    skipped: list[Skipped] = []
     for path, asked in by_video.items():
         if not path.exists():
             skipped.append(Skipped(path, f"not on disk; {len(asked)} questions are about it"))
             continue
-        try:
-            seconds = probe_video(path).seconds
-        except UnreadableVideoError as error:
-            skipped.append(Skipped(path, str(error)))
-            continue
-        questions: list[Question] = []
-        for entry in asked:
-            try:
-                question = entry.question(seconds)
-            except ConfigError as error:
-                skipped.append(Skipped(path, str(error)))
-                continue
-            questions.append(question)
+        probed, unreadable = collect([(path, "", partial(probe_video, path))])
+        questions, bad = collect(
+            (path, "", partial(each.question, facts.seconds)) for facts in probed for each in asked
+        )
+        skipped += unreadable + bad
         if questions:
             videos.append(DatasetVideo(path, tuple(sorted(questions, key=lambda each: each.at_s))))
-    return videos, skipped
+    if not videos:
+        raise ConfigError(f"nothing left to ask about in {folder}: {reasons(skipped)}")
+    return PastDataset(layout, folder, tuple(videos), tuple(skipped))
