@@ -177,5 +177,3 @@ class ReplicaLoad:
         """Work over capacity with what waits, to be worked off within ``horizon_s``; 1 is full."""
         # A backlog of a second or so is a step under way and the next one.
         return self.predicted + min(MOST_WAITING, max(0.0, self.backlog_s - 1.0) / horizon_s)
-
-

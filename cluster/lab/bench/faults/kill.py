@@ -15,9 +15,9 @@ from contextlib import contextmanager
 from typing import Any
 
 from cluster.lab.bench.faults.memory_process import CAMERA, opened, readable, write
-from cluster.lab.bench.faults.redis_process import redis_process
 from cluster.lab.bench.harness import Part
 from cluster.lab.bench.memory.node import far_tier
+from cluster.lab.bench.processes import RedisServer
 
 KILLS = 50
 _NODE_BYTES = 2**28
@@ -77,8 +77,8 @@ def _summary(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 @contextmanager
 def _tier(name: str) -> Iterator[str]:
     if name == "redis":
-        with redis_process() as (url, _):
-            yield url
+        with RedisServer() as server:
+            yield server.url
     else:
         with far_tier(_NODE_BYTES) as node:
             yield node.address
