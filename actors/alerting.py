@@ -14,8 +14,8 @@ from pathlib import Path
 from sightline.v1 import incidents_pb2_grpc, pictures_pb2_grpc
 
 from actors.decoder import footage_collector, start_footage
-from actors.processes import configure_logging, describe_process
 from actors.remote import ask, controller, own_host
+from actors.startup import configure_logging, describe_process
 from cluster.alerts.grpc_service import IncidentsServicer
 from cluster.alerts.health import Watched
 from cluster.alerts.incident import AlertEvent

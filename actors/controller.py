@@ -15,8 +15,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from actors.camera_store import CameraStore
-from actors.processes import configure_logging, describe_process
 from actors.remote import own_host
+from actors.startup import configure_logging, describe_process
 from cluster import metrics
 from cluster.alerts.health import Watched
 from cluster.config import SightlineConfig

@@ -12,8 +12,8 @@ from pathlib import Path
 
 from sightline.v1 import ingest_pb2_grpc, pictures_pb2_grpc
 
-from actors.processes import configure_logging, describe_process
 from actors.remote import ask, controller, own_host
+from actors.startup import configure_logging, describe_process
 from cluster import metrics
 from cluster.alerts.clips.collector import FootageCollector, News
 from cluster.alerts.clips.store import FootageStore

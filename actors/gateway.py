@@ -29,8 +29,8 @@ from sightline.v1 import (
     results_pb2_grpc,
 )
 
-from actors.processes import configure_logging, describe_process
 from actors.remote import ALERTING, NAMESPACE, RECONCILER, TIER, alerting, ask, controller
+from actors.startup import configure_logging, describe_process
 from cluster import metrics
 from cluster.config import SightlineConfig, parse_camera
 from cluster.config.security import peer_tls, tls_files

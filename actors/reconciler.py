@@ -7,8 +7,8 @@ import logging
 import os
 from collections.abc import Sequence
 
-from actors.processes import configure_logging, describe_process
 from actors.remote import ask, controller, own_host
+from actors.startup import configure_logging, describe_process
 from cluster.config import SightlineConfig
 from cluster.config.security import peer_tls
 from cluster.control.cameras.managed import KUBERNETES, Managed

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 from sightline.v1 import frames_pb2_grpc, memory_pb2_grpc, results_pb2_grpc
 
-from actors.processes import configure_logging, describe_process
 from actors.remote import ask, ask_blocking, controller, own_host
+from actors.startup import configure_logging, describe_process
 from actors.tier import tier_of_this_node
 from cluster import metrics
 from cluster.config import SightlineConfig

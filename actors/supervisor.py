@@ -15,8 +15,9 @@ from ray.exceptions import RayError
 from ray.experimental import internal_kv
 
 from actors.preflight import check_settings
-from actors.processes import Process, configure_logging, processes, tiers
+from actors.processes import Process, processes, tiers
 from actors.remote import ALERTING, GATEWAY, NAMESPACE, ask
+from actors.startup import configure_logging
 from cluster.config import SightlineConfig
 from cluster.errors import SightlineError, UnavailableError
 from cluster.redaction import REVEAL

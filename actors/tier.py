@@ -10,8 +10,8 @@ from typing import Any
 import ray
 from sightline.v1 import kv_pb2_grpc
 
-from actors.processes import configure_logging, describe_process
 from actors.remote import NAMESPACE, TIER, own_host
+from actors.startup import configure_logging, describe_process
 from cluster import metrics
 from cluster.config import SightlineConfig
 from cluster.config.security import memory_secret, peer_tls

@@ -125,7 +125,8 @@ def accuracy(
     if "/" not in model or Path(model).is_dir():
         # Nothing is fetched, and a bar per process for reading a small file would only break up ours.
         os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
-    from cluster.lab.evaluation.policies import check_questions, grid, thresholds_of
+    from cluster.lab.evaluation.policies import grid
+    from cluster.lab.evaluation.questions import check_questions, thresholds_of
     from cluster.lab.evaluation.report import make_report
     from cluster.lab.evaluation.run import ModelSpec
     from cluster.lab.evaluation.write import figure_table, setting_table, write_report
@@ -135,7 +136,8 @@ def accuracy(
     shape = _shape(loaded.settings, layout if dataset else "scenes", window, stride, fps, anchor_interval)
     compared = grid(settings or ("quick" if quick else "standard"), shape)
     if dataset is None:
-        from cluster.lab.scenes.questions import EVENT_KINDS, standing_question
+        from cluster.lab.scenes.questions import standing_question
+        from cluster.lab.scenes.vocabulary import EVENT_KINDS
 
         check_questions(loaded, model, {kind: standing_question(kind) for kind in EVENT_KINDS})
     workers = jobs or _default_jobs(device)
@@ -173,7 +175,8 @@ def calibrate(
     """
     from actors.cli.output import check_writable, console
     from cluster.lab.evaluation.calibration import fit, write_fit
-    from cluster.lab.evaluation.policies import check_questions, full
+    from cluster.lab.evaluation.policies import full
+    from cluster.lab.evaluation.questions import check_questions
     from cluster.lab.evaluation.run import ModelSpec
     from cluster.models.catalog import check_model
     from cluster.models.settings import ModelSettings
@@ -234,7 +237,7 @@ def _default_jobs(device: str) -> int:
 def _made(out: Path, count: int, seed: int, jobs: int) -> Path:
     """Test scenes with each kind of event in turn, made once and kept."""
     from cluster.lab.scenes.dataset import SceneSet, make_scenes
-    from cluster.lab.scenes.questions import EVENT_KINDS
+    from cluster.lab.scenes.vocabulary import EVENT_KINDS
 
     folder = out / f"scenes-{seed}"
     wanted = SceneSet("test", count, seed, events=(*EVENT_KINDS, "none"))

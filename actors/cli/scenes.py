@@ -50,7 +50,7 @@ def make(
     from actors.cli.output import console, plural
     from cluster.errors import SightlineError
     from cluster.lab.scenes.dataset import INDEX, SceneSet, make_scenes
-    from cluster.lab.scenes.questions import Split
+    from cluster.lab.scenes.vocabulary import Split
 
     wanted = SceneSet(cast(Split, split), count, seed, seconds, tuple(event or ["any"]))
     workers = len(os.sched_getaffinity(0)) if jobs is None else jobs

@@ -128,8 +128,9 @@ def demo_model(
 
     $ sightline train demo-model --out out/train --minutes tower=30 --minutes windows=45
     """
-    from cluster.lab.training.config import TRAINED, Settings, StageSettings
+    from cluster.lab.training.config import Settings, StageSettings
     from cluster.lab.training.run import EXPORT, train
+    from cluster.lab.training.stages import TRAINED
 
     chosen = stage or [*(name for name in TRAINED if name != "codec" or codec_scenes), EXPORT]
     defaults = _CUDA if device.startswith("cuda") else _CPU

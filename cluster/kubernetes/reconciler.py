@@ -29,7 +29,7 @@ from cluster.errors import (
     UnknownCameraError,
 )
 from cluster.kubernetes.api import ChangedError
-from cluster.kubernetes.crd import in_resource_words
+from cluster.kubernetes.keys import in_resource_words
 from cluster.kubernetes.resource import ACCEPTED, CameraResource, Outcome, status_of, worth_writing
 from cluster.types import CameraStatus
 

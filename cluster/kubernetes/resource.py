@@ -13,7 +13,7 @@ from cluster.config.camera import CameraEntry
 from cluster.config.problems import InvalidConfigError, Problem, from_validation
 from cluster.control.cameras.managed import KUBERNETES
 from cluster.errors import ConfigError
-from cluster.kubernetes.crd import camel, to_camel, to_snake
+from cluster.kubernetes.keys import camel, to_camel, to_snake
 from cluster.redaction import SourceAddress, redact
 from cluster.types import CameraStatus
 

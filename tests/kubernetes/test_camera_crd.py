@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from cluster.config import CameraEntry
 from cluster.errors import ConfigError
-from cluster.kubernetes.crd import camel, definition, definition_text, section_of, spec_schema
+from cluster.kubernetes.crd import definition, definition_text, spec_schema
+from cluster.kubernetes.keys import camel, section_of
 from cluster.kubernetes.resource import ACCEPTED, CameraResource, Outcome, status_of, worth_writing
 from cluster.types import CameraStatus, LastAnswer
 

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 from prometheus_client import CollectorRegistry
 
-from actors.processes import config_digest
+from actors.startup import config_digest
 from cluster import metrics
 from cluster.config import load_config
 from cluster.lab.bench.dashboards import series_per_camera

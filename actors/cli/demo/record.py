@@ -21,8 +21,8 @@ from cluster.lab.report import CameraRecord, LiveWindow, Report
 from cluster.lab.report.measure import compare, count_windows, picture_frames, prune, sample_clip
 from cluster.lab.report.model import ComparedWindow, SampleFrame
 from cluster.lab.report.truth import EventInterval
-from cluster.lab.scenes.questions import SceneEvent, window_label
 from cluster.lab.scenes.truth import SceneTruth, truth_path
+from cluster.lab.scenes.vocabulary import SceneEvent, window_label
 from cluster.models import load_model
 from cluster.types import MICROSECONDS, Answer, CameraStatus, FrameSample, LastAnswer, Question, SampledFrame
 from cluster.vision import make_pruner

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cluster.lab.evaluation.datasets import LabelledVideo
-from cluster.lab.scenes.questions import EVENT_KINDS, SceneEvent, window_label
+from cluster.lab.scenes.vocabulary import EVENT_KINDS, SceneEvent, window_label
 
 # Of footage whose kinds are not ours: seconds of an event, or the share of a shorter one, that a window must hold.
 _NEEDED_S = 3.0

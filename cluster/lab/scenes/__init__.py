@@ -4,19 +4,10 @@
 is true of it.
 """
 
-from cluster.lab.scenes.questions import (
-    EVENT_KINDS,
-    SPLITS,
-    MemoryQuestion,
-    SceneEvent,
-    Split,
-    memory_questions,
-    phrasings,
-    standing_question,
-    window_label,
-)
+from cluster.lab.scenes.questions import MemoryQuestion, memory_questions, phrasings, standing_question
 from cluster.lab.scenes.render import SceneObject, SceneRenderer
 from cluster.lab.scenes.scene import Scene, make_scene
+from cluster.lab.scenes.vocabulary import EVENT_KINDS, SPLITS, SceneEvent, Split, window_label
 
 __all__ = [
     "EVENT_KINDS",

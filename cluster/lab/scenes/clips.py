@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cluster.errors import ConfigError, SightlineError
-from cluster.lab.scenes.render import encode_scene, partial_path
+from cluster.lab.scenes.encode import encode_scene, partial_path
 from cluster.lab.scenes.scene import Scene
 from cluster.lab.scenes.truth import SceneTruth, truth_path
 

@@ -13,9 +13,9 @@ from PIL import Image, ImageDraw
 
 from cluster.errors import ConfigError, SightlineError
 from cluster.lab.scenes.clips import Clip, make_clips
-from cluster.lab.scenes.questions import EVENT_KINDS, SPLITS, Split
 from cluster.lab.scenes.scene import Scene, make_scene
 from cluster.lab.scenes.truth import SAMPLES_PER_S, SceneTruth, truth_path
+from cluster.lab.scenes.vocabulary import EVENT_KINDS, SPLITS, Split
 
 ROWS = 24
 _COLUMNS = 4

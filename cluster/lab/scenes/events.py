@@ -9,7 +9,7 @@ import numpy as np
 
 from cluster.lab.scenes.figures import VEHICLE_SIZES
 from cluster.lab.scenes.places import ASPECT, COLORS, Actor, Key, Layout
-from cluster.lab.scenes.questions import SceneEvent
+from cluster.lab.scenes.vocabulary import SceneEvent
 
 _OUT = 0.25
 # Against people: true to scale, a bus beside somebody three tokens high would hide half of the picture.

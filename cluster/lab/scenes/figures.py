@@ -9,8 +9,8 @@ from functools import lru_cache
 import numpy as np
 from PIL import Image, ImageDraw
 
-from cluster.lab.scenes.backdrop import Float
 from cluster.lab.scenes.places import Color
+from cluster.lab.scenes.textures import Float
 
 _FINE = 3
 _SKINS: tuple[Color, ...] = ((226, 184, 154), (176, 124, 88), (112, 76, 54))

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from cluster.lab.scenes.backdrop import DRAWN, MIXED
-from cluster.lab.scenes.questions import Split
+from cluster.lab.scenes.textures import DRAWN, MIXED
+from cluster.lab.scenes.vocabulary import Split
 
 ASPECT = 16 / 9
 Color = tuple[int, int, int]

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from cluster.errors import ConfigError
-from cluster.lab.scenes.backdrop import Float
 from cluster.lab.scenes.events import DISTRACTORS, EVENTS, Script, passer_by, traffic
 from cluster.lab.scenes.places import Actor, Layout, make_layout
-from cluster.lab.scenes.questions import EVENT_KINDS, SPLITS, SceneEvent, Split
+from cluster.lab.scenes.textures import Float
+from cluster.lab.scenes.vocabulary import EVENT_KINDS, SPLITS, SceneEvent, Split
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from cluster.errors import ConfigError
-from cluster.lab.scenes.questions import EVENT_KINDS, MemoryQuestion, SceneEvent, memory_questions, standing_question
+from cluster.lab.scenes.questions import MemoryQuestion, memory_questions, standing_question
 from cluster.lab.scenes.render import SceneObject, SceneRenderer
 from cluster.lab.scenes.scene import CameraSettings, Scene
+from cluster.lab.scenes.vocabulary import EVENT_KINDS, SceneEvent
 
 VERSION = 1
 SAMPLES_PER_S = 2

@@ -18,9 +18,9 @@ import numpy as np
 import torch
 
 from cluster.errors import SightlineError
+from cluster.lab.training.batch import patch_batches
 from cluster.lab.training.config import SHAPES
 from cluster.lab.training.examples import Example
-from cluster.lab.training.layout import patch_batches
 from cluster.lab.training.pruning import picture_grid
 from cluster.lab.training.trainee import Trainee
 from cluster.types import PatchGrid

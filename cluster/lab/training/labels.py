@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from cluster.lab.scenes.places import COLORS
-from cluster.lab.scenes.questions import EVENT_KINDS, OBJECT_KINDS, STATES, SceneEvent
+from cluster.lab.scenes.vocabulary import EVENT_KINDS, OBJECT_KINDS, STATES, SceneEvent
 from cluster.types import PatchGrid
 
 # Heads of one key head are taught; the others find their own use.

@@ -17,10 +17,11 @@ import torch
 from torch import Tensor, nn
 
 from cluster.errors import ConfigError
-from cluster.lab.training.config import Settings, Stage
+from cluster.lab.training.config import Settings
 from cluster.lab.training.examples import Example
 from cluster.lab.training.feeder import Feeder, Replay
 from cluster.lab.training.loss import DenseHeads
+from cluster.lab.training.stages import Stage
 from cluster.lab.training.trainee import Trainee
 
 

@@ -10,9 +10,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from cluster.lab.scenes import EVENT_KINDS
+from cluster.lab.training.batch import Dense, dense_labels, layout_of, patch_batches
 from cluster.lab.training.examples import Example
 from cluster.lab.training.labels import LABELS, Targets, pointing_loss
-from cluster.lab.training.layout import Dense, Layout, dense_labels, layout_of, patch_batches
+from cluster.lab.training.layout import Layout
 from cluster.lab.training.trainee import Trainee
 from cluster.types import PatchGrid
 

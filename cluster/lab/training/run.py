@@ -15,12 +15,13 @@ from torch import Tensor
 
 from cluster.errors import ConfigError, ModelError
 from cluster.lab.scenes import EVENT_KINDS, standing_question
-from cluster.lab.training.config import FROZEN, TRAINED, Settings, Shape, make_stage
+from cluster.lab.training.config import Settings, Shape
 from cluster.lab.training.examples import Example, ValidationExamples
 from cluster.lab.training.feeder import save_tower
 from cluster.lab.training.loop import Listener, StageRun, load
 from cluster.lab.training.loss import DenseHeads, margins
 from cluster.lab.training.pruning import picture_grid
+from cluster.lab.training.stages import FROZEN, TRAINED, make_stage
 from cluster.lab.training.trainee import Trainee, begin
 from cluster.models import load_model
 from cluster.models.checkpoint import INSTRUCTION

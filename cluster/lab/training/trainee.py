@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from cluster.lab.scenes.places import COLORS
-from cluster.lab.scenes.questions import EVENT_KINDS, NUMBERS, phrasings
+from cluster.lab.scenes.questions import NUMBERS, phrasings
+from cluster.lab.scenes.vocabulary import EVENT_KINDS
 from cluster.lab.training.attention import (
     Block,
     Pieces,

@@ -11,9 +11,9 @@ import torch
 
 from cluster.lab.evaluation.metrics import CONSECUTIVE, video_score
 from cluster.lab.scenes import EVENT_KINDS
+from cluster.lab.training.batch import dense_labels, patch_batches
 from cluster.lab.training.examples import Example
 from cluster.lab.training.labels import LABELS
-from cluster.lab.training.layout import dense_labels, patch_batches
 from cluster.lab.training.loss import DenseHeads, margins
 from cluster.lab.training.trainee import Trainee
 from cluster.types import PatchGrid

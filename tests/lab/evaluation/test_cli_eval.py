@@ -11,7 +11,8 @@ import pytest
 from actors.cli import main
 from cluster.lab.clips import make_clip
 from cluster.lab.scenes.dataset import SceneSet, make_scenes
-from cluster.lab.scenes.questions import EVENT_KINDS, standing_question
+from cluster.lab.scenes.questions import standing_question
+from cluster.lab.scenes.vocabulary import EVENT_KINDS
 from cluster.models import load_model
 from cluster.models.settings import FILE
 

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from cluster.lab.scenes.backdrop import DRAWN, MIXED, texture
+from cluster.lab.scenes.textures import DRAWN, MIXED, texture
 
 
 @pytest.mark.parametrize("name", [DRAWN, MIXED, "brick"])

@@ -11,9 +11,9 @@ from transformers import AutoTokenizer
 
 from cluster.errors import ConfigError
 from cluster.lab.scenes import EVENT_KINDS, phrasings, standing_question
+from cluster.lab.training.batch import patch_batches
 from cluster.lab.training.config import SHAPES, Shape
 from cluster.lab.training.examples import Example, ValidationExamples
-from cluster.lab.training.layout import patch_batches
 from cluster.lab.training.run import export, take_weights
 from cluster.lab.training.trainee import Trainee, demo_tokenizer
 from cluster.models import load_model

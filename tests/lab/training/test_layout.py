@@ -10,9 +10,10 @@ import torch
 
 from cluster.engine.native import NativeEngine
 from cluster.lab.scenes import EVENT_KINDS, make_scene, standing_question
+from cluster.lab.training.batch import patch_batches
 from cluster.lab.training.config import Shape
 from cluster.lab.training.examples import Example, Posed
-from cluster.lab.training.layout import Ask, Frame, lay_out, patch_batches
+from cluster.lab.training.layout import Ask, Frame, lay_out
 from cluster.lab.training.loss import margins
 from cluster.lab.training.pruning import Damage, Pruning, draw_samples, prune_samples, sampled_frame
 from cluster.lab.training.trainee import Trainee

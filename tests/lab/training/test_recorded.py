@@ -10,7 +10,7 @@ import pytest
 
 from cluster.errors import ConfigError
 from cluster.lab.scenes import make_scene
-from cluster.lab.scenes.render import encode_scene
+from cluster.lab.scenes.encode import encode_scene
 from cluster.lab.scenes.truth import SceneTruth, truth_path
 from cluster.lab.training.config import Shape
 from cluster.lab.training.recorded import (

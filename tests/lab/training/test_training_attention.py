@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from cluster.lab.training.attention import Pieces, blocked_attention, permute, pieces_attention
+from cluster.lab.training.batch import layout_of, patch_batches
 from cluster.lab.training.examples import Example
-from cluster.lab.training.layout import layout_of, patch_batches
 from cluster.lab.training.trainee import Trainee
 from cluster.types import PatchGrid
 

@@ -11,10 +11,11 @@ import pytest
 import torch
 
 from cluster.errors import ConfigError
-from cluster.lab.training.config import Settings, Shape, StageSettings, make_stage
+from cluster.lab.training.config import Settings, Shape, StageSettings
 from cluster.lab.training.examples import Example
 from cluster.lab.training.loop import StageRun, schedule
 from cluster.lab.training.loss import DenseHeads
+from cluster.lab.training.stages import make_stage
 from cluster.lab.training.trainee import Trainee
 
 SETTINGS = Settings(shape="tiny", seed=5, workers=0, validation_scenes=2)

@@ -13,8 +13,9 @@ from av.video.stream import VideoStream
 
 from cluster.errors import ConfigError
 from cluster.lab.scenes.dataset import INDEX
-from cluster.lab.scenes.questions import EVENT_KINDS, standing_question
+from cluster.lab.scenes.questions import standing_question
 from cluster.lab.scenes.truth import SceneTruth, truth_path
+from cluster.lab.scenes.vocabulary import EVENT_KINDS
 from cluster.registry import Registry
 
 VIDEO_SUFFIXES = frozenset({".mp4", ".avi", ".mkv", ".mov", ".webm", ".m4v", ".ts"})

@@ -13,8 +13,8 @@ from cluster.errors import ConfigError
 from cluster.lab.scenes.clips import Clip
 from cluster.lab.scenes.events import DISTRACTORS, Script, passer_by
 from cluster.lab.scenes.places import ASPECT, COLORS, Actor, Layout, make_layout
-from cluster.lab.scenes.questions import SPLITS, SceneEvent, Split
 from cluster.lab.scenes.scene import CameraSettings, Scene, draw_camera, draw_conditions
+from cluster.lab.scenes.vocabulary import SPLITS, SceneEvent, Split
 
 # What people do. Nothing that is always there, and no vehicle: what is said of those must be certain. Nobody who runs
 # through either: one near the camera is gone before two seconds, and so was never "seen".

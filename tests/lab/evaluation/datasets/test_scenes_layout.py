@@ -10,7 +10,7 @@ from cluster.errors import ConfigError
 from cluster.lab.evaluation.datasets import load_dataset
 from cluster.lab.scenes import EVENT_KINDS, make_scene, standing_question
 from cluster.lab.scenes.dataset import INDEX
-from cluster.lab.scenes.render import encode_scene
+from cluster.lab.scenes.encode import encode_scene
 from cluster.lab.scenes.truth import SceneTruth
 
 

@@ -1,0 +1,50 @@
+"""What every process of the cluster does first: send its log to standard error, which Ray keeps in its session folder,
+and ``log_dir``; and show what it is (version, engine, model, digest of its configuration) among its metrics."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from importlib.metadata import PackageNotFoundError, version
+from logging.handlers import RotatingFileHandler
+from pathlib import Path
+
+from cluster import metrics
+from cluster.config import SightlineConfig
+from cluster.config.cluster import ClusterConfig
+from cluster.logs import CountingHandler, JsonFormatter, TextFormatter
+from cluster.metrics.primed import Role, prime
+from cluster.redaction import KnownSecrets, redact_log
+from cluster.redaction.known import redact_tracebacks
+
+
+def configure_logging(process: str, cluster: ClusterConfig) -> None:
+    """Send everything from INFO on to this process's place, as ``cluster.log_format`` says."""
+    redact_tracebacks()
+    handlers: list[logging.Handler] = [logging.StreamHandler()]
+    if cluster.log_dir is not None:
+        folder = Path(cluster.log_dir)
+        folder.mkdir(parents=True, exist_ok=True)
+        handlers.append(RotatingFileHandler(folder / f"{process}.log", maxBytes=10 * 2**20, backupCount=2, delay=True))
+    for handler in handlers:
+        handler.setFormatter(JsonFormatter(process) if cluster.log_format == "json" else TextFormatter())
+    logging.basicConfig(level=logging.INFO, handlers=[*handlers, CountingHandler()], force=True)
+
+
+def config_digest(config: SightlineConfig) -> str:
+    """12 hexadecimal digits that change with any setting; passwords do not count, so that nobody can try them against
+    the digest."""
+    # Whatever else this process knows: the digest is the same in all of them.
+    shown = redact_log(config.model_dump_json(), KnownSecrets())
+    return hashlib.blake2b(shown.encode(), digest_size=6).hexdigest()
+
+
+def describe_process(config: SightlineConfig, role: Role) -> None:
+    """Show what this process is as ``sightline_build_info``, and what it counts at zero."""
+    try:
+        release = version("sightline")
+    except PackageNotFoundError:
+        release = "unknown"
+    metrics.build_info.clear()
+    metrics.build_info.labels(release, config.engine, config.model.name, config_digest(config)).set(1)
+    prime(role, sinks=[sink.name for sink in config.alerts.sinks])

@@ -1,0 +1,85 @@
+"""Keys of the configuration as Kubernetes writes them: ``stride_s`` is ``strideSeconds``, ``fps`` stays ``fps``."""
+
+from __future__ import annotations
+
+import functools
+import re
+import types
+import typing
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import BaseModel
+
+from cluster.config.camera import CameraEntry
+from cluster.config.problems import InvalidConfigError, KeyPath, Problem, near
+
+_SNAKE = re.compile(r"\b[a-z0-9]+(?:_[a-z0-9]+)+\b")
+
+
+def camel(key: str) -> str:
+    """``max_idle_s`` -> ``maxIdleSeconds``."""
+    spelled = re.sub(r"_s$", "_seconds", key)
+    first, *rest = spelled.split("_")
+    return first + "".join(part.capitalize() for part in rest)
+
+
+def section_of(annotation: Any) -> type[BaseModel] | None:
+    """The section that a field holds, in a list or optional perhaps; ``None`` for plain values."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    if typing.get_origin(annotation) in (typing.Union, types.UnionType, list):
+        return next(filter(None, map(section_of, typing.get_args(annotation))), None)
+    return None
+
+
+def to_snake(body: Mapping[str, Any], model: type[BaseModel], path: KeyPath, found: list[Problem]) -> dict[str, Any]:
+    """A mapping of camel-case keys as ``model`` takes it; keys that it does not have are added to ``found``."""
+    names = {camel(field): field for field in model.model_fields}
+    result: dict[str, Any] = {}
+    for key, value in body.items():
+        if key not in names:
+            found.append(Problem((*path, key), f"unknown key{near(key, names) or ';'} keys here: {', '.join(names)}"))
+            continue
+        section = section_of(model.model_fields[names[key]].annotation)
+        result[names[key]] = value if section is None else _inside(value, section, (*path, key), found)
+    return result
+
+
+def _inside(value: Any, section: type[BaseModel], path: KeyPath, found: list[Problem]) -> Any:
+    if isinstance(value, Mapping):
+        return to_snake(value, section, path, found)
+    if isinstance(value, list):
+        return [_inside(each, section, (*path, index), found) for index, each in enumerate(value)]
+    return value
+
+
+def to_camel(problem: Problem) -> Problem:
+    """A problem of the configuration in the words of a resource."""
+    path = tuple(camel(part) if isinstance(part, str) else part for part in problem.path)
+    return Problem(path, in_camel(problem.message))
+
+
+def in_resource_words(error: Exception) -> str:
+    """Everything that is wrong with a camera, in the words of a resource."""
+    if not isinstance(error, InvalidConfigError):
+        return str(error)
+    return "; ".join(to_camel(problem).sentence(error.where) for problem in error.problems)
+
+
+def in_camel(text: str) -> str:
+    """A sentence with the configuration's keys as a resource spells them."""
+    return _SNAKE.sub(lambda match: camel(match[0]) if match[0] in _every_key() else match[0], text)
+
+
+@functools.cache
+def _every_key() -> frozenset[str]:
+    return frozenset(_keys(CameraEntry))
+
+
+def _keys(model: type[BaseModel]) -> list[str]:
+    found = []
+    for key, field in model.model_fields.items():
+        section = section_of(field.annotation)
+        found += [key, *(_keys(section) if section is not None else ())]
+    return found
