@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from cluster.lab.bench.harness import Part
-from cluster.lab.bench.memory.node import FINGERPRINT
+from cluster.lab.bench.node import FINGERPRINT
 from cluster.lab.bench.processes import RedisServer
 from cluster.memory.tiers.arena import Arena
 from cluster.memory.tiers.base import Block, BlockKey, Outcome

@@ -13,7 +13,7 @@ from typing import Any
 
 from cluster.lab.bench.harness import Part
 from cluster.lab.bench.memory.footage import made_chunks
-from cluster.lab.bench.memory.node import FINGERPRINT
+from cluster.lab.bench.node import FINGERPRINT
 from cluster.lab.bench.processes import RedisServer
 from cluster.memory.bank import MemoryBank
 from cluster.memory.stream import StreamMemory

@@ -19,7 +19,7 @@ import torch
 
 from cluster.lab.bench.harness import Part
 from cluster.lab.bench.memory.footage import CAMERA, Watched
-from cluster.lab.bench.memory.node import DelayedArena
+from cluster.lab.bench.node import DelayedArena
 from cluster.lab.report import charts
 from cluster.memory.prefetch import FetchEvent, Prefetcher, PrefetchStats
 from cluster.memory.recollection import Recollection

@@ -1,6 +1,6 @@
 """Tiers that are far away: one whose blocks lie in another process, and one whose loads take longer.
 
-``python -m cluster.lab.bench.memory.node BYTES`` is the other process: a node that holds blocks and serves them.
+``python -m cluster.lab.bench.node BYTES`` is the other process: a node that holds blocks and serves them.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class DelayedArena(Arena):
 @contextmanager
 def far_tier(total_bytes: int) -> Iterator[RemoteTier]:
     """A tier whose blocks lie in another process on this machine."""
-    process = Process("cluster.lab.bench.memory.node", str(total_bytes))
+    process = Process("cluster.lab.bench.node", str(total_bytes))
     try:
         tier = RemoteTier(process.address, fingerprint=FINGERPRINT, deadline_s=_DEADLINE_S, name="node")
         try:
