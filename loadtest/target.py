@@ -15,7 +15,7 @@ from sightline.v1 import results_pb2, results_pb2_grpc
 from cluster.config import SightlineConfig
 from cluster.errors import ConfigError
 from cluster.hosts import is_loopback
-from cluster.lab.bench.redis_server import RedisServer
+from cluster.lab.bench.processes import RedisServer
 from cluster.types import Answer
 from cluster.wire.channel import open_channel, split_address
 from cluster.wire.convert import answer_from_proto

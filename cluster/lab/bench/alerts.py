@@ -13,8 +13,6 @@ import argparse
 import asyncio
 import json
 import random
-import socket
-import subprocess
 import sys
 import tempfile
 import time
@@ -27,9 +25,9 @@ from sightline.v1 import results_pb2_grpc
 
 from cluster.alerts.book import IncidentBook
 from cluster.alerts.tracker import IncidentTracker, Rule
-from cluster.errors import SightlineError
 from cluster.lab.bench.alerts_processes import QUESTION
 from cluster.lab.bench.harness import BenchResult
+from cluster.lab.bench.processes import Process, free_port
 from cluster.types import MICROSECONDS, Answer, TokenCount
 from cluster.wire.answers import SERVICE, AnswerHub, ResultsServicer
 from cluster.wire.server import RpcServer
@@ -93,32 +91,6 @@ class Cameras:
         self._hub.publish([answer])
 
 
-class Process:
-    """One of ``cluster.lab.bench.alerts_processes``; killed and started at will."""
-
-    def __init__(self, *arguments: str) -> None:
-        self._command = [sys.executable, "-m", "cluster.lab.bench.alerts_processes", *arguments]
-        self._process: subprocess.Popen[str] | None = None
-
-    def start(self) -> None:
-        self._process = subprocess.Popen(self._command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
-
-    async def ready(self) -> None:
-        """Raises ``SightlineError`` when it ends instead."""
-        assert self._process is not None
-        assert self._process.stdout is not None
-        if not await asyncio.to_thread(self._process.stdout.readline):
-            raise SightlineError(f"a process of the bench ended with exit code {self._process.wait()}")
-
-    def kill(self) -> None:
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait()
-            assert self._process.stdout is not None
-            self._process.stdout.close()
-            self._process = None
-
-
 class Bench:
     """The parts, and the two measurements."""
 
@@ -152,7 +124,8 @@ class Bench:
     async def _timed(self, rows: list[dict[str, Any]], what: str, *, at_once: bool) -> float:
         """p99 in milliseconds."""
         async with self._parts(what) as (alerting, hook):
-            await asyncio.gather(alerting.ready(), hook.ready())
+            for process in (alerting, hook):
+                await asyncio.to_thread(lambda started: started.hello, process)
             cameras = Cameras(self._hub, self._args.cameras, self._args.period, at_once=at_once)
             rounds = max(1, round(self._args.seconds / self._args.period / len(PATTERN))) * len(PATTERN)
             await cameras.go_on(rounds)
@@ -205,13 +178,12 @@ class Bench:
         server.add(SERVICE, results_pb2_grpc.add_ResultsServicer_to_server, ResultsServicer(self._hub))
         replica = f"127.0.0.1:{server.bind('127.0.0.1', 0)}"
         await server.start()
-        port = _free_port()
+        port = free_port()
         folder = self._folder / what.replace(" ", "-")
-        hook = Process("hook", str(port), str(self._log))
-        alerting = Process("alerting", replica, f"http://127.0.0.1:{port}/", str(folder))
+        module = "cluster.lab.bench.alerts_processes"
+        hook = Process(module, "hook", str(port), str(self._log), quiet=True)
+        alerting = Process(module, "alerting", replica, f"http://127.0.0.1:{port}/", str(folder), quiet=True)
         try:
-            for process in (hook, alerting):
-                process.start()
             yield alerting, hook
         finally:
             for process in (hook, alerting):
@@ -253,9 +225,3 @@ def expected(answers: list[Answer]) -> set[tuple[str, int, str]]:
 def _complete(row: dict[str, Any]) -> dict[str, Any]:
     keys = ("part", "alerts", "p50_ms", "p99_ms", "max_ms", "lost", "beyond", "repeated")
     return {key: row.get(key) for key in keys}
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

@@ -41,7 +41,7 @@ async def serve_alerting(replica: str, hook: str, folder: Path) -> None:
     merger = ResultsMerger(hub, recent=True)
     with hub.subscribe() as answers:
         merger.follow([replica])
-        print("ready", flush=True)
+        print("{}", flush=True)
         async for answer, missed in answers:
             service.take(answer, missed)
 
@@ -66,7 +66,7 @@ async def serve_hook(port: int, log: Path) -> None:
     runner = web.AppRunner(app, access_log=None)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", port, reuse_address=True).start()
-    print("ready", flush=True)
+    print("{}", flush=True)
     await asyncio.Event().wait()
 
 

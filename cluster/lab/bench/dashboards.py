@@ -14,7 +14,6 @@ import json
 import math
 import re
 import shutil
-import socket
 import subprocess
 import tempfile
 import time
@@ -33,6 +32,7 @@ from cluster import metrics
 from cluster.errors import ConfigError, SightlineError
 from cluster.gateway.federation import FederatedCollector
 from cluster.lab.bench.harness import BenchResult
+from cluster.lab.bench.processes import RedisServer, free_port
 from cluster.types import Answer, Question, StreamSpec, Timing, TokenCount
 from cluster.wire.metrics_server import MetricsServer
 
@@ -134,7 +134,7 @@ def watch_cluster(folder: Path, seconds: float) -> tuple[list[dict[str, Any]], i
     """Rows of all panels, and the most series that one camera has on the gateway's page."""
     runtime = importlib.import_module("actors.runtime")
     with contextlib.ExitStack() as stack:
-        redis = stack.enter_context(_redis(folder))
+        redis = stack.enter_context(RedisServer()).url if shutil.which("redis-server") else None
         cluster = stack.enter_context(runtime.Cluster(_configuration(folder, redis), on_phase=lambda _: None))
         ray = _ray_metrics()
         prometheus = stack.enter_context(_prometheus(folder, {"sightline": [cluster.metrics_address], "ray": ray}))
@@ -182,22 +182,9 @@ def _configuration(folder: Path, redis: str | None) -> Any:
 
 
 @contextlib.contextmanager
-def _redis(folder: Path) -> Iterator[str | None]:
-    """Address of a server of our own; ``None`` where it is not installed."""
-    found = shutil.which("redis-server")
-    if found is None:
-        yield None
-        return
-    port = _free_port()
-    command = [found, "--port", str(port), "--bind", "127.0.0.1", "--save", "", "--dir", str(folder)]
-    with _process(command):
-        yield f"redis://127.0.0.1:{port}/0"
-
-
-@contextlib.contextmanager
 def _prometheus(folder: Path, jobs: dict[str, list[str]]) -> Iterator[str]:
     """Address of a Prometheus that scrapes ``jobs`` and evaluates the chart's rules."""
-    port = _free_port()
+    port = free_port()
     rules = sorted(Path("deploy/helm/sightline/rules").absolute().glob("*.yaml"))
     settings = {
         "global": {"scrape_interval": f"{SCRAPE_S}s", "scrape_timeout": f"{SCRAPE_S}s"},
@@ -346,8 +333,3 @@ def _answers(url: str) -> bool:
             return bool(reply.status == 200)
     except OSError:
         return False
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])

@@ -43,18 +43,21 @@ BENCHES: dict[str, str] = {
 
 @dataclass(frozen=True, slots=True)
 class BenchResult:
-    """``figures`` name -> number, each a ratio or rate of this one run; ``rows`` the table behind them."""
+    """``figures`` name -> number, each a ratio or rate of this one run; ``rows`` the table behind them; ``goals``:
+    every figure against its goal, of a bench that has some, which is then the table that is printed."""
 
     bench: str
     figures: dict[str, float]
     rows: list[dict[str, Any]]
     notes: list[str] = field(default_factory=list)
     machine: dict[str, Any] = field(default_factory=lambda: machine())
+    goals: list[dict[str, Any]] = field(default_factory=list)
 
     def to_json(self) -> str:
         body = {
             "bench": self.bench,
             "figures": self.figures,
+            **({"goals": self.goals} if self.goals else {}),
             "rows": self.rows,
             "notes": self.notes,
             "machine": self.machine,
@@ -130,7 +133,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.json is not None:
         _write(args.json, "")
     result: BenchResult = module.run(args)
-    print(table(result.rows))
+    print(table(result.goals or result.rows))
     for note in result.notes:
         print(f"note: {note}")
     for key, value in result.figures.items():
@@ -165,27 +168,7 @@ class Part:
     notes: list[str] = field(default_factory=list)
 
 
-@dataclass(frozen=True, slots=True)
-class PartsResult(BenchResult):
-    """``rows``: every figure against its goal; ``measured``: the rows behind them, each with its part's name. The JSON
-    has the latter as ``rows``, the former as ``goals``."""
-
-    measured: list[dict[str, Any]] = field(default_factory=list)
-
-    def to_json(self) -> str:
-        """See :class:`BenchResult`."""
-        body = {
-            "bench": self.bench,
-            "figures": self.figures,
-            "goals": self.rows,
-            "rows": self.measured,
-            "notes": self.notes,
-            "machine": self.machine,
-        }
-        return json.dumps(body, indent=2)
-
-
-def run_parts(bench: str, parts: Mapping[str, Callable[[], Part]], goals: Goals) -> PartsResult:
+def run_parts(bench: str, parts: Mapping[str, Callable[[], Part]], goals: Goals) -> BenchResult:
     """Measure the parts one after the other; each prints its table as soon as it has it."""
     figures: dict[str, float] = {}
     against: list[dict[str, Any]] = []
@@ -202,7 +185,7 @@ def run_parts(bench: str, parts: Mapping[str, Callable[[], Part]], goals: Goals)
         for figure, value in part.figures.items():
             # Two parts may count the same kind of violation.
             figures[figure] = figures.get(figure, 0.0) + value
-    return PartsResult(bench, figures, against, notes, measured=measured)
+    return BenchResult(bench, figures, measured, notes, goals=against)
 
 
 def against_goals(goals: Goals, part: str, figures: Mapping[str, float]) -> list[dict[str, Any]]:

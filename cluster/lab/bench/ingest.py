@@ -8,10 +8,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import os
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -21,12 +18,14 @@ from typing import Any
 from cluster.codec.source import StreamHeader
 from cluster.errors import SightlineError
 from cluster.lab.bench.harness import BenchResult
+from cluster.lab.bench.processes import Process
 from cluster.types import EncodedPacket
 from cluster.wire.push import PushAgent, PushOptions, PushStatus
 
 BATCHES = (1, 4, 16)
 MANY = 16
 GOP = 50
+MODULE = "cluster.lab.bench.ingest_processes"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -67,45 +66,6 @@ class Synthetic:
         self._closed.set()
 
 
-class Process:
-    """One of ``cluster.lab.bench.ingest_processes``, or of a module that serves alike; ``hello``: its first words."""
-
-    def __init__(self, role: str, *options: str, module: str = "cluster.lab.bench.ingest_processes") -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", module, role, *options],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        self.hello = self._line()
-        self.address = f"127.0.0.1:{self.hello['port']}"
-
-    def ask(self) -> dict[str, Any]:
-        assert self._process.stdin is not None
-        self._process.stdin.write("\n")
-        self._process.stdin.flush()
-        return self._line()
-
-    def stop(self) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        try:
-            self._process.wait(10.0)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-        assert self._process.stdout is not None
-        self._process.stdout.close()
-
-    def _line(self) -> dict[str, Any]:
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        if not line:
-            raise SightlineError(f"a process of the bench ended with exit code {self._process.wait()}")
-        answer: dict[str, Any] = json.loads(line)
-        return answer
-
-
 @contextmanager
 def processes(credit: int) -> Iterator[tuple[Process, Process]]:
     """Gateway and decoder; the gateway alone on the last core while there are two or more."""
@@ -115,8 +75,8 @@ def processes(credit: int) -> Iterator[tuple[Process, Process]]:
     os.sched_setaffinity(0, rest)
     running: list[Process] = []
     try:
-        running.append(Process("decoder", "--cores", _list(rest), "--credit", str(credit)))
-        running.append(Process("gateway", "--cores", _list(one), "--decoder", running[0].address))
+        running.append(Process(MODULE, "decoder", "--cores", _list(rest), "--credit", str(credit)))
+        running.append(Process(MODULE, "gateway", "--cores", _list(one), "--decoder", running[0].address))
         yield running[1], running[0]
     finally:
         os.sched_setaffinity(0, cores)
@@ -153,7 +113,7 @@ class Bench:
         arrived = decoder_after["packets"] - decoder_before["packets"]
         if arrived != sent or any(status.dropped or status.cluster_dropped for status in statuses):
             raise SightlineError(f"{sent} packets were sent, but {arrived:.0f} arrived")
-        busy = gateway_after["cpu_s"] - gateway_before["cpu_s"]
+        busy = sum(gateway_after[key] - gateway_before[key] for key in ("user_s", "system_s"))
         proxied = to is self._gateway
         return {
             "via": "gateway" if proxied else "decoder directly",

@@ -8,17 +8,15 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import os
-import sys
 import threading
-from pathlib import Path
 
 from sightline.v1 import ingest_pb2_grpc
 
 from cluster.codec.push import PushSource
 from cluster.decoder.packet_sink import QueueSink
 from cluster.gateway.ingest_proxy import ProxySink
+from cluster.lab.bench.processes import serve
 from cluster.wire.channel import ChannelPool
 from cluster.wire.ingest import SERVICE, IngestServicer, PacketSink
 from cluster.wire.server import RpcServer, push_message_bytes
@@ -42,6 +40,9 @@ class Discard:
             threading.Thread(target=self._take, args=(source,), daemon=True).start()
         return self._sinks[camera]
 
+    def counts(self) -> dict[str, int]:
+        return {"packets": self.packets, "bytes": self.bytes}
+
     def _take(self, source: PushSource) -> None:
         while True:
             source.open()
@@ -64,25 +65,6 @@ class Forward:
         return self._decoder
 
 
-async def serve(servicer: IngestServicer, counters: Discard | None) -> None:
-    """Until standard input is closed."""
-    server = RpcServer(max_message_bytes=push_message_bytes(MAX_PACKET_BYTES))
-    server.add(SERVICE, ingest_pb2_grpc.add_IngestServicer_to_server, servicer)
-    print(json.dumps({"port": server.bind("127.0.0.1", 0)}), flush=True)
-    await server.start()
-    while await asyncio.to_thread(sys.stdin.readline):
-        print(json.dumps(measure(counters)), flush=True)
-    await server.stop(0.0)
-
-
-def measure(counters: Discard | None) -> dict[str, float]:
-    """``cpu_s`` of this process so far, resident bytes now, packets and bytes taken."""
-    times = os.times()
-    resident = int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    taken = {"packets": counters.packets, "bytes": counters.bytes} if counters is not None else {}
-    return {"cpu_s": times.user + times.system, "rss": resident, **taken}
-
-
 def main() -> None:
     """One role until standard input is closed."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -97,7 +79,10 @@ def main() -> None:
     async def run() -> None:
         discard = Discard(args.credit) if args.role == "decoder" else None
         find = discard.find if discard is not None else Forward(args.decoder).find
-        await serve(IngestServicer(find, max_packet_bytes=MAX_PACKET_BYTES), discard)
+        server = RpcServer(max_message_bytes=push_message_bytes(MAX_PACKET_BYTES))
+        servicer = IngestServicer(find, max_packet_bytes=MAX_PACKET_BYTES)
+        server.add(SERVICE, ingest_pb2_grpc.add_IngestServicer_to_server, servicer)
+        await serve(server, {}, discard.counts if discard is not None else dict)
 
     asyncio.run(run())
 

@@ -18,8 +18,7 @@ from typing import Any
 from cluster.codec.file import FileSource
 from cluster.errors import SightlineError
 from cluster.lab.bench.harness import BenchResult
-from cluster.lab.bench.ingest import Process
-from cluster.lab.bench.streams_processes import used
+from cluster.lab.bench.processes import Process, used
 from cluster.lab.clips import make_clip
 from cluster.wire.push import PushAgent, PushOptions
 
@@ -63,7 +62,7 @@ def run(args: argparse.Namespace) -> BenchResult:
 
 
 def _process(role: str, *options: str) -> Process:
-    return Process(role, *options, module="cluster.lab.bench.streams_processes")
+    return Process("cluster.lab.bench.streams_processes", role, *options)
 
 
 Looks = dict[str, dict[str, Any]]

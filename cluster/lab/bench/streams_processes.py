@@ -9,14 +9,8 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import re
-import resource
-import sys
-import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
-from pathlib import Path
-from typing import Any
 
 from sightline.v1 import frames_pb2_grpc, ingest_pb2_grpc
 
@@ -30,6 +24,7 @@ from cluster.decoder.pipeline import CameraPipeline, PipelineSettings, decoding_
 from cluster.errors import CapacityError
 from cluster.lab.bench.codec import STAGES, instrumented
 from cluster.lab.bench.ingest_processes import Forward
+from cluster.lab.bench.processes import serve
 from cluster.replica import frames_service as frames
 from cluster.replica.frames_service import HandedOver, WindowCounters
 from cluster.replica.worker import EngineWorker
@@ -151,38 +146,6 @@ class Windows:
         self.lost_windows += windows
 
 
-def used() -> dict[str, Any]:
-    """Of this process so far: seconds of cores (``user_s``, ``system_s``, and ``threads`` by name, numbers left out),
-    minor page ``faults``, ``switches`` between threads."""
-    usage = resource.getrusage(resource.RUSAGE_SELF)
-    names = {thread.native_id: re.sub(r"[\W\d_]+.*", "", thread.name) for thread in threading.enumerate()}
-    threads: dict[str, float] = {}
-    for task in Path("/proc/self/task").iterdir():
-        try:
-            seconds = int((task / "schedstat").read_text().split()[0]) / 1e9
-        except OSError:
-            # It has just ended.
-            continue
-        name = names.get(int(task.name), "native")
-        threads[name] = threads.get(name, 0.0) + seconds
-    return {
-        "user_s": usage.ru_utime,
-        "system_s": usage.ru_stime,
-        "faults": usage.ru_minflt,
-        "switches": usage.ru_nvcsw + usage.ru_nivcsw,
-        "threads": threads,
-    }
-
-
-async def serve(server: RpcServer, hello: dict[str, Any], more: Callable[[], dict[str, Any]]) -> None:
-    """Until standard input is closed."""
-    print(json.dumps({"port": server.bind("127.0.0.1", 0), **hello}), flush=True)
-    await server.start()
-    while await asyncio.to_thread(sys.stdin.readline):
-        print(json.dumps(used() | more()), flush=True)
-    await server.stop(0.0)
-
-
 def main() -> None:
     """One role until standard input is closed."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -205,7 +168,7 @@ def main() -> None:
                 ingest_pb2_grpc.add_IngestServicer_to_server,
                 ingest.IngestServicer(forward.find, idle_reply_s=2.0),
             )
-            await serve(server, {}, dict)
+            await serve(server, {})
         else:
             cameras = Cameras(args.next, PatchGeometry(**json.loads(args.geometry)), args.stride)
             servicer = ingest.IngestServicer(cameras.find)

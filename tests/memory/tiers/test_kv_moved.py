@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import threading
@@ -13,7 +14,7 @@ from kv_parts import QUICK, MemoryTier, Node, block, key, remote, same, serving,
 
 from cluster.errors import UnavailableError
 from cluster.lab.bench.memory.footage import made_chunks
-from cluster.lab.bench.memory.node import FINGERPRINT
+from cluster.lab.bench.node import FINGERPRINT
 from cluster.memory.bank import MemoryBank
 from cluster.memory.tiers.arena import Arena
 from cluster.memory.tiers.base import BlockKey, Outcome
@@ -30,7 +31,7 @@ SHAPE = {"layers": 2, "heads": 2, "rows": 3, "columns": 3, "width": 32}
 def node_process() -> Iterator[tuple[subprocess.Popen[str], str]]:
     """A node's process that holds 256 MiB, and its address."""
     started = subprocess.Popen(
-        [sys.executable, "-m", "cluster.lab.bench.memory.node_process", str(256 * MIB)],
+        [sys.executable, "-m", "cluster.lab.bench.node", str(256 * MIB)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -39,7 +40,7 @@ def node_process() -> Iterator[tuple[subprocess.Popen[str], str]]:
     assert started.stdout is not None
     with started.stdin, started.stdout:
         try:
-            yield started, f"127.0.0.1:{started.stdout.readline().strip()}"
+            yield started, f"127.0.0.1:{json.loads(started.stdout.readline())['port']}"
         finally:
             started.kill()
             started.wait(10.0)

@@ -10,7 +10,7 @@ from functools import partial
 from importlib import import_module
 from pathlib import Path
 
-from cluster.lab.bench.harness import Part, PartsResult, run_parts
+from cluster.lab.bench.harness import BenchResult, Part, run_parts
 
 PARTS: dict[str, str] = {
     "positions": "positions_wrong: every token's (t, row, col) against the published rule written by hand",
@@ -55,7 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     of_cluster.add_argument("--folder", type=Path, help="keep the cluster's files and logs there")
 
 
-def run(args: argparse.Namespace) -> PartsResult:
+def run(args: argparse.Namespace) -> BenchResult:
     """Measure the parts that were named, or all."""
     return run_parts("faults", {name: partial(_measure, name, args) for name in args.part or PARTS}, GOALS)
 

@@ -14,9 +14,9 @@ from typing import Any
 
 import torch
 
-from cluster.lab.bench.faults.redis_process import redis_process
 from cluster.lab.bench.harness import Part
-from cluster.lab.bench.memory.node import FINGERPRINT
+from cluster.lab.bench.node import FINGERPRINT
+from cluster.lab.bench.processes import RedisServer
 from cluster.memory.tiers.arena import Arena
 from cluster.memory.tiers.base import Block, BlockKey, Outcome
 from cluster.memory.tiers.redis import RedisTier
@@ -45,9 +45,9 @@ def measure(seed: int) -> Part:
     """Figure ``other_camera_delay_ms``: the worst excess over the same load alone."""
     rng = torch.Generator().manual_seed(seed)
     rows: list[dict[str, Any]] = []
-    with redis_process() as (url, _):
+    with RedisServer() as server:
         host, node = Arena(_ROOM), SlowFor(_ROOM, name="node")
-        redis = RedisTier(url, fingerprint=FINGERPRINT, cap_bytes=_ROOM, ttl_s=600, deadline_s=5.0)
+        redis = RedisTier(server.url, fingerprint=FINGERPRINT, cap_bytes=_ROOM, ttl_s=600, deadline_s=5.0)
         tiers = TierStack([host, node, redis])
         keys = [BlockKey("other", 0, 0, number) for number in range(BLOCKS)]
         tiers.store([(key, _block(rng)) for key in keys])

@@ -11,10 +11,10 @@ import signal
 import time
 from typing import Any
 
-from cluster.lab.bench.faults.redis_process import redis_process
 from cluster.lab.bench.harness import Part
 from cluster.lab.bench.memory.footage import made_chunks
-from cluster.lab.bench.memory.node import FINGERPRINT
+from cluster.lab.bench.node import FINGERPRINT
+from cluster.lab.bench.processes import RedisServer
 from cluster.memory.bank import MemoryBank
 from cluster.memory.stream import StreamMemory
 from cluster.memory.tiers.arena import Arena
@@ -35,9 +35,9 @@ _BACK_S = 30.0
 def measure(seed: int) -> Part:
     """Figure ``restored_after_outage``: the least over all rounds."""
     rows: list[dict[str, Any]] = []
-    with redis_process() as (url, pid):
+    with RedisServer() as server:
         for number in range(ROUNDS):
-            rows.append({"round": number, **_round(url, pid, seed + number)})
+            rows.append({"round": number, **_round(server.url, server.pid, seed + number)})
     note = f"share of the tokens in clusters before the restart that are read after it; outages of {_OUTAGE_S:g} s"
     return Part({"restored_after_outage": min(row["share"] for row in rows)}, rows, [note])
 

@@ -16,7 +16,6 @@ import random
 import re
 import shutil
 import signal
-import socket
 import socketserver
 import string
 import subprocess
@@ -39,6 +38,7 @@ from cluster.config import CameraEntry, load_config, parse_camera
 from cluster.errors import SightlineError
 from cluster.kubernetes.resource import CameraResource, Outcome, status_of
 from cluster.lab.bench.harness import Part
+from cluster.lab.bench.processes import free_port
 from cluster.logs import JsonFormatter, TextFormatter
 from cluster.types import CameraStatus
 
@@ -157,7 +157,7 @@ def measure(seed: int) -> Part:
         folder = Path(tempfile.mkdtemp(prefix="sl-"))
         stack.callback(shutil.rmtree, folder, ignore_errors=True)
         answering = stack.enter_context(_refusing_camera())
-        canaries = make_canaries(random.Random(seed), [_closed_port(), answering])
+        canaries = make_canaries(random.Random(seed), [free_port(), answering])
         outputs = Outputs(canaries)
         watch_classes(canaries, outputs)
         watch_cluster(canaries, outputs, folder)
@@ -438,9 +438,3 @@ def _hook() -> Iterator[tuple[str, list[str]]]:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         yield f"http://127.0.0.1:{server.server_address[1]}/", told
         server.shutdown()
-
-
-def _closed_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])

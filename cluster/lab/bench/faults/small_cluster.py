@@ -24,7 +24,7 @@ from cluster.alerts.service import FILE as INCIDENTS
 from cluster.client import GatewayClient
 from cluster.codec import FileSource
 from cluster.errors import SightlineError
-from cluster.lab.bench.redis_server import RedisServer
+from cluster.lab.bench.processes import RedisServer
 from cluster.lab.bench.window_accounting import CameraBooks
 from cluster.lab.clips import make_clip
 from cluster.types import MICROSECONDS, Answer, EncodedPacket, Question

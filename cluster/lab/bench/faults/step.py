@@ -15,7 +15,7 @@ import numpy as np
 from cluster.engine.native import NativeEngine
 from cluster.errors import SightlineError
 from cluster.lab.bench.harness import Part
-from cluster.lab.bench.memory.node import far_tier
+from cluster.lab.bench.node import far_tier
 from cluster.lab.bench.soak import SyntheticCamera
 from cluster.memory.bank import MemoryBank
 from cluster.memory.tiers.arena import Arena

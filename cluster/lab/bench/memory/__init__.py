@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 
 from cluster.lab.bench.frames import add_clip_arguments
-from cluster.lab.bench.harness import Part, PartsResult, run_parts
+from cluster.lab.bench.harness import BenchResult, Part, run_parts
 from cluster.lab.bench.memory import cap, compress, coverage, history, prefetch, restore, retrieval, splits
 from cluster.lab.bench.memory.footage import Footage
 
@@ -70,7 +70,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     prefetch.add_arguments(parser)
 
 
-def run(args: argparse.Namespace) -> PartsResult:
+def run(args: argparse.Namespace) -> BenchResult:
     """Measure the parts that were named, or all."""
     import torch
 

@@ -18,14 +18,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from cluster.lab.bench.harness import Part
-from cluster.lab.bench.memory.delayed import Delayed
 from cluster.lab.bench.memory.footage import CAMERA, Watched
+from cluster.lab.bench.node import DelayedArena
 from cluster.lab.report import charts
 from cluster.memory.prefetch import FetchEvent, Prefetcher, PrefetchStats
 from cluster.memory.recollection import Recollection
 from cluster.memory.retrieve.top_k import TopK
 from cluster.memory.stream import StreamMemory
-from cluster.memory.tiers.arena import Arena
 from cluster.memory.tiers.base import Block, BlockKey, Outcome, Tier
 from cluster.memory.tiers.stack import TierStack
 from cluster.types import MemorySpec
@@ -41,9 +40,9 @@ SHARE = 0.1
 _ROOM = 2**30
 
 
-def remembered(watched: Watched) -> tuple[StreamMemory, Delayed]:
+def remembered(watched: Watched) -> tuple[StreamMemory, DelayedArena]:
     """All that left a clip's windows, and the tier it lies in, still without a latency."""
-    tier = Delayed(Arena(_ROOM), 0.0)
+    tier = DelayedArena(_ROOM)
     memory = StreamMemory(CAMERA, MemorySpec(compressor="none", cap_bytes=_ROOM), TierStack([tier]))
     for chunk in watched.chunks:
         memory.add(chunk)
@@ -54,7 +53,7 @@ def remembered(watched: Watched) -> tuple[StreamMemory, Delayed]:
 
 
 def measure_asked(
-    watched: Watched, memory: StreamMemory, tier: Delayed, latency_s: float, work: Work
+    watched: Watched, memory: StreamMemory, tier: DelayedArena, latency_s: float, work: Work
 ) -> tuple[float, PrefetchRun]:
     """Questions about a clip, layer by layer with the queries that the model really had: the query of a layer says what
     the next one will want.
@@ -165,7 +164,8 @@ def measure_prefetch(
     block = Block(
         *torch.randn(2, _TOKENS, _WIDTH, dtype=torch.float32).to(torch.bfloat16), *torch.zeros(2, _TOKENS).int()
     )
-    tier = Delayed(Arena(2 * layers * len(held[0]) * block.nbytes + 8 * 2**20), latency_s)
+    tier = DelayedArena(2 * layers * len(held[0]) * block.nbytes + 8 * 2**20)
+    tier.seconds = latency_s
     for keys in held:
         tier.store([(key, block) for key in keys])
     wanted = [keys[:blocks_per_layer] for keys in held]

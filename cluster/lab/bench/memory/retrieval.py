@@ -19,7 +19,7 @@ import torch
 from cluster.engine.native.engine import NativeEngine
 from cluster.lab.bench.harness import Part
 from cluster.lab.bench.memory.footage import CAMERA, QUESTIONS, Footage, ListeningBank, Watched
-from cluster.lab.bench.memory.node import far_tier
+from cluster.lab.bench.node import far_tier
 from cluster.memory.tiers.arena import Arena
 from cluster.memory.tiers.stack import TierStack
 from cluster.models.base import VisionLanguageModel

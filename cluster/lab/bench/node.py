@@ -1,0 +1,62 @@
+"""Tiers that are far away: one whose blocks lie in another process, and one whose loads take longer.
+
+``python -m cluster.lab.bench.node BYTES`` is the other process: a node that holds blocks and serves them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from sightline.v1 import kv_pb2_grpc
+
+from cluster.lab.bench.processes import Process, serve
+from cluster.memory.tiers.arena import Arena
+from cluster.memory.tiers.base import BlockKey, Loaded
+from cluster.memory.tiers.kv_wire import MAX_KV_MESSAGE_BYTES, SERVICE
+from cluster.memory.tiers.remote import RemoteTier
+from cluster.memory.tiers.server import KVServicer
+from cluster.wire.server import RpcServer
+
+FINGERPRINT = "bench"
+_DEADLINE_S = 30.0
+
+
+class DelayedArena(Arena):
+    """Host memory with every load ``seconds`` longer; loads at once wait side by side."""
+
+    seconds = 0.0
+
+    def load(self, keys: Sequence[BlockKey]) -> list[Loaded]:
+        """See ``Tier``."""
+        time.sleep(self.seconds)
+        return super().load(keys)
+
+
+@contextmanager
+def far_tier(total_bytes: int) -> Iterator[RemoteTier]:
+    """A tier whose blocks lie in another process on this machine."""
+    process = Process("cluster.lab.bench.node", str(total_bytes))
+    try:
+        tier = RemoteTier(process.address, fingerprint=FINGERPRINT, deadline_s=_DEADLINE_S, name="node")
+        try:
+            yield tier
+        finally:
+            tier.close()
+    finally:
+        process.stop()
+
+
+async def _serve(total_bytes: int) -> None:
+    servicer = KVServicer(Arena(total_bytes, name="node", evicts=False), fingerprint=FINGERPRINT)
+    server = RpcServer(max_message_bytes=MAX_KV_MESSAGE_BYTES)
+    server.add(SERVICE, kv_pb2_grpc.add_KVServicer_to_server, servicer)
+    await serve(server, {})
+    servicer.close()
+
+
+if __name__ == "__main__":
+    asyncio.run(_serve(int(sys.argv[1])))

@@ -1,0 +1,171 @@
+"""Other processes of a bench: those of our own that answer on their standard output, and a Redis server."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import re
+import resource
+import shutil
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from cluster.errors import ConfigError, SightlineError
+from cluster.wire.server import RpcServer
+
+_REDIS_START_S = 20.0
+
+
+def free_port() -> int:
+    """A port of this machine on which nobody listens now."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])
+
+
+class Process:
+    """``python -m module arguments``, started; it cannot outlive the bench where it ends with its standard input.
+
+    Args:
+        quiet: its standard error is thrown away.
+    """
+
+    def __init__(self, module: str, *arguments: str, quiet: bool = False) -> None:
+        self._command = [sys.executable, "-m", module, *arguments]
+        self._quiet = quiet
+        self.start()
+
+    def start(self) -> None:
+        """Start it, the first time or after :meth:`kill`."""
+        stderr = subprocess.DEVNULL if self._quiet else None
+        self._process = subprocess.Popen(
+            self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stderr, text=True
+        )
+
+    @cached_property
+    def hello(self) -> dict[str, Any]:
+        """The first line that it writes, waited for."""
+        return self._line()
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.hello['port']}"
+
+    def ask(self) -> dict[str, Any]:
+        """Its answer to a line on its standard input."""
+        assert self._process.stdin is not None
+        self._process.stdin.write("\n")
+        self._process.stdin.flush()
+        return self._line()
+
+    def stop(self) -> None:
+        """Close its standard input and wait; kill it where that does not help."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(10.0)
+        self.kill()
+
+    def kill(self) -> None:
+        """SIGKILL, if it still runs."""
+        self._process.kill()
+        self._process.wait()
+        for pipe in (self._process.stdin, self._process.stdout):
+            assert pipe is not None
+            pipe.close()
+
+    def _line(self) -> dict[str, Any]:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            raise SightlineError(f"a process of the bench ended with exit code {self._process.wait()}")
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+
+async def serve(server: RpcServer, hello: dict[str, Any], more: Callable[[], dict[str, Any]] = dict) -> None:
+    """In such a process: write the port and ``hello``, answer every line with :func:`used` and ``more``, and stop when
+    standard input is closed."""
+    print(json.dumps({"port": server.bind("127.0.0.1", 0), **hello}), flush=True)
+    await server.start()
+    while await asyncio.to_thread(sys.stdin.readline):
+        print(json.dumps(used() | more()), flush=True)
+    await server.stop(0.0)
+
+
+def used() -> dict[str, Any]:
+    """Of this process so far: seconds of cores (``user_s``, ``system_s``, and ``threads`` by name, numbers left out),
+    minor page ``faults``, ``switches`` between threads; and its resident bytes now, ``rss``."""
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    names = {thread.native_id: re.sub(r"[\W\d_]+.*", "", thread.name) for thread in threading.enumerate()}
+    threads: dict[str, float] = {}
+    for task in Path("/proc/self/task").iterdir():
+        try:
+            seconds = int((task / "schedstat").read_text().split()[0]) / 1e9
+        except OSError:
+            # It has just ended.
+            continue
+        name = names.get(int(task.name), "native")
+        threads[name] = threads.get(name, 0.0) + seconds
+    return {
+        "user_s": usage.ru_utime,
+        "system_s": usage.ru_stime,
+        "faults": usage.ru_minflt,
+        "switches": usage.ru_nvcsw + usage.ru_nivcsw,
+        "threads": threads,
+        "rss": psutil.Process().memory_info().rss,
+    }
+
+
+class RedisServer:
+    """Listens on a free port of this machine, the same at every start, and keeps nothing on disk. A context manager:
+    at its end it is killed.
+
+    Raises:
+        ConfigError: there is no ``redis-server`` on this machine.
+        SightlineError: it did not start.
+    """
+
+    def __init__(self) -> None:
+        program = shutil.which("redis-server")
+        if program is None:
+            raise ConfigError("redis-server is needed on this machine; install the Debian package of that name")
+        self.port = free_port()
+        self.url = f"redis://127.0.0.1:{self.port}/0"
+        self._command = [program, "--port", str(self.port), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"]
+        self.start()
+
+    def __enter__(self) -> RedisServer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.kill()
+
+    @property
+    def pid(self) -> int:
+        return self._server.pid
+
+    def start(self) -> None:
+        """Start, empty."""
+        self._server = subprocess.Popen(self._command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        deadline_s = time.monotonic() + _REDIS_START_S
+        while time.monotonic() < deadline_s and self._server.poll() is None:
+            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.port), timeout=1.0):
+                return
+            time.sleep(0.05)
+        self.kill()
+        raise SightlineError("redis-server did not start on this machine")
+
+    def kill(self) -> None:
+        """SIGKILL; what it held is gone."""
+        self._server.kill()
+        self._server.wait()
