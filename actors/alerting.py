@@ -21,7 +21,7 @@ from cluster.alerts.health import Watched
 from cluster.alerts.incident import AlertEvent
 from cluster.alerts.service import AlertService
 from cluster.config import SightlineConfig
-from cluster.config.security import peer_tls
+from cluster.config.secrets import peer_tls
 from cluster.errors import UnavailableError
 from cluster.gateway import pictures_proxy as pictures
 from cluster.gateway.incidents_proxy import SERVICE

@@ -20,7 +20,7 @@ from actors.startup import configure_logging, describe_process
 from cluster import metrics
 from cluster.alerts.health import Watched
 from cluster.config import SightlineConfig
-from cluster.config.security import peer_tls
+from cluster.config.secrets import peer_tls
 from cluster.control.camera_record import Assignment, Removals, Route
 from cluster.control.cameras.changes import follow_configuration
 from cluster.control.cameras.managed import CONFIGURATION, Managed

@@ -19,7 +19,7 @@ from cluster.alerts.clips.collector import FootageCollector, News
 from cluster.alerts.clips.store import FootageStore
 from cluster.alerts.service import AlertService
 from cluster.config import SightlineConfig
-from cluster.config.security import peer_tls
+from cluster.config.secrets import peer_tls
 from cluster.control.camera_record import Assignment, CameraAssignment
 from cluster.decoder.camera_making import sender_queue
 from cluster.decoder.footage import service as recorder

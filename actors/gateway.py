@@ -33,7 +33,7 @@ from actors.remote import ALERTING, NAMESPACE, RECONCILER, TIER, alerting, ask, 
 from actors.startup import configure_logging, describe_process
 from cluster import metrics
 from cluster.config import SightlineConfig, parse_camera
-from cluster.config.security import peer_tls, tls_files
+from cluster.config.secrets import peer_tls, tls_files
 from cluster.control.cameras.managed import Managed, manager_from_outside
 from cluster.errors import UnavailableError
 from cluster.gateway import cameras, replicas

@@ -6,7 +6,7 @@ import random
 import socket
 
 from cluster.config import SightlineConfig
-from cluster.config.security import memory_secret, peer_tls, tls_files
+from cluster.config.secrets import memory_secret, peer_tls, tls_files
 from cluster.control.settings import fleet_settings
 from cluster.engine.vllm.settings import VllmSettings, check_version
 from cluster.errors import ConfigError

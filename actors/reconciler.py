@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from actors.remote import ask, controller, own_host
 from actors.startup import configure_logging, describe_process
 from cluster.config import SightlineConfig
-from cluster.config.security import peer_tls
+from cluster.config.secrets import peer_tls
 from cluster.control.cameras.managed import KUBERNETES, Managed
 from cluster.kubernetes.api import KubernetesApi
 from cluster.kubernetes.reconciler import Reconciler

@@ -22,7 +22,7 @@ from actors.startup import configure_logging, describe_process
 from actors.tier import tier_of_this_node
 from cluster import metrics
 from cluster.config import SightlineConfig
-from cluster.config.security import peer_tls
+from cluster.config.secrets import peer_tls
 from cluster.control.settings import fleet_settings
 from cluster.errors import SightlineError, UnavailableError
 from cluster.memory import prefetch

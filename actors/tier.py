@@ -14,12 +14,12 @@ from actors.remote import NAMESPACE, TIER, own_host
 from actors.startup import configure_logging, describe_process
 from cluster import metrics
 from cluster.config import SightlineConfig
-from cluster.config.security import memory_secret, peer_tls
+from cluster.config.secrets import memory_secret, peer_tls
 from cluster.errors import UnavailableError
 from cluster.memory.tiers.arena import Arena
 from cluster.memory.tiers.kv_wire import MAX_KV_MESSAGE_BYTES, SERVICE
+from cluster.memory.tiers.metrics import NodeTierCollector
 from cluster.memory.tiers.server import KVServicer
-from cluster.memory.tiers.stack import NodeTierCollector
 from cluster.wire.metrics_server import MetricsServer
 from cluster.wire.server import RpcServer
 

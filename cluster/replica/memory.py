@@ -14,7 +14,7 @@ from prometheus_client.registry import Collector
 
 from cluster import metrics
 from cluster.config import SightlineConfig
-from cluster.config.security import memory_secret
+from cluster.config.secrets import memory_secret
 from cluster.errors import CapacityError, SightlineError
 from cluster.replica.album import Album
 from cluster.replica.asks import Conversations

@@ -10,7 +10,7 @@ from promtool import needs_promtool, promtool
 
 from cluster.gateway.federation import FederatedCollector
 from cluster.lab.bench.dashboards import concrete, panels
-from cluster.memory.tiers.stack import NodeTierCollector
+from cluster.memory.tiers.metrics import NodeTierCollector
 from cluster.metrics.gpu import GpuCollector
 from cluster.replica.memory import MemoryCollector
 

@@ -10,7 +10,8 @@ import pytest
 from actors import tier as actor
 from actors.preflight import check_settings
 from cluster.config import load_config
-from cluster.config.security import SecurityConfig, memory_secret
+from cluster.config.secrets import memory_secret
+from cluster.config.security import SecurityConfig
 from cluster.errors import ConfigError, UnavailableError
 from cluster.memory.tiers.base import BlockKey, Outcome
 from cluster.memory.tiers.remote import RemoteTier

@@ -20,7 +20,8 @@ from sightline.v1 import frames_pb2_grpc, kv_pb2_grpc, memory_pb2, memory_pb2_gr
 
 from cluster.codec.supervisor import Backoff
 from cluster.config import load_config
-from cluster.config.security import SecurityConfig, peer_tls
+from cluster.config.secrets import peer_tls
+from cluster.config.security import SecurityConfig
 from cluster.decoder.frame_sender import FrameSender
 from cluster.errors import ConfigError
 from cluster.gateway.federation import FederatedCollector

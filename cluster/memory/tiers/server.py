@@ -30,7 +30,8 @@ from cluster.memory.tiers.kv_wire import (
     outcome_to_proto,
     runs,
 )
-from cluster.memory.tiers.stack import Capped, NodeTierCall, NodeTierResult
+from cluster.memory.tiers.metrics import NodeTierCall, NodeTierResult
+from cluster.memory.tiers.stack import Capped
 from cluster.wire.status import abort, code_of
 
 T = TypeVar("T")

@@ -20,8 +20,8 @@ from cluster.memory.tiers.arena import Arena
 from cluster.memory.tiers.base import Outcome
 from cluster.memory.tiers.codec import encode_block
 from cluster.memory.tiers.kv_wire import key_to_proto
+from cluster.memory.tiers.metrics import NodeTierCollector
 from cluster.memory.tiers.remote import RemoteTier
-from cluster.memory.tiers.stack import NodeTierCollector
 
 NEVER = Backoff(first_s=600.0, longest_s=600.0)
 TIER = "sightline_node_tier_"

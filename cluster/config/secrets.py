@@ -1,0 +1,60 @@
+"""The gateway's guard, and TLS of every process, as the configuration has them."""
+
+from __future__ import annotations
+
+from hashlib import blake2b
+from pathlib import Path
+
+from cluster.config.security import SecurityConfig
+from cluster.errors import ConfigError
+from cluster.wire.tls import PeerTls, TlsFiles
+
+_LEAST_SECRET_BYTES = 16
+
+
+def tls_files(security: SecurityConfig) -> TlsFiles | None:
+    """The certificate of the gateway's ports; ``None``: they are without TLS.
+
+    Raises:
+        ConfigError: it cannot be used.
+    """
+    tls = security.tls
+    if tls.certificate is None or tls.key is None:
+        return None
+    return TlsFiles(
+        Path(tls.certificate), Path(tls.key), None if tls.client_ca is None else Path(tls.client_ca)
+    ).check()
+
+
+def memory_secret(security: SecurityConfig) -> bytes:
+    """Key of the digests over what cameras remember, 32 bytes; empty where no file is named.
+
+    Raises:
+        ConfigError: the file cannot be read, or holds less than 16 bytes besides white space at its ends.
+    """
+    if security.memory_key_file is None:
+        return b""
+    try:
+        secret = Path(security.memory_key_file).read_bytes().strip()
+    except OSError as error:
+        raise ConfigError(
+            f"security.memory_key_file {security.memory_key_file} cannot be read: {error.strerror or error}"
+        ) from None
+    if len(secret) < _LEAST_SECRET_BYTES:
+        raise ConfigError(
+            f"security.memory_key_file {security.memory_key_file} holds {len(secret)} bytes; a secret has "
+            f"{_LEAST_SECRET_BYTES} or more: `openssl rand -hex 32` makes one"
+        )
+    return blake2b(secret, digest_size=32, person=b"sightline memory").digest()
+
+
+def peer_tls(security: SecurityConfig) -> PeerTls | None:
+    """TLS between the processes of the cluster, for one of them; ``None``: they talk without.
+
+    Raises:
+        ConfigError: the certificate cannot be used.
+    """
+    inner = security.internal_tls
+    if inner.certificate is None or inner.key is None or inner.ca is None:
+        return None
+    return PeerTls(TlsFiles(Path(inner.certificate), Path(inner.key), Path(inner.ca)), inner.name)

@@ -1,0 +1,89 @@
+"""What a node's tier process holds and what its callers get: blocks, bytes, and calls by result with their seconds."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, Literal
+
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from cluster.memory.tiers.base import Outcome
+from cluster.metrics.families import node_tier_blocks, node_tier_requests, node_tier_seconds
+
+if TYPE_CHECKING:
+    from cluster.memory.tiers.arena import Arena
+    from cluster.memory.tiers.base import Outcome
+    from cluster.memory.tiers.server import KVServicer
+
+
+NodeTierResult = Literal["ok", "refused", "invalid", "late", "left", "failed"]
+
+
+_EVENTS = ("stored", "evicted", "dropped", "damaged", "foreign", "too_large")
+
+
+class NodeTierCall:
+    """One call to the tier: make it when the call comes, and say once how it ended."""
+
+    def __init__(self, method: str) -> None:
+        self._method, self._began_s = method, time.monotonic()
+
+    def ended(self, result: NodeTierResult) -> None:
+        """Count it, and the seconds it took until now."""
+        node_tier_requests.labels(self._method, result).inc()
+        node_tier_seconds.labels(self._method).observe(time.monotonic() - self._began_s)
+
+    def told(self, outcomes: Iterable[Outcome]) -> None:
+        """Count what was said of each of some blocks."""
+        for outcome, blocks in Counter(outcomes).items():
+            node_tier_blocks.labels(self._method, outcome.value).inc(blocks)
+
+
+class NodeTierCollector(Collector):
+    """Looks into the tier at a scrape; register it beside :data:`cluster.metrics.REGISTRY`'s own.
+
+    Args:
+        limit_bytes: most that the tier may hold.
+        look: its memory and its service; ``None`` before a replica said which model its blocks are of. When that
+            changes they are new ones, and what they count begins at zero.
+    """
+
+    def __init__(self, limit_bytes: int, look: Callable[[], tuple[Arena, KVServicer] | None]) -> None:
+        self._limit_bytes, self._look = limit_bytes, look
+
+    def describe(self) -> list[Metric]:
+        """Nothing, which keeps registration from collecting."""
+        return []
+
+    def collect(self) -> Iterator[Metric]:
+        """See prometheus_client."""
+        bytes_, counts = {"held": 0, "reserved": 0, "limit": self._limit_bytes}, dict.fromkeys(_EVENTS, 0)
+        cameras = blocks = 0
+        found = self._look()
+        if found is not None:
+            arena, service = found
+            bytes_ |= {"held": arena.nbytes(), "reserved": arena.reserved}
+            cameras, blocks = arena.contents()
+            counted = arena.state().counts | service.counted()
+            counts |= {event: counted[event] for event in _EVENTS if event in counted}
+        held = GaugeMetricFamily(
+            "sightline_node_tier_bytes",
+            "Memory of a node's tier: held by blocks, reserved for them, and the most it may be.",
+            labels=["kind"],
+        )
+        for kind, size in bytes_.items():
+            held.add_metric([kind], size)
+        yield held
+        yield GaugeMetricFamily("sightline_node_tier_held_blocks", "Blocks that a node's tier holds.", blocks)
+        yield GaugeMetricFamily("sightline_node_tier_cameras", "Cameras of which a node's tier holds blocks.", cameras)
+        events = CounterMetricFamily(
+            "sightline_node_tier_events",
+            "Blocks stored, evicted, dropped when asked to; damaged on their way; foreign: another model's; too_large.",
+            labels=["event"],
+        )
+        for event, many in counts.items():
+            events.add_metric([event], many)
+        yield events
