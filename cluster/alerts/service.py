@@ -9,7 +9,6 @@ import time
 import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from fnmatch import fnmatchcase
 from pathlib import Path
 
 from cluster import metrics
@@ -18,7 +17,6 @@ from cluster.alerts.dispatcher import Dispatcher, LaneStatus, Retry
 from cluster.alerts.feed import EventFeed, Follower
 from cluster.alerts.health import HealthMonitor, Watched, default_rule, health_rules, question_rules
 from cluster.alerts.incident import (
-    SEVERITIES,
     AlertEvent,
     Changes,
     ClipState,
@@ -35,7 +33,7 @@ from cluster.alerts.journal import Journal
 from cluster.alerts.store import AlertStore, Kept
 from cluster.alerts.tracker import IncidentTracker, Rule
 from cluster.config import SightlineConfig, camera_settings
-from cluster.config.alerts import AlertsConfig, SinkConfig
+from cluster.config.alerts import AlertsConfig
 from cluster.errors import NotReadyError, UnavailableError
 from cluster.registry import sinks
 from cluster.types import Answer, StreamSpec
@@ -397,7 +395,8 @@ class AlertService:
                 self._on_event(event)
 
     def _sinks_of(self, event: AlertEvent) -> list[str]:
-        return [] if event.quiet else [sink.name for sink in self._routes if _wants(sink, event)]
+        what = event.incident.camera, event.incident.severity, event.kind
+        return [] if event.quiet else [sink.name for sink in self._routes if sink.wants(*what)]
 
     async def _tick(self) -> None:
         while True:
@@ -449,10 +448,3 @@ def _changes(forgetting: Forgetting) -> Changes:
 
 def _of_questions(tracks: Mapping[Subject, dict[str, object]], *, health: bool) -> dict[Subject, dict[str, object]]:
     return {where: body for where, body in tracks.items() if (where[1] in HEALTH_SUBJECTS) == health}
-
-
-def _wants(sink: SinkConfig, event: AlertEvent) -> bool:
-    incident = event.incident
-    grave = SEVERITIES.index(incident.severity) >= SEVERITIES.index(sink.min_severity)
-    here = not sink.cameras or any(fnmatchcase(incident.camera, pattern) for pattern in sink.cameras)
-    return grave and here and event.kind in sink.events

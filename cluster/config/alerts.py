@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from typing import Any, Literal
+from fnmatch import fnmatchcase
+from typing import Any, Literal, get_args
 
 from pydantic import Field, field_validator, model_validator
 
@@ -108,6 +109,13 @@ class SinkConfig(Section):
     events: list[EventKind] = Field(
         default=["new", "update", "end"], min_length=1, description="Which events are sent."
     )
+
+    def wants(self, camera: str, severity: Severity, event: EventKind) -> bool:
+        """Whether such an event of such an incident is sent."""
+        order = get_args(Severity)
+        grave = order.index(severity) >= order.index(self.min_severity)
+        here = not self.cameras or any(fnmatchcase(camera, pattern) for pattern in self.cameras)
+        return grave and here and event in self.events
 
     @model_validator(mode="after")
     def _known(self) -> SinkConfig:

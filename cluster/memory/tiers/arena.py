@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import torch
 
 from cluster.errors import ConfigError
-from cluster.memory.tiers.base import Block, BlockKey, Loaded, Outcome, Tier, TierState
+from cluster.memory.tiers.base import Block, BlockKey, CappedTier, Loaded, Outcome, TierState
 from cluster.memory.tiers.codec import check_block
 from cluster.memory.tiers.slabs import Cell, Slabs
 
@@ -69,7 +69,7 @@ class _Stream:
 _SLAB, _LEAST_SLAB, _SLABS = 2**22, 2**14, 64
 
 
-class Arena(Tier):
+class Arena(CappedTier):
     """Blocks and manifests in slabs of host or device memory, under a cap for all and one for each stream.
 
     Bytes are counted as they are taken: what is held is rounded up to the size of its cell (at most a quarter, or 4 KiB
@@ -109,10 +109,9 @@ class Arena(Tier):
         slab = slab_bytes or min(_SLAB, max(_LEAST_SLAB, 1 << (max(total_bytes // _SLABS, 1).bit_length() - 1)))
         self._slabs = Slabs(total_bytes, slab_bytes=slab, device=torch.device(device), pinned=pinned)
         self._to = torch.device(device if loads_to is None else loads_to)
-        self._default_cap = total_bytes if stream_bytes is None else stream_bytes
+        super().__init__(total_bytes if stream_bytes is None else stream_bytes)
         if self._default_cap < 1:
             raise ConfigError(f"a stream's cap of {stream_bytes} bytes can hold nothing")
-        self._caps: dict[str, int] = {}
         self._streams: dict[str, _Stream] = {}
         self._used = self._tick = 0
         self._state = TierState()
@@ -129,23 +128,10 @@ class Arena(Tier):
             blocks = [len(there.held) for there in self._streams.values() if there.held]
             return len(blocks), sum(blocks)
 
-    def cap(self, stream: str) -> int:
-        """Most bytes a stream may hold."""
-        return min(self._caps.get(stream, self._default_cap), self._default_cap)
-
     def set_cap(self, stream: str, nbytes: int | None) -> None:
-        """A lower cap for a stream, None for the one all have; evicts at once what is above it.
-
-        Raises:
-            ConfigError: a cap that can hold nothing.
-        """
-        if nbytes is not None and nbytes < 1:
-            raise ConfigError(f"a cap of {nbytes} bytes for {stream} can hold nothing")
+        """See :class:`CappedTier`; evicts at once what is above it."""
         with self._lock:
-            if nbytes is None:
-                self._caps.pop(stream, None)
-            else:
-                self._caps[stream] = nbytes
+            super().set_cap(stream, nbytes)
             if self.evicts and stream in self._streams:
                 self._shrink(self._streams[stream], self.cap(stream))
 

@@ -13,6 +13,8 @@ from enum import Enum
 
 from torch import Tensor
 
+from cluster.errors import ConfigError
+
 
 class Outcome(Enum):
     """``HIT``: done. ``MISS``: not there, damaged or foreign. ``PENDING``: on its way. ``RETRY``: not now, perhaps
@@ -126,3 +128,29 @@ class Tier(ABC):
     @abstractmethod
     def close(self) -> None:
         """Let go of what the tier holds; harmless when repeated."""
+
+
+class CappedTier(Tier):
+    """A tier with a cap for each stream: ``cap_bytes``, or a lower one of its own."""
+
+    def __init__(self, cap_bytes: int) -> None:
+        self._default_cap = cap_bytes
+        self._caps: dict[str, int] = {}
+
+    def cap(self, stream: str) -> int:
+        """Most bytes a stream may hold."""
+        return min(self._caps.get(stream, self._default_cap), self._default_cap)
+
+    def set_cap(self, stream: str, nbytes: int | None) -> None:
+        """A lower cap for a stream, None for the one all have. Where a tier does not evict, what is above it stays, and
+        nothing more is taken.
+
+        Raises:
+            ConfigError: a cap that can hold nothing.
+        """
+        if nbytes is None:
+            self._caps.pop(stream, None)
+        elif nbytes < 1:
+            raise ConfigError(f"a cap of {nbytes} bytes for {stream} can hold nothing")
+        else:
+            self._caps[stream] = nbytes

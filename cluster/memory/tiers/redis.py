@@ -8,14 +8,12 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import Any
 
 from cluster.errors import ConfigError
-from cluster.memory.tiers.base import Block, BlockKey, Loaded, Outcome, Tier, TierState
+from cluster.memory.tiers.base import Block, BlockKey, CappedTier, Loaded, Outcome, TierState
 from cluster.memory.tiers.codec import Fault, check_storage, encode_block, open_block, open_manifest, seal_manifest
-from cluster.memory.tiers.redis_link import FullError, NotNowError, RedisLink, StreamIndex
-
-T = TypeVar("T")
+from cluster.memory.tiers.redis_link import FullError, NotNowError, RedisLink, StreamIndex, parts
 
 MANIFEST = "manifest"
 """Its name among those of a stream's blocks, in the hash of sizes."""
@@ -27,7 +25,7 @@ _KEYS_AT_ONCE = 512
 _RENEWED_AT_ONCE = 4096
 
 
-class RedisTier(Tier):
+class RedisTier(CappedTier):
     """One value per block, ``sightline:{namespace}:kv:{stream}:{layer}:{head}:{block}``, one for the manifest, and a
     hash of their sizes. One process writes a stream at a time; who takes it over begins with :meth:`manifest`.
 
@@ -78,11 +76,11 @@ class RedisTier(Tier):
                 f"Redis can hold nothing with a cap of {cap_bytes} bytes, {ttl_s:g} seconds to live and pieces of "
                 f"{batch_bytes} bytes"
             )
+        super().__init__(cap_bytes)
         self.name = name
         self._fingerprint, self._store_as, self._secret = fingerprint, store_as, secret
-        self._default_cap, self._ttl_s, self._batch_bytes = cap_bytes, int(ttl_s), batch_bytes
+        self._ttl_s, self._batch_bytes = int(ttl_s), batch_bytes
         self._prefix = f"sightline:{namespace}"
-        self._caps: dict[str, int] = {}
         self._indexes: dict[str, StreamIndex] = {}
         self._counts: Counter[str] = Counter()
         self._trouble = ""
@@ -90,29 +88,12 @@ class RedisTier(Tier):
         self._writing = threading.Lock()
         self._link = RedisLink(url, deadline_s=deadline_s, on_change=self._changed)
 
-    def cap(self, stream: str) -> int:
-        """Most bytes a stream may hold."""
-        return min(self._caps.get(stream, self._default_cap), self._default_cap)
-
-    def set_cap(self, stream: str, nbytes: int | None) -> None:
-        """A lower cap for a stream, None for the one all have. What is above it stays; nothing more is taken.
-
-        Raises:
-            ConfigError: a cap that can hold nothing.
-        """
-        if nbytes is not None and nbytes < 1:
-            raise ConfigError(f"a cap of {nbytes} bytes for {stream} can hold nothing")
-        if nbytes is None:
-            self._caps.pop(stream, None)
-        else:
-            self._caps[stream] = nbytes
-
     # -- Tier -----------------------------------------------------------------------------------
     def lookup(self, keys: Sequence[BlockKey]) -> list[Outcome]:
         outcomes: list[Outcome] = []
         until = self._link.until()
         try:
-            for part in _parts(keys, _KEYS_AT_ONCE):
+            for part in parts(keys, _KEYS_AT_ONCE):
                 found = self._link.ask_all(until, [("EXISTS", self._key(key)) for key in part])
                 outcomes += [Outcome.HIT if there else Outcome.MISS for there in found]
         except NotNowError as error:
@@ -177,13 +158,13 @@ class RedisTier(Tier):
                 index = self._known(stream, until)
                 if keys is not None:
                     names = [_field(key) for key in dict.fromkeys(keys) if key.stream == stream]
-                    for part in _parts(names, _KEYS_AT_ONCE):
+                    for part in parts(names, _KEYS_AT_ONCE):
                         gone += self._delete(stream, part, until)
                     return gone
                 with self._lock:
                     index.gone.clear()
                     names = [name for name in index.entries if name != MANIFEST]
-                for part in _parts(names, _KEYS_AT_ONCE):
+                for part in parts(names, _KEYS_AT_ONCE):
                     gone += self._delete(stream, part, until)
                 if self._link.evicts:
                     gone += self._delete_unnamed(stream, until)
@@ -313,7 +294,7 @@ class RedisTier(Tier):
             # Before the cap is believed again, the server is asked for: it may have been started anew, and be empty.
             self._link.ask(until, "PING")
         # What was not taken leaves nothing older in its place.
-        for part in _parts([name for name in unwanted if index.size(name)], _KEYS_AT_ONCE):
+        for part in parts([name for name in unwanted if index.size(name)], _KEYS_AT_ONCE):
             self._delete(stream, part, until)
 
     def _send(
@@ -392,7 +373,7 @@ class RedisTier(Tier):
         self._sweep(stream, index, until)
         with self._lock:
             due = index.due(now - self._ttl_s / 2, _RENEWED_AT_ONCE)
-        for names in _parts(due, _KEYS_AT_ONCE):
+        for names in parts(due, _KEYS_AT_ONCE):
             commands: list[tuple[Any, ...]] = [("EXPIRE", self._sizes(stream), 2 * self._ttl_s)]
             commands += [("EXPIRE", self._named(stream, name), self._ttl_s) for name in names]
             there = self._link.ask_all(until, commands)[1:]
@@ -406,7 +387,7 @@ class RedisTier(Tier):
     def _sweep(self, stream: str, index: StreamIndex, until: float) -> None:
         with self._lock:
             names = index.swept()
-        for part in _parts(names, _KEYS_AT_ONCE):
+        for part in parts(names, _KEYS_AT_ONCE):
             self._delete(stream, part, until)
 
     def _known(self, stream: str, until: float) -> StreamIndex:
@@ -466,7 +447,3 @@ class RedisTier(Tier):
 
 def _field(key: BlockKey) -> str:
     return f"{key.layer}:{key.head}:{key.block}"
-
-
-def _parts(whole: Sequence[T], most: int) -> Iterator[Sequence[T]]:
-    return (whole[at : at + most] for at in range(0, len(whole), most))

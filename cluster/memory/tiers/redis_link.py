@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -253,3 +253,8 @@ class StreamIndex:
                 break
             names.append(name)
         return names
+
+
+def parts(whole: Sequence[T], most: int) -> Iterator[Sequence[T]]:
+    """``whole`` in pieces of at most so many."""
+    return (whole[at : at + most] for at in range(0, len(whole), most))

@@ -14,8 +14,7 @@ import grpc.aio
 from sightline.v1 import kv_pb2
 
 from cluster.codec.supervisor import Backoff
-from cluster.errors import ConfigError
-from cluster.memory.tiers.base import Block, BlockKey, Loaded, Outcome, Tier, TierState
+from cluster.memory.tiers.base import Block, BlockKey, CappedTier, Loaded, Outcome, TierState
 from cluster.memory.tiers.codec import check_storage, encode_block, open_block, open_manifest, seal_manifest
 from cluster.memory.tiers.kv_wire import (
     BATCH_BYTES,
@@ -32,7 +31,7 @@ from cluster.wire.tls import PeerTls
 T = TypeVar("T")
 
 
-class RemoteTier(Tier):
+class RemoteTier(CappedTier):
     """The tier that ``KVServicer`` serves at ``address``.
 
     When a call fails or does not end within ``deadline_s``, the tier is down: from then on everything is answered at
@@ -71,11 +70,10 @@ class RemoteTier(Tier):
     ) -> None:
         split_address(address)
         check_storage(fingerprint, store_as)
+        super().__init__(sys.maxsize if cap_bytes is None else cap_bytes)
         self.name = name
         self._fingerprint, self._store_as, self._secret = fingerprint, store_as, secret
         self._deadline_s = deadline_s
-        self._default_cap = sys.maxsize if cap_bytes is None else cap_bytes
-        self._caps: dict[str, int] = {}
         self._lock = threading.Lock()
         self._counts: Counter[str] = Counter()
         pauses = backoff or Backoff(first_s=0.5, longest_s=5.0)
@@ -85,23 +83,6 @@ class RemoteTier(Tier):
     def address(self) -> str:
         """``host:port`` of the node as far as is known."""
         return self._peer.address
-
-    def cap(self, stream: str) -> int:
-        """Most bytes a stream may hold."""
-        return min(self._caps.get(stream, self._default_cap), self._default_cap)
-
-    def set_cap(self, stream: str, nbytes: int | None) -> None:
-        """A lower cap for a stream, None for the one all have; the node hears of it with what is stored next.
-
-        Raises:
-            ConfigError: a cap that can hold nothing.
-        """
-        if nbytes is not None and nbytes < 1:
-            raise ConfigError(f"a cap of {nbytes} bytes for {stream} can hold nothing")
-        if nbytes is None:
-            self._caps.pop(stream, None)
-        else:
-            self._caps[stream] = nbytes
 
     def lookup(self, keys: Sequence[BlockKey]) -> list[Outcome]:
         """See ``Tier``."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING
 
 from cluster.errors import ConfigError
-from cluster.memory.tiers.base import Block, BlockKey, Loaded, Outcome, Tier, TierState
+from cluster.memory.tiers.base import Block, BlockKey, CappedTier, Loaded, Outcome, Tier, TierState
 
 if TYPE_CHECKING:
     from cluster.memory.tiers.base import Outcome
@@ -16,15 +16,6 @@ if TYPE_CHECKING:
 
 Deletion = tuple[str, frozenset[BlockKey] | None]
 """A stream, and which of its blocks; None: all of it."""
-
-
-@runtime_checkable
-class Capped(Protocol):
-    """A tier with a cap for each stream."""
-
-    def cap(self, stream: str) -> int: ...
-
-    def set_cap(self, stream: str, nbytes: int | None) -> None: ...
 
 
 class TierStack:
@@ -181,12 +172,12 @@ class TierStack:
 
     def capacity(self, stream: str) -> int:
         """Most bytes a stream may hold: the cap of the lowest tier, without bound if that has none."""
-        return self.lowest.cap(stream) if isinstance(self.lowest, Capped) else sys.maxsize
+        return self.lowest.cap(stream) if isinstance(self.lowest, CappedTier) else sys.maxsize
 
     def set_cap(self, stream: str, nbytes: int) -> None:
         """Another cap for a stream, in every tier that has caps of its own."""
         for tier in self.tiers:
-            if isinstance(tier, Capped):
+            if isinstance(tier, CappedTier):
                 tier.set_cap(stream, nbytes)
 
     def close(self) -> None:
