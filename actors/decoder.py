@@ -21,14 +21,13 @@ from cluster.alerts.service import AlertService
 from cluster.config import SightlineConfig
 from cluster.config.secrets import peer_tls
 from cluster.control.camera_record import Assignment, CameraAssignment
-from cluster.decoder.camera_making import sender_queue
 from cluster.decoder.footage import service as recorder
 from cluster.decoder.footage.camera import CameraFootage, shortages
 from cluster.decoder.footage.ring import RingBudget
 from cluster.decoder.footage.service import DecoderRecorder, Recorder
 from cluster.decoder.frame_lanes import LostStream
 from cluster.decoder.frame_sender import FrameSender
-from cluster.decoder.pipeline import decoding_turns
+from cluster.decoder.pipeline import decoding_turns, sender_queue
 from cluster.decoder.pressure import DecodePressure
 from cluster.decoder.running_camera import PushedCameraSink, RunningCamera
 from cluster.errors import ConfigError, NotReadyError, UnavailableError, UnknownCameraError

@@ -17,9 +17,8 @@ from loadtest.fleet import CameraSetup, Fleet, Sent
 from loadtest.footage import Footage
 from loadtest.machine import Machine, Page, fetch, grown, level
 from loadtest.profile import Profile
-from loadtest.result import Measurement, Tick
+from loadtest.result import Measurement, Span, Tick, occupancy, summarise
 from loadtest.rtsp import RtspCameras, reachable_from
-from loadtest.summary import Span, occupancy, summarise
 from loadtest.target import Listener, Target
 
 READY_S = 15.0

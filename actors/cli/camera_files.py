@@ -57,7 +57,7 @@ def apply(
     from cluster.control.cameras.changes import plan
     from cluster.control.cameras.managed import CLUSTER, manager_from_outside
     from cluster.errors import ConfigError, ManagedElsewhereError, SightlineError
-    from cluster.kubernetes.manifest import read_cameras
+    from cluster.kubernetes.resource import read_cameras
 
     if manager_from_outside(manager) == CLUSTER:
         raise ConfigError("--manager must not be 'cluster', which is the command line's own name; take another")
@@ -143,7 +143,7 @@ def export(
     from cluster.client import GatewayClient
     from cluster.control.cameras.managed import entry_to_json, with_variables
     from cluster.errors import SightlineError
-    from cluster.kubernetes.manifest import as_yaml
+    from cluster.kubernetes.resource import as_yaml
 
     with GatewayClient(gateway, credentials=client_credentials()) as client:
         cameras = client.cameras_export(names or (), secrets=secrets)

@@ -126,8 +126,7 @@ def accuracy(
         # Nothing is fetched, and a bar per process for reading a small file would only break up ours.
         os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     from cluster.lab.evaluation.policies import grid
-    from cluster.lab.evaluation.questions import check_questions, thresholds_of
-    from cluster.lab.evaluation.report import make_report
+    from cluster.lab.evaluation.report import check_questions, make_report, thresholds_of
     from cluster.lab.evaluation.work import ModelSpec
     from cluster.lab.evaluation.write import figure_table, page, setting_table
     from cluster.lab.report.page import write_page
@@ -177,7 +176,7 @@ def calibrate(
     from actors.cli.output import check_writable, console
     from cluster.lab.evaluation.calibration import fit, write_fit
     from cluster.lab.evaluation.policies import full
-    from cluster.lab.evaluation.questions import check_questions
+    from cluster.lab.evaluation.report import check_questions
     from cluster.lab.evaluation.work import ModelSpec
     from cluster.models.catalog import check_model
     from cluster.models.settings import ModelSettings

@@ -10,9 +10,9 @@ import typer
 
 if TYPE_CHECKING:
     from cluster.lab.evaluation.datasets.base import Skipped
+    from cluster.lab.evaluation.memory.answering import ShareSetting
     from cluster.lab.evaluation.memory.report import MemoryReport
     from cluster.lab.evaluation.memory.run import Footage, MemoryResults
-    from cluster.lab.evaluation.memory.settings import ShareSetting
     from cluster.lab.evaluation.policies import WindowShape
     from cluster.lab.evaluation.work import ModelSpec, Progress
     from cluster.models.base import VisionLanguageModel
@@ -79,8 +79,8 @@ def memory(
     if "/" not in model or Path(model).is_dir():
         # Nothing is fetched, and a bar per process for reading a small file would only break up ours.
         os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    from cluster.lab.evaluation.memory.answering import memory_grid
     from cluster.lab.evaluation.memory.report import page, summarise
-    from cluster.lab.evaluation.memory.settings import memory_grid
     from cluster.lab.evaluation.work import ModelSpec
     from cluster.lab.report.page import write_page
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from cluster.alerts.incident import AlertEvent, Delivery
-from cluster.alerts.sinks.base import DeliveryError, Sink
+from cluster.alerts.sinks import DeliveryError, Sink
 
 log = logging.getLogger(__name__)
 

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from cluster.control.costs.model import CostModel
-from cluster.control.ladder.rung import Ladder
+from cluster.control.costs import CostModel
+from cluster.control.ladder import Ladder
 from cluster.types.cameras import Priority
 
 UNEQUAL = 0.2

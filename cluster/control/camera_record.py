@@ -10,8 +10,7 @@ from typing import Generic, TypeVar
 from cluster.config import CameraConfig
 from cluster.control.cameras.managed import CLUSTER
 from cluster.control.demand import Measured
-from cluster.control.ladder import Rung
-from cluster.control.ladder.rung import Step
+from cluster.control.ladder import Rung, Step
 from cluster.types import CameraStatus, PatchGeometry
 from cluster.types.reports import CameraReport, DecoderInfo, ReplicaInfo, ReplicaReport, StreamReport, Totals
 

@@ -6,8 +6,8 @@ import math
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from cluster.control.costs.model import CostModel, WindowWork
-from cluster.control.ladder.rung import Rung
+from cluster.control.costs import CostModel, WindowWork
+from cluster.control.ladder import Rung
 from cluster.types.cameras import Priority
 
 STEP_WINDOWS = 8

@@ -11,9 +11,9 @@ from collections.abc import Iterable
 
 from cluster.control.admission import Admission, Totals, expected_lag_s, refused
 from cluster.control.camera_record import CameraPlan, FleetChanges, Move
-from cluster.control.costs.model import CostModel
+from cluster.control.costs import CostModel
 from cluster.control.demand import STEP_WINDOWS, Demand, DemandEstimate, Measured, declared_load
-from cluster.control.ladder.rung import CameraOnLadder, Ladder, LadderPolicy, Step
+from cluster.control.ladder import CameraOnLadder, Ladder, LadderPolicy, Step
 from cluster.control.placement import Placement
 from cluster.control.replica_load import ReplicaLoad
 from cluster.errors import UnknownCameraError

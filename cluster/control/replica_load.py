@@ -6,7 +6,7 @@ import math
 from collections import deque
 from dataclasses import dataclass, field
 
-from cluster.control.ladder.rung import CameraOnLadder
+from cluster.control.ladder import CameraOnLadder
 
 SLOTS = 64
 """Stretches that a stride is divided into."""

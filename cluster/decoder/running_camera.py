@@ -15,14 +15,21 @@ from cluster.codec import CameraState, PushSource, RtspSource
 from cluster.codec.source import StreamHeader
 from cluster.config import CameraConfig, SightlineConfig
 from cluster.control.ladder import FULL, Rung
-from cluster.decoder.camera_making import camera_footage, make_source, pipeline_settings, spec_at
 from cluster.decoder.footage.camera import reach_s
 from cluster.decoder.footage.ring import RingBudget
 from cluster.decoder.frame_lanes import LaneStatus, LostStream
 from cluster.decoder.frame_sender import FrameSender
 from cluster.decoder.in_flight import InFlight
 from cluster.decoder.packet_sink import QueueSink
-from cluster.decoder.pipeline import CameraPipeline, PipelineStatus, Turns
+from cluster.decoder.pipeline import (
+    CameraPipeline,
+    PipelineStatus,
+    Turns,
+    camera_footage,
+    make_source,
+    pipeline_settings,
+    spec_at,
+)
 from cluster.decoder.pressure import DecodeWait
 from cluster.errors import CapacityError, NotReadyError
 from cluster.tracing import Spans

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from cluster.memory.organise.base import ClusterTable, NewTokens, Organiser
+from cluster.memory.organise import ClusterTable, NewTokens, Organiser
 from cluster.memory.tiers.base import Block, Loaded, Outcome
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from cluster.memory.prefetch import Prefetcher
-from cluster.memory.retrieve.base import Retriever
+from cluster.memory.retrieve import Retriever
 from cluster.memory.stream import StreamMemory
 from cluster.memory.tiers.base import Block, BlockKey, Loaded, Outcome
 

@@ -16,12 +16,12 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from cluster.memory.compress.base import Compressor
+from cluster.memory.compress import Compressor
 from cluster.memory.head import Change, Head, KVChunk, LayerKV, OutOfReachError
 from cluster.memory.manifest import (
     FrameLog,
 )
-from cluster.memory.organise.base import NewTokens
+from cluster.memory.organise import NewTokens
 from cluster.memory.organise.mosaic import VisualPartitions
 from cluster.memory.room import make_room
 from cluster.memory.tiered import WAITING, MemoryShape, TieredHeads

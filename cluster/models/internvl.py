@@ -15,12 +15,13 @@ from cluster.models.base import FrameSpan, FrameTokens, PatchBatch, VisionLangua
 from cluster.models.checkpoint import (
     IMAGENET_MEAN,
     IMAGENET_STD,
+    VOCABULARY,
     Checkpoint,
     linear_weights,
     normalise,
+    preset_tokenizer,
 )
 from cluster.models.packed_attention import PACKED, Packing
-from cluster.models.tokenizer import VOCABULARY, preset_tokenizer
 from cluster.types import PatchGeometry, PatchGrid
 
 SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<img>", "</img>", "<IMG_CONTEXT>")

@@ -16,12 +16,13 @@ from cluster.models.base import FrameSpan, PatchBatch, VisionLanguageModel, Wind
 from cluster.models.checkpoint import (
     CLIP_MEAN,
     CLIP_STD,
+    VOCABULARY,
     Checkpoint,
     linear_weights,
     normalise,
+    preset_tokenizer,
 )
 from cluster.models.packed_attention import PACKED, Packing
-from cluster.models.tokenizer import VOCABULARY, preset_tokenizer
 from cluster.types import PatchGeometry, PatchGrid
 
 SPECIAL_TOKENS = (

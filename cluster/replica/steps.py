@@ -13,7 +13,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from typing import Literal, Protocol
 
-from cluster.control.costs.model import CostModel, WindowWork
+from cluster.control.costs import CostModel, WindowWork
 from cluster.engine.base import Engine
 from cluster.errors import UnavailableError
 from cluster.replica.stride_book import StrideBook

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import TypeVar
 
-from cluster.control.costs.model import CostModel
+from cluster.control.costs import CostModel
 from cluster.engine.base import Engine, finished
 from cluster.errors import CapacityError, ConfigError, NotReadyError, UnavailableError, UnknownCameraError
 from cluster.replica.asks import AskQueue

@@ -12,9 +12,9 @@ from PIL import Image
 
 from cluster.config import camera_settings, load_config
 from cluster.control.ladder import FULL
-from cluster.decoder.camera_making import camera_footage
 from cluster.decoder.footage.camera import reach_s
 from cluster.decoder.footage.ring import RingBudget
+from cluster.decoder.pipeline import camera_footage
 from cluster.errors import NotReadyError
 from cluster.types import MICROSECONDS
 

@@ -9,7 +9,7 @@ from camera_parts import Keeper, camera_bench, until
 
 from cluster import metrics
 from cluster.control.ladder import FULL, Rung
-from cluster.decoder.camera_making import spec_at
+from cluster.decoder.pipeline import spec_at
 from cluster.types import MICROSECONDS, FrameSample, Question, StreamSpec
 
 LOW = Rung("stride", prune=1.5, refresh_budget=0.0, stride=2.0, fps=0.5, f1=0.9)

@@ -15,7 +15,7 @@ from cluster.engine.window.encode import batch_of
 from cluster.engine.window.stream import HeldFrame
 from cluster.lab.bench.soak import SyntheticCamera
 from cluster.memory.bank import MemoryBank
-from cluster.memory.compress.base import AttentionCompressor
+from cluster.memory.compress import AttentionCompressor
 from cluster.memory.tiers.arena import Arena
 from cluster.memory.tiers.stack import TierStack
 from cluster.models import load_model

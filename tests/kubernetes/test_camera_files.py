@@ -23,7 +23,7 @@ from cluster.control.cameras.managed import (
     written,
 )
 from cluster.errors import CameraExistsError, ConfigError, ManagedElsewhereError, UnknownCameraError
-from cluster.kubernetes.manifest import as_yaml, parse_cameras, read_cameras
+from cluster.kubernetes.resource import as_yaml, parse_cameras, read_cameras
 from cluster.redaction import SourceAddress
 
 BOTH = """

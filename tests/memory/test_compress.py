@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from cluster.lab.bench.memory.held import HeldKV
 from cluster.lab.evaluation.memory.score import coverage_area, nearest_distances
-from cluster.memory.compress.base import best
+from cluster.memory.compress import best
 from cluster.memory.compress.cords import CoRDS, Standing, centroids, cut, greedy_cover, handed_on, log_det_greedy
 from cluster.memory.compress.infinipot_v import InfiniPotV, pool_steps, pooled_norms, temporal_redundancy, variation
 from cluster.memory.head import LayerKV

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cluster.memory.compress.base import AttentionCompressor, attention, rank_in_frame
+from cluster.memory.compress import AttentionCompressor, attention, rank_in_frame
 from cluster.memory.compress.infinipot import InfiniPot
 from cluster.memory.compress.livevlm import LiveVLM
 from cluster.memory.compress.snapkv import SnapKV

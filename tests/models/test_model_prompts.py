@@ -6,7 +6,7 @@ import pytest
 
 from cluster.errors import ModelError
 from cluster.models import load_model
-from cluster.models.tokenizer import VOCABULARY
+from cluster.models.checkpoint import VOCABULARY
 
 
 def test_the_prompt_reads_as_the_family_writes_it(model):

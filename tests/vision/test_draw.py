@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from cluster.vision.draw import overlay, overlay_image
+from cluster.vision.sampler import overlay, overlay_image
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from cluster.alerts.sinks.base import DeliveryError
+from cluster.alerts.sinks import DeliveryError
 from cluster.errors import ConfigError
 from cluster.redaction import redact
 

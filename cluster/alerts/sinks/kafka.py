@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from cluster.alerts.incident import AlertEvent
-from cluster.alerts.sinks.base import DeliveryError
+from cluster.alerts.sinks import DeliveryError
 from cluster.errors import ConfigError
 
 if TYPE_CHECKING:

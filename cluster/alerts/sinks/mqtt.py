@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
 from cluster.alerts.incident import AlertEvent
-from cluster.alerts.sinks.base import DeliveryError
+from cluster.alerts.sinks import DeliveryError
 from cluster.errors import ConfigError
 from cluster.redaction import redact
 

@@ -1,6 +1,209 @@
-"""What a step of windows costs: the model, its fit to timed steps, and its files."""
+"""What a step of windows costs in seconds: a linear model over the work in it."""
 
-from cluster.control.costs.fit import fit
-from cluster.control.costs.model import CostModel, WindowWork, load, names, save
+from __future__ import annotations
 
-__all__ = ["CostModel", "WindowWork", "fit", "load", "names", "save"]
+import json
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields
+from itertools import combinations
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from cluster.errors import ConfigError, SightlineError
+from cluster.types import TokenCount
+
+SHIPPED = Path(__file__).parent
+
+
+def names() -> list[str]:
+    """Cost models that come with Sightline."""
+    return sorted(path.stem for path in SHIPPED.glob("*.json"))
+
+
+def load(name_or_path: str | Path) -> CostModel:
+    """A shipped cost model by its name, or any by its path.
+
+    Raises:
+        ConfigError: there is none, or the file is not a cost model.
+    """
+    path = Path(name_or_path)
+    if str(name_or_path) in names():
+        path = SHIPPED / f"{name_or_path}.json"
+    try:
+        body = json.loads(path.read_text(encoding="utf-8"))
+    except OSError:
+        raise ConfigError(
+            f"there is no cost model {str(name_or_path)!r}; give a file that sightline bench cost --out wrote, or one "
+            f"of: {', '.join(names())}"
+        ) from None
+    except ValueError as error:
+        raise ConfigError(f"{path} is not JSON ({error}); write it anew with: sightline bench cost --out") from None
+    wanted = {field.name for field in fields(CostModel)}
+    if not isinstance(body, dict) or set(body) != wanted:
+        raise ConfigError(
+            f"{path} is not a cost model, which has exactly the keys {', '.join(sorted(wanted))}; "
+            "write one with: sightline bench cost --out"
+        )
+    return CostModel(**body)
+
+
+def save(costs: CostModel, path: Path) -> None:
+    """Write a cost model where :func:`load` reads it.
+
+    Raises:
+        SightlineError: the file cannot be written.
+    """
+    try:
+        path.write_text(json.dumps(asdict(costs), indent=2) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise SightlineError(f"cannot write {path}: {error.strerror or error}; choose another place") from None
+
+
+@dataclass(frozen=True, slots=True)
+class WindowWork:
+    """What one window asks of an engine; floats, because it is also used as an expectation.
+
+    * ``encoded``: visual tokens through the tower
+    * ``computed``: tokens through the language model: refreshed, new and the questions'
+    * ``attended``: pairs of a computed token and a slot it attends to, in one layer
+    """
+
+    encoded: float
+    computed: float
+    attended: float
+
+    @classmethod
+    def laid_out(cls, *, kept: float, new: float, refreshed: float, query: float, encoded: float) -> WindowWork:
+        """Of a window of ``kept`` visual tokens: the new ones see the rest and on average half of themselves, the
+        refreshed ones, which lie all over what is left, half of that, the questions everything."""
+        rest = max(0.0, kept - new)
+        attended = new * (rest + new / 2) + refreshed * rest / 2 + query * kept
+        return cls(encoded, refreshed + new + query, attended)
+
+    @classmethod
+    def counted(cls, tokens: TokenCount) -> WindowWork:
+        """Of an answered window."""
+        return cls.laid_out(
+            kept=tokens.kept, new=tokens.new, refreshed=tokens.refreshed, query=tokens.query, encoded=tokens.encoded
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class CostModel:
+    """Seconds of a step: ``step_s + sum over windows (window_s + encoded·encoded_s + computed·computed_s +
+    attended·attended_s)``.
+
+    * ``model``, ``device``: what it is of; ``source``: one sentence, where the numbers come from
+    * ``spread``: standard deviation of the log of measured over predicted: how much a step scatters
+    * ``error``: median relative error of the fit
+    """
+
+    model: str
+    device: str
+    source: str
+    step_s: float
+    window_s: float
+    encoded_s: float
+    computed_s: float
+    attended_s: float
+    spread: float
+    error: float
+
+    def __post_init__(self) -> None:
+        for field in fields(self)[3:]:
+            value = getattr(self, field.name)
+            if not (isinstance(value, int | float) and math.isfinite(value) and value >= 0):
+                raise ConfigError(f"a cost model's {field.name} must be a number of at least 0, not {value!r}")
+        if not self.window_s + self.encoded_s + self.computed_s + self.attended_s > 0:
+            raise ConfigError("a cost model in which windows cost nothing cannot place or admit anything")
+
+    def window_seconds(self, work: WindowWork) -> float:
+        """What one more window adds to a step."""
+        return (
+            self.window_s
+            + work.encoded * self.encoded_s
+            + work.computed * self.computed_s
+            + work.attended * self.attended_s
+        )
+
+    def seconds(self, works: Sequence[WindowWork]) -> float:
+        """A step of these windows together; nothing for none."""
+        return self.step_s + sum(map(self.window_seconds, works)) if works else 0.0
+
+    def check(self, model: str) -> None:
+        """Whether these are costs of ``model``.
+
+        Raises:
+            ConfigError: they are another model's.
+        """
+        if model != self.model:
+            raise ConfigError(
+                f"these costs are of model {self.model!r} on {self.device}, not of {model!r}; "
+                f"measure them with: sightline bench cost --model {model} --out costs.json"
+            )
+
+
+LEAST_STEPS = 8
+"""Fewer timed steps than this say nothing of five coefficients."""
+
+Timed = tuple[Sequence[WindowWork], float]
+
+
+def fit(steps: Sequence[Timed], *, model: str, device: str, source: str) -> CostModel:
+    """The cost model under which ``steps`` (windows stepped together, seconds) are likeliest.
+
+    Every coefficient is at least 0: a negative one would make some window free. Errors count relative to the step's
+    seconds, so that short steps weigh as much as long ones.
+
+    Raises:
+        ConfigError: too few steps, or one without windows or time.
+    """
+    if len(steps) < LEAST_STEPS:
+        raise ConfigError(f"a cost model needs at least {LEAST_STEPS} timed steps, not {len(steps)}")
+    if any(not works or not seconds > 0 for works, seconds in steps):
+        raise ConfigError("a timed step has at least one window and took some time")
+    rows = np.array(
+        [
+            [
+                1,
+                len(works),
+                *(sum(getattr(work, name) for work in works) for name in ("encoded", "computed", "attended")),
+            ]
+            for works, _ in steps
+        ],
+        dtype=np.float64,
+    )
+    seconds = np.array([seconds for _, seconds in steps])
+    found = _non_negative(rows / seconds[:, None], np.ones(len(steps)))
+    ratio = seconds / np.maximum(rows @ found, 1e-12)
+    error = statistics.median(np.abs(1 / ratio - 1).tolist())
+    # Of the middle two thirds: one step that something else held up says nothing of how steps scatter.
+    low, high = np.quantile(np.log(ratio), [0.16, 0.84])
+    names = ("step_s", "window_s", "encoded_s", "computed_s", "attended_s")
+    coefficients = {name: float(value) for name, value in zip(names, found, strict=True)}
+    return CostModel(model, device, source, **coefficients, spread=float(high - low) / 2, error=error)
+
+
+def _non_negative(rows: npt.NDArray[np.float64], wanted: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """``x >= 0`` that minimises ``|rows x - wanted|``; exact. With five columns trying every set of non-zero ones (the
+    minimum is the free minimum of one of them) is simpler than an active-set method."""
+    columns = rows.shape[1]
+    scale = np.abs(rows).max(axis=0)
+    scale[scale == 0] = 1.0
+    best, least = np.zeros(columns), float(wanted @ wanted)
+    for size in range(1, columns + 1):
+        for chosen in combinations(range(columns), size):
+            part = list(chosen)
+            free = np.linalg.lstsq(rows[:, part] / scale[part], wanted, rcond=None)[0]
+            if (free < 0).any():
+                continue
+            rest = rows[:, part] @ (free / scale[part]) - wanted
+            if rest @ rest < least - 1e-12:
+                least = float(rest @ rest)
+                best = np.zeros(columns)
+                best[part] = free / scale[part]
+    return best

@@ -18,7 +18,7 @@ from cluster.decoder.footage.clip import Painter
 from cluster.decoder.footage.stretches import Placed
 from cluster.errors import NotReadyError, SourceError
 from cluster.types import BoolGrid, SampledPicture, UInt8Array
-from cluster.vision.draw import overlay
+from cluster.vision.sampler import overlay
 
 JPEG = "image/jpeg"
 QUALITY = 82

@@ -15,7 +15,7 @@ from cluster.engine.native.recall import RecallAttention, ask_context
 from cluster.engine.window.kv import KVSlab
 from cluster.engine.window.stream import HeldFrame
 from cluster.memory.recollection import RecallStats, Recollection
-from cluster.memory.retrieve.base import Retriever
+from cluster.memory.retrieve import Retriever
 from cluster.memory.stream import StreamMemory
 from cluster.models.base import VisionLanguageModel
 from cluster.types import MICROSECONDS, AskResult, AskSpec, Moment

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from av.video.frame import VideoFrame
 
 from cluster.errors import ConfigError
-from cluster.lab.clips.backdrop import (
+from cluster.lab.clips.sprites import (
     DAY,
     DOOR_X,
     DUSK,
@@ -27,18 +27,37 @@ from cluster.lab.clips.backdrop import (
     NEAR_LANE,
     NEAR_WALK,
     NIGHT,
+    STEPS,
     Light,
+    PersonLook,
+    PixelColor,
+    Sprite,
+    car,
     paint_street,
+    person,
 )
-from cluster.lab.clips.sprites import STEPS, Color, PersonLook, Sprite, car, person
 
 CYCLE_S = 24.0
 
-_CARS: tuple[Color, ...] = ((178, 34, 36), (36, 74, 148), (226, 228, 230), (46, 48, 52), (214, 160, 44), (70, 120, 92))
-_COATS: tuple[Color, ...] = ((196, 60, 48), (44, 84, 150), (226, 196, 88), (70, 130, 84), (208, 208, 212), (36, 34, 40))
-_TROUSERS: tuple[Color, ...] = ((44, 50, 70), (36, 34, 34), (120, 104, 82), (78, 84, 96))
-_HAIR: tuple[Color, ...] = ((34, 24, 18), (92, 60, 32), (150, 118, 66), (120, 118, 116))
-_SKIN: tuple[Color, ...] = ((224, 178, 146), (190, 138, 104), (128, 86, 60))
+_CARS: tuple[PixelColor, ...] = (
+    (178, 34, 36),
+    (36, 74, 148),
+    (226, 228, 230),
+    (46, 48, 52),
+    (214, 160, 44),
+    (70, 120, 92),
+)
+_COATS: tuple[PixelColor, ...] = (
+    (196, 60, 48),
+    (44, 84, 150),
+    (226, 196, 88),
+    (70, 130, 84),
+    (208, 208, 212),
+    (36, 34, 40),
+)
+_TROUSERS: tuple[PixelColor, ...] = ((44, 50, 70), (36, 34, 34), (120, 104, 82), (78, 84, 96))
+_HAIR: tuple[PixelColor, ...] = ((34, 24, 18), (92, 60, 32), (150, 118, 66), (120, 118, 116))
+_SKIN: tuple[PixelColor, ...] = ((224, 178, 146), (190, 138, 104), (128, 86, 60))
 
 Key = tuple[float, float, float]
 
@@ -52,7 +71,7 @@ class Actor:
 
     id: int
     kind: Literal["person", "car"]
-    look: PersonLook | Color
+    look: PersonLook | PixelColor
     keys: tuple[Key, ...]
 
     def place(self, second: float) -> tuple[float, float, float, float] | None:
@@ -104,7 +123,7 @@ def _cycle(start: float, rng: np.random.Generator) -> Iterator[tuple[Literal["pe
 
 
 def _person_look(rng: np.random.Generator) -> PersonLook:
-    def pick(colors: tuple[Color, ...]) -> Color:
+    def pick(colors: tuple[PixelColor, ...]) -> PixelColor:
         return colors[int(rng.integers(len(colors)))]
 
     return PersonLook(pick(_COATS), pick(_TROUSERS), pick(_HAIR), pick(_SKIN))

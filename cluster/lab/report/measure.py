@@ -12,9 +12,8 @@ from cluster.codec.processor import CodecOptions, CodecProcessor
 from cluster.engine.native.engine import NativeEngine
 from cluster.lab.report.model import ComparedWindow, Cost, SampleFrame
 from cluster.types import MICROSECONDS, Answer, FrameSample, PatchGeometry, SampledPicture, StreamSpec, WindowRequest
-from cluster.vision.draw import overlay_image
 from cluster.vision.pruners.base import Pruner
-from cluster.vision.sampler import PatchSampler
+from cluster.vision.sampler import PatchSampler, overlay_image
 
 
 @dataclass(frozen=True, slots=True)

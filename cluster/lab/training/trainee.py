@@ -29,10 +29,9 @@ from cluster.lab.training.config import Shape
 from cluster.lab.training.examples import Example
 from cluster.lab.training.layout import Layout
 from cluster.models.base import PatchBatch
-from cluster.models.checkpoint import INSTRUCTION, SYSTEM_PROMPT, Checkpoint
+from cluster.models.checkpoint import INSTRUCTION, SYSTEM_PROMPT, Checkpoint, preset_tokenizer
 from cluster.models.presets import initialise
 from cluster.models.qwen2_5_vl import SPECIAL_TOKENS, Qwen25VL, lexicographic_order
-from cluster.models.tokenizer import preset_tokenizer
 
 # The prompt's fixed parts: as one token each, a question costs its own words and two more.
 PHRASES = (

@@ -1,5 +1,183 @@
-"""Compressors, one per file: which tokens a memory keeps when its budget is reached."""
+"""Compressors, one per file: which tokens a memory keeps when its budget is reached.
 
-from cluster.memory.compress.base import Compressor
+What a compressor is: it names the tokens that stay.
+"""
 
-__all__ = ["Compressor"]
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from cluster.memory.head import LayerKV
+
+_STACKED = 1 << 20
+"""Most numbers of keys that are copied side by side: small layers are bound by calls, large ones by memory."""
+
+
+class Compressor(ABC):
+    """Chooses what a memory keeps. ``columns``: cells of one row of the grid, for those that look at neighbours.
+
+    ``wants_queries``: it goes by the rows that asked last (:meth:`observe`), which cost something to keep.
+    """
+
+    wants_queries: ClassVar[bool] = False
+
+    def __init__(self, columns: int) -> None:
+        if columns < 1:
+            raise ValueError(f"a grid has at least one column, not {columns}")
+        self.columns = columns
+
+    @abstractmethod
+    def select(self, layers: Sequence[LayerKV], budget: int) -> list[Tensor]:
+        """Tokens that stay, per layer ``[H, m]`` int64 with ``m <= budget``, ascending in each head.
+
+        ``layers`` are in the model's order. A budget of all tokens or more keeps all.
+        """
+
+    def observe(self, queries: Sequence[Tensor]) -> None:
+        """Take note of who asked last, before the next ``select``; most compressors do not look at it.
+
+        Args:
+            queries: per layer ``[H, r, D]``, before rotary: of the rows that asked last, the query heads that share a
+                key head side by side in ``r``. Each call replaces what the one before it said.
+        """
+        del queries
+
+
+def every(layer: LayerKV) -> Tensor:
+    """All tokens of a layer, as a choice."""
+    return torch.arange(layer.tokens, device=layer.key.device).expand(layer.heads, -1)
+
+
+def top_mask(scores: Tensor, count: int, *, evenly: bool = False) -> Tensor:
+    """``[H, n]`` bool: the ``count`` highest of ``scores [H, n]`` in each head.
+
+    Of equals at the edge, the earliest, or ``evenly`` as many spread over all of them. What is not a number counts as
+    the lowest.
+    """
+    if count <= 0 or count >= scores.shape[1]:
+        return torch.full_like(scores, count > 0, dtype=torch.bool)
+    ranked = scores.nan_to_num(nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf)
+    # Without a sort, which at some thousands of tokens costs more than everything else here.
+    edge = ranked.topk(count, dim=1, sorted=False).values.amin(dim=1, keepdim=True)
+    above, level = ranked > edge, ranked == edge
+    room = count - above.sum(dim=1, keepdim=True)
+    place = level.cumsum(dim=1)
+    if not evenly:
+        return above | (level & (place <= room))
+    # Of t equals, the k at (j + 1/2) t / k: up to the i-th there are ceil(k i / t - 1/2) of them.
+    equals = place[:, -1:]
+    upto = (2 * room * place + equals - 1) // (2 * equals)
+    return above | (level & (upto > (2 * room * (place - 1) + equals - 1) // (2 * equals)))
+
+
+def best(scores: Tensor, count: int, *, evenly: bool = False) -> Tensor:
+    """The ``count`` tokens ``[H, count]`` that :func:`top_mask` names, ascending in each head."""
+    return top_mask(scores, count, evenly=evenly).nonzero()[:, 1].view(len(scores), -1)
+
+
+def slots(frame: Tensor) -> Tensor:
+    """Frames ``[H, n]`` numbered anew in each head: 0, 1, 2 ..."""
+    return F.pad((frame[:, 1:] != frame[:, :-1]).cumsum(dim=1), (1, 0))
+
+
+def sizes(slot: Tensor) -> Tensor:
+    """Tokens ``[H, f]`` of each frame of the tokens ``slot [H, n]``; 0 where a head has fewer frames than others."""
+    count = slot.new_zeros(len(slot), int(slot[:, -1].max()) + 1)
+    return count.scatter_add_(1, slot, torch.ones_like(slot))
+
+
+def together(parts: Sequence[Tensor]) -> Tensor:
+    """Parts one after the other; a single one as it is, not copied."""
+    return parts[0] if len(parts) == 1 else torch.cat(list(parts))
+
+
+def alike(layers: Sequence[LayerKV]) -> Iterator[list[LayerKV]]:
+    """Neighbouring layers of one shape, together as long as copying them side by side is cheap."""
+    group: list[LayerKV] = []
+    for layer in layers:
+        full = group and (len(group) + 1) * layer.key.numel() > _STACKED
+        if group and (full or group[0].key.shape != layer.key.shape):
+            yield group
+            group = []
+        group.append(layer)
+    if group:
+        yield group
+
+
+class AttentionCompressor(Compressor):
+    """Ranks the tokens of a head by the attention that the rows which asked last pay to them.
+
+    Until rows were observed, the keys of the newest tokens (``stand_in``, 32: SnapKV's observation window) ask.
+
+    Deviation from all papers ranked this way: a memory holds keys before rotary and does not know at which positions
+    they will be read, so attention is by content alone; and where keys stand in for queries, they see later tokens too.
+
+    Args:
+        columns: cells of one row; unused.
+        stand_in: newest tokens whose keys ask where no rows were observed.
+    """
+
+    wants_queries: ClassVar[bool] = True
+
+    def __init__(self, columns: int, *, stand_in: int = 32) -> None:
+        super().__init__(columns)
+        if stand_in < 1:
+            raise ValueError(f"at least one token asks, not {stand_in}")
+        self.stand_in = stand_in
+        self._queries: list[Tensor] = []
+
+    def observe(self, queries: Sequence[Tensor]) -> None:
+        self._queries = list(queries)
+
+    def select(self, layers: Sequence[LayerKV], budget: int) -> list[Tensor]:
+        """See :class:`Compressor`.
+
+        Raises:
+            ValueError: rows were observed of another number of layers, or of heads of another shape.
+        """
+        if self._queries and len(self._queries) != len(layers):
+            raise ValueError(f"rows of {len(self._queries)} layers were observed, the memory has {len(layers)}")
+        return [
+            every(layer)
+            if budget >= layer.tokens
+            else best(self.scores(layer, self._attention(index, layer), budget), budget)
+            for index, layer in enumerate(layers)
+        ]
+
+    @abstractmethod
+    def scores(self, layer: LayerKV, attention: Tensor, budget: int) -> Tensor:
+        """Scores ``[H, n]`` of which the ``budget`` highest stay; ``attention [H, n]``: mean of all rows, sum 1."""
+
+    def _attention(self, index: int, layer: LayerKV) -> Tensor:
+        asked = self._queries[index] if self._queries and self._queries[index].shape[1] else None
+        return attention(layer.key, layer.key[:, -self.stand_in :] if asked is None else asked)
+
+
+def attention(key: Tensor, queries: Tensor) -> Tensor:
+    """Mean attention ``[H, n]`` of the rows ``queries [H, r, D]`` to the tokens ``key [H, n, D]``.
+
+    Raises:
+        ValueError: rows of another number of heads or another width than the keys have.
+    """
+    heads, _, width = key.shape
+    if queries.ndim != 3 or (queries.shape[0], queries.shape[2]) != (heads, width):
+        raise ValueError(f"rows {tuple(queries.shape)} do not ask {heads} key heads of width {width}")
+    scores: Tensor = queries.to(key.device).float() @ key.float().transpose(1, 2) * width**-0.5
+    return scores.softmax(dim=2).mean(dim=1)
+
+
+def rank_in_frame(scores: Tensor, slot: Tensor) -> Tensor:
+    """Place ``[H, n]`` of each token among those of its frame ``slot [H, n]``: 0 has the highest of ``scores [H, n]``,
+    the earlier of two equals."""
+    falling = scores.argsort(dim=1, descending=True, stable=True)
+    order = falling.gather(1, slot.gather(1, falling).argsort(dim=1, stable=True))
+    count = sizes(slot)
+    first = (count.cumsum(dim=1) - count).gather(1, slot)
+    place = torch.arange(slot.shape[1], device=slot.device) - first
+    return torch.empty_like(slot).scatter_(1, order, place)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from cluster.memory.compress.base import Compressor, best, every, sizes, slots
+from cluster.memory.compress import Compressor, best, every, sizes, slots
 from cluster.memory.head import LayerKV
 
 _CELLS = 1 << 24

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from cluster.memory.compress.base import AttentionCompressor
+from cluster.memory.compress import AttentionCompressor
 from cluster.memory.head import LayerKV
 
 

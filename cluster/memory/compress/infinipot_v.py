@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from cluster.memory.compress.base import Compressor, alike, best, every, slots, together, top_mask
+from cluster.memory.compress import Compressor, alike, best, every, slots, together, top_mask
 from cluster.memory.head import LayerKV
 
 _PART = 4096

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from cluster.memory.compress.base import Compressor, best, every
+from cluster.memory.compress import Compressor, best, every
 from cluster.memory.head import LayerKV
 
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from cluster.memory.compress.base import AttentionCompressor
+from cluster.memory.compress import AttentionCompressor
 from cluster.memory.head import LayerKV
 
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from cluster.memory.compress.base import AttentionCompressor, rank_in_frame, slots
+from cluster.memory.compress import AttentionCompressor, rank_in_frame, slots
 from cluster.memory.head import LayerKV
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from cluster.memory.organise.base import Members, NewTokens, Organiser
+from cluster.memory.organise import Members, NewTokens, Organiser
 
 
 class Frames(Organiser):

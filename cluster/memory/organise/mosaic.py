@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from cluster.errors import ConfigError
-from cluster.memory.organise.base import Members, NewTokens, Organiser
+from cluster.memory.organise import Members, NewTokens, Organiser
 
 
 class VisualPartitions:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from cluster.errors import ConfigError
-from cluster.memory.organise.base import Members, NewTokens, Organiser
+from cluster.memory.organise import Members, NewTokens, Organiser
 
 _BITS = "bits"
 

@@ -1,5 +1,42 @@
-"""Retrievers, one per file: which clusters a question needs."""
+"""Retrievers, one per file: which clusters a question needs.
 
-from cluster.memory.retrieve.base import Retrieved, Retriever
+What a retriever is: it names the clusters that a question needs.
+"""
 
-__all__ = ["Retrieved", "Retriever"]
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from cluster.memory.organise.table import ClusterTable
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Retrieved:
+    """``clusters`` ``[m]`` int64, ascending; ``examined``: share of the scores that had to be put in order."""
+
+    clusters: Tensor
+    examined: float
+
+    @classmethod
+    def nothing(cls, device: torch.device) -> Retrieved:
+        return cls(torch.zeros(0, dtype=torch.int64, device=device), 0.0)
+
+
+class Retriever(ABC):
+    """Options are keyword arguments with defaults."""
+
+    @abstractmethod
+    def select(self, query: Tensor, table: ClusterTable) -> Retrieved:
+        """Clusters for the query rows ``[r, D]`` of one key head, before rotary like the means, on the table's device.
+
+        An empty table or no rows give nothing.
+        """
+
+
+def best_scores(query: Tensor, mean: Tensor) -> Tensor:
+    """Largest dot product of any row of ``query [r, D]`` with each of ``mean [c, D]``: ``[c]``."""
+    return (query.float() @ mean.float().mT).amax(0)

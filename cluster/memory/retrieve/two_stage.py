@@ -9,7 +9,7 @@ from torch import Tensor
 
 from cluster.errors import ConfigError
 from cluster.memory.organise.table import ClusterTable
-from cluster.memory.retrieve.base import Retrieved, Retriever, best_scores
+from cluster.memory.retrieve import Retrieved, Retriever, best_scores
 
 
 class TwoStage(Retriever):

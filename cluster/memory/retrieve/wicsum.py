@@ -9,7 +9,7 @@ from torch import Tensor
 
 from cluster.errors import ConfigError
 from cluster.memory.organise.table import ClusterTable
-from cluster.memory.retrieve.base import Retrieved, Retriever
+from cluster.memory.retrieve import Retrieved, Retriever
 
 # Clusters that are looked at first; twice as many each time that is not enough.
 _FIRST = 16

@@ -15,8 +15,15 @@ from cluster.lab.evaluation.curves import charts
 from cluster.lab.evaluation.datasets import Skipped
 from cluster.lab.evaluation.metrics import window_truth
 from cluster.lab.evaluation.policies import WindowShape, codecsight, full, ours
-from cluster.lab.evaluation.questions import check_questions, thresholds_of
-from cluster.lab.evaluation.report import choose, figures, flops_for, make_report, reached
+from cluster.lab.evaluation.report import (
+    check_questions,
+    choose,
+    figures,
+    flops_for,
+    make_report,
+    reached,
+    thresholds_of,
+)
 from cluster.lab.evaluation.write import page
 from cluster.lab.report.charts import svg
 from cluster.lab.report.page import write_page

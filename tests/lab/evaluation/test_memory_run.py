@@ -11,12 +11,22 @@ from cluster.codec.processor import CodecOptions, CodecProcessor
 from cluster.engine.native.engine import NativeEngine
 from cluster.errors import ConfigError, SightlineError
 from cluster.lab.clips import make_clip
-from cluster.lab.evaluation.memory.answering import SPACES, _coverage, _filled, answer_scene, full_bytes
+from cluster.lab.evaluation.memory.answering import (
+    FULL,
+    SHARES,
+    SPACES,
+    ShareSetting,
+    _coverage,
+    _filled,
+    answer_scene,
+    full_bytes,
+    memory_grid,
+    ours,
+)
 from cluster.lab.evaluation.memory.asking import MultipleChoice, PastQuestion
 from cluster.lab.evaluation.memory.recording import Recording, record
 from cluster.lab.evaluation.memory.report import chance, summarise
 from cluster.lab.evaluation.memory.run import Footage, evaluate_memory
-from cluster.lab.evaluation.memory.settings import FULL, SHARES, ShareSetting, memory_grid, ours
 from cluster.lab.evaluation.policies import WindowShape
 from cluster.lab.evaluation.work import ModelSpec
 from cluster.memory.bank import MemoryBank

@@ -14,8 +14,8 @@ from cluster.lab.training.examples import ValidationExamples
 from cluster.lab.training.loss import margins
 from cluster.lab.training.pruning import picture_grid
 from cluster.lab.training.run import take_weights
+from cluster.lab.training.stages import auc
 from cluster.lab.training.trainee import Trainee
-from cluster.lab.training.validate import auc
 from cluster.models.settings import ModelSettings
 
 FOLDER = Path(cluster.__path__[0]) / "models" / "demo"

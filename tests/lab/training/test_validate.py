@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from cluster.lab.training.validate import auc, best_f1
+from cluster.lab.training.stages import auc, best_f1
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -16,8 +16,7 @@ from cluster.config import SightlineConfig, camera_settings, load_config, parse_
 from cluster.config.camera import CameraEntry
 from cluster.config.privacy import parse_mask
 from cluster.errors import SightlineError
-from cluster.kubernetes.manifest import parse_cameras
-from cluster.kubernetes.resource import CameraResource
+from cluster.kubernetes.resource import CameraResource, parse_cameras
 from cluster.lab.bench.fuzz.rpc import damaged, text, tree
 
 HANG_S = 5.0

@@ -18,7 +18,7 @@ from cluster.lab.bench.window import QUESTION
 from cluster.memory.bank import MemoryBank
 from cluster.memory.head import KVChunk
 from cluster.memory.organise.table import ClusterTable
-from cluster.memory.retrieve.base import Retrieved, Retriever
+from cluster.memory.retrieve import Retrieved, Retriever
 from cluster.memory.stream import StreamMemory
 from cluster.memory.tiers.arena import Arena
 from cluster.memory.tiers.stack import TierStack

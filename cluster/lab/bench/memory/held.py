@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from cluster.errors import ConfigError
-from cluster.memory.compress.base import Compressor
+from cluster.memory.compress import Compressor
 from cluster.memory.head import LayerKV
 
 

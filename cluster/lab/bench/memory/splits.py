@@ -16,7 +16,7 @@ from torch import Tensor
 
 from cluster.lab.bench.harness import Part
 from cluster.memory.head import KVChunk
-from cluster.memory.organise.base import NewTokens
+from cluster.memory.organise import NewTokens
 from cluster.memory.organise.mosaic import Mosaic, VisualPartitions
 from cluster.memory.retrieve.top_k import TopK
 from cluster.types import MICROSECONDS

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 from cluster.errors import ConfigError
 from cluster.lab.bench.harness import BenchResult
 from cluster.lab.evaluation.datasets.base import Skipped
+from cluster.lab.evaluation.memory.answering import FULL, ours
 from cluster.lab.evaluation.memory.asking import Question
 from cluster.lab.evaluation.memory.results import MemorySetting, SettingResult
 from cluster.lab.evaluation.memory.run import MemoryResults
 from cluster.lab.evaluation.memory.score import Space, credit
-from cluster.lab.evaluation.memory.settings import FULL, ours
 from cluster.lab.evaluation.metrics import Measured
 from cluster.lab.evaluation.report import measured_text, number
 from cluster.lab.evaluation.write import remarks

@@ -15,12 +15,11 @@ from typing import Any
 from cluster.engine.native.engine import NativeEngine
 from cluster.errors import ConfigError, SightlineError
 from cluster.lab.evaluation.datasets.base import Skipped
-from cluster.lab.evaluation.memory.answering import SPACES, SceneRun, answer_scene, pooled
+from cluster.lab.evaluation.memory.answering import SPACES, SceneRun, ShareSetting, answer_scene, pooled
 from cluster.lab.evaluation.memory.asking import Question
 from cluster.lab.evaluation.memory.recording import Recording, record
 from cluster.lab.evaluation.memory.results import Coverage, SettingResult
 from cluster.lab.evaluation.memory.score import Space
-from cluster.lab.evaluation.memory.settings import ShareSetting
 from cluster.lab.evaluation.policies import WindowShape
 from cluster.lab.evaluation.work import (
     Key,
