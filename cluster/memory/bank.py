@@ -13,12 +13,12 @@ from torch import Tensor
 
 from cluster.errors import NotReadyError
 from cluster.memory.head import KVChunk
-from cluster.memory.manifest import MemoryWriter
 from cluster.memory.retrieve import Retriever
 from cluster.memory.stream import StreamMemory
 from cluster.memory.tiered import MemoryShape
 from cluster.memory.tiers.base import Outcome
 from cluster.memory.tiers.stack import TierStack
+from cluster.memory.writer import MemoryWriter
 from cluster.registry import retrievers
 from cluster.types import MICROSECONDS, Forgotten, MemorySpec, MemoryStatus
 

@@ -20,7 +20,6 @@ from cluster.memory.manifest import (
     PART_BYTES,
     FrameLog,
     Manifest,
-    StoredBlocks,
     block_bytes,
     byte_blocks,
     dump_tensors,
@@ -31,6 +30,7 @@ from cluster.memory.organise.mosaic import VisualPartitions
 from cluster.memory.tiers.base import Block, BlockKey, Loaded, Outcome
 from cluster.memory.tiers.slabs import cell_size
 from cluster.memory.tiers.stack import TierStack
+from cluster.memory.writer import StoredBlocks
 from cluster.registry import organisers
 from cluster.types import MemorySpec
 
