@@ -4,6 +4,7 @@ import asyncio
 import os
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -43,3 +44,13 @@ async def until(condition: Any, what: str = "", timeout_s: float = 20.0) -> None
 @pytest.fixture(name="until")
 def until_fixture() -> Any:
     return until
+
+
+@pytest.fixture(scope="session")
+def clip(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """24 s of a street, 160x96."""
+    from cluster.lab.clips import make_clip
+
+    path = tmp_path_factory.mktemp("clips") / "street.mp4"
+    make_clip("street", path, seconds=24, size=(160, 96))
+    return path

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
-import logging
 import re
 import threading
 import time
@@ -13,11 +12,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from opentelemetry.context import Context
-from opentelemetry.sdk.trace import ReadableSpan, Span, SpanProcessor
-from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
-
-from cluster import metrics
 from cluster.errors import ConfigError
 from cluster.types import MICROSECONDS, Answer, FrameSample, FrameTrace
 
@@ -222,6 +216,8 @@ class Spans:
         from opentelemetry.sdk.resources import Resource
         from opentelemetry.sdk.trace import SpanLimits, TracerProvider
 
+        from cluster.tracing.export import BoundedProcessor
+
         self._processor = BoundedProcessor(exporter, queue=queue)
         resource = Resource({"service.name": "sightline", "service.instance.id": process})
         provider = TracerProvider(resource=resource, shutdown_on_exit=False, span_limits=SpanLimits())
@@ -302,90 +298,3 @@ def _context(parent: str) -> Any:
         int(found[1], 16), int(found[2], 16), is_remote=True, trace_flags=trace.TraceFlags(trace.TraceFlags.SAMPLED)
     )
     return trace.set_span_in_context(trace.NonRecordingSpan(there))
-
-
-BATCH = 256
-LINGER_S = 0.5
-"""For so long a batch waits to become full."""
-
-log = logging.getLogger(__name__)
-
-
-class BoundedProcessor(SpanProcessor):
-    """Drops the oldest spans when the queue is full, and those that the exporter gives up; both are counted.
-
-    The library's own batch processor drops the newest and tells it to the log alone.
-    """
-
-    def __init__(self, exporter: SpanExporter, *, queue: int = 2048) -> None:
-        self._exporter, self._limit = exporter, queue
-        self._waiting: deque[ReadableSpan] = deque()
-        self._wake = threading.Condition()
-        self._closing = False
-        # It says for each batch that the collector is down; we count, and say it once per outage.
-        logging.getLogger("opentelemetry.exporter").setLevel(logging.CRITICAL)
-        self._failing = False
-        self._thread = threading.Thread(target=self._run, name="spans", daemon=True)
-        self._thread.start()
-
-    def on_start(self, span: Span, parent_context: Context | None = None) -> None:
-        """Nothing to do."""
-
-    def on_end(self, span: ReadableSpan) -> None:
-        """Takes a span; never waits."""
-        with self._wake:
-            if self._closing:
-                metrics.spans.labels("dropped").inc()
-                return
-            self._waiting.append(span)
-            if len(self._waiting) > self._limit:
-                self._waiting.popleft()
-                metrics.spans.labels("dropped").inc()
-            if len(self._waiting) >= min(BATCH, self._limit):
-                self._wake.notify()
-
-    def shutdown(self) -> None:
-        """See the library."""
-        self.close(1.0)
-
-    def force_flush(self, timeout_millis: int = 30_000) -> bool:
-        """Whether everything went out in time."""
-        deadline = time.monotonic() + timeout_millis / 1000
-        while self._waiting and time.monotonic() < deadline:
-            time.sleep(0.01)
-        return not self._waiting
-
-    def close(self, timeout_s: float) -> None:
-        """Export what waits for so long at most; the rest is dropped and counted. Harmless when repeated."""
-        with self._wake:
-            self._closing = True
-            self._wake.notify()
-        self._thread.join(timeout_s)
-        with self._wake:
-            metrics.spans.labels("dropped").inc(len(self._waiting))
-            self._waiting.clear()
-        # Interrupts an export that is waiting for its collector.
-        self._exporter.shutdown()
-
-    def _run(self) -> None:
-        while True:
-            with self._wake:
-                self._wake.wait_for(lambda: self._closing or len(self._waiting) >= BATCH, LINGER_S)
-                batch = [self._waiting.popleft() for _ in range(min(BATCH, len(self._waiting)))]
-                if not batch and self._closing:
-                    return
-            if batch:
-                self._export(batch)
-
-    def _export(self, batch: list[ReadableSpan]) -> None:
-        try:
-            taken = self._exporter.export(batch) is SpanExportResult.SUCCESS
-        except Exception:
-            log.debug("an export failed", exc_info=True)
-            taken = False
-        metrics.spans.labels("exported" if taken else "dropped").inc(len(batch))
-        if not taken and not self._failing:
-            log.warning("the collector of traces takes nothing; spans are dropped until it does")
-        elif taken and self._failing:
-            log.info("the collector of traces is back")
-        self._failing = not taken

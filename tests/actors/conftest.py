@@ -6,14 +6,6 @@ import pytest
 from cluster_parts import Answers, configuration
 
 from actors.runtime import Cluster
-from cluster.lab.clips import make_clip
-
-
-@pytest.fixture(scope="session")
-def clip(tmp_path_factory):
-    path = tmp_path_factory.mktemp("clips") / "street.mp4"
-    make_clip("street", path, seconds=24, size=(160, 96))
-    return path
 
 
 @pytest.fixture(scope="module")

@@ -165,7 +165,7 @@ def test_what_a_process_counts_is_there_from_the_first_scrape_on():
         "reconciler": ("sightline_reconciler_watch_restarts_total", "expired"),
     }
     code = f"""
-from actors.processes import describe_process
+from actors.startup import describe_process
 from cluster import metrics
 from cluster.config import load_config
 config = load_config(None, {{"alerts": {{"sinks": [{{"name": "hook", "kind": "log"}}]}}}})

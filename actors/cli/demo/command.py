@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,29 +10,11 @@ import typer
 
 from actors.cli.demo.plan import CAMERAS
 from actors.cli.options import Json
-from cluster.lab.scenes.clips import Clip
-from cluster.lab.scenes.clips import make_clips as make
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from cluster.lab.report.model import Report
-
-
-def make_clips(folder: Path, on_clip: Callable[[], None] = lambda: None) -> dict[str, Path]:
-    """``folder/<camera>.mp4`` of every camera, with its truth beside it; whole ones are left as they are.
-
-    Args:
-        folder: made if need be.
-        on_clip: called as each one is done.
-
-    Raises:
-        SightlineError: they cannot be written, or a process died.
-    """
-    clips = [Clip(camera.scene(), camera.event, folder / f"{camera.name}.mp4") for camera in CAMERAS]
-    make(clips, folder, jobs=min(len(clips), os.cpu_count() or 1), on_clip=lambda _: on_clip())
-    return {camera.name: clip.path for camera, clip in zip(CAMERAS, clips, strict=True)}
-
 
 ROOM_BYTES = 32 * 2**20
 # What making clips, starting, loading and measuring take besides the live part, seconds on two cores.
@@ -98,7 +79,8 @@ def demo(
 def _run(console: Console, out: Path, seconds: float, model: str, engine: str) -> Report:
     import shlex
 
-    from actors.cli.demo.plan import CAMERAS, write_config
+    from actors.cli.demo.clips import make_clips
+    from actors.cli.demo.plan import write_config
     from actors.cli.demo.record import LoopedTruth
     from actors.cli.demo.screen import Screen
     from cluster.config import load_config
@@ -186,7 +168,6 @@ def _loads(report: Report) -> object:
 
 
 def _open(page: Path) -> None:
-    import os
     import sys
     import webbrowser
 
