@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from cluster.lab.evaluation.datasets.base import Skipped
+    from cluster.lab.evaluation.datasets import Skipped
     from cluster.lab.evaluation.memory.answering import ShareSetting
     from cluster.lab.evaluation.memory.report import MemoryReport
     from cluster.lab.evaluation.memory.run import Footage, MemoryResults

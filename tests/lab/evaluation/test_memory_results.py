@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from cluster.errors import ConfigError, SightlineError
-from cluster.lab.evaluation.datasets.base import Skipped
+from cluster.lab.evaluation.datasets import Skipped
 from cluster.lab.evaluation.memory.asking import PastQuestion
 from cluster.lab.evaluation.memory.report import memory_charts, memory_report, page
 from cluster.lab.evaluation.memory.results import (

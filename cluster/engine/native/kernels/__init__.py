@@ -1,15 +1,50 @@
-"""Attention kernels, one per file; ``kernel_for`` chooses when an engine starts."""
+"""Attention kernels, one per file; ``kernel_for`` chooses when an engine starts.
+
+What computes attention over runs; chosen once, when an engine starts.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any, Generic, TypeVar
 
 import torch
+from torch import Tensor
 
-from cluster.engine.native.kernels.base import Kernel
+from cluster.engine.window.planner import Run
 from cluster.registry import kernels
 
-__all__ = ["Kernel", "kernel_for"]
+Prepared = TypeVar("Prepared")
+
+
+class Kernel(ABC, Generic[Prepared]):
+    """Grouped-query attention of packed rows over the slots of several streams."""
+
+    @abstractmethod
+    def prepare(self, streams: Sequence[Sequence[Run]], like: Tensor) -> Prepared:
+        """Work out masks and indices once for all layers and heads.
+
+        ``streams[i]``: the runs of stream ``i``, in row order; rows count over all streams. ``like``: a tensor of the
+        device and dtype that queries and keys will have.
+        """
+
+    @abstractmethod
+    def attend(
+        self, prepared: Prepared, query: Tensor, keys: Sequence[Tensor], values: Sequence[Tensor], scale: float
+    ) -> Tensor:
+        """``query [H, n, d]`` rotated, per stream ``keys, values [Hkv, slots, d]`` rotated -> ``[n, H, d]``."""
+
+
+def grouped(query: Tensor, kv_heads: int) -> Tensor:
+    """``[H, n, d]`` -> ``[Hkv, H / Hkv, n, d]``: the query heads that share a key head, side by side."""
+    heads, rows, size = query.shape
+    return query.view(kv_heads, heads // kv_heads, rows, size)
+
+
+def shared(tensor: Tensor, group: int) -> Tensor:
+    """``[Hkv, s, d]`` -> ``[Hkv, group, s, d]`` without a copy."""
+    return tensor.unsqueeze(1).expand(-1, group, -1, -1)
 
 
 def kernel_for(device: torch.device, dtype: torch.dtype, name: str | None = None) -> Kernel[Any]:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from cluster.engine.native.kernels.base import Kernel, grouped, shared
+from cluster.engine.native.kernels import Kernel, grouped, shared
 from cluster.engine.native.kernels.blocks import CALL_COST, Block, blocks_of
 from cluster.engine.window.planner import Run
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from cluster.engine.native.kernels.base import Kernel, grouped, shared
+from cluster.engine.native.kernels import Kernel, grouped, shared
 from cluster.engine.native.kernels.blocks import CALL_COST, Block, blocks_of
 from cluster.engine.window.planner import Run
 

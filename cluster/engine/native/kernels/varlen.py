@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn.attention.varlen import varlen_attn
 
-from cluster.engine.native.kernels.base import Kernel
+from cluster.engine.native.kernels import Kernel
 from cluster.engine.window.planner import Run
 
 # Keys of one call: 256k x 2 KB (K and V of a 7B model's layer) = 0.5 GB.

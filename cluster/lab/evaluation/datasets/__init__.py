@@ -1,25 +1,248 @@
-"""Labelled footage: one file per layout on disk, each with one entry in ``layouts``."""
+"""Labelled footage: one file per layout on disk, each with one entry in ``layouts``.
 
-from cluster.lab.evaluation.datasets.base import (
-    Dataset,
-    LabelledVideo,
-    Layout,
-    Skipped,
-    UnreadableVideoError,
-    VideoFacts,
-    layouts,
-    load_dataset,
-    probe_video,
+What a directory of labelled footage is to the evaluator, whatever its layout on disk.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+
+import av
+from av.container import InputContainer
+from av.video.stream import VideoStream
+
+from cluster.errors import ConfigError
+from cluster.lab.scenes.dataset import INDEX
+from cluster.lab.scenes.questions import standing_question
+from cluster.lab.scenes.truth import SceneTruth, truth_path
+from cluster.lab.scenes.vocabulary import EVENT_KINDS
+from cluster.registry import Registry
+
+T = TypeVar("T")
+
+VIDEO_SUFFIXES = frozenset({".mp4", ".avi", ".mkv", ".mov", ".webm", ".m4v", ".ts"})
+
+# A container's stated length and the end of its last packet differ by rounding and by lost last frames; more than
+# this is missing video.
+_END_SLACK_S = 1.0
+
+
+class UnreadableVideoError(Exception):
+    """The file is no video that can be played to its end; the message says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class VideoFacts:
+    """``fps`` is the mean frame rate; ``seconds`` the length of the video."""
+
+    width: int
+    height: int
+    fps: float
+    seconds: float
+
+
+def probe_video(path: Path) -> VideoFacts:
+    """Open the file, decode its first picture and find its end.
+
+    Raises:
+        UnreadableVideoError: missing, empty, not a video, no decodable picture, or cut off before its stated end.
+    """
+    try:
+        if path.stat().st_size == 0:
+            raise UnreadableVideoError("empty file (0 bytes)")
+        with av.open(str(path)) as container:
+            return _probe(container)
+    except (av.FFmpegError, OSError) as error:
+        raise UnreadableVideoError(f"cannot be read: {getattr(error, 'strerror', None) or error}") from None
+
+
+def _probe(container: InputContainer) -> VideoFacts:
+    if not container.streams.video:
+        raise UnreadableVideoError("holds no video stream")
+    stream = container.streams.video[0]
+    first = next(container.decode(stream), None)
+    if first is None:
+        raise UnreadableVideoError("holds no picture")
+    fps = float(stream.average_rate or stream.guessed_rate or 0)
+    if fps <= 0:
+        raise UnreadableVideoError("states no frame rate")
+    start = first.time or 0.0
+    stated = _stated_seconds(container, stream)
+    end = _last_packet_s(container, stream, start + stated if stated is not None else None) + 1 / fps
+    if stated is not None and start + stated - end > _END_SLACK_S:
+        raise UnreadableVideoError(f"truncated: ends after {end - start:.1f} of {stated:.1f} s")
+    return VideoFacts(stream.width, stream.height, fps, end - start)
+
+
+def _stated_seconds(container: InputContainer, stream: VideoStream) -> float | None:
+    if stream.duration is not None and stream.time_base is not None:
+        return float(stream.duration * stream.time_base)
+    return container.duration / av.time_base if container.duration is not None else None
+
+
+def _last_packet_s(container: InputContainer, stream: VideoStream, near_s: float | None) -> float:
+    """Presentation time of the last packet, seconds. Reads from the last keyframe on where the end is known."""
+    if near_s is not None:
+        container.seek(int(near_s * av.time_base))
+    else:
+        container.seek(0)
+    last = 0.0
+    for packet in container.demux(stream):
+        # AVI knows no presentation times.
+        stamp = packet.pts if packet.pts is not None else packet.dts
+        if stamp is not None and packet.time_base is not None:
+            last = max(last, float(stamp * packet.time_base))
+    return last
+
+
+@dataclass(frozen=True, slots=True)
+class LabelledVideo:
+    """One video and its truth.
+
+    * ``events``: (kind, start, end), seconds from the video's first picture
+    * ``kinds``: what it can be judged on; a kind named here without an event did not happen
+    * ``strata``: names of the groups it is also reported in ("night", "noisy" …)
+    * ``motion``: mean motion by the data set's own measure, ``None`` where the evaluation is to measure it
+    """
+
+    path: Path
+    name: str
+    events: tuple[tuple[str, float, float], ...]
+    kinds: tuple[str, ...]
+    strata: frozenset[str] = frozenset()
+    motion: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Skipped:
+    """A video that is left out, and why, in one sentence."""
+
+    path: Path
+    reason: str
+
+
+# So many reasons are named in an error; the rest are counted.
+_REASONS_TOLD = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Dataset:
+    """Labelled videos, what was left out, and the question that asks for each kind of event (kind -> text)."""
+
+    layout: str
+    directory: Path
+    videos: tuple[LabelledVideo, ...]
+    questions: dict[str, str]
+    skipped: tuple[Skipped, ...] = field(default=())
+
+
+Layout = Callable[[Path, float], Dataset]
+"""Reads ``(directory, min_seconds)``; raises ``ConfigError`` when the directory is not of its layout at all."""
+
+layouts: Registry[Layout] = Registry(
+    "dataset layout",
+    {
+        "scenes": "cluster.lab.evaluation.datasets:read_scenes",
+        "ucf-crime": "cluster.lab.evaluation.datasets.ucf_crime:read_ucf_crime",
+    },
 )
 
-__all__ = [
-    "Dataset",
-    "LabelledVideo",
-    "Layout",
-    "Skipped",
-    "UnreadableVideoError",
-    "VideoFacts",
-    "layouts",
-    "load_dataset",
-    "probe_video",
-]
+
+def load_dataset(directory: str | Path, layout: str = "scenes", *, min_seconds: float = 0.0) -> Dataset:
+    """Read a directory of labelled videos.
+
+    Args:
+        directory: holds videos and labels.
+        layout: how they lie in it, one of ``layouts``.
+        min_seconds: shorter videos are skipped; the evaluator's window length.
+
+    Raises:
+        ConfigError: unknown layout, no such directory, one that is not of this layout, or nothing left of it; the
+            message then says what was skipped first and why.
+    """
+    read = layouts.get(layout)
+    folder = dataset_folder(directory)
+    dataset = read(folder, min_seconds)
+    if not dataset.videos:
+        raise ConfigError(f"nothing left to evaluate in {folder}: {reasons(dataset.skipped)}")
+    return dataset
+
+
+def dataset_folder(directory: str | Path) -> Path:
+    """Raises ``ConfigError`` where it is no directory."""
+    folder = Path(directory)
+    if not folder.is_dir():
+        what = "is not a directory" if folder.exists() else "does not exist"
+        raise ConfigError(f"dataset directory {folder} {what}")
+    return folder
+
+
+def collect(parts: Iterable[tuple[Path, str, Callable[[], T]]]) -> tuple[list[T], list[Skipped]]:
+    """What can be made of the ``parts`` (path, beginning of the reason, what makes it), and why the others cannot."""
+    found: list[T] = []
+    skipped: list[Skipped] = []
+    for path, where, make in parts:
+        try:
+            found.append(make())
+        except (ConfigError, UnreadableVideoError) as error:
+            skipped.append(Skipped(path, f"{where}{error}"))
+    return found, skipped
+
+
+def probe_long_enough(path: Path, min_seconds: float) -> VideoFacts:
+    """Raises ``UnreadableVideoError`` as well where it is shorter than that."""
+    facts = probe_video(path)
+    if facts.seconds < min_seconds:
+        raise UnreadableVideoError(f"shorter than a window: {facts.seconds:.1f} of {min_seconds:g} s")
+    return facts
+
+
+def reasons(skipped: Sequence[Skipped]) -> str:
+    """The first few reasons in one line."""
+    if not skipped:
+        return "it holds no video of this layout"
+    told = "; ".join(f"{each.path.name}: {each.reason}" for each in skipped[:_REASONS_TOLD])
+    more = len(skipped) - _REASONS_TOLD
+    return f"{told}; and {more} more" if more > 0 else told
+
+
+def read_scenes(directory: Path, min_seconds: float) -> Dataset:
+    """Every clip in the directory; a scene's truth covers every kind of event, so each is judged on all."""
+    clips = {path.stem: path for path in directory.glob("*.mp4")}
+    paths = [clips.get(name, directory / f"{name}.mp4") for name in sorted(clips.keys() | set(_indexed(directory)))]
+    videos, skipped = collect((path, "", partial(_labelled, path, min_seconds)) for path in paths)
+    questions = {kind: standing_question(kind) for kind in EVENT_KINDS}
+    return Dataset("scenes", directory, tuple(videos), questions, tuple(skipped))
+
+
+def _indexed(directory: Path) -> list[str]:
+    """Names in the index; without one, whatever lies there counts."""
+    path = directory / INDEX
+    if not path.exists():
+        return []
+    try:
+        return [str(clip["name"]) for clip in json.loads(path.read_text(encoding="utf-8"))["clips"]]
+    except (OSError, ValueError, KeyError, TypeError):
+        raise ConfigError(f"{path} is not an index of scenes; remove it to use the clips as they lie there") from None
+
+
+def _labelled(path: Path, min_seconds: float) -> LabelledVideo:
+    if not path.exists():
+        raise ConfigError("in the index, not on disk")
+    if not truth_path(path).exists():
+        raise ConfigError(f"its truth {truth_path(path).name} is missing")
+    truth = SceneTruth.load(truth_path(path))
+    probe_long_enough(path, min_seconds)
+    return LabelledVideo(
+        path=path,
+        name=truth.name,
+        events=tuple((event.kind, event.start_s, event.end_s) for event in truth.events),
+        kinds=EVENT_KINDS,
+        strata=frozenset(truth.strata),
+        motion=truth.mean_motion,
+    )

@@ -13,7 +13,7 @@ from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
 from cluster.errors import ConfigError
-from cluster.lab.evaluation.datasets.base import (
+from cluster.lab.evaluation.datasets import (
     VIDEO_SUFFIXES,
     Dataset,
     LabelledVideo,

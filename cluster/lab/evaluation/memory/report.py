@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from cluster.errors import ConfigError
 from cluster.lab.bench.harness import BenchResult
-from cluster.lab.evaluation.datasets.base import Skipped
+from cluster.lab.evaluation.datasets import Skipped
 from cluster.lab.evaluation.memory.answering import FULL, ours
 from cluster.lab.evaluation.memory.asking import Question
 from cluster.lab.evaluation.memory.results import MemorySetting, SettingResult

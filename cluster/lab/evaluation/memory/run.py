@@ -14,7 +14,7 @@ from typing import Any
 
 from cluster.engine.native.engine import NativeEngine
 from cluster.errors import ConfigError, SightlineError
-from cluster.lab.evaluation.datasets.base import Skipped
+from cluster.lab.evaluation.datasets import Skipped
 from cluster.lab.evaluation.memory.answering import SPACES, SceneRun, ShareSetting, answer_scene, pooled
 from cluster.lab.evaluation.memory.asking import Question
 from cluster.lab.evaluation.memory.recording import Recording, record

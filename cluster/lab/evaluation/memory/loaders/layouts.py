@@ -24,9 +24,9 @@ from functools import partial
 from pathlib import Path
 
 from cluster.errors import ConfigError
-from cluster.lab.evaluation.datasets.base import VIDEO_SUFFIXES, Skipped
+from cluster.lab.evaluation.datasets import VIDEO_SUFFIXES, Skipped
 from cluster.lab.evaluation.memory.asking import LETTERS, MultipleChoice, PastQuestion, Question
-from cluster.lab.evaluation.memory.loaders.base import Annotation, Entry
+from cluster.lab.evaluation.memory.loaders import Annotation, Entry
 from cluster.lab.evaluation.memory.loaders.records import Record, read_records, seconds, text, texts
 
 _TIMED_KINDS = ("answer_type", "question_type", "task")
