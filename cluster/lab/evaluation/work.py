@@ -13,11 +13,15 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import IO, Any, TypeVar
 
 import torch
 
-import cluster
+import cluster.codec
+import cluster.engine
+import cluster.models
+import cluster.vision
 from cluster.engine.native.engine import NativeEngine
 from cluster.errors import ConfigError, SightlineError
 from cluster.lab.evaluation.datasets import Skipped
@@ -25,7 +29,7 @@ from cluster.models import load_model
 from cluster.models.base import VisionLanguageModel
 
 # What decides an answer besides model and setting; results of other code are not taken for this code's.
-_CODE = ("codec", "vision", "engine", "models")
+_CODE = (cluster.codec, cluster.vision, cluster.engine, cluster.models)
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -144,14 +148,13 @@ def model_digest(engine: NativeEngine, questions: Mapping[str, str]) -> str:
 
 
 @functools.cache
-def code_digest(parts: tuple[str, ...]) -> str:
-    """Of packages and modules, as paths in the package."""
+def code_digest(parts: tuple[ModuleType, ...]) -> str:
+    """Of the sources of modules, and of packages with all they hold."""
     hasher = hashlib.blake2b(digest_size=16)
-    for folder in cluster.__path__:
-        for part in parts:
-            place = Path(folder, part)
+    for part in parts:
+        for place in map(Path, part.__path__ if hasattr(part, "__path__") else [str(part.__file__)]):
             for path in sorted(place.rglob("*.py")) if place.is_dir() else [place]:
-                hasher.update(os.fsencode(path.relative_to(folder)) + path.read_bytes())
+                hasher.update(os.fsencode(path.relative_to(place.parent)) + path.read_bytes())
     return hasher.hexdigest()
 
 

@@ -12,9 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import cluster.memory
+import cluster.memory.head
 from cluster.engine.native.engine import NativeEngine
 from cluster.errors import ConfigError, SightlineError
 from cluster.lab.evaluation.datasets import Skipped
+from cluster.lab.evaluation.memory import answering, recording, results
 from cluster.lab.evaluation.memory.answering import SPACES, SceneRun, ShareSetting, answer_scene, pooled
 from cluster.lab.evaluation.memory.asking import Question
 from cluster.lab.evaluation.memory.recording import Recording, record
@@ -36,13 +39,8 @@ from cluster.lab.evaluation.work import (
 from cluster.models.base import VisionLanguageModel
 
 # What decides an answer besides the model, its engine and the setting.
-_CODE = (
-    "memory",
-    "lab/evaluation/memory/recording.py",
-    "lab/evaluation/memory/answering.py",
-    "lab/evaluation/memory/settings.py",
-)
-_RECORDING_CODE = ("memory/head.py", "lab/evaluation/memory/recording.py")
+_CODE = (cluster.memory, recording, answering, results)
+_RECORDING_CODE = (cluster.memory.head, recording)
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,10 +211,10 @@ def _record(engine: NativeEngine, clip: _Clip) -> str | None:
 
 def _answer(engine: NativeEngine, task: tuple[_Clip, ShareSetting]) -> SceneRun:
     clip, setting = task
-    recording = _recording(clip.recording)
-    if recording is None:
+    recorded = _recording(clip.recording)
+    if recorded is None:
         raise SightlineError(f"{clip.footage.name} was not answered: its recording {clip.recording} is gone")
-    return answer_scene(engine, recording, clip.footage.name, clip.footage.questions, setting)
+    return answer_scene(engine, recorded, clip.footage.name, clip.footage.questions, setting)
 
 
 @functools.lru_cache(maxsize=1)
