@@ -14,7 +14,7 @@ from cluster.types import (
     Answer,
     AskResult,
     AskSpec,
-    Forgotten,
+    DeletedMemory,
     FrameSample,
     MemoryStatus,
     PatchGeometry,
@@ -114,7 +114,7 @@ class Engine(Protocol):
         """
         ...
 
-    def forget(self, stream: str, ago_s: float | None = None) -> Forgotten:
+    def forget(self, stream: str, ago_s: float | None = None) -> DeletedMemory:
         """Forget what a stream saw more than ``ago_s`` seconds before its newest frame, or everything: its window and,
         in every tier, its memory."""
         ...

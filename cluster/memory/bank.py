@@ -12,15 +12,15 @@ from dataclasses import dataclass, field, replace
 from torch import Tensor
 
 from cluster.errors import NotReadyError
-from cluster.memory.head import KVChunk
+from cluster.memory.head_memory import KVChunk
 from cluster.memory.retrieve import Retriever
 from cluster.memory.stream import StreamMemory
-from cluster.memory.tiered import MemoryShape
+from cluster.memory.tiered_heads import MemoryShape
 from cluster.memory.tiers.base import Outcome
 from cluster.memory.tiers.stack import TierStack
 from cluster.memory.writer import MemoryWriter
 from cluster.registry import retrievers
-from cluster.types import MICROSECONDS, Forgotten, MemorySpec, MemoryStatus
+from cluster.types import MICROSECONDS, DeletedMemory, MemorySpec, MemoryStatus
 
 log = logging.getLogger(__name__)
 
@@ -177,9 +177,8 @@ class MemoryBank:
             self.tiers.drop(stream)
 
     def take(self, chunk: KVChunk) -> None:
-        """What an engine hands on (:data:`~cluster.memory.head.Leave`); streams without a memory have nothing kept.
-
-        A frame that cannot be taken in is counted and costs nothing else.
+        """Accept a frame that left a window (a :data:`~cluster.memory.head_memory.KVSink`); ignored for streams without
+        a memory. A frame that fails is counted and logged.
         """
         memory = self._memories.get(chunk.stream)
         if memory is None:
@@ -363,7 +362,7 @@ class MemoryBank:
             with self._lock:
                 self._reports.pop(oldest, None)
 
-    def forget(self, stream: str, ago_s: float | None = None, *, newest: int | None = None) -> Forgotten:
+    def forget(self, stream: str, ago_s: float | None = None, *, newest: int | None = None) -> DeletedMemory:
         """Forget what is older than ``ago_s`` seconds before the newest frame, or everything, in every tier.
 
         ``newest``: time of that frame on the camera's clock (microseconds), where it has not left the window yet.
@@ -383,7 +382,7 @@ class MemoryBank:
             self.tiers.drop(stream)
             with self._lock:
                 self._reports.pop(stream, None)
-            return Forgotten(0, 0)
+            return DeletedMemory(0, 0)
         with memory.exclusive:
             frames, held = memory.frames, memory.held_bytes
             if ago_s is None or memory.newest is None:
@@ -394,7 +393,7 @@ class MemoryBank:
                 latest = memory.newest if newest is None else max(memory.newest, memory.time_of(newest))
                 memory.forget(before_frame=memory.frames_since(latest - round(ago_s * MICROSECONDS)))
                 self.save(stream)
-            forgotten = Forgotten(frames - memory.frames, max(0, held - memory.held_bytes))
+            forgotten = DeletedMemory(frames - memory.frames, max(0, held - memory.held_bytes))
         if not memory.frames and stream in self._visited:
             self._drop(stream)
             self._released.pop(stream, None)

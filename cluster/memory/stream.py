@@ -17,14 +17,14 @@ import torch
 from torch import Tensor
 
 from cluster.memory.compress import Compressor
-from cluster.memory.head import Change, Head, KVChunk, LayerKV, OutOfReachError
+from cluster.memory.eviction import make_room
+from cluster.memory.head_memory import BlocksUnavailableError, Change, HeadMemory, KVChunk, LayerKV
 from cluster.memory.manifest import (
     FrameLog,
 )
 from cluster.memory.organise import NewTokens
 from cluster.memory.organise.mosaic import VisualPartitions
-from cluster.memory.room import make_room
-from cluster.memory.tiered import WAITING, MemoryShape, TieredHeads
+from cluster.memory.tiered_heads import WAITING, MemoryShape, TieredHeads
 from cluster.memory.tiers.base import Outcome
 from cluster.memory.tiers.stack import TierStack
 from cluster.registry import compressors, organisers
@@ -41,7 +41,7 @@ class MemoryView:
     """
 
     stream: str
-    heads: tuple[tuple[Head, ...], ...]
+    heads: tuple[tuple[HeadMemory, ...], ...]
     recent: tuple[KVChunk, ...]
     log: FrameLog
     first_frame: int
@@ -299,7 +299,7 @@ class StreamMemory(TieredHeads):
         self.counts.settled += 1
         return True
 
-    def _added(self, number: int, h: int, layer: LayerKV, until: int, head: Head) -> Change:
+    def _added(self, number: int, h: int, layer: LayerKV, until: int, head: HeadMemory) -> Change:
         frame, cell = layer.frame[h].cpu(), layer.cell[h].cpu()
         # An earlier attempt may have got as far as this head.
         new = (frame >= head.settled).nonzero()[:, 0]
@@ -355,11 +355,11 @@ class StreamMemory(TieredHeads):
             for uid in head.table.uid[head.organiser.pending].tolist():
                 self._change(number, h, partial(self._split, number, h, uid))
 
-    def _split(self, number: int, h: int, uid: int, head: Head) -> Change:
+    def _split(self, number: int, h: int, uid: int, head: HeadMemory) -> Change:
         (cluster,) = head.numbers([uid])
         (loaded,) = self.loader(number, h, top=True)([int(head.table.block[cluster])])
         if loaded.block is None or not head.is_of(cluster, loaded.block):
-            raise OutOfReachError
+            raise BlocksUnavailableError
         return head.split(cluster, loaded.block)
 
     # -- forgetting -------------------------------------------------------------------------------

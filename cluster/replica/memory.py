@@ -19,7 +19,7 @@ from cluster.registry import tiers
 from cluster.replica.album import Album
 from cluster.replica.asks import Conversations
 from cluster.replica.worker import EngineWorker
-from cluster.types import MICROSECONDS, AskResult, AskSpec, Forgotten, FrameSample, MemoryStatus, Moment, StreamSpec
+from cluster.types import MICROSECONDS, AskResult, AskSpec, DeletedMemory, FrameSample, MemoryStatus, Moment, StreamSpec
 from cluster.wire.answers import AnswerHub
 
 if TYPE_CHECKING:
@@ -102,10 +102,10 @@ class WorkerMemory:
         finally:
             done.cancel()
 
-    async def forget(self, camera: str, ago_s: float | None) -> Forgotten:
+    async def forget(self, camera: str, ago_s: float | None) -> DeletedMemory:
         """See ``MemoryHandler``."""
         newest = self._album.newest(camera)
-        forgotten: Forgotten = await asyncio.wrap_future(self._worker.forget(camera, ago_s))
+        forgotten: DeletedMemory = await asyncio.wrap_future(self._worker.forget(camera, ago_s))
         self._album.forget(camera, None if ago_s is None or newest is None else newest - round(ago_s * MICROSECONDS))
         return forgotten
 

@@ -13,7 +13,7 @@ from sightline.v1 import memory_pb2, memory_pb2_grpc
 
 from cluster.errors import CapacityError, SightlineError
 from cluster.replica.asks import Conversations
-from cluster.types import AskResult, AskSpec, Forgotten, MemoryStatus, Moment
+from cluster.types import AskResult, AskSpec, DeletedMemory, MemoryStatus, Moment
 from cluster.wire.memory_wire import (
     Told,
     ask_from_proto,
@@ -42,7 +42,7 @@ class MemoryHandler(Protocol):
         """Pieces of the answer, then one result. Cancelled, or closed, when nobody waits for it any more."""
         ...
 
-    async def forget(self, camera: str, ago_s: float | None) -> Forgotten:
+    async def forget(self, camera: str, ago_s: float | None) -> DeletedMemory:
         """Forget what was seen more than ``ago_s`` seconds before the newest frame; ``None``: everything."""
         ...
 

@@ -22,7 +22,7 @@ from cluster.errors import CapacityError, ConfigError, NotReadyError, Unavailabl
 from cluster.replica.asks import AskQueue
 from cluster.replica.steps import Departure, Intake, Offer, OpenStream, StepPace, Steps, WindowCounts, WorkerEvents
 from cluster.replica.window_queue import WindowQueue
-from cluster.types import AskResult, AskSpec, Forgotten, FrameSample, StreamSpec
+from cluster.types import AskResult, AskSpec, DeletedMemory, FrameSample, StreamSpec
 from cluster.types.cameras import Priority
 from cluster.types.reports import ReplicaReport, StreamReport
 
@@ -182,10 +182,10 @@ class EngineWorker:
         self._command(command)
         return done
 
-    def forget(self, stream: str, ago_s: float | None = None) -> Future[Forgotten]:
+    def forget(self, stream: str, ago_s: float | None = None) -> Future[DeletedMemory]:
         """See ``Engine.forget``. An answer under way may rest on what is forgotten: it ends with ``NotReadyError``."""
 
-        def forget(engine: Engine) -> Forgotten:
+        def forget(engine: Engine) -> DeletedMemory:
             error = NotReadyError(f"camera {stream!r} was made to forget while it was asked; ask again about the rest")
             self._asks.drop(stream, error, waiting=False)
             return engine.forget(stream, ago_s)

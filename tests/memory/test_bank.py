@@ -15,7 +15,7 @@ from remembering import MIB, Site, answered, redis_tier, stream, until
 from cluster.engine.native import NativeEngine
 from cluster.errors import NotReadyError
 from cluster.memory.bank import MemoryBank
-from cluster.memory.head import KVChunk
+from cluster.memory.head_memory import KVChunk
 from cluster.memory.manifest import Manifest
 from cluster.memory.tiers.arena import Arena
 from cluster.memory.tiers.base import Block, BlockKey, Outcome

@@ -14,9 +14,9 @@ from torch.nn import functional as F
 from cluster.lab.bench.memory.held import HeldKV
 from cluster.lab.evaluation.memory.score import coverage_area, nearest_distances
 from cluster.memory.compress import best
-from cluster.memory.compress.cords import CoRDS, Standing, centroids, cut, greedy_cover, handed_on, log_det_greedy
+from cluster.memory.compress.cords import CoRDS, TokenWeights, centroids, cut, greedy_cover, handed_on, log_det_greedy
 from cluster.memory.compress.infinipot_v import InfiniPotV, pool_steps, pooled_norms, temporal_redundancy, variation
-from cluster.memory.head import LayerKV
+from cluster.memory.head_memory import LayerKV
 from cluster.registry import compressors
 
 COLUMNS = 4
@@ -373,7 +373,7 @@ def test_weights_go_to_the_nearest_that_stays() -> None:
 
 def test_tokens_are_known_again_by_frame_and_cell() -> None:
     layer = ragged(2, 5, layers=1)[0]
-    standing = Standing()
+    standing = TokenWeights()
     assert bool((standing.of(layer) == 1).all())
     chosen = torch.tensor([[0, 3, 7], [1, 2, 9]])
     standing.keep(layer, chosen, torch.tensor([[5.0, 6.0, 7.0], [2.0, 3.0, 4.0]]))

@@ -14,7 +14,7 @@ from cluster.memory.compress.infinipot import InfiniPot
 from cluster.memory.compress.livevlm import LiveVLM
 from cluster.memory.compress.snapkv import SnapKV
 from cluster.memory.compress.streammem import StreamMem
-from cluster.memory.head import LayerKV
+from cluster.memory.head_memory import LayerKV
 from cluster.registry import compressors
 
 NAMES = ["infinipot", "livevlm", "snapkv", "streammem"]

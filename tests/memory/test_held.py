@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from cluster.errors import ConfigError
 from cluster.lab.bench.memory.held import HeldKV
-from cluster.memory.head import LayerKV
+from cluster.memory.head_memory import LayerKV
 from cluster.registry import compressors
 
 BOUNDED = sorted(set(compressors.names()) - {"none"})

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from cluster.memory.head import KVChunk
-from cluster.memory.room import compress
+from cluster.memory.eviction import compress
+from cluster.memory.head_memory import KVChunk
 from cluster.memory.stream import StreamMemory
 from cluster.memory.tiers.arena import Arena
 from cluster.memory.tiers.stack import TierStack

@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cluster.memory.prefetch import FetchEvent, Prefetcher, StayingLanding, pack, unpack
+from cluster.memory.prefetch import FetchEvent, Prefetcher
 from cluster.memory.tiers.base import Block, BlockKey, Loaded, Outcome
 
 WAIT_S = 5.0
@@ -290,30 +290,3 @@ def test_closing_ends_the_threads_and_nothing_is_taken_afterwards() -> None:
         fetcher.begin(keys(1))
     with pytest.raises(RuntimeError, match="closed"):
         fetcher.take(keys(1))
-
-
-def test_what_landed_is_waited_for_in_the_thread_that_takes() -> None:
-    arrived: list[str] = []
-
-    class Telling(StayingLanding):
-        def land(self, loaded):
-            return list(loaded), lambda: arrived.append(threading.current_thread().name)
-
-    with Prefetcher(Store().load, threads=1, landing=Telling()) as fetcher:
-        fetcher.begin(keys(1))
-        fetcher.take(keys(1, 2))
-    assert arrived == [threading.main_thread().name] * 2
-
-
-@given(st.lists(st.integers(0, 5), max_size=6), st.sampled_from([torch.float32, torch.bfloat16, torch.float16]))
-def test_packed_blocks_come_out_as_they_went_in(sizes: list[int], dtype: torch.dtype) -> None:
-    blocks = []
-    for number, size in enumerate(sizes):
-        place = torch.arange(size, dtype=torch.int32) + number
-        # Keys as a view with strides, as a slice of a longer cache is.
-        blocks.append(Block(torch.randn(3, size).to(dtype).T, torch.randn(size, 3).to(dtype), place, place * 2))
-    packed = pack(blocks)
-    for before, after in zip(blocks, unpack(packed, blocks), strict=True):
-        for name in ("key", "value", "frame", "cell"):
-            assert torch.equal(getattr(before, name), getattr(after, name))
-            assert getattr(after, name).untyped_storage().data_ptr() == packed.untyped_storage().data_ptr()

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cluster.memory.compress.infinipot_v import InfiniPotV
-from cluster.memory.head import Head, KVChunk
+from cluster.memory.head_memory import HeadMemory, KVChunk
 from cluster.memory.stream import StreamMemory
 from cluster.memory.tiers.arena import Arena
 from cluster.memory.tiers.base import Loaded, Outcome
@@ -300,7 +300,7 @@ def test_blocks_written_after_the_manifest_do_not_count_and_are_deleted() -> Non
 
 
 @pytest.mark.parametrize("failing", [1, 2])
-@pytest.mark.parametrize("where", [(Head, "add"), (Head, "copy"), (Arena, "store"), (InfiniPotV, "select")])
+@pytest.mark.parametrize("where", [(HeadMemory, "add"), (HeadMemory, "copy"), (Arena, "store"), (InfiniPotV, "select")])
 def test_an_exception_costs_the_frames_at_hand_at_most(
     where: tuple[type, str], failing: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

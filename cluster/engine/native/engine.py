@@ -12,22 +12,22 @@ import torch
 from torch import Tensor
 
 from cluster.engine.base import finished
-from cluster.engine.native.asking import Asking
+from cluster.engine.native.ask_run import NativeAskRun
 from cluster.engine.native.attention import install
-from cluster.engine.native.decode import explain
+from cluster.engine.native.explanations import explain
 from cluster.engine.native.forward import PassResult
 from cluster.engine.native.kernels import kernel_for
 from cluster.engine.native.passes import pass_rows, run_passes
 from cluster.engine.native.plan import Prompt, WindowPlan, commit, plan_window, system_prompt
 from cluster.engine.window.kv import KVSlab
 from cluster.engine.window.score import end_tokens, score_of
-from cluster.engine.window.windowed import Computed, WindowedEngine, Work
+from cluster.engine.window.windowed_engine import Computed, WindowedEngine, Work
 from cluster.errors import NotReadyError
 from cluster.memory.bank import MemoryBank
-from cluster.memory.head import Leave
-from cluster.memory.tiered import MemoryShape
+from cluster.memory.head_memory import KVSink
+from cluster.memory.tiered_heads import MemoryShape
 from cluster.models.base import VisionLanguageModel
-from cluster.types import Answer, AskSpec, Forgotten, MemoryStatus, Question, StreamSpec, TokenCount, WindowRequest
+from cluster.types import Answer, AskSpec, DeletedMemory, MemoryStatus, Question, StreamSpec, TokenCount, WindowRequest
 
 
 class NativeEngine(WindowedEngine):
@@ -49,7 +49,7 @@ class NativeEngine(WindowedEngine):
         max_new_tokens: int = 32,
         kernel: str | None = None,
         memories: MemoryBank | None = None,
-        leave: Leave | None = None,
+        leave: KVSink | None = None,
     ) -> None:
         super().__init__(model, max_new_tokens)
         self._leave = leave if memories is None else memories.take
@@ -162,15 +162,15 @@ class NativeEngine(WindowedEngine):
         )
 
     # -- asking ---------------------------------------------------------------------------------------
-    def ask(self, ask: AskSpec) -> Asking:
+    def ask(self, ask: AskSpec) -> NativeAskRun:
         """See ``Engine.ask``; the work is done by the answer's ``step``."""
         memory, retriever = self._memories().get(ask.stream)
         stream = self._streams.get(ask.stream)
         if memory.newest is None and not (stream and any(frame.has_kv for frame in stream.frames)):
             raise NotReadyError(f"camera {ask.stream!r} has nothing to remember yet; ask after its first window")
-        return Asking(self.model, self._system, stream, memory, retriever, ask, self._ends)
+        return NativeAskRun(self.model, self._system, stream, memory, retriever, ask, self._ends)
 
-    def forget(self, stream: str, ago_s: float | None = None) -> Forgotten:
+    def forget(self, stream: str, ago_s: float | None = None) -> DeletedMemory:
         newest = self._streams[stream].newest if stream in self._streams else None
         super().forget(stream, ago_s)
         return self._memories().forget(stream, ago_s, newest=newest)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from cluster.memory.head import LayerKV
+from cluster.memory.head_memory import LayerKV
 
 _STACKED = 1 << 20
 """Most numbers of keys that are copied side by side: small layers are bound by calls, large ones by memory."""

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from cluster.memory.compress import Compressor, best, every, sizes, slots
-from cluster.memory.head import LayerKV
+from cluster.memory.head_memory import LayerKV
 
 _CELLS = 1 << 24
 """More than a grid has: a frame and a cell are then one number."""
@@ -17,7 +17,7 @@ _PART = 1024
 """Points whose distances to all are looked at together."""
 
 
-class Standing:
+class TokenWeights:
     """Weights of one layer's tokens, from one compression to the next.
 
     A token weighs one until others are left out for it, so that together those of a head weigh as much as all tokens
@@ -107,7 +107,7 @@ class CoRDS(Compressor):
             raise ValueError(f"a budget holds one piece of a frame at least, not {pieces}")
         self.key_weight, self.bonus, self.bonus_key_weight = key_weight, bonus, bonus_key_weight
         self.recent, self.active, self.pieces, self.standing = recent, active, pieces, standing
-        self._standing: dict[int, Standing] = {}
+        self._standing: dict[int, TokenWeights] = {}
 
     def anchors(self, layers: int) -> list[int]:
         """Layers that choose for themselves: 0, 2, 4 of 28."""
@@ -129,7 +129,7 @@ class CoRDS(Compressor):
 
     def standing_of(self, number: int, layer: LayerKV) -> Tensor:
         """For how many tokens each of an anchor layer stands ``[H, n]``: itself, and those left out for it."""
-        return self._standing.setdefault(number, Standing()).of(layer)
+        return self._standing.setdefault(number, TokenWeights()).of(layer)
 
     def _select(self, number: int, layer: LayerKV, budget: int) -> Tensor:
         slot = cut(slots(layer.frame), max(1, budget // self.pieces))

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from cluster.memory.compress import Compressor, alike, best, every, slots, together, top_mask
-from cluster.memory.head import LayerKV
+from cluster.memory.head_memory import LayerKV
 
 _PART = 4096
 """Tokens whose keys are compared at a time."""

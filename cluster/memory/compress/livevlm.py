@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from cluster.memory.compress import AttentionCompressor, rank_in_frame, sizes, slots
-from cluster.memory.head import LayerKV
+from cluster.memory.head_memory import LayerKV
 
 
 class LiveVLM(AttentionCompressor):

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from cluster.memory.compress import Compressor, best, every
-from cluster.memory.head import LayerKV
+from cluster.memory.head_memory import LayerKV
 
 
 class Full(Compressor):

@@ -20,7 +20,7 @@ from cluster.engine.vllm.connector import window_checkpoint
 from cluster.engine.vllm.connector.tier_writer import BlockWriter, TierWriter
 from cluster.engine.vllm.connector.window_checkpoint import WindowCheckpoints
 from cluster.engine.vllm.engine import VllmEngine
-from cluster.engine.vllm.reuse import ReuseLayout
+from cluster.engine.vllm.reuse_layout import ReuseLayout
 from cluster.engine.vllm.settings import VllmSettings
 from cluster.lab.bench.soak import SyntheticCamera
 from cluster.memory.tiers import codec

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from cluster.lab.bench.memory.splits import Asked, measure_splits
-from cluster.memory.head import KVChunk
+from cluster.memory.head_memory import KVChunk
 from cluster.types import MICROSECONDS
 
 LAYERS, HEADS, TOKENS, WIDTH = 2, 1, 4, 8

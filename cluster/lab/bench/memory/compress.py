@@ -16,7 +16,7 @@ from typing import Any
 from cluster.lab.bench.harness import Part
 from cluster.lab.bench.memory.footage import Footage, Watched
 from cluster.lab.bench.memory.held import HeldKV
-from cluster.memory.head import KVChunk, LayerKV
+from cluster.memory.head_memory import KVChunk, LayerKV
 from cluster.registry import compressors
 
 CAPS = (1024, 4096)

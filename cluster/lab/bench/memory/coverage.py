@@ -15,7 +15,7 @@ from cluster.lab.bench.harness import Part
 from cluster.lab.bench.memory.footage import Footage, Watched
 from cluster.lab.bench.memory.held import HeldKV
 from cluster.lab.evaluation.memory.score import Space, coverage_area, nearest_distances
-from cluster.memory.head import KVChunk, LayerKV
+from cluster.memory.head_memory import KVChunk, LayerKV
 from cluster.registry import compressors
 
 SHARES = (8, 16)

@@ -16,7 +16,7 @@ from cluster.lab.bench.frames import clip_names, made_clips, prune_clip, read_cl
 from cluster.lab.bench.memory.splits import Asked
 from cluster.lab.bench.window import QUESTION
 from cluster.memory.bank import MemoryBank
-from cluster.memory.head import KVChunk
+from cluster.memory.head_memory import KVChunk
 from cluster.memory.organise.table import ClusterTable
 from cluster.memory.retrieve import Retrieved, Retriever
 from cluster.memory.stream import StreamMemory

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from cluster.errors import ConfigError
 from cluster.memory.compress import Compressor
-from cluster.memory.head import LayerKV
+from cluster.memory.head_memory import LayerKV
 
 
 class HeldKV:

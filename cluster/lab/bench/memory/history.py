@@ -62,7 +62,7 @@ def measure(footage: Footage) -> Part:
                 pass
             # The first question of each finds everything cold.
             if number:
-                stats = run.recollection.stats
+                stats = run.retrieval.stats
                 asked[tokens].append((run.result.first_token_s, stats.attended))
     rows: list[dict[str, Any]] = []
     for tokens, (engine, build_s) in engines.items():

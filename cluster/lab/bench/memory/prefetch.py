@@ -22,7 +22,7 @@ from cluster.lab.bench.memory.footage import CAMERA, Watched
 from cluster.lab.bench.node import DelayedArena
 from cluster.lab.report import charts
 from cluster.memory.prefetch import FetchEvent, Prefetcher, PrefetchStats
-from cluster.memory.recollection import Recollection
+from cluster.memory.retrieval_session import RetrievalSession
 from cluster.memory.retrieve.top_k import TopK
 from cluster.memory.stream import StreamMemory
 from cluster.memory.tiers.base import Block, BlockKey, Outcome, Tier
@@ -79,15 +79,15 @@ def _questions(watched: Watched, memory: StreamMemory, work: Work | None, *, ahe
     """Sums over all questions, and how many blocks their first layers wanted."""
     total, first = PrefetchStats(), 0
     for asked in watched.asked:
-        with Recollection(memory, TopK(share=SHARE), prefetch=ahead) as recollection:
+        with RetrievalSession(memory, TopK(share=SHARE), prefetch=ahead) as retrieval:
             for layer, query in enumerate(asked.queries):
-                recollection.fetch(layer, query)
+                retrieval.fetch(layer, query)
                 if layer == 0:
-                    first += recollection.stats.clusters
+                    first += retrieval.stats.clusters
                 if work is not None:
                     work()
-            recollection.prefetcher.finish()
-            stats = recollection.prefetcher.stats
+            retrieval.prefetcher.finish()
+            stats = retrieval.prefetcher.stats
             for name in ("predicted", "used", "wasted", "late", "missed", "waited_s"):
                 setattr(total, name, getattr(total, name) + getattr(stats, name))
     return total, first

@@ -128,7 +128,7 @@ def _ask(engine: NativeEngine, text: str) -> tuple[float, int, float]:
     run = engine.ask(AskSpec(CAMERA, text, max_new_tokens=1))
     while run.step() is not None:
         pass
-    stats = run.recollection.stats
+    stats = run.retrieval.stats
     return stats.ratio, stats.clusters, run.result.first_token_s
 
 

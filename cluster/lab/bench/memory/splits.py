@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from cluster.lab.bench.harness import Part
-from cluster.memory.head import KVChunk
+from cluster.memory.head_memory import KVChunk
 from cluster.memory.organise import NewTokens
 from cluster.memory.organise.mosaic import Mosaic, VisualPartitions
 from cluster.memory.retrieve.top_k import TopK

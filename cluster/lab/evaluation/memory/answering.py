@@ -29,7 +29,7 @@ from cluster.lab.evaluation.memory.results import (
 )
 from cluster.lab.evaluation.memory.score import Judged, Space, credit, nearest_distances, words
 from cluster.memory.bank import MemoryBank
-from cluster.memory.head import KVChunk, LayerKV
+from cluster.memory.head_memory import KVChunk, LayerKV
 from cluster.memory.stream import StreamMemory
 from cluster.memory.tiers.arena import Arena
 from cluster.memory.tiers.stack import TierStack
@@ -278,7 +278,7 @@ def _ask(
         results.append(run.result)
         turns.append((text, run.result.text))
         # Only evidence is looked for among them, and of a long past they are many.
-        for frame, count in run.recollection.stats.chosen.items() if question.evidence else ():
+        for frame, count in run.retrieval.stats.chosen.items() if question.evidence else ():
             middle = (memory.pts_of(frame) - recording.begin) / MICROSECONDS + recording.frame_s / 2
             times += [middle] * count
     asked = max(1, len(results))

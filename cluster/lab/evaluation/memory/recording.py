@@ -24,7 +24,7 @@ from cluster.errors import SightlineError
 from cluster.lab.evaluation.policies import WindowShape
 from cluster.lab.evaluation.replay import video_samples
 from cluster.memory.bank import MemoryBank
-from cluster.memory.head import KVChunk
+from cluster.memory.head_memory import KVChunk
 from cluster.memory.tiers.arena import Arena
 from cluster.memory.tiers.stack import TierStack
 from cluster.models.base import VisionLanguageModel

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from cluster.engine.native import NativeEngine
-from cluster.engine.native.asking import Asking, merged
-from cluster.engine.native.recall import Timeline
+from cluster.engine.native.ask_run import NativeAskRun, merged
+from cluster.engine.native.memory_attention import Timeline
 from cluster.errors import NotReadyError
 from cluster.lab.bench.soak import SyntheticCamera
 from cluster.memory.bank import MemoryBank
@@ -57,7 +57,7 @@ def watch(engine: NativeEngine, spec: StreamSpec, frames: int, **camera: Any) ->
     return score
 
 
-def score_of(engine: NativeEngine, run: Asking) -> float:
+def score_of(engine: NativeEngine, run: NativeAskRun) -> float:
     run.step()
     return float(engine._score(run.logits[None])[0])
 
@@ -94,11 +94,11 @@ def test_prefetch_changes_when_blocks_come_and_not_which() -> None:
     assert memory.tokens
     found = []
     for prefetch in (True, False):
-        run = Asking(
+        run = NativeAskRun(
             engine.model, engine._system, None, memory, retriever, AskSpec("cam", TEXT), engine._ends, prefetch=prefetch
         )
         run.step()
-        found.append((run.logits, run.recollection.stats.attended))
+        found.append((run.logits, run.retrieval.stats.attended))
     assert torch.equal(found[0][0], found[1][0])
     assert found[0][1] == found[1][1] < memory.tokens
 
@@ -141,8 +141,8 @@ def test_since_leaves_older_frames_out() -> None:
     for run in (everything, recent):
         while run.step() is not None:
             pass
-    assert everything.recollection.stats.attended > recent.recollection.stats.attended > 0
-    assert everything.recollection.stats.held <= held
+    assert everything.retrieval.stats.attended > recent.retrieval.stats.attended > 0
+    assert everything.retrieval.stats.held <= held
     newest = recent.result.newest
     assert all(moment.start >= newest - 25 * MICROSECONDS for moment in recent.result.moments)
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from cluster.memory.head import NAMES_BYTES, GoneError, LayerKV, OutOfReachError
+from cluster.memory.head_memory import NAMES_BYTES, BlocksLostError, BlocksUnavailableError, LayerKV
 from cluster.memory.tiers.base import Block
 
 if TYPE_CHECKING:
@@ -105,9 +105,9 @@ def _all_of(memory: StreamMemory, layer: int, h: int) -> tuple[LayerKV, dict[int
         try:
             blocks = head.fetch(range(len(head.table)), memory.loader(layer, h))
             break
-        except GoneError as error:
+        except BlocksLostError as error:
             memory.lose(layer, h, error.uids)
-        except OutOfReachError:
+        except BlocksUnavailableError:
             return None
     of_token = head.table.of_token
     key = torch.empty(head.tokens, head.table.mean.shape[1], dtype=memory.dtype)

@@ -16,7 +16,7 @@ from cluster.memory.tiers.base import Block, BlockKey, Loaded, Outcome
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Recalled:
+class RetrievedKV:
     """What a layer attends to, heads side by side and filled up to the longest.
 
     * ``key``, ``value`` ``[H, m, D]``; keys before rotary
@@ -35,7 +35,7 @@ class Recalled:
 
 
 @dataclass(slots=True)
-class RecallStats:
+class RetrievalStats:
     """``held``, ``attended``: tokens of all layers and heads that there are, and that were fetched; ``clusters``
     fetched; ``out_of_reach``: clusters no tier could give now; ``gone``: those that no tier has any more."""
 
@@ -53,7 +53,7 @@ class RecallStats:
         return self.attended / self.held if self.held else 0.0
 
 
-class Recollection:
+class RetrievalSession:
     """Reads a memory, as it is at the beginning, for one question; a context manager.
 
     Args:
@@ -79,14 +79,14 @@ class Recollection:
         self.view = memory.view()
         self.first_frame = max(first_frame, self.view.first_frame)
         self.device, self.dtype = device, dtype
-        self.stats = RecallStats()
+        self.stats = RetrievalStats()
         self._prefetcher = Prefetcher(memory.tiers.load, deadline_s=deadline_s)
         self._ahead = prefetch
         # Layer, head and cluster of blocks that turned out to be gone.
         self._gone: list[tuple[int, int, int]] = []
         self._closed = False
 
-    def __enter__(self) -> Recollection:
+    def __enter__(self) -> RetrievalSession:
         return self
 
     def __exit__(
@@ -106,7 +106,7 @@ class Recollection:
             self._closed = True
             self.memory.close_view(self.view, self._gone)
 
-    def fetch(self, layer: int, query: Tensor) -> Recalled:
+    def fetch(self, layer: int, query: Tensor) -> RetrievedKV:
         """What the raw query rows ``[H, r, D]`` of a layer attend to, in time order; waiting frames always are."""
         keys = self._wanted(layer, query)
         if self._ahead and layer + 1 < len(self.view.heads):
@@ -178,7 +178,7 @@ class Recollection:
         ]
         return _one(parts, width, self.dtype)
 
-    def _side_by_side(self, parts: Sequence[Block]) -> Recalled:
+    def _side_by_side(self, parts: Sequence[Block]) -> RetrievedKV:
         longest = max(len(part) for part in parts)
         width = parts[0].key.shape[1]
         key = torch.zeros(len(parts), longest, width, dtype=self.dtype)
@@ -192,7 +192,7 @@ class Recollection:
             key[h, :count], value[h, :count] = part.key[order].cpu(), part.value[order].cpu()
             frame[h, :count], cell[h, :count] = part.frame[order].long(), part.cell[order].long()
             there[h, :count] = True
-        return Recalled(*(tensor.to(self.device) for tensor in (key, value, frame, cell, there)))
+        return RetrievedKV(*(tensor.to(self.device) for tensor in (key, value, frame, cell, there)))
 
 
 def _one(parts: Sequence[Block], width: int, dtype: torch.dtype) -> Block:

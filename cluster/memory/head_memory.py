@@ -44,7 +44,7 @@ class KVChunk:
         return [LayerKV.of_frame(key, value, self.index, self.cell) for key, value in parts]
 
 
-Leave = Callable[[KVChunk], None]
+KVSink = Callable[[KVChunk], None]
 """Takes what leaves; called in the engine's thread, in time order for each stream."""
 
 
@@ -127,11 +127,11 @@ NAMES_BYTES = 1280
 """Of the names and numbers beside the tensors of a head's state."""
 
 
-class OutOfReachError(Exception):
+class BlocksUnavailableError(Exception):
     """Blocks that are needed cannot be had now."""
 
 
-class GoneError(Exception):
+class BlocksLostError(Exception):
     """Blocks that are needed are gone for good; ``uids`` of their clusters."""
 
     def __init__(self, uids: Sequence[int]) -> None:
@@ -147,7 +147,7 @@ class Change:
     blocks: list[Block]
 
 
-class Head:
+class HeadMemory:
     """Tokens in time order, in clusters. ``frame``, ``cell`` ``[n]`` int32; the KV lies in blocks, one per cluster, as
     the table says. ``settled``: all frames before this one were taken in.
 
@@ -161,7 +161,7 @@ class Head:
         self.settled = 0
         self._place = place
 
-    def copy(self) -> Head:
+    def copy(self) -> HeadMemory:
         """Another head of the same tokens."""
         other = copy.copy(self)
         other.organiser = self.organiser.copy()
@@ -203,8 +203,8 @@ class Head:
         """The blocks of clusters, by their numbers.
 
         Raises:
-            GoneError: some are gone for good.
-            OutOfReachError: some cannot be had now.
+            BlocksLostError: some are gone for good.
+            BlocksUnavailableError: some cannot be had now.
         """
         found: dict[int, Block] = {}
         gone, later = [], False
@@ -217,9 +217,9 @@ class Head:
             else:
                 later = True
         if gone:
-            raise GoneError(gone)
+            raise BlocksLostError(gone)
         if later:
-            raise OutOfReachError
+            raise BlocksUnavailableError
         return found
 
     # -- tokens in --------------------------------------------------------------------------------
@@ -227,7 +227,7 @@ class Head:
         """Take in new tokens (``cell`` ``[t]``). ``resident`` gives only blocks that are at hand at once.
 
         Raises:
-            GoneError, OutOfReachError: see :meth:`fetch`; the head is then of no use.
+            BlocksLostError, BlocksUnavailableError: see :meth:`fetch`; the head is then of no use.
         """
         before = self.copy()
         table, known = self.table, len(self.table)
@@ -267,7 +267,7 @@ class Head:
         """Only the tokens ``kept`` (ascending numbers) stay.
 
         Raises:
-            GoneError, OutOfReachError: see :meth:`fetch`; nothing was done.
+            BlocksLostError, BlocksUnavailableError: see :meth:`fetch`; nothing was done.
         """
         of_token, uid = self.table.of_token, self.table.uid
         stays = torch.zeros(self.tokens, dtype=torch.bool)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from cluster.memory.head import Change, GoneError, Head, Load, OutOfReachError
+from cluster.memory.head_memory import BlocksLostError, BlocksUnavailableError, Change, HeadMemory, Load
 from cluster.memory.manifest import (
     DTYPES,
     PART_BYTES,
@@ -86,7 +86,7 @@ class TieredHeads:
         self.stream, self.spec, self.tiers = stream, spec, tiers
         self.shape = shape
         self.give_way = give_way
-        self.heads: list[list[Head]] = []
+        self.heads: list[list[HeadMemory]] = []
         self.counts = MemoryCounts()
         self.rows = self.columns = 1
         self.log = FrameLog()
@@ -102,7 +102,7 @@ class TieredHeads:
         # Frames before it are forgotten.
         self.first_frame = 0
         # Heads with their new blocks, to be stored together.
-        self._ready: list[tuple[int, int, Head, list[tuple[BlockKey, Block]]]] = []
+        self._ready: list[tuple[int, int, HeadMemory, list[tuple[BlockKey, Block]]]] = []
         self._ready_bytes = 0
         # By layer and head: the blocks that hold the index; and of those whose index changed since, about its bytes.
         self._parts: dict[tuple[int, int], list[BlockKey]] = {}
@@ -126,7 +126,7 @@ class TieredHeads:
         organiser = organisers.get(self.spec.organiser)
         heads = [
             [
-                Head(organiser(self.shape.width, **self.spec.organiser_options), self._place)
+                HeadMemory(organiser(self.shape.width, **self.spec.organiser_options), self._place)
                 for _ in range(self.shape.heads)
             ]
             for _ in range(self.shape.layers)
@@ -166,7 +166,7 @@ class TieredHeads:
     def lose(self, layer: int, h: int, uids: Sequence[int]) -> None:
         """Blocks of clusters turned out to be gone for good (damaged, evicted, or of another memory)."""
 
-        def lose(head: Head) -> Change:
+        def lose(head: HeadMemory) -> Change:
             self.counts.lost += head.lose(uids)
             return Change([], [])
 
@@ -186,7 +186,7 @@ class TieredHeads:
         load = self.loader(layer, h) if blocks is None else at_hand
         return self._change(layer, h, lambda head: head.keep(kept, load))
 
-    def _change(self, layer: int, h: int, work: Callable[[Head], Change]) -> bool:
+    def _change(self, layer: int, h: int, work: Callable[[HeadMemory], Change]) -> bool:
         """Have a copy of a head changed; it takes the head's place with :meth:`publish`. False where that cannot be
         done now."""
         if any((layer, h) == ready[:2] for ready in self._ready) and not self.publish():
@@ -197,9 +197,9 @@ class TieredHeads:
             try:
                 change = work(head)
                 break
-            except GoneError as error:
+            except BlocksLostError as error:
                 self.lose(layer, h, error.uids)
-            except OutOfReachError:
+            except BlocksUnavailableError:
                 return False
         keys = [self.stored.new_key(layer, h) for _ in change.blocks]
         head.table.block[change.clusters] = torch.tensor([key.block for key in keys], dtype=torch.int64)
@@ -246,7 +246,7 @@ class TieredHeads:
         source = self.tiers.upper if top else self.tiers
         return lambda numbers: source.load([BlockKey(self.stream, layer, h, number) for number in numbers])
 
-    def every_head(self) -> Iterator[tuple[int, int, Head]]:
+    def every_head(self) -> Iterator[tuple[int, int, HeadMemory]]:
         """(layer, head, what it holds)."""
         for number, heads in enumerate(self.heads):
             for h, head in enumerate(heads):
@@ -357,7 +357,7 @@ class TieredHeads:
             if data is not None:
                 try:
                     found = self._take_over(data)
-                except OutOfReachError:
+                except BlocksUnavailableError:
                     return Outcome.RETRY
                 except Exception as error:
                     log.warning("what the tiers hold of camera %r cannot be gone on with: %r", self.stream, error)
@@ -379,7 +379,7 @@ class TieredHeads:
         """Become what a manifest says; False where there is none that is understood here.
 
         Raises:
-            OutOfReachError: the blocks of the index cannot be had now.
+            BlocksUnavailableError: the blocks of the index cannot be had now.
             Exception: it contradicts itself, or this memory.
         """
         manifest = Manifest.load(data)
@@ -427,7 +427,7 @@ class TieredHeads:
         self.stored = StoredBlocks(self.stream, self.tiers, self._readers)
         self._parts, self._unwritten, self._window, self.unsaved = {}, {}, [], False
 
-    def _take_head(self, layer: int, h: int, head: Head, keys: list[BlockKey], tokens: int) -> None:
+    def _take_head(self, layer: int, h: int, head: HeadMemory, keys: list[BlockKey], tokens: int) -> None:
         if not keys:
             if tokens:
                 raise ValueError(f"{tokens} tokens without an index")
@@ -435,7 +435,7 @@ class TieredHeads:
         loaded = self.tiers.lowest.load(keys)
         blocks = [one.block for one in loaded if one.block is not None]
         if any(one.block is None and one.outcome is not Outcome.MISS for one in loaded):
-            raise OutOfReachError
+            raise BlocksUnavailableError
         if len(blocks) < len(keys):
             self.counts.lost += tokens
             self._unwritten[layer, h], self._parts[layer, h] = head.index_bytes, []
