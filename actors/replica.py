@@ -230,14 +230,14 @@ class Replica:
         metrics.replica_backlog_seconds.set(load.backlog_s)
         metrics.replica_cameras.set(load.held)
         self._answered.keep(self._worker.open_streams())
-        self._answered.remembers({camera: held.nbytes for camera, held in self._bank.report().items()})
+        self._answered.remembers({camera: held.nbytes for camera, held in self._bank.memory_reports().items()})
 
     async def _tend(self) -> None:
         """What the memories put off, also while no frame comes: a slow tier holds up neither heartbeats nor windows."""
         while True:
             await asyncio.sleep(self._config.cluster.heartbeat_s)
             try:
-                await asyncio.wrap_future(self._worker.run(lambda _: self._bank.tend()))
+                await asyncio.wrap_future(self._worker.run(lambda _: self._bank.run_maintenance()))
                 await asyncio.to_thread(self._bank.tiers.finish_deletions)
                 await asyncio.to_thread(self._tier_metrics.refresh)
             except Exception:
@@ -245,7 +245,7 @@ class Replica:
 
     def _reports(self) -> list[StreamReport]:
         """Every camera with what it remembers."""
-        held = self._bank.report()
+        held = self._bank.memory_reports()
         return [_with_memory(report, held.get(report.camera)) for report in self._worker.reports()]
 
 

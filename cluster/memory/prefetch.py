@@ -128,7 +128,7 @@ class Prefetcher:
     ) -> None:
         self.close()
 
-    def begin(self, keys: Sequence[BlockKey]) -> None:
+    def prefetch(self, keys: Sequence[BlockKey]) -> None:
         """Start loading what will probably be wanted, the likeliest first; returns at once.
 
         What is there or on its way already is not asked for twice.
@@ -147,7 +147,7 @@ class Prefetcher:
                 self._expected.update(dict.fromkeys(fetch.wanted, fetch))
             self._to_do.notify(len(self._queue))
 
-    def take(self, keys: Sequence[BlockKey]) -> list[Loaded]:
+    def fetch(self, keys: Sequence[BlockKey]) -> list[Loaded]:
         """The blocks that are wanted, in the order of ``keys``; ``RETRY`` for those that did not come in time.
 
         Predicted blocks of the same layers that are not among them are given up.
@@ -175,7 +175,7 @@ class Prefetcher:
             answers = {key: self._answer(key, fetch) for key, fetch in sources.items()}
         return [answers[key] for key in keys]
 
-    def finish(self) -> None:
+    def discard_predictions(self) -> None:
         """Give up all that is predicted: the question is answered, and another may come."""
         with self._lock:
             for key in list(self._expected):
@@ -183,7 +183,7 @@ class Prefetcher:
 
     def close(self) -> None:
         """Give everything up and end the threads; a load that does not end is left behind. Harmless when repeated."""
-        self.finish()
+        self.discard_predictions()
         with self._lock:
             if not self._closed:
                 self._tell()

@@ -111,7 +111,7 @@ class WorkerMemory:
 
     async def describe(self, camera: str) -> MemoryStatus:
         """See ``MemoryHandler``."""
-        return await asyncio.wrap_future(self._worker.run(lambda engine: engine.describe(camera)))
+        return await asyncio.wrap_future(self._worker.run(lambda engine: engine.memory_status(camera)))
 
     async def pictures(self, camera: str, moments: Sequence[Moment]) -> list[bytes]:
         """See ``MemoryHandler``; the picture nearest to a moment's middle."""

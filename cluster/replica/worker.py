@@ -17,7 +17,7 @@ from concurrent.futures import Future
 from typing import TypeVar
 
 from cluster.control.costs import CostModel
-from cluster.engine.base import Engine, finished
+from cluster.engine.base import Engine, completed_future
 from cluster.errors import CapacityError, ConfigError, NotReadyError, UnavailableError, UnknownCameraError
 from cluster.replica.asks import AskQueue
 from cluster.replica.steps import Departure, Intake, Offer, OpenStream, StepPace, Steps, WindowCounts, WorkerEvents
@@ -188,7 +188,7 @@ class EngineWorker:
         def forget(engine: Engine) -> DeletedMemory:
             error = NotReadyError(f"camera {stream!r} was made to forget while it was asked; ask again about the rest")
             self._asks.drop(stream, error, waiting=False)
-            return engine.forget(stream, ago_s)
+            return engine.delete_memory(stream, ago_s)
 
         return self.run(forget)
 
@@ -357,7 +357,7 @@ class EngineWorker:
             saved = self._engine.hand_over(name)
         except Exception:
             log.exception("camera %s could not be handed over", name)
-            saved = finished(False)
+            saved = completed_future(False)
         done, stream.leaving = stream.leaving, None
         self._let_go(name)
         assert done is not None
@@ -368,7 +368,7 @@ class EngineWorker:
         self._asks.drop(name, UnknownCameraError(f"camera {name!r} was removed"))
         try:
             # Before the engine lets go of it, so that nothing more is written to the tiers.
-            self._engine.forget(name)
+            self._engine.delete_memory(name)
         except NotReadyError:
             log.debug("camera %s was removed from an engine without memory", name)
         if name in self._streams:

@@ -51,7 +51,7 @@ def drive(engine: NativeEngine, samples: list[FrameSample]) -> list[Tensor]:
     for sample in samples:
         for request in engine.push(sample):
             engine.step([request])
-    memory, _ = engine.memories.get("cam")  # type: ignore[union-attr]
+    memory, _ = engine.memories.get_memory("cam")  # type: ignore[union-attr]
     return memory._asked
 
 
@@ -122,7 +122,7 @@ def test_a_memory_that_begins_after_the_question_knows_it() -> None:
     model = load_model("tiny-qwen2_5_vl")
     engine = engine_of(model, "snapkv", TEXT)
     shown = drive(engine, samples_of(model, 6))
-    memory, _ = engine.memories.get("cam")  # type: ignore[union-attr]
+    memory, _ = engine.memories.get_memory("cam")  # type: ignore[union-attr]
     assert memory.counts.frames == 0
     drive(engine, samples_of(model, 12)[6:])
     assert memory.counts.frames > 0

@@ -114,7 +114,7 @@ class NativeAskRun:
         held = self._window.frames if self._window is not None else []
         self._frames = [frame for frame in held if frame.has_kv and frame.tokens is not None]
         since = self._oldest_wanted()
-        self._frames = [frame for frame in self._frames if self._memory.time_of(frame.pts) >= since]
+        self._frames = [frame for frame in self._frames if self._memory.memory_time(frame.pts) >= since]
         kv = self._window.kv.stretch() if self._window is not None else None
         around = ask_context(self._model, self._system, self._memory, self._frames, kv, since=since)
         with self._reading(since) as self._retrieval:
@@ -155,7 +155,7 @@ class NativeAskRun:
 
     # -- what is seen -----------------------------------------------------------------------------
     def _newest(self) -> int:
-        known = [self._memory.time_of(frame.pts) for frame in self._frames[-1:]]
+        known = [self._memory.memory_time(frame.pts) for frame in self._frames[-1:]]
         if self._memory.newest is not None:
             known.append(self._memory.newest)
         return max(known, default=0)
@@ -175,12 +175,12 @@ class NativeAskRun:
             moments=self._rests_on,
             oldest=oldest,
             newest=newest,
-            tokens_held=stats.held,
-            tokens_read=stats.attended,
+            tokens_held=stats.held_tokens,
+            tokens_read=stats.fetched_tokens,
             bytes_read=stats.bytes,
             first_token_s=self._first_token_s,
             total_s=time.perf_counter() - self._began,
-            degraded=stats.out_of_reach > 0 or stats.gone > 0,
+            degraded=stats.unavailable > 0 or stats.lost > 0,
             prompt_tokens=len(self._prompt_ids),
             answer_tokens=len(self._tokens),
         )
@@ -190,10 +190,10 @@ class NativeAskRun:
     def _moments(self) -> tuple[Moment, ...]:
         """The stretches of neighbouring frames that the answer gave most to."""
         assert self._attention is not None
-        window = [self._memory.time_of(frame.pts) for frame in self._frames]
+        window = [self._memory.memory_time(frame.pts) for frame in self._frames]
         seen = None if self._retrieval is None else self._retrieval.view.log
         at = sorted(
-            (seen.at(number) if seen is not None and number >= 0 else window[-2 - number], mass)
+            (seen.frame_time(number) if seen is not None and number >= 0 else window[-2 - number], mass)
             for number, mass in self._attention.mass.items()
         )
         total = sum(mass for _, mass in at) or 1.0

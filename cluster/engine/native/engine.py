@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cluster.engine.base import finished
+from cluster.engine.base import completed_future
 from cluster.engine.native.ask_run import NativeAskRun
 from cluster.engine.native.attention import install
 from cluster.engine.native.explanations import explain
@@ -52,7 +52,7 @@ class NativeEngine(WindowedEngine):
         leave: KVSink | None = None,
     ) -> None:
         super().__init__(model, max_new_tokens)
-        self._leave = leave if memories is None else memories.take
+        self._leave = leave if memories is None else memories.accept_chunk
         self.kernel = kernel_for(model.device, model.dtype, kernel)
         self.pass_rows = pass_rows(model.device)
         self.memories = memories
@@ -70,22 +70,22 @@ class NativeEngine(WindowedEngine):
     # -- streams --------------------------------------------------------------------------------------
     def prepare(self, spec: StreamSpec) -> None:
         if self.memories is not None:
-            self.memories.prepare(spec.stream, spec.memory)
+            self.memories.prepare_stream(spec.stream, spec.memory)
 
     def admit(self, spec: StreamSpec) -> None:
         self._check(spec)
-        self._admit(spec, None if self.memories is None else self.memories.open(spec.stream, spec.memory))
+        self._admit(spec, None if self.memories is None else self.memories.open_stream(spec.stream, spec.memory))
 
     def evict(self, stream: str, *, save: bool = True) -> None:
         held = self._streams.pop(stream, None)
         if held is not None and self.memories is not None and stream in self.memories:
             held.forget()
-            self.memories.release(stream, save=save)
+            self.memories.release_stream(stream, save=save)
 
     def hand_over(self, stream: str) -> Future[bool]:
         """See ``Engine.hand_over``: through the tiers of its memories."""
         open_here = stream in self._streams and self.memories is not None and stream in self.memories
-        saved = self.memories.hand_over(stream) if self.memories is not None and open_here else finished(False)
+        saved = self.memories.hand_over(stream) if self.memories is not None and open_here else completed_future(False)
         self.evict(stream)
         return saved
 
@@ -97,9 +97,9 @@ class NativeEngine(WindowedEngine):
     def step(self, requests: Sequence[WindowRequest]) -> list[Answer]:
         if self.memories is None:
             return super().step(requests)
-        with self.memories.writer.step():
+        with self.memories.writer.engine_step():
             answers = super().step(requests)
-        self.memories.save_due()
+        self.memories.schedule_saves()
         return answers
 
     def _compute(self, work: Sequence[Work]) -> tuple[list[Computed], tuple[float, float, float]]:
@@ -121,7 +121,7 @@ class NativeEngine(WindowedEngine):
         for i, (each, plan, result) in enumerate(zip(work, plans, results, strict=True)):
             commit(plan, result)
             if result.queries and self.memories is not None:
-                self.memories.observe(each.request.stream, result.queries)
+                self.memories.observe_queries(each.request.stream, result.queries)
             rows, attended = result.stats.mean(result.stats.rows), result.stats.mean(result.stats.attended)
             done.append(Computed(self._count(each, plan, result), scores[i], texts[i], rows, attended, decoded[i]))
         return done, (vision_s, plan_s, llm_s)
@@ -164,19 +164,19 @@ class NativeEngine(WindowedEngine):
     # -- asking ---------------------------------------------------------------------------------------
     def ask(self, ask: AskSpec) -> NativeAskRun:
         """See ``Engine.ask``; the work is done by the answer's ``step``."""
-        memory, retriever = self._memories().get(ask.stream)
+        memory, retriever = self._memories().get_memory(ask.stream)
         stream = self._streams.get(ask.stream)
         if memory.newest is None and not (stream and any(frame.has_kv for frame in stream.frames)):
             raise NotReadyError(f"camera {ask.stream!r} has nothing to remember yet; ask after its first window")
         return NativeAskRun(self.model, self._system, stream, memory, retriever, ask, self._ends)
 
-    def forget(self, stream: str, ago_s: float | None = None) -> DeletedMemory:
+    def delete_memory(self, stream: str, ago_s: float | None = None) -> DeletedMemory:
         newest = self._streams[stream].newest if stream in self._streams else None
-        super().forget(stream, ago_s)
-        return self._memories().forget(stream, ago_s, newest=newest)
+        super().delete_memory(stream, ago_s)
+        return self._memories().delete_memory(stream, ago_s, newest=newest)
 
-    def describe(self, stream: str) -> MemoryStatus:
-        return self._memories().describe(stream)
+    def memory_status(self, stream: str) -> MemoryStatus:
+        return self._memories().memory_status(stream)
 
     def _memories(self) -> MemoryBank:
         if self.memories is None:

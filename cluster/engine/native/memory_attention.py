@@ -68,7 +68,7 @@ def _timeline(
 ) -> tuple[Timeline, PatchGrid]:
     geometry = model.geometry
     if frames:
-        opened, grid = memory.time_of(frames[0].pts), frames[0].grid
+        opened, grid = memory.memory_time(frames[0].pts), frames[0].grid
         if memory.newest is not None:
             # Before the first frame of a clock that was set back has left the window.
             opened = max(opened, memory.newest + 1)
@@ -245,7 +245,7 @@ class MemoryAttention:
         return (
             torch.cat([local.key[layer], turned.to(local.key.dtype)], dim=1),
             torch.cat([local.value[layer], recalled.value], dim=1),
-            torch.cat([there, recalled.there], dim=1),
+            torch.cat([there, recalled.valid], dim=1),
             torch.cat([local.frame.expand(heads, -1), recalled.frame], dim=1),
         )
 
@@ -253,7 +253,7 @@ class MemoryAttention:
         memory = retrieval.memory
         heads, count, size = recalled.key.shape
         around = self._around
-        frame = torch.where(recalled.there, recalled.frame, recalled.frame.amax()).flatten()
+        frame = torch.where(recalled.valid, recalled.frame, recalled.frame.amax()).flatten()
         placed = around.timeline.place(retrieval.view.log.seconds(frame)).to(frame.device)
         row = torch.div(recalled.cell, memory.columns, rounding_mode="floor").flatten()
         text = row >= memory.rows

@@ -187,7 +187,7 @@ class SimulatedEngine(WindowedEngine):
         # Pairs of a row and a slot are nobody's figure here.
         return Computed(tokens, scores, texts, rows=tokens.computed, attended=0.0)
 
-    def forget(self, stream: str, ago_s: float | None = None) -> DeletedMemory:
+    def delete_memory(self, stream: str, ago_s: float | None = None) -> DeletedMemory:
         """Forgets the window as asked, then raises ``NotReadyError`` like every engine without memory."""
-        super().forget(stream, ago_s)
+        super().delete_memory(stream, ago_s)
         raise NotReadyError(self.no_memory.format(stream))

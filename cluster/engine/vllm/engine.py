@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
-from cluster.engine.base import finished
+from cluster.engine.base import completed_future
 from cluster.engine.vllm.served_model import ServedModel, serve_folder
 from cluster.engine.vllm.settings import VllmSettings, engine_arguments
 from cluster.engine.window.checks import NOMINAL_FPS
@@ -118,7 +118,7 @@ class VllmEngine(WindowedEngine):
         keeper = self._keeper_of(stream)
         saved = keeper is not None and keeper.hand_over(stream, self._snapshot(stream))
         self.evict(stream)
-        return finished(saved)
+        return completed_future(saved)
 
     def import_stream(self, spec: StreamSpec, state: bytes) -> None:
         """See ``Engine.import_stream``; a stream of that name is replaced. KV of a native engine is let go of."""
@@ -203,9 +203,9 @@ class VllmEngine(WindowedEngine):
     def _text(self, tokens: Sequence[int]) -> str:
         return str(self.model.tokenizer.decode(list(tokens), skip_special_tokens=True)).strip()
 
-    def forget(self, stream: str, ago_s: float | None = None) -> DeletedMemory:
-        """See ``Engine.forget``: frames of the window go, here and in the tiers; there is no memory behind it."""
-        forgotten = super().forget(stream, ago_s)
+    def delete_memory(self, stream: str, ago_s: float | None = None) -> DeletedMemory:
+        """See ``Engine.delete_memory``: deletes the window's frames, here and in the tiers."""
+        forgotten = super().delete_memory(stream, ago_s)
         # All of it: what is left of the window is written anew with its next step.
         self.layout.forget(stream, everywhere=True)
         return forgotten

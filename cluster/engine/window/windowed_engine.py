@@ -12,7 +12,7 @@ from typing import ClassVar
 
 import torch
 
-from cluster.engine.base import AskRun, finished
+from cluster.engine.base import AskRun, completed_future
 from cluster.engine.window import export
 from cluster.engine.window.checks import check_sample, check_spec
 from cluster.engine.window.encode import encode_pending
@@ -206,7 +206,7 @@ class WindowedEngine(ABC):
     def hand_over(self, stream: str) -> Future[bool]:
         """See ``Engine.hand_over``: without memory there are no tiers to put a window into."""
         self.evict(stream)
-        return finished(False)
+        return completed_future(False)
 
     def export_stream(self, stream: str) -> bytes:
         return self._snapshot(stream).dump()
@@ -325,8 +325,8 @@ class WindowedEngine(ABC):
     def ask(self, ask: AskSpec) -> AskRun:
         raise NotReadyError(self.no_memory.format(ask.stream))
 
-    def forget(self, stream: str, ago_s: float | None = None) -> DeletedMemory:
-        """See ``Engine.forget``: frames of the window."""
+    def delete_memory(self, stream: str, ago_s: float | None = None) -> DeletedMemory:
+        """See ``Engine.delete_memory``: frames of the window."""
         held = self._streams.get(stream)
         if held is None:
             return DeletedMemory(0, 0)
@@ -334,7 +334,7 @@ class WindowedEngine(ABC):
         held.forget_before(None if ago_s is None or newest is None else newest - round(ago_s * MICROSECONDS))
         return DeletedMemory(frames - len(held.frames), nbytes - held.nbytes)
 
-    def describe(self, stream: str) -> MemoryStatus:
+    def memory_status(self, stream: str) -> MemoryStatus:
         raise NotReadyError(self.no_memory.format(stream))
 
 

@@ -155,9 +155,9 @@ def test_what_it_refuses(qwen: Any, spec: Any) -> None:
         engine.push(qwen.frames(1, "unknown")[0])
     with pytest.raises(NotReadyError, match="keeps no memory"):
         engine.ask(AskSpec("cam", "What happened?"))
-    assert engine.forget("cam") == DeletedMemory(0, 0)
+    assert engine.delete_memory("cam") == DeletedMemory(0, 0)
     with pytest.raises(NotReadyError, match="no memory"):
-        engine.describe("cam")
+        engine.memory_status("cam")
     assert engine.memory_bytes() == 0
 
 

@@ -158,7 +158,7 @@ class Camera:
         return mine[0].tokens.reused
 
     def end(self) -> None:
-        self.engine.forget(self.spec.stream)
+        self.engine.delete_memory(self.spec.stream)
         self.engine.evict(self.spec.stream)
 
 
@@ -280,7 +280,7 @@ def test_forgetting_reaches_every_tier(site: Site, camera: Callable[..., Camera]
         here.same()
     site.sides[0].written()
     assert site.in_redis(here.spec.stream)
-    forgotten = site.engine.forget(here.spec.stream)
+    forgotten = site.engine.delete_memory(here.spec.stream)
     assert forgotten.frames > 0
     assert forgotten.bytes > 0
     assert not site.in_redis(here.spec.stream)

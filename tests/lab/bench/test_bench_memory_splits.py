@@ -27,7 +27,7 @@ def left(frames: int, *, spread: float, seed: int = 0) -> list[KVChunk]:
             cell=torch.arange(TOKENS),
             rows=2,
             columns=2,
-            look=torch.ones(3),
+            mean_embedding=torch.ones(3),
         )
         for number in range(frames)
     ]

@@ -81,7 +81,7 @@ def _hold(name: str, chunks: Sequence[KVChunk], cap: int) -> tuple[HeldKV, int]:
 def _joined(chunks: Sequence[KVChunk]) -> list[LayerKV]:
     layers = chunks[0].layers()
     for chunk in chunks[1:]:
-        layers = [before.then(after) for before, after in zip(layers, chunk.layers(), strict=True)]
+        layers = [before.append(after) for before, after in zip(layers, chunk.layers(), strict=True)]
     return layers
 
 

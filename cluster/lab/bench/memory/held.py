@@ -38,7 +38,7 @@ class HeldKV:
     def layers(self) -> tuple[LayerKV, ...]:
         """All that is held, in one piece per layer."""
         if len(self._parts) > 1:
-            self._parts = [tuple(LayerKV.joined(parts) for parts in zip(*self._parts, strict=True))]
+            self._parts = [tuple(LayerKV.concatenate(parts) for parts in zip(*self._parts, strict=True))]
         return self._parts[0] if self._parts else ()
 
     @property
@@ -71,7 +71,7 @@ class HeldKV:
     def _compress(self) -> None:
         layers = self.layers
         chosen = self.compressor.select(layers, self.budget)
-        kept = tuple(layer.take(stays) for layer, stays in zip(layers, chosen, strict=True))
+        kept = tuple(layer.select(stays) for layer, stays in zip(layers, chosen, strict=True))
         self._parts = [kept]
         self.compressions += 1
         self.tokens = kept[0].tokens

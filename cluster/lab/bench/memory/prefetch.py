@@ -45,7 +45,7 @@ def remembered(watched: Watched) -> tuple[StreamMemory, DelayedArena]:
     tier = DelayedArena(_ROOM)
     memory = StreamMemory(CAMERA, MemorySpec(compressor="none", cap_bytes=_ROOM), TierStack([tier]))
     for chunk in watched.chunks:
-        memory.add(chunk)
+        memory.add_chunk(chunk)
     memory.settle()
     # Clusters that wait for being loaded are split by then, so that all questions to come find the same ones.
     _questions(watched, memory, None, ahead=True)
@@ -86,7 +86,7 @@ def _questions(watched: Watched, memory: StreamMemory, work: Work | None, *, ahe
                     first += retrieval.stats.clusters
                 if work is not None:
                     work()
-            retrieval.prefetcher.finish()
+            retrieval.prefetcher.discard_predictions()
             stats = retrieval.prefetcher.stats
             for name in ("predicted", "used", "wasted", "late", "missed", "waited_s"):
                 setattr(total, name, getattr(total, name) + getattr(stats, name))
@@ -191,10 +191,10 @@ def _question(
     computes = []
     with Prefetcher(tier.load, deadline_s=60.0, on_event=events.append) as fetcher:
         for layer, keys in enumerate(wanted):
-            if any(one.outcome is not Outcome.HIT for one in fetcher.take(keys)):
+            if any(one.outcome is not Outcome.HIT for one in fetcher.fetch(keys)):
                 raise ValueError(f"a block of layer {layer} did not come")
             if predicted is not None and layer + 1 < len(wanted):
-                fetcher.begin(predicted[layer + 1])
+                fetcher.prefetch(predicted[layer + 1])
             began = time.perf_counter()
             work()
             computes.append(Compute(layer, began, time.perf_counter()))

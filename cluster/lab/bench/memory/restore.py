@@ -65,7 +65,7 @@ def measure_restore(
     began = time.perf_counter()
     _watch(anew, spec, samples)
     computed = time.perf_counter() - began
-    status = again.describe(CAMERA)
+    status = again.memory_status(CAMERA)
     found = _ask(again)
     return {
         "clip": clip,

@@ -196,8 +196,8 @@ def measure(footage: Footage) -> Part:
 def _partitions(chunks: Sequence[KVChunk], similarity: float | None) -> list[int]:
     if similarity is None:
         return [0] * len(chunks)
-    partitions = VisualPartitions(len(chunks[0].look), similarity=similarity)
-    return [partitions.add(chunk.look) for chunk in chunks]
+    partitions = VisualPartitions(len(chunks[0].mean_embedding), similarity=similarity)
+    return [partitions.add(chunk.mean_embedding) for chunk in chunks]
 
 
 def _tokens(chunks: Sequence[KVChunk], partition: Sequence[int], layer: int, head: int) -> NewTokens:

@@ -240,11 +240,11 @@ def _filled(engine: NativeEngine, chunks: Sequence[KVChunk], setting: ShareSetti
     whole = full_bytes(chunks)
     room = _SLABS + _ROUNDING * whole
     bank = MemoryBank(TierStack([Arena(room, evicts=False)]))
-    bank.open(STREAM, setting.spec(frames=len(chunks), full_bytes=whole, room=room))
-    memory, _ = bank.get(STREAM)
+    bank.open_stream(STREAM, setting.spec(frames=len(chunks), full_bytes=whole, room=room))
+    memory, _ = bank.get_memory(STREAM)
     for chunk in chunks:
         # Not through the bank, which would begin anew where a policy fails.
-        memory.add(chunk)
+        memory.add_chunk(chunk)
     memory.settle()
     engine.memories = bank
     return memory
@@ -278,8 +278,8 @@ def _ask(
         results.append(run.result)
         turns.append((text, run.result.text))
         # Only evidence is looked for among them, and of a long past they are many.
-        for frame, count in run.retrieval.stats.chosen.items() if question.evidence else ():
-            middle = (memory.pts_of(frame) - recording.begin) / MICROSECONDS + recording.frame_s / 2
+        for frame, count in run.retrieval.stats.tokens_by_frame.items() if question.evidence else ():
+            middle = (memory.frame_time(frame) - recording.begin) / MICROSECONDS + recording.frame_s / 2
             times += [middle] * count
     asked = max(1, len(results))
     return answered(

@@ -213,7 +213,7 @@ def _packed(name: str, chunks: Sequence[KVChunk]) -> dict[str, Tensor]:
         f"{name}.key": torch.cat([chunk.key.cpu() for chunk in chunks], dim=2),
         f"{name}.value": torch.cat([chunk.value.cpu() for chunk in chunks], dim=2),
         f"{name}.cell": torch.cat([chunk.cell.cpu() for chunk in chunks]),
-        f"{name}.look": torch.stack([chunk.look.cpu() for chunk in chunks]),
+        f"{name}.look": torch.stack([chunk.mean_embedding.cpu() for chunk in chunks]),
         f"{name}.frame": torch.tensor(about, dtype=torch.int64),
     }
 
