@@ -66,7 +66,7 @@ def measure(footage: Footage) -> Part:
                 asked[tokens].append((run.result.first_token_s, stats.fetched_tokens))
     rows: list[dict[str, Any]] = []
     for tokens, (engine, build_s) in engines.items():
-        memory, _ = engine.memories.get(CAMERA)  # type: ignore[union-attr]
+        memory, _ = engine.memories.get_memory(CAMERA)  # type: ignore[union-attr]
         tables = [head.organiser.table for heads in memory.heads for head in heads]
         rows.append(
             {
