@@ -18,15 +18,15 @@ from actors.camera_store import CameraStore
 from actors.remote import own_host
 from actors.startup import configure_logging, describe_process
 from cluster import metrics
-from cluster.alerts.health import Watched
+from cluster.alerts.health import CameraStates
 from cluster.config import SightlineConfig
 from cluster.config.secrets import peer_tls
-from cluster.control.camera_record import Assignment, Removals, Route
-from cluster.control.cameras.changes import follow_configuration
-from cluster.control.cameras.managed import CONFIGURATION, Managed
+from cluster.control.camera_record import Assignment, DeletionTracker, Route
+from cluster.control.cameras.changes import merge_configuration
+from cluster.control.cameras.managed import CONFIGURATION, ManagedCamera
 from cluster.control.cameras.table import CameraTable
 from cluster.control.directory import Directory
-from cluster.control.settings import fleet_settings
+from cluster.control.fleet_settings import fleet_settings
 from cluster.errors import SightlineError, UnavailableError
 from cluster.types import CameraStatus
 from cluster.types.reports import (
@@ -81,7 +81,7 @@ class Controller:
             after=time.time_ns() // 1_000_000,
         )
         self._table = CameraTable(config, self._directory)
-        self._removals = Removals(config.cluster.replicas, self._kv.removed())
+        self._removals = DeletionTracker(config.cluster.replicas, self._kv.removed())
         self._failure: SightlineError | None = None
         self._changed = asyncio.Condition()
         self._settled = asyncio.Event()
@@ -103,26 +103,26 @@ class Controller:
         self._kv.clear()
 
     # -- cameras --------------------------------------------------------------------------------
-    async def add_camera(self, managed: Managed, force: bool = False, takeover: bool = False) -> CameraStatus:
+    async def add_camera(self, managed: ManagedCamera, force: bool = False, takeover: bool = False) -> CameraStatus:
         """Raises ``CameraExistsError`` for a name that is taken with other settings, ``ManagedElsewhereError`` for one
         that another manager has, unless it is to be taken over, ``ConfigError`` for settings that contradict each
         other, and ``CapacityError`` when there is no room for the camera, unless ``force`` is set."""
         await self._until_settled()
         return await self._keep(self._table.add(managed, time.monotonic(), force=force, takeover=takeover))
 
-    async def update_camera(self, managed: Managed, takeover: bool = False) -> CameraStatus:
+    async def update_camera(self, managed: ManagedCamera, takeover: bool = False) -> CameraStatus:
         """Other settings for a camera; see :meth:`Directory.update`. Raises ``UnknownCameraError``, ``ConfigError`` and
         ``ManagedElsewhereError``."""
         await self._until_settled()
         return await self._keep(self._table.update(managed, time.monotonic(), takeover=takeover))
 
-    async def managed_cameras(self, names: Sequence[str] = ()) -> list[Managed]:
+    async def managed_cameras(self, names: Sequence[str] = ()) -> list[ManagedCamera]:
         """Cameras as they were written, passwords included, sorted by name; all of them without ``names``. Raises
         ``UnknownCameraError``."""
         await self._until_settled()
         return self._table.managed(names)
 
-    async def _keep(self, managed: Managed) -> CameraStatus:
+    async def _keep(self, managed: ManagedCamera) -> CameraStatus:
         self._kv.put(managed)
         await self._notify()
         return self._directory.status(managed.entry.name)
@@ -159,13 +159,13 @@ class Controller:
         await self._until_settled()
         return self._directory.route(name)
 
-    async def watched(self, version: int) -> Watched:
+    async def watched(self, version: int) -> CameraStates:
         """All cameras as alerting looks at them, with their settings if the table is another than ``version``."""
         await self._until_settled()
         directory = self._directory
         names = directory.cameras
         changed = directory.version != version
-        return Watched(
+        return CameraStates(
             version=directory.version,
             settings=tuple(directory.settings(name) for name in names) if changed else None,
             statuses=tuple(directory.status(name) for name in names),
@@ -310,7 +310,7 @@ class Controller:
         """Place the cameras once the decoders are there; after a restart, once everyone is back, so that none moves."""
         cameras = self._kv.load()
         if cameras is None:
-            cameras = [Managed(entry=entry, manager=CONFIGURATION) for entry in self._config.cameras]
+            cameras = [ManagedCamera(entry=entry, manager=CONFIGURATION) for entry in self._config.cameras]
             for managed in cameras:
                 self._kv.put(managed)
             self._kv.seed(self._config.cameras)
@@ -324,9 +324,9 @@ class Controller:
         self._settled.set()
         await self._notify()
 
-    def _follow_configuration(self, cameras: Sequence[Managed]) -> list[Managed]:
+    def _follow_configuration(self, cameras: Sequence[ManagedCamera]) -> list[ManagedCamera]:
         """The configuration may be another than the last one: its own cameras follow it."""
-        found = follow_configuration(self._kv.seeded(), self._config.cameras, cameras)
+        found = merge_configuration(self._kv.seeded(), self._config.cameras, cameras)
         for managed in found.changed:
             self._kv.put(managed)
         for name in found.removed:

@@ -17,23 +17,23 @@ from typing import TYPE_CHECKING, Any
 
 from sightline.v1 import frames_pb2_grpc, memory_pb2_grpc, results_pb2_grpc
 
-from actors.remote import ask, ask_blocking, controller, own_host
+from actors.remote import await_reply, await_reply_blocking, controller, own_host
 from actors.startup import configure_logging, describe_process
 from actors.tier import tier_of_this_node
 from cluster import metrics
 from cluster.config import SightlineConfig
 from cluster.config.secrets import peer_tls
-from cluster.control.settings import fleet_settings
+from cluster.control.fleet_settings import fleet_settings
 from cluster.errors import SightlineError, UnavailableError
 from cluster.memory import prefetch
 from cluster.replica import frames_service as frames
 from cluster.replica import memory_service as memory
-from cluster.replica.album import Album
-from cluster.replica.asks import Conversations
+from cluster.replica.ask_queue import Conversations
 from cluster.replica.engine import load_configured, make_engine, model_fingerprint
 from cluster.replica.events import ReplicaEvents, WorkerFrames
-from cluster.replica.memory import Forgetting, MemoryCollector, WorkerMemory, tier_stack
+from cluster.replica.memory import MemoryCollector, MemoryDeletions, WorkerMemory, tier_stack
 from cluster.replica.simulated import SIMULATED, make_simulated
+from cluster.replica.thumbnails import ThumbnailStore
 from cluster.replica.worker import EngineWorker
 from cluster.tracing import make_spans
 from cluster.tracing.spans import ReplicaTraces
@@ -65,7 +65,7 @@ class Replica:
             engine, bank = await self._load(config)
             await self._start(engine, bank, own_host(host))
         except SightlineError as error:
-            await ask(controller().report_failure.remote(error))
+            await await_reply(controller().report_failure.remote(error))
             raise
 
     async def _load(self, config: SightlineConfig) -> tuple[Engine, MemoryBank]:
@@ -81,7 +81,9 @@ class Replica:
         address = await self._open_tier(fingerprint) if config.tiers.node else None
 
         def find_node() -> str:
-            return str(ask_blocking(tier_of_this_node().find.remote(fingerprint), timeout_s=config.tiers.deadline_s))
+            return str(
+                await_reply_blocking(tier_of_this_node().find.remote(fingerprint), timeout_s=config.tiers.deadline_s)
+            )
 
         return tier_stack(config, fingerprint, address, find_node=find_node, tls=self._tls)
 
@@ -90,7 +92,7 @@ class Replica:
         deadline = time.monotonic() + self._config.cluster.start_timeout_s
         while True:
             try:
-                return str(await ask(tier_of_this_node().open.remote(fingerprint)))
+                return str(await await_reply(tier_of_this_node().open.remote(fingerprint)))
             except UnavailableError:
                 if time.monotonic() > deadline:
                     raise
@@ -127,7 +129,7 @@ class Replica:
         self._worker.start()
         self._bank = bank
         asking = self._config.asking
-        self._memory = WorkerMemory(self._worker, Album(), timeout_s=asking.timeout_s)
+        self._memory = WorkerMemory(self._worker, ThumbnailStore(), timeout_s=asking.timeout_s)
         self._handler = WorkerFrames(self._worker, self._memory, self._answered, traces)
         self._server = RpcServer(tls=self._tls)
         self._server.add(
@@ -139,7 +141,7 @@ class Replica:
             results.SERVICE, results_pb2_grpc.add_ResultsServicer_to_server, results.ResultsServicer(self._hub)
         )
         conversations = Conversations(limit=max(64, 2 * asking.queue))
-        self._forgetting = Forgetting(self._memory, conversations, bank, self._hub)
+        self._forgetting = MemoryDeletions(self._memory, conversations, bank, self._hub)
         servicer = memory.MemoryServicer(
             self._memory,
             conversations=conversations,
@@ -175,12 +177,12 @@ class Replica:
         while True:
             try:
                 # Before a camera of the same name can come here, and find what the removed one left.
-                self._forgetting.order(await ask(controller().removed.remote(self._instance)))
-                await self._forgetting.finish()
-                if await ask(controller().gave_up.remote(self._instance)):
-                    await asyncio.wrap_future(self._worker.surrender())
+                self._forgetting.schedule(await await_reply(controller().removed.remote(self._instance)))
+                await self._forgetting.wait_until_done()
+                if await await_reply(controller().gave_up.remote(self._instance)):
+                    await asyncio.wrap_future(self._worker.release_all())
                 streams = self._worker.open_streams()
-                self._name = await ask(controller().register_replica.remote(self._info, self._name, streams))
+                self._name = await await_reply(controller().register_replica.remote(self._info, self._name, streams))
                 return
             except UnavailableError as error:
                 log.warning("cannot register: %s", error)
@@ -199,12 +201,12 @@ class Replica:
         try:
             forgotten = sorted(self._forgetting.done)
             beat = controller().heartbeat_replica.remote(self._instance, self._reports(), forgotten, load)
-            orders = await ask(beat)
+            orders = await await_reply(beat)
             if orders is None:
                 await self._register()
             else:
-                self._forgetting.told(forgotten)
-                self._forgetting.order(orders)
+                self._forgetting.acknowledge(forgotten)
+                self._forgetting.schedule(orders)
         except UnavailableError as error:
             log.warning("no heartbeat: %s", error)
 
@@ -219,7 +221,7 @@ class Replica:
                 async with self._beating:
                     await self._beat()
             seen_s = time.monotonic()
-            self._worker.confirm()
+            self._worker.confirm_ownership()
 
     def _count(self, load: ReplicaReport) -> None:
         """What ``/metrics`` shows of how things stand."""
@@ -237,7 +239,7 @@ class Replica:
         while True:
             await asyncio.sleep(self._config.cluster.heartbeat_s)
             try:
-                await asyncio.wrap_future(self._worker.run(lambda _: self._bank.tend()))
+                await asyncio.wrap_future(self._worker.call_on_engine_thread(lambda _: self._bank.tend()))
                 await asyncio.to_thread(self._bank.tiers.finish_deletions)
                 await asyncio.to_thread(self._tier_metrics.refresh)
             except Exception:

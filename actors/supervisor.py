@@ -16,7 +16,7 @@ from ray.experimental import internal_kv
 
 from actors.preflight import check_settings
 from actors.processes import Process, processes, tiers
-from actors.remote import ALERTING, GATEWAY, NAMESPACE, ask
+from actors.remote import ALERTING, GATEWAY, NAMESPACE, await_reply
 from actors.startup import configure_logging
 from cluster.config import SightlineConfig
 from cluster.errors import SightlineError, UnavailableError
@@ -43,7 +43,7 @@ class Supervisor:
         configure_logging("supervisor", config.cluster)
         await asyncio.to_thread(check_settings, config)
         self._config = config
-        self._ledger = Ledger()
+        self._ledger = ProcessRegistry()
         await asyncio.to_thread(self._ledger.claim)
         self._looked = asyncio.Event()
         self._looked_s = time.monotonic()
@@ -84,7 +84,7 @@ class Supervisor:
     async def _until_listens(self, name: str) -> None:
         while True:
             try:
-                await ask(ray.get_actor(name, namespace=NAMESPACE).ready.remote(), timeout_s=POLL_S)
+                await await_reply(ray.get_actor(name, namespace=NAMESPACE).ready.remote(), timeout_s=POLL_S)
                 return
             except (ValueError, UnavailableError):
                 await asyncio.sleep(POLL_S / 4)
@@ -153,7 +153,7 @@ class Supervisor:
             self._ledger.remove(name)
 
 
-class Ledger:
+class ProcessRegistry:
     """Which processes there are and with what configuration, in Ray's key-value store; and whose they are."""
 
     NAMESPACE = b"sightline-processes"

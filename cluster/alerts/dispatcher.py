@@ -45,7 +45,7 @@ class Retry:
 
 
 @dataclass(frozen=True, slots=True)
-class LaneStatus:
+class SinkStatus:
     """One sink: alerts that wait, and since the process began how many it took, how often it failed, how many died.
 
     ``dropped``: there was no room for them to wait.
@@ -79,14 +79,16 @@ class Dispatcher:
     ) -> None:
         chance = random.Random(seed)
         self._settle = settle
-        self._lanes = {name: _Lane(name, sink, settle, retry or Retry(), most, chance) for name, sink in sinks.items()}
+        self._lanes = {
+            name: _SinkQueue(name, sink, settle, retry or Retry(), most, chance) for name, sink in sinks.items()
+        }
 
     def start(self) -> None:
         """Begin to send."""
         for lane in self._lanes.values():
             lane.start()
 
-    def put(self, deliveries: Iterable[Delivery]) -> None:
+    def enqueue(self, deliveries: Iterable[Delivery]) -> None:
         """Send these; those of a sink that is not configured any more are dead letters at once."""
         for delivery in deliveries:
             lane = self._lanes.get(delivery.sink)
@@ -94,16 +96,16 @@ class Dispatcher:
                 error = f"no sink {delivery.sink!r} is configured any more"
                 self._settle(replace(delivery, state="dead", error=error))
             else:
-                lane.put(delivery)
+                lane.enqueue(delivery)
 
-    def revise(self, change: Callable[[AlertEvent], AlertEvent | None]) -> int:
+    def revise_pending(self, change: Callable[[AlertEvent], AlertEvent | None]) -> int:
         """What still waits becomes what ``change`` makes of it; None: nobody is told of it. How many those are.
 
         One that is under way is not called back, but it is not tried again.
         """
-        return sum(lane.revise(change) for lane in self._lanes.values())
+        return sum(lane.revise_pending(change) for lane in self._lanes.values())
 
-    def status(self) -> dict[str, LaneStatus]:
+    def status(self) -> dict[str, SinkStatus]:
         """By sink."""
         return {name: lane.status() for name, lane in self._lanes.items()}
 
@@ -112,7 +114,7 @@ class Dispatcher:
         await asyncio.gather(*(lane.stop() for lane in self._lanes.values()))
 
 
-class _Lane:
+class _SinkQueue:
     """One sink's queue: incidents whose oldest alert is due, and behind each its later ones."""
 
     def __init__(
@@ -142,10 +144,10 @@ class _Lane:
     def start(self) -> None:
         self._main = asyncio.create_task(self._run(), name=f"alerts to {self._name}")
 
-    def status(self) -> LaneStatus:
-        return LaneStatus(self._held, self._delivered, self._failures, self._dead, self._trouble, self._dropped)
+    def status(self) -> SinkStatus:
+        return SinkStatus(self._held, self._delivered, self._failures, self._dead, self._trouble, self._dropped)
 
-    def put(self, delivery: Delivery) -> None:
+    def enqueue(self, delivery: Delivery) -> None:
         incident = delivery.event.incident.id
         queue = self._queues.get(incident)
         if queue is None:
@@ -156,7 +158,7 @@ class _Lane:
         if self._held > self._most:
             self._drop_oldest()
 
-    def revise(self, change: Callable[[AlertEvent], AlertEvent | None]) -> int:
+    def revise_pending(self, change: Callable[[AlertEvent], AlertEvent | None]) -> int:
         gone = 0
         for incident, queue in list(self._queues.items()):
             kept = [(each, change(each.event)) for each in queue]

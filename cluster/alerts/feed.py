@@ -27,7 +27,7 @@ class Follower:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._feed.leave(self)
+        self._feed.remove_follower(self)
 
     def __aiter__(self) -> Follower:
         return self
@@ -79,7 +79,7 @@ class EventFeed:
         self._followers.add(follower)
         return follower
 
-    def leave(self, follower: Follower) -> None:
+    def remove_follower(self, follower: Follower) -> None:
         self._followers.discard(follower)
 
     def close(self) -> None:

@@ -10,7 +10,7 @@ import grpc
 import grpc.aio
 from sightline.v1 import incidents_pb2, incidents_pb2_grpc
 
-from cluster.alerts.dispatcher import LaneStatus
+from cluster.alerts.dispatcher import SinkStatus
 from cluster.alerts.incident import (
     AlertEvent,
     ClipState,
@@ -23,7 +23,7 @@ from cluster.alerts.incident import (
     Mute,
     Severity,
 )
-from cluster.alerts.service import AlertService, Detail, Outbox
+from cluster.alerts.service import AlertService, IncidentDetail, Outbox
 from cluster.errors import ConfigError, SightlineError
 from cluster.wire.status import abort
 
@@ -120,7 +120,7 @@ def delivery_from_proto(message: incidents_pb2.Delivery) -> Delivery:
     return Delivery(event_from_proto(message.event), message.sink, state, message.attempts, message.error)
 
 
-def detail_to_proto(detail: Detail) -> incidents_pb2.IncidentDetail:
+def detail_to_proto(detail: IncidentDetail) -> incidents_pb2.IncidentDetail:
     """An incident with all that is known of it."""
     return incidents_pb2.IncidentDetail(
         incident=incident_to_proto(detail.incident),
@@ -129,9 +129,9 @@ def detail_to_proto(detail: Detail) -> incidents_pb2.IncidentDetail:
     )
 
 
-def detail_from_proto(message: incidents_pb2.IncidentDetail) -> Detail:
+def detail_from_proto(message: incidents_pb2.IncidentDetail) -> IncidentDetail:
     """The inverse of :func:`detail_to_proto`."""
-    return Detail(
+    return IncidentDetail(
         incident_from_proto(message.incident),
         [event_from_proto(event) for event in message.events],
         [delivery_from_proto(delivery) for delivery in message.deliveries],
@@ -179,7 +179,7 @@ def outbox_to_proto(outbox: Outbox) -> incidents_pb2.OutboxStatus:
 def outbox_from_proto(message: incidents_pb2.OutboxStatus) -> Outbox:
     """The inverse of :func:`outbox_to_proto`."""
     lanes = {
-        s.name: (s.kind, LaneStatus(s.waiting, s.delivered, s.failures, s.dead, s.trouble, s.dropped))
+        s.name: (s.kind, SinkStatus(s.waiting, s.delivered, s.failures, s.dead, s.trouble, s.dropped))
         for s in message.sinks
     }
     dead = [delivery_from_proto(letter) for letter in message.dead]
@@ -254,7 +254,7 @@ class IncidentsServicer(incidents_pb2_grpc.IncidentsServicer):
             wanted = set(request.cameras)
             with self._service.follow() as follower:
                 # At one moment with it: an incident that opens from here on is told as what it is, new.
-                opened = self._service.opened() if request.open else []
+                opened = self._service.open_incidents() if request.open else []
                 await context.send_initial_metadata(())
                 for incident in opened:
                     if not wanted or incident.camera in wanted:

@@ -6,8 +6,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from cluster.alerts.book import IncidentBook, Opening
 from cluster.alerts.incident import Severity, Subject
+from cluster.alerts.open_incidents import OpenIncidents, Opening
 from cluster.alerts.tracker import Rule
 from cluster.config import CameraConfig
 from cluster.config.alerts import AlertsConfig, ConditionConfig
@@ -16,7 +16,7 @@ from cluster.types.cameras import HEALTH_SUBJECTS
 
 
 @dataclass(frozen=True, slots=True)
-class Watched:
+class CameraStates:
     """All cameras as of now. ``settings`` only when they are not those of the ``version`` that was asked with."""
 
     version: int
@@ -114,7 +114,7 @@ class HealthRules:
     clear_s: float = 10.0
     update_s: float = 60.0
 
-    def of(self, subject: str) -> Condition:
+    def for_subject(self, subject: str) -> Condition:
         """By the subject of its incidents."""
         conditions = self.offline, self.frozen, self.covered, self.scene_change, self.unanswered
         return dict(zip(HEALTH_SUBJECTS, conditions, strict=True))[subject]
@@ -152,18 +152,18 @@ class _Finding:
 class HealthMonitor:
     """Show it every camera about once a second through :meth:`look`; time comes in, seconds since 1970."""
 
-    def __init__(self, book: IncidentBook, rules: HealthRules) -> None:
-        self._book = book
+    def __init__(self, open_incidents: OpenIncidents, rules: HealthRules) -> None:
+        self._open_incidents = open_incidents
         self._rules = rules
         self._cameras: dict[str, _Camera] = {}
 
     def load(self, tracks: Mapping[Subject, Mapping[str, Any]]) -> None:
-        """What the book has kept: the usual spread of pictures that were covered."""
+        """What the open_incidents has kept: the usual spread of pictures that were covered."""
         for (name, subject), body in tracks.items():
             if subject == COVERED:
                 self._cameras[name] = _Camera(delivered=True, usual=float(body["usual"]), learnt_s=LEARN_S)
 
-    def look(
+    def update(
         self,
         status: CameraStatus,
         picture: PictureHealth | None,
@@ -190,14 +190,16 @@ class HealthMonitor:
             for subject, finding in findings.items():
                 self._settle(camera, status, picture, subject, finding, now_s)
 
-    def retain(self, cameras: Collection[str], now_s: float) -> None:
+    def retain_cameras(self, cameras: Collection[str], now_s: float) -> None:
         """Forget the cameras that are not among these: they were removed."""
-        known = set(self._cameras) | {incident.camera for incident in self._book.open if incident.kind == "health"}
+        known = set(self._cameras) | {
+            incident.camera for incident in self._open_incidents.oldest_first if incident.kind == "health"
+        }
         for name in known - set(cameras):
             self._cameras.pop(name, None)
             for subject in HEALTH_SUBJECTS:
-                self._book.finish(name, subject, now_s, "the camera was removed")
-            self._book.keep((name, COVERED), None)
+                self._open_incidents.end_incident(name, subject, now_s, "the camera was removed")
+            self._open_incidents.store_track((name, COVERED), None)
 
     # -- findings -------------------------------------------------------------------------------
     def _offline(self, camera: _Camera, status: CameraStatus, now_s: float) -> _Finding:
@@ -263,17 +265,17 @@ class HealthMonitor:
         finding: _Finding,
         now_s: float,
     ) -> None:
-        condition, watch = self._rules.of(subject), camera.watches[subject]
+        condition, watch = self._rules.for_subject(subject), camera.watches[subject]
         if not condition.enabled:
             return
-        incident = self._book.current(status.name, subject)
+        incident = self._open_incidents.get(status.name, subject)
         if not finding.holds:
             watch.since_s = None
             watch.gone_s = now_s if watch.gone_s is None else watch.gone_s
             if incident is not None and now_s - watch.gone_s >= self._rules.clear_s:
-                self._book.finish(status.name, subject, now_s, "")
+                self._open_incidents.end_incident(status.name, subject, now_s, "")
                 if subject == COVERED:
-                    self._book.keep((status.name, COVERED), None)
+                    self._open_incidents.store_track((status.name, COVERED), None)
             return
         watch.gone_s = None
         if watch.since_s is None:
@@ -281,9 +283,11 @@ class HealthMonitor:
         pts = picture.pts if picture is not None else 0
         if incident is not None:
             if now_s - incident.updated_s >= self._rules.update_s:
-                self._book.extend(replace(incident, end=max(incident.end, pts), text=finding.text), now_s, tell=True)
+                self._open_incidents.extend_incident(
+                    replace(incident, end=max(incident.end, pts), text=finding.text), now_s, tell=True
+                )
         elif now_s - watch.since_s >= condition.after_s:
             opening = Opening(status.name, "health", subject, condition.severity, pts, pts, text=finding.text)
-            self._book.begin(opening, now_s)
+            self._open_incidents.open_incident(opening, now_s)
             if subject == COVERED:
-                self._book.keep((status.name, COVERED), {"usual": camera.usual})
+                self._open_incidents.store_track((status.name, COVERED), {"usual": camera.usual})

@@ -189,7 +189,7 @@ class Erased:
 
 
 @dataclass(frozen=True, slots=True)
-class Forgetting:
+class ErasureScope:
     """Everything of before ``before_s``, seconds since 1970, of one camera, or with an empty ``camera`` of all of them.
 
     Done twice, the second one finds nothing. What went on at that moment stays without its text. A camera's health
@@ -199,7 +199,7 @@ class Forgetting:
     camera: str
     before_s: float
 
-    def incident(self, incident: Incident) -> Incident | None:
+    def redact_incident(self, incident: Incident) -> Incident | None:
         """What may be kept of it; None: nothing."""
         if not self._concerns(incident):
             return incident
@@ -207,7 +207,7 @@ class Forgetting:
             return None
         return _silent(incident)
 
-    def event(self, event: AlertEvent, *, owed: bool) -> AlertEvent | None:
+    def redact_event(self, event: AlertEvent, *, owed: bool) -> AlertEvent | None:
         """The same of an event. ``owed``: a sink has yet to take it; that an incident is over is told all the same, and
         what is wrong with a camera, without anything of what was seen."""
         if not self._concerns(event.incident):
@@ -262,7 +262,7 @@ class Delivery:
 
 @dataclass(slots=True)
 class Changes:
-    """New values by what they belong to; None removes. ``deliveries`` by (event key, sink). ``forgetting``: by camera
+    """New values by what they belong to; None removes. ``deliveries`` by (event key, sink). ``erasures``: by camera
     (empty: all of them) the time before which nothing is kept, of what is written before or with it."""
 
     tracks: dict[Subject, Mapping[str, Any] | None] = field(default_factory=dict)
@@ -271,14 +271,12 @@ class Changes:
     mutes: dict[Subject, Mute | None] = field(default_factory=dict)
     events: dict[str, AlertEvent] = field(default_factory=dict)
     deliveries: dict[tuple[str, str], Delivery] = field(default_factory=dict)
-    forgetting: dict[str, float] = field(default_factory=dict)
+    erasures: dict[str, float] = field(default_factory=dict)
 
     def __bool__(self) -> bool:
-        return any(
-            (self.tracks, self.serials, self.incidents, self.mutes, self.events, self.deliveries, self.forgetting)
-        )
+        return any((self.tracks, self.serials, self.incidents, self.mutes, self.events, self.deliveries, self.erasures))
 
-    def add(self, newer: Changes) -> None:
+    def merge(self, newer: Changes) -> None:
         """Lay ``newer`` over this."""
         self.tracks.update(newer.tracks)
         self.serials.update(newer.serials)
@@ -286,10 +284,10 @@ class Changes:
         self.mutes.update(newer.mutes)
         self.events.update(newer.events)
         self.deliveries.update(newer.deliveries)
-        for camera, before_s in newer.forgetting.items():
-            self.forgetting[camera] = max(before_s, self.forgetting.get(camera, 0.0))
+        for camera, before_s in newer.erasures.items():
+            self.erasures[camera] = max(before_s, self.erasures.get(camera, 0.0))
 
-    def shed(self, most: int) -> tuple[int, int]:
+    def drop_oldest_events(self, most: int) -> tuple[int, int]:
         """Keep at most ``most`` events: the oldest delivered ones go first, then the oldest. How many of each went."""
         excess = len(self.events) - most
         if excess <= 0:

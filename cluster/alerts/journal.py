@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 from cluster.alerts.incident import Changes, Delivery, Incident
-from cluster.alerts.store import AlertStore, Kept
+from cluster.alerts.store import AlertStore, StoredState
 from cluster.errors import CapacityError, UnavailableError
 
 log = logging.getLogger(__name__)
@@ -51,7 +51,7 @@ class Journal:
         self.trouble = ""
         self.lost = 0
 
-    async def start(self) -> Kept | None:
+    async def start(self) -> StoredState | None:
         """Open the store; None when that fails, and then everything goes on from memory."""
         try:
             return await self._on_thread(self._open)
@@ -65,7 +65,7 @@ class Journal:
         return self._store.salt if self._store is not None else None
 
     @property
-    def waiting(self) -> int:
+    def pending_events(self) -> int:
         """Events that are only in memory."""
         return len(self._waiting.events) + len(self._batch.events)
 
@@ -76,8 +76,8 @@ class Journal:
 
     async def write(self, changes: Changes) -> bool:
         """True once they are on the disk; False when that is not so after the deadline: they wait in memory then."""
-        self._waiting.add(changes)
-        _, lost = self._waiting.shed(self._memory_events)
+        self._waiting.merge(changes)
+        _, lost = self._waiting.drop_oldest_events(self._memory_events)
         self.lost += lost
         deadline = time.monotonic() + self._deadline_s
         while self._waiting or self._writing is not None:
@@ -134,7 +134,7 @@ class Journal:
     async def _on_thread(self, call: Callable[..., T], *arguments: object) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._thread, call, *arguments)
 
-    def _open(self) -> Kept:
+    def _open(self) -> StoredState:
         store = self._open_store()
         kept = store.load()
         self._store = store
@@ -143,14 +143,14 @@ class Journal:
         return kept
 
     def _write(self, batch: Changes) -> list[Delivery]:
-        late = self._open().undone if self._store is None else []
+        late = self._open().pending if self._store is None else []
         assert self._store is not None
         self._store.write(batch)
         return late
 
     def _probe(self) -> list[Delivery]:
         if self._store is None:
-            return self._open().undone
+            return self._open().pending
         self._store.probe(time.time())
         return []
 
@@ -166,9 +166,9 @@ class Journal:
                 self._on_late(late)
             return
         # Older ones first: they were gathered before what waits now.
-        batch.add(self._waiting)
+        batch.merge(self._waiting)
         self._waiting = batch
-        _, lost = self._waiting.shed(self._memory_events)
+        _, lost = self._waiting.drop_oldest_events(self._memory_events)
         self.lost += lost
         if isinstance(error, CapacityError):
             self._trouble(str(error))

@@ -12,17 +12,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from cluster import metrics
-from cluster.alerts.book import IncidentBook
-from cluster.alerts.dispatcher import Dispatcher, LaneStatus, Retry
+from cluster.alerts.dispatcher import Dispatcher, Retry, SinkStatus
 from cluster.alerts.feed import EventFeed, Follower
-from cluster.alerts.health import HealthMonitor, Watched, default_rule, health_rules, question_rules
+from cluster.alerts.health import CameraStates, HealthMonitor, default_rule, health_rules, question_rules
 from cluster.alerts.incident import (
     AlertEvent,
     Changes,
     ClipState,
     Delivery,
     Erased,
-    Forgetting,
+    ErasureScope,
     Incident,
     Mute,
     Subject,
@@ -30,7 +29,8 @@ from cluster.alerts.incident import (
     unknown_incident,
 )
 from cluster.alerts.journal import Journal
-from cluster.alerts.store import AlertStore, Kept
+from cluster.alerts.open_incidents import OpenIncidents
+from cluster.alerts.store import AlertStore, StoredState
 from cluster.alerts.tracker import IncidentTracker, Rule
 from cluster.config import SightlineConfig, camera_settings
 from cluster.config.alerts import AlertsConfig
@@ -54,7 +54,7 @@ MOST_WAITING = 1000
 
 
 @dataclass(frozen=True, slots=True)
-class Detail:
+class IncidentDetail:
     """One incident, its events, and what became of them; oldest first."""
 
     incident: Incident
@@ -66,7 +66,7 @@ class Detail:
 class Outbox:
     """How the sinks are doing (by name), and the disk; see ``OutboxStatus`` in protos/sightline/v1/incidents.proto."""
 
-    sinks: Mapping[str, tuple[str, LaneStatus]]
+    sinks: Mapping[str, tuple[str, SinkStatus]]
     trouble: str
     unwritten: int
     trimmed: int
@@ -109,7 +109,7 @@ class AlertService:
                 max_events=alerts.max_events,
                 max_bytes=alerts.max_bytes,
             ),
-            on_late=self._owed,
+            on_late=self._enqueue_pending,
         )
         self._routes = list(alerts.sinks)
         retry = Retry(alerts.retry.first_s, alerts.retry.longest_s, alerts.retry.give_up_s)
@@ -131,14 +131,14 @@ class AlertService:
 
     async def start(self) -> None:
         """Take up what was kept, and begin to send what is still owed."""
-        kept = await self._journal.start() or Kept({}, {}, [], [], [])
-        self._book = IncidentBook(self._journal.salt or uuid.uuid4().hex, self._footage_url)
-        self._book.load(kept.incidents, kept.serials, kept.mutes)
-        self._tracker = IncidentTracker(self._book, self._rule, stale_s=self._config.stale_s)
+        kept = await self._journal.start() or StoredState({}, {}, [], [], [])
+        self._open_incidents = OpenIncidents(self._journal.salt or uuid.uuid4().hex, self._footage_url)
+        self._open_incidents.load(kept.incidents, kept.serials, kept.mutes)
+        self._tracker = IncidentTracker(self._open_incidents, self._rule, stale_s=self._config.stale_s)
         self._tracker.load(_of_questions(kept.tracks, health=False), time.time())
-        self._health = HealthMonitor(self._book, health_rules(self._config))
+        self._health = HealthMonitor(self._open_incidents, health_rules(self._config))
         self._health.load(_of_questions(kept.tracks, health=True))
-        self._owed(kept.undone)
+        self._enqueue_pending(kept.pending)
         self._dispatcher.start()
         self._tasks = [asyncio.create_task(self._write_changes()), asyncio.create_task(self._tick())]
 
@@ -153,13 +153,13 @@ class AlertService:
         await self._journal.stop()
 
     # -- what comes in --------------------------------------------------------------------------
-    def take(self, answer: Answer, missed: int = 0) -> None:
+    def accept_answer(self, answer: Answer, missed: int = 0) -> None:
         """One answer; ``missed``: answers that were lost on the way here, before it."""
         self.answers_missed += missed
-        self._tracker.take(answer, time.time())
+        self._tracker.add_answer(answer, time.time())
         self._changed.set()
 
-    def watch(self, watched: Watched) -> None:
+    def update_cameras(self, watched: CameraStates) -> None:
         """All cameras, about once a second."""
         now_s = time.time()
         self.version = watched.version
@@ -170,14 +170,14 @@ class AlertService:
         lives = {status.name: status.life for status in watched.statuses}
         gone = {name for name, life in self._lives.items() if lives.get(name) != life}
         for name in gone:
-            self._book.unmute_camera(name)
+            self._open_incidents.unmute_camera(name)
         self._lives = lives
-        self._tracker.retain(lives, now_s)
-        self._health.retain(lives.keys() - gone, now_s)
+        self._tracker.retain_cameras(lives, now_s)
+        self._health.retain_cameras(lives.keys() - gone, now_s)
         for status in watched.statuses:
             picture, spec = watched.pictures.get(status.name), self._specs.get(status.name)
             patient, stride_s = (spec.patient, spec.stride_s) if spec is not None else (False, 0.0)
-            self._health.look(status, picture, now_s, patient=patient, stride_s=stride_s)
+            self._health.update(status, picture, now_s, patient=patient, stride_s=stride_s)
         self._changed.set()
 
     # -- what people do -------------------------------------------------------------------------
@@ -190,7 +190,7 @@ class AlertService:
             named = camera in ("", incident.camera) and subject in ("", incident.subject)
             return named and incident.opened_s >= since_s
 
-        found = {incident.id: incident for incident in self._book.open if wanted(incident)}
+        found = {incident.id: incident for incident in self._open_incidents.oldest_first if wanted(incident)}
         if not only_open:
             try:
                 kept = await self._journal.read(
@@ -199,21 +199,21 @@ class AlertService:
             except UnavailableError as error:
                 log.warning("%s", error)
                 kept = []
-            # The book knows better than the disk what goes on.
+            # The open_incidents knows better than the disk what goes on.
             found = {incident.id: incident for incident in kept if not incident.open} | found
         return sorted(found.values(), key=lambda incident: -incident.opened_s)[:limit]
 
-    async def incident(self, incident_id: str) -> Detail:
+    async def incident(self, incident_id: str) -> IncidentDetail:
         """Raises ``UnknownIncidentError``; ``UnavailableError`` while the records cannot be read."""
         found = await self._journal.read(lambda store: store.incident(incident_id))
         if found is None:
             raise unknown_incident(incident_id)
-        return Detail(*found)
+        return IncidentDetail(*found)
 
     async def acknowledge(self, incident_id: str, by: str) -> Incident:
         """Whoever repeats it gets what the first one got. Raises ``NotReadyError``: it is not open, and nobody did."""
         try:
-            incident = self._book.acknowledge(incident_id, by, time.time())
+            incident = self._open_incidents.acknowledge(incident_id, by, time.time())
         except NotReadyError:
             ended = await self._ended(incident_id)
             if ended is None or ended.acknowledged_s is None:
@@ -222,13 +222,13 @@ class AlertService:
         await self._flush()
         return incident
 
-    async def settle_clip(self, incident_id: str, clip: ClipState, note: str) -> None:
+    async def set_clip_state(self, incident_id: str, clip: ClipState, note: str) -> None:
         """What became of an incident's clip is part of its record, and followers are told.
 
         Raises:
             UnavailableError: the record cannot be read.
         """
-        if self._book.settle_clip(incident_id, clip, note):
+        if self._open_incidents.set_clip_state(incident_id, clip, note):
             self._clips.append(incident_id)
             await self._flush()
             return
@@ -243,7 +243,7 @@ class AlertService:
             await self._journal.write(Changes(incidents={incident_id: ended}))
             self._feed.publish([clip_settled(ended, time.time())])
 
-    async def waiting_clips(self, since_s: float) -> list[Incident]:
+    async def pending_clips(self, since_s: float) -> list[Incident]:
         """Incidents opened since then whose clip was being made when this process began.
 
         Older ones get none, and that is said of them: nobody holds any more what would be in it.
@@ -253,40 +253,40 @@ class AlertService:
             waiting = [incident for incident in recent if incident.clip == "waiting"]
             for incident in waiting:
                 if incident.opened_s < since_s:
-                    await self.settle_clip(incident.id, "none", "no clip: alerting was away while it was to be made")
+                    await self.set_clip_state(incident.id, "none", "no clip: alerting was away while it was to be made")
         except UnavailableError as error:
             log.warning("%s", error)
             return []
         return [incident for incident in waiting if incident.opened_s >= since_s]
 
-    def keep_no_clips(self) -> None:
+    def disable_clips(self) -> None:
         """They cannot be kept, whatever the configuration says: incidents promise none. Before :meth:`start`."""
         self._footage_url = None
 
     async def mute(self, camera: str, subject: str, for_s: float, by: str) -> list[Mute]:
         """Silence for ``for_s`` seconds; returns the mutes that hold. Raises ``ConfigError``: not in the future."""
         now_s = time.time()
-        self._book.mute(Mute(camera or "*", subject or "*", now_s + for_s, by), now_s)
+        self._open_incidents.mute(Mute(camera or "*", subject or "*", now_s + for_s, by), now_s)
         await self._flush()
-        return self._book.mutes(now_s)
+        return self._open_incidents.mutes(now_s)
 
     async def unmute(self, camera: str, subject: str) -> list[Mute]:
         """End a mute, named as it was set; also where there is none any more, so that it can be asked for twice."""
-        self._book.unmute(camera or "*", subject or "*")
+        self._open_incidents.unmute(camera or "*", subject or "*")
         await self._flush()
         return self.mutes()
 
     def mutes(self) -> list[Mute]:
         """Those that hold."""
-        return self._book.mutes(time.time())
+        return self._open_incidents.mutes(time.time())
 
     def follow(self) -> Follower:
         """Events from now on."""
         return self._feed.follow()
 
-    def opened(self) -> list[Incident]:
+    def open_incidents(self) -> list[Incident]:
         """What goes on now, oldest first."""
-        return self._book.open
+        return self._open_incidents.oldest_first
 
     async def outbox(self, dead: int = 0) -> Outbox:
         """``dead``: most dead letters to look up."""
@@ -297,7 +297,7 @@ class AlertService:
         lanes = {name: (kinds[name], status) for name, status in self._dispatcher.status().items()}
         journal = self._journal
         return Outbox(
-            lanes, journal.trouble, journal.waiting, journal.trimmed, self._lost, self.answers_missed, letters
+            lanes, journal.trouble, journal.pending_events, journal.trimmed, self._lost, self.answers_missed, letters
         )
 
     async def resend(self, sink: str = "", key: str = "") -> int:
@@ -306,34 +306,34 @@ class AlertService:
             letters = await self._journal.read(lambda store: store.dead(sink=sink, limit=self._config.max_events))
             chosen = [Delivery(letter.event, letter.sink) for letter in letters if key in ("", letter.event.key)]
             await self._journal.write(Changes(deliveries={(each.event.key, each.sink): each for each in chosen}))
-            self._dispatcher.put(chosen)
+            self._dispatcher.enqueue(chosen)
             return len(chosen)
 
-    async def forget(self, camera: str, before_s: float = 0.0) -> Erased:
+    async def erase_camera(self, camera: str, before_s: float = 0.0) -> Erased:
         """Erase what is recorded of a camera's incidents more than ``before_s`` seconds ago, and of what sinks have yet
-        to take; 0: all of it, and what goes on ends. See :class:`~cluster.alerts.incident.Forgetting`.
+        to take; 0: all of it, and what goes on ends. See :class:`~cluster.alerts.incident.ErasureScope`.
 
         Raises:
             UnavailableError: the disk does not take it, or not now; then it is erased with the next write it takes.
         """
         now_s = time.time()
-        forgetting = Forgetting(camera, now_s - before_s if before_s else math.nextafter(now_s, math.inf))
+        scope = ErasureScope(camera, now_s - before_s if before_s else math.nextafter(now_s, math.inf))
         if not before_s:
-            self._book.call_off(camera, now_s)
-            self._tracker.forget(camera)
-        self._book.forget(forgetting)
+            self._open_incidents.end_camera_incidents(camera, now_s)
+            self._tracker.reset_camera(camera)
+        self._open_incidents.redact(scope)
         await self._flush()
         async with self._flushing:
             trouble = ""
             try:
-                found = await self._journal.read(lambda store: store.find(forgetting))
+                found = await self._journal.read(lambda store: store.preview_erasure(scope))
             except UnavailableError as error:
                 found, trouble = Erased(), str(error)
-            self._unsend(forgetting)
-            if not await self._journal.write(_changes(forgetting)) or trouble:
+            self._cancel_deliveries(scope)
+            if not await self._journal.write(_changes(scope)) or trouble:
                 reason = trouble or self._journal.trouble
                 raise UnavailableError(f"the incidents of camera {camera!r} are not erased yet: {reason}")
-            if left := await self._journal.read(lambda store: store.find(forgetting)):
+            if left := await self._journal.read(lambda store: store.preview_erasure(scope)):
                 raise UnavailableError(
                     f"{left.incidents} incidents and {left.alerts} alerts of camera {camera!r} could not be erased"
                 )
@@ -356,10 +356,10 @@ class AlertService:
             found = kept[0] if kept is not None else None
         return found
 
-    def _owed(self, deliveries: list[Delivery]) -> None:
+    def _enqueue_pending(self, deliveries: list[Delivery]) -> None:
         if deliveries:
             log.info("%d alerts are still owed to sinks", len(deliveries))
-        self._dispatcher.put(deliveries)
+        self._dispatcher.enqueue(deliveries)
 
     def _settle(self, delivery: Delivery) -> None:
         result = {"delivered": "delivered", "dead": "dead"}.get(delivery.state, "failed")
@@ -376,7 +376,7 @@ class AlertService:
 
     async def _flush(self) -> None:
         async with self._flushing:
-            changes = self._book.take()
+            changes = self._open_incidents.pop_changes()
             settled, self._settled = self._settled, {}
             clips, self._clips = self._clips, []
             routed = [Delivery(e, name) for e in changes.events.values() for name in self._sinks_of(e)]
@@ -384,7 +384,7 @@ class AlertService:
             if not changes:
                 return
             await self._journal.write(changes)
-            self._dispatcher.put(routed)
+            self._dispatcher.enqueue(routed)
             self._feed.publish(changes.events.values())
             # Last, and as the incident is by now: what came before it in this batch must not be taken back. One that
             # was forgotten meanwhile has none.
@@ -403,7 +403,7 @@ class AlertService:
             await asyncio.sleep(TICK_S)
             self._tracker.tick(time.time())
             self._changed.set()
-            if self._journal.waiting or time.monotonic() >= self._probe_s:
+            if self._journal.pending_events or time.monotonic() >= self._probe_s:
                 self._probe_s = time.monotonic() + PROBE_S
                 await self._journal.probe()
             if time.monotonic() >= self._expire_s:
@@ -413,16 +413,16 @@ class AlertService:
 
     async def _expire(self) -> None:
         """What is older than its retention goes as what is forgotten does, whether a sink has taken it or not."""
-        forgetting = Forgetting("", time.time() - self._config.retention)
-        self._book.forget(forgetting)
+        scope = ErasureScope("", time.time() - self._config.retention)
+        self._open_incidents.redact(scope)
         await self._flush()
         async with self._flushing:
-            self._expired += self._unsend(forgetting)
-            await self._journal.write(_changes(forgetting))
+            self._expired += self._cancel_deliveries(scope)
+            await self._journal.write(_changes(scope))
 
-    def _unsend(self, forgetting: Forgetting) -> int:
+    def _cancel_deliveries(self, scope: ErasureScope) -> int:
         """From now on nobody is told of it; how many alerts no sink gets."""
-        return self._dispatcher.revise(lambda event: forgetting.event(event, owed=True))
+        return self._dispatcher.revise_pending(lambda event: scope.redact_event(event, owed=True))
 
     @property
     def _lost(self) -> int:
@@ -431,9 +431,11 @@ class AlertService:
     def _measure(self) -> None:
         for name, status in self._dispatcher.status().items():
             metrics.alerts_waiting.labels(name).set(status.waiting)
-        metrics.alerts_unwritten.set(self._journal.waiting)
+        metrics.alerts_unwritten.set(self._journal.pending_events)
         for kind in ("question", "health"):
-            metrics.incidents_open.labels(kind).set(sum(incident.kind == kind for incident in self._book.open))
+            metrics.incidents_open.labels(kind).set(
+                sum(incident.kind == kind for incident in self._open_incidents.oldest_first)
+            )
         for name, counter, value in (
             ("lost", metrics.alerts_lost, self._lost),
             ("trimmed", metrics.alerts_trimmed, self._journal.trimmed),
@@ -442,8 +444,8 @@ class AlertService:
             self._counted[name] = value
 
 
-def _changes(forgetting: Forgetting) -> Changes:
-    return Changes(forgetting={forgetting.camera: forgetting.before_s})
+def _changes(scope: ErasureScope) -> Changes:
+    return Changes(erasures={scope.camera: scope.before_s})
 
 
 def _of_questions(tracks: Mapping[Subject, dict[str, object]], *, health: bool) -> dict[Subject, dict[str, object]]:

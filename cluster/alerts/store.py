@@ -18,9 +18,9 @@ from cluster.alerts.incident import (
     Delivery,
     DeliveryState,
     Erased,
+    ErasureScope,
     EventCause,
     EventKind,
-    Forgetting,
     Incident,
     Mute,
     Subject,
@@ -41,23 +41,23 @@ class Eraser:
     def __init__(self, db: sqlite3.Connection) -> None:
         self._db = db
 
-    def find(self, forgetting: Forgetting) -> Erased:
+    def preview(self, scope: ErasureScope) -> Erased:
         """What :meth:`erase` would erase; nothing after it did."""
-        incidents = sum(kept != incident for incident, kept in self._incidents(forgetting))
-        return Erased(incidents, sum(kept != event for event, kept in self._events(forgetting)))
+        incidents = sum(kept != incident for incident, kept in self._incidents(scope))
+        return Erased(incidents, sum(kept != event for event, kept in self._events(scope)))
 
-    def erase(self, forgetting: Forgetting) -> Erased:
+    def erase(self, scope: ErasureScope) -> Erased:
         """Within the caller's transaction; :meth:`leave_no_trace` after it."""
         db = self._db
         incidents = alerts = 0
-        for event, kept in list(self._events(forgetting)):
+        for event, kept in list(self._events(scope)):
             if kept is None:
                 db.execute("DELETE FROM deliveries WHERE key = ?", (event.key,))
                 db.execute("DELETE FROM events WHERE key = ?", (event.key,))
             elif kept != event:
                 db.execute("UPDATE events SET body = ? WHERE key = ?", (event_text(kept), event.key))
             alerts += kept != event
-        for incident, left in list(self._incidents(forgetting)):
+        for incident, left in list(self._incidents(scope)):
             if left is None:
                 db.execute("DELETE FROM incidents WHERE id = ?", (incident.id,))
             elif left != incident:
@@ -65,38 +65,38 @@ class Eraser:
             incidents += left != incident
         return Erased(incidents, alerts)
 
-    def drop_told(self) -> None:
+    def drop_delivered(self) -> None:
         """Ends that were still to be told of incidents that are erased, once every sink has taken or refused them."""
         chosen = f"SELECT e.key FROM events e WHERE e.incident NOT IN (SELECT id FROM incidents) AND NOT {_OWED}"
         keys = self._db.execute(chosen).fetchall()
         self._db.executemany("DELETE FROM deliveries WHERE key = ?", keys)
         self._db.executemany("DELETE FROM events WHERE key = ?", keys)
 
-    def leave_no_trace(self) -> None:
+    def scrub_file(self) -> None:
         """Outside a transaction: what was deleted is zeros in the file already (``secure_delete``); it also leaves the
         log of writes."""
         self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
 
     # -- inside ---------------------------------------------------------------------------------
-    def _incidents(self, forgetting: Forgetting) -> Iterator[tuple[Incident, Incident | None]]:
+    def _incidents(self, scope: ErasureScope) -> Iterator[tuple[Incident, Incident | None]]:
         rows = self._db.execute(
             "SELECT body FROM incidents WHERE (?1 = '' OR camera = ?1) AND opened_s < ?2",
-            (forgetting.camera, forgetting.before_s),
+            (scope.camera, scope.before_s),
         )
         for (body,) in rows:
             incident = incident_of(body)
-            yield incident, forgetting.incident(incident)
+            yield incident, scope.redact_incident(incident)
 
-    def _events(self, forgetting: Forgetting) -> Iterator[tuple[AlertEvent, AlertEvent | None]]:
+    def _events(self, scope: ErasureScope) -> Iterator[tuple[AlertEvent, AlertEvent | None]]:
         # Events of incidents that are erased already are ends that are still owed: they are as they should be.
         rows = self._db.execute(
             f"SELECT e.body, {_OWED} FROM incidents i JOIN events e ON e.incident = i.id "
             "WHERE (?1 = '' OR i.camera = ?1) AND i.opened_s < ?2 ORDER BY e.number",
-            (forgetting.camera, forgetting.before_s),
+            (scope.camera, scope.before_s),
         )
         for body, owed in rows:
             event = event_of(body)
-            yield event, forgetting.event(event, owed=bool(owed))
+            yield event, scope.redact_event(event, owed=bool(owed))
 
 
 def erase_damaged(path: Path, before_s: float | None = None) -> int:
@@ -165,14 +165,14 @@ CREATE INDEX IF NOT EXISTS deliveries_undone ON deliveries (state) WHERE state !
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class StoredState:
     """What a store knows when it is opened. ``undone``: deliveries that are still pending, oldest first."""
 
     tracks: dict[Subject, dict[str, Any]]
     serials: dict[Subject, int]
     incidents: list[Incident]
     mutes: list[Mute]
-    undone: list[Delivery]
+    pending: list[Delivery]
 
 
 class AlertStore:
@@ -232,19 +232,19 @@ class AlertStore:
         return str(self._db.execute("SELECT value FROM meta WHERE name = ?", (name,)).fetchone()[0])
 
     # -- at the start ---------------------------------------------------------------------------
-    def load(self) -> Kept:
+    def load(self) -> StoredState:
         """Everything that goes on."""
         rows = self._db.execute
         undone = rows(
             "SELECT e.body, d.sink, d.attempts, d.error FROM deliveries d JOIN events e ON e.key = d.key "
             "WHERE d.state = 'pending' ORDER BY e.number"
         )
-        return Kept(
+        return StoredState(
             tracks={(camera, subject): json.loads(body) for camera, subject, body in rows("SELECT * FROM tracks")},
             serials={(camera, subject): serial for camera, subject, serial in rows("SELECT * FROM serials")},
             incidents=[incident_of(body) for (body,) in rows("SELECT body FROM incidents WHERE is_open")],
             mutes=[Mute(*row) for row in rows("SELECT camera, subject, until_s, owner FROM mutes")],
-            undone=[Delivery(event_of(body), sink, "pending", tries, error) for body, sink, tries, error in undone],
+            pending=[Delivery(event_of(body), sink, "pending", tries, error) for body, sink, tries, error in undone],
         )
 
     # -- writing --------------------------------------------------------------------------------
@@ -258,7 +258,7 @@ class AlertStore:
         try:
             self._transaction(changes)
         except sqlite3.OperationalError as error:
-            if "full" not in str(error) or not self._make_room():
+            if "full" not in str(error) or not self._evict_delivered():
                 raise
             self._transaction(changes)
 
@@ -272,7 +272,7 @@ class AlertStore:
 
     def _transaction(self, changes: Changes) -> None:
         db = self._db
-        forgettings = [Forgetting(camera, before_s) for camera, before_s in changes.forgetting.items()]
+        scopes = [ErasureScope(camera, before_s) for camera, before_s in changes.erasures.items()]
         db.execute("BEGIN IMMEDIATE")
         try:
             self._state(changes)
@@ -285,9 +285,9 @@ class AlertStore:
                 "INSERT OR REPLACE INTO deliveries SELECT key, ?, ?, ?, ? FROM events WHERE key = ?",
                 [(sink, d.state, d.attempts, d.error, key) for (key, sink), d in changes.deliveries.items()],
             )
-            erased = [self._eraser.erase(each) for each in forgettings]
-            if forgettings:
-                self._eraser.drop_told()
+            erased = [self._eraser.erase(each) for each in scopes]
+            if scopes:
+                self._eraser.drop_delivered()
             if changes.events:
                 self._trim()
             db.execute("COMMIT")
@@ -296,8 +296,8 @@ class AlertStore:
                 db.execute("ROLLBACK")
             raise
         if any(erased):
-            self._eraser.leave_no_trace()
-        for each in forgettings:
+            self._eraser.scrub_file()
+        for each in scopes:
             erase_damaged(self._path, None if each.camera else each.before_s)
 
     def _state(self, changes: Changes) -> None:
@@ -323,14 +323,14 @@ class AlertStore:
         excess = self.events_held() - self._max_events
         if excess > 0:
             # More than it takes, so that not every write has to look.
-            self.trimmed += self._forget(excess + self._max_events // 20)
+            self.trimmed += self._delete_delivered(excess + self._max_events // 20)
             if self.events_held() > self._max_events:
                 raise CapacityError(
                     f"the outbox holds {self._max_events} alerts that no sink has taken yet; mend the sink, or raise "
                     "alerts.max_events"
                 )
 
-    def _make_room(self) -> bool:
+    def _evict_delivered(self) -> bool:
         """A tenth of what every sink has taken, the oldest first; false when there is nothing."""
         db = self._db
         done = db.execute(f"SELECT COUNT(*) FROM events e WHERE {_DONE}").fetchone()[0]
@@ -338,7 +338,7 @@ class AlertStore:
             return False
         db.execute("BEGIN IMMEDIATE")
         try:
-            self.trimmed += self._forget(max(1, int(done) // 10))
+            self.trimmed += self._delete_delivered(max(1, int(done) // 10))
             db.execute("COMMIT")
         except sqlite3.Error:
             # SQLite may have taken it back by itself, as when the disk is full.
@@ -347,7 +347,7 @@ class AlertStore:
             return False
         return True
 
-    def _forget(self, most: int) -> int:
+    def _delete_delivered(self, most: int) -> int:
         """Delete the oldest ``most`` events that every sink has taken."""
         db = self._db
         keys = db.execute(f"SELECT e.key FROM events e WHERE {_DONE} ORDER BY e.number LIMIT ?", (most,)).fetchall()
@@ -358,9 +358,9 @@ class AlertStore:
             db.execute("DELETE FROM incidents WHERE NOT is_open AND id NOT IN (SELECT incident FROM events)")
         return len(keys)
 
-    def find(self, forgetting: Forgetting) -> Erased:
+    def preview_erasure(self, scope: ErasureScope) -> Erased:
         """What writing it would erase."""
-        return self._eraser.find(forgetting)
+        return self._eraser.preview(scope)
 
     # -- reading --------------------------------------------------------------------------------
     def incidents(

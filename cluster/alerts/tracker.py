@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from cluster.alerts.book import IncidentBook, Opening
 from cluster.alerts.incident import Incident, Severity, Subject
+from cluster.alerts.open_incidents import OpenIncidents, Opening
 from cluster.types import MICROSECONDS, Answer
 
 REMEMBER = 128
@@ -79,7 +79,7 @@ class Track:
 
 
 class IncidentTracker:
-    """Every answer once through :meth:`take`, in any order of cameras; what follows is in the book's changes.
+    """Every answer once through :meth:`take`, in any order of cameras; what follows is in the open_incidents's changes.
 
     An answer that was taken already (same incarnation, same window) is ignored: replicas send their newest answers
     again to whoever connects. One that ends before the last one without having been taken means that the camera's clock
@@ -87,8 +87,8 @@ class IncidentTracker:
     between. A camera that was removed and added again, and a question that was reworded, begin anew.
     """
 
-    def __init__(self, book: IncidentBook, rules: Rules, *, stale_s: float = 300.0) -> None:
-        self._book = book
+    def __init__(self, open_incidents: OpenIncidents, rules: Rules, *, stale_s: float = 300.0) -> None:
+        self._open_incidents = open_incidents
         self._rules = rules
         self._stale_s = stale_s
         self._tracks: dict[Subject, Track] = {}
@@ -96,13 +96,13 @@ class IncidentTracker:
         self.repeated = 0
 
     def load(self, tracks: Mapping[Subject, Mapping[str, Any]], now_s: float) -> None:
-        """What the book has kept."""
+        """What the open_incidents has kept."""
         self._tracks = {where: Track.from_dict(body) for where, body in tracks.items()}
         for track in self._tracks.values():
             # The time this process was away is not the camera's silence.
             track.seen_s = now_s
 
-    def take(self, answer: Answer, now_s: float) -> None:
+    def add_answer(self, answer: Answer, now_s: float) -> None:
         """``now_s``: seconds since 1970."""
         where = (answer.stream, answer.question)
         rule = self._rules(*where)
@@ -115,19 +115,19 @@ class IncidentTracker:
         if key in track.keys:
             self.repeated += 1
             return
-        idle = not track.run and self._book.current(*where) is None
+        idle = not track.run and self._open_incidents.get(*where) is None
         self._connect(track, answer, now_s)
         track.keys.append(key)
-        incident = self._book.current(*where)
+        incident = self._open_incidents.get(*where)
         if incident is None:
             self._wait(track, rule, answer, now_s)
         else:
             self._follow(track, rule, incident, answer, now_s)
         track.last_start, track.last_end, track.seen_s = answer.start, answer.end, now_s
-        if not idle or track.run or self._book.current(*where) is not None:
-            self._book.keep(where, track.to_dict())
+        if not idle or track.run or self._open_incidents.get(*where) is not None:
+            self._open_incidents.store_track(where, track.to_dict())
 
-    def retain(self, lives: Mapping[str, str], now_s: float) -> None:
+    def retain_cameras(self, lives: Mapping[str, str], now_s: float) -> None:
         """The cameras there are, and the life of each: what is known of those that were removed is forgotten, also
         where there is one of the same name again."""
         self._lives = lives
@@ -145,20 +145,20 @@ class IncidentTracker:
             elif now_s - track.seen_s > self._stale_s:
                 self._end(where, now_s, f"no answer for {self._stale_s:.0f} s")
 
-    def forget(self, camera: str) -> None:
+    def reset_camera(self, camera: str) -> None:
         """Nothing that a camera showed counts any more: no windows in a row, no pause after an incident. Answers that
         come again are still known."""
         for where, track in self._tracks.items():
             if where[0] == camera:
                 track.run = track.run_start = track.off = 0
                 track.run_score, track.ended_end = 0.0, None
-                self._book.keep(where, track.to_dict())
+                self._open_incidents.store_track(where, track.to_dict())
 
     # -- inside ---------------------------------------------------------------------------------
     def _drop(self, where: Subject, now_s: float, reason: str) -> None:
-        self._book.finish(*where, now_s, reason)
+        self._open_incidents.end_incident(*where, now_s, reason)
         del self._tracks[where]
-        self._book.keep(where, None)
+        self._open_incidents.store_track(where, None)
 
     def _reword(self, where: Subject, track: Track, rule: Rule, now_s: float) -> None:
         """Answers to another question of the same name are no answers to this one."""
@@ -204,7 +204,7 @@ class IncidentTracker:
             windows=track.run,
             text=answer.text,
         )
-        self._book.begin(opening, now_s)
+        self._open_incidents.open_incident(opening, now_s)
 
     def _follow(self, track: Track, rule: Rule, incident: Incident, answer: Answer, now_s: float) -> None:
         if answer.positive or answer.score >= rule.lower:
@@ -219,18 +219,18 @@ class IncidentTracker:
             tell = answer.end - track.told_end >= rule.update_s * MICROSECONDS
             if tell:
                 track.told_end = answer.end
-            self._book.extend(incident, now_s, tell=tell)
+            self._open_incidents.extend_incident(incident, now_s, tell=tell)
             return
         track.off += 1
         if track.off >= rule.release:
             self._end((answer.stream, answer.question), now_s, "")
 
     def _end(self, where: Subject, now_s: float, reason: str) -> None:
-        incident = self._book.current(*where)
+        incident = self._open_incidents.get(*where)
         if incident is None:
             return
-        self._book.finish(*where, now_s, reason)
+        self._open_incidents.end_incident(*where, now_s, reason)
         track = self._tracks.get(where)
         if track is not None:
             track.run, track.off, track.ended_end = 0, 0, incident.end
-            self._book.keep(where, track.to_dict())
+            self._open_incidents.store_track(where, track.to_dict())

@@ -16,7 +16,7 @@ from cluster.types.reports import CameraReport, DecoderInfo, ReplicaInfo, Replic
 
 
 @dataclass(frozen=True, slots=True)
-class Move:
+class CameraMove:
     """A camera changes its replica; ``to`` is ``None`` when nobody is left. ``warm``: its owner lives and can hand its
     state over, so that nothing is recomputed."""
 
@@ -32,7 +32,7 @@ class FleetChanges:
     """What a tick decided; ``short_s``: seconds a second that are missing although everyone stands as low as may be."""
 
     steps: list[Step]
-    moves: list[Move]
+    moves: list[CameraMove]
     short_s: float
 
 
@@ -100,7 +100,7 @@ class Member(Generic[Info]):
 
 
 @dataclass(frozen=True, slots=True)
-class Counted:
+class CountedWindows:
     """What was last counted of a camera, by which replica, when, and at which rung."""
 
     instance: str
@@ -118,10 +118,10 @@ class CameraRecord:
     life: str = ""
     report: CameraReport | None = None
     stream: StreamReport | None = None
-    counted: Counted | None = None
+    counted: CountedWindows | None = None
     totals: Totals = field(default_factory=Totals)
 
-    def since(self, now: Counted) -> Measured | None:
+    def since(self, now: CountedWindows) -> Measured | None:
         """What was counted since the last time; ``None`` where that straddles a step, a restart or a move."""
         before, self.counted = self.counted, now
         if before is None or (before.instance, before.rung) != (now.instance, now.rung):
@@ -182,7 +182,7 @@ ORDERS = 256
 """Most cameras that one heartbeat tells a replica to forget; the next one tells of more."""
 
 
-class Removals:
+class DeletionTracker:
     """Who must still forget what.
 
     Args:

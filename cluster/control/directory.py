@@ -13,12 +13,12 @@ from collections.abc import Iterable, Mapping
 
 from cluster.config import CameraConfig
 from cluster.control.admission import Admission
-from cluster.control.camera_record import Assignment, CameraAssignment, CameraRecord, Counted, Member, Route
+from cluster.control.camera_record import Assignment, CameraAssignment, CameraRecord, CountedWindows, Member, Route
 from cluster.control.cameras.managed import CLUSTER, check_manager
 from cluster.control.demand import windows_per_s
+from cluster.control.fleet_settings import ALL_EQUAL, FleetSettings, demand_of
 from cluster.control.ladder import Step
 from cluster.control.placement import Placement
-from cluster.control.settings import ALL_EQUAL, FleetSettings, demand_of
 from cluster.errors import CameraExistsError, CapacityError, ConfigError, NotReadyError, UnknownCameraError
 from cluster.types import CameraStatus, PatchGeometry, PictureHealth
 from cluster.types.reports import (
@@ -253,7 +253,7 @@ class Directory:
             if plan.owner == name:
                 camera.stream = report
                 # Counts that straddle a step say nothing.
-                counts = camera.since(Counted(instance, now_s, plan.rung, report.counts))
+                counts = camera.since(CountedWindows(instance, now_s, plan.rung, report.counts))
                 if counts is not None:
                     if counts.windows:
                         self._fleet.connected(report.camera)

@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterable
 
 from cluster.control.admission import Admission, Totals, expected_lag_s, refused
-from cluster.control.camera_record import CameraPlan, FleetChanges, Move
+from cluster.control.camera_record import CameraMove, CameraPlan, FleetChanges
 from cluster.control.costs import CostModel
 from cluster.control.demand import STEP_WINDOWS, Demand, DemandEstimate, Measured, declared_load
 from cluster.control.ladder import CameraOnLadder, Ladder, LadderPolicy, Step
@@ -141,7 +141,7 @@ class Fleet:
         self._own(demand.camera, self._placement.add(demand.camera, weight=loads[0], prefer=prefer))
         return self.told(demand.camera)
 
-    def remove(self, name: str) -> list[Move]:
+    def remove(self, name: str) -> list[CameraMove]:
         """Forget a camera; others may move as the mean load falls.
 
         Raises:
@@ -223,14 +223,14 @@ class Fleet:
         return CameraPlan(name, camera.owner, self.ladder.rungs[camera.on.rung].name, phase, camera.why)
 
     # -- replicas --------------------------------------------------------------------------------
-    def join(self, replica: str, *, capacity: float = 1.0) -> list[Move]:
+    def join(self, replica: str, *, capacity: float = 1.0) -> list[CameraMove]:
         """A replica is ready, or one that was drained takes cameras again. ``capacity``: its speed over that of the
         cost model's device."""
         self._replicas.setdefault(replica, ReplicaLoad(capacity)).draining = False
         self._count_capacity()
         return self._moved(self._placement.join(replica, capacity=capacity), f"{replica} joined", warm=True)
 
-    def leave(self, replica: str) -> list[Move]:
+    def leave(self, replica: str) -> list[CameraMove]:
         """A replica is gone; what its cameras had there is lost unless it was drained before."""
         if replica not in self._replicas:
             return []
@@ -243,7 +243,7 @@ class Fleet:
         self._short.discard(replica)
         return moves
 
-    def drain(self, replica: str) -> list[Move]:
+    def drain(self, replica: str) -> list[CameraMove]:
         """Move every camera off a replica that is to be stopped; it takes no more until it joins again. The only one
         there is keeps its cameras."""
         if replica not in self._replicas:
@@ -256,7 +256,7 @@ class Fleet:
         """Whether it takes no cameras."""
         return self._replicas[replica].draining
 
-    def rebalance(self, *, at_most: int | None = None) -> list[Move]:
+    def rebalance(self, *, at_most: int | None = None) -> list[CameraMove]:
         """Move cameras off replicas above the bound."""
         return self._moved(self._placement.rebalance(at_most=at_most), "its replica had more than its share", warm=True)
 
@@ -305,7 +305,7 @@ class Fleet:
         steps: list[Step] = []
         for name in sorted(self._dirty):
             steps += self._tend(name, self._replicas[name])
-        moves: list[Move] = []
+        moves: list[CameraMove] = []
         if self._now_s - self._rebalanced_s >= self._rebalance_s:
             self._rebalanced_s = self._now_s
             if self._placement.worst > UNEVEN:
@@ -398,7 +398,7 @@ class Fleet:
         camera.owner = None
         return replica.phases.remove(name)
 
-    def _moved(self, moved: Iterable[str], reason: str, *, warm: bool) -> list[Move]:
+    def _moved(self, moved: Iterable[str], reason: str, *, warm: bool) -> list[CameraMove]:
         moves = []
         for name in moved:
             source = self._cameras[name].owner
@@ -406,7 +406,7 @@ class Fleet:
             owner = self._placement.owner(name)
             # A camera that begins anew elsewhere may as well begin where there is room in the stride.
             self._own(name, owner, phase=phase if warm else None)
-            moves.append(Move(name, source, owner, warm and source is not None, reason))
+            moves.append(CameraMove(name, source, owner, warm and source is not None, reason))
         return moves
 
     def told(self, name: str) -> Admission:

@@ -14,7 +14,7 @@ SLOTS = 64
 _GOLDEN = 0.6180339887498949
 
 
-class Phases:
+class WindowPhases:
     """Cameras of one replica over their stride: each takes the emptiest of ``SLOTS`` stretches by the load in it.
 
     Cameras of one stride meet their own kind only: those of different strides drift past each other anyhow.
@@ -86,7 +86,7 @@ class ReplicaLoad:
 
     capacity: float
     cameras: dict[str, CameraOnLadder] = field(default_factory=dict)
-    phases: Phases = field(default_factory=Phases)
+    phases: WindowPhases = field(default_factory=WindowPhases)
     load: float = 0.0
     windows: float = 0.0
     due: float = 0.0

@@ -27,7 +27,7 @@ NO_WINDOWS = (0, 0, 0)
 
 
 @dataclass(frozen=True, slots=True)
-class LostStream:
+class LostCamera:
     """A camera whose window at the replica is gone, or whose replica cannot be reached.
 
     ``frames``: how many of its frames were under way or waiting and are lost. ``refused``: the replica is there and did
@@ -66,7 +66,7 @@ class LaneStatus:
 
 
 @dataclass(slots=True)
-class Move:
+class HandOver:
     """A camera on its way to ``target``. Frames from its fresh one on are ``held`` until the old replica has let go.
 
     ``fresh``: that frame has come; ``leaving``: nothing more goes to the old replica, which has been ``told``;
@@ -109,7 +109,7 @@ class Lane:
     windows: tuple[int, int, int] = NO_WINDOWS
     found: int | None = None
     before: tuple[int, int, int] = NO_WINDOWS
-    move: Move | None = None
+    hand_over: HandOver | None = None
 
     @property
     def settled(self) -> tuple[int, int, int]:
@@ -119,12 +119,14 @@ class Lane:
 
     def wants(self, sample: FrameSample) -> bool:
         """Whether a frame can be used: after a loss, and once the old replica was told to let go, a fresh one first."""
-        left = self.move is not None and self.move.leaving and not self.move.held
+        left = self.hand_over is not None and self.hand_over.leaving and not self.hand_over.held
         return sample.random_access or not (self.wants_fresh or left)
 
-    def take(self, sample: FrameSample, message: frames_pb2.Frame, most: int) -> Literal["queued", "held", "dropped"]:
+    def enqueue(
+        self, sample: FrameSample, message: frames_pb2.Frame, most: int
+    ) -> Literal["queued", "held", "dropped"]:
         """Put a frame where it waits. What waits already is dropped as a whole where it is ``most``."""
-        move = self.move if self.move is not None and (sample.random_access or self.move.held) else None
+        move = self.hand_over if self.hand_over is not None and (sample.random_access or self.hand_over.held) else None
         queue = self.queue if move is None else move.held
         if len(queue) >= most:
             self.dropped += len(queue)
@@ -147,14 +149,14 @@ class Lane:
         self.not_open, self.refused = False, ""
         return frames
 
-    def arrive(self, move: Move) -> None:
+    def finish_hand_over(self, move: HandOver) -> None:
         """Go on where the camera moved to, with the frames that were held meanwhile."""
         self.before = self.settled if move.saved else NO_WINDOWS
         self.windows = NO_WINDOWS
-        self.address, self.queue, self.move = move.target, move.held, None
+        self.address, self.queue, self.hand_over = move.target, move.held, None
         self.wants_fresh = not self.queue
 
-    def acknowledge(self, ack: frames_pb2.FrameAck) -> LostStream | None:
+    def acknowledge(self, ack: frames_pb2.FrameAck) -> LostCamera | None:
         """What the replica says of a frame or of the camera; returns what it refused."""
         if not ack.opened and ack.index in self.in_flight:
             while self.in_flight.popleft() != ack.index:
@@ -162,9 +164,9 @@ class Lane:
         self.credit = ack.credit
         self.windows = (ack.windows_done, ack.windows_gated, ack.windows_dropped)
         self.found = sum(self.windows) if self.found is None else self.found
-        if ack.closed and self.move is not None:
-            self.move.closed, self.move.saved = True, ack.saved
-            self.move.done.set()
+        if ack.closed and self.hand_over is not None:
+            self.hand_over.closed, self.hand_over.saved = True, ack.saved
+            self.hand_over.done.set()
         self.refused = ack.refused
         if not ack.refused:
             return None
@@ -175,7 +177,7 @@ class Lane:
         self.lost += frames
         self.queue.clear()
         self.wants_fresh = True
-        return LostStream(ack.camera, self.address, frames, ack.refused, refused)
+        return LostCamera(ack.camera, self.address, frames, ack.refused, refused)
 
     def status(self, *, connected: bool) -> LaneStatus:
         waiting, under_way = len(self.queue), len(self.in_flight)
@@ -184,12 +186,12 @@ class Lane:
 
 
 @dataclass(slots=True)
-class Link:
+class ReplicaLink:
     """One replica: which lanes may have something to send, and messages of lanes that have left."""
 
     address: str
     ready: deque[str] = field(default_factory=deque)
-    farewells: deque[frames_pb2.StreamClose] = field(default_factory=deque)
+    closes: deque[frames_pb2.StreamClose] = field(default_factory=deque)
     work: asyncio.Event = field(default_factory=asyncio.Event)
     woken: bool = False
     connected: bool = False

@@ -13,7 +13,7 @@ import grpc.aio
 from sightline.v1 import frames_pb2, frames_pb2_grpc
 
 from cluster.codec.supervisor import Backoff
-from cluster.decoder.frame_lanes import NO_WINDOWS, Lane, LaneStatus, Link, LostStream, Move
+from cluster.decoder.frame_lanes import NO_WINDOWS, HandOver, Lane, LaneStatus, LostCamera, ReplicaLink
 from cluster.types import FrameSample, StreamSpec
 from cluster.wire.channel import Call, CallEndedError, finish, open_channel, write
 from cluster.wire.convert import frame_to_proto, spec_to_json
@@ -38,7 +38,7 @@ class FrameSender:
 
     def __init__(
         self,
-        on_lost: Callable[[list[LostStream]], None],
+        on_lost: Callable[[list[LostCamera]], None],
         *,
         max_queue: int = 32,
         backoff: Backoff | None = None,
@@ -56,7 +56,7 @@ class FrameSender:
         self._fresh_s, self._hand_over_s = fresh_s, hand_over_s
         self._lock = threading.Condition()
         self._lanes: dict[str, Lane] = {}
-        self._links: dict[str, Link] = {}
+        self._links: dict[str, ReplicaLink] = {}
         self._term = 0
         self._stopped = False
         self._left = asyncio.Event()
@@ -83,20 +83,20 @@ class FrameSender:
         camera = spec.stream
         with self._lock:
             lane = self._lanes.get(camera)
-            if lane is not None and lane.closing is None and lane.move is not None:
-                if address != lane.move.target and not hand_over:
-                    self._loop.call_soon_threadsafe(lane.move.done.set)
-                lane.spec, lane.move.target = spec, address
+            if lane is not None and lane.closing is None and lane.hand_over is not None:
+                if address != lane.hand_over.target and not hand_over:
+                    self._loop.call_soon_threadsafe(lane.hand_over.done.set)
+                lane.spec, lane.hand_over.target = spec, address
                 return True
             if hand_over and lane is not None and lane.closing is None and self._can_move(lane, address):
-                lane.spec, lane.move = spec, Move(address)
-                self._loop.call_soon_threadsafe(self._begin_move, camera, lane, lane.move)
+                lane.spec, lane.hand_over = spec, HandOver(address)
+                self._loop.call_soon_threadsafe(self._begin_hand_over, camera, lane, lane.hand_over)
                 return True
             if lane is None or lane.closing is not None:
                 self._lanes[camera] = Lane(spec, address, self._term)
             elif lane.address != address:
                 if old := self._links.get(lane.address):
-                    old.farewells.append(frames_pb2.StreamClose(camera=camera))
+                    old.closes.append(frames_pb2.StreamClose(camera=camera))
                     self._wake(old)
                 lane.reset()
                 lane.spec, lane.address, lane.windows, lane.before = spec, address, NO_WINDOWS, NO_WINDOWS
@@ -125,9 +125,9 @@ class FrameSender:
             if self._stopped:
                 lane.dropped += 1
                 return False
-            taken = lane.take(sample, message, self._max_queue)
-            if taken == "held" and lane.move is not None:
-                self._loop.call_soon_threadsafe(lane.move.fresh.set)
+            taken = lane.enqueue(sample, message, self._max_queue)
+            if taken == "held" and lane.hand_over is not None:
+                self._loop.call_soon_threadsafe(lane.hand_over.fresh.set)
             elif taken == "queued" and (link := self._links.get(lane.address)):
                 self._ready(sample.stream, link)
             return taken != "dropped"
@@ -141,10 +141,10 @@ class FrameSender:
             if not flush:
                 lane.dropped += len(lane.queue)
                 lane.queue.clear()
-                if lane.move is not None:
-                    lane.dropped += len(lane.move.held)
-                    lane.move.held.clear()
-                    self._loop.call_soon_threadsafe(lane.move.fresh.set)
+                if lane.hand_over is not None:
+                    lane.dropped += len(lane.hand_over.held)
+                    lane.hand_over.held.clear()
+                    self._loop.call_soon_threadsafe(lane.hand_over.fresh.set)
             lane.closing = frames_pb2.StreamClose(camera=camera, flush=flush)
             if link := self._links.get(lane.address):
                 self._ready(camera, link)
@@ -176,18 +176,18 @@ class FrameSender:
         if self._tasks:
             await asyncio.wait(self._tasks)
 
-    def _start(self, link: Link) -> None:
+    def _start(self, link: ReplicaLink) -> None:
         if not self._stopped:
             task = self._loop.create_task(self._run(link), name=f"frames to {link.address}")
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
-    def _begin_move(self, camera: str, lane: Lane, move: Move) -> None:
-        task = self._loop.create_task(self._move(camera, lane, move), name=f"{camera} moves to {move.target}")
+    def _begin_hand_over(self, camera: str, lane: Lane, move: HandOver) -> None:
+        task = self._loop.create_task(self._hand_over(camera, lane, move), name=f"{camera} moves to {move.target}")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _move(self, camera: str, lane: Lane, move: Move) -> None:
+    async def _hand_over(self, camera: str, lane: Lane, move: HandOver) -> None:
         """Let the old replica go, wait until it has, and go on at the new one."""
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(move.fresh.wait(), self._fresh_s)
@@ -204,16 +204,16 @@ class FrameSender:
             frames = lane.reset()
             if link := self._links.get(old):
                 if not move.closed:
-                    link.farewells.append(frames_pb2.StreamClose(camera=camera))
+                    link.closes.append(frames_pb2.StreamClose(camera=camera))
                 self._wake(link)
-            lane.arrive(move)
+            lane.finish_hand_over(move)
             self._ready(camera, self._link(lane.address))
             self._lock.notify_all()
         if not move.saved:
             reason = "the replica could not hand its window over" if move.closed else "the replica did not let it go"
-            self._on_lost([LostStream(camera, old, frames, reason, settled=settled)])
+            self._on_lost([LostCamera(camera, old, frames, reason, settled=settled)])
 
-    async def _run(self, link: Link) -> None:
+    async def _run(self, link: ReplicaLink) -> None:
         """Connect, send, and again after every break, as long as a camera is assigned to this replica."""
         attempt = 0
         told = False
@@ -239,31 +239,31 @@ class FrameSender:
             link.connected = False
             await asyncio.sleep(self._backoff.delay_s(attempt, random.random()))
 
-    def _in_use(self, link: Link) -> bool:
+    def _in_use(self, link: ReplicaLink) -> bool:
         """Whether anything is left to do here; if not the link is forgotten."""
         with self._lock:
             if self._links.get(link.address) is not link:
                 return False
-            if link.farewells and link.connected:
+            if link.closes and link.connected:
                 return True
             if any(lane.address == link.address for lane in self._lanes.values()):
                 return True
             del self._links[link.address]
             return False
 
-    def _break(self, link: Link, reason: str) -> None:
-        lost: list[LostStream] = []
+    def _break(self, link: ReplicaLink, reason: str) -> None:
+        lost: list[LostCamera] = []
         with self._lock:
-            link.farewells.clear()
+            link.closes.clear()
             for camera, lane in list(self._lanes.items()):
                 if lane.address != link.address:
                     continue
-                if lane.move is not None:
-                    lane.move.done.set()
+                if lane.hand_over is not None:
+                    lane.hand_over.done.set()
                     continue
                 # What waits for a replica that was never reached can still be sent.
                 frames = lane.reset() if link.connected else 0
-                lost.append(LostStream(camera, link.address, frames, reason))
+                lost.append(LostCamera(camera, link.address, frames, reason))
                 if lane.closing is not None and link.connected:
                     del self._lanes[camera]
                     self._left.set()
@@ -273,7 +273,7 @@ class FrameSender:
         if lost:
             self._on_lost(lost)
 
-    async def _exchange(self, link: Link, call: Call) -> None:
+    async def _exchange(self, link: ReplicaLink, call: Call) -> None:
         try:
             async with asyncio.timeout(self._connect_s):
                 await call.wait_for_connection()
@@ -292,12 +292,12 @@ class FrameSender:
         finally:
             call.cancel()
 
-    async def _read(self, link: Link, call: Call) -> None:
+    async def _read(self, link: ReplicaLink, call: Call) -> None:
         while (ack := await call.read()) is not grpc.aio.EOF:
             for each in (ack, *ack.more):
                 self._acknowledge(link, each)
 
-    async def _write(self, link: Link, call: Call) -> bool:
+    async def _write(self, link: ReplicaLink, call: Call) -> bool:
         """True: nothing is left for this replica."""
         try:
             while True:
@@ -312,11 +312,11 @@ class FrameSender:
             await finish(call)
             return False
 
-    def _next(self, link: Link) -> frames_pb2.FrameMessage | None:
+    def _next(self, link: ReplicaLink) -> frames_pb2.FrameMessage | None:
         """The next message, cameras in turn."""
         with self._lock:
-            if link.farewells:
-                return frames_pb2.FrameMessage(close=link.farewells.popleft())
+            if link.closes:
+                return frames_pb2.FrameMessage(close=link.closes.popleft())
             while link.ready:
                 camera = link.ready.popleft()
                 lane = self._lanes.get(camera)
@@ -334,9 +334,9 @@ class FrameSender:
                     link.ready.append(camera)
                     self._lock.notify_all()
                     return frames_pb2.FrameMessage(frame=frame)
-                if lane.move is not None:
-                    if lane.move.leaving and not lane.move.told and not lane.queue:
-                        lane.move.told = True
+                if lane.hand_over is not None:
+                    if lane.hand_over.leaving and not lane.hand_over.told and not lane.queue:
+                        lane.hand_over.told = True
                         return frames_pb2.FrameMessage(close=frames_pb2.StreamClose(camera=camera, hand_over=True))
                 elif lane.closing is not None and not lane.queue:
                     del self._lanes[camera]
@@ -344,7 +344,7 @@ class FrameSender:
                     return frames_pb2.FrameMessage(close=lane.closing)
             return None
 
-    def _acknowledge(self, link: Link, ack: frames_pb2.FrameAck) -> None:
+    def _acknowledge(self, link: ReplicaLink, ack: frames_pb2.FrameAck) -> None:
         with self._lock:
             lane = self._lanes.get(ack.camera)
             if lane is None or lane.address != link.address:
@@ -361,19 +361,19 @@ class FrameSender:
         link = self._links.get(lane.address)
         return lane.address != address and lane.sent > 0 and link is not None and link.connected
 
-    def _link(self, address: str) -> Link:
+    def _link(self, address: str) -> ReplicaLink:
         link = self._links.get(address)
         if link is None:
-            link = self._links[address] = Link(address)
+            link = self._links[address] = ReplicaLink(address)
             self._loop.call_soon_threadsafe(self._start, link)
         return link
 
-    def _ready(self, camera: str, link: Link) -> None:
+    def _ready(self, camera: str, link: ReplicaLink) -> None:
         if camera not in link.ready:
             link.ready.append(camera)
         self._wake(link)
 
-    def _wake(self, link: Link) -> None:
+    def _wake(self, link: ReplicaLink) -> None:
         if not link.woken and not self._loop.is_closed():
             link.woken = True
             self._loop.call_soon_threadsafe(link.work.set)

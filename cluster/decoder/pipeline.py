@@ -1,4 +1,4 @@
-"""One camera from its source to its patches, in a thread that takes turns with the others."""
+"""One camera from its source to its patches, in a thread that takes gate with the others."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from cluster.codec.privacy import Polygon
 from cluster.codec.processor import CodecOptions, CodecProcessor
 from cluster.config import CameraConfig, SightlineConfig
 from cluster.control.ladder import Rung
-from cluster.decoder.footage.camera import CameraFootage, reach_s
+from cluster.decoder.footage.camera import CameraFootage, clip_lookback_s
 from cluster.decoder.footage.ring import PacketRing, RingBudget
-from cluster.decoder.picture_watch import PictureWatch
+from cluster.decoder.picture_statistics import PictureStatistics
 from cluster.errors import CapacityError, SourceError
 from cluster.types import BoolGrid, EncodedPacket, FrameSample, PatchGeometry, PictureHealth, SampledPicture, StreamSpec
 from cluster.vision.pruners.base import make_pruner
@@ -30,7 +30,7 @@ MOST = 8
 """Threads of a process that decode at once: Python's lock lets no more of them get on."""
 
 
-class Turns:
+class DecodeGate:
     """A semaphore that is fair: a place that becomes free belongs to who has waited longest.
 
     Without any bound a hundred cameras that are behind all wait for Python's lock at once, and the event loop, which
@@ -63,9 +63,9 @@ class Turns:
                 self._free += 1
 
 
-def decoding_turns() -> Turns:
+def make_decode_gate() -> DecodeGate:
     """For the cameras of one process: as many at once as it has cores, and as get on."""
-    return Turns(min(len(os.sched_getaffinity(0)), MOST))
+    return DecodeGate(min(len(os.sched_getaffinity(0)), MOST))
 
 
 logger = logging.getLogger(__name__)
@@ -145,9 +145,9 @@ class CameraPipeline:
         sink: Sink,
         on_end: Callable[[PipelineStatus], None] | None = None,
         show: Show | None = None,
-        turns: Turns | None = None,
+        gate: DecodeGate | None = None,
     ) -> None:
-        """``turns``: what cameras that share a process take turns by, a packet each.
+        """``gate``: what cameras that share a process take gate by, a packet each.
 
         Raises:
             ConfigError: unknown pruner or parameter.
@@ -156,7 +156,7 @@ class CameraPipeline:
         self._sink = sink
         self._on_end = on_end
         self._show = show
-        self._turns: AbstractContextManager[object] = nullcontext() if turns is None else turns
+        self._gate: AbstractContextManager[object] = nullcontext() if gate is None else gate
         self._supervisor = SourceSupervisor(source, settings.backoff)
         self._processor = CodecProcessor(
             geometry,
@@ -167,7 +167,7 @@ class CameraPipeline:
                 decoded_bytes=settings.decoded_bytes,
             ),
         )
-        self._watch = PictureWatch()
+        self._watch = PictureStatistics()
         self._sampler = PatchSampler(name, make_pruner(settings.pruner, settings.pruner_options), settings.fps)
         self._thread = threading.Thread(target=self._run, name=f"camera-{name}", daemon=True)
         self._stopping = threading.Event()
@@ -253,22 +253,22 @@ class CameraPipeline:
             final = self._supervisor.run(self._processor.open, self._feed, self._on_state)
             if not self._stopping.is_set():
                 self._finish()
-                final = self._judge(final)
+                final = self._check_ended(final)
         except SourceError as error:
             final = SourceStatus(CameraState.ERROR, str(error))
         except Exception as error:
             logger.exception("camera %s failed", self.name)
             final = SourceStatus(CameraState.ERROR, f"internal error: {type(error).__name__}: {error}")
-        self._tell(final)
+        self._log_state(final)
         if self._on_end is not None:
             self._on_end(self.status())
 
     def _on_state(self, status: SourceStatus) -> None:
         # The end is told by _run, after what the decoder still held has gone out.
         if status.state not in (CameraState.ENDED, CameraState.ERROR):
-            self._tell(status)
+            self._log_state(status)
 
-    def _tell(self, status: SourceStatus) -> None:
+    def _log_state(self, status: SourceStatus) -> None:
         self._status, self._told_at = status, time.monotonic()
 
     def _feed(self, packet: EncodedPacket) -> None:
@@ -280,7 +280,7 @@ class CameraPipeline:
         before = self._processor.stats.frames_decoded
         self.taken_s = time.time()
         # What is passed over takes no time, and has to wait for nobody.
-        with nullcontext() if alone and not packet.keyframe else self._turns:
+        with nullcontext() if alone and not packet.keyframe else self._gate:
             start = time.perf_counter()
             frames = self._processor.decode_keyframe_only(packet) if alone else self._processor.feed(packet)
             self._decode_s += time.perf_counter() - start
@@ -288,21 +288,21 @@ class CameraPipeline:
         # Of a camera whose pictures are left out on purpose nobody may think that it gives none.
         if alone or self._processor.stats.frames_decoded != before:
             self._last_frame_at = time.monotonic()
-        self._take(frames, alone=alone)
+        self._process(frames, alone=alone)
 
     def _finish(self) -> None:
         """What the decoder and the sampler still hold, now that no packet will come."""
-        self._take(self._processor.drain())
+        self._process(self._processor.drain())
         last = self._sampler.flush()
         if last is not None:
             self._send(last)
 
-    def _take(self, frames: list[SampledPicture], *, alone: bool = False) -> None:
+    def _process(self, frames: list[SampledPicture], *, alone: bool = False) -> None:
         """``alone``: nothing follows that these pictures could be united with."""
         for frame in frames:
-            with self._turns:
+            with self._gate:
                 start = time.perf_counter()
-                self._watch.feed(frame)
+                self._watch.add_sample(frame)
                 sample = self._sampler.feed(frame)
                 if sample is None and alone:
                     sample = self._sampler.flush()
@@ -327,7 +327,7 @@ class CameraPipeline:
         self._tokens_full += sample.grid.tokens
         self._tokens_kept += sample.tokens
 
-    def _judge(self, final: SourceStatus) -> SourceStatus:
+    def _check_ended(self, final: SourceStatus) -> SourceStatus:
         """A video that ends without one picture, or in the middle of what is not decoded, has failed."""
         stats = self._processor.stats
         if final.state is CameraState.ENDED and (stats.refusal or stats.frames_decoded == 0):
@@ -340,11 +340,11 @@ def camera_footage(settings: CameraConfig, config: SightlineConfig, rings: RingB
     """What is held of a camera for people to see; no packets without ``rings``, or where no clips are kept."""
     ring = None
     if rings is not None and config.clips.enabled and config.alerts.enabled:
-        ring = PacketRing(reach_s(settings, config), config.clips.ring_camera_bytes, rings)
+        ring = PacketRing(clip_lookback_s(settings, config), config.clips.ring_camera_bytes, rings)
     return CameraFootage(ring, settings.privacy_masks)
 
 
-def spec_at(spec: StreamSpec, rung: Rung) -> StreamSpec:
+def stream_spec_at(spec: StreamSpec, rung: Rung) -> StreamSpec:
     """What a replica must know of a camera that runs at ``rung``."""
     budget = spec.refresh_budget
     if rung.refresh_budget is not None:

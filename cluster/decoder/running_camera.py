@@ -15,22 +15,22 @@ from cluster.codec import CameraState, PushSource, RtspSource
 from cluster.codec.source import StreamHeader
 from cluster.config import CameraConfig, SightlineConfig
 from cluster.control.ladder import FULL, Rung
-from cluster.decoder.footage.camera import reach_s
+from cluster.decoder.decode_pressure import DecodeBacklog
+from cluster.decoder.footage.camera import clip_lookback_s
 from cluster.decoder.footage.ring import RingBudget
-from cluster.decoder.frame_lanes import LaneStatus, LostStream
+from cluster.decoder.frame_lanes import LaneStatus, LostCamera
 from cluster.decoder.frame_sender import FrameSender
-from cluster.decoder.in_flight import InFlight
 from cluster.decoder.packet_sink import QueueSink
 from cluster.decoder.pipeline import (
     CameraPipeline,
+    DecodeGate,
     PipelineStatus,
-    Turns,
     camera_footage,
     make_source,
     pipeline_settings,
-    spec_at,
+    stream_spec_at,
 )
-from cluster.decoder.pressure import DecodeWait
+from cluster.decoder.windows_in_flight import WindowsInFlight
 from cluster.errors import CapacityError, NotReadyError
 from cluster.tracing import Spans
 from cluster.tracing.spans import CameraTrace, FrameTimes
@@ -62,12 +62,12 @@ class RunningCamera:
         config: SightlineConfig,
         rings: RingBudget | None = None,
         spans: Spans | None = None,
-        turns: Turns | None = None,
+        gate: DecodeGate | None = None,
         *,
         life: str = "",
     ) -> None:
-        """``rings``: what clips may hold of this process's memory; ``spans``: where traces go; ``turns``: what the
-        process's cameras take turns by; ``life``: see :class:`~cluster.types.StreamSpec`.
+        """``rings``: what clips may hold of this process's memory; ``spans``: where traces go; ``gate``: what the
+        process's cameras take gate by; ``life``: see :class:`~cluster.types.StreamSpec`.
 
         Raises:
             ConfigError: the source's address or the pruning policy is unusable.
@@ -82,10 +82,10 @@ class RunningCamera:
         self.refusal = ""
         self._behind = False
         self._sender = sender
-        self._turns = turns
+        self._gate = gate
         self._config = config
         self._lock = threading.Lock()
-        self._in_flight = InFlight(self.spec.stride_s)
+        self._in_flight = WindowsInFlight(self.spec.stride_s)
         self._dropping_since: int | None = None
         self._dropping_for = ""
         self._lost = self._dropped = 0
@@ -110,16 +110,16 @@ class RunningCamera:
         )
         self._pipeline = CameraPipeline(
             self.settings.name,
-            self.footage.watching(self._source),
+            self.footage.tap(self._source),
             self.geometry,
             pipeline_settings(self.settings),
             self._send,
             self._on_end,
             self.footage.latest.show,
-            self._turns,
+            self._gate,
         )
         self._pipeline.set_quality(prune=self.rung.prune, fps=self.rung.fps)
-        self._glance()
+        self._update_keyframes_only()
         self._pipeline.start()
 
     def restart(self) -> None:
@@ -157,53 +157,53 @@ class RunningCamera:
         if address == self.address:
             return
         with self._lock:
-            self._settle()
+            self._read_acknowledged()
         handed = address is not None and self._sender.assign(self.spec, address, hand_over=hand_over)
         with self._lock:
             if self.address is not None and not handed:
-                self._lose(self._in_flight.lose())
+                self._count_lost(self._in_flight.count_lost())
             self._moves = handed
         self.refusal = ""
         self.address = address
         self._pipeline.force_anchor()
 
-    def run_at(self, rung: Rung) -> None:
+    def set_rung(self, rung: Rung) -> None:
         """Run at another quality; source, window and what the pruner has learnt stay."""
         if rung == self.rung:
             return
         self.rung = rung
         self._metrics.quality.set(rung.value)
         self._pipeline.set_quality(prune=rung.prune, fps=rung.fps)
-        self._glance()
+        self._update_keyframes_only()
         with self._lock:
             self.spec = self._spec_at(rung)
-            self._reach()
+            self._update_lookback()
             if not rung.shed:
-                self._in_flight.restride(self.spec.stride_s)
+                self._in_flight.set_stride(self.spec.stride_s)
         if self.address is not None and not rung.shed:
             self._sender.assign(self.spec, self.address)
 
-    def fall_behind(self, behind: bool) -> None:
+    def set_behind(self, behind: bool) -> None:
         """``behind``: this process has no time to decode it; its keyframes are all that is decoded, nothing is sent and
         its windows are counted as dropped."""
         if behind != self._behind:
             self._behind = behind
-            self._glance()
+            self._update_keyframes_only()
 
-    def _glance(self) -> None:
+    def _update_keyframes_only(self) -> None:
         """Nothing is made of what is not sent but a picture for people now and then. A file that may wait does."""
         self._pipeline.set_keyframes_only((self._behind or self.rung.shed) and not self.spec.patient)
 
     @property
-    def wait(self) -> DecodeWait | None:
+    def decode_backlog(self) -> DecodeBacklog | None:
         """How far behind its decoding is; ``None`` for a file that may wait."""
         if self.spec.patient:
             return None
         source = self._source
         behind_s = source.behind_s if isinstance(source, PushSource | RtspSource) else 0.0
-        return DecodeWait(self.settings.name, Priority.of(self.settings.priority), behind_s, self.spec.stride_s)
+        return DecodeBacklog(self.settings.name, Priority.of(self.settings.priority), behind_s, self.spec.stride_s)
 
-    def change(self, settings: CameraConfig) -> bool:
+    def apply_settings(self, settings: CameraConfig) -> bool:
         """Take other settings between two frames, with the source connected and the window kept; ``False`` where they
         take a new source or other pictures, for which the camera has to begin anew."""
         if settings == self.settings:
@@ -216,42 +216,42 @@ class RunningCamera:
         self.refusal = ""
         with self._lock:
             self.spec = self._spec_at(self.rung)
-            self._reach()
+            self._update_lookback()
             if not self.rung.shed:
-                self._in_flight.restride(self.spec.stride_s)
+                self._in_flight.set_stride(self.spec.stride_s)
         if self.address is not None:
             self._sender.assign(self.spec, self.address)
         return True
 
     def _spec_at(self, rung: Rung) -> StreamSpec:
-        return spec_at(replace(self.settings.stream_spec(), life=self.life), rung)
+        return stream_spec_at(replace(self.settings.stream_spec(), life=self.life), rung)
 
-    def _reach(self) -> None:
+    def _update_lookback(self) -> None:
         """Windows of another stride open incidents later."""
         if self.footage.ring is not None:
-            self.footage.ring.keep_s = reach_s(self.settings, self._config, self.spec.stride_s)
+            self.footage.ring.keep_s = clip_lookback_s(self.settings, self._config, self.spec.stride_s)
 
-    def on_lost(self, event: LostStream) -> None:
+    def on_lost(self, event: LostCamera) -> None:
         """The replica or the way to it is gone, or it refused what it was sent."""
         if event.refused == "spec":
             self.refusal = event.reason
         if event.refused == "not_open":
             # What is missing until it is opened again the replica counts, which is there.
             with self._lock:
-                self._settle()
+                self._read_acknowledged()
                 self._in_flight.restart()
         log.warning("camera %s at %s: %s (%d frames lost)", event.camera, event.address, event.reason, event.frames)
         if event.settled is None:
             self._pipeline.force_anchor()
             return
         with self._lock:
-            self._lose(self._in_flight.stay_behind(event.settled))
+            self._count_lost(self._in_flight.cancel_hand_over(event.settled))
 
-    def _lose(self, windows: int) -> None:
+    def _count_lost(self, windows: int) -> None:
         self._lost += windows
         metrics.lose_window(windows)
 
-    def _settle(self) -> LaneStatus | None:
+    def _read_acknowledged(self) -> LaneStatus | None:
         """Learn from the acknowledgements, which come with frames: the newest answer is known one frame later."""
         lane = self._sender.status(self.settings.name)
         if lane is None or lane.address != self.address:
@@ -259,8 +259,8 @@ class RunningCamera:
         if self._found is None and lane.found is not None:
             # Another decoder's windows: no losses of this one's are made good by them.
             self._found = lane.found
-            self._in_flight.begin(lane.found)
-        self._in_flight.settled(lane.windows_done + lane.windows_gated + lane.windows_dropped)
+            self._in_flight.take_over(lane.found)
+        self._in_flight.set_settled(lane.windows_done + lane.windows_gated + lane.windows_dropped)
         return lane
 
     def _send(self, sample: FrameSample) -> None:
@@ -279,13 +279,13 @@ class RunningCamera:
                 sample = replace(sample, fresh=False, gap=True)
             self._begun = True
         if self._trace is not None and self.address is not None and not unwanted:
-            sample = self._trace.frame(sample, self.spec.stride_s, self._times())
+            sample = self._trace.frame(sample, self.spec.stride_s, self._frame_times())
         taken = self.address is not None and not self.refusal and not unwanted and self._sender.send(sample)
         reason = unwanted or ("replica_slow" if self.address else "no_replica")
         with self._lock:
             if taken:
                 moved = self._moves and sample.random_access
-                self._in_flight.sent(sample, moved=moved)
+                self._in_flight.add_frame(sample, moved=moved)
                 self._moves = self._moves and not moved
                 self._dropping_since = None
             else:
@@ -300,12 +300,12 @@ class RunningCamera:
     def _uncounted_since(self, sample: FrameSample) -> int:
         """Where dropped windows are counted from, when ``sample`` is the first that is not sent: the end of the window
         that the replica has begun, which it answers though what follows is missing."""
-        since = self._in_flight.begun_until
+        since = self._in_flight.last_window_end
         stride = round(self.spec.stride_s * MICROSECONDS)
         # Longer than two windows, or back: the clock jumped, or video never came, which is the replica's to count.
         return since if since is not None and -stride <= sample.pts - since <= 2 * stride + CUT_US else sample.pts
 
-    def _times(self) -> FrameTimes:
+    def _frame_times(self) -> FrameTimes:
         pipeline, waited_s = self._pipeline, self._source.waited_s if isinstance(self._source, PushSource) else 0.0
         return FrameTimes(pipeline.taken_s - waited_s, pipeline.taken_s, pipeline.decoded_s)
 
@@ -345,7 +345,7 @@ class RunningCamera:
             self.footage.ring.expire(RING_IDLE_S)
         status = self._pipeline.status()
         with self._lock:
-            lane = self._settle()
+            lane = self._read_acknowledged()
         counts = self._counts(status)
         state: CameraStateName = status.state.value
         reason = status.reason
@@ -360,7 +360,7 @@ class RunningCamera:
         elif self._behind and status.state is CameraState.RUNNING:
             reason = "keyframes only: its decoder has no time for it"
         elif status.state is CameraState.RUNNING:
-            reason = reason or self._short()
+            reason = reason or self._ring_shortage()
         self._measure(status, state)
         return CameraReport(
             camera=status.camera,
@@ -388,7 +388,7 @@ class RunningCamera:
         with self._lock:
             return self._totals.counts() | {"windows_lost": self._lost, "windows_dropped": self._dropped}
 
-    def _short(self) -> str:
+    def _ring_shortage(self) -> str:
         """Why the camera's clips begin late; empty when they do not. With figures, once, in the log."""
         ring = self.footage.ring
         if ring is None or not ring.short:
@@ -403,12 +403,14 @@ class RunningCamera:
         if status.last_frame_age_s is not None:
             self._metrics.frame(time.monotonic() - status.last_frame_age_s)
         totals = self._totals.counts()
-        self._metrics.decode_errors.inc(self._grown("decode_errors", totals["decode_errors"]))
-        self._metrics.gaps.inc(self._grown("gaps", totals["gaps"]))
+        self._metrics.decode_errors.inc(self._counter_increase("decode_errors", totals["decode_errors"]))
+        self._metrics.gaps.inc(self._counter_increase("gaps", totals["gaps"]))
         if isinstance(self._source, PushSource):
-            metrics.ingest_dropped.labels("queue_full").inc(self._grown("push_dropped", self._source.dropped))
+            metrics.ingest_dropped.labels("queue_full").inc(
+                self._counter_increase("push_dropped", self._source.dropped)
+            )
 
-    def _grown(self, name: str, value: int) -> int:
+    def _counter_increase(self, name: str, value: int) -> int:
         before, self._counted[name] = self._counted[name], value
         return value - before if value >= before else value
 

@@ -10,7 +10,7 @@ from typing import Any, Protocol, TypeVar
 import grpc.aio
 from sightline.v1 import cameras_pb2, cameras_pb2_grpc
 
-from cluster.control.cameras.managed import Managed, entry_to_json
+from cluster.control.cameras.managed import ManagedCamera, entry_to_json
 from cluster.errors import ConfigError, SightlineError, UnavailableError
 from cluster.redaction import SourceAddress
 from cluster.security.roles import current
@@ -53,7 +53,7 @@ class CameraDirectory(Protocol):
 
     async def remove(self, name: str, manager: str = "", takeover: bool = False) -> None: ...
 
-    async def export(self, names: Sequence[str] = ()) -> Sequence[Managed]: ...
+    async def export(self, names: Sequence[str] = ()) -> Sequence[ManagedCamera]: ...
 
     async def list(self) -> Sequence[CameraStatus]: ...
 

@@ -19,7 +19,7 @@ from typing import Any, Protocol, TypeVar
 
 from cluster import metrics
 from cluster.config.cluster import KubernetesConfig
-from cluster.control.cameras.managed import KUBERNETES, Managed, check_manager, written
+from cluster.control.cameras.managed import KUBERNETES, ManagedCamera, check_manager, written_keys
 from cluster.errors import (
     CapacityError,
     ConfigError,
@@ -58,13 +58,13 @@ _STATES: dict[str, metrics.ResourceState] = {
 class CameraCluster(Protocol):
     """The controller. Raises what the gateway's ``Cameras`` service raises."""
 
-    async def managed(self) -> Sequence[Managed]: ...
+    async def managed(self) -> Sequence[ManagedCamera]: ...
 
     async def statuses(self) -> Sequence[CameraStatus]: ...
 
-    async def add(self, camera: Managed, *, takeover: bool) -> None: ...
+    async def add(self, camera: ManagedCamera, *, takeover: bool) -> None: ...
 
-    async def update(self, camera: Managed, *, takeover: bool) -> None: ...
+    async def update(self, camera: ManagedCamera, *, takeover: bool) -> None: ...
 
     async def remove(self, name: str) -> None:
         """Of this manager only."""
@@ -223,7 +223,7 @@ class Reconciler:
             # Somebody was faster.
             return
 
-    async def _bring(self, resource: CameraResource, camera: Managed | None, secrets: _Secrets) -> None:
+    async def _bring(self, resource: CameraResource, camera: ManagedCamera | None, secrets: _Secrets) -> None:
         try:
             outcome = await self._apply(resource, camera, secrets)
         except ManagedElsewhereError as error:
@@ -237,10 +237,10 @@ class Reconciler:
             log.warning("camera resource %s is not accepted: %s", resource.name, outcome.message)
         self._done[resource.name] = _Done(resource.asked, outcome)
 
-    async def _apply(self, resource: CameraResource, camera: Managed | None, secrets: _Secrets) -> Outcome:
+    async def _apply(self, resource: CameraResource, camera: ManagedCamera | None, secrets: _Secrets) -> Outcome:
         credentials = resource.credentials
         entry = resource.entry(None if credentials is None else await secrets.of(credentials.secret))
-        wanted = Managed(entry=entry, manager=KUBERNETES, uid=resource.uid)
+        wanted = ManagedCamera(entry=entry, manager=KUBERNETES, uid=resource.uid)
         if camera is not None:
             check_manager(resource.name, camera.manager, KUBERNETES, takeover=resource.takeover)
             if camera.manager == KUBERNETES and camera.uid not in ("", resource.uid):
@@ -251,7 +251,7 @@ class Reconciler:
             await self._cluster.add(wanted, takeover=resource.takeover)
             metrics.reconciler_changes.labels("added").inc()
             log.info("camera %s: added for its resource", resource.name)
-        elif (camera.manager, written(camera.entry)) != (KUBERNETES, written(entry)):
+        elif (camera.manager, written_keys(camera.entry)) != (KUBERNETES, written_keys(entry)):
             await self._cluster.update(wanted, takeover=resource.takeover)
             metrics.reconciler_changes.labels("changed").inc()
             log.info("camera %s: changed for its resource", resource.name)

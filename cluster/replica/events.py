@@ -40,14 +40,14 @@ class WorkerFrames:
         self._orphans.pop(spec.stream, None)
         await asyncio.to_thread(self._worker.prepare, spec)
         await asyncio.wrap_future(self._worker.open(spec))
-        self._memory.keep(spec)
+        self._memory.register_camera(spec)
         self._answered.opened(spec)
 
     async def on_frame(self, sample: FrameSample, arrived_s: float) -> None:
         if self._traces is not None:
             self._traces.frame(sample)
         await asyncio.wrap_future(self._worker.offer(sample, arrived_s))
-        self._memory.see(sample)
+        self._memory.add_frame(sample)
 
     async def on_close(self, camera: str, flush: bool) -> None:
         if self._traces is not None and not flush:

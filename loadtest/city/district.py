@@ -14,7 +14,7 @@ from functools import partial
 import numpy as np
 import numpy.typing as npt
 
-from cluster.control.camera_record import Move
+from cluster.control.camera_record import CameraMove
 from cluster.control.costs import CostModel
 from cluster.control.fleet import Fleet
 from cluster.control.ladder import Ladder, Rung, Step
@@ -205,7 +205,7 @@ class District:
             self.cameras.factor[back] = self._strides[rung]
             self.cameras.start(back, now_s, self._fleet.plan(self.names[back]).phase)
 
-    def _apply(self, moves: Iterable[Move], now_s: float) -> None:
+    def _apply(self, moves: Iterable[CameraMove], now_s: float) -> None:
         for move in moves:
             camera = self._index[move.camera]
             source = int(self._owner[camera])

@@ -7,7 +7,7 @@ import logging
 import pytest
 
 from actors.decoder import Decoder
-from cluster.decoder.pressure import HOLD_S, DecodePressure, DecodeWait
+from cluster.decoder.decode_pressure import HOLD_S, DecodeBacklog, DecodePressure
 from cluster.types.cameras import Priority
 
 
@@ -19,8 +19,8 @@ class Camera:
         self.behind = False
 
     @property
-    def wait(self) -> DecodeWait | None:
-        return None if self.behind_s is None else DecodeWait(self.name, self.priority, self.behind_s, 8.0)
+    def wait(self) -> DecodeBacklog | None:
+        return None if self.behind_s is None else DecodeBacklog(self.name, self.priority, self.behind_s, 8.0)
 
     def fall_behind(self, behind: bool) -> None:
         self.behind = behind

@@ -16,7 +16,7 @@ from reconciler_rig import Rig, until
 from actors import reconciler
 from cluster import metrics
 from cluster.config import CameraEntry, load_config
-from cluster.control.cameras.managed import Managed
+from cluster.control.cameras.managed import ManagedCamera
 from cluster.errors import CapacityError
 from cluster.kubernetes.watch import CameraWatch
 
@@ -47,7 +47,7 @@ class Grown:
 
 async def test_resources_are_shown_by_what_became_of_them(kube):
     cluster = CameraCluster()
-    cluster.table.add(Managed(entry=CameraEntry(name="dock"), manager=CLUSTER), 0.0)
+    cluster.table.add(ManagedCamera(entry=CameraEntry(name="dock"), manager=CLUSTER), 0.0)
     kube.apply("gate", {})
     kube.apply("dock", {})
     kube.apply("yard", {"priority": 7})

@@ -19,7 +19,7 @@ from cluster.codec import RtspSource
 from cluster.errors import SourceError
 from cluster.redaction import KnownSecrets, SourceAddress, redact
 from cluster.redaction.address import openable, parse
-from cluster.redaction.known import forms
+from cluster.redaction.known_secrets import forms
 
 # Written by hand: what a person may see of each.
 SHOWN = {
@@ -194,7 +194,7 @@ def test_what_nobody_caught_is_redacted_in_every_thread():
     script = """
 import logging, threading
 from cluster.redaction import SourceAddress
-from cluster.redaction.known import redact_tracebacks
+from cluster.redaction.known_secrets import redact_tracebacks
 redact_tracebacks()
 source = SourceAddress("rtsp://viewer:hunter2-hunter2@10.0.0.11/live")
 def fail():

@@ -24,28 +24,28 @@ class CameraFootage:
         self.ring = ring
         self._masks = tuple(masks)
 
-    def painter(self) -> Painter | None:
+    def make_painter(self) -> Painter | None:
         """A new one for every clip and still, since one belongs to one thread; None where all may be seen."""
         return PrivacyMasks(self._masks).apply if self._masks else None
 
-    def watching(self, source: Source) -> Source:
+    def tap(self, source: Source) -> Source:
         """The same source, whose packets also go into the ring."""
-        return source if self.ring is None else _Watched(source, self.ring)
+        return source if self.ring is None else _RingTap(source, self.ring)
 
-    def forget(self, before_s: float = 0.0) -> int:
+    def delete_before(self, before_s: float = 0.0) -> int:
         """Everything up to ``before_s`` seconds ago; how many bytes of packets."""
         # Whenever it was: there is another one in a moment.
-        self.latest.forget()
-        return 0 if self.ring is None else self.ring.forget(before_s)
+        self.latest.clear()
+        return 0 if self.ring is None else self.ring.delete_before(before_s)
 
     def close(self) -> None:
         """The camera goes."""
-        self.latest.forget()
+        self.latest.clear()
         if self.ring is not None:
             self.ring.close()
 
 
-class _Watched:
+class _RingTap:
     """A source that shows a ring what it yields."""
 
     def __init__(self, source: Source, ring: PacketRing) -> None:
@@ -75,11 +75,11 @@ class _Watched:
 
     def _take(self, packet: EncodedPacket) -> bool:
         try:
-            self._ring.take(packet)
+            self._ring.add_packet(packet)
         except Exception:
             # Whatever is wrong with clips, the camera itself goes on.
             log.exception("no clips of this camera until it connects again")
-            self._ring.forget()
+            self._ring.delete_before()
             return False
         return True
 
@@ -94,7 +94,7 @@ GROUP_S = 2.0
 MB = 1_000_000
 
 
-def reach_s(settings: CameraConfig, config: SightlineConfig, stride_s: float | None = None) -> float:
+def clip_lookback_s(settings: CameraConfig, config: SightlineConfig, stride_s: float | None = None) -> float:
     """How far back, seconds, when an incident opens: to the first of the windows that opened it, by what a clip shows
     before, and by how late an answer comes at most.
 
@@ -109,17 +109,19 @@ def reach_s(settings: CameraConfig, config: SightlineConfig, stride_s: float | N
     return min(config.clips.before_s + windows_s, config.clips.longest_s) + late_s
 
 
-def bytes_of(seconds: float, bits_per_s: float = TYPICAL_BITS_PER_S) -> int:
+def footage_bytes(seconds: float, bits_per_s: float = TYPICAL_BITS_PER_S) -> int:
     """Bytes of so many seconds, whole groups of pictures."""
     return round((seconds + GROUP_S) * bits_per_s / 8)
 
 
-def shortages(config: SightlineConfig) -> list[str]:
+def clip_shortages(config: SightlineConfig) -> list[str]:
     """Why clips of ordinary cameras will begin late, one sentence for each reason; empty where they will not."""
     clips = config.clips
     if not clips.enabled or not config.alerts.enabled:
         return []
-    wanted = {entry.name: bytes_of(reach_s(camera_settings(config, entry), config)) for entry in config.cameras}
+    wanted = {
+        entry.name: footage_bytes(clip_lookback_s(camera_settings(config, entry), config)) for entry in config.cameras
+    }
     rate = f"{TYPICAL_BITS_PER_S / MB:g} Mbit/s"
     found = []
     if large := [name for name, size in wanted.items() if size > clips.ring_camera_bytes]:

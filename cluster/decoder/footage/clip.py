@@ -12,7 +12,7 @@ from av.video.frame import PictureType, VideoFrame
 from av.video.reformatter import ColorRange, VideoReformatter
 
 from cluster.codec.decoder import DecodeError, Decoder
-from cluster.decoder.footage.stretches import Placed, Stretch
+from cluster.decoder.footage.segments import Segment, SegmentPacket
 from cluster.errors import SourceError
 from cluster.types import MICROSECONDS
 
@@ -40,7 +40,7 @@ Painter = Callable[[VideoFrame], VideoFrame]
 class ClipWriter(Protocol):
     """Packets in decoding order in, finished parts of the file out. May be called from any thread, one at a time."""
 
-    def feed(self, packets: Sequence[Placed]) -> bytes:
+    def feed(self, packets: Sequence[SegmentPacket]) -> bytes:
         """What became ready: whole boxes, nothing of which changes later.
 
         Raises:
@@ -58,18 +58,18 @@ class ClipWriter(Protocol):
         ...
 
 
-def clip_writer(stretch: Stretch, start: int, *, painter: Painter | None, height: int) -> ClipWriter:
+def clip_writer(segment: Segment, start: int, *, painter: Painter | None, height: int) -> ClipWriter:
     """The cheapest writer that will do.
 
     Args:
-        stretch: whose packets will come.
+        segment: whose packets will come.
         start: the clip begins with the picture at ``start``, or with the keyframe before it.
         painter: for cameras whose pictures may not be shown as they are.
         height: tallest picture of a clip that must be encoded anew.
     """
-    if painter is None and stretch.codec in PLAYED:
-        return Remuxer(stretch)
-    return Transcoder(stretch, start, painter, height)
+    if painter is None and segment.codec in PLAYED:
+        return Remuxer(segment)
+    return Transcoder(segment, start, painter, height)
 
 
 class _Parts:
@@ -90,8 +90,8 @@ class _Parts:
 class Remuxer:
     """H.264 as the camera sent it. The clip begins with the first packet, a keyframe."""
 
-    def __init__(self, stretch: Stretch) -> None:
-        self._stretch = stretch
+    def __init__(self, segment: Segment) -> None:
+        self._segment = segment
         self._parts = _Parts()
         self._container: Any = None
         self._stream: Any = None
@@ -102,7 +102,7 @@ class Remuxer:
     def span(self) -> tuple[int, int]:
         return self._first_time, self._last_time
 
-    def feed(self, packets: Sequence[Placed]) -> bytes:
+    def feed(self, packets: Sequence[SegmentPacket]) -> bytes:
         try:
             for placed in packets:
                 if self._container is None:
@@ -120,21 +120,21 @@ class Remuxer:
                 raise SourceError(f"its video cannot be put into a clip ({error})", retryable=False) from None
         return self._parts.take()
 
-    def _open(self, first: Placed) -> None:
-        stretch = self._stretch
-        width, height = stretch.width, stretch.height
+    def _open(self, first: SegmentPacket) -> None:
+        segment = self._segment
+        width, height = segment.width, segment.height
         if not width or not height:
             width, height = picture_size(first)
         self._container = av.open(self._parts, "w", format="mp4", options=_FRAGMENTED)
         # The stubs leave out the attributes that PyAV sets from keywords.
         add: Any = self._container.add_mux_stream
-        self._stream = add(stretch.codec, width=width, height=height, extradata=stretch.extradata)
+        self._stream = add(segment.codec, width=width, height=height, extradata=segment.extradata)
         self._stream.time_base = _CLOCK
         self._zero = _decoded(first)
         self._last = self._zero - _TICK
         self._first_time = self._last_time = first.time
 
-    def _mux(self, placed: Placed) -> None:
+    def _mux(self, placed: SegmentPacket) -> None:
         data = placed.packet.data
         packet = av.Packet(len(data))
         packet.update(data)
@@ -150,8 +150,8 @@ class Remuxer:
 class Transcoder:
     """Decoded, painted, made smaller where it is too large, and encoded as H.264 on one thread."""
 
-    def __init__(self, stretch: Stretch, start: int, painter: Painter | None, height: int) -> None:
-        self._stretch = stretch
+    def __init__(self, segment: Segment, start: int, painter: Painter | None, height: int) -> None:
+        self._segment = segment
         self._start = start
         self._painter = painter
         self._height = height
@@ -166,9 +166,9 @@ class Transcoder:
     def span(self) -> tuple[int, int]:
         return (self._zero, self._last) if self._container is not None else (0, 0)
 
-    def feed(self, packets: Sequence[Placed]) -> bytes:
+    def feed(self, packets: Sequence[SegmentPacket]) -> bytes:
         if self._decoder is None:
-            self._decoder = Decoder(self._stretch.codec, self._stretch.extradata)
+            self._decoder = Decoder(self._segment.codec, self._segment.extradata)
         for placed in packets:
             try:
                 frames = self._decoder.decode(placed.packet.data, placed.time, placed.order)
@@ -230,13 +230,13 @@ class Transcoder:
         self._container.mux(self._stream.encode(small))
 
 
-def picture_size(first: Placed) -> tuple[int, int]:
+def picture_size(first: SegmentPacket) -> tuple[int, int]:
     """Width and height of a keyframe's picture, by decoding it.
 
     Raises:
         SourceError: it cannot be decoded.
     """
-    decoder = Decoder(first.stretch.codec, first.stretch.extradata)
+    decoder = Decoder(first.segment.codec, first.segment.extradata)
     try:
         frames = [*decoder.decode(first.packet.data, 0, 0), *decoder.drain()]
     except DecodeError:
@@ -246,6 +246,6 @@ def picture_size(first: Placed) -> tuple[int, int]:
     return frames[0].width, frames[0].height
 
 
-def _decoded(placed: Placed) -> int:
+def _decoded(placed: SegmentPacket) -> int:
     """When it is decoded. A camera with B-pictures that tells no such times gets some room."""
     return placed.order if placed.packet.dts is not None else placed.order - _REORDER

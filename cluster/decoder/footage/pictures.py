@@ -15,7 +15,7 @@ from av.video.frame import VideoFrame
 
 from cluster.codec.decoder import DecodeError, Decoder
 from cluster.decoder.footage.clip import Painter
-from cluster.decoder.footage.stretches import Placed
+from cluster.decoder.footage.segments import SegmentPacket
 from cluster.errors import NotReadyError, SourceError
 from cluster.types import BoolGrid, SampledPicture, UInt8Array
 from cluster.vision.sampler import overlay
@@ -65,7 +65,7 @@ class LatestPicture:
         """The camera's thread: this is the newest now."""
         self._shown = _Shown(frame, mask, time.monotonic())
 
-    def forget(self) -> None:
+    def clear(self) -> None:
         """Nothing is shown until the next sample."""
         with self._lock:
             self._shown = self._made_of = None
@@ -124,7 +124,7 @@ def to_jpeg(pixels: UInt8Array) -> bytes:
     return file.getvalue()
 
 
-def still(packets: Sequence[Placed], moment: int, painter: Painter | None) -> bytes:
+def still(packets: Sequence[SegmentPacket], moment: int, painter: Painter | None) -> bytes:
     """The picture at ``moment`` in the camera's own size (at most 1080 lines) as JPEG.
 
     Args:
@@ -137,8 +137,8 @@ def still(packets: Sequence[Placed], moment: int, painter: Painter | None) -> by
     """
     if not packets:
         raise SourceError("the camera sent no picture that can be decoded", retryable=False)
-    stretch = packets[0].stretch
-    decoder = Decoder(stretch.codec, stretch.extradata)
+    segment = packets[0].segment
+    decoder = Decoder(segment.codec, segment.extradata)
     found: VideoFrame | None = None
     # What was decoded before a damage is good.
     with contextlib.suppress(DecodeError):

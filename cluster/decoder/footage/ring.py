@@ -9,7 +9,7 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from cluster.codec.source import StreamHeader
-from cluster.decoder.footage.stretches import Placed, Splitter, Stretch
+from cluster.decoder.footage.segments import Segment, Segmenter, SegmentPacket
 from cluster.types import MICROSECONDS, EncodedPacket
 
 STOPPED = "the camera was stopped"
@@ -44,34 +44,34 @@ class RingBudget:
         with self._lock:
             self._short += by
 
-    def join(self) -> None:
+    def add_ring(self) -> None:
         """One ring more."""
         with self._lock:
             self._rings += 1
 
-    def leave(self, held: int) -> None:
+    def remove_ring(self, held: int) -> None:
         """One ring less, which held so much."""
         with self._lock:
             self._rings -= 1
             self._held -= held
 
-    def change(self, by: int) -> None:
+    def add_bytes(self, by: int) -> None:
         """A ring holds ``by`` bytes more."""
         with self._lock:
             self._held += by
 
-    def is_too_much(self, own: int) -> bool:
+    def is_exceeded(self, own: int) -> bool:
         """Whether a ring that holds ``own`` bytes must give some up."""
         with self._lock:
             return self._held > self.limit and own > self.limit // max(1, self._rings)
 
 
 @dataclass(slots=True)
-class _Group:
+class _Gop:
     """Packets from one where a decoder can begin up to the next such."""
 
-    stretch: Stretch
-    packets: list[Placed] = field(default_factory=list)
+    segment: Segment
+    packets: list[SegmentPacket] = field(default_factory=list)
     bytes: int = 0
 
 
@@ -82,24 +82,24 @@ class Recording:
     Made by :meth:`PacketRing.record`; read by one thread while the camera's thread adds to it.
     """
 
-    def __init__(self, stretch: Stretch | None, start: int, until: int, most_bytes: int) -> None:
-        self.stretch = stretch
+    def __init__(self, segment: Segment | None, start: int, until: int, most_bytes: int) -> None:
+        self.segment = segment
         self.start = start
         self.until = until
         self.missing = ""
-        self.over = "" if stretch is not None else "the camera sent no picture that a clip can begin with"
+        self.end_reason = "" if segment is not None else "the camera sent no picture that a clip can begin with"
         self.losses = 0
         self.complete = False
         self._bytes_left = most_bytes
-        self._packets: deque[Placed] = deque()
+        self._packets: deque[SegmentPacket] = deque()
         self._lock = threading.Lock()
 
     @property
     def done(self) -> bool:
         """Nothing will be added."""
-        return self.complete or bool(self.over)
+        return self.complete or bool(self.end_reason)
 
-    def take(self, most: int = 32) -> list[Placed]:
+    def pop_packets(self, most: int = 32) -> list[SegmentPacket]:
         """The next packets, at most so many; empty while there are none."""
         with self._lock:
             return [self._packets.popleft() for _ in range(min(most, len(self._packets)))]
@@ -108,20 +108,20 @@ class Recording:
         """Add nothing more."""
         with self._lock:
             if not self.done:
-                self.over = why
+                self.end_reason = why
 
-    def add(self, placed: Placed) -> None:
+    def add_packet(self, placed: SegmentPacket) -> None:
         """The camera's next packet."""
         with self._lock:
             if self.done:
                 return
-            if placed.stretch is not self.stretch:
-                assert self.stretch is not None
-                self.over = self.stretch.over or "the stream was interrupted"
+            if placed.segment is not self.segment:
+                assert self.segment is not None
+                self.end_reason = self.segment.end_reason or "the stream was interrupted"
             elif placed.order >= self.until:
                 self.complete = True
             elif self._bytes_left < len(placed.packet.data):
-                self.over = "it is as large as a clip may be"
+                self.end_reason = "it is as large as a clip may be"
             else:
                 self._bytes_left -= len(placed.packet.data)
                 self.losses += placed.after_loss
@@ -140,15 +140,15 @@ class PacketRing:
         self.most_bytes = most_bytes
         self._budget = budget
         self._lock = threading.Lock()
-        self._splitter = Splitter()
-        self._groups: deque[_Group] = deque()
+        self._segmenter = Segmenter()
+        self._gops: deque[_Gop] = deque()
         self._recordings: list[Recording] = []
         self._bytes = 0
         self._joined = True
         self._overflown = False
         self._short = ""
         self._arrived_s = 0.0
-        budget.join()
+        budget.add_ring()
 
     @property
     def bytes(self) -> int:
@@ -162,7 +162,7 @@ class PacketRing:
     def shortage(self) -> str:
         """The same with figures, a sentence."""
         with self._lock:
-            groups = self._groups
+            groups = self._gops
             held_s = groups[-1].packets[-1].at_s - groups[0].packets[0].at_s if groups else 0.0
             rate = f" at {8e-6 * self._bytes / held_s:.1f} Mbit/s" if held_s else ""
             limit = f"{self.most_bytes / 1e6:.0f} MB"
@@ -177,43 +177,43 @@ class PacketRing:
     def seconds(self) -> float:
         """Of video held."""
         with self._lock:
-            return self._groups[-1].packets[-1].at_s - self._groups[0].packets[0].at_s if self._groups else 0.0
+            return self._gops[-1].packets[-1].at_s - self._gops[0].packets[0].at_s if self._gops else 0.0
 
     # -- the camera's thread --------------------------------------------------------------------
     def open(self, header: StreamHeader) -> None:
         """The source connected."""
         with self._lock:
-            self._splitter.open(header)
+            self._segmenter.open(header)
             self._end_recordings()
 
-    def take(self, packet: EncodedPacket) -> None:
+    def add_packet(self, packet: EncodedPacket) -> None:
         """The next packet."""
         with self._lock:
-            placed = self._splitter.place(packet)
+            placed = self._segmenter.assign(packet)
             self._end_recordings()
             if placed is None or not self._joined:
                 return
             for recording in self._recordings:
-                recording.add(placed)
+                recording.add_packet(placed)
             if self._recordings:
                 self._recordings = [each for each in self._recordings if not each.done]
             if placed.starts:
-                self._groups.append(_Group(placed.stretch))
+                self._gops.append(_Gop(placed.segment))
                 self._overflown = False
-            elif self._overflown or not self._groups or self._groups[-1].stretch is not placed.stretch:
+            elif self._overflown or not self._gops or self._gops[-1].segment is not placed.segment:
                 return
             self._arrived_s = time.monotonic()
-            group, size = self._groups[-1], len(packet.data)
+            group, size = self._gops[-1], len(packet.data)
             group.packets.append(placed)
             group.bytes += size
             self._bytes += size
-            self._budget.change(size)
+            self._budget.add_bytes(size)
             self._trim(placed.at_s)
 
     def pause(self, why: str) -> None:
         """The camera sends nothing any more, for now or for good; what is held stays."""
         with self._lock:
-            self._splitter.end(why)
+            self._segmenter.end(why)
             self._end_recordings(why)
 
     # -- anybody --------------------------------------------------------------------------------
@@ -223,43 +223,43 @@ class PacketRing:
         the newest instead."""
         with self._lock:
             groups, missing = self._groups_of(start, until), ""
-            if not groups and self._groups:
-                newest = self._groups[-1].packets[-1].order + 1
+            if not groups and self._gops:
+                newest = self._gops[-1].packets[-1].order + 1
                 start, until = newest - (until - start), newest
                 groups, missing = self._groups_of(start, until), "its time is not held any more, this is the newest"
-            recording = Recording(groups[0].stretch if groups else None, start, until, 2 * self.most_bytes)
+            recording = Recording(groups[0].segment if groups else None, start, until, 2 * self.most_bytes)
             recording.missing = missing
             if groups:
                 first = groups[0].packets[0].time
                 if not missing and first > start + MICROSECONDS:
                     late_s = (first - start) / MICROSECONDS
-                    gone = groups[0].stretch.cut
+                    gone = groups[0].segment.cut
                     recording.missing = (
                         f"its first {late_s:.0f} s are not held any more"
                         if gone
                         else f"the camera's video begins {late_s:.0f} s into it"
                     )
                 for placed in (each for group in groups for each in group.packets):
-                    recording.add(placed)
-                if groups[0].stretch.over:
-                    recording.end(groups[0].stretch.over)
+                    recording.add_packet(placed)
+                if groups[0].segment.end_reason:
+                    recording.end(groups[0].segment.end_reason)
                 elif not recording.done:
                     self._recordings.append(recording)
             return recording
 
-    def newest(self, time: int) -> list[Placed]:
+    def gop_packets(self, time: int) -> list[SegmentPacket]:
         """The packets from which the picture at ``time`` can be decoded: of its group, or of the newest."""
         with self._lock:
-            for group in reversed(self._groups):
-                if group.packets[0].time <= time and group.stretch is self._groups[-1].stretch:
+            for group in reversed(self._gops):
+                if group.packets[0].time <= time and group.segment is self._gops[-1].segment:
                     return list(group.packets)
-            return list(self._groups[-1].packets) if self._groups else []
+            return list(self._gops[-1].packets) if self._gops else []
 
-    def forget(self, before_s: float = 0.0) -> int:
+    def delete_before(self, before_s: float = 0.0) -> int:
         """Hold no group of pictures that began more than ``before_s`` seconds ago (0: none at all), and end the clips
         under way that begin earlier; how many bytes are gone."""
         with self._lock:
-            held, groups = self._bytes, self._groups
+            held, groups = self._bytes, self._gops
             newest = groups[-1].packets[-1] if groups else None
             keep_s = before_s - (time.monotonic() - self._arrived_s) if before_s else -math.inf
             while newest is not None and groups and newest.at_s - groups[0].packets[0].at_s > keep_s:
@@ -274,7 +274,7 @@ class PacketRing:
     def expire(self, idle_s: float) -> None:
         """Hold nothing of a camera that has sent nothing for so long."""
         if self._bytes and time.monotonic() - self._arrived_s > idle_s:
-            self.forget()
+            self.delete_before()
 
     def close(self) -> None:
         """The camera goes; twice is once."""
@@ -282,35 +282,35 @@ class PacketRing:
             if not self._joined:
                 return
             self._joined = False
-            self._groups.clear()
+            self._gops.clear()
             self._note_short("")
-            self._budget.leave(self._bytes)
+            self._budget.remove_ring(self._bytes)
             self._bytes = 0
             self._end_recordings(STOPPED)
 
     # -- inside ---------------------------------------------------------------------------------
-    def _groups_of(self, start: int, until: int) -> list[_Group]:
-        """Groups of the stretch that shows most of the time wanted, the newest of equals; empty when none does."""
-        stretches: list[list[_Group]] = []
-        for group in self._groups:
-            if not stretches or stretches[-1][0].stretch is not group.stretch:
-                stretches.append([])
-            stretches[-1].append(group)
-        best: list[_Group] = []
+    def _groups_of(self, start: int, until: int) -> list[_Gop]:
+        """Groups of the segment that shows most of the time wanted, the newest of equals; empty when none does."""
+        segments: list[list[_Gop]] = []
+        for group in self._gops:
+            if not segments or segments[-1][0].segment is not group.segment:
+                segments.append([])
+            segments[-1].append(group)
+        best: list[_Gop] = []
         longest = 0
-        for groups in stretches:
+        for groups in segments:
             first, last = groups[0].packets[0].time, max(placed.time for placed in groups[-1].packets)
             if last < start:
                 continue
             # One that goes on will show the rest as well.
-            shows = min(until, last + 1 if groups[0].stretch.over else until) - max(start, first)
+            shows = min(until, last + 1 if groups[0].segment.end_reason else until) - max(start, first)
             if shows > 0 and shows >= longest:
                 best, longest = groups, shows
         begins = [group for group in best[1:] if group.packets[0].time <= start]
         return best[len(begins) :]
 
     def _trim(self, at_s: float) -> None:
-        groups = self._groups
+        groups = self._gops
         while len(groups) > 1:
             old = at_s - groups[1].packets[0].at_s >= self.keep_s
             short = "" if old else self._too_much()
@@ -323,15 +323,15 @@ class PacketRing:
             self._give_up(groups.popleft())
             self._overflown = True
 
-    def _give_up(self, group: _Group) -> None:
-        group.stretch.cut = True
+    def _give_up(self, group: _Gop) -> None:
+        group.segment.cut = True
         self._drop(group.bytes)
 
     def _too_much(self) -> str:
         """The setting by which it holds too much."""
         if self._bytes > self.most_bytes:
             return OF_CAMERA
-        return OF_ALL if self._budget.is_too_much(self._bytes) else ""
+        return OF_ALL if self._budget.is_exceeded(self._bytes) else ""
 
     def _note_short(self, short: str) -> None:
         self._budget.count_short(bool(short) - bool(self._short))
@@ -339,12 +339,12 @@ class PacketRing:
 
     def _drop(self, size: int) -> None:
         self._bytes -= size
-        self._budget.change(-size)
+        self._budget.add_bytes(-size)
 
     def _end_recordings(self, why: str = "") -> None:
-        """Those of a stretch that is over, or with ``why`` all."""
-        ended = [each for each in self._recordings if why or (each.stretch is not None and each.stretch.over)]
+        """Those of a segment that is over, or with ``why`` all."""
+        ended = [each for each in self._recordings if why or (each.segment is not None and each.segment.end_reason)]
         for recording in ended:
-            recording.end(why or (recording.stretch.over if recording.stretch is not None else ""))
+            recording.end(why or (recording.segment.end_reason if recording.segment is not None else ""))
         if ended:
             self._recordings = [each for each in self._recordings if not each.done]

@@ -38,7 +38,7 @@ _PACKETS = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class RecordOrder:
     """A clip to be made; see ``RecordRequest`` in protos/sightline/v1/pictures.proto."""
 
     camera: str
@@ -86,8 +86,8 @@ class Recorder:
         self._cameras = cameras
         self._pictures = ThreadPoolExecutor(1, "pictures")
         # Apart, so that a snapshot comes at once although clips are being encoded.
-        self._stills = ThreadPoolExecutor(1, "stills", initializer=_step_back)
-        self._clips = ThreadPoolExecutor(1, "clips", initializer=_step_back)
+        self._stills = ThreadPoolExecutor(1, "stills", initializer=_lower_thread_priority)
+        self._clips = ThreadPoolExecutor(1, "clips", initializer=_lower_thread_priority)
         self._asked = self._recording = self._reencoding = 0
 
     def close(self) -> None:
@@ -112,11 +112,11 @@ class Recorder:
         finally:
             self._asked -= 1
 
-    def forget(self, camera: str, before_s: float = 0.0) -> int:
+    def delete_footage(self, camera: str, before_s: float = 0.0) -> int:
         """What is held of a camera up to ``before_s`` seconds ago; bytes. Raises ``UnknownCameraError``."""
-        return self._cameras(camera).forget(before_s)
+        return self._cameras(camera).delete_before(before_s)
 
-    async def record(self, order: Order) -> AsyncGenerator[Snapshot | ClipPart | ClipEnd, None]:
+    async def record(self, order: RecordOrder) -> AsyncGenerator[Snapshot | ClipPart | ClipEnd, None]:
         """The snapshot, the clip as it grows, and its end. Close it to give up.
 
         Raises:
@@ -147,9 +147,9 @@ class Recorder:
     async def _snapshot(self, footage: CameraFootage, moment: int) -> bytes:
         """Empty when there is no picture at all."""
         assert footage.ring is not None
-        packets = footage.ring.newest(moment)
+        packets = footage.ring.gop_packets(moment)
         try:
-            return await self._on(self._stills, lambda: still(packets, moment, footage.painter()))
+            return await self._on(self._stills, lambda: still(packets, moment, footage.make_painter()))
         except SourceError as error:
             log.debug("no still: %s", error)
         try:
@@ -160,16 +160,16 @@ class Recorder:
     async def _clip(
         self, footage: CameraFootage, recording: Recording, deadline_s: float
     ) -> AsyncIterator[ClipPart | ClipEnd]:
-        stretch = recording.stretch
-        if stretch is None:
-            yield ClipEnd(0, 0, recording.over)
+        segment = recording.segment
+        if segment is None:
+            yield ClipEnd(0, 0, recording.end_reason)
             return
-        painter = footage.painter()
-        anew = painter is not None or stretch.codec not in PLAYED
+        painter = footage.make_painter()
+        anew = painter is not None or segment.codec not in PLAYED
         if anew and self._reencoding >= MOST_REENCODED:
             yield ClipEnd(0, 0, f"{self._reencoding} clips are being encoded anew already")
             return
-        writer = clip_writer(stretch, recording.start, painter=painter, height=self._settings.reencode_height)
+        writer = clip_writer(segment, recording.start, painter=painter, height=self._settings.reencode_height)
         self._reencoding += anew
         try:
             trouble = ""
@@ -192,7 +192,7 @@ class Recorder:
         deadline = now() + deadline_s
         while True:
             done = recording.done
-            if packets := recording.take(_PACKETS):
+            if packets := recording.pop_packets(_PACKETS):
                 if data := await self._on(self._clips, lambda taken=packets: writer.feed(taken)):  # type: ignore[misc]
                     yield data
             elif done:
@@ -210,10 +210,10 @@ class Recorder:
 def _note(recording: Recording, trouble: str) -> str:
     """What is missing, in one line."""
     lost = "packets were lost on the way" if recording.losses else ""
-    return "; ".join(filter(None, (recording.missing, lost, trouble, recording.over)))
+    return "; ".join(filter(None, (recording.missing, lost, trouble, recording.end_reason)))
 
 
-def _step_back() -> None:
+def _lower_thread_priority() -> None:
     """Clips come after the live cameras: where the system knows priorities of threads, this one's is low."""
     with contextlib.suppress(OSError, AttributeError):
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
@@ -250,7 +250,7 @@ class RecorderServicer(pictures_pb2_grpc.RecorderServicer):
 
     async def Record(self, request: pictures_pb2.RecordRequest, context: Context) -> None:  # noqa: N802
         """See the proto."""
-        order = Order(
+        order = RecordOrder(
             camera=request.camera,
             start=request.start,
             until=request.until,
@@ -278,13 +278,15 @@ class RecorderServicer(pictures_pb2_grpc.RecorderServicer):
     ) -> pictures_pb2.ForgetFootageReply:
         """See the proto."""
         try:
-            return pictures_pb2.ForgetFootageReply(bytes=self._recorder.forget(request.camera, request.before_s))
+            return pictures_pb2.ForgetFootageReply(
+                bytes=self._recorder.delete_footage(request.camera, request.before_s)
+            )
         except SightlineError as error:
             await abort(context, error)
 
 
 class DecoderRecorder:
-    """Has clips made where their cameras' packets are (:data:`cluster.alerts.clips.collector.Record`).
+    """Has clips made where their cameras' packets are (:data:`cluster.alerts.clips.footage_collector.Record`).
 
     Args:
         route: camera -> ``host:port`` of its decoder; raises ``UnavailableError`` while there is none.
@@ -294,7 +296,7 @@ class DecoderRecorder:
         self._route = route
         self._channels = channels
 
-    async def __call__(self, order: Order) -> AsyncGenerator[Snapshot | ClipPart | ClipEnd, None]:
+    async def __call__(self, order: RecordOrder) -> AsyncGenerator[Snapshot | ClipPart | ClipEnd, None]:
         """See :meth:`Recorder.record`; ``UnavailableError``: the decoder is gone, what came so far is good."""
         request = pictures_pb2.RecordRequest(
             camera=order.camera,

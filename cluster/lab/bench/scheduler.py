@@ -149,7 +149,7 @@ def _decisions(args: argparse.Namespace, costs: CostModel, ladder: Ladder) -> tu
             for queue, request, priority, _, _ in windows:
                 queue.offer(request, stride_s=STRIDE_S, late_s=40.0, priority=priority, seconds=0.05)
                 if len(queue) >= 4:
-                    queue.take(8, request.arrived_s, 0.5)
+                    queue.take_batch(8, request.arrived_s, 0.5)
             queued = time.process_time()
             for _, _, _, camera, counts in windows:
                 fleet.measured(camera, counts)

@@ -80,7 +80,7 @@ class Replica:
     Args:
         fleet: decides on rungs, ``None`` to leave everyone at full quality.
         drop: share of windows that are thrown away as they come, at random.
-        budget_s: of a step (:meth:`WindowQueue.take`).
+        budget_s: of a step (:meth:`WindowQueue.take_batch`).
     """
 
     def __init__(
@@ -113,7 +113,7 @@ class Replica:
         until = self.now_s + seconds
         while self.now_s < until:
             self._arrive(self.now_s)
-            batch = self._queue.take(self._max_batch, self.now_s, self._budget_s)
+            batch = self._queue.take_batch(self._max_batch, self.now_s, self._budget_s)
             self._count(batch.dropped)
             if batch.requests:
                 self._step(batch.requests)

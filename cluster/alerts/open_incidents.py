@@ -1,4 +1,4 @@
-"""``IncidentBook``: the open incidents, who has muted what, and every event there is to tell. Pure: time comes in."""
+"""``OpenIncidents``: the open incidents, who has muted what, and every event there is to tell. Pure: time comes in."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from cluster.alerts.incident import (
     AlertEvent,
     Changes,
     ClipState,
+    ErasureScope,
     EventCause,
     EventKind,
-    Forgetting,
     Incident,
     Kind,
     Mute,
@@ -42,7 +42,7 @@ class Opening:
     text: str = ""
 
 
-class IncidentBook:
+class OpenIncidents:
     """At most one open incident per camera and subject. What changes is gathered in ``changes`` until taken.
 
     Args:
@@ -64,26 +64,26 @@ class IncidentBook:
         self._serials = dict(serials)
         self._mutes = {(mute.camera, mute.subject): mute for mute in mutes}
 
-    def take(self) -> Changes:
+    def pop_changes(self) -> Changes:
         """What has changed since the last call."""
         changes, self._changes = self._changes, Changes()
         return changes
 
-    def keep(self, where: Subject, track: Mapping[str, object] | None) -> None:
+    def store_track(self, where: Subject, track: Mapping[str, object] | None) -> None:
         """Write with the rest: what a detector must know again after a restart; None when that is nothing."""
         self._changes.tracks[where] = track
 
     # -- incidents ------------------------------------------------------------------------------
-    def current(self, camera: str, subject: str) -> Incident | None:
+    def get(self, camera: str, subject: str) -> Incident | None:
         """The open incident, if there is one."""
         return self._open.get((camera, subject))
 
     @property
-    def open(self) -> list[Incident]:
+    def oldest_first(self) -> list[Incident]:
         """All that go on, oldest first."""
         return sorted(self._open.values(), key=lambda incident: incident.opened_s)
 
-    def begin(self, opening: Opening, now_s: float) -> Incident:
+    def open_incident(self, opening: Opening, now_s: float) -> Incident:
         """Open an incident and tell of it."""
         where = (opening.camera, opening.subject)
         serial = self._serials.get(where, 0) + 1
@@ -110,42 +110,42 @@ class IncidentBook:
                 clip_url=f"{where_to_look}/clip.mp4",
                 clip="waiting",
             )
-        return self._tell(incident, "new", now_s)
+        return self._add_event(incident, "new", now_s)
 
-    def extend(self, incident: Incident, now_s: float, *, tell: bool) -> Incident:
+    def extend_incident(self, incident: Incident, now_s: float, *, tell: bool) -> Incident:
         """Note what an open incident has grown to; ``tell``: as an event as well."""
         incident = replace(incident, updated_s=now_s)
         if tell:
-            return self._tell(incident, "update", now_s)
-        return self._note(incident)
+            return self._add_event(incident, "update", now_s)
+        return self._record(incident)
 
-    def settle_clip(self, incident_id: str, clip: ClipState, note: str) -> bool:
+    def set_clip_state(self, incident_id: str, clip: ClipState, note: str) -> bool:
         """What became of an open incident's clip, for the record: sinks are told nothing. False when it is not open."""
         for incident in self._open.values():
             if incident.id == incident_id:
-                self._note(replace(incident, clip=clip, footage_note=note))
+                self._record(replace(incident, clip=clip, footage_note=note))
                 return True
         return False
 
-    def finish(self, camera: str, subject: str, now_s: float, reason: str) -> None:
+    def end_incident(self, camera: str, subject: str, now_s: float, reason: str) -> None:
         """End the open incident, if there is one, and tell of it."""
-        incident = self.current(camera, subject)
+        incident = self.get(camera, subject)
         if incident is not None:
-            self._tell(replace(incident, ended_s=now_s, updated_s=now_s, reason=reason), "end", now_s)
+            self._add_event(replace(incident, ended_s=now_s, updated_s=now_s, reason=reason), "end", now_s)
 
-    def call_off(self, camera: str, now_s: float) -> None:
+    def end_camera_incidents(self, camera: str, now_s: float) -> None:
         """End what goes on of a camera's questions, because it forgets: told with nothing of what was seen."""
-        for incident in self.open:
+        for incident in self.oldest_first:
             if incident.camera == camera and incident.kind == "question":
                 over = replace(bare(incident), ended_s=now_s, updated_s=now_s, reason=FORGOTTEN)
-                self._tell(over, "end", now_s)
+                self._add_event(over, "end", now_s)
 
-    def forget(self, forgetting: Forgetting) -> None:
+    def redact(self, scope: ErasureScope) -> None:
         """What goes on keeps no text that may be of before."""
-        for incident in self.open:
-            kept = forgetting.incident(incident)
+        for incident in self.oldest_first:
+            kept = scope.redact_incident(incident)
             if kept is not None and kept != incident:
-                self._note(kept)
+                self._record(kept)
 
     def acknowledge(self, incident_id: str, by: str, now_s: float) -> Incident:
         """Someone has seen to it; told once, as an update.
@@ -158,7 +158,7 @@ class IncidentBook:
                 if incident.acknowledged_s is not None:
                     return incident
                 seen_to = replace(incident, acknowledged_by=by, acknowledged_s=now_s)
-                return self._tell(seen_to, "update", now_s, "acknowledged")
+                return self._add_event(seen_to, "update", now_s, "acknowledged")
         raise NotReadyError(f"no incident {incident_id!r} is open; `sightline incidents list` shows those that are")
 
     # -- mutes ----------------------------------------------------------------------------------
@@ -201,7 +201,7 @@ class IncidentBook:
             self._changes.mutes[where] = None
 
     # -- inside ---------------------------------------------------------------------------------
-    def _note(self, incident: Incident) -> Incident:
+    def _record(self, incident: Incident) -> Incident:
         where = (incident.camera, incident.subject)
         if incident.open:
             self._open[where] = incident
@@ -210,7 +210,7 @@ class IncidentBook:
         self._changes.incidents[incident.id] = incident
         return incident
 
-    def _tell(self, incident: Incident, kind: EventKind, now_s: float, cause: EventCause = "") -> Incident:
+    def _add_event(self, incident: Incident, kind: EventKind, now_s: float, cause: EventCause = "") -> Incident:
         muted = any(mute.covers(incident.camera, incident.subject, now_s) for mute in self._mutes.values())
         # What was announced is also called off, muted or not; what nobody heard of ends without a word.
         quiet = not incident.announced if kind == "end" else muted
@@ -219,4 +219,4 @@ class IncidentBook:
         incident = replace(incident, events=incident.events + 1, muted=muted, announced=incident.announced or not quiet)
         key = event_key(incident.id, incident.events)
         self._changes.events[key] = AlertEvent(key, kind, now_s, incident, quiet, cause)
-        return self._note(incident)
+        return self._record(incident)

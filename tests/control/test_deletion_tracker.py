@@ -5,11 +5,11 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cluster.control.camera_record import ORDERS, Removals
+from cluster.control.camera_record import ORDERS, DeletionTracker
 
 
 def test_the_order_stays_until_every_replica_has_carried_it_out() -> None:
-    removals = Removals(2)
+    removals = DeletionTracker(2)
     assert removals.add("gate") == []
     assert removals.orders("a") == removals.orders("b") == ["gate"]
     assert removals.forgotten("a", ["gate"], {"a", "b"}) == []
@@ -21,7 +21,7 @@ def test_the_order_stays_until_every_replica_has_carried_it_out() -> None:
 
 
 def test_a_replica_that_is_down_is_waited_for_and_its_successor_forgets_too() -> None:
-    removals = Removals(2)
+    removals = DeletionTracker(2)
     removals.add("gate")
     assert removals.forgotten("a", ["gate"], {"a"}) == []
     assert removals.orders("c") == ["gate"]
@@ -31,12 +31,12 @@ def test_a_replica_that_is_down_is_waited_for_and_its_successor_forgets_too() ->
 
 
 def test_what_was_begun_before_a_restart_goes_on() -> None:
-    removals = Removals(1, ["gate"])
+    removals = DeletionTracker(1, ["gate"])
     assert removals.orders("a") == ["gate"]
 
 
 def test_removed_again_is_forgotten_again() -> None:
-    removals = Removals(2)
+    removals = DeletionTracker(2)
     removals.add("gate")
     removals.forgotten("a", ["gate"], {"a", "b"})
     removals.add("gate")
@@ -44,7 +44,7 @@ def test_removed_again_is_forgotten_again() -> None:
 
 
 def test_a_replica_that_was_sent_frames_once_more_forgets_once_more() -> None:
-    removals = Removals(1)
+    removals = DeletionTracker(1)
     removals.add("gate")
     removals.forgotten("a", ["gate"], {"a"})
     assert removals.orders("a", ["gate", "yard"], ["yard"]) == ["gate"]
@@ -55,14 +55,14 @@ def test_a_replica_that_was_sent_frames_once_more_forgets_once_more() -> None:
 
 
 def test_no_more_wait_than_the_limit() -> None:
-    removals = Removals(1, limit=2)
+    removals = DeletionTracker(1, limit=2)
     assert removals.add("one") == removals.add("two") == []
     assert removals.add("three") == ["one"]
     assert removals.pending == ["two", "three"]
 
 
 def test_a_heartbeat_tells_of_so_many() -> None:
-    removals = Removals(1)
+    removals = DeletionTracker(1)
     for number in range(ORDERS + 5):
         removals.add(f"cam-{number}")
     first = removals.orders("a")
@@ -74,7 +74,7 @@ def test_a_heartbeat_tells_of_so_many() -> None:
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from(["die", "beat", "remove"])), max_size=60))
 def test_whoever_is_alive_in_the_end_has_forgotten(events: list[tuple[str, str]]) -> None:
     """Replicas die and come back under new names; what ends as forgotten is held by none that ever ran."""
-    removals, starts = Removals(3), dict.fromkeys("abc", 0)
+    removals, starts = DeletionTracker(3), dict.fromkeys("abc", 0)
     holds = {place: {"gate"} for place in "abc"}
     removed = False
 

@@ -12,7 +12,7 @@ _ROUNDING = 0.02
 
 
 @dataclass(slots=True)
-class InFlight:
+class WindowsInFlight:
     """Strides begun with frames that were sent, against windows the replica has settled.
 
     Windows end one stride apart, counted from the first frame of a scene (``cluster.engine``), so both sides count
@@ -30,7 +30,7 @@ class InFlight:
     # Begun before a camera was handed over, and the frame that it went on with.
     _moved: tuple[int, int] | None = None
 
-    def sent(self, sample: FrameSample, *, moved: bool = False) -> None:
+    def add_frame(self, sample: FrameSample, *, moved: bool = False) -> None:
         """A frame left for the replica. ``moved``: the first for the one that the camera is handed over to."""
         if moved and self._origin is not None:
             self._moved = self._closed + math.ceil(self._strides()), sample.pts
@@ -46,11 +46,11 @@ class InFlight:
                 self._origin += round(passed * stride)
         self._end = sample.end
 
-    def begin(self, settled: int) -> None:
+    def take_over(self, settled: int) -> None:
         """The replica had settled so many windows when this decoder got the camera, of another one's frames."""
         self._before = settled
 
-    def restride(self, stride_s: float) -> None:
+    def set_stride(self, stride_s: float) -> None:
         """Windows are ``stride_s`` apart from here on: the next one ends that much after the last closed one."""
         if self._origin is not None:
             closed = math.floor(self._strides())
@@ -58,7 +58,7 @@ class InFlight:
             self._origin += round(closed * self.stride_s * MICROSECONDS)
         self.stride_s = stride_s
 
-    def settled(self, windows: int) -> None:
+    def set_settled(self, windows: int) -> None:
         """The replica has answered or dropped ``windows`` in total since :meth:`lose` or the beginning; fewer than
         before where it has closed the camera in between."""
         if windows < self._before:
@@ -66,7 +66,7 @@ class InFlight:
         self._settled = windows - self._before
 
     @property
-    def begun_until(self) -> int | None:
+    def last_window_end(self) -> int | None:
         """End of the last window that the replica has a frame of, on the camera's clock; ``None`` where there is none.
         What is not sent after it is of windows that the replica sees nothing of."""
         if self._origin is None:
@@ -83,19 +83,19 @@ class InFlight:
         self._closed = self._settled = 0
         self._origin = self._moved = None
 
-    def lose(self) -> int:
+    def count_lost(self) -> int:
         """The replica is gone with all it had; returns what it took with it and begins anew."""
         lost = self.count()
         self._closed = self._settled = self._before = 0
         self._origin = self._moved = None
         return lost
 
-    def stay_behind(self, settled: int) -> int:
+    def cancel_hand_over(self, settled: int) -> int:
         """The camera was not handed over after all: its old replica settled so many windows, and the new one begins
         anew with the frame that the camera went on with. Returns what is lost."""
-        self.settled(settled)
+        self.set_settled(settled)
         if self._moved is None:
-            return self.lose()
+            return self.count_lost()
         begun, self._origin = self._moved
         lost = max(0, begun - self._settled)
         self._closed = self._settled = self._before = 0

@@ -1,4 +1,4 @@
-"""``PictureWatch``: a few numbers per sample by which a frozen, covered or turned camera is told from a healthy one."""
+"""Image statistics per sampled picture, from which frozen, covered and turned cameras are detected."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ ADAPT_S = 60.0
 SETTLE_S = 300.0
 
 
-class PictureWatch:
+class PictureStatistics:
     """Feed it every sample of one camera; :attr:`health` is what it saw last, None before the first sample.
 
-    The *reference scene* is a slow average (``ADAPT_S``) of coarse pictures. ``strangeness`` is the share of its cells
+    The *reference scene* is a slow average (``ADAPT_S``) of block means. ``strangeness`` is the share of its cells
     from which the picture differs by ``STRANGE_LEVELS`` grey levels and by ``STRANGE_SPREAD`` of the reference's
     spread, once the median difference is taken out: neither exposure nor what moves in the scene makes most cells
     strange. A picture of which ``MOST`` is strange does not enter the reference; after ``SETTLE_S`` of nothing else
@@ -44,7 +44,7 @@ class PictureWatch:
         self._familiar_pts = 0
         self._still_since = 0
 
-    def feed(self, frame: SampledPicture) -> None:
+    def add_sample(self, frame: SampledPicture) -> None:
         """Take one sample. They come in order of ``pts``; after a ``fresh`` one the clock may have started anew."""
         some = frame.luma[::STRIDE, ::STRIDE]
         difference = frame.change.luma
@@ -76,7 +76,7 @@ class PictureWatch:
             # A covered lens is another matter: it does not settle as a scene.
             self._familiar_pts += elapsed
             return 0.0
-        scene = coarse(luma)
+        scene = block_means(luma)
         if self._reference is None:
             self._reference, self._familiar_pts = scene, pts
             return 0.0
@@ -111,7 +111,7 @@ def _median(values: npt.NDArray[np.float32]) -> np.float32:
     return middle
 
 
-def coarse(luma: UInt8Array) -> npt.NDArray[np.float32]:
+def block_means(luma: UInt8Array) -> npt.NDArray[np.float32]:
     """``[ROWS, COLS]`` block means of a picture ``[height, width]``, grey levels; fewer where it is smaller."""
     tall, wide = max(1, luma.shape[0] // ROWS), max(1, luma.shape[1] // COLS)
     rows, cols = luma.shape[0] // tall, luma.shape[1] // wide

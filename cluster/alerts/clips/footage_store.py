@@ -39,7 +39,7 @@ class StorageError(SightlineError):
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
+class StoredFile:
     """One file. ``camera``: :func:`camera_key`; ``at_ms``: when it was begun, milliseconds since 1970."""
 
     at_ms: int
@@ -81,31 +81,31 @@ class FootageStore:
         max_bytes: most bytes of all files, the ones being written included; the oldest go first.
         retention_s: files are deleted after so long.
         keep_free: bytes that must be free on the disk for one to be written.
-        reach_s: a file shows at most so much of the time before it was begun.
+        clip_lookback_s: a file shows at most so much of the time before it was begun.
 
     Raises:
         OSError: the folder cannot be made or read.
     """
 
     def __init__(
-        self, folder: Path, *, max_bytes: int, retention_s: float, keep_free: int, reach_s: float = 0.0
+        self, folder: Path, *, max_bytes: int, retention_s: float, keep_free: int, clip_lookback_s: float = 0.0
     ) -> None:
         self._folder = folder
         self._max_bytes = max_bytes
         self._retention_s = retention_s
         self._keep_free = keep_free
-        self.reach_s = reach_s
+        self.clip_lookback_s = clip_lookback_s
         self._lock = threading.RLock()
-        self._files: dict[tuple[str, Kind], Stored] = {}
+        self._files: dict[tuple[str, Kind], StoredFile] = {}
         self._bytes = self._being_written = 0
-        self._drafts: set[Draft] = set()
+        self._drafts: set[DraftFile] = set()
         self.trimmed = self.expired = self.failed = 0
         self.trouble = ""
         folder.mkdir(parents=True, exist_ok=True)
         self._scan()
 
     @property
-    def held(self) -> int:
+    def bytes_stored(self) -> int:
         """Bytes of all files, and of those being written."""
         return self._bytes + self._being_written
 
@@ -113,27 +113,27 @@ class FootageStore:
         return len(self._files)
 
     # -- writing --------------------------------------------------------------------------------
-    def begin(self, camera: str, incident: str, kind: Kind, now_s: float) -> Draft:
-        """A new file; :meth:`Draft.commit` it, or :meth:`Draft.abandon` it.
+    def begin(self, camera: str, incident: str, kind: Kind, now_s: float) -> DraftFile:
+        """A new file; :meth:`DraftFile.commit` it, or :meth:`DraftFile.abandon` it.
 
         Raises:
             StorageError: there is no room, or the folder cannot be written.
         """
-        stored = Stored(int(now_s * 1000), camera_key(camera), incident, kind, 0)
+        stored = StoredFile(int(now_s * 1000), camera_key(camera), incident, kind, 0)
         with self._lock, self._explained():
-            self._check_room()
-            draft = Draft(self, stored, self._folder / (stored.name + _PART))
+            self._check_free_space()
+            draft = DraftFile(self, stored, self._folder / (stored.name + _PART))
             self._drafts.add(draft)
             return draft
 
-    def _write(self, draft: Draft, file: FileIO, data: bytes) -> None:
+    def _write(self, draft: DraftFile, file: FileIO, data: bytes) -> None:
         with self._lock:
             self._check_wanted(draft)
             with self._explained():
                 if self._being_written + len(data) > self._max_bytes:
                     raise StorageError(f"what is being written is more than clips.max_bytes = {self._max_bytes}")
-                self._make_room(len(data))
-                self._check_room()
+                self._evict(len(data))
+                self._check_free_space()
                 left = memoryview(data)
                 try:
                     while left:
@@ -145,11 +145,11 @@ class FootageStore:
                 self._being_written += len(data)
                 draft.size += len(data)
 
-    def _check_wanted(self, draft: Draft) -> None:
+    def _check_wanted(self, draft: DraftFile) -> None:
         if draft not in self._drafts:
             raise StorageError("the camera was forgotten")
 
-    def _commit(self, draft: Draft, file: FileIO) -> Stored:
+    def _commit(self, draft: DraftFile, file: FileIO) -> StoredFile:
         self._check_wanted(draft)
         with self._explained():
             # Outside the lock: others need not wait for this file's way to the disk.
@@ -159,7 +159,7 @@ class FootageStore:
             self._check_wanted(draft)
             stored = replace(draft.stored, size=draft.size)
             with self._explained():
-                self._forget_file((stored.incident, stored.kind))
+                self._delete_file((stored.incident, stored.kind))
                 draft.path.replace(self._folder / stored.name)
                 self._sync_folder()
             self._done(draft)
@@ -170,7 +170,7 @@ class FootageStore:
             self.trouble = ""
             return stored
 
-    def _done(self, draft: Draft) -> None:
+    def _done(self, draft: DraftFile) -> None:
         with self._lock:
             if draft in self._drafts:
                 self._drafts.discard(draft)
@@ -195,7 +195,7 @@ class FootageStore:
             self.trouble = sentence
         return StorageError(sentence)
 
-    def _check_room(self) -> None:
+    def _check_free_space(self) -> None:
         free = shutil.disk_usage(self._folder).free
         if free < self._keep_free:
             # The same words as long as it lasts: they are logged once.
@@ -204,12 +204,12 @@ class FootageStore:
             )
 
     # -- reading --------------------------------------------------------------------------------
-    def find(self, incident: str, kind: Kind) -> Stored | None:
+    def find(self, incident: str, kind: Kind) -> StoredFile | None:
         """What there is of an incident; None when it is not there (any more)."""
         with self._lock:
             return self._files.get((incident, kind))
 
-    def open(self, stored: Stored) -> BinaryIO:
+    def open(self, stored: StoredFile) -> BinaryIO:
         """The file, which stays readable when it is deleted meanwhile.
 
         Raises:
@@ -229,7 +229,7 @@ class FootageStore:
             self.expired += gone.files
             return gone
 
-    def forget(self, camera: str, *, before_s: float | None = None) -> Deleted:
+    def delete_camera(self, camera: str, *, before_s: float | None = None) -> Deleted:
         """Delete everything of a camera, what is being written included; with ``before_s`` (seconds since 1970) what
         may show the time before that.
 
@@ -237,9 +237,9 @@ class FootageStore:
             StorageError: a file cannot be deleted, or is still there after it was.
         """
         key = camera_key(camera)
-        until_ms = math.inf if before_s is None else (before_s + self.reach_s) * 1000
+        until_ms = math.inf if before_s is None else (before_s + self.clip_lookback_s) * 1000
 
-        def goes(stored: Stored) -> bool:
+        def goes(stored: StoredFile) -> bool:
             return stored.camera == key and stored.at_ms < until_ms
 
         with self._lock:
@@ -254,11 +254,11 @@ class FootageStore:
                 raise StorageError(f"{len(left)} files of camera {camera!r} could not be deleted: {left[0]}")
             return gone
 
-    def _make_room(self, size: int) -> None:
-        if self.held + size <= self._max_bytes:
+    def _evict(self, size: int) -> None:
+        if self.bytes_stored + size <= self._max_bytes:
             return
         # More than it takes, so that not every write has to look.
-        wanted = self.held + size - self._max_bytes + self._max_bytes // 50
+        wanted = self.bytes_stored + size - self._max_bytes + self._max_bytes // 50
         chosen = []
         for stored in sorted(self._files.values(), key=lambda each: each.at_ms):
             if wanted <= 0:
@@ -267,15 +267,15 @@ class FootageStore:
             chosen.append(stored)
         self.trimmed += self._delete(chosen).files
 
-    def _delete(self, files: list[Stored]) -> Deleted:
+    def _delete(self, files: list[StoredFile]) -> Deleted:
         count = freed = 0
         for stored in files:
-            if self._forget_file((stored.incident, stored.kind)):
+            if self._delete_file((stored.incident, stored.kind)):
                 count += 1
                 freed += stored.size
         return Deleted(count, freed)
 
-    def _forget_file(self, key: tuple[str, Kind]) -> bool:
+    def _delete_file(self, key: tuple[str, Kind]) -> bool:
         stored = self._files.get(key)
         if stored is None:
             return False
@@ -298,11 +298,11 @@ class FootageStore:
             match = _NAME.fullmatch(entry.name)
             if match is None or KINDS[cast(Kind, match[4])][0] != match[5] or not entry.is_file(follow_symlinks=False):
                 continue
-            stored = Stored(int(match[1]), match[2], match[3], cast(Kind, match[4]), entry.stat().st_size)
+            stored = StoredFile(int(match[1]), match[2], match[3], cast(Kind, match[4]), entry.stat().st_size)
             self._files[stored.incident, stored.kind] = stored
             self._bytes += stored.size
         with self._lock:
-            self._make_room(0)
+            self._evict(0)
 
     def _sync_folder(self) -> None:
         handle = os.open(self._folder, os.O_RDONLY)
@@ -312,10 +312,10 @@ class FootageStore:
             os.close(handle)
 
 
-class Draft:
+class DraftFile:
     """A file being written; see :meth:`FootageStore.begin`. One thread at a time."""
 
-    def __init__(self, store: FootageStore, stored: Stored, path: Path) -> None:
+    def __init__(self, store: FootageStore, stored: StoredFile, path: Path) -> None:
         """Raises OSError."""
         self.stored = stored
         self.path = path
@@ -331,7 +331,7 @@ class Draft:
         """
         self._store._write(self, self._file, data)
 
-    def commit(self) -> Stored:
+    def commit(self) -> StoredFile:
         """It is whole: keep it. Raises like :meth:`write`; it is abandoned then."""
         try:
             return self._store._commit(self, self._file)

@@ -27,7 +27,7 @@ SLOW_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class DecodeWait:
+class DecodeBacklog:
     """One camera: ``behind_s`` seconds that its oldest packet has waited, and how often it is to be answered."""
 
     camera: str
@@ -71,7 +71,7 @@ class DecodePressure:
         """Cameras that are down to keyframes."""
         return frozenset(self._down)
 
-    def judge(self, cameras: Sequence[DecodeWait], now_s: float) -> DecodeStep | None:
+    def decide(self, cameras: Sequence[DecodeBacklog], now_s: float) -> DecodeStep | None:
         """The step to take now, if any; cameras that are not named any more are forgotten."""
         known = {each.camera: each for each in cameras}
         self._down = [name for name in self._down if name in known]
@@ -89,7 +89,7 @@ class DecodePressure:
             return self._raise(known, len(whole), now_s)
         return None
 
-    def _lower(self, whole: Sequence[DecodeWait], now_s: float) -> DecodeStep | None:
+    def _lower(self, whole: Sequence[DecodeBacklog], now_s: float) -> DecodeStep | None:
         if now_s < self._next_s:
             return None
         self._next_s = now_s + SETTLE_S
@@ -109,7 +109,7 @@ class DecodePressure:
         self._down += chosen
         return DecodeStep(True, chosen, f"decoding is {self.behind:.1f} strides behind")
 
-    def _raise(self, known: dict[str, DecodeWait], whole: int, now_s: float) -> DecodeStep:
+    def _raise(self, known: dict[str, DecodeBacklog], whole: int, now_s: float) -> DecodeStep:
         # Of one class those that gave way last: the others were the first because somebody had to be.
         order = sorted(range(len(self._down)), key=lambda place: (known[self._down[place]].priority.rank, -place))
         chosen = tuple(self._down[place] for place in order[: math.ceil(self._share * max(1, whole))])

@@ -16,7 +16,7 @@ _H264_SPS, _H264_PPS, _HEVC_SPS = 7, 8, 33
 
 
 @dataclass(slots=True)
-class Stretch:
+class Segment:
     """Packets that one clip can hold.
 
     * ``codec``: FFmpeg's name; ``extradata``: the decoder's configuration; ``width``, ``height``: 0 when unknown
@@ -28,21 +28,21 @@ class Stretch:
     extradata: bytes
     width: int = 0
     height: int = 0
-    over: str = ""
+    end_reason: str = ""
     cut: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class Placed:
+class SegmentPacket:
     """One packet and where it stands.
 
     * ``time``: when it is shown, the camera's microseconds; ``order``: when it is decoded, never before the last
-    * ``at_s``: seconds of video before it, all stretches together: grows whatever the camera's clock does
+    * ``at_s``: seconds of video before it, all segments together: grows whatever the camera's clock does
     * ``starts``: a decoder can begin here; ``after_loss``: packets are missing before it
     """
 
     packet: EncodedPacket
-    stretch: Stretch
+    segment: Segment
     time: int
     order: int
     at_s: float
@@ -50,11 +50,11 @@ class Placed:
     after_loss: bool
 
 
-class Splitter:
+class Segmenter:
     """Follows one camera's packets. Not thread-safe."""
 
     def __init__(self) -> None:
-        self._stretch: Stretch | None = None
+        self._segment: Segment | None = None
         self._header = StreamHeader("", 0, 0, b"")
         self._sequence: int | None = None
         self._order: int | None = None
@@ -71,17 +71,17 @@ class Splitter:
 
     def end(self, why: str) -> None:
         """Nothing that follows belongs to what was."""
-        if self._stretch is not None and not self._stretch.over:
-            self._stretch.over = why
-        self._stretch = self._order = None
+        if self._segment is not None and not self._segment.end_reason:
+            self._segment.end_reason = why
+        self._segment = self._order = None
         self._sets = b""
         self._waiting, self._lost = True, False
 
-    def place(self, packet: EncodedPacket) -> Placed | None:
+    def assign(self, packet: EncodedPacket) -> SegmentPacket | None:
         """Where a packet belongs; ``None`` for one that nobody can decode, or that came before."""
         if not self._in_sequence(packet):
             return None
-        if self._stretch is not None and packet.codec != self._stretch.codec:
+        if self._segment is not None and packet.codec != self._segment.codec:
             self._header = StreamHeader(packet.codec, 0, 0, b"")
             self.end("the camera changed its codec")
         order = self._ordered(packet)
@@ -90,13 +90,13 @@ class Splitter:
             self._configured(packet)
         elif self._waiting:
             return None
-        if self._stretch is None:
-            self._stretch = Stretch(
+        if self._segment is None:
+            self._segment = Segment(
                 packet.codec, self._sets or self._header.extradata, self._header.width, self._header.height
             )
         lost, self._waiting, self._lost = self._lost, False, False
         time = packet.pts if packet.pts is not None else order
-        return Placed(packet, self._stretch, time, order, self._at_s, starts, lost)
+        return SegmentPacket(packet, self._segment, time, order, self._at_s, starts, lost)
 
     def _in_sequence(self, packet: EncodedPacket) -> bool:
         expected = self._sequence
