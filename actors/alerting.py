@@ -114,7 +114,7 @@ class Alerting:
     def _on_event(self, event: AlertEvent) -> None:
         incident, trace = event.incident, ""
         if self._traces is not None:
-            trace = self._traces.alerted(incident.camera, incident.subject, event.kind)
+            trace = self._traces.event_queued(incident.camera, incident.subject, event.kind)
         log.info("camera %s: incident %s, %s", incident.camera, incident.subject, event.kind, extra={"trace": trace})
         if self._footage is not None and self._clips:
             self._footage.handle_event(event)
@@ -127,13 +127,13 @@ class Alerting:
         with self._hub.subscribe() as answers:
             async for answer, missed in answers:
                 if self._traces is not None:
-                    self._traces.took(answer)
+                    self._traces.answer_received(answer)
                 self._service.accept_answer(answer, missed)
 
     async def _watch_cameras(self) -> None:
         while True:
             try:
-                watched: CameraStates = await await_reply(controller().watched.remote(self._service.version))
+                watched: CameraStates = await await_reply(controller().camera_states.remote(self._service.version))
                 self._service.update_cameras(watched)
                 lives = {status.name: status.life for status in watched.statuses}
                 self._merger.retain(lives)

@@ -60,7 +60,7 @@ class CameraStore:
         internal_kv._internal_kv_del(REMOVED + name.encode(), namespace=self._namespace)
 
     def counted(self) -> dict[str, dict[str, dict[str, int]]]:
-        """See :meth:`Directory.counted`."""
+        """See :meth:`Directory.export_counts`."""
         value = internal_kv._internal_kv_get(COUNTED, namespace=self._namespace)
         found: dict[str, dict[str, dict[str, int]]] = json.loads(value) if value is not None else {}
         return found

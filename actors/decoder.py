@@ -189,7 +189,7 @@ class Decoder:
     async def _heartbeat(self) -> None:
         while True:
             await asyncio.sleep(self._config.cluster.heartbeat_s)
-            self._relieve()
+            self._apply_decode_pressure()
             last_words = self._last_words
             reports = [camera.report() for camera in self._cameras.values()] + list(self._waiting.values())
             try:
@@ -201,7 +201,7 @@ class Decoder:
             except UnavailableError as error:
                 log.warning("no heartbeat: %s", error)
 
-    def _relieve(self) -> None:
+    def _apply_decode_pressure(self) -> None:
         """Where there is no time to decode all cameras, decode those that matter most."""
         waits = [wait for camera in self._cameras.values() if (wait := camera.decode_backlog) is not None]
         step = self._pressure.decide(waits, time.monotonic())

@@ -51,7 +51,7 @@ from cluster.gateway.merger import ResultsMerger
 from cluster.hosts import open_many_files, return_large_blocks
 from cluster.redaction import SourceAddress
 from cluster.replica import memory_service as memory
-from cluster.security.roles import PUSH, current
+from cluster.security.roles import PUSH, current_principal
 from cluster.types import CameraStatus, Question
 from cluster.types.reports import ReplicaStatus
 from cluster.wire import answers as results
@@ -216,7 +216,7 @@ class Gateway:
         self._server.add(
             memory.SERVICE,
             memory_pb2_grpc.add_MemoryServicer_to_server,
-            MemoryProxy(self._replica_of, self._channels, on_forget=self._forget_kept),
+            MemoryProxy(self._replica_of, self._channels, on_forget=self._delete_footage),
         )
         self._server.add(
             incidents.SERVICE,
@@ -243,7 +243,7 @@ class Gateway:
 
     async def _sink(self, camera: str) -> ProxySink:
         if self._guard is not None:
-            self._guard.check(current(), PUSH, [camera])
+            self._guard.check(current_principal(), PUSH, [camera])
         await self._controller.where(camera)
         return CountingProxySink(camera, self._decoder_of, self._channels)
 
@@ -259,7 +259,7 @@ class Gateway:
             raise UnavailableError(f"no replica is ready for camera {camera!r} yet")
         return str(route.replica_address)
 
-    async def _forget_kept(self, camera: str, before_s: float) -> pictures_pb2.ForgetFootageReply:
+    async def _delete_footage(self, camera: str, before_s: float) -> pictures_pb2.ForgetFootageReply:
         if self._live is not None:
             self._live.history.forget(camera, time.time() - before_s)
         return await self._pictures.forget(camera, before_s)

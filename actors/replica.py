@@ -141,7 +141,7 @@ class Replica:
             results.SERVICE, results_pb2_grpc.add_ResultsServicer_to_server, results.ResultsServicer(self._hub)
         )
         conversations = Conversations(limit=max(64, 2 * asking.queue))
-        self._forgetting = MemoryDeletions(self._memory, conversations, bank, self._hub)
+        self._deletions = MemoryDeletions(self._memory, conversations, bank, self._hub)
         servicer = memory.MemoryServicer(
             self._memory,
             conversations=conversations,
@@ -162,7 +162,9 @@ class Replica:
         )
         await self._register()
         self._beating = asyncio.Lock()
-        self._tasks = [asyncio.create_task(work) for work in (self._heartbeat(), self._confirm(), self._tend())]
+        self._tasks = [
+            asyncio.create_task(work) for work in (self._heartbeat(), self._confirm(), self._run_maintenance())
+        ]
 
     async def check_health(self) -> None:
         """Serve asks every second; an exception, three times in a row, gets the replica replaced."""
@@ -177,9 +179,9 @@ class Replica:
         while True:
             try:
                 # Before a camera of the same name can come here, and find what the removed one left.
-                self._forgetting.schedule(await await_reply(controller().removed.remote(self._instance)))
-                await self._forgetting.wait_until_done()
-                if await await_reply(controller().gave_up.remote(self._instance)):
+                self._deletions.schedule(await await_reply(controller().pending_deletions.remote(self._instance)))
+                await self._deletions.wait_until_done()
+                if await await_reply(controller().was_expired.remote(self._instance)):
                     await asyncio.wrap_future(self._worker.release_all())
                 streams = self._worker.open_streams()
                 self._name = await await_reply(controller().register_replica.remote(self._info, self._name, streams))
@@ -193,20 +195,20 @@ class Replica:
             await asyncio.sleep(self._config.cluster.heartbeat_s)
             self._handler.close_orphans(time.monotonic())
             async with self._beating:
-                await self._beat()
+                await self._send_heartbeat()
 
-    async def _beat(self) -> None:
+    async def _send_heartbeat(self) -> None:
         load = self._worker.load()
-        self._count(load)
+        self._update_metrics(load)
         try:
-            forgotten = sorted(self._forgetting.done)
+            forgotten = sorted(self._deletions.done)
             beat = controller().heartbeat_replica.remote(self._instance, self._reports(), forgotten, load)
             orders = await await_reply(beat)
             if orders is None:
                 await self._register()
             else:
-                self._forgetting.acknowledge(forgotten)
-                self._forgetting.schedule(orders)
+                self._deletions.acknowledge(forgotten)
+                self._deletions.schedule(orders)
         except UnavailableError as error:
             log.warning("no heartbeat: %s", error)
 
@@ -219,11 +221,11 @@ class Replica:
             if (still_s := time.monotonic() - seen_s) > cluster.heartbeat_timeout_s:
                 log.warning("stood still for %.0f s", still_s)
                 async with self._beating:
-                    await self._beat()
+                    await self._send_heartbeat()
             seen_s = time.monotonic()
             self._worker.confirm_ownership()
 
-    def _count(self, load: ReplicaReport) -> None:
+    def _update_metrics(self, load: ReplicaReport) -> None:
         """What ``/metrics`` shows of how things stand."""
         for queue, depth in self._worker.depths().items():
             metrics.queue_depth.labels(queue).set(depth)
@@ -231,10 +233,10 @@ class Replica:
         self._busy_s = load.busy_s
         metrics.replica_backlog_seconds.set(load.backlog_s)
         metrics.replica_cameras.set(load.held)
-        self._answered.keep(self._worker.open_streams())
-        self._answered.remembers({camera: held.nbytes for camera, held in self._bank.report().items()})
+        self._answered.retain_cameras(self._worker.open_streams())
+        self._answered.set_memory_bytes({camera: held.nbytes for camera, held in self._bank.report().items()})
 
-    async def _tend(self) -> None:
+    async def _run_maintenance(self) -> None:
         """What the memories put off, also while no frame comes: a slow tier holds up neither heartbeats nor windows."""
         while True:
             await asyncio.sleep(self._config.cluster.heartbeat_s)

@@ -90,7 +90,7 @@ class Member(Generic[Info]):
     seen_s: float
     load: ReplicaReport | None = None
 
-    def since(self, load: ReplicaReport, now_s: float) -> tuple[float, int, int] | None:
+    def load_since(self, load: ReplicaReport, now_s: float) -> tuple[float, int, int] | None:
         """Share of the time it was busy since it was last heard of, its engine's steps since then, and the windows
         computed in them; ``None`` where nothing is known of before."""
         if self.load is None or now_s <= self.seen_s:
@@ -121,7 +121,7 @@ class CameraRecord:
     counted: CountedWindows | None = None
     totals: Totals = field(default_factory=Totals)
 
-    def since(self, now: CountedWindows) -> Measured | None:
+    def take_counts(self, now: CountedWindows) -> Measured | None:
         """What was counted since the last time; ``None`` where that straddles a step, a restart or a move."""
         before, self.counted = self.counted, now
         if before is None or (before.instance, before.rung) != (now.instance, now.rung):
@@ -198,7 +198,7 @@ class DeletionTracker:
         self._done: OrderedDict[str, None] = OrderedDict()
 
     @property
-    def pending(self) -> list[str]:
+    def pending_cameras(self) -> list[str]:
         """Cameras that not every replica has forgotten, the longest removed first."""
         return list(self._pending)
 
@@ -209,7 +209,7 @@ class DeletionTracker:
         self._pending.move_to_end(camera)
         return [self._pending.popitem(last=False)[0] for _ in range(len(self._pending) - self._limit)]
 
-    def orders(self, instance: str, reported: Iterable[str] = (), cameras: Collection[str] = ()) -> list[str]:
+    def orders_for(self, instance: str, reported: Iterable[str] = (), cameras: Collection[str] = ()) -> list[str]:
         """What a replica must forget now: what it has not said it forgot, and what it ``reported`` although it was
         removed and is not among the ``cameras`` there are."""
         removed = [camera for camera, forgot in self._pending.items() if instance not in forgot]
@@ -218,7 +218,7 @@ class DeletionTracker:
         ]
         return list(dict.fromkeys([*removed, *again]))[:ORDERS]
 
-    def forgotten(self, instance: str, cameras: Iterable[str], alive: Collection[str]) -> list[str]:
+    def confirm(self, instance: str, cameras: Iterable[str], alive: Collection[str]) -> list[str]:
         """A replica has forgotten these in every tier. Returns what is forgotten everywhere now, with the instances of
         the replicas that are ``alive``."""
         for camera in cameras:

@@ -109,7 +109,7 @@ class LadderPolicy:
     def _down(
         self, cameras: Mapping[str, CameraOnLadder], utilisation: float, now_s: float, scale: float
     ) -> list[Step]:
-        turns = self._turns(cameras.items(), down=True)
+        turns = self._candidates(cameras.items(), down=True)
         reached: dict[str, int] = {}
         left = utilisation
         while turns and left > self.aim:
@@ -130,7 +130,7 @@ class LadderPolicy:
             for name, camera in cameras.items()
             if camera.rung > 0 and now_s - camera.since_s >= self.hold_s
         ]
-        turns = self._turns(lowered, down=False)
+        turns = self._candidates(lowered, down=False)
         reached: dict[str, int] = {}
         left, blocked = utilisation, math.inf
         until = utilisation + self.climb
@@ -151,7 +151,7 @@ class LadderPolicy:
         reason = f"the replica is at {utilisation:.0%} of its capacity: there is room again"
         return [Step(name, cameras[name].rung, rung, reason, now_s) for name, rung in reached.items()]
 
-    def _turns(self, cameras: Iterable[tuple[str, CameraOnLadder]], *, down: bool) -> list[_Candidate]:
+    def _candidates(self, cameras: Iterable[tuple[str, CameraOnLadder]], *, down: bool) -> list[_Candidate]:
         """The best step of each camera from where it stands, as a heap. From one decision to the next most cameras stay
         as they are, and what was found for them still holds."""
         best = self.lower if down else self.upper
@@ -283,7 +283,7 @@ class Ladder:
         """The lowest rung at which windows are still answered."""
         return len(self.rungs) - 1 - self.rungs[-1].shed
 
-    def at(self, name: str) -> int:
+    def index_of(self, name: str) -> int:
         """The place of the rung called ``name``.
 
         Raises:

@@ -279,7 +279,7 @@ class RunningCamera:
                 sample = replace(sample, fresh=False, gap=True)
             self._begun = True
         if self._trace is not None and self.address is not None and not unwanted:
-            sample = self._trace.frame(sample, self.spec.stride_s, self._frame_times())
+            sample = self._trace.trace_frame(sample, self.spec.stride_s, self._frame_times())
         taken = self.address is not None and not self.refusal and not unwanted and self._sender.send(sample)
         reason = unwanted or ("replica_slow" if self.address else "no_replica")
         with self._lock:
@@ -399,9 +399,9 @@ class RunningCamera:
         return f"clips begin late: {ring.short} is too small"
 
     def _measure(self, status: PipelineStatus, state: str) -> None:
-        self._metrics.state(state)
+        self._metrics.set_state(state)
         if status.last_frame_age_s is not None:
-            self._metrics.frame(time.monotonic() - status.last_frame_age_s)
+            self._metrics.frame_decoded(time.monotonic() - status.last_frame_age_s)
         totals = self._totals.counts()
         self._metrics.decode_errors.inc(self._counter_increase("decode_errors", totals["decode_errors"]))
         self._metrics.gaps.inc(self._counter_increase("gaps", totals["gaps"]))

@@ -16,7 +16,7 @@ from cluster.alerts.clips.footage_collector import FootageCollector
 from cluster.alerts.clips.footage_store import KINDS, READ_BYTES, Deleted, Kind, StoredFile
 from cluster.alerts.incident import Erased, unknown_incident
 from cluster.errors import CapacityError, ConfigError, NotReadyError, SightlineError, UnavailableError
-from cluster.security.roles import current
+from cluster.security.roles import current_principal
 from cluster.wire.channel import ChannelPool
 from cluster.wire.memory_wire import check_camera, check_seconds
 from cluster.wire.status import abort, as_refused, as_told
@@ -144,7 +144,7 @@ class PicturesProxy(pictures_pb2_grpc.PicturesServicer):
                 # Whose footage it is, is known by the incident and not by the request. Where nobody says, it is for
                 # those alone who may see every camera.
                 camera = dict(await call.initial_metadata() or ()).get(CAMERA, b"")
-                hidden = not current().sees(camera.decode())
+                hidden = not current_principal().sees(camera.decode())
                 async for part in call:
                     if hidden:
                         raise as_refused(unknown_incident(request.incident))

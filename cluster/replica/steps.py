@@ -45,7 +45,7 @@ class StepTimeEstimator:
         """A step of these answers took so long."""
         predicted = 0.0
         for stream, answer in {answer.stream: answer for answer in answers}.items():
-            asked = 0.0 if answer.gated else self._asked(WindowWork.counted(answer.tokens))
+            asked = 0.0 if answer.gated else self._asked(WindowWork.from_counts(answer.tokens))
             predicted += asked
             self._mean += 0.1 * (asked - self._mean)
             self._cameras[stream] = (self._cameras.get(stream, asked) + asked) / 2

@@ -27,7 +27,7 @@ class RateLimit:
         self._lock = threading.Lock()
         self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()
 
-    def take(self, principal: str, cost: float = 1.0) -> None:
+    def acquire(self, principal: str, cost: float = 1.0) -> None:
         """Count one call, or a share of one.
 
         Raises:

@@ -160,7 +160,7 @@ class District:
     def _begin(self, camera: int, now_s: float) -> None:
         """A camera starts as its plan says, having no window anywhere."""
         plan = self._fleet.plan(self.names[camera])
-        self._rung[camera] = self._ladder.at(plan.rung)
+        self._rung[camera] = self._ladder.index_of(plan.rung)
         self._owner[camera] = NOBODY if plan.owner is None else _number(plan.owner)
         self.cameras.factor[camera] = self._ladder.rungs[self._rung[camera]].stride
         self.cameras.start(camera, now_s, plan.phase if self.plan.phases is None else self.plan.phases[camera])
@@ -185,7 +185,7 @@ class District:
             )
         for camera, counts in self._heard.due(now_s, self.plan.timing.report_s):
             if not self._refused[camera]:
-                self._fleet.measured(self.names[camera], counts)
+                self._fleet.observe_counts(self.names[camera], counts)
         changes = self._fleet.tick(now_s)
         if changes.steps:
             self._take(changes.steps, now_s)
@@ -245,7 +245,7 @@ class District:
                 self._lose([arrival.window for arrival in self._release(camera)])
                 self._begin(camera, now_s)
             else:
-                self._rung[camera] = self._ladder.at(plan.rung)
+                self._rung[camera] = self._ladder.index_of(plan.rung)
                 self.cameras.stretch(camera, self._ladder.rungs[self._rung[camera]].stride)
                 self._heard.forget(camera, now_s)
 

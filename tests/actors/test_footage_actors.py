@@ -59,7 +59,7 @@ class Controller:
         await asyncio.sleep(timeout_s)
         return {}
 
-    async def on_watched(self, version):
+    async def on_camera_states(self, version):
         names = self.directory.cameras
         changed = self.directory.version != version
         return CameraStates(

@@ -81,7 +81,7 @@ def test_nothing_of_the_camera_is_left_in_the_file(store, tmp_path):
 def test_an_end_that_is_owed_is_told_without_what_was_seen(store, tmp_path):
     store.write(life(1, NOW - 50, NOW - 40, state="pending", clip="whole", acknowledged_by="ann"))
     assert forget(store) == Erased(1, 2)
-    [owed] = store.load().undone
+    [owed] = store.load().pending
     assert (owed.event.kind, owed.event.incident.id) == ("end", f"{1:016x}")
     assert owed.event.incident == bare(owed.event.incident)
     assert owed.event.incident.text == ""
@@ -89,7 +89,7 @@ def test_an_end_that_is_owed_is_told_without_what_was_seen(store, tmp_path):
     assert store.incidents() == []
     # It stays until it is told, and no longer.
     forget(store)
-    assert len(store.load().undone) == 1
+    assert len(store.load().pending) == 1
     store.write(Changes(deliveries={(owed.event.key, "ops"): replace(owed, state="delivered")}))
     forget(store, "", NOW - 1000)
     assert store.events_held() == 0

@@ -54,7 +54,7 @@ def test_nothing_is_seen_of_it_before_it_is_whole(tmp_path):
     store = store_in(tmp_path)
     draft = store.begin("gate", incident(1), "clip", NOW)
     draft.write(b"half of it")
-    assert store.preview_erasure(incident(1), "clip") is None
+    assert store.find(incident(1), "clip") is None
     assert store.bytes_stored == 10
     # The process dies here: another one finds nothing, and leaves nothing.
     again = store_in(tmp_path)
@@ -86,7 +86,7 @@ def test_the_oldest_make_room(tmp_path):
     for number in range(20):
         put(store, number, at_s=NOW + number)
         assert store.bytes_stored <= 1000
-    left = [number for number in range(20) if store.preview_erasure(incident(number), "clip")]
+    left = [number for number in range(20) if store.find(incident(number), "clip")]
     assert left == list(range(20 - len(left), 20))
     assert len(left) >= 9
     assert store.trimmed == 20 - len(left)
@@ -106,11 +106,11 @@ def test_age_deletes_and_nothing_is_left(tmp_path):
     store = store_in(tmp_path)
     put(store, 1, at_s=NOW)
     put(store, 2, at_s=NOW + DAY / 2)
-    held = store.open(store.preview_erasure(incident(1), "clip"))
+    held = store.open(store.find(incident(1), "clip"))
     assert store.sweep(NOW + DAY - 1).files == 0
     gone = store.sweep(NOW + DAY + 1)
     assert (gone.files, gone.bytes, store.expired) == (1, 100, 1)
-    assert store.preview_erasure(incident(1), "clip") is None
+    assert store.find(incident(1), "clip") is None
     assert len(files(tmp_path)) == 1
     # Whoever was reading it reads on; nobody else can begin.
     with held:
@@ -137,7 +137,7 @@ def test_a_camera_is_forgotten_and_the_others_are_not(tmp_path):
     assert store.trouble == ""
     put(store, 5, at_s=NOW + 60)
     assert store.delete_camera("gate", before_s=NOW + 30).files == 2
-    assert store.preview_erasure(incident(5), "clip") is not None
+    assert store.find(incident(5), "clip") is not None
 
 
 def test_what_cannot_be_deleted_is_said(tmp_path):

@@ -38,7 +38,7 @@ def test_those_that_leave_make_room_and_those_that_come_back_keep_their_phase() 
     assert phases.remove("c7") == found["c7"]
     assert phases.remove("c7") is None
     assert int(phases.add("new", 8.0, 1.0) * SLOTS) == int(found["c7"] * SLOTS)
-    assert phases.add("c7", 8.0, 1.0, phase=found["c7"]) == found["c7"] == phases.of("c7")
+    assert phases.add("c7", 8.0, 1.0, phase=found["c7"]) == found["c7"] == phases.phase_of("c7")
 
 
 def test_cameras_of_another_stride_are_spread_among_themselves() -> None:

@@ -160,7 +160,7 @@ def test_ages_are_infinite_before_the_first_list_and_of_each_thing_its_own():
     watch.listed()
     now[0] = 110.0
     assert ages() == (7.0, 7.0)
-    watch.heard()
+    watch.server_responded()
     now[0] = 112.0
     assert ages() == (9.0, 2.0)
 

@@ -56,10 +56,10 @@ class Replica:
     async def beat(self, removals: DeletionTracker, *cameras: str) -> list[str]:
         """As the heartbeat does, with the cameras there are; returns what is forgotten everywhere."""
         told = sorted(self.forgetting.done)
-        finished = removals.forgotten("me", told, {"me"})
+        finished = removals.confirm("me", told, {"me"})
         self.forgetting.acknowledge(told)
         reported = [report.camera for report in self.worker.reports()]
-        self.forgetting.schedule(removals.orders("me", reported, cameras))
+        self.forgetting.schedule(removals.orders_for("me", reported, cameras))
         await self.forgetting.wait_until_done()
         return finished
 
@@ -93,7 +93,7 @@ def test_memory_pictures_and_conversations_of_a_removed_camera_go(replica: Repli
         assert len(replica.conversations) == 0
         assert replica.worker.open_streams() == []
         assert await replica.beat(removals) == ["cam"]
-        assert removals.pending == []
+        assert removals.pending_cameras == []
         # Its decoder learns of it late, and sends frames once more.
         await asyncio.to_thread(replica.watch)
         assert own_redis.names()
@@ -112,7 +112,7 @@ def test_an_order_is_carried_out_when_the_tier_that_was_down_is_back(replica: Re
         own_redis.freeze()
         for _ in range(3):
             assert await replica.beat(removals) == []
-        assert removals.pending == ["cam"]
+        assert removals.pending_cameras == ["cam"]
         # A camera of this name that was added meanwhile is not forgotten again and again.
         await asyncio.to_thread(replica.watch)
         frames = replica.site.bank.report()["cam"].frames
@@ -123,7 +123,7 @@ def test_an_order_is_carried_out_when_the_tier_that_was_down_is_back(replica: Re
         replica.worker.call_on_engine_thread(lambda _: replica.site.tend()).result(WAIT_S)
         await replica.beat(removals, "cam")
         assert await replica.beat(removals, "cam") == ["cam"]
-        assert removals.pending == []
+        assert removals.pending_cameras == []
         assert (await replica.memory.describe("cam")).frames == frames
 
     replica.watch()

@@ -61,21 +61,21 @@ def replica(spans):
     worker.start()
     yield hub, WorkerFrames(worker, WorkerMemory(worker, ThumbnailStore(), timeout_s=5.0), answered, traces)
     assert worker.stop(WAIT_S)
-    answered.keep([])
+    answered.retain_cameras([])
 
 
 async def alerting(hub, traces, folder):
     """As the actor does it."""
 
     def on_event(event):
-        traces.alerted(event.incident.camera, event.incident.subject, event.kind)
+        traces.event_queued(event.incident.camera, event.incident.subject, event.kind)
 
     service = AlertService(load_config(None, CONFIG), folder, on_event=on_event)
     await service.start()
     try:
         with hub.subscribe() as answers:
             async for answer, missed in answers:
-                traces.took(answer)
+                traces.answer_received(answer)
                 # The model knows nothing: what counts here is that its answer becomes an alert.
                 service.accept_answer(replace(answer, positive=True, score=0.9), missed)
     finally:
