@@ -1,4 +1,4 @@
-"""``Incidents`` of the alerting process: list, acknowledge, mute and follow them, and look after the outbox."""
+"""gRPC ``Incidents`` service: list, acknowledge, mute and follow incidents, and inspect the outbox."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ _FIELDS = (
 
 
 def incident_to_proto(incident: Incident) -> incidents_pb2.Incident:
-    """One incident; how many events it has had is not in the message."""
+    """Convert one incident; the number of its events is not part of the message."""
     return incidents_pb2.Incident(**{name: getattr(incident, name) for name in _FIELDS})
 
 
@@ -85,7 +85,7 @@ def incident_from_proto(message: incidents_pb2.Incident) -> Incident:
 
 
 def event_to_proto(event: AlertEvent, missed: int = 0) -> incidents_pb2.IncidentEvent:
-    """``missed``: events that its reader lost before this one."""
+    """Convert one event; ``missed``: events that the reader lost before it."""
     return incidents_pb2.IncidentEvent(
         key=event.key,
         event=event.kind,
@@ -104,7 +104,7 @@ def event_from_proto(message: incidents_pb2.IncidentEvent) -> AlertEvent:
 
 
 def delivery_to_proto(delivery: Delivery) -> incidents_pb2.Delivery:
-    """One event at one sink."""
+    """Convert one delivery."""
     return incidents_pb2.Delivery(
         event=event_to_proto(delivery.event),
         sink=delivery.sink,
@@ -121,7 +121,7 @@ def delivery_from_proto(message: incidents_pb2.Delivery) -> Delivery:
 
 
 def detail_to_proto(detail: IncidentDetail) -> incidents_pb2.IncidentDetail:
-    """An incident with all that is known of it."""
+    """Convert an incident with its events and deliveries."""
     return incidents_pb2.IncidentDetail(
         incident=incident_to_proto(detail.incident),
         events=[event_to_proto(event) for event in detail.events],
@@ -139,7 +139,7 @@ def detail_from_proto(message: incidents_pb2.IncidentDetail) -> IncidentDetail:
 
 
 def mutes_to_proto(mutes: Sequence[Mute]) -> incidents_pb2.ListMutesResponse:
-    """Mutes that hold."""
+    """Convert the active mutes."""
     return incidents_pb2.ListMutesResponse(
         mutes=[incidents_pb2.Mute(camera=m.camera, subject=m.subject, until_s=m.until_s, by=m.by) for m in mutes]
     )
@@ -151,7 +151,7 @@ def mutes_from_proto(message: incidents_pb2.ListMutesResponse) -> list[Mute]:
 
 
 def outbox_to_proto(outbox: Outbox) -> incidents_pb2.OutboxStatus:
-    """How the sinks and the disk are doing."""
+    """Convert the status of sinks and disk."""
     lanes = [
         incidents_pb2.SinkStatus(
             name=name,
@@ -197,7 +197,7 @@ Context: TypeAlias = grpc.aio.ServicerContext
 
 
 class IncidentsServicer(incidents_pb2_grpc.IncidentsServicer):
-    """Over the service itself. See protos/sightline/v1/incidents.proto for every call."""
+    """Servicer over ``AlertService``. See protos/sightline/v1/incidents.proto for every call."""
 
     def __init__(self, service: AlertService) -> None:
         self._service = service
@@ -253,7 +253,7 @@ class IncidentsServicer(incidents_pb2_grpc.IncidentsServicer):
         async with _explained(context):
             wanted = set(request.cameras)
             with self._service.follow() as follower:
-                # At one moment with it: an incident that opens from here on is told as what it is, new.
+                # No await in between: an incident that opens from here on is reported as new.
                 opened = self._service.open_incidents() if request.open else []
                 await context.send_initial_metadata(())
                 for incident in opened:
@@ -294,12 +294,12 @@ async def _explained(context: Context) -> AsyncIterator[None]:
 
 
 def _is_told(event: AlertEvent, events: int) -> bool:
-    """Whether an incident that was told had all that this event says: it had had ``events`` of them by then."""
+    """Whether an incident already reported with ``events`` events includes this event."""
     return event.incident.events < events or (event.incident.events == events and event.cause != "clip")
 
 
 def _name(text: str, what: str) -> str:
-    """Raises ``ConfigError``: too long, or not one line."""
+    """Validate a name; raises ``ConfigError`` when too long or not a single line."""
     if len(text) > LONGEST_NAME or not text.isprintable():
         raise ConfigError(f"{what} must be one line of at most {LONGEST_NAME} characters")
     return text

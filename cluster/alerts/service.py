@@ -1,4 +1,4 @@
-"""``AlertService``: the whole of alerting in one object: answers and camera states in, alerts at the sinks out."""
+"""Alerting as one object: answers and camera states in, incidents and deliveries out (``AlertService``)."""
 
 from __future__ import annotations
 
@@ -44,18 +44,18 @@ log = logging.getLogger(__name__)
 FILE = "alerts.sqlite"
 TICK_S = 1.0
 SETTLE_S = 0.05
-"""What sinks have taken is written so much later, together: were it lost, they would only get it again."""
+"""Delay of writing delivered states, in one batch: losing them only means a second delivery."""
 EXPIRE_S = 60.0
 PROBE_S = 5.0
-"""Between small writes that notice a full or hung disk when no alert does."""
+"""Seconds between small writes that detect a failing disk when there are no alerts."""
 
 MOST_WAITING = 1000
-"""Incidents that a process which was restarted looks through for clips that were being made."""
+"""Most incidents that a restarted process searches for unfinished clips."""
 
 
 @dataclass(frozen=True, slots=True)
 class IncidentDetail:
-    """One incident, its events, and what became of them; oldest first."""
+    """One incident with its events and deliveries, oldest first."""
 
     incident: Incident
     events: list[AlertEvent]
@@ -64,7 +64,7 @@ class IncidentDetail:
 
 @dataclass(frozen=True, slots=True)
 class Outbox:
-    """How the sinks are doing (by name), and the disk; see ``OutboxStatus`` in protos/sightline/v1/incidents.proto."""
+    """Status of sinks by name, and of the disk; see ``OutboxStatus`` in protos/sightline/v1/incidents.proto."""
 
     sinks: Mapping[str, tuple[str, SinkStatus]]
     trouble: str
@@ -78,13 +78,13 @@ class Outbox:
 class AlertService:
     """Runs on one event loop, between :meth:`start` and :meth:`stop`.
 
-    :meth:`take` and :meth:`watch` never wait. An event is on the disk before any sink gets it, unless the disk fails:
-    then it goes out from memory (:class:`~cluster.alerts.journal.Journal`).
+    :meth:`accept_answer` and :meth:`update_cameras` never wait. An event is on disk before any sink gets it; if the
+    disk fails it is sent from memory (:class:`~cluster.alerts.journal.Journal`).
 
     Args:
         config: rules, sinks and limits.
-        folder: of the file.
-        on_event: told of every event once it is on its way, muted ones included; must not wait.
+        folder: of the database file.
+        on_event: called with every event, muted ones included; must not wait.
     """
 
     def __init__(
@@ -130,7 +130,7 @@ class AlertService:
         self._counted = {"lost": 0, "trimmed": 0}
 
     async def start(self) -> None:
-        """Take up what was kept, and begin to send what is still owed."""
+        """Restore stored state and start sending pending deliveries."""
         kept = await self._journal.start() or StoredState({}, {}, [], [], [])
         self._open_incidents = OpenIncidents(self._journal.salt or uuid.uuid4().hex, self._footage_url)
         self._open_incidents.load(kept.incidents, kept.serials, kept.mutes)
@@ -143,7 +143,7 @@ class AlertService:
         self._tasks = [asyncio.create_task(self._write_changes()), asyncio.create_task(self._tick())]
 
     async def stop(self) -> None:
-        """Stop sending, and write what is known."""
+        """Stop sending and write pending changes."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -152,15 +152,15 @@ class AlertService:
         await self._flush()
         await self._journal.stop()
 
-    # -- what comes in --------------------------------------------------------------------------
+    # -- inputs ---------------------------------------------------------------------------------
     def accept_answer(self, answer: Answer, missed: int = 0) -> None:
-        """One answer; ``missed``: answers that were lost on the way here, before it."""
+        """Process one answer; ``missed``: answers lost before it."""
         self.answers_missed += missed
         self._tracker.add_answer(answer, time.time())
         self._changed.set()
 
     def update_cameras(self, watched: CameraStates) -> None:
-        """All cameras, about once a second."""
+        """Process the status of all cameras, about once a second."""
         now_s = time.time()
         self.version = watched.version
         if watched.settings is not None:
@@ -180,11 +180,11 @@ class AlertService:
             self._health.update(status, picture, now_s, patient=patient, stride_s=stride_s)
         self._changed.set()
 
-    # -- what people do -------------------------------------------------------------------------
+    # -- operations -----------------------------------------------------------------------------
     async def incidents(
         self, *, camera: str = "", subject: str = "", only_open: bool = False, since_s: float = 0.0, limit: int = 100
     ) -> list[Incident]:
-        """Newest first; while the records cannot be read, only those that are open."""
+        """Incidents, newest first; only open ones while the store cannot be read."""
 
         def wanted(incident: Incident) -> bool:
             named = camera in ("", incident.camera) and subject in ("", incident.subject)
@@ -199,19 +199,20 @@ class AlertService:
             except UnavailableError as error:
                 log.warning("%s", error)
                 kept = []
-            # The open_incidents knows better than the disk what goes on.
+            # Memory is newer than the disk for open incidents.
             found = {incident.id: incident for incident in kept if not incident.open} | found
         return sorted(found.values(), key=lambda incident: -incident.opened_s)[:limit]
 
     async def incident(self, incident_id: str) -> IncidentDetail:
-        """Raises ``UnknownIncidentError``; ``UnavailableError`` while the records cannot be read."""
+        """One incident. Raises ``UnknownIncidentError``, or ``UnavailableError`` while the store cannot be read."""
         found = await self._journal.read(lambda store: store.incident(incident_id))
         if found is None:
             raise unknown_incident(incident_id)
         return IncidentDetail(*found)
 
     async def acknowledge(self, incident_id: str, by: str) -> Incident:
-        """Whoever repeats it gets what the first one got. Raises ``NotReadyError``: it is not open, and nobody did."""
+        """Acknowledge an open incident; idempotent. Raises ``NotReadyError``: it has ended without being
+        acknowledged."""
         try:
             incident = self._open_incidents.acknowledge(incident_id, by, time.time())
         except NotReadyError:
@@ -223,7 +224,7 @@ class AlertService:
         return incident
 
     async def set_clip_state(self, incident_id: str, clip: ClipState, note: str) -> None:
-        """What became of an incident's clip is part of its record, and followers are told.
+        """Record the state of an incident's clip and notify followers.
 
         Raises:
             UnavailableError: the record cannot be read.
@@ -232,10 +233,10 @@ class AlertService:
             self._clips.append(incident_id)
             await self._flush()
             return
-        # It has ended: first what is known of its end is written, and told, then this.
+        # It has ended: write and publish its end first.
         await self._flush()
         async with self._flushing:
-            # Nothing is forgotten between reading and writing: it would be there again.
+            # No erasure may run between reading and writing: it would be undone.
             ended = await self._ended(incident_id)
             if ended is None:
                 return
@@ -244,9 +245,9 @@ class AlertService:
             self._feed.publish([clip_settled(ended, time.time())])
 
     async def pending_clips(self, since_s: float) -> list[Incident]:
-        """Incidents opened since then whose clip was being made when this process began.
+        """Incidents opened since ``since_s`` whose clip was in progress when this process started.
 
-        Older ones get none, and that is said of them: nobody holds any more what would be in it.
+        The clips of older ones are recorded as missing: their packets are gone.
         """
         try:
             recent = await self._journal.read(lambda store: store.incidents(limit=MOST_WAITING))
@@ -260,36 +261,36 @@ class AlertService:
         return [incident for incident in waiting if incident.opened_s >= since_s]
 
     def disable_clips(self) -> None:
-        """They cannot be kept, whatever the configuration says: incidents promise none. Before :meth:`start`."""
+        """Disable clips whatever the configuration says. Call before :meth:`start`."""
         self._footage_url = None
 
     async def mute(self, camera: str, subject: str, for_s: float, by: str) -> list[Mute]:
-        """Silence for ``for_s`` seconds; returns the mutes that hold. Raises ``ConfigError``: not in the future."""
+        """Mute for ``for_s`` seconds; returns the active mutes. Raises ``ConfigError``: not in the future."""
         now_s = time.time()
         self._open_incidents.mute(Mute(camera or "*", subject or "*", now_s + for_s, by), now_s)
         await self._flush()
         return self._open_incidents.mutes(now_s)
 
     async def unmute(self, camera: str, subject: str) -> list[Mute]:
-        """End a mute, named as it was set; also where there is none any more, so that it can be asked for twice."""
+        """Remove a mute by its camera and subject; idempotent."""
         self._open_incidents.unmute(camera or "*", subject or "*")
         await self._flush()
         return self.mutes()
 
     def mutes(self) -> list[Mute]:
-        """Those that hold."""
+        """Active mutes."""
         return self._open_incidents.mutes(time.time())
 
     def follow(self) -> Follower:
-        """Events from now on."""
+        """Subscribe to events from now on."""
         return self._feed.follow()
 
     def open_incidents(self) -> list[Incident]:
-        """What goes on now, oldest first."""
+        """Open incidents, oldest first."""
         return self._open_incidents.oldest_first
 
     async def outbox(self, dead: int = 0) -> Outbox:
-        """``dead``: most dead letters to look up."""
+        """Status of the outbox; ``dead``: most dead letters to return."""
         letters: list[Delivery] = []
         if dead:
             letters = await self._journal.read(lambda store: store.dead(limit=dead))
@@ -301,7 +302,7 @@ class AlertService:
         )
 
     async def resend(self, sink: str = "", key: str = "") -> int:
-        """Try dead letters again; how many there were."""
+        """Retry dead letters; returns how many."""
         async with self._flushing:
             letters = await self._journal.read(lambda store: store.dead(sink=sink, limit=self._config.max_events))
             chosen = [Delivery(letter.event, letter.sink) for letter in letters if key in ("", letter.event.key)]
@@ -310,11 +311,11 @@ class AlertService:
             return len(chosen)
 
     async def erase_camera(self, camera: str, before_s: float = 0.0) -> Erased:
-        """Erase what is recorded of a camera's incidents more than ``before_s`` seconds ago, and of what sinks have yet
-        to take; 0: all of it, and what goes on ends. See :class:`~cluster.alerts.incident.ErasureScope`.
+        """Erase records of a camera's incidents and pending alerts older than ``before_s`` seconds; 0: all, and open
+        ones end. See :class:`~cluster.alerts.incident.ErasureScope`.
 
         Raises:
-            UnavailableError: the disk does not take it, or not now; then it is erased with the next write it takes.
+            UnavailableError: the disk does not accept it now; it is erased with the next successful write.
         """
         now_s = time.time()
         scope = ErasureScope(camera, now_s - before_s if before_s else math.nextafter(now_s, math.inf))
@@ -345,11 +346,11 @@ class AlertService:
         rules = self._rules.get(camera)
         if rules is not None:
             return rules.get(question)
-        # Before the cameras are known, an answer of one that was added at run time must not be lost.
+        # Before the cameras are known, an answer of one added at run time must not be lost.
         return None if self._informed else self._default
 
     async def _ended(self, incident_id: str) -> Incident | None:
-        """One that is not open any more; what is not on the disk yet counts more than what is."""
+        """An ended incident; unwritten state takes precedence over the disk."""
         found = self._journal.unwritten(incident_id)
         if found is None:
             kept = await self._journal.read(lambda store: store.incident(incident_id))
@@ -386,8 +387,8 @@ class AlertService:
             await self._journal.write(changes)
             self._dispatcher.enqueue(routed)
             self._feed.publish(changes.events.values())
-            # Last, and as the incident is by now: what came before it in this batch must not be taken back. One that
-            # was forgotten meanwhile has none.
+            # Last, and with the current state, so that nothing earlier in this batch is undone. An erased incident has
+            # none.
             settled_now = [changes.incidents[each] for each in clips if each in changes.incidents]
             self._feed.publish(clip_settled(incident, time.time()) for incident in settled_now)
             for event in changes.events.values():
@@ -412,7 +413,7 @@ class AlertService:
             self._measure()
 
     async def _expire(self) -> None:
-        """What is older than its retention goes as what is forgotten does, whether a sink has taken it or not."""
+        """Erase records past their retention, delivered or not."""
         scope = ErasureScope("", time.time() - self._config.retention)
         self._open_incidents.redact(scope)
         await self._flush()
@@ -421,7 +422,7 @@ class AlertService:
             await self._journal.write(_changes(scope))
 
     def _cancel_deliveries(self, scope: ErasureScope) -> int:
-        """From now on nobody is told of it; how many alerts no sink gets."""
+        """Cancel queued deliveries; returns how many."""
         return self._dispatcher.revise_pending(lambda event: scope.redact_event(event, owed=True))
 
     @property

@@ -1,4 +1,4 @@
-"""``AlertStore``: incidents, events and deliveries in a SQLite file, written before anything is sent."""
+"""SQLite store of incidents, events and deliveries, written before anything is sent (``AlertStore``)."""
 
 from __future__ import annotations
 
@@ -36,18 +36,18 @@ DAMAGED = ".damaged-"
 
 
 class Eraser:
-    """Works on an open file of :class:`~cluster.alerts.store.AlertStore`, in whose thread it is called."""
+    """Erases records in an open :class:`~cluster.alerts.store.AlertStore`, on its thread."""
 
     def __init__(self, db: sqlite3.Connection) -> None:
         self._db = db
 
     def preview(self, scope: ErasureScope) -> Erased:
-        """What :meth:`erase` would erase; nothing after it did."""
+        """Count what :meth:`erase` would erase; zero after it."""
         incidents = sum(kept != incident for incident, kept in self._incidents(scope))
         return Erased(incidents, sum(kept != event for event, kept in self._events(scope)))
 
     def erase(self, scope: ErasureScope) -> Erased:
-        """Within the caller's transaction; :meth:`leave_no_trace` after it."""
+        """Erase or redact, within the caller's transaction; call :meth:`scrub_file` after it."""
         db = self._db
         incidents = alerts = 0
         for event, kept in list(self._events(scope)):
@@ -66,15 +66,14 @@ class Eraser:
         return Erased(incidents, alerts)
 
     def drop_delivered(self) -> None:
-        """Ends that were still to be told of incidents that are erased, once every sink has taken or refused them."""
+        """Delete the remaining end events of erased incidents, once every sink has taken or refused them."""
         chosen = f"SELECT e.key FROM events e WHERE e.incident NOT IN (SELECT id FROM incidents) AND NOT {_OWED}"
         keys = self._db.execute(chosen).fetchall()
         self._db.executemany("DELETE FROM deliveries WHERE key = ?", keys)
         self._db.executemany("DELETE FROM events WHERE key = ?", keys)
 
     def scrub_file(self) -> None:
-        """Outside a transaction: what was deleted is zeros in the file already (``secure_delete``); it also leaves the
-        log of writes."""
+        """Truncate the write-ahead log, outside a transaction; ``secure_delete`` has already zeroed the file itself."""
         self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
 
     # -- inside ---------------------------------------------------------------------------------
@@ -88,7 +87,7 @@ class Eraser:
             yield incident, scope.redact_incident(incident)
 
     def _events(self, scope: ErasureScope) -> Iterator[tuple[AlertEvent, AlertEvent | None]]:
-        # Events of incidents that are erased already are ends that are still owed: they are as they should be.
+        # Events of erased incidents are pending ends, already redacted.
         rows = self._db.execute(
             f"SELECT e.body, {_OWED} FROM incidents i JOIN events e ON e.incident = i.id "
             "WHERE (?1 = '' OR i.camera = ?1) AND i.opened_s < ?2 ORDER BY e.number",
@@ -100,8 +99,8 @@ class Eraser:
 
 
 def erase_damaged(path: Path, before_s: float | None = None) -> int:
-    """Delete damaged files that were put aside beside ``path``: nobody can look through them for one camera. With
-    ``before_s`` only those put aside before; how many."""
+    """Delete damaged files that were put aside beside ``path``, which cannot be searched by camera. With ``before_s``
+    only those put aside before; returns how many."""
     gone = 0
     for file in path.parent.glob(f"{path.name}{DAMAGED}*"):
         stamp = file.name.rpartition("-")[2]
@@ -113,7 +112,7 @@ def erase_damaged(path: Path, before_s: float | None = None) -> int:
 
 
 def incident_text(incident: Incident) -> str:
-    """All of it."""
+    """Serialise an incident."""
     return json.dumps(incident_to_dict(incident))
 
 
@@ -123,7 +122,7 @@ def incident_of(text: str) -> Incident:
 
 
 def event_text(event: AlertEvent) -> str:
-    """All of it, the incident as it was then included."""
+    """Serialise an event with its incident as of then."""
     body = {"key": event.key, "kind": event.kind, "at_s": event.at_s, "quiet": event.quiet, "cause": event.cause}
     return json.dumps(body | {"incident": incident_to_dict(event.incident)})
 
@@ -132,7 +131,7 @@ def event_of(text: str) -> AlertEvent:
     """The inverse of :func:`event_text`."""
     body = json.loads(text)
     kind, incident = cast(EventKind, body["kind"]), incident_from_dict(body["incident"])
-    # A file that an earlier release wrote names no causes.
+    # Files of an earlier version have no causes.
     cause = cast(EventCause, body.get("cause", ""))
     return AlertEvent(body["key"], kind, body["at_s"], incident, body["quiet"], cause)
 
@@ -166,7 +165,7 @@ CREATE INDEX IF NOT EXISTS deliveries_undone ON deliveries (state) WHERE state !
 
 @dataclass(frozen=True, slots=True)
 class StoredState:
-    """What a store knows when it is opened. ``undone``: deliveries that are still pending, oldest first."""
+    """State restored at start. ``pending``: undelivered alerts, oldest first."""
 
     tracks: dict[Subject, dict[str, Any]]
     serials: dict[Subject, int]
@@ -179,9 +178,9 @@ class AlertStore:
     """Not thread-safe: one thread owns it. Every method raises ``sqlite3.Error`` when the disk is full or gone.
 
     Args:
-        path: the file; its folder is made. One that is damaged is put aside under another name and begun anew.
-        max_events: most events kept. Beyond it the oldest go that every sink has taken; never one that is still owed.
-        max_bytes: most bytes of the file, the same.
+        path: the file; its folder is created. A damaged file is put aside under another name and created anew.
+        max_events: most events kept. Beyond it the oldest delivered ones are deleted, never a pending one.
+        max_bytes: size limit of the file, enforced the same way.
     """
 
     def __init__(self, path: Path, *, max_events: int = 10_000, max_bytes: int = 64 * 2**20) -> None:
@@ -212,9 +211,9 @@ class AlertStore:
         try:
             db.execute(f"PRAGMA page_size = {PAGE_BYTES}")
             db.execute("PRAGMA journal_mode = WAL")
-            # FULL: a committed event survives the machine's power as well, before it is sent.
+            # FULL: a committed event survives power loss before it is sent.
             db.execute("PRAGMA synchronous = FULL")
-            # What is deleted is zeros in the file, and not only free.
+            # Deleted content is zeroed, not only marked free.
             db.execute("PRAGMA secure_delete = ON")
             db.execute(f"PRAGMA max_page_count = {max(64, self._max_bytes // PAGE_BYTES)}")
             version = db.execute("PRAGMA user_version").fetchone()[0]
@@ -233,7 +232,7 @@ class AlertStore:
 
     # -- at the start ---------------------------------------------------------------------------
     def load(self) -> StoredState:
-        """Everything that goes on."""
+        """Read the state to restore."""
         rows = self._db.execute
         undone = rows(
             "SELECT e.body, d.sink, d.attempts, d.error FROM deliveries d JOIN events e ON e.key = d.key "
@@ -249,10 +248,10 @@ class AlertStore:
 
     # -- writing --------------------------------------------------------------------------------
     def write(self, changes: Changes) -> None:
-        """All of it or nothing.
+        """Write all changes in one transaction.
 
         Raises:
-            CapacityError: the file holds as many events as it may, and none that every sink has taken.
+            CapacityError: the file is full of undelivered events.
             sqlite3.Error: the disk.
         """
         try:
@@ -263,7 +262,7 @@ class AlertStore:
             self._transaction(changes)
 
     def probe(self, now_s: float) -> None:
-        """One small write, for which nothing is deleted.
+        """One small write that evicts nothing.
 
         Raises:
             sqlite3.Error: the disk takes nothing.
@@ -281,7 +280,7 @@ class AlertStore:
                 [(e.key, e.incident.id, e.kind, e.at_s, e.quiet, event_text(e)) for e in changes.events.values()],
             )
             db.executemany(
-                # Not of an event that had to make room in the meantime.
+                # Not of an event that was evicted in the meantime.
                 "INSERT OR REPLACE INTO deliveries SELECT key, ?, ?, ?, ? FROM events WHERE key = ?",
                 [(sink, d.state, d.attempts, d.error, key) for (key, sink), d in changes.deliveries.items()],
             )
@@ -319,10 +318,10 @@ class AlertStore:
         )
 
     def _trim(self) -> None:
-        """Forget the oldest delivered events beyond the bound."""
+        """Delete the oldest delivered events beyond the limit."""
         excess = self.events_held() - self._max_events
         if excess > 0:
-            # More than it takes, so that not every write has to look.
+            # Frees more than needed, so that not every write scans.
             self.trimmed += self._delete_delivered(excess + self._max_events // 20)
             if self.events_held() > self._max_events:
                 raise CapacityError(
@@ -331,7 +330,7 @@ class AlertStore:
                 )
 
     def _evict_delivered(self) -> bool:
-        """A tenth of what every sink has taken, the oldest first; false when there is nothing."""
+        """Delete a tenth of the delivered events, the oldest first; false when there are none."""
         db = self._db
         done = db.execute(f"SELECT COUNT(*) FROM events e WHERE {_DONE}").fetchone()[0]
         if not done:
@@ -341,32 +340,32 @@ class AlertStore:
             self.trimmed += self._delete_delivered(max(1, int(done) // 10))
             db.execute("COMMIT")
         except sqlite3.Error:
-            # SQLite may have taken it back by itself, as when the disk is full.
+            # SQLite may have rolled back by itself, as when the disk is full.
             if db.in_transaction:
                 db.execute("ROLLBACK")
             return False
         return True
 
     def _delete_delivered(self, most: int) -> int:
-        """Delete the oldest ``most`` events that every sink has taken."""
+        """Delete the oldest ``most`` delivered events."""
         db = self._db
         keys = db.execute(f"SELECT e.key FROM events e WHERE {_DONE} ORDER BY e.number LIMIT ?", (most,)).fetchall()
         db.executemany("DELETE FROM deliveries WHERE key = ?", keys)
         db.executemany("DELETE FROM events WHERE key = ?", keys)
         if keys:
-            # An ended incident goes with the last of its events.
+            # An ended incident is deleted with the last of its events.
             db.execute("DELETE FROM incidents WHERE NOT is_open AND id NOT IN (SELECT incident FROM events)")
         return len(keys)
 
     def preview_erasure(self, scope: ErasureScope) -> Erased:
-        """What writing it would erase."""
+        """Count what writing this scope would erase."""
         return self._eraser.preview(scope)
 
     # -- reading --------------------------------------------------------------------------------
     def incidents(
         self, *, camera: str = "", subject: str = "", only_open: bool = False, since_s: float = 0.0, limit: int = 100
     ) -> list[Incident]:
-        """Newest first; empty strings stand for all."""
+        """Incidents, newest first; empty strings match all."""
         rows = self._db.execute(
             "SELECT body FROM incidents WHERE (? = '' OR camera = ?) AND (? = '' OR subject = ?) "
             "AND (NOT ? OR is_open) AND opened_s >= ? ORDER BY opened_s DESC, id LIMIT ?",
@@ -375,7 +374,7 @@ class AlertStore:
         return [incident_of(body) for (body,) in rows]
 
     def incident(self, incident_id: str) -> tuple[Incident, list[AlertEvent], list[Delivery]] | None:
-        """One incident with its events and what became of them, oldest first; None for an unknown id."""
+        """One incident with its events and deliveries, oldest first; None for an unknown id."""
         found = self._db.execute("SELECT body FROM incidents WHERE id = ?", (incident_id,)).fetchone()
         if found is None:
             return None
@@ -384,11 +383,11 @@ class AlertStore:
         return incident_of(found[0]), events, self._deliveries("e.incident = ?", incident_id, -1)
 
     def dead(self, *, sink: str = "", limit: int = 100) -> list[Delivery]:
-        """What no longer is tried, oldest first; an empty sink stands for all."""
+        """Dead letters, oldest first; an empty sink matches all."""
         return self._deliveries("d.state = 'dead' AND (?1 = '' OR d.sink = ?1)", sink, limit)
 
     def counts(self) -> dict[tuple[str, DeliveryState], int]:
-        """Deliveries by sink and state."""
+        """Number of deliveries by sink and state."""
         rows = self._db.execute("SELECT sink, state, COUNT(*) FROM deliveries GROUP BY sink, state")
         return {(sink, cast(DeliveryState, state)): count for sink, state, count in rows}
 

@@ -1,4 +1,4 @@
-"""``FootageCollector``: has a snapshot and a clip made of every incident, keeps them, and says what became of them."""
+"""Records a snapshot and a clip of every incident and reports the outcome (``FootageCollector``)."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ T = TypeVar("T")
 
 SWEEP_S = 10.0
 SLACK_S = 15.0
-"""A camera may be so much behind with what a clip still waits for."""
+"""Lag of a camera, seconds, that a clip still waits for."""
 WRITE_S = 60.0
-"""For encoding a clip anew and for the way here, beyond that."""
+"""Extra seconds for transcoding and transferring a clip."""
 TRIES, PAUSE_S = 3, 1.0
 MOST_NEWS = 10_000
 KNOWN = "cameras.json"
 
 Recorded = Snapshot | ClipPart | ClipEnd
 Record = Callable[[RecordOrder], AsyncGenerator[Recorded, None]]
-"""Has a clip made where the camera's packets are; raises ``SightlineError``."""
+"""Records a clip at the camera's decoder; raises ``SightlineError``."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClipOutcome:
-    """What became of an incident's clip; ``note``: what is missing and why, empty when nothing is."""
+    """State of an incident's clip; ``note``: what is missing and why, empty when it is complete."""
 
     incident: str
     clip: ClipState
@@ -51,15 +51,15 @@ Tell = Callable[[ClipOutcome], Awaitable[None]]
 
 
 class FootageCollector:
-    """Runs on one event loop, between :meth:`start` and :meth:`stop`; files are written on a thread of its own.
+    """Collects footage on one event loop, between :meth:`start` and :meth:`stop`; a separate thread writes the files.
 
     Args:
-        settings: lengths and bounds; more than ``at_once`` clips are not made, counted, and said of the incident.
-        store: where they are kept.
+        settings: lengths and limits; clips beyond ``at_once`` are skipped, counted, and noted in the incident.
+        store: holds the files.
         record: see :data:`Record`.
-        tell: takes the news of an incident.
-        run: cameras that are no longer there are forgotten if they were there before in the same run.
-        erase: erases what is recorded of such a camera's incidents; raises ``SightlineError``, and is tried again.
+        tell: receives the outcome of each incident's clip.
+        run: id of this run; a removed camera's footage is deleted only if the camera was known in the same run.
+        erase: erases the records of a removed camera's incidents; raises ``SightlineError`` and is retried.
     """
 
     def __init__(
@@ -90,13 +90,13 @@ class FootageCollector:
         self._owed: set[str] = set()
 
     def start(self, waiting: Iterable[Incident] = ()) -> None:
-        """Begin; ``waiting``: incidents whose clip a process before this one was to make."""
+        """Start collecting; ``waiting``: incidents whose clip a previous process had not finished."""
         self._tasks = [asyncio.create_task(self._report_outcomes()), asyncio.create_task(self._sweep())]
         for incident in waiting:
             self._begin(incident, "clip")
 
     async def stop(self) -> None:
-        """Give up what is being made: the next process says so, or makes it."""
+        """Abort the clips in progress: the next process reports or records them."""
         tasks = [*self._tasks, *(task for _, task in self._work.values())]
         for task in tasks:
             task.cancel()
@@ -105,11 +105,11 @@ class FootageCollector:
 
     @property
     def in_progress(self) -> int:
-        """Clips being made."""
+        """Number of clips being recorded."""
         return len(self._work)
 
     def handle_event(self, event: AlertEvent) -> None:
-        """Something happened; the first that happens of an incident asks for its clip."""
+        """Start recording at an incident's first event."""
         incident = event.incident
         if incident.events == 1:
             self._begin(incident, "clip")
@@ -119,11 +119,7 @@ class FootageCollector:
                 self._begin(incident, "end")
 
     async def delete_footage(self, camera: str, before_s: float = 0.0) -> Deleted:
-        """Delete what shows a camera more than ``before_s`` seconds ago, what is being made included; 0: all.
-
-        Raises:
-            StorageError: a file could not be deleted.
-        """
+        """Delete footage older than ``before_s`` seconds, including clips in progress; 0 deletes all of the camera."""
         at_s = time.time() - before_s if before_s else None
         if before_s <= self.store.clip_lookback_s:
             mine = [(*each, kind) for (_, kind), each in self._work.items() if each[0].camera == camera]
@@ -135,8 +131,7 @@ class FootageCollector:
         return await self._on_disk(lambda: self.store.delete_camera(camera, before_s=at_s))
 
     async def retain_cameras(self, lives: Mapping[str, str]) -> None:
-        """The cameras there are, and the life of each: those that were there before and are gone are forgotten, also
-        where there is one of the same name again."""
+        """Delete the footage of cameras that are not in ``lives`` (name -> life), or are there with another life."""
         if lives == self._cameras:
             return
         gone = {camera for camera, life in self._cameras.items() if lives.get(camera) != life}
@@ -147,7 +142,7 @@ class FootageCollector:
 
     async def _delete_removed(self, camera: str) -> bool:
         try:
-            # The records first: an incident that ends may still ask for a clip of its end.
+            # Records first: an incident that ends may still request a clip of its end.
             try:
                 await self._erase(camera)
             finally:
@@ -203,7 +198,7 @@ class FootageCollector:
                             return
                 return
             except UnavailableError:
-                # A decoder that is being started again: of what it held nothing is left, but what comes can be had.
+                # The decoder is restarting: its buffered packets are gone, but new ones can be recorded.
                 if making.begun or attempt == TRIES - 1:
                     raise
                 await asyncio.sleep(PAUSE_S)
@@ -211,7 +206,7 @@ class FootageCollector:
     def _settle(self, incident: Incident, kind: Kind, state: ClipState, note: str) -> None:
         metrics.clips.labels(state).inc()
         if note:
-            # What is wrong with the disk is said by the store, once for all incidents.
+            # The store reports disk errors once for all incidents.
             level = logging.INFO if self.store.trouble and self.store.trouble in note else logging.WARNING
             log.log(level, "incident %s of camera %s: %s", incident.id, incident.camera, note)
         if kind == "clip":
@@ -248,7 +243,7 @@ class FootageCollector:
 
 
 class _ClipJob:
-    """What has come of one clip so far; used by the store's thread."""
+    """Partial result of one clip; used on the store's thread."""
 
     def __init__(self, collector: FootageCollector, incident: Incident, kind: Kind) -> None:
         self._store = collector.store
@@ -265,11 +260,11 @@ class _ClipJob:
 
     @property
     def stopped(self) -> bool:
-        """Nothing more can be kept."""
+        """Whether writing failed and nothing more can be stored."""
         return bool(self.trouble)
 
     def add_part(self, part: Recorded) -> None:
-        """Keep the next part."""
+        """Append one part."""
         self.begun = True
         now_s = time.time()
         try:
@@ -283,7 +278,7 @@ class _ClipJob:
                     if self._draft is None:
                         self._draft = self._store.begin(self._incident.camera, self._incident.id, self._kind, now_s)
                     self._draft.write(data)
-                    # The first part may be nothing but the file's head.
+                    # The first part may be nothing but the file header.
                     self._shows = self._shows or b"moof" in data
                 case ClipEnd():
                     self._end = part
@@ -291,7 +286,7 @@ class _ClipJob:
             self.trouble = str(error)
 
     def finish(self) -> None:
-        """Keep what there is, and say what is missing."""
+        """Commit what was recorded and report what is missing."""
         if self._draft is not None and self._shows:
             try:
                 self._draft.commit()
@@ -308,14 +303,14 @@ class _ClipJob:
             self.note = f"{neither}: {why or 'the camera sent nothing'}"
 
     def abandon(self) -> None:
-        """Leave nothing."""
+        """Discard everything written."""
         if self._draft is not None:
             self._draft.abandon()
 
 
 def record_order(incident: Incident, kind: Kind, settings: ClipsConfig) -> RecordOrder:
-    """What to record of an incident: from ``before_s`` before it began to ``after_s`` after what is known of it, and of
-    its end the same around its last moment."""
+    """What to record of an incident: ``before_s`` before its start until ``after_s`` after its last known time; for its
+    end clip, the same around its last moment."""
     before, after = round(settings.before_s * MICROSECONDS), round(settings.after_s * MICROSECONDS)
     until = incident.end + after
     start = (incident.end if kind == "end" else incident.start) - before
