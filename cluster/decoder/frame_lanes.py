@@ -1,4 +1,4 @@
-"""Each camera's way from its decoder to a replica, as state: what waits, what is under way, where it is to go next.
+"""State of each camera's path to a replica: queue, frames in flight, and hand-over to another replica.
 
 Nothing here waits or sends; :class:`~cluster.decoder.frame_sender.FrameSender` holds its lock around every use.
 """
@@ -30,11 +30,11 @@ NO_WINDOWS = (0, 0, 0)
 class LostCamera:
     """A camera whose window at the replica is gone, or whose replica cannot be reached.
 
-    ``frames``: how many of its frames were under way or waiting and are lost. ``refused``: the replica is there and did
-    not take the camera's specification (``spec``), one of its frames (``frame``), or any of them because the camera is
-    not open there (``not_open``): it is opened again with its next fresh frame. ``settled``: the camera was to be
-    handed over to another replica, the old one had settled so many windows, and the window in the making is lost;
-    frames go on at the other with a fresh one, which has been sent or held already.
+    ``frames``: queued and in-flight frames that were lost. ``refused``: the replica is reachable but refused the
+    camera's specification (``spec``), one of its frames (``frame``), or all of them because the camera is not open
+    there (``not_open``): it is opened again with its next fresh frame. ``settled``: a hand-over failed after the old
+    replica had settled so many windows; the open window is lost, and frames continue at the new replica with a fresh
+    one that has been sent or held already.
     """
 
     camera: str
@@ -47,9 +47,9 @@ class LostCamera:
 
 @dataclass(frozen=True, slots=True)
 class LaneStatus:
-    """One camera's way to its replica. ``dropped``: the replica was slow; ``lost``: the connection broke; ``found``:
-    windows that the first replica had settled when the camera was opened there (``None``: it was not yet);
-    ``refused``: why the replica did not take the newest frame it told of, empty where it did."""
+    """Status of one camera's path. ``dropped``: the replica was slow; ``lost``: the connection broke; ``found``:
+    windows that the first replica had settled when the camera was opened there (``None``: not yet opened); ``refused``:
+    why the replica refused the newest acknowledged frame, empty if it did not."""
 
     address: str
     connected: bool
@@ -67,7 +67,8 @@ class LaneStatus:
 
 @dataclass(slots=True)
 class HandOver:
-    """A camera on its way to ``target``. Frames from its fresh one on are ``held`` until the old replica has let go.
+    """A camera being handed over to ``target``. Frames from its fresh one on are ``held`` until the old replica is
+    done.
 
     ``fresh``: that frame has come; ``leaving``: nothing more goes to the old replica, which has been ``told``;
     ``done``: it has ``closed`` the camera and perhaps ``saved`` its window, or is gone.
@@ -85,11 +86,11 @@ class HandOver:
 
 @dataclass(slots=True)
 class Lane:
-    """One camera: frames that wait and that are under way to ``address``.
+    """One camera: frames queued for and in flight to ``address``.
 
-    ``term``: see ``StreamOpen``; ``not_open``: the replica says so, and it is opened with the next frame, not before.
-    ``windows``: done, gated and dropped there; ``found``: how many when it was opened first, of another decoder's
-    frames (``None``: it was not); ``before``: at replicas that have handed the camera over.
+    ``term``: see ``StreamOpen``; ``not_open``: reported by the replica, so the next frame opens it again. ``windows``:
+    done, gated and dropped there; ``found``: how many when it was first opened, of another decoder's frames (``None``:
+    not opened); ``before``: at replicas that have handed the camera over.
     """
 
     spec: StreamSpec
@@ -113,19 +114,19 @@ class Lane:
 
     @property
     def settled(self) -> tuple[int, int, int]:
-        """Windows done, gated and dropped, here and before."""
+        """Windows done, gated and dropped, at this and earlier replicas."""
         done, gated, dropped = (now + before for now, before in zip(self.windows, self.before, strict=True))
         return done, gated, dropped
 
     def wants(self, sample: FrameSample) -> bool:
-        """Whether a frame can be used: after a loss, and once the old replica was told to let go, a fresh one first."""
+        """Whether a frame can be used: after a loss, and once a hand-over has begun, only after a fresh one."""
         left = self.hand_over is not None and self.hand_over.leaving and not self.hand_over.held
         return sample.random_access or not (self.wants_fresh or left)
 
     def enqueue(
         self, sample: FrameSample, message: frames_pb2.Frame, most: int
     ) -> Literal["queued", "held", "dropped"]:
-        """Put a frame where it waits. What waits already is dropped as a whole where it is ``most``."""
+        """Queue a frame. A queue that holds ``most`` frames is dropped as a whole."""
         move = self.hand_over if self.hand_over is not None and (sample.random_access or self.hand_over.held) else None
         queue = self.queue if move is None else move.held
         if len(queue) >= most:
@@ -140,7 +141,7 @@ class Lane:
         return "queued" if move is None else "held"
 
     def reset(self) -> int:
-        """Forget what is queued and under way; returns how many frames that were, which are lost."""
+        """Drop queued and in-flight frames; returns how many."""
         frames = len(self.queue) + len(self.in_flight)
         self.lost += frames
         self.queue.clear()
@@ -150,14 +151,14 @@ class Lane:
         return frames
 
     def finish_hand_over(self, move: HandOver) -> None:
-        """Go on where the camera moved to, with the frames that were held meanwhile."""
+        """Continue at the hand-over's target, with the held frames."""
         self.before = self.settled if move.saved else NO_WINDOWS
         self.windows = NO_WINDOWS
         self.address, self.queue, self.hand_over = move.target, move.held, None
         self.wants_fresh = not self.queue
 
     def acknowledge(self, ack: frames_pb2.FrameAck) -> LostCamera | None:
-        """What the replica says of a frame or of the camera; returns what it refused."""
+        """Apply an acknowledgement of a frame or of the camera; returns what was refused."""
         if not ack.opened and ack.index in self.in_flight:
             while self.in_flight.popleft() != ack.index:
                 pass
@@ -187,7 +188,7 @@ class Lane:
 
 @dataclass(slots=True)
 class ReplicaLink:
-    """One replica: which lanes may have something to send, and messages of lanes that have left."""
+    """One replica: lanes that may have something to send, and closing messages of lanes that have left."""
 
     address: str
     ready: deque[str] = field(default_factory=deque)

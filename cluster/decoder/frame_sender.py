@@ -1,4 +1,4 @@
-"""``Frames``, the decoder's side: camera threads hand samples over without waiting; one stream per replica."""
+"""gRPC ``Frames`` client of a decoder: camera threads enqueue samples without waiting; one stream per replica."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ log = logging.getLogger(__name__)
 
 
 class FrameSender:
-    """Made on an event loop; :meth:`assign`, :meth:`send` and :meth:`close` may be called from any thread.
+    """Created on an event loop; :meth:`assign`, :meth:`send` and :meth:`close` may be called from any thread.
 
     At most ``max_queue`` frames of a camera wait here, besides those the replica gave credit for. When the replica is
-    slow the camera's whole queue is dropped and counted, and nothing but a frame that needs none before it is
-    taken next: frames between two such belong together.
+    slow the camera's whole queue is dropped and counted, and only a frame that depends on none before it is accepted
+    next: frames between two such belong together.
 
     Args:
-        fresh_s: how long a camera that is handed over may take to bring its fresh frame before its old replica is told
-            to let go; ``hand_over_s``: how long that may take then.
+        fresh_s: longest wait for the fresh frame of a camera that is handed over, before its old replica is told to
+            close it; ``hand_over_s``: longest wait for the old replica then.
         on_lost: called on the event loop when a connection broke, could not be made (once until it is), or the replica
             refused a camera; must not block.
     """
@@ -64,8 +64,7 @@ class FrameSender:
 
     # -- any thread -----------------------------------------------------------------------------
     def confirm(self, term: int) -> None:
-        """This version of the controller's table gives all cameras that are not closing here to this decoder, and what
-        is assigned from now on (``StreamOpen.term``)."""
+        """Set the version of the controller's table that assigns all open cameras here (``StreamOpen.term``)."""
         with self._lock:
             self._term = term
             for lane in self._lanes.values():
@@ -73,11 +72,11 @@ class FrameSender:
                     lane.term = term
 
     def assign(self, spec: StreamSpec, address: str, *, hand_over: bool = False) -> bool:
-        """``spec.stream`` belongs to the replica at ``address`` from now on; again with another spec to change it.
+        """Send ``spec.stream`` to the replica at ``address`` from now on; call again to change the spec.
 
-        A camera that moves leaves its old replica; its next frame must be fresh. With ``hand_over`` the old one lives:
-        frames before that fresh one still go there, those after it are held until it has answered what waits and has
-        put the camera's window where the new one finds it. Returns whether that is tried; a failure is told to
+        A camera that moves leaves its old replica; its next frame must be fresh. With ``hand_over`` the old one is
+        alive: frames before that fresh one still go there, those after it are held until it has answered its queue and
+        saved the camera's window where the new one finds it. Returns whether that is tried; a failure is reported to
         ``on_lost``.
         """
         camera = spec.stream
@@ -106,9 +105,9 @@ class FrameSender:
             return False
 
     def send(self, sample: FrameSample, *, wait_s: float = 0.0) -> bool:
-        """Queue one frame. False: it was dropped and counted, and the next one must need none before it.
+        """Queue one frame. False: it was dropped and counted, and the next one must depend on none before it.
 
-        ``wait_s``: how long to wait for room first, for a source that can be held back (a file).
+        ``wait_s``: longest wait for space, for a source that can be held back (a file).
         """
         with self._lock:
             lane = self._lanes.get(sample.stream)
@@ -119,7 +118,7 @@ class FrameSender:
             if not lane.wants(sample):
                 lane.dropped += 1
                 return False
-        # The copy is made outside of the lock, by the camera's own thread, which is the only one to send for it.
+        # Copied outside the lock: the camera's thread is the only one that sends for it.
         message = frame_to_proto(sample)
         with self._lock:
             if self._stopped:
@@ -133,7 +132,7 @@ class FrameSender:
             return taken != "dropped"
 
     def close(self, camera: str, *, flush: bool = False) -> None:
-        """The camera goes; ``flush``: after what is queued, and its last window is answered."""
+        """Remove a camera; ``flush``: after its queue is sent, and with its last window answered."""
         with self._lock:
             lane = self._lanes.get(camera)
             if lane is None:
@@ -150,7 +149,7 @@ class FrameSender:
                 self._ready(camera, link)
 
     def status(self, camera: str) -> LaneStatus | None:
-        """None for a camera that was never assigned or is gone."""
+        """None for a camera that is not assigned."""
         with self._lock:
             lane = self._lanes.get(camera)
             if lane is None:
@@ -160,7 +159,7 @@ class FrameSender:
 
     # -- the event loop -------------------------------------------------------------------------
     async def stop(self, flush_s: float = 2.0) -> None:
-        """Wait up to ``flush_s`` for closing cameras to be taken over, then end every stream."""
+        """Wait up to ``flush_s`` for closing cameras, then end every stream."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(flush_s):
                 while any(lane.closing is not None for lane in list(self._lanes.values())):
@@ -188,7 +187,7 @@ class FrameSender:
         task.add_done_callback(self._tasks.discard)
 
     async def _hand_over(self, camera: str, lane: Lane, move: HandOver) -> None:
-        """Let the old replica go, wait until it has, and go on at the new one."""
+        """Close the camera at the old replica, wait until that is done, and continue at the new one."""
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(move.fresh.wait(), self._fresh_s)
         with self._lock:
@@ -214,7 +213,7 @@ class FrameSender:
             self._on_lost([LostCamera(camera, old, frames, reason, settled=settled)])
 
     async def _run(self, link: ReplicaLink) -> None:
-        """Connect, send, and again after every break, as long as a camera is assigned to this replica."""
+        """Connect and send, reconnecting as long as a camera is assigned to this replica."""
         attempt = 0
         told = False
         while self._in_use(link):
@@ -227,7 +226,7 @@ class FrameSender:
             except TimeoutError:
                 reason = f"no answer within {self._connect_s:g} s"
             except Exception as error:
-                # A defect here must cost a connection, not every camera's way to its replica for good.
+                # A defect here must cost one connection, not the replica's link for good.
                 log.error("sending frames to %s failed", link.address, exc_info=error)
                 reason = repr(error)
             if not self._in_use(link):
@@ -240,7 +239,7 @@ class FrameSender:
             await asyncio.sleep(self._backoff.delay_s(attempt, random.random()))
 
     def _in_use(self, link: ReplicaLink) -> bool:
-        """Whether anything is left to do here; if not the link is forgotten."""
+        """Whether the link is still needed; if not it is removed."""
         with self._lock:
             if self._links.get(link.address) is not link:
                 return False
@@ -261,7 +260,7 @@ class FrameSender:
                 if lane.hand_over is not None:
                     lane.hand_over.done.set()
                     continue
-                # What waits for a replica that was never reached can still be sent.
+                # Frames queued for a replica that was never reached can still be sent.
                 frames = lane.reset() if link.connected else 0
                 lost.append(LostCamera(camera, link.address, frames, reason))
                 if lane.closing is not None and link.connected:
@@ -298,7 +297,7 @@ class FrameSender:
                 self._acknowledge(link, each)
 
     async def _write(self, link: ReplicaLink, call: Call) -> bool:
-        """True: nothing is left for this replica."""
+        """Send until the connection ends. True: nothing is left for this replica."""
         try:
             while True:
                 link.work.clear()
@@ -313,7 +312,7 @@ class FrameSender:
             return False
 
     def _next(self, link: ReplicaLink) -> frames_pb2.FrameMessage | None:
-        """The next message, cameras in turn."""
+        """The next message, round robin over cameras."""
         with self._lock:
             if link.closes:
                 return frames_pb2.FrameMessage(close=link.closes.popleft())
@@ -357,7 +356,7 @@ class FrameSender:
 
     # -- under the lock -------------------------------------------------------------------------
     def _can_move(self, lane: Lane, address: str) -> bool:
-        """Whether a camera has something at its old replica that can be asked to hand it over."""
+        """Whether the old replica holds state of the camera that it can hand over."""
         link = self._links.get(lane.address)
         return lane.address != address and lane.sent > 0 and link is not None and link.connected
 

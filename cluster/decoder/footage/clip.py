@@ -1,4 +1,4 @@
-"""Packets into a fragmented MP4 that browsers play, part by part: as they are, or decoded, painted and encoded anew."""
+"""Writes packets into a fragmented MP4 that browsers play: remuxed, or decoded, masked and re-encoded."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from cluster.errors import SourceError
 from cluster.types import MICROSECONDS
 
 PLAYED = frozenset({"h264"})
-"""Codecs that every browser plays as they are."""
+"""Codecs that every browser plays."""
 
 _FRAGMENTED = {
-    # Nothing is written twice, so that what has left is final; a part at each keyframe, or every 2 s.
+    # Nothing is rewritten, so that every part is final; a new part at each keyframe, or every 2 s.
     "movflags": "frag_keyframe+empty_moov+default_base_moof",
     "frag_duration": "2000000",
     "flush_packets": "1",
@@ -28,20 +28,20 @@ _FRAGMENTED = {
 _TIME_BASE = Fraction(1, MICROSECONDS)
 _CLOCK = Fraction(1, 90_000)
 _TICK = 23
-"""Microseconds between two packets at least: the clock of 90 kHz is coarser, and two of one tick would be refused."""
+"""Least microseconds between two packets: the 90 kHz clock is coarser, and equal ticks would be refused."""
 _REORDER = MICROSECONDS // 5
-"""Room for B-pictures of cameras that tell no decoding times."""
+"""Reordering delay assumed for B-pictures of cameras that send no decoding times."""
 _KEYFRAMES = 50
 
 Painter = Callable[[VideoFrame], VideoFrame]
-"""What must happen to a decoded picture before anybody sees it: privacy masks."""
+"""Applied to every decoded picture before it is shown: privacy masks."""
 
 
 class ClipWriter(Protocol):
-    """Packets in decoding order in, finished parts of the file out. May be called from any thread, one at a time."""
+    """Takes packets in decoding order and returns finished parts of the file. Any thread, one at a time."""
 
     def feed(self, packets: Sequence[SegmentPacket]) -> bytes:
-        """What became ready: whole boxes, nothing of which changes later.
+        """Write packets; returns what is complete: whole boxes that never change later.
 
         Raises:
             SourceError: the packets cannot be made into a clip.
@@ -49,23 +49,23 @@ class ClipWriter(Protocol):
         ...
 
     def close(self) -> bytes:
-        """The rest. Raises like :meth:`feed`."""
+        """Finish the file; returns the rest. Raises like :meth:`feed`."""
         ...
 
     @property
     def span(self) -> tuple[int, int]:
-        """The camera's microseconds that the clip shows so far; (0, 0) while it shows nothing."""
+        """First and last time of the clip so far, camera microseconds; (0, 0) while it is empty."""
         ...
 
 
 def clip_writer(segment: Segment, start: int, *, painter: Painter | None, height: int) -> ClipWriter:
-    """The cheapest writer that will do.
+    """Create the cheapest sufficient writer.
 
     Args:
-        segment: whose packets will come.
+        segment: of the packets.
         start: the clip begins with the picture at ``start``, or with the keyframe before it.
-        painter: for cameras whose pictures may not be shown as they are.
-        height: tallest picture of a clip that must be encoded anew.
+        painter: masks, which force re-encoding.
+        height: largest picture height when re-encoding.
     """
     if painter is None and segment.codec in PLAYED:
         return Remuxer(segment)
@@ -73,7 +73,7 @@ def clip_writer(segment: Segment, start: int, *, painter: Painter | None, height
 
 
 class _Parts:
-    """The file as FFmpeg writes it; :meth:`take` is what came since the last time."""
+    """File object for FFmpeg; :meth:`take` returns what was written since the last call."""
 
     def __init__(self) -> None:
         self._parts: list[bytes] = []
@@ -88,7 +88,7 @@ class _Parts:
 
 
 class Remuxer:
-    """H.264 as the camera sent it. The clip begins with the first packet, a keyframe."""
+    """Remuxes H.264 unchanged. The clip begins with the first packet, a keyframe."""
 
     def __init__(self, segment: Segment) -> None:
         self._segment = segment
@@ -126,7 +126,7 @@ class Remuxer:
         if not width or not height:
             width, height = picture_size(first)
         self._container = av.open(self._parts, "w", format="mp4", options=_FRAGMENTED)
-        # The stubs leave out the attributes that PyAV sets from keywords.
+        # The stubs lack the attributes that PyAV sets from keywords.
         add: Any = self._container.add_mux_stream
         self._stream = add(segment.codec, width=width, height=height, extradata=segment.extradata)
         self._stream.time_base = _CLOCK
@@ -148,7 +148,7 @@ class Remuxer:
 
 
 class Transcoder:
-    """Decoded, painted, made smaller where it is too large, and encoded as H.264 on one thread."""
+    """Decodes, masks, scales down if needed, and encodes as H.264 on one thread."""
 
     def __init__(self, segment: Segment, start: int, painter: Painter | None, height: int) -> None:
         self._segment = segment
@@ -173,7 +173,7 @@ class Transcoder:
             try:
                 frames = self._decoder.decode(placed.packet.data, placed.time, placed.order)
             except DecodeError:
-                # What a damaged packet leaves of a picture is not worth more than its absence.
+                # A picture from a damaged packet is worse than none.
                 continue
             self._encode(frames)
         return self._parts.take()
@@ -209,7 +209,7 @@ class Transcoder:
         scale = min(1.0, self._height / frame.height)
         self._container = av.open(self._parts, "w", format="mp4", options=_FRAGMENTED)
         self._stream = self._container.add_stream("libx264", options={"preset": "veryfast", "crf": "25"})
-        # H.264 wants even sides.
+        # H.264 needs even sides.
         self._stream.width = max(2, round(frame.width * scale / 2) * 2)
         self._stream.height = max(2, round(frame.height * scale / 2) * 2)
         self._stream.pix_fmt = "yuv420p"
@@ -225,13 +225,13 @@ class Transcoder:
             frame, self._stream.width, self._stream.height, "yuv420p", dst_color_range=ColorRange.MPEG, threads=1
         )
         small.pts, small.time_base = (time - self._zero) // 1000, Fraction(1, 1000)
-        # Else a keyframe stays one, and of a codec that has nothing else every picture would be.
+        # Otherwise keyframes stay keyframes, which in an all-intra codec is every picture.
         small.pict_type = PictureType.NONE
         self._container.mux(self._stream.encode(small))
 
 
 def picture_size(first: SegmentPacket) -> tuple[int, int]:
-    """Width and height of a keyframe's picture, by decoding it.
+    """Width and height of a keyframe, by decoding it.
 
     Raises:
         SourceError: it cannot be decoded.
@@ -247,5 +247,5 @@ def picture_size(first: SegmentPacket) -> tuple[int, int]:
 
 
 def _decoded(placed: SegmentPacket) -> int:
-    """When it is decoded. A camera with B-pictures that tells no such times gets some room."""
+    """Decoding time; shifted back for cameras with B-pictures that send none."""
     return placed.order if placed.packet.dts is not None else placed.order - _REORDER

@@ -1,4 +1,4 @@
-"""The newest encoded packets of each camera, so that a clip can begin before anybody knew of it. Nothing is decoded."""
+"""Ring of each camera's newest encoded packets, so that a clip can begin before its incident. Nothing is decoded."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ OF_CAMERA, OF_ALL = "clips.ring_camera_bytes", "clips.ring_bytes"
 
 
 class RingBudget:
-    """Bytes that all rings of a process may hold together; thread-safe.
+    """Shared byte limit of all rings of a process; thread-safe.
 
-    A ring gives way when the whole is too much and it holds more than its share, so that quiet cameras keep what they
-    have and the whole is exceeded by no more than one packet of each.
+    When the total is exceeded, rings that hold more than their share shrink, so that quiet cameras keep theirs and the
+    total is exceeded by at most one packet of each ring.
     """
 
     def __init__(self, limit: int) -> None:
@@ -36,39 +36,39 @@ class RingBudget:
 
     @property
     def short(self) -> int:
-        """Rings that do not reach back as far as they should."""
+        """Number of rings that do not reach back as far as configured."""
         return self._short
 
     def count_short(self, by: int) -> None:
-        """So many rings more do not reach back as far as they should."""
+        """Change the number of short rings."""
         with self._lock:
             self._short += by
 
     def add_ring(self) -> None:
-        """One ring more."""
+        """Register a ring."""
         with self._lock:
             self._rings += 1
 
     def remove_ring(self, held: int) -> None:
-        """One ring less, which held so much."""
+        """Unregister a ring that held so many bytes."""
         with self._lock:
             self._rings -= 1
             self._held -= held
 
     def add_bytes(self, by: int) -> None:
-        """A ring holds ``by`` bytes more."""
+        """Change the total."""
         with self._lock:
             self._held += by
 
     def is_exceeded(self, own: int) -> bool:
-        """Whether a ring that holds ``own`` bytes must give some up."""
+        """Whether a ring that holds ``own`` bytes must shrink."""
         with self._lock:
             return self._held > self.limit and own > self.limit // max(1, self._rings)
 
 
 @dataclass(slots=True)
 class _Gop:
-    """Packets from one where a decoder can begin up to the next such."""
+    """Packets of one GOP: from one where a decoder can begin up to the next such."""
 
     segment: Segment
     packets: list[SegmentPacket] = field(default_factory=list)
@@ -76,10 +76,10 @@ class _Gop:
 
 
 class Recording:
-    """What one clip is made of: what the ring held, then what comes, until ``until`` is decoded.
+    """Packet source of one clip: what the ring held, then live packets, until ``until`` is decoded.
 
-    ``missing``: why it does not begin where it should, ``over``: why nothing follows, each empty when all is well.
-    Made by :meth:`PacketRing.record`; read by one thread while the camera's thread adds to it.
+    ``missing``: why it begins late; ``end_reason``: why nothing follows; each empty if not so. Created by
+    :meth:`PacketRing.record`; read by one thread while the camera's thread appends.
     """
 
     def __init__(self, segment: Segment | None, start: int, until: int, most_bytes: int) -> None:
@@ -96,7 +96,7 @@ class Recording:
 
     @property
     def done(self) -> bool:
-        """Nothing will be added."""
+        """Whether no packet will be added."""
         return self.complete or bool(self.end_reason)
 
     def pop_packets(self, most: int = 32) -> list[SegmentPacket]:
@@ -105,13 +105,13 @@ class Recording:
             return [self._packets.popleft() for _ in range(min(most, len(self._packets)))]
 
     def end(self, why: str) -> None:
-        """Add nothing more."""
+        """Stop recording."""
         with self._lock:
             if not self.done:
                 self.end_reason = why
 
     def add_packet(self, placed: SegmentPacket) -> None:
-        """The camera's next packet."""
+        """Append the camera's next packet."""
         with self._lock:
             if self.done:
                 return
@@ -129,10 +129,10 @@ class Recording:
 
 
 class PacketRing:
-    """One camera's packets of about ``keep_s`` seconds, whole groups of pictures, at most ``most_bytes``.
+    """Packets of about ``keep_s`` seconds of one camera, in whole GOPs, at most ``most_bytes``.
 
-    :meth:`open`, :meth:`take` and :meth:`close` are called by the camera's thread, the rest by any. A group larger than
-    ``most_bytes`` is given up as a whole: the ring is empty until the camera's next keyframe.
+    :meth:`open`, :meth:`add_packet` and :meth:`close` are called by the camera's thread, the rest by any. A GOP larger
+    than ``most_bytes`` is dropped as a whole: the ring is empty until the next keyframe.
     """
 
     def __init__(self, keep_s: float, most_bytes: int, budget: RingBudget) -> None:
@@ -156,11 +156,11 @@ class PacketRing:
 
     @property
     def short(self) -> str:
-        """The setting that keeps it from reaching back ``keep_s``; empty when none does."""
+        """Setting that limits the ring to less than ``keep_s``; empty when none does."""
         return self._short
 
     def shortage(self) -> str:
-        """The same with figures, a sentence."""
+        """The same as a sentence with figures."""
         with self._lock:
             groups = self._gops
             held_s = groups[-1].packets[-1].at_s - groups[0].packets[0].at_s if groups else 0.0
@@ -175,19 +175,19 @@ class PacketRing:
 
     @property
     def seconds(self) -> float:
-        """Of video held."""
+        """Seconds of video held."""
         with self._lock:
             return self._gops[-1].packets[-1].at_s - self._gops[0].packets[0].at_s if self._gops else 0.0
 
     # -- the camera's thread --------------------------------------------------------------------
     def open(self, header: StreamHeader) -> None:
-        """The source connected."""
+        """Handle that the source has connected."""
         with self._lock:
             self._segmenter.open(header)
             self._end_recordings()
 
     def add_packet(self, packet: EncodedPacket) -> None:
-        """The next packet."""
+        """Append the next packet."""
         with self._lock:
             placed = self._segmenter.assign(packet)
             self._end_recordings()
@@ -211,16 +211,15 @@ class PacketRing:
             self._trim(placed.at_s)
 
     def pause(self, why: str) -> None:
-        """The camera sends nothing any more, for now or for good; what is held stays."""
+        """Handle that the camera stopped sending; held packets stay."""
         with self._lock:
             self._segmenter.end(why)
             self._end_recordings(why)
 
     # -- anybody --------------------------------------------------------------------------------
     def record(self, start: int, until: int) -> Recording:
-        """A clip from ``start`` to ``until``, microseconds of the camera's clock, as far as that can be had: from the
-        group of pictures that holds ``start``, or the oldest there is; where nothing of that time is held, as much of
-        the newest instead."""
+        """Start a clip from ``start`` to ``until``, camera microseconds. It begins with the GOP of ``start``, or the
+        oldest; where nothing of that time is held, with as much of the newest instead."""
         with self._lock:
             groups, missing = self._groups_of(start, until), ""
             if not groups and self._gops:
@@ -248,7 +247,7 @@ class PacketRing:
             return recording
 
     def gop_packets(self, time: int) -> list[SegmentPacket]:
-        """The packets from which the picture at ``time`` can be decoded: of its group, or of the newest."""
+        """Packets to decode the picture at ``time`` from: of its GOP, or of the newest."""
         with self._lock:
             for group in reversed(self._gops):
                 if group.packets[0].time <= time and group.segment is self._gops[-1].segment:
@@ -256,8 +255,8 @@ class PacketRing:
             return list(self._gops[-1].packets) if self._gops else []
 
     def delete_before(self, before_s: float = 0.0) -> int:
-        """Hold no group of pictures that began more than ``before_s`` seconds ago (0: none at all), and end the clips
-        under way that begin earlier; how many bytes are gone."""
+        """Drop GOPs that began more than ``before_s`` seconds ago (0: all) and end the recordings that begin earlier;
+        returns bytes."""
         with self._lock:
             held, groups = self._bytes, self._gops
             newest = groups[-1].packets[-1] if groups else None
@@ -272,12 +271,12 @@ class PacketRing:
             return held - self._bytes
 
     def expire(self, idle_s: float) -> None:
-        """Hold nothing of a camera that has sent nothing for so long."""
+        """Drop all packets of a camera that has sent nothing for so long."""
         if self._bytes and time.monotonic() - self._arrived_s > idle_s:
             self.delete_before()
 
     def close(self) -> None:
-        """The camera goes; twice is once."""
+        """Remove the ring from the budget; idempotent."""
         with self._lock:
             if not self._joined:
                 return
@@ -290,7 +289,7 @@ class PacketRing:
 
     # -- inside ---------------------------------------------------------------------------------
     def _groups_of(self, start: int, until: int) -> list[_Gop]:
-        """Groups of the segment that shows most of the time wanted, the newest of equals; empty when none does."""
+        """GOPs of the segment that covers most of the period, the newest of equals; empty when none does."""
         segments: list[list[_Gop]] = []
         for group in self._gops:
             if not segments or segments[-1][0].segment is not group.segment:
@@ -302,7 +301,7 @@ class PacketRing:
             first, last = groups[0].packets[0].time, max(placed.time for placed in groups[-1].packets)
             if last < start:
                 continue
-            # One that goes on will show the rest as well.
+            # An open segment will cover the rest as well.
             shows = min(until, last + 1 if groups[0].segment.end_reason else until) - max(start, first)
             if shows > 0 and shows >= longest:
                 best, longest = groups, shows
@@ -328,7 +327,7 @@ class PacketRing:
         self._drop(group.bytes)
 
     def _too_much(self) -> str:
-        """The setting by which it holds too much."""
+        """Setting whose limit is exceeded."""
         if self._bytes > self.most_bytes:
             return OF_CAMERA
         return OF_ALL if self._budget.is_exceeded(self._bytes) else ""
@@ -342,7 +341,7 @@ class PacketRing:
         self._budget.add_bytes(-size)
 
     def _end_recordings(self, why: str = "") -> None:
-        """Those of a segment that is over, or with ``why`` all."""
+        """End recordings whose segment is over, or with ``why`` all."""
         ended = [each for each in self._recordings if why or (each.segment is not None and each.segment.end_reason)]
         for recording in ended:
             recording.end(why or (recording.segment.end_reason if recording.segment is not None else ""))

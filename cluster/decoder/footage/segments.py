@@ -1,4 +1,4 @@
-"""Which packets of a stream belong together: one codec, one picture size, one run of the camera's clock."""
+"""Splits a packet stream into segments of one codec, picture size and run of the camera's clock."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from cluster.codec.source import StreamHeader
 from cluster.types import MICROSECONDS, EncodedPacket
 
 _BACK = MICROSECONDS
-"""A clock that goes back so far was set anew; less is B-pictures, or a camera that repeats itself."""
+"""A clock that jumps back so far was reset; less is B-pictures, or a camera that repeats itself."""
 _AHEAD = 10 * MICROSECONDS
 _LATE = 1024
 _H264_SPS, _H264_PPS, _HEVC_SPS = 7, 8, 33
@@ -20,8 +20,8 @@ class Segment:
     """Packets that one clip can hold.
 
     * ``codec``: FFmpeg's name; ``extradata``: the decoder's configuration; ``width``, ``height``: 0 when unknown
-    * ``over``: why nothing follows, empty while it goes on
-    * ``cut``: its first packets were given up
+    * ``end_reason``: why it ended, empty while it continues
+    * ``cut``: its first packets were dropped
     """
 
     codec: str
@@ -34,10 +34,10 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class SegmentPacket:
-    """One packet and where it stands.
+    """One packet and its place.
 
-    * ``time``: when it is shown, the camera's microseconds; ``order``: when it is decoded, never before the last
-    * ``at_s``: seconds of video before it, all segments together: grows whatever the camera's clock does
+    * ``time``: presentation time, camera microseconds; ``order``: decoding time, never before the last
+    * ``at_s``: seconds of video before it over all segments: grows whatever the camera's clock does
     * ``starts``: a decoder can begin here; ``after_loss``: packets are missing before it
     """
 
@@ -51,7 +51,7 @@ class SegmentPacket:
 
 
 class Segmenter:
-    """Follows one camera's packets. Not thread-safe."""
+    """Tracks one camera's packets. Not thread-safe."""
 
     def __init__(self) -> None:
         self._segment: Segment | None = None
@@ -64,13 +64,13 @@ class Segmenter:
         self._waiting = self._lost = False
 
     def open(self, header: StreamHeader) -> None:
-        """The source connected, for the first time or again."""
+        """Handle a (re)connected source."""
         self._header = header
         self._sequence = None
         self.end("the connection to the camera was lost")
 
     def end(self, why: str) -> None:
-        """Nothing that follows belongs to what was."""
+        """End the current segment."""
         if self._segment is not None and not self._segment.end_reason:
             self._segment.end_reason = why
         self._segment = self._order = None
@@ -78,7 +78,7 @@ class Segmenter:
         self._waiting, self._lost = True, False
 
     def assign(self, packet: EncodedPacket) -> SegmentPacket | None:
-        """Where a packet belongs; ``None`` for one that nobody can decode, or that came before."""
+        """Place a packet; ``None`` for one that cannot be decoded, or is a repetition."""
         if not self._in_sequence(packet):
             return None
         if self._segment is not None and packet.codec != self._segment.codec:
@@ -104,7 +104,7 @@ class Segmenter:
             return False
         self._sequence = packet.sequence + 1
         if expected is not None and packet.sequence != expected:
-            # What follows refers to what is missing, until a decoder can begin anew.
+            # Later packets refer to missing ones, until a decoder can begin again.
             self._waiting = self._lost = True
         return True
 
@@ -117,7 +117,7 @@ class Segmenter:
         if given is None:
             given = self._step if last is None else last + self._step
         if last is not None:
-            # A B-picture without a decoding time is shown before the last one, and decoded after it.
+            # A B-picture without decoding time is shown before the last one, but decoded after it.
             given = max(given, last + 1)
             self._step = min(given - last, MICROSECONDS)
             self._at_s += (given - last) / MICROSECONDS
@@ -144,8 +144,8 @@ def can_start(packet: EncodedPacket) -> bool:
 
 
 def parameter_sets(codec: str, data: bytes) -> tuple[bytes, bytes]:
-    """The sequence parameter sets, and all parameter sets, before the first picture of an Annex-B packet; both are
-    Annex-B themselves, and empty where there are none."""
+    """The sequence parameter sets, and all parameter sets, before the first picture of an Annex-B packet; both as
+    Annex-B, empty where there are none."""
     sizes, every = b"", b""
     heads = _heads(codec, data)
     ends = [*(start - 3 for start in heads[1:]), len(data)]
@@ -163,7 +163,7 @@ def parameter_sets(codec: str, data: bytes) -> tuple[bytes, bytes]:
 
 
 def _heads(codec: str, data: bytes) -> list[int]:
-    """Where units begin, up to the first picture and that included."""
+    """Offsets of NAL units up to and including the first picture."""
     found = []
     for start in unit_starts(data):
         found.append(start)
