@@ -118,6 +118,7 @@ class Replica:
             step_budget_s=self._config.scheduling.step_budget_s,
             costs=fleet_settings(self._config).costs,
             per_stream=cluster.window_queue,
+            order=self._config.scheduling.order,
             stall_s=cluster.stall_timeout_s,
             absent_s=cluster.heartbeat_timeout_s,
             ask_share=self._config.asking.share,

@@ -143,6 +143,21 @@ retrievers: Registry[Any] = Registry(
         "wicsum": "cluster.memory.retrieve.wicsum:WiCSum",
     },
 )
+tiers: Registry[Any] = Registry(
+    "KV tier",
+    {
+        "host": "cluster.memory.tiers.arena:Arena",
+        "node": "cluster.memory.tiers.remote:RemoteTier",
+        "redis": "cluster.memory.tiers.redis:RedisTier",
+    },
+)
+window_orders: Registry[Any] = Registry(
+    "window order",
+    {
+        "arrival": "cluster.replica.window_orders:Arrival",
+        "deadline": "cluster.replica.window_orders:Deadline",
+    },
+)
 sinks: Registry[Any] = Registry(
     "alert sink",
     {

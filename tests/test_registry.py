@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -19,6 +21,9 @@ KINDS = {
     "compressors": ("cluster.memory.compress.simple", "Sliding", {"memory": {"compressor": "mine"}}),
     "organisers": ("cluster.memory.organise.frames", "Frames", {"memory": {"organiser": "mine"}}),
     "retrievers": ("cluster.memory.retrieve.top_k", "TopK", {"memory": {"retriever": "mine"}}),
+    "tiers": ("cluster.memory.tiers.arena", "Arena", {"tiers": {"levels": ["mine"]}}),
+    "window_orders": ("cluster.replica.window_orders", "Arrival", {"scheduling": {"order": "mine"}}),
+    "families": ("cluster.models.internvl", "InternVL", {}),
     "sinks": ("cluster.alerts.sinks.log", "LogSink", {"alerts": {"sinks": [{"name": "a", "kind": "mine"}]}}),
 }
 
@@ -75,6 +80,8 @@ def test_every_entry_is_there():
         "organisers",
         "retrievers",
         "sinks",
+        "tiers",
+        "window_orders",
     ):
         policies = getattr(registry, name)
         assert len(policies.names()) >= 2
@@ -88,3 +95,46 @@ def test_names_are_known_without_importing_any_policy():
         "assert not {'torch', 'transformers', 'numpy'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+# Where each kind's shared tests are; those of a family are the first of the conformance matrix.
+MATRICES = (
+    "vision/test_pruners.py",
+    "engine/test_refresh_policies.py",
+    "memory/test_compress.py",
+    "memory/test_organise.py",
+    "memory/test_retrieve.py",
+    "memory/tiers/test_tier_matrix.py",
+    "replica/test_windows.py",
+    "conformance/test_conformance_matrix.py::test_nothing_pruned_equals_the_reference",
+)
+
+
+def test_the_shared_matrix_runs_on_a_policy_of_ones_own(tmp_path):
+    """One of each from a file; the tests are those that every other policy passes."""
+    lines = ["from dataclasses import replace", "from cluster import registry", "from cluster.models import presets"]
+    for kind, (module, name, _) in KINDS.items():
+        lines += [f"from {module} import {name}", f"class Mine_{kind}({name}): pass"]
+        lines += [f"registry.{kind}.register('mine')('own_policies:Mine_{kind}')"]
+    lines += ["presets.PRESETS['tiny-mine'] = replace(presets.PRESETS['tiny-internvl3'], family='mine')"]
+    (tmp_path / "own_policies.py").write_text("\n".join(lines))
+    tests = Path(__file__).parent
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-p",
+        "own_policies",
+        "-p",
+        "no:cacheprovider",
+        "-q",
+        "-rA",
+        "--no-header",
+    ]
+    command += ["-k", "mine and not (tiny and (qwen or internvl3))", *(str(tests / each) for each in MATRICES)]
+    environment = os.environ | {"PYTHONPATH": str(tmp_path)}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, cwd=tests.parent, env=environment)
+    assert done.returncode == 0, done.stdout
+    passed = [line for line in done.stdout.splitlines() if line.startswith("PASSED")]
+    for each in MATRICES:
+        assert any(each.partition("::")[0] in line and "mine" in line for line in passed), each

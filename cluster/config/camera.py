@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import Field, field_validator
 
 from cluster.config.memory import MemoryConfig
 from cluster.config.privacy import MAX_MASKS, MaskPolygon
-from cluster.config.problems import Duration, Section
+from cluster.config.problems import Duration, OneOf, Section
 from cluster.redaction import SourceAddress
+from cluster.registry import pruners, refresh_policies
 from cluster.types import Question, StreamSpec
 
 
 class PruningConfig(Section):
     """The pruning policy and its parameters."""
 
-    policy: str = Field(
+    policy: Annotated[str, OneOf(pruners)] = Field(
         default="replenish",
         description="replenish (ours: keeps cells that differ from when they were last encoded), codecsight (as "
         "published) or none.",
@@ -43,7 +44,7 @@ class WindowConfig(Section):
 
     length_s: float = Field(default=40.0, gt=0, le=3600, description="Seconds of video a question is answered on.")
     stride_s: float = Field(default=8.0, gt=0, description="Seconds between two answers; must not exceed length_s.")
-    refresh: str = Field(
+    refresh: Annotated[str, OneOf(refresh_policies)] = Field(
         default="anchors",
         description="Which reused tokens are computed again: all, none, anchors, anchors_last (in the order vLLM "
         "forces), first_n, shifted, random, topk_deviation (CacheBlend), first_percent (VLCache), budget (ours) or "

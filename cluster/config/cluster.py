@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
-from cluster.config.problems import Section
+from cluster.config.problems import OneOf, Section
+from cluster.registry import window_orders
 
 
 class GatewayConfig(Section):
@@ -104,6 +105,11 @@ class SchedulingConfig(Section):
     )
     high: float = Field(default=0.97, gt=0, le=1.0, description="Utilisation of a replica above which quality falls.")
     low: float = Field(default=0.92, gt=0, le=1.0, description="Utilisation below which quality rises again.")
+    order: Annotated[str, OneOf(window_orders)] = Field(
+        default="deadline",
+        description="Order in which windows of one priority reach the engine: deadline (earliest deadline first), or "
+        "arrival (first come, first served).",
+    )
     step_budget_s: float = Field(
         default=1.0,
         gt=0,

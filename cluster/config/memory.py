@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator
 
-from cluster.config.problems import Duration, Section, Size
+from cluster.config.problems import Duration, OneOf, Section, Size
 from cluster.redaction import redact
+from cluster.registry import compressors, organisers, retrievers, tiers
 from cluster.types import MemorySpec
 
 _SCHEMES = ("redis://", "rediss://", "unix://")
@@ -16,6 +17,14 @@ _SCHEMES = ("redis://", "rediss://", "unix://")
 class TiersConfig(Section):
     """The tiers below a replica's device, from the fastest down: host, node, Redis. The lowest holds everything."""
 
+    levels: list[Annotated[str, OneOf(tiers)]] = Field(
+        default=["host", "node", "redis"],
+        min_length=1,
+        description="Kinds of tiers from the fastest down; node and redis only where node and redis_url say so.",
+    )
+    options: dict[str, dict[str, Any]] = Field(
+        default_factory=dict, description="Options of tiers that have no keys of their own here, by their kind."
+    )
     host_bytes: Size = Field(
         default=2**30,
         ge=2**20,
@@ -57,6 +66,21 @@ class TiersConfig(Section):
         le=60,
         description="Longest time in seconds that node or Redis may take for one call before it counts as down.",
     )
+
+    @field_validator("levels")
+    @classmethod
+    def _once(cls, levels: list[str]) -> list[str]:
+        if len(set(levels)) < len(levels):
+            raise ValueError(f"names a kind twice: {', '.join(levels)}")
+        return levels
+
+    @field_validator("options")
+    @classmethod
+    def _of_a_tier(cls, options: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+        for kind in options:
+            if kind not in tiers:
+                raise ValueError(tiers.unknown(kind))
+        return options
 
     @field_validator("redis_url")
     @classmethod
@@ -116,21 +140,21 @@ class MemoryConfig(Section):
     block_frames: int = Field(
         default=_DEFAULTS.block_frames, ge=1, le=1024, description="Frames that are put in order and stored together."
     )
-    compressor: str = Field(
+    compressor: Annotated[str, OneOf(compressors)] = Field(
         default=_DEFAULTS.compressor,
         description="Which tokens stay when the cap is reached: infinipot_v, cords, uniform or sliding among others.",
     )
     compressor_options: dict[str, Any] = Field(
         default_factory=dict, description=f"Parameters of the compressor {_OPTIONS}"
     )
-    organiser: str = Field(
+    organiser: Annotated[str, OneOf(organisers)] = Field(
         default=_DEFAULTS.organiser,
         description="How tokens are grouped for finding them again: mosaic, resv (V-Rex), frames (ReKV) or tokens.",
     )
     organiser_options: dict[str, Any] = Field(
         default_factory=dict, description=f"Parameters of the organiser {_OPTIONS}"
     )
-    retriever: str = Field(
+    retriever: Annotated[str, OneOf(retrievers)] = Field(
         default=_DEFAULTS.retriever,
         description="Which groups a question reads: two_stage (Mosaic), wicsum (V-Rex) or top_k among others.",
     )

@@ -23,8 +23,6 @@ MEMORY_POLICIES = {"compressor": compressors, "organiser": organisers, "retrieve
 
 def pruning_problems(pruning: PruningConfig) -> list[Problem]:
     """What is wrong with a pruning section; paths are relative to it."""
-    if pruning.policy not in pruners:
-        return [Problem(("policy",), pruners.unknown(pruning.policy))]
     policy = pruners.get(pruning.policy)
     what = f"pruner {pruning.policy!r}"
     return option_problems(what, policy, policy_parameters(policy), "options", pruning.options)
@@ -38,9 +36,7 @@ def memory_problems(memory: MemoryConfig) -> list[Problem]:
     found: list[Problem] = []
     for kind, policies in MEMORY_POLICIES.items():
         name, options = getattr(memory, kind), getattr(memory, f"{kind}_options")
-        if name not in policies:
-            found.append(Problem((kind,), policies.unknown(name)))
-        elif options:
+        if options:
             found += _memory_option_problems(f"{kind} {name!r}", policies.get(name), f"{kind}_options", options)
     return found
 

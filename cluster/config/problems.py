@@ -11,11 +11,20 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, TypeAlias
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError, WithJsonSchema
-from pydantic_core import ErrorDetails
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    GetCoreSchemaHandler,
+    GetJsonSchemaHandler,
+    ValidationError,
+    WithJsonSchema,
+)
+from pydantic_core import CoreSchema, ErrorDetails, core_schema
 
 from cluster.errors import ConfigError
 from cluster.redaction import redact
+from cluster.registry import Registry
 
 
 class Section(BaseModel):
@@ -66,6 +75,24 @@ def parse_duration(value: object) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise ValueError(f"must be a number of seconds, or a length of time like 90s, 10m, 24h or 7d, not {value!r}")
     return float(value)
+
+
+@dataclass(frozen=True)
+class OneOf:
+    """Metadata of a string that must be a name of ``policies``; the schema lists them."""
+
+    policies: Registry[Any]
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_after_validator_function(self._known, handler(source))
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        return {"type": "string", "enum": self.policies.names()}
+
+    def _known(self, name: str) -> str:
+        if name not in self.policies:
+            raise ValueError(self.policies.unknown(name))
+        return name
 
 
 def size_text(nbytes: int) -> str:

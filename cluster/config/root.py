@@ -27,7 +27,6 @@ from cluster.config.problems import KeyPath, Problem, Section, size_text
 from cluster.config.security import SecurityConfig
 from cluster.errors import ConfigError
 from cluster.hosts import is_loopback
-from cluster.registry import refresh_policies
 
 
 def conflicts(config: SightlineConfig) -> list[Problem]:
@@ -121,8 +120,6 @@ def _section_conflicts(
     if window.length_s * sampling.fps < 1:
         message = f"at {sampling.fps:g} frames per second a window of {window.length_s:g} s would hold no frame"
         found.append(Problem(at("sampling", "fps"), message))
-    if window.refresh not in refresh_policies:
-        found.append(Problem(at("window", "refresh"), refresh_policies.unknown(window.refresh)))
     policies = {"pruning": pruning_problems(camera.pruning), "memory": memory_problems(camera.memory)}
     for section, problems in policies.items():
         for problem in problems:

@@ -38,11 +38,6 @@ class KVChunk:
     def tokens(self) -> int:
         return self.key.shape[2]
 
-    def layers(self) -> list[LayerKV]:
-        """The same, layer by layer."""
-        parts = zip(self.key, self.value, strict=True)
-        return [LayerKV.of_frame(key, value, self.index, self.cell) for key, value in parts]
-
 
 Leave = Callable[[KVChunk], None]
 """Takes what leaves; called in the engine's thread, in time order for each stream."""
@@ -83,30 +78,6 @@ class LayerKV:
     def tokens(self) -> int:
         """Tokens of each head."""
         return self.key.shape[1]
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of keys and values."""
-        return self.key.nbytes + self.value.nbytes
-
-    @classmethod
-    def of_frame(cls, key: Tensor, value: Tensor, frame: int, cell: Tensor) -> LayerKV:
-        """One frame's tokens ``[H, t, D]`` as the engine made them; ``cell [t]`` is that of all heads."""
-        heads, tokens = key.shape[:2]
-        number = torch.full((heads, tokens), frame, dtype=torch.int64, device=key.device)
-        return cls(key, value, number, cell.to(torch.int64).expand(heads, tokens))
-
-    @classmethod
-    def joined(cls, parts: Sequence[LayerKV]) -> LayerKV:
-        """The tokens of several, one after the other; ``parts`` has one at least."""
-        if len(parts) == 1:
-            return parts[0]
-        names = ("key", "value", "frame", "cell")
-        return cls(*(torch.cat([getattr(part, name) for part in parts], dim=1) for name in names))
-
-    def then(self, later: LayerKV) -> LayerKV:
-        """These tokens and, after them, ``later`` ones."""
-        return LayerKV.joined([self, later])
 
     def take(self, kept: Tensor) -> LayerKV:
         """The tokens ``kept [H, m]`` int64, ascending in each head."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import sys
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
@@ -16,6 +15,7 @@ from cluster import metrics
 from cluster.config import SightlineConfig
 from cluster.config.secrets import memory_secret
 from cluster.errors import CapacityError, SightlineError
+from cluster.registry import tiers
 from cluster.replica.album import Album
 from cluster.replica.asks import Conversations
 from cluster.replica.worker import EngineWorker
@@ -39,44 +39,23 @@ def tier_stack(
     find_node: Callable[[], str] | None = None,
     tls: PeerTls | None = None,
 ) -> TierStack:
-    """Host memory, and below it the node's process and Redis where they are configured; ``find_node``: the address of
-    the node's process when that does not answer any more."""
-    from cluster.memory.tiers.arena import Arena
-    from cluster.memory.tiers.base import Tier
-    from cluster.memory.tiers.redis import RedisTier
-    from cluster.memory.tiers.remote import RemoteTier
+    """The tiers of ``tiers.levels`` that are configured, from the fastest down; ``find_node``: looks up the address of
+    the node's process when that stops answering."""
+    from cluster.memory.tiers.base import TierSettings
     from cluster.memory.tiers.stack import TierStack
 
-    settings, secret = config.tiers, memory_secret(config.security)
-    cuda = config.model.device.startswith("cuda")
-    tiers: list[Tier] = [Arena(settings.host_bytes, name="host", pinned=cuda)]
-    form, deadline_s = settings.store_as, settings.deadline_s
-    if node_address is not None:
-        tiers.append(
-            RemoteTier(
-                node_address,
-                fingerprint=fingerprint,
-                cap_bytes=settings.camera_bytes or settings.node_bytes,
-                store_as=form,
-                secret=secret,
-                deadline_s=deadline_s,
-                find=find_node,
-                name="node",
-                tls=tls,
-            )
-        )
-    if settings.redis_url is not None:
-        redis = RedisTier(
-            settings.redis_url,
-            fingerprint=fingerprint,
-            cap_bytes=settings.camera_bytes or sys.maxsize,
-            ttl_s=settings.redis_ttl_s,
-            deadline_s=deadline_s,
-            store_as=form,
-            secret=secret,
-        )
-        tiers.append(redis)
-    return TierStack(tiers)
+    section = config.tiers
+    settings = TierSettings(
+        fingerprint=fingerprint,
+        node_address=node_address,
+        find_node=find_node,
+        pinned=config.model.device.startswith("cuda"),
+        secret=memory_secret(config.security),
+        tls=tls,
+        **section.model_dump(exclude={"levels", "node"}),
+    )
+    opened = (tiers.get(level).from_settings(settings) for level in section.levels)
+    return TierStack([tier for tier in opened if tier is not None])
 
 
 class WorkerMemory:

@@ -1,13 +1,10 @@
-"""The windows of one replica that wait for the engine: earliest deadline first, bounded, every drop counted.
+"""Bounded queue of one replica's windows, in the order of a scheduling policy (``window_orders.py``).
 
 Classes go before deadlines: critical before normal before background. A window that is skipped costs accuracy of
 nothing else: the engine's next window of that camera computes what it would have. So when the engine cannot keep up,
 the newest window of a camera takes the place of the oldest one still waiting, *and its turn*: whoever waited longest is
 next, with a window that has just come. Without that, an overloaded queue answers every window just before it becomes
 worthless.
-
-A window is due a stride after it came. A camera that sends faster than it declared is due no sooner than a stride after
-its last answer was, so that it takes nothing from others (a constant bandwidth server: Abeni and Buttazzo, RTSS 1998).
 """
 
 from __future__ import annotations
@@ -21,6 +18,7 @@ from functools import partial
 from heapq import heapify, heappop, heappush
 from typing import NamedTuple
 
+from cluster.registry import window_orders
 from cluster.types import WindowRequest
 from cluster.types.cameras import Priority
 
@@ -87,11 +85,12 @@ class WindowQueue:
     it must stop while it has a window waiting.
     """
 
-    def __init__(self, *, per_stream: int = 1, capacity: int = 1024) -> None:
+    def __init__(self, *, per_stream: int = 1, capacity: int = 1024, order: str = "deadline") -> None:
         if per_stream < 1 or capacity < 1:
             raise ValueError(f"a window queue must hold at least one window, not {min(per_stream, capacity)}")
         self.per_stream = per_stream
         self.capacity = capacity
+        self._due_s: Callable[[float, float, float], float] = window_orders.get(order)().due_s
         self._cameras: dict[str, _Camera] = {}
         # Per class, entries (turn, ticket, camera); an entry whose ticket is not the camera's is void.
         self._heaps: tuple[list[tuple[float, int, _Camera]], ...] = tuple([] for _ in Priority)
@@ -241,10 +240,7 @@ class WindowQueue:
 
     def _due(self, camera: _Camera, waiting: _Waiting) -> float:
         request, stride_s, _, _ = waiting
-        arrived_s, served_s = request.arrived_s, camera.served_s
-        if served_s <= arrived_s:
-            return arrived_s + stride_s
-        return min(served_s, arrived_s + stride_s) + stride_s
+        return self._due_s(request.arrived_s, stride_s, camera.served_s)
 
     def _push(self, camera: _Camera) -> None:
         self._tickets += 1

@@ -44,6 +44,7 @@ class EngineWorker:
         max_batch: windows answered together at most; ``step_budget_s``: seconds that a step of more than one window is
             to take at most, by ``costs`` (``None``: in proportion to tokens) and what steps have taken so far.
         per_stream: windows of one camera that may wait (see :class:`WindowQueue`).
+        order: scheduling policy of the queue, by name.
         inbox: frames of one camera that may wait for the thread.
         stall_s: seconds one engine call may take before :meth:`check` says the engine is stuck.
         absent_s: seconds without :meth:`confirm` after which no frame is taken in and no window answered until then:
@@ -60,6 +61,7 @@ class EngineWorker:
         step_budget_s: float = 1.0,
         costs: CostModel | None = None,
         per_stream: int = 2,
+        order: str = "deadline",
         inbox: int = 8,
         stall_s: float = 120.0,
         absent_s: float = math.inf,
@@ -72,7 +74,7 @@ class EngineWorker:
         self._inbox = inbox
         self._stall_s = stall_s
         self._absent_s, self._confirmed_s = absent_s, time.monotonic()
-        self._queue = WindowQueue(per_stream=per_stream)
+        self._queue = WindowQueue(per_stream=per_stream, order=order)
         self._streams: dict[str, OpenStream] = {}
         self._closed: dict[str, StreamReport] = {}
         self._commands: deque[Callable[[], None]] = deque()

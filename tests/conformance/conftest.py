@@ -10,8 +10,9 @@ from cluster.engine.native import NativeEngine
 from cluster.lab.bench.soak import SyntheticCamera
 from cluster.models import load_model
 from cluster.models.base import VisionLanguageModel
+from cluster.models.presets import PRESETS
 
-FAMILIES = ("tiny-qwen2_5_vl", "tiny-internvl3")
+FAMILIES = [name for name in PRESETS if name.startswith("tiny-")]
 # Share of groups kept, share of frames that keep nothing.
 PRUNINGS = {"whole": (1.0, 0.0), "pruned": (0.3, 0.0), "sparse": (0.2, 0.5)}
 

@@ -547,7 +547,8 @@ async def test_only_what_may_show_the_time_before_is_forgotten(tmp_path, h264):
         assert (reply.files, reply.bytes, reply.incidents, ring.bytes) == (0, 0, 0, before)
 
 
-async def test_a_full_disk_is_said_once_and_also_when_it_is_over(tmp_path, h264, caplog):
+async def test_a_full_disk_is_said_once_and_also_when_it_is_over(tmp_path, h264, caplog, monkeypatch):
+    monkeypatch.setattr("cluster.alerts.clips.collector.SLACK_S", 1.0)
     caplog.set_level("INFO")
     async with site(tmp_path) as running:
         running.feed(h264, 200)
@@ -563,8 +564,9 @@ async def test_a_full_disk_is_said_once_and_also_when_it_is_over(tmp_path, h264,
         assert caplog.text.count("snapshots and clips are kept again") == 1
 
 
-async def test_a_disk_that_takes_nothing_at_all_stops_neither_windows_nor_alerts(tmp_path, h264):
+async def test_a_disk_that_takes_nothing_at_all_stops_neither_windows_nor_alerts(tmp_path, h264, monkeypatch):
     """The clips' disk and the alerts' one are the same, and it is full: what goes on is known by heart."""
+    monkeypatch.setattr("cluster.alerts.clips.collector.SLACK_S", 1.0)
     async with site(tmp_path) as running:
         running.feed(h264, 200)
         with full_disk(512):

@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn import functional as F
 
-from cluster.lab.bench.memory.held import HeldKV
 from cluster.lab.evaluation.memory.score import coverage_area, nearest_distances
 from cluster.memory.compress import best
 from cluster.memory.compress.cords import CoRDS, Standing, centroids, cut, greedy_cover, handed_on, log_det_greedy
@@ -22,6 +21,17 @@ from cluster.registry import compressors
 COLUMNS = 4
 
 
+def of_frame(key, value, number: int, cell) -> LayerKV:
+    """One frame's tokens ``[H, t, D]``."""
+    heads, tokens = key.shape[:2]
+    return LayerKV(key, value, torch.full((heads, tokens), number), cell.expand(heads, tokens))
+
+
+def joined(parts) -> LayerKV:
+    """The tokens of several, one after the other."""
+    return LayerKV(*(torch.cat([getattr(p, name) for p in parts], dim=1) for name in ("key", "value", "frame", "cell")))
+
+
 def ragged(seed: int, frames: int, heads: int = 2, width: int = 8, layers: int = 4) -> list[LayerKV]:
     """A first frame of 12 cells and then frames with any of them, the same cells in every layer."""
     rng = torch.Generator().manual_seed(seed)
@@ -30,8 +40,8 @@ def ragged(seed: int, frames: int, heads: int = 2, width: int = 8, layers: int =
         cell = torch.arange(12) if number == 0 else (torch.rand(12, generator=rng) < 0.4).nonzero()[:, 0]
         for index, before in enumerate(made):
             key, value = torch.randn(2, heads, len(cell), width, generator=rng)
-            frame = LayerKV.of_frame(key, value, number, cell)
-            made[index] = frame if before is None else before.then(frame)
+            frame = of_frame(key, value, number, cell)
+            made[index] = frame if before is None else joined([before, frame])
     return made  # type: ignore[return-value]
 
 
@@ -200,13 +210,9 @@ def test_the_only_copy_of_a_still_cell_survives() -> None:
     frames = [torch.arange(4)] + [torch.arange(3)] * 15
     rng = torch.Generator().manual_seed(4)
     parts = [
-        LayerKV.of_frame(*torch.randn(2, 1, len(cells), 6, generator=rng), number, cells)
-        for number, cells in enumerate(frames)
+        of_frame(*torch.randn(2, 1, len(cells), 6, generator=rng), number, cells) for number, cells in enumerate(frames)
     ]
-    layer = parts[0]
-    for part in parts[1:]:
-        layer = layer.then(part)
-    (kept,) = InfiniPotV(2).select([layer], 12)
+    (kept,) = InfiniPotV(2).select([joined(parts)], 12)
     assert 3 in kept[0].tolist()
 
 
@@ -345,16 +351,41 @@ def test_what_was_seen_often_is_chosen_before_what_is_as_far_off_and_was_not() -
 
 @given(seed=st.integers(0, 50))
 def test_what_is_held_stands_for_all_there_was(seed: int) -> None:
-    """A memory that is compressed again and again: its weights add up to every token it was ever given."""
+    """What is compressed again and again: its weights add up to every token there ever was."""
     compressor = CoRDS(COLUMNS, pieces=4)
-    held = HeldKV(compressor, cap=30)
     layers = ragged(seed, 14, layers=1)[0]
+    held, compressions = layers.take(torch.zeros(2, 0, dtype=torch.int64)), 0
     for number in range(14):
         (at,) = (layers.frame[0] == number).nonzero(as_tuple=True)
-        held.add([layers.take(at.expand(2, -1))])
-    assert held.compressions > 1
-    (layer,) = held.layers
-    assert compressor.standing_of(0, layer).sum(dim=1).tolist() == pytest.approx([layers.tokens] * 2)
+        held = joined([held, layers.take(at.expand(2, -1))])
+        if held.tokens > 30:
+            (kept,) = compressor.select([held], 22)
+            held, compressions = held.take(kept), compressions + 1
+    assert compressions > 1
+    assert compressor.standing_of(0, held).sum(dim=1).tolist() == pytest.approx([layers.tokens] * 2)
+
+
+def test_tokens_without_their_places_are_refused() -> None:
+    key = torch.zeros(1, 2, 3)
+    with pytest.raises(ValueError, match="every one of"):
+        LayerKV(key, key, torch.zeros(1, 3, dtype=torch.int64), torch.zeros(1, 2, dtype=torch.int64))
+    with pytest.raises(ValueError, match=r"\[H, n, D\]"):
+        LayerKV(key, key[:, :1], torch.zeros(1, 2, dtype=torch.int64), torch.zeros(1, 2, dtype=torch.int64))
+
+
+@pytest.mark.parametrize("name", sorted(bounded))
+def test_the_newest_frame_stays_whole(name: str) -> None:
+    """Thirty frames of three tokens, 64 of which are held."""
+    frames = [
+        of_frame(*torch.randn(2, 2, 3, 4, generator=torch.Generator().manual_seed(number)), number, torch.arange(3))
+        for number in range(30)
+    ]
+    compressor, held = compressors.get(name)(6), frames[0]
+    for frame in frames[1:]:
+        held = joined([held, frame])
+        if held.tokens > 64:
+            held = held.take(compressor.select([held], 48)[0])
+    assert int((held.frame[0] == 29).sum()) == 3
 
 
 def test_weights_go_to_the_nearest_that_stays() -> None:

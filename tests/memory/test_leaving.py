@@ -65,7 +65,7 @@ def test_it_is_what_the_window_held(left) -> None:
         assert torch.equal(chunk.value, value)
         assert int(chunk.cell.max()) < (SIDE // 28) ** 2
         assert chunk.columns == SIDE // 28
-        assert len(chunk.layers()) == len(key)
+        assert len(chunk.key) == len(key)
 
 
 def test_a_stream_that_begins_afresh_hands_on_what_it_held(left) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given
@@ -14,7 +17,12 @@ from cluster.memory.retrieve.two_stage import TwoStage
 from cluster.memory.retrieve.wicsum import WiCSum, wicsum
 from cluster.registry import retrievers
 
-EVERYTHING = {"wicsum": {"ratio": 1.0}, "two_stage": {"partitions": 1.0, "clusters": 1.0}, "top_k": {"share": 1.0}}
+
+def whole(name: str) -> Any:
+    """A retriever that is to retrieve everything: its options are shares."""
+    policy = retrievers.get(name)
+    options = inspect.signature(policy).parameters.values()
+    return policy(**{each.name: 1.0 for each in options if isinstance(each.default, float)})
 
 
 def table_of(key: torch.Tensor, cluster: list[int], partition: list[int]) -> ClusterTable:
@@ -36,7 +44,7 @@ def some(seed: int, clusters: int, width: int = 4) -> ClusterTable:
 
 @pytest.mark.parametrize("name", retrievers.names())
 def test_of_nothing_nothing_is_retrieved(name: str) -> None:
-    retriever = retrievers.get(name)(**EVERYTHING[name])
+    retriever = whole(name)
     for query, table in ((torch.ones(2, 4), ClusterTable(4)), (torch.zeros(0, 4), some(0, 5))):
         found = retriever.select(query, table)
         assert found.clusters.tolist() == []
@@ -46,7 +54,7 @@ def test_of_nothing_nothing_is_retrieved(name: str) -> None:
 @pytest.mark.parametrize("name", retrievers.names())
 @given(seed=st.integers(0, 50), clusters=st.integers(1, 40), sharp=st.sampled_from([0.1, 1.0, 40.0]))
 def test_who_asks_for_everything_gets_everything(name: str, seed: int, clusters: int, sharp: float) -> None:
-    retriever = retrievers.get(name)(**EVERYTHING[name])
+    retriever = whole(name)
     query = sharp * torch.randn(3, 4, generator=torch.Generator().manual_seed(seed))
     assert retriever.select(query, some(seed, clusters)).clusters.tolist() == list(range(clusters))
 

@@ -260,6 +260,8 @@ async def test_an_unreachable_replica_is_told_once_and_loses_nothing(make, until
         assert [(stream.camera, stream.frames) for stream in lost] == [("gate", 0)]
         async with serving(replica, port=port):
             await until(lambda: replica.indices() == [0])
+            # A frame that a replica has and has not acknowledged when it ends counts as lost.
+            await until(lambda: sender.status("gate").in_flight == 0)
         assert len([stream for stream in lost if stream.frames]) == 0
 
 

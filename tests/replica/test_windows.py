@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cluster.errors import ConfigError
+from cluster.registry import window_orders
 from cluster.replica.window_queue import DropReason, WindowQueue
 from cluster.types import WindowRequest
 from cluster.types.cameras import Priority
@@ -198,10 +199,11 @@ OPERATIONS = st.lists(
 )
 
 
+@pytest.mark.parametrize("order", window_orders.names())
 @given(OPERATIONS, st.integers(1, 6), st.integers(1, 3))
 @settings(deadline=None, max_examples=200)
-def test_every_window_is_answered_dropped_or_discarded_exactly_once(operations, capacity, per_stream) -> None:
-    queue = WindowQueue(capacity=capacity, per_stream=per_stream)
+def test_every_window_is_answered_dropped_or_discarded_exactly_once(order, operations, capacity, per_stream) -> None:
+    queue = WindowQueue(capacity=capacity, per_stream=per_stream, order=order)
     offered, left, now = set(), [], 0.0
     answered: dict[str, list[int]] = {}
     classes: dict[str, Priority] = {}
@@ -246,6 +248,15 @@ def test_every_window_is_answered_dropped_or_discarded_exactly_once(operations, 
     assert len(queue) == 0
     assert sorted(left) == sorted(offered)
     assert all(windows == sorted(windows) for windows in answered.values()), "a camera was answered out of order"
+
+
+def test_first_come_first_served_is_the_baseline() -> None:
+    """``b`` came later and is due sooner."""
+    for order, first in (("arrival", "a"), ("deadline", "b")):
+        queue = WindowQueue(order=order)
+        queue.offer(request("a", 0, 1.0), stride_s=8)
+        queue.offer(request("b", 0, 2.0), stride_s=2)
+        assert [r.stream for r in queue.take(2, 2.0).requests] == [first, {"a": "b", "b": "a"}[first]]
 
 
 def test_a_window_put_back_is_the_next_of_its_camera_and_keeps_its_turn() -> None:

@@ -6,11 +6,12 @@ import threading
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Self
 
 import torch
 
 from cluster.errors import ConfigError
-from cluster.memory.tiers.base import Block, BlockKey, CappedTier, Loaded, Outcome, TierState
+from cluster.memory.tiers.base import Block, BlockKey, CappedTier, Loaded, Outcome, TierSettings, TierState
 from cluster.memory.tiers.codec import check_block
 from cluster.memory.tiers.slabs import Cell, Slabs
 
@@ -116,6 +117,10 @@ class Arena(CappedTier):
         self._used = self._tick = 0
         self._state = TierState()
         self._lock = threading.Lock()
+
+    @classmethod
+    def from_settings(cls, settings: TierSettings) -> Self:
+        return cls(settings.host_bytes, name="host", pinned=settings.pinned)
 
     @property
     def reserved(self) -> int:

@@ -7,13 +7,17 @@ holds everything a stream remembers; those above it hold copies of what is wante
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import TYPE_CHECKING, Any, Self
 
 from torch import Tensor
 
 from cluster.errors import ConfigError
+
+if TYPE_CHECKING:
+    from cluster.wire.tls import PeerTls
 
 
 class Outcome(Enum):
@@ -82,10 +86,49 @@ class TierState:
         return self.reason or ("" if self.up else "down")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TierSettings:
+    """What a replica's tiers are opened with (configuration ``tiers:`` and ``security:``).
+
+    Attributes:
+        fingerprint: of the model and settings that blocks belong to.
+        pinned: page-lock host memory.
+        node_address: ``host:port`` of the node's process; None where it is not used. ``find_node`` looks it up again.
+        camera_bytes: cap of each camera below the host, None for none.
+        secret: key of the digests over stored blocks.
+        options: of tiers that have no section of their own, by tier (``tiers.options``).
+    """
+
+    fingerprint: str
+    host_bytes: int
+    node_bytes: int
+    pinned: bool = False
+    node_address: str | None = None
+    find_node: Callable[[], str] | None = None
+    camera_bytes: int | None = None
+    redis_url: str | None = None
+    redis_ttl_s: float = 24 * 3600.0
+    store_as: str = "plain"
+    deadline_s: float = 2.0
+    secret: bytes = b""
+    tls: PeerTls | None = None
+    options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+    @property
+    def storage(self) -> dict[str, Any]:
+        """What every tier outside of this process takes."""
+        return {name: getattr(self, name) for name in ("fingerprint", "store_as", "secret", "deadline_s")}
+
+
 class Tier(ABC):
     """Thread-safe. Every call ends within the tier's own deadline; none raises because the tier is down."""
 
     name: str
+
+    @classmethod
+    def from_settings(cls, settings: TierSettings) -> Self | None:
+        """The tier as configured; None where the configuration leaves it out."""
+        raise NotImplementedError(f"{cls.__name__} cannot be configured")
 
     @abstractmethod
     def lookup(self, keys: Sequence[BlockKey]) -> list[Outcome]:

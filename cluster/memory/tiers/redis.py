@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import re
+import sys
 import threading
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Self
 
 from cluster.errors import ConfigError
-from cluster.memory.tiers.base import Block, BlockKey, CappedTier, Loaded, Outcome, TierState
+from cluster.memory.tiers.base import Block, BlockKey, CappedTier, Loaded, Outcome, TierSettings, TierState
 from cluster.memory.tiers.codec import Fault, check_storage, encode_block, open_block, open_manifest, seal_manifest
 from cluster.memory.tiers.redis_link import FullError, NotNowError, RedisLink, StreamIndex, parts
 
@@ -29,26 +30,19 @@ class RedisTier(CappedTier):
     """One value per block, ``sightline:{namespace}:kv:{stream}:{layer}:{head}:{block}``, one for the manifest, and a
     hash of their sizes. One process writes a stream at a time; who takes it over begins with :meth:`manifest`.
 
-    A value is written together with its entry in the hash or not at all, so the hash names every value there is. On a
-    server that evicts it may itself be evicted: a stream is then dropped by a scan as well. Values of another model,
-    settings or format version are misses (``foreign``), and so are damaged and forged ones (``damaged``); damaged
-    blocks are deleted.
-
-    The cap of a stream counts its blocks and its manifest: for each the value and twice its name, as a key and as an
-    entry of the hash. What would exceed it is not written.
+    A value and its entry in the hash are written in one transaction; on a server that evicts, a stream is dropped by a
+    scan as well. Values of another model, settings or format version are misses (``foreign``), and so are damaged and
+    forged ones (``damaged``, deleted). The cap of a stream counts for each value its bytes and twice its name.
 
     While the server cannot be reached, everything is ``RETRY`` at once, and what it holds may be older than what was
-    last stored. It comes back without a restart.
+    last stored.
 
     Args:
         url: ``redis://[user:password@]host:port/database``, ``rediss://`` or ``unix://``.
-        fingerprint: model and settings, see :func:`encode_block`.
         cap_bytes: most bytes of one stream; :meth:`set_cap` can only lower it.
-        ttl_s: how long blocks outlive the last :meth:`put_manifest` of their stream, at least half of it.
-        deadline_s: longest that one call may take.
-        store_as: ``plain`` or ``int8``.
-        secret: key of the digests; see :mod:`cluster.memory.tiers.codec`.
+        ttl_s: blocks live at least half as long after the last :meth:`put_manifest` of their stream.
         batch_bytes: about as much goes over the connection in one piece.
+        fingerprint, store_as, secret, deadline_s: see :class:`TierSettings`.
 
     Raises:
         ConfigError: an address, namespace, cap or time that cannot work. A server that is down is no error.
@@ -87,6 +81,13 @@ class RedisTier(CappedTier):
         self._lock = threading.Lock()
         self._writing = threading.Lock()
         self._link = RedisLink(url, deadline_s=deadline_s, on_change=self._changed)
+
+    @classmethod
+    def from_settings(cls, settings: TierSettings) -> Self | None:
+        if settings.redis_url is None:
+            return None
+        cap = settings.camera_bytes or sys.maxsize
+        return cls(settings.redis_url, cap_bytes=cap, ttl_s=settings.redis_ttl_s, **settings.storage)
 
     # -- Tier -----------------------------------------------------------------------------------
     def lookup(self, keys: Sequence[BlockKey]) -> list[Outcome]:

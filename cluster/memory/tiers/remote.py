@@ -8,13 +8,13 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator, Sequence
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import grpc.aio
 from sightline.v1 import kv_pb2
 
 from cluster.codec.supervisor import Backoff
-from cluster.memory.tiers.base import Block, BlockKey, CappedTier, Loaded, Outcome, TierState
+from cluster.memory.tiers.base import Block, BlockKey, CappedTier, Loaded, Outcome, TierSettings, TierState
 from cluster.memory.tiers.codec import check_storage, encode_block, open_block, open_manifest, seal_manifest
 from cluster.memory.tiers.kv_wire import (
     BATCH_BYTES,
@@ -78,6 +78,19 @@ class RemoteTier(CappedTier):
         self._counts: Counter[str] = Counter()
         pauses = backoff or Backoff(first_s=0.5, longest_s=5.0)
         self._peer = KVPeer(address, fingerprint=fingerprint, deadline_s=deadline_s, backoff=pauses, find=find, tls=tls)
+
+    @classmethod
+    def from_settings(cls, settings: TierSettings) -> Self | None:
+        if settings.node_address is None:
+            return None
+        return cls(
+            settings.node_address,
+            cap_bytes=settings.camera_bytes or settings.node_bytes,
+            find=settings.find_node,
+            name="node",
+            tls=settings.tls,
+            **settings.storage,
+        )
 
     @property
     def address(self) -> str:

@@ -1,6 +1,7 @@
 """The demo's parts that need no cluster."""
 
 import io
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -141,8 +142,13 @@ def test_the_screen_says_whether_an_answer_is_true():
     assert max(len(line.rstrip()) for line in text.splitlines()) <= 80
 
 
+def small(scene):
+    """The same scene by a camera of few pixels."""
+    return replace(scene, camera=replace(scene.camera, width=224, height=128))
+
+
 def test_clips_are_made_once_and_again_when_they_show_something_else(tmp_path, monkeypatch):
-    short = make_scene("test", 26, seconds=24.0, event=None)
+    short = small(make_scene("test", 26, seconds=24.0, event=None))
     monkeypatch.setattr("actors.cli.demo.clips.CAMERAS", CAMERAS[-1:])
     monkeypatch.setattr(DemoCamera, "scene", lambda camera: short)
     done = []
@@ -152,7 +158,7 @@ def test_clips_are_made_once_and_again_when_they_show_something_else(tmp_path, m
     make_clips(path.parent, lambda: done.append(1))
     assert path.stat().st_mtime_ns == made
     assert len(done) == 2
-    other = make_scene("test", 27, seconds=24.0, event=None)
+    other = small(make_scene("test", 27, seconds=24.0, event=None))
     monkeypatch.setattr(DemoCamera, "scene", lambda camera: other)
     make_clips(path.parent)
     assert SceneTruth.load(truth_path(path)).seed == other.seed

@@ -56,9 +56,7 @@ def test_videos_with_questions_end_to_end_and_again(cli, videos):
 
 
 def test_scenes_are_made_and_asked_about(cli):
-    done = cli.process(
-        "eval", "memory", "--scenes", "1", "--seconds", "60", "--per-kind", "2", *SMALL, "--json", "f.json", timeout=300
-    )
+    done = cli("eval", "memory", "--scenes", "1", "--seconds", "60", "--per-kind", "2", *SMALL, "--json", "f.json")
     assert done.returncode == 0, done.stderr
     body = json.loads((cli.folder / "f.json").read_text())
     assert any(note.startswith("footage: 1 scenes of 60 s") for note in body["notes"])

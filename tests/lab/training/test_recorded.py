@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -29,6 +30,7 @@ from cluster.types import PatchGrid
 def clips(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("clips")
     scene = make_scene("train", 0, seconds=24.0, event="fall")
+    scene = replace(scene, camera=replace(scene.camera, width=224, height=128))
     encode_scene(scene, folder / f"{scene.name}.mp4", event="fall")
     return folder
 

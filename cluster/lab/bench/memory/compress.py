@@ -1,8 +1,8 @@
 """What compressing costs beside computing: the time of every compressor as a share of what made the KV.
 
-What leaves a clip's windows is handed to each compressor frame by frame, again and again until it was compressed often
-enough for one that comes late not to count. The model is large enough that arithmetic and not Python decides what a
-window costs; the demo's model, at the same caps, is in the rows beside it.
+What leaves a clip's windows is handed to a memory of each compressor frame by frame, again and again until it was
+compressed often enough for one that comes late not to count. The model is large enough that arithmetic and not Python
+decides what a window costs; the demo's model, at the same caps, is in the rows beside it.
 """
 
 from __future__ import annotations
@@ -13,11 +13,17 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from torch import Tensor
+
 from cluster.lab.bench.harness import Part
 from cluster.lab.bench.memory.footage import Footage, Watched
-from cluster.lab.bench.memory.held import HeldKV
+from cluster.memory.compress import Compressor
 from cluster.memory.head import KVChunk, LayerKV
+from cluster.memory.stream import StreamMemory
+from cluster.memory.tiers.arena import Arena
+from cluster.memory.tiers.stack import TierStack
 from cluster.registry import compressors
+from cluster.types import MICROSECONDS, MemorySpec
 
 CAPS = (1024, 4096)
 """Tokens of a layer and head; the larger is about what 64 MiB hold of the bench's model."""
@@ -25,6 +31,24 @@ FIGURES = ("infinipot_v", "cords")
 
 _COMPRESSIONS = 4
 _ROUNDS = 64
+
+
+class Timed(Compressor):
+    """Counts the seconds of another compressor."""
+
+    def __init__(self, compressor: Compressor) -> None:
+        super().__init__(compressor.columns)
+        self._compressor = compressor
+        self.seconds = 0.0
+
+    def select(self, layers: Sequence[LayerKV], budget: int) -> list[Tensor]:
+        began = time.perf_counter()
+        chosen = self._compressor.select(layers, budget)
+        self.seconds += time.perf_counter() - began
+        return chosen
+
+    def observe(self, queries: Sequence[Tensor]) -> None:
+        self._compressor.observe(queries)
 
 
 def measure(footage: Footage) -> Part:
@@ -44,41 +68,48 @@ def measure(footage: Footage) -> Part:
         )
         for name in FIGURES
     }
-    note = "share_of_encode: taking in, joining and compressing, over tower and language model for the same frames"
+    note = (
+        "share_of_encode: compressing; remember_share: all that a memory does (clusters, blocks, tier); both over "
+        "tower and language model for the same frames"
+    )
     return Part(figures, rows, [note])
 
 
 def _row(model: str, watched: Watched, name: str, cap: int) -> dict[str, Any]:
     """Frames through one compressor, after a round of them that is not timed."""
-    _through(watched.chunks, name, cap, rounds=1 + cap // max(1, watched.tokens))
-    held, seconds, rounds = _through(watched.chunks, name, cap, rounds=_ROUNDS)
+    chunks = watched.chunks
+    key = chunks[0].key
+    cap_bytes = cap * key.shape[0] * key.shape[1] * (2 * key.shape[3] * key.element_size() + 8)
+    spec = MemorySpec(compressor=name, organiser="frames", retriever="top_k", cap_bytes=cap_bytes)
+    memory = StreamMemory("camera", spec, TierStack([Arena(4 * cap_bytes + 2**28, evicts=False)]))
+    span = chunks[-1].pts - chunks[0].pts + MICROSECONDS
+    rounds = 1 + cap // max(1, watched.tokens)
+    for number in range(rounds):
+        _add(memory, chunks, number * span)
+    timed = Timed(memory.compressor)
+    memory.compressor = timed
+    before, began, done = memory.counts.compressions, time.perf_counter(), 0
+    while done < _ROUNDS and memory.counts.compressions < before + _COMPRESSIONS:
+        _add(memory, chunks, (rounds + done) * span)
+        done += 1
+    seconds = time.perf_counter() - began
+    compressions = memory.counts.compressions - before
+    memory.tiers.close()
     return {
         "model": model,
         "clip": watched.clip,
         "cap": cap,
         "compressor": name,
-        "tokens": watched.tokens * rounds,
-        "compressions": held.compressions,
-        "ms_per_compression": seconds / max(1, held.compressions) * 1000,
-        "encode_s": watched.encode_s * rounds,
-        "share_of_encode": seconds / (watched.encode_s * rounds),
+        "tokens": watched.tokens * done,
+        "compressions": compressions,
+        "ms_per_compression": timed.seconds / max(1, compressions) * 1000,
+        "encode_s": watched.encode_s * done,
+        "share_of_encode": timed.seconds / (watched.encode_s * done),
+        "remember_share": seconds / (watched.encode_s * done),
     }
 
 
-def _through(chunks: Sequence[KVChunk], name: str, cap: int, *, rounds: int) -> tuple[HeldKV, float, int]:
-    """The frames round after round, until there were some compressions; (held, seconds in ``add``, rounds)."""
-    held = HeldKV(compressors.get(name)(chunks[0].columns), cap=cap)
-    seconds = 0.0
-    done = 0
-    while done < rounds and held.compressions < _COMPRESSIONS:
-        for frame in frames(chunks, first=done * (chunks[-1].index + 1)):
-            began = time.perf_counter()
-            held.add(frame)
-            seconds += time.perf_counter() - began
-        done += 1
-    return held, seconds, done
-
-
-def frames(chunks: Sequence[KVChunk], *, first: int = 0) -> list[list[LayerKV]]:
-    """Each frame's KV layer by layer, numbered from ``first`` on."""
-    return [replace(chunk, index=first + chunk.index).layers() for chunk in chunks]
+def _add(memory: StreamMemory, chunks: Sequence[KVChunk], later: int) -> None:
+    """All frames, ``later`` by so many microseconds."""
+    for chunk in chunks:
+        memory.add(replace(chunk, pts=chunk.pts + later))

@@ -1,6 +1,6 @@
 """Memory compressors on the KV of frames that leave the windows of clips: cap and coverage.
 
-One engine answers a clip's windows. Every compressor is handed what leaves them, frame by frame, and holds it under the
+One engine answers a clip's windows. A memory of each compressor is handed what leaves them, frame by frame, under the
 same cap. Coverage is the area under the distribution of distances from every token there ever was to the nearest that
 is held (CoRDS, figure 4).
 """
@@ -11,11 +11,15 @@ import sys
 from collections.abc import Sequence
 from typing import Any, get_args
 
+from torch import Tensor
+
 from cluster.lab.bench.harness import Part
 from cluster.lab.bench.memory.footage import Footage, Watched
-from cluster.lab.bench.memory.held import HeldKV
+from cluster.lab.evaluation.memory.answering import ShareSetting, held_of, open_memory
+from cluster.lab.evaluation.memory.recording import STREAM
 from cluster.lab.evaluation.memory.score import Space, coverage_area, nearest_distances
 from cluster.memory.head import KVChunk, LayerKV
+from cluster.memory.stream import StreamMemory, joined_frames
 from cluster.registry import compressors
 
 SHARES = (8, 16)
@@ -36,53 +40,51 @@ def measure(footage: Footage) -> Part:
 
 def _compare(left: Watched, share: int) -> list[dict[str, Any]]:
     """One row per compressor at a cap of one ``share``-th of what left."""
-    total = left.tokens
-    cap = max(1, total // share)
-    full = _joined(left.chunks)
-    held = {name: _hold(name, left.chunks, cap) for name in compressors.names() if name != "none"}
-    # The same scale for all of them: what a random point of the cache is away from the farthest holder.
-    distances = {
-        (name, space): [nearest_distances(f, k, space) for f, k in zip(full, memory.layers, strict=True)]
-        for name, (memory, _) in held.items()
-        for space in SPACES
-    }
-    rows = []
-    for name, (memory, violations) in held.items():
-        areas = {}
+    full = joined_frames(left.chunks)
+    rows: list[dict[str, Any]] = []
+    distances: dict[tuple[str, Space], list[Tensor]] = {}
+    for name in compressors.names():
+        if name == "none":
+            continue
+        memory, violations = _remember(left.chunks, ShareSetting(name, "frames", "top_k", share=1 / share))
         for space in SPACES:
-            furthest = max(float(d.max()) for other in held for d in distances[other, space])
-            layers = distances[name, space]
-            areas[space] = sum(coverage_area(layer, furthest) for layer in layers) / len(layers)
+            distances[name, space] = [
+                nearest_distances(LayerKV(*(part[h : h + 1] for part in parts)), held, space)
+                for number, layer in enumerate(full)
+                for parts in [(layer.key, layer.value, layer.frame, layer.cell)]
+                for h in range(layer.heads)
+                if (held := held_of(memory, number, h)) is not None
+            ]
         row = {
             "clip": left.clip,
             "cap": f"1/{share}",
             "compressor": name,
-            "tokens": total,
-            "held": memory.tokens,
-            "compressions": memory.compressions,
+            "tokens": left.tokens,
+            "held": memory.tokens / sum(map(len, memory.heads)),
+            "compressions": memory.counts.compressions,
             "over_cap": violations,
-            **{f"coverage_{space}": areas[space] for space in SPACES},
         }
         rows.append(row)
+        memory.tiers.close()
+    for space in SPACES:
+        # The same scale for all of them: what a random point of the cache is away from the farthest holder.
+        furthest = max(float(d.max()) for (_, other), found in distances.items() if other == space for d in found)
+        for row in rows:
+            heads = distances[str(row["compressor"]), space]
+            row[f"coverage_{space}"] = sum(coverage_area(head, furthest) for head in heads) / len(heads)
     print(f"coverage: {left.clip}, 1/{share}", file=sys.stderr)
     return rows
 
 
-def _hold(name: str, chunks: Sequence[KVChunk], cap: int) -> tuple[HeldKV, int]:
-    """(what is held in the end, frames after which more than the cap was held)."""
-    memory = HeldKV(compressors.get(name)(chunks[0].columns), cap=cap)
+def _remember(chunks: Sequence[KVChunk], setting: ShareSetting) -> tuple[StreamMemory, int]:
+    """(the memory in the end, frames after which it, or its tier, held more than the cap)."""
+    _, memory = open_memory(chunks, setting)
     violations = 0
     for chunk in chunks:
-        memory.add(chunk.layers())
-        violations += memory.tokens > cap
+        memory.add(chunk)
+        violations += max(memory.held_bytes, memory.tiers.lowest.nbytes(STREAM)) > memory.spec.cap_bytes
+    memory.settle()
     return memory, violations
-
-
-def _joined(chunks: Sequence[KVChunk]) -> list[LayerKV]:
-    layers = chunks[0].layers()
-    for chunk in chunks[1:]:
-        layers = [before.then(after) for before, after in zip(layers, chunk.layers(), strict=True)]
-    return layers
 
 
 def _figures(rows: Sequence[dict[str, Any]]) -> dict[str, float]:

@@ -235,13 +235,18 @@ def full_bytes(chunks: Sequence[KVChunk]) -> int:
     )
 
 
-def _filled(engine: NativeEngine, chunks: Sequence[KVChunk], setting: ShareSetting) -> StreamMemory:
-    """A settled memory of these frames, which ``engine`` answers from; it is the only thing in its tier."""
+def open_memory(chunks: Sequence[KVChunk], setting: ShareSetting) -> tuple[MemoryBank, StreamMemory]:
+    """An empty memory for these frames, under the cap of ``setting``; it is the only thing in its bank's tier."""
     whole = full_bytes(chunks)
     room = _SLABS + _ROUNDING * whole
     bank = MemoryBank(TierStack([Arena(room, evicts=False)]))
     bank.open(STREAM, setting.spec(frames=len(chunks), full_bytes=whole, room=room))
-    memory, _ = bank.get(STREAM)
+    return bank, bank.get(STREAM)[0]
+
+
+def _filled(engine: NativeEngine, chunks: Sequence[KVChunk], setting: ShareSetting) -> StreamMemory:
+    """A settled memory of these frames, which ``engine`` answers from."""
+    bank, memory = open_memory(chunks, setting)
     for chunk in chunks:
         # Not through the bank, which would begin anew where a policy fails.
         memory.add(chunk)
@@ -321,7 +326,7 @@ def _coverage(memory: StreamMemory, chunks: Sequence[KVChunk]) -> dict[Space, Co
     distances: dict[Space, list[torch.Tensor]] = {space: [] for space in SPACES}
     for layer, heads in enumerate(memory.heads):
         for h in range(len(heads)):
-            held = _held(memory, layer, h)
+            held = held_of(memory, layer, h)
             if held is None:
                 return {}
             whole = LayerKV(key[layer, h, picked][None], value[layer, h, picked][None], place, place)
@@ -334,7 +339,7 @@ def _joined(parts: dict[Space, list[torch.Tensor]]) -> dict[Space, torch.Tensor]
     return {space: torch.cat([part.flatten() for part in some]) for space, some in parts.items() if some}
 
 
-def _held(memory: StreamMemory, layer: int, h: int) -> LayerKV | None:
+def held_of(memory: StreamMemory, layer: int, h: int) -> LayerKV | None:
     """What a head holds, its frames in order; None where that is nothing."""
     table = memory.heads[layer][h].organiser.table
     loaded = memory.tiers.load([memory.key_of(layer, h, cluster) for cluster in range(len(table))])
