@@ -1,0 +1,351 @@
+"""Records a snapshot and a clip of every incident and reports the outcome (``FootageCollector``)."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, TypeVar
+
+from cluster import metrics
+from cluster.alerts.clips.footage_store import Deleted, DraftFile, FootageStore, Kind, StorageError
+from cluster.alerts.incident import AlertEvent, ClipState, Incident
+from cluster.config.alerts import ClipsConfig
+from cluster.decoder.footage.service import ClipEnd, ClipPart, RecordOrder, Snapshot
+from cluster.errors import SightlineError, UnavailableError
+from cluster.types import MICROSECONDS
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+SWEEP_S = 10.0
+SLACK_S = 15.0
+"""Lag of a camera, seconds, that a clip still waits for."""
+WRITE_S = 60.0
+"""Extra seconds for transcoding and transferring a clip."""
+TRIES, PAUSE_S = 3, 1.0
+MOST_NEWS = 10_000
+KNOWN = "cameras.json"
+
+Recorded = Snapshot | ClipPart | ClipEnd
+Record = Callable[[RecordOrder], AsyncGenerator[Recorded, None]]
+"""Records a clip at the camera's decoder; raises ``SightlineError``."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClipOutcome:
+    """State of an incident's clip; ``note``: what is missing and why, empty when it is complete."""
+
+    incident: str
+    clip: ClipState
+    note: str
+
+
+Tell = Callable[[ClipOutcome], Awaitable[None]]
+
+
+class FootageCollector:
+    """Collects footage on one event loop, between :meth:`start` and :meth:`stop`; a separate thread writes the files.
+
+    Args:
+        settings: lengths and limits; clips beyond ``at_once`` are skipped, counted, and noted in the incident.
+        store: holds the files.
+        record: see :data:`Record`.
+        tell: receives the outcome of each incident's clip.
+        run: id of this run; a removed camera's footage is deleted only if the camera was known in the same run.
+        erase: erases the records of a removed camera's incidents; raises ``SightlineError`` and is retried.
+    """
+
+    def __init__(
+        self,
+        settings: ClipsConfig,
+        store: FootageStore,
+        record: Record,
+        tell: Tell,
+        *,
+        known: Path,
+        run: str,
+        erase: Callable[[str], Awaitable[object]],
+    ) -> None:
+        self._settings = settings
+        self.store = store
+        self._record = record
+        self._tell = tell
+        self._disk = ThreadPoolExecutor(1, "footage")
+        self._work: dict[tuple[str, Kind], tuple[Incident, asyncio.Task[None]]] = {}
+        self._covered: dict[str, int] = {}
+        self._news: dict[str, ClipOutcome] = {}
+        self._fresh = asyncio.Event()
+        self._tasks: list[asyncio.Task[None]] = []
+        self._known_file = known
+        self._run = run
+        self._erase = erase
+        self._cameras = _read_known(known, run)
+        self._owed: set[str] = set()
+
+    def start(self, waiting: Iterable[Incident] = ()) -> None:
+        """Start collecting; ``waiting``: incidents whose clip a previous process had not finished."""
+        self._tasks = [asyncio.create_task(self._report_outcomes()), asyncio.create_task(self._sweep())]
+        for incident in waiting:
+            self._begin(incident, "clip")
+
+    async def stop(self) -> None:
+        """Abort the clips in progress: the next process reports or records them."""
+        tasks = [*self._tasks, *(task for _, task in self._work.values())]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self._disk.shutdown(wait=True, cancel_futures=True)
+
+    @property
+    def in_progress(self) -> int:
+        """Number of clips being recorded."""
+        return len(self._work)
+
+    def handle_event(self, event: AlertEvent) -> None:
+        """Start recording at an incident's first event."""
+        incident = event.incident
+        if incident.events == 1:
+            self._begin(incident, "clip")
+        if not incident.open:
+            covered = self._covered.pop(incident.id, None)
+            if self._settings.at_end and incident.events > 1 and (covered is None or incident.end > covered):
+                self._begin(incident, "end")
+
+    async def delete_footage(self, camera: str, before_s: float = 0.0) -> Deleted:
+        """Delete footage older than ``before_s`` seconds, including clips in progress; 0 deletes all of the camera."""
+        at_s = time.time() - before_s if before_s else None
+        if before_s <= self.store.clip_lookback_s:
+            mine = [(*each, kind) for (_, kind), each in self._work.items() if each[0].camera == camera]
+            for _, task, _ in mine:
+                task.cancel()
+            await asyncio.gather(*(task for _, task, _ in mine), return_exceptions=True)
+            for incident, _, kind in mine:
+                self._settle(incident, kind, "none", "no clip: the camera was forgotten")
+        return await self._on_disk(lambda: self.store.delete_camera(camera, before_s=at_s))
+
+    async def retain_cameras(self, lives: Mapping[str, str]) -> None:
+        """Delete the footage of cameras that are not in ``lives`` (name -> life), or are there with another life."""
+        if lives == self._cameras:
+            return
+        gone = {camera for camera, life in self._cameras.items() if lives.get(camera) != life}
+        self._owed = {camera for camera in sorted(self._owed | gone) if not await self._delete_removed(camera)}
+        self._cameras = {camera: self._cameras[camera] for camera in self._owed} | dict(lives)
+        body = json.dumps({"run": self._run, "cameras": self._cameras})
+        await self._on_disk(lambda: _write_known(self._known_file, body))
+
+    async def _delete_removed(self, camera: str) -> bool:
+        try:
+            # Records first: an incident that ends may still request a clip of its end.
+            try:
+                await self._erase(camera)
+            finally:
+                deleted = await self.delete_footage(camera)
+        except SightlineError as error:
+            log.error("camera %s was removed, and what is kept of its incidents is still there: %s", camera, error)
+            return False
+        log.info("camera %s was removed: %d snapshots and clips are deleted", camera, deleted.files)
+        return True
+
+    # -- one clip -------------------------------------------------------------------------------
+    def _begin(self, incident: Incident, kind: Kind) -> None:
+        key = (incident.id, kind)
+        if key in self._work:
+            return
+        if len(self._work) >= self._settings.at_once:
+            self._settle(incident, kind, "none", f"no clip: {len(self._work)} are being made already (clips.at_once)")
+            return
+        task = asyncio.create_task(self._make(incident, kind))
+        self._work[key] = incident, task
+        task.add_done_callback(lambda _: self._work.pop(key, None))
+
+    async def _make(self, incident: Incident, kind: Kind) -> None:
+        order = record_order(incident, kind, self._settings)
+        if kind == "clip":
+            self._covered[incident.id] = order.until
+            if len(self._covered) > MOST_NEWS:
+                self._covered.pop(next(iter(self._covered)))
+        making = _ClipJob(self, incident, kind)
+        try:
+            async with asyncio.timeout(order.deadline_s + WRITE_S):
+                await self._collect(order, making)
+        except TimeoutError:
+            making.trouble = "it took too long"
+        except asyncio.CancelledError:
+            await self._on_disk(making.abandon)
+            raise
+        except SightlineError as error:
+            making.trouble = str(error)
+        except Exception as error:
+            log.exception("the clip of incident %s failed", incident.id)
+            making.trouble = f"internal error: {type(error).__name__}"
+        await self._on_disk(making.finish)
+        self._settle(incident, kind, making.state, making.note)
+
+    async def _collect(self, order: RecordOrder, making: _ClipJob) -> None:
+        for attempt in range(TRIES):
+            try:
+                async with contextlib.aclosing(self._record(order)) as parts:
+                    async for part in parts:
+                        await self._on_disk(lambda taken=part: making.add_part(taken))  # type: ignore[misc]
+                        if making.stopped:
+                            return
+                return
+            except UnavailableError:
+                # The decoder is restarting: its buffered packets are gone, but new ones can be recorded.
+                if making.begun or attempt == TRIES - 1:
+                    raise
+                await asyncio.sleep(PAUSE_S)
+
+    def _settle(self, incident: Incident, kind: Kind, state: ClipState, note: str) -> None:
+        metrics.clips.labels(state).inc()
+        if note:
+            # The store reports disk errors once for all incidents.
+            level = logging.INFO if self.store.trouble and self.store.trouble in note else logging.WARNING
+            log.log(level, "incident %s of camera %s: %s", incident.id, incident.camera, note)
+        if kind == "clip":
+            self._news[incident.id] = ClipOutcome(incident.id, state, note)
+            if len(self._news) > MOST_NEWS:
+                self._news.pop(next(iter(self._news)))
+            self._fresh.set()
+
+    async def _report_outcomes(self) -> None:
+        while True:
+            await self._fresh.wait()
+            self._fresh.clear()
+            while self._news:
+                news = self._news.pop(next(iter(self._news)))
+                try:
+                    await self._tell(news)
+                except SightlineError as error:
+                    log.warning("what became of the clip of incident %s is not recorded: %s", news.incident, error)
+                except Exception:
+                    log.exception("what became of the clip of incident %s is not recorded", news.incident)
+
+    async def _sweep(self) -> None:
+        while True:
+            with contextlib.suppress(StorageError):
+                await self._on_disk(lambda: self.store.sweep(time.time()))
+            for camera in sorted(self._owed):
+                if await self._delete_removed(camera):
+                    self._owed.discard(camera)
+            metrics.footage_bytes.set(self.store.bytes_stored)
+            await asyncio.sleep(SWEEP_S)
+
+    async def _on_disk(self, work: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._disk, work)
+
+
+class _ClipJob:
+    """Partial result of one clip; used on the store's thread."""
+
+    def __init__(self, collector: FootageCollector, incident: Incident, kind: Kind) -> None:
+        self._store = collector.store
+        self._incident = incident
+        self._kind: Kind = kind
+        self._draft: DraftFile | None = None
+        self._end: ClipEnd | None = None
+        self._snapshot: Literal["", "kept", "failed"] = ""
+        self._shows = False
+        self.begun = False
+        self.trouble = ""
+        self.state: ClipState = "none"
+        self.note = ""
+
+    @property
+    def stopped(self) -> bool:
+        """Whether writing failed and nothing more can be stored."""
+        return bool(self.trouble)
+
+    def add_part(self, part: Recorded) -> None:
+        """Append one part."""
+        self.begun = True
+        now_s = time.time()
+        try:
+            match part:
+                case Snapshot(data):
+                    self._snapshot = "failed"
+                    draft = self._store.begin(self._incident.camera, self._incident.id, "snapshot", now_s)
+                    _filled(draft, data)
+                    self._snapshot = "kept"
+                case ClipPart(data):
+                    if self._draft is None:
+                        self._draft = self._store.begin(self._incident.camera, self._incident.id, self._kind, now_s)
+                    self._draft.write(data)
+                    # The first part may be nothing but the file header.
+                    self._shows = self._shows or b"moof" in data
+                case ClipEnd():
+                    self._end = part
+        except StorageError as error:
+            self.trouble = str(error)
+
+    def finish(self) -> None:
+        """Commit what was recorded and report what is missing."""
+        if self._draft is not None and self._shows:
+            try:
+                self._draft.commit()
+                self.state = "whole"
+            except StorageError as error:
+                self.trouble = str(error)
+        else:
+            self.abandon()
+        why = self.trouble or (self._end.note if self._end is not None else "the decoder was lost while it was made")
+        if self.state == "whole" and why:
+            self.state, self.note = "part", f"the clip is not whole: {why}"
+        elif self.state == "none":
+            neither = "no snapshot and no clip" if self._kind == "clip" and self._snapshot != "kept" else "no clip"
+            self.note = f"{neither}: {why or 'the camera sent nothing'}"
+
+    def abandon(self) -> None:
+        """Discard everything written."""
+        if self._draft is not None:
+            self._draft.abandon()
+
+
+def record_order(incident: Incident, kind: Kind, settings: ClipsConfig) -> RecordOrder:
+    """What to record of an incident: ``before_s`` before its start until ``after_s`` after its last known time; for its
+    end clip, the same around its last moment."""
+    before, after = round(settings.before_s * MICROSECONDS), round(settings.after_s * MICROSECONDS)
+    until = incident.end + after
+    start = (incident.end if kind == "end" else incident.start) - before
+    start = max(start, until - round(settings.longest_s * MICROSECONDS))
+    return RecordOrder(
+        incident.camera,
+        start=start,
+        until=max(until, start + 1),
+        deadline_s=settings.after_s + SLACK_S,
+        moment=incident.end,
+        only_clip=kind == "end",
+    )
+
+
+def _filled(draft: DraftFile, data: bytes) -> None:
+    try:
+        draft.write(data)
+    except StorageError:
+        draft.abandon()
+        raise
+    draft.commit()
+
+
+def _read_known(file: Path, run: str) -> dict[str, str]:
+    try:
+        body = json.loads(file.read_text())
+        return dict(body["cameras"]) if body["run"] == run else {}
+    except (OSError, ValueError, KeyError, TypeError):
+        return {}
+
+
+def _write_known(file: Path, body: str) -> None:
+    part = file.with_name(file.name + ".part")
+    try:
+        part.write_text(body)
+        part.replace(file)
+    except OSError as error:
+        log.error("cannot write %s: %s", file, error.strerror)

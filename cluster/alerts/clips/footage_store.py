@@ -1,0 +1,359 @@
+"""Snapshots and clips as files of one folder, bounded by size, age and free disk space (``FootageStore``)."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import logging
+import math
+import os
+import re
+import shutil
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from io import FileIO
+from pathlib import Path
+from typing import BinaryIO, Literal, cast
+
+from cluster.errors import NotReadyError, SightlineError
+
+log = logging.getLogger(__name__)
+
+Kind = Literal["snapshot", "clip", "end"]
+KINDS: dict[Kind, tuple[str, str]] = {
+    "snapshot": ("jpg", "image/jpeg"),
+    "clip": ("mp4", "video/mp4"),
+    "end": ("mp4", "video/mp4"),
+}
+"""Kind -> suffix and media type. ``end``: a second clip, of an incident's end."""
+
+READ_BYTES = 256 * 2**10
+_NAME = re.compile(r"(\d{13})-([0-9a-f]{16})-([0-9a-f]{16})-(snapshot|clip|end)\.(jpg|mp4)")
+_PART = ".part"
+
+
+class StorageError(SightlineError):
+    """A snapshot or clip cannot be written; the message says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredFile:
+    """One file. ``camera``: see :func:`camera_key`; ``at_ms``: start of writing, milliseconds since 1970."""
+
+    at_ms: int
+    camera: str
+    incident: str
+    kind: Kind
+    size: int
+
+    @property
+    def name(self) -> str:
+        """File name."""
+        return f"{self.at_ms:013d}-{self.camera}-{self.incident}-{self.kind}.{KINDS[self.kind][0]}"
+
+    @property
+    def media_type(self) -> str:
+        return KINDS[self.kind][1]
+
+
+@dataclass(frozen=True, slots=True)
+class Deleted:
+    """Number and bytes of deleted files."""
+
+    files: int
+    bytes: int
+
+
+def camera_key(camera: str) -> str:
+    """Camera name as used in file names: safe whatever characters it has."""
+    return hashlib.blake2b(camera.encode(), digest_size=8).hexdigest()
+
+
+class FootageStore:
+    """Thread-safe file store; every call may block on the disk. File names are the index, read again at start.
+
+    A file appears under its name only once it is complete and synced.
+
+    Args:
+        folder: created if missing; must hold nothing else.
+        max_bytes: limit of all files, including those being written; the oldest are deleted first.
+        retention_s: age at which files are deleted.
+        keep_free: bytes that must stay free on the disk.
+        clip_lookback_s: longest time before the start of writing that a file can show.
+
+    Raises:
+        OSError: the folder cannot be created or read.
+    """
+
+    def __init__(
+        self, folder: Path, *, max_bytes: int, retention_s: float, keep_free: int, clip_lookback_s: float = 0.0
+    ) -> None:
+        self._folder = folder
+        self._max_bytes = max_bytes
+        self._retention_s = retention_s
+        self._keep_free = keep_free
+        self.clip_lookback_s = clip_lookback_s
+        self._lock = threading.RLock()
+        self._files: dict[tuple[str, Kind], StoredFile] = {}
+        self._bytes = self._being_written = 0
+        self._drafts: set[DraftFile] = set()
+        self.trimmed = self.expired = self.failed = 0
+        self.trouble = ""
+        folder.mkdir(parents=True, exist_ok=True)
+        self._scan()
+
+    @property
+    def bytes_stored(self) -> int:
+        """Bytes of all files, including those being written."""
+        return self._bytes + self._being_written
+
+    def __len__(self) -> int:
+        return len(self._files)
+
+    # -- writing --------------------------------------------------------------------------------
+    def begin(self, camera: str, incident: str, kind: Kind, now_s: float) -> DraftFile:
+        """Start a new file; finish with :meth:`DraftFile.commit` or :meth:`DraftFile.abandon`.
+
+        Raises:
+            StorageError: no space, or the folder cannot be written.
+        """
+        stored = StoredFile(int(now_s * 1000), camera_key(camera), incident, kind, 0)
+        with self._lock, self._explained():
+            self._check_free_space()
+            draft = DraftFile(self, stored, self._folder / (stored.name + _PART))
+            self._drafts.add(draft)
+            return draft
+
+    def _write(self, draft: DraftFile, file: FileIO, data: bytes) -> None:
+        with self._lock:
+            self._check_wanted(draft)
+            with self._explained():
+                if self._being_written + len(data) > self._max_bytes:
+                    raise StorageError(f"what is being written is more than clips.max_bytes = {self._max_bytes}")
+                self._evict(len(data))
+                self._check_free_space()
+                left = memoryview(data)
+                try:
+                    while left:
+                        left = left[file.write(left) :]
+                except OSError:
+                    # The content ends with the last part that was written completely.
+                    file.truncate(draft.size)
+                    raise
+                self._being_written += len(data)
+                draft.size += len(data)
+
+    def _check_wanted(self, draft: DraftFile) -> None:
+        if draft not in self._drafts:
+            raise StorageError("the camera was forgotten")
+
+    def _commit(self, draft: DraftFile, file: FileIO) -> StoredFile:
+        self._check_wanted(draft)
+        with self._explained():
+            # Outside the lock: other writers must not wait for this sync.
+            os.fsync(file.fileno())
+            file.close()
+        with self._lock:
+            self._check_wanted(draft)
+            stored = replace(draft.stored, size=draft.size)
+            with self._explained():
+                self._delete_file((stored.incident, stored.kind))
+                draft.path.replace(self._folder / stored.name)
+                self._sync_folder()
+            self._done(draft)
+            self._files[stored.incident, stored.kind] = stored
+            self._bytes += stored.size
+            if self.trouble:
+                log.info("snapshots and clips are kept again")
+            self.trouble = ""
+            return stored
+
+    def _done(self, draft: DraftFile) -> None:
+        with self._lock:
+            if draft in self._drafts:
+                self._drafts.discard(draft)
+                self._being_written -= draft.size
+
+    @contextlib.contextmanager
+    def _explained(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise self._trouble(_reason(error)) from None
+        except StorageError as error:
+            raise self._trouble(str(error)) from None
+        except ValueError:
+            raise StorageError("the camera was forgotten") from None
+
+    def _trouble(self, sentence: str) -> StorageError:
+        with self._lock:
+            self.failed += 1
+            if sentence != self.trouble:
+                log.error("snapshots and clips are not kept: %s", sentence)
+            self.trouble = sentence
+        return StorageError(sentence)
+
+    def _check_free_space(self) -> None:
+        free = shutil.disk_usage(self._folder).free
+        if free < self._keep_free:
+            # The message is constant while the problem lasts, so it is logged once.
+            raise StorageError(
+                f"the disk is full: less than clips.keep_free = {self._keep_free / 2**20:.4g} MiB is free"
+            )
+
+    # -- reading --------------------------------------------------------------------------------
+    def find(self, incident: str, kind: Kind) -> StoredFile | None:
+        """File of an incident; None when there is none (any more)."""
+        with self._lock:
+            return self._files.get((incident, kind))
+
+    def open(self, stored: StoredFile) -> BinaryIO:
+        """Open the file; the handle stays readable if the file is deleted.
+
+        Raises:
+            NotReadyError: it was deleted.
+        """
+        try:
+            return (self._folder / stored.name).open("rb")
+        except OSError:
+            raise NotReadyError(f"the {stored.kind} of incident {stored.incident} is not there any more") from None
+
+    # -- deleting -------------------------------------------------------------------------------
+    def sweep(self, now_s: float) -> Deleted:
+        """Delete files past their retention."""
+        oldest_ms = (now_s - self._retention_s) * 1000
+        with self._lock:
+            gone = self._delete([each for each in self._files.values() if each.at_ms < oldest_ms])
+            self.expired += gone.files
+            return gone
+
+    def delete_camera(self, camera: str, *, before_s: float | None = None) -> Deleted:
+        """Delete all files of a camera, including those being written; with ``before_s`` (seconds since 1970), only
+        those that may show earlier time.
+
+        Raises:
+            StorageError: a file could not be deleted.
+        """
+        key = camera_key(camera)
+        until_ms = math.inf if before_s is None else (before_s + self.clip_lookback_s) * 1000
+
+        def goes(stored: StoredFile) -> bool:
+            return stored.camera == key and stored.at_ms < until_ms
+
+        with self._lock:
+            for draft in [draft for draft in self._drafts if goes(draft.stored)]:
+                draft.abandon()
+            gone = self._delete([each for each in self._files.values() if goes(each)])
+            with self._explained():
+                self._sync_folder()
+            names = [path.name for path in self._folder.iterdir() if f"-{key}-" in path.name]
+            left = [name for name in names if before_s is None or _begun_ms(name) < until_ms]
+            if left:
+                raise StorageError(f"{len(left)} files of camera {camera!r} could not be deleted: {left[0]}")
+            return gone
+
+    def _evict(self, size: int) -> None:
+        if self.bytes_stored + size <= self._max_bytes:
+            return
+        # Frees more than needed, so that not every write scans.
+        wanted = self.bytes_stored + size - self._max_bytes + self._max_bytes // 50
+        chosen = []
+        for stored in sorted(self._files.values(), key=lambda each: each.at_ms):
+            if wanted <= 0:
+                break
+            wanted -= stored.size
+            chosen.append(stored)
+        self.trimmed += self._delete(chosen).files
+
+    def _delete(self, files: list[StoredFile]) -> Deleted:
+        count = freed = 0
+        for stored in files:
+            if self._delete_file((stored.incident, stored.kind)):
+                count += 1
+                freed += stored.size
+        return Deleted(count, freed)
+
+    def _delete_file(self, key: tuple[str, Kind]) -> bool:
+        stored = self._files.get(key)
+        if stored is None:
+            return False
+        try:
+            (self._folder / stored.name).unlink(missing_ok=True)
+        except OSError as error:
+            log.error("cannot delete %s: %s", stored.name, error.strerror)
+            return False
+        del self._files[key]
+        self._bytes -= stored.size
+        return True
+
+    # -- inside ---------------------------------------------------------------------------------
+    def _scan(self) -> None:
+        for entry in os.scandir(self._folder):
+            if entry.name.endswith(_PART):
+                # Left by a process that died.
+                (self._folder / entry.name).unlink(missing_ok=True)
+                continue
+            match = _NAME.fullmatch(entry.name)
+            if match is None or KINDS[cast(Kind, match[4])][0] != match[5] or not entry.is_file(follow_symlinks=False):
+                continue
+            stored = StoredFile(int(match[1]), match[2], match[3], cast(Kind, match[4]), entry.stat().st_size)
+            self._files[stored.incident, stored.kind] = stored
+            self._bytes += stored.size
+        with self._lock:
+            self._evict(0)
+
+    def _sync_folder(self) -> None:
+        handle = os.open(self._folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+
+class DraftFile:
+    """A file being written, see :meth:`FootageStore.begin`. Used by one thread at a time."""
+
+    def __init__(self, store: FootageStore, stored: StoredFile, path: Path) -> None:
+        """Raises OSError."""
+        self.stored = stored
+        self.path = path
+        self.size = 0
+        self._store = store
+        self._file = path.open("wb", buffering=0)
+
+    def write(self, data: bytes) -> None:
+        """Append data.
+
+        Raises:
+            StorageError: no space, a disk error, or the camera's footage was deleted meanwhile.
+        """
+        self._store._write(self, self._file, data)
+
+    def commit(self) -> StoredFile:
+        """Publish the complete file. Raises like :meth:`write`; the file is abandoned then."""
+        try:
+            return self._store._commit(self, self._file)
+        except StorageError:
+            self.abandon()
+            raise
+
+    def abandon(self) -> None:
+        """Delete the unfinished file; idempotent."""
+        self._store._done(self)
+        with contextlib.suppress(OSError):
+            self._file.close()
+        with contextlib.suppress(OSError):
+            self.path.unlink(missing_ok=True)
+
+
+def _begun_ms(name: str) -> int:
+    digits = name.partition("-")[0]
+    return int(digits) if digits.isdecimal() else 0
+
+
+def _reason(error: OSError) -> str:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        return "the disk is full"
+    return f"the disk does not take it ({error.strerror or error})"

@@ -1,0 +1,223 @@
+"""Table of open incidents and mutes that records every change and event (``OpenIncidents``). No I/O; time is an
+argument."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+
+from cluster.alerts.incident import (
+    FORGOTTEN,
+    AlertEvent,
+    Changes,
+    ClipState,
+    ErasureScope,
+    EventCause,
+    EventKind,
+    Incident,
+    Kind,
+    Mute,
+    Severity,
+    Subject,
+    bare,
+    event_key,
+    incident_id,
+)
+from cluster.errors import CapacityError, ConfigError, NotReadyError
+
+MOST_MUTES = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """Initial fields of a new :class:`Incident`."""
+
+    camera: str
+    kind: Kind
+    subject: str
+    severity: Severity
+    start: int
+    end: int
+    score: float = 0.0
+    windows: int = 0
+    text: str = ""
+
+
+class OpenIncidents:
+    """At most one open incident per camera and subject. Changes collect in ``changes`` until :meth:`pop_changes`.
+
+    Args:
+        salt: part of every id, so that ids of two sites differ.
+        footage_url: address under which snapshots and clips are served; None where none are kept.
+    """
+
+    def __init__(self, salt: str, footage_url: str | None = None) -> None:
+        self._salt = salt
+        self._footage_url = footage_url
+        self._open: dict[Subject, Incident] = {}
+        self._serials: dict[Subject, int] = {}
+        self._mutes: dict[Subject, Mute] = {}
+        self._changes = Changes()
+
+    def load(self, incidents: Iterable[Incident], serials: Mapping[Subject, int], mutes: Iterable[Mute]) -> None:
+        """Restore stored state: open incidents, last serial number per subject, mutes."""
+        self._open = {(incident.camera, incident.subject): incident for incident in incidents}
+        self._serials = dict(serials)
+        self._mutes = {(mute.camera, mute.subject): mute for mute in mutes}
+
+    def pop_changes(self) -> Changes:
+        """Return the changes since the last call."""
+        changes, self._changes = self._changes, Changes()
+        return changes
+
+    def store_track(self, where: Subject, track: Mapping[str, object] | None) -> None:
+        """Record detector state to restore after a restart; None deletes it."""
+        self._changes.tracks[where] = track
+
+    # -- incidents ------------------------------------------------------------------------------
+    def get(self, camera: str, subject: str) -> Incident | None:
+        """The open incident of a subject, if any."""
+        return self._open.get((camera, subject))
+
+    @property
+    def oldest_first(self) -> list[Incident]:
+        """All open incidents, oldest first."""
+        return sorted(self._open.values(), key=lambda incident: incident.opened_s)
+
+    def open_incident(self, opening: Opening, now_s: float) -> Incident:
+        """Open an incident and add its event."""
+        where = (opening.camera, opening.subject)
+        serial = self._serials.get(where, 0) + 1
+        self._serials[where] = self._changes.serials[where] = serial
+        incident = Incident(
+            id=incident_id(self._salt, opening.camera, opening.subject, serial),
+            camera=opening.camera,
+            kind=opening.kind,
+            subject=opening.subject,
+            severity=opening.severity,
+            start=opening.start,
+            end=opening.end,
+            score=opening.score,
+            windows=opening.windows,
+            opened_s=now_s,
+            updated_s=now_s,
+            text=opening.text,
+        )
+        if self._footage_url is not None:
+            where_to_look = f"{self._footage_url}/v1/incidents/{incident.id}"
+            incident = replace(
+                incident,
+                snapshot_url=f"{where_to_look}/snapshot.jpg",
+                clip_url=f"{where_to_look}/clip.mp4",
+                clip="waiting",
+            )
+        return self._add_event(incident, "new", now_s)
+
+    def extend_incident(self, incident: Incident, now_s: float, *, tell: bool) -> Incident:
+        """Update an open incident; ``tell``: with an event."""
+        incident = replace(incident, updated_s=now_s)
+        if tell:
+            return self._add_event(incident, "update", now_s)
+        return self._record(incident)
+
+    def set_clip_state(self, incident_id: str, clip: ClipState, note: str) -> bool:
+        """Record the state of an open incident's clip, without an event. False when it is not open."""
+        for incident in self._open.values():
+            if incident.id == incident_id:
+                self._record(replace(incident, clip=clip, footage_note=note))
+                return True
+        return False
+
+    def end_incident(self, camera: str, subject: str, now_s: float, reason: str) -> None:
+        """End the open incident, if any, with an event."""
+        incident = self.get(camera, subject)
+        if incident is not None:
+            self._add_event(replace(incident, ended_s=now_s, updated_s=now_s, reason=reason), "end", now_s)
+
+    def end_camera_incidents(self, camera: str, now_s: float) -> None:
+        """End a camera's question incidents because its memory is erased; their events have no content."""
+        for incident in self.oldest_first:
+            if incident.camera == camera and incident.kind == "question":
+                over = replace(bare(incident), ended_s=now_s, updated_s=now_s, reason=FORGOTTEN)
+                self._add_event(over, "end", now_s)
+
+    def redact(self, scope: ErasureScope) -> None:
+        """Remove erased text from open incidents."""
+        for incident in self.oldest_first:
+            kept = scope.redact_incident(incident)
+            if kept is not None and kept != incident:
+                self._record(kept)
+
+    def acknowledge(self, incident_id: str, by: str, now_s: float) -> Incident:
+        """Mark an incident as acknowledged, with one update event.
+
+        Raises:
+            NotReadyError: it has ended, or there is none of that id.
+        """
+        for incident in self._open.values():
+            if incident.id == incident_id:
+                if incident.acknowledged_s is not None:
+                    return incident
+                seen_to = replace(incident, acknowledged_by=by, acknowledged_s=now_s)
+                return self._add_event(seen_to, "update", now_s, "acknowledged")
+        raise NotReadyError(f"no incident {incident_id!r} is open; `sightline incidents list` shows those that are")
+
+    # -- mutes ----------------------------------------------------------------------------------
+    def mute(self, mute: Mute, now_s: float) -> None:
+        """Mute a camera, a subject, or one at the other; replaces an earlier mute of the same.
+
+        Raises:
+            ConfigError: ``until_s`` lies in the past.
+            CapacityError: too many mutes.
+        """
+        if mute.until_s <= now_s:
+            raise ConfigError("a mute must end in the future")
+        self._expire(now_s)
+        where = (mute.camera, mute.subject)
+        if where not in self._mutes and len(self._mutes) >= MOST_MUTES:
+            raise CapacityError(f"there are {MOST_MUTES} mutes already; lift one, or mute with * instead of one by one")
+        self._mutes[where] = self._changes.mutes[where] = mute
+
+    def unmute(self, camera: str, subject: str) -> bool:
+        """Remove a mute by its camera and subject; false when there was none."""
+        where = (camera, subject)
+        if self._mutes.pop(where, None) is None:
+            return False
+        self._changes.mutes[where] = None
+        return True
+
+    def unmute_camera(self, camera: str) -> None:
+        """Remove the mutes of a removed camera: a new one of its name is another camera."""
+        for where in [where for where in self._mutes if where[0] == camera]:
+            self.unmute(*where)
+
+    def mutes(self, now_s: float) -> list[Mute]:
+        """Active mutes, those ending soonest first."""
+        self._expire(now_s)
+        return sorted(self._mutes.values(), key=lambda mute: mute.until_s)
+
+    def _expire(self, now_s: float) -> None:
+        for where in [where for where, mute in self._mutes.items() if mute.until_s <= now_s]:
+            del self._mutes[where]
+            self._changes.mutes[where] = None
+
+    # -- inside ---------------------------------------------------------------------------------
+    def _record(self, incident: Incident) -> Incident:
+        where = (incident.camera, incident.subject)
+        if incident.open:
+            self._open[where] = incident
+        else:
+            self._open.pop(where, None)
+        self._changes.incidents[incident.id] = incident
+        return incident
+
+    def _add_event(self, incident: Incident, kind: EventKind, now_s: float, cause: EventCause = "") -> Incident:
+        muted = any(mute.covers(incident.camera, incident.subject, now_s) for mute in self._mutes.values())
+        # An announced incident is also ended for the sinks, muted or not; one never announced ends silently.
+        quiet = not incident.announced if kind == "end" else muted
+        if kind == "update" and not incident.announced:
+            kind = "new"
+        incident = replace(incident, events=incident.events + 1, muted=muted, announced=incident.announced or not quiet)
+        key = event_key(incident.id, incident.events)
+        self._changes.events[key] = AlertEvent(key, kind, now_s, incident, quiet, cause)
+        return self._record(incident)

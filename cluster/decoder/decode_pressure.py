@@ -1,0 +1,119 @@
+"""Overload policy of a decoder process: which cameras decode keyframes only, so that the others keep up."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from cluster.types.cameras import Priority
+
+LATE, CALM = 0.5, 0.1
+"""Decode backlog in strides: above the first, answers are about to be late; below the second, there is capacity."""
+
+SHARE = 0.1
+"""Share of the fully decoded cameras that is reduced in one step, and restored in the first; restoring then doubles
+each time, so that a short burst has no effect for minutes."""
+
+FALLING = 0.9
+"""A backlog that shrank to this share in one step is being worked off: no further reduction."""
+
+SETTLE_S = 4.0
+HOLD_S, LONGEST_HOLD_S = 10.0, 600.0
+
+SLOW_S = 60.0
+"""Seconds within which a backlog shows that restored cameras exceed the capacity."""
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeBacklog:
+    """Decode backlog of one camera: age of its oldest packet in seconds, and its stride."""
+
+    camera: str
+    priority: Priority
+    behind_s: float
+    stride_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeStep:
+    """Cameras to change. ``down``: to keyframes only; otherwise back to full decoding."""
+
+    down: bool
+    cameras: tuple[str, ...]
+    reason: str
+
+
+class DecodePressure:
+    """Call :meth:`decide` about once a second with all cameras that cannot wait; seconds of any clock.
+
+    Decoding threads share the cores evenly, so that all cameras of a process fall behind together and none would be
+    answered in time. When the median camera is ``LATE``, a tenth of them are reduced, background ones first and
+    critical ones never, and another tenth after ``SETTLE_S`` unless the backlog shrinks. They are restored, the most
+    urgent first, after each ``HOLD_S`` without backlog, in growing numbers; those that caused a new backlog wait twice
+    as long next time.
+    """
+
+    def __init__(self) -> None:
+        self.behind = 0.0
+        """Median backlog, in strides, of the fully decoded cameras."""
+        self._down: list[str] = []
+        self._next_s = -math.inf
+        self._before = math.inf
+        self._calm_since: float | None = None
+        self._hold_s = HOLD_S
+        self._returned_s = -math.inf
+        self._share = SHARE
+
+    @property
+    def down(self) -> frozenset[str]:
+        """Cameras that decode keyframes only."""
+        return frozenset(self._down)
+
+    def decide(self, cameras: Sequence[DecodeBacklog], now_s: float) -> DecodeStep | None:
+        """The step to take now, if any; cameras that are no longer named are dropped."""
+        known = {each.camera: each for each in cameras}
+        self._down = [name for name in self._down if name in known]
+        down = frozenset(self._down)
+        whole = [each for each in cameras if each.camera not in down]
+        self.behind = median(each.behind_s / each.stride_s for each in whole) if whole else 0.0
+        if self.behind > CALM:
+            self._calm_since = None
+        elif self._calm_since is None:
+            self._calm_since = now_s
+        if self.behind > LATE:
+            return self._lower(whole, now_s)
+        self._before = math.inf
+        if self._down and self._calm_since is not None and now_s - self._calm_since >= self._hold_s:
+            return self._raise(known, len(whole), now_s)
+        return None
+
+    def _lower(self, whole: Sequence[DecodeBacklog], now_s: float) -> DecodeStep | None:
+        if now_s < self._next_s:
+            return None
+        self._next_s = now_s + SETTLE_S
+        before, self._before = self._before, self.behind
+        if self.behind < FALLING * before < math.inf:
+            return None
+        willing = sorted(
+            (each for each in whole if each.priority is not Priority.CRITICAL),
+            key=lambda each: (-each.priority.rank, each.camera),
+        )
+        chosen = tuple(each.camera for each in willing[: math.ceil(SHARE * len(whole))])
+        if not chosen:
+            return None
+        in_vain = now_s - self._returned_s < self._hold_s + SLOW_S
+        self._hold_s = min(2 * self._hold_s, LONGEST_HOLD_S) if in_vain else HOLD_S
+        self._share = SHARE
+        self._down += chosen
+        return DecodeStep(True, chosen, f"decoding is {self.behind:.1f} strides behind")
+
+    def _raise(self, known: dict[str, DecodeBacklog], whole: int, now_s: float) -> DecodeStep:
+        # Within a class restore those first that were reduced last.
+        order = sorted(range(len(self._down)), key=lambda place: (known[self._down[place]].priority.rank, -place))
+        chosen = tuple(self._down[place] for place in order[: math.ceil(self._share * max(1, whole))])
+        self._share *= 2
+        self._down = [name for name in self._down if name not in chosen]
+        self._calm_since = self._returned_s = now_s
+        return DecodeStep(False, chosen, "decoding keeps up")

@@ -1,0 +1,177 @@
+"""Splits a packet stream into segments of one codec, picture size and run of the camera's clock."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from cluster.codec.nal import FRAMED_CODECS, HEVC_PPS, HEVC_VPS, starts_decoding, unit_starts
+from cluster.codec.source import StreamHeader
+from cluster.types import MICROSECONDS, EncodedPacket
+
+_BACK = MICROSECONDS
+"""A clock that jumps back so far was reset; less is B-pictures, or a camera that repeats itself."""
+_AHEAD = 10 * MICROSECONDS
+_LATE = 1024
+_H264_SPS, _H264_PPS, _HEVC_SPS = 7, 8, 33
+
+
+@dataclass(slots=True)
+class Segment:
+    """Packets that one clip can hold.
+
+    * ``codec``: FFmpeg's name; ``extradata``: the decoder's configuration; ``width``, ``height``: 0 when unknown
+    * ``end_reason``: why it ended, empty while it continues
+    * ``cut``: its first packets were dropped
+    """
+
+    codec: str
+    extradata: bytes
+    width: int = 0
+    height: int = 0
+    end_reason: str = ""
+    cut: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentPacket:
+    """One packet and its place.
+
+    * ``time``: presentation time, camera microseconds; ``order``: decoding time, never before the last
+    * ``at_s``: seconds of video before it over all segments: grows whatever the camera's clock does
+    * ``starts``: a decoder can begin here; ``after_loss``: packets are missing before it
+    """
+
+    packet: EncodedPacket
+    segment: Segment
+    time: int
+    order: int
+    at_s: float
+    starts: bool
+    after_loss: bool
+
+
+class Segmenter:
+    """Tracks one camera's packets. Not thread-safe."""
+
+    def __init__(self) -> None:
+        self._segment: Segment | None = None
+        self._header = StreamHeader("", 0, 0, b"")
+        self._sequence: int | None = None
+        self._order: int | None = None
+        self._step = MICROSECONDS // 25
+        self._at_s = 0.0
+        self._sets = b""
+        self._waiting = self._lost = False
+
+    def open(self, header: StreamHeader) -> None:
+        """Handle a (re)connected source."""
+        self._header = header
+        self._sequence = None
+        self.end("the connection to the camera was lost")
+
+    def end(self, why: str) -> None:
+        """End the current segment."""
+        if self._segment is not None and not self._segment.end_reason:
+            self._segment.end_reason = why
+        self._segment = self._order = None
+        self._sets = b""
+        self._waiting, self._lost = True, False
+
+    def assign(self, packet: EncodedPacket) -> SegmentPacket | None:
+        """Place a packet; ``None`` for one that cannot be decoded, or is a repetition."""
+        if not self._in_sequence(packet):
+            return None
+        if self._segment is not None and packet.codec != self._segment.codec:
+            self._header = StreamHeader(packet.codec, 0, 0, b"")
+            self.end("the camera changed its codec")
+        order = self._ordered(packet)
+        starts = can_start(packet)
+        if starts:
+            self._configured(packet)
+        elif self._waiting:
+            return None
+        if self._segment is None:
+            self._segment = Segment(
+                packet.codec, self._sets or self._header.extradata, self._header.width, self._header.height
+            )
+        lost, self._waiting, self._lost = self._lost, False, False
+        time = packet.pts if packet.pts is not None else order
+        return SegmentPacket(packet, self._segment, time, order, self._at_s, starts, lost)
+
+    def _in_sequence(self, packet: EncodedPacket) -> bool:
+        expected = self._sequence
+        if expected is not None and expected - _LATE <= packet.sequence < expected:
+            return False
+        self._sequence = packet.sequence + 1
+        if expected is not None and packet.sequence != expected:
+            # Later packets refer to missing ones, until a decoder can begin again.
+            self._waiting = self._lost = True
+        return True
+
+    def _ordered(self, packet: EncodedPacket) -> int:
+        given = packet.dts if packet.dts is not None else packet.pts
+        last = self._order
+        if last is not None and given is not None and not -_BACK <= given - last <= _AHEAD:
+            self.end("the camera's clock was set anew")
+            last = None
+        if given is None:
+            given = self._step if last is None else last + self._step
+        if last is not None:
+            # A B-picture without decoding time is shown before the last one, but decoded after it.
+            given = max(given, last + 1)
+            self._step = min(given - last, MICROSECONDS)
+            self._at_s += (given - last) / MICROSECONDS
+        self._order = given
+        return given
+
+    def _configured(self, packet: EncodedPacket) -> None:
+        if packet.codec not in FRAMED_CODECS:
+            return
+        sizes, sets = parameter_sets(packet.codec, packet.data)
+        if not sets:
+            return
+        if self._sets and sizes != parameter_sets(packet.codec, self._sets)[0]:
+            order = self._order
+            self._header = StreamHeader(packet.codec, 0, 0, b"")
+            self.end("the camera changed its picture")
+            self._order = order
+        self._sets = sets
+
+
+def can_start(packet: EncodedPacket) -> bool:
+    """Whether a decoder can begin with this packet."""
+    return packet.keyframe or (packet.codec in FRAMED_CODECS and starts_decoding(packet.codec, packet.data))
+
+
+def parameter_sets(codec: str, data: bytes) -> tuple[bytes, bytes]:
+    """The sequence parameter sets, and all parameter sets, before the first picture of an Annex-B packet; both as
+    Annex-B, empty where there are none."""
+    sizes, every = b"", b""
+    heads = _heads(codec, data)
+    ends = [*(start - 3 for start in heads[1:]), len(data)]
+    for start, end in zip(heads, ends, strict=False):
+        kind = _kind(codec, data[start])
+        if codec == "h264":
+            is_set, is_size = kind in (_H264_SPS, _H264_PPS), kind == _H264_SPS
+        else:
+            is_set, is_size = HEVC_VPS <= kind <= HEVC_PPS, kind == _HEVC_SPS
+        if is_set:
+            unit = b"\0\0\0\1" + data[start:end].rstrip(b"\0")
+            every += unit
+            sizes += unit if is_size else b""
+    return sizes, every
+
+
+def _heads(codec: str, data: bytes) -> list[int]:
+    """Offsets of NAL units up to and including the first picture."""
+    found = []
+    for start in unit_starts(data):
+        found.append(start)
+        kind = _kind(codec, data[start])
+        if (1 <= kind <= 5) if codec == "h264" else (kind < HEVC_VPS):
+            break
+    return found
+
+
+def _kind(codec: str, header: int) -> int:
+    return header & 0x1F if codec == "h264" else header >> 1 & 0x3F

@@ -1,0 +1,121 @@
+"""Image statistics per sampled picture, from which frozen, covered and turned cameras are detected."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from cluster.types import MICROSECONDS, PictureHealth, SampledPicture, UInt8Array
+
+STILL_LEVELS = 0.2
+"""Grey levels below which a cell's mean has not changed at all: sensor noise is larger."""
+
+CHANGED_LEVELS = 5.0
+"""Grey levels above which a cell has visibly changed: the best threshold of the luma cue."""
+
+FLAT_SPREAD = 6.0
+"""Luma spread below which there is no scene to compare."""
+
+ROWS, COLS = 9, 16
+STRIDE = 4
+STRANGE_LEVELS, STRANGE_SPREAD = 10.0, 0.5
+MOST = 0.5
+ADAPT_S = 60.0
+SETTLE_S = 300.0
+
+
+class PictureStatistics:
+    """Statistics of one camera's samples; :attr:`health` is that of the last one, None before the first.
+
+    The *reference scene* is a slow average (``ADAPT_S``) of block means. ``strangeness`` is the share of its cells from
+    which the picture differs by ``STRANGE_LEVELS`` grey levels and by ``STRANGE_SPREAD`` of the reference's spread,
+    after removing the median difference: neither exposure nor moving objects make most cells strange. A picture of
+    which ``MOST`` is strange does not enter the reference; after ``SETTLE_S`` of only such pictures the camera has been
+    turned, and they become the reference.
+    """
+
+    def __init__(self) -> None:
+        self.health: PictureHealth | None = None
+        self._reference: npt.NDArray[np.float32] | None = None
+        self._last_pts: int | None = None
+        self._familiar_pts = 0
+        self._still_since = 0
+
+    def add_sample(self, frame: SampledPicture) -> None:
+        """Process one sample. Samples come in order of ``pts``; after a ``fresh`` one the clock may have restarted."""
+        some = frame.luma[::STRIDE, ::STRIDE]
+        difference = frame.change.luma
+        seen = some
+        if frame.hidden is not None and not frame.hidden.all():
+            # A privacy mask is not part of the scene; a covered lens hides only the rest.
+            rows, cols = (np.arange(0, side, STRIDE) // frame.grid.patch for side in frame.luma.shape)
+            seen = some[~frame.hidden[np.ix_(rows, cols)]]
+            difference = difference[~frame.hidden]
+        luma, spread = _moments(seen)
+        if self._last_pts is None or frame.pts <= self._last_pts:
+            self._last_pts = self._familiar_pts = frame.pts
+        if frame.random_access or float(difference.max()) >= STILL_LEVELS:
+            # Nothing is known of a gap: stillness is counted anew.
+            self._still_since = frame.pts
+        self.health = PictureHealth(
+            pts=frame.pts,
+            changed=np.count_nonzero(difference > CHANGED_LEVELS) / difference.size,
+            still_s=(frame.pts - self._still_since) / MICROSECONDS,
+            luma=luma,
+            spread=spread,
+            strangeness=self._strangeness(some, spread, frame.pts),
+        )
+        self._last_pts = frame.pts
+
+    def _strangeness(self, luma: UInt8Array, spread: float, pts: int) -> float:
+        elapsed = pts - (self._last_pts or pts)
+        if spread < FLAT_SPREAD:
+            # A covered lens does not become a reference scene.
+            self._familiar_pts += elapsed
+            return 0.0
+        scene = block_means(luma)
+        if self._reference is None:
+            self._reference, self._familiar_pts = scene, pts
+            return 0.0
+        difference = scene - self._reference
+        difference -= _median(difference)
+        limit = max(STRANGE_LEVELS, STRANGE_SPREAD * _moments(self._reference)[1])
+        strangeness = np.count_nonzero(np.abs(difference) > limit) / difference.size
+        if strangeness < MOST:
+            self._familiar_pts = pts
+            weight = np.float32(min(1.0, elapsed / MICROSECONDS / ADAPT_S))
+            self._reference += weight * (scene - self._reference)
+        elif pts - self._familiar_pts > SETTLE_S * MICROSECONDS:
+            self._reference, self._familiar_pts = scene, pts
+        return strangeness
+
+
+def _moments(values: npt.NDArray[Any]) -> tuple[float, float]:
+    """Mean and standard deviation in single precision; faster than numpy's own for small arrays."""
+    centred = values.astype(np.float32).ravel()
+    mean = float(np.add.reduce(centred)) / centred.size
+    centred -= np.float32(mean)
+    return mean, math.sqrt(float(centred @ centred) / centred.size)
+
+
+def _median(values: npt.NDArray[np.float32]) -> np.float32:
+    """``np.median`` without its checks."""
+    half = values.size // 2
+    low = half if values.size % 2 else half - 1
+    ordered = values.ravel().copy()
+    ordered.partition((low, half))
+    middle: np.float32 = (ordered[low] + ordered[half]) / np.float32(2)
+    return middle
+
+
+def block_means(luma: UInt8Array) -> npt.NDArray[np.float32]:
+    """``[ROWS, COLS]`` block means of a picture ``[height, width]``, grey levels; fewer where it is smaller."""
+    tall, wide = max(1, luma.shape[0] // ROWS), max(1, luma.shape[1] // COLS)
+    rows, cols = luma.shape[0] // tall, luma.shape[1] // wide
+    part = luma[: rows * tall, : cols * wide].reshape(rows, tall, cols, wide)
+    sums = np.add.reduce(np.add.reduce(part, axis=1, dtype=np.int32), axis=2)
+    means: npt.NDArray[np.float32] = sums.astype(np.float32) / np.float32(tall * wide)
+    return means

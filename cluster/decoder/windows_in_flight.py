@@ -1,0 +1,108 @@
+"""Number of a camera's windows in flight, as its decoder knows it: they are lost when the replica dies."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from cluster.types import MICROSECONDS, FrameSample
+
+_ROUNDING = 0.02
+"""Tolerance, as a share of a stride, for cameras' rounded clocks."""
+
+
+@dataclass(slots=True)
+class WindowsInFlight:
+    """Strides begun with sent frames, minus windows the replica has settled.
+
+    Windows end one stride apart, counted from the first frame of a scene (``cluster.engine``), so both sides count
+    alike. Windows of which nothing was sent are not in flight, and the replica counts the one that a fresh frame cuts
+    short, if there is a replica.
+    """
+
+    stride_s: float
+    _closed: int = 0
+    _settled: int = 0
+    # Windows that the replica had settled when counting began here.
+    _before: int = 0
+    _origin: int | None = None
+    _end: int = 0
+    # Windows begun before a hand-over, and the first frame after it.
+    _moved: tuple[int, int] | None = None
+
+    def add_frame(self, sample: FrameSample, *, moved: bool = False) -> None:
+        """Count a sent frame. ``moved``: the first for the hand-over's target."""
+        if moved and self._origin is not None:
+            self._moved = self._closed + math.ceil(self._strides()), sample.pts
+        if self._origin is None or sample.fresh or sample.pts < self._end - sample.duration:
+            self._closed += math.floor(self._strides())
+            self._origin = sample.pts
+        elif sample.gap:
+            stride = self.stride_s * MICROSECONDS
+            begun = math.ceil(self._strides() - _ROUNDING)
+            passed = math.floor((sample.pts - self._origin) / stride + _ROUNDING)
+            if passed >= begun:
+                self._closed += begun
+                self._origin += round(passed * stride)
+        self._end = sample.end
+
+    def take_over(self, settled: int) -> None:
+        """Start from the replica's count of settled windows, made of another decoder's frames."""
+        self._before = settled
+
+    def set_stride(self, stride_s: float) -> None:
+        """Change the stride: the next window ends that much after the last closed one."""
+        if self._origin is not None:
+            closed = math.floor(self._strides())
+            self._closed += closed
+            self._origin += round(closed * self.stride_s * MICROSECONDS)
+        self.stride_s = stride_s
+
+    def set_settled(self, windows: int) -> None:
+        """Set the windows answered or dropped in total since :meth:`count_lost` or the start; smaller than before where
+        the replica has closed the camera in between."""
+        if windows < self._before:
+            self._before = 0
+        self._settled = windows - self._before
+
+    @property
+    def last_window_end(self) -> int | None:
+        """End of the last window that the replica has a frame of, on the camera's clock; ``None`` where there is none.
+        The replica knows nothing of later windows."""
+        if self._origin is None:
+            return None
+        return self._origin + round(math.ceil(self._strides() - _ROUNDING) * self.stride_s * MICROSECONDS)
+
+    def count(self) -> int:
+        """Windows begun and neither answered nor dropped."""
+        return max(0, self._closed + math.ceil(self._strides()) - self._settled)
+
+    def restart(self) -> None:
+        """The replica is reachable and counts what was in flight: the next frame begins windows anew."""
+        self._before += self._settled
+        self._closed = self._settled = 0
+        self._origin = self._moved = None
+
+    def count_lost(self) -> int:
+        """The replica is gone: return the number of lost windows and start over."""
+        lost = self.count()
+        self._closed = self._settled = self._before = 0
+        self._origin = self._moved = None
+        return lost
+
+    def cancel_hand_over(self, settled: int) -> int:
+        """A hand-over failed after the old replica settled so many windows, and the new one starts with the first frame
+        after it. Returns the lost windows."""
+        self.set_settled(settled)
+        if self._moved is None:
+            return self.count_lost()
+        begun, self._origin = self._moved
+        lost = max(0, begun - self._settled)
+        self._closed = self._settled = self._before = 0
+        self._moved = None
+        return lost
+
+    def _strides(self) -> float:
+        if self._origin is None:
+            return 0.0
+        return (self._end - self._origin) / (self.stride_s * MICROSECONDS)

@@ -1,0 +1,227 @@
+"""A free question on its way through the model: its prompt over window and memory, then one token of answer a step."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from cluster.engine.native.memory_attention import MemoryAttention, ask_context
+from cluster.engine.native.plan import SystemPrompt
+from cluster.engine.window.kv import KVSlab
+from cluster.engine.window.stream import StreamFrame
+from cluster.memory.retrieval_session import RetrievalSession, RetrievalStats
+from cluster.memory.retrieve import Retriever
+from cluster.memory.stream import StreamMemory
+from cluster.models.base import VisionLanguageModel
+from cluster.types import MICROSECONDS, AskResult, AskSpec, Moment
+
+_MOMENTS = 5
+
+
+class Window(Protocol):
+    """Frames in time order, of which those with KV come first, and their KV in the same order."""
+
+    frames: list[StreamFrame]
+    kv: KVSlab
+
+
+class NativeAskRun:
+    """One question. ``step`` is called until it returns None; one thread makes all calls.
+
+    Args:
+        model: loaded, with the engine's attention installed.
+        system: its prompt.
+        window: of the camera that is asked about; None where it has none (its source ended).
+        memory: what the camera remembers.
+        retriever: which clusters a query needs; without, nothing of the memory is seen.
+        ask: the question.
+        ends: tokens that end an answer.
+        prefetch: see :class:`RetrievalSession`.
+    """
+
+    def __init__(
+        self,
+        model: VisionLanguageModel,
+        system: SystemPrompt,
+        window: Window | None,
+        memory: StreamMemory,
+        retriever: Retriever | None,
+        ask: AskSpec,
+        ends: frozenset[int],
+        *,
+        prefetch: bool = True,
+    ) -> None:
+        self._model, self._system, self._ask, self._ends = model, system, ask, ends
+        self._memory, self._retriever, self._prefetch = memory, retriever, prefetch
+        self._began = time.perf_counter()
+        self._first_token_s = 0.0
+        self._tokens: list[int] = []
+        self._text = ""
+        self._result: AskResult | None = None
+        self._window = window
+        self._frames: list[StreamFrame] = []
+        self._attention: MemoryAttention | None = None
+        self._retrieval: RetrievalSession | None = None
+        self._position = 0
+        self._rests_on: tuple[Moment, ...] = ()
+        self._span = (0, 0)
+        self._prompt_ids = _conversation(model, ask)
+
+    @property
+    def result(self) -> AskResult:
+        """How the answer came about; there once ``step`` has returned None."""
+        if self._result is None:
+            raise RuntimeError("the question is not answered yet")
+        return self._result
+
+    @property
+    def retrieval(self) -> RetrievalSession:
+        """What was read of the memory; there after the first step."""
+        assert self._retrieval is not None
+        return self._retrieval
+
+    @property
+    def logits(self) -> Tensor:
+        """``[vocab]`` where the answer's first token is predicted; there after the first step."""
+        return self._logits
+
+    @torch.inference_mode()
+    def step(self) -> str | None:
+        """The next piece of the answer (perhaps empty: half a character), or None when it is complete."""
+        if self._result is not None:
+            return None
+        token = self._prompt() if self._attention is None else self._next()
+        if token in self._ends:
+            self._finish()
+            return None
+        self._tokens.append(token)
+        whole = str(self._model.tokenizer.decode(self._tokens, skip_special_tokens=True))
+        if whole.endswith("\ufffd") and len(self._tokens) < self._ask.max_new_tokens:
+            return ""
+        piece, self._text = whole[len(self._text) :], whole
+        if len(self._tokens) >= self._ask.max_new_tokens:
+            self._finish()
+        return piece
+
+    # -- passes -----------------------------------------------------------------------------------
+    def _prompt(self) -> int:
+        # As it is now: windows may have passed since the question came.
+        held = self._window.frames if self._window is not None else []
+        self._frames = [frame for frame in held if frame.has_kv and frame.tokens is not None]
+        since = self._oldest_wanted()
+        self._frames = [frame for frame in self._frames if self._memory.memory_time(frame.pts) >= since]
+        kv = self._window.kv.stretch() if self._window is not None else None
+        around = ask_context(self._model, self._system, self._memory, self._frames, kv, since=since)
+        with self._reading(since) as self._retrieval:
+            self._attention = MemoryAttention(self._model, around, self._retrieval, weigh=True)
+            self._position = around.following
+            logits = self._pass(self._prompt_ids)
+            # Now, because the memory goes on, and may forget, while the answer is spelled out.
+            self._rests_on = self._moments()
+            newest, oldest = self._newest(), self._memory.oldest
+            self._span = newest if oldest is None else oldest, newest
+        self._logits = logits
+        self._first_token_s = time.perf_counter() - self._began
+        return int(logits.argmax())
+
+    def _reading(self, since: int) -> AbstractContextManager[RetrievalSession | None]:
+        if self._retriever is None:
+            return nullcontext()
+        return RetrievalSession(
+            self._memory,
+            self._retriever,
+            first_frame=0 if self._ask.since_s is None else self._memory.frames_since(since),
+            prefetch=self._prefetch,
+            device=self._model.device,
+            dtype=self._model.dtype,
+        )
+
+    def _next(self) -> int:
+        return int(self._pass(self._tokens[-1:]).argmax())
+
+    def _pass(self, ids: Sequence[int]) -> Tensor:
+        """Run rows through all layers; logits ``[vocab]`` after the last of them."""
+        assert self._attention is not None
+        positions = torch.arange(self._position, self._position + len(ids), device=self._model.device)
+        self._position += len(ids)
+        embeds = self._model.embed(torch.tensor(ids, dtype=torch.int64))
+        hidden = self._attention.run(embeds, positions.expand(3, -1))
+        return self._model.logits(hidden[-1:])[0]
+
+    # -- what is seen -----------------------------------------------------------------------------
+    def _newest(self) -> int:
+        known = [self._memory.memory_time(frame.pts) for frame in self._frames[-1:]]
+        if self._memory.newest is not None:
+            known.append(self._memory.newest)
+        return max(known, default=0)
+
+    def _oldest_wanted(self) -> int:
+        if self._ask.since_s is None:
+            return -(2**62)
+        return self._newest() - round(self._ask.since_s * MICROSECONDS)
+
+    # -- the end ----------------------------------------------------------------------------------
+    def _finish(self) -> None:
+        stats = self._retrieval.stats if self._retrieval is not None else RetrievalStats()
+        oldest, newest = self._span
+        self._result = AskResult(
+            stream=self._ask.stream,
+            text=self._text.strip(),
+            moments=self._rests_on,
+            oldest=oldest,
+            newest=newest,
+            tokens_held=stats.held_tokens,
+            tokens_read=stats.fetched_tokens,
+            bytes_read=stats.bytes,
+            first_token_s=self._first_token_s,
+            total_s=time.perf_counter() - self._began,
+            degraded=stats.unavailable > 0 or stats.lost > 0,
+            prompt_tokens=len(self._prompt_ids),
+            answer_tokens=len(self._tokens),
+        )
+        # Context of all layers: not needed any more, and as large as what was read.
+        self._attention = None
+
+    def _moments(self) -> tuple[Moment, ...]:
+        """The stretches of neighbouring frames that the answer gave most to."""
+        assert self._attention is not None
+        window = [self._memory.memory_time(frame.pts) for frame in self._frames]
+        seen = None if self._retrieval is None else self._retrieval.view.log
+        at = sorted(
+            (seen.frame_time(number) if seen is not None and number >= 0 else window[-2 - number], mass)
+            for number, mass in self._attention.mass.items()
+        )
+        total = sum(mass for _, mass in at) or 1.0
+        frame_us = round(MICROSECONDS * (self._model.geometry.temporal / 2.0))
+        return merged(at, total, frame_us)
+
+
+def merged(masses: Sequence[tuple[int, float]], total: float, frame_us: int) -> tuple[Moment, ...]:
+    """(time, mass) in time order -> the heaviest stretches. A frame above the mean begins one or goes on with it."""
+    if not masses:
+        return ()
+    mean = total / len(masses)
+    found: list[Moment] = []
+    for pts, mass in masses:
+        if mass < mean:
+            continue
+        last = found[-1] if found else None
+        if last is not None and pts - last.end <= 2 * frame_us:
+            found[-1] = Moment(last.start, pts + frame_us, last.weight + mass / total)
+        else:
+            found.append(Moment(pts, pts + frame_us, mass / total))
+    return tuple(sorted(found, key=lambda moment: -moment.weight)[:_MOMENTS])
+
+
+def _conversation(model: VisionLanguageModel, ask: AskSpec) -> list[int]:
+    """Tokens of all turns and the question, from the end of the last frame on."""
+    ids: list[int] = []
+    for number, (text, answer) in enumerate(ask.turns):
+        ids += model.ask_ids(text, follow_up=number > 0)
+        ids += model.text_ids(answer)
+    return ids + model.ask_ids(ask.text, follow_up=bool(ask.turns))

@@ -1,0 +1,279 @@
+"""Attention of a question's or a frame's rows over a window and a memory, and where in time all they see stands."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from cluster.engine.native.attention import rotate
+from cluster.engine.native.plan import SystemPrompt
+from cluster.engine.window.stream import StreamFrame, spans_of, tokens_of
+from cluster.memory.retrieval_session import RetrievalSession, RetrievedKV
+from cluster.memory.stream import StreamMemory
+from cluster.models.base import FrameSpan, VisionLanguageModel
+from cluster.types import MICROSECONDS, PatchGrid
+
+# Seconds that the memory takes up before the window at most; what is older is squeezed into them.
+SPAN_S = 40.0
+
+
+def ask_context(
+    model: VisionLanguageModel,
+    system: SystemPrompt,
+    memory: StreamMemory,
+    frames: Sequence[StreamFrame],
+    kv: tuple[Tensor, Tensor] | None,
+    *,
+    since: int | None = None,
+) -> AskContext:
+    """What rows see of a camera beside what they recall.
+
+    Args:
+        frames: the window, encoded; those with KV come first.
+        kv: raw KV ``[L, Hkv, s, d]`` of those that have some and perhaps of frames before them; None where none has.
+        since: time (microseconds, as the memory counts) before which nothing of the memory is wanted.
+    """
+    timeline, grid = _timeline(model, memory, frames, since)
+    before = timeline.length_s
+    spans = spans_of(frames, after_s=before, after_slots=timeline.slots)
+    # Without a window, the place of the last remembered frame: the question stands behind that.
+    last = max(0.0, before - timeline.frame_s)
+    empty = FrameSpan(last, max(0, timeline.slots - 1), torch.zeros(0, 2, dtype=torch.int64), grid)
+    window = model.window_positions(len(system), spans or [empty])
+    device = model.device
+    positions = torch.cat(
+        [torch.arange(len(system), device=device).expand(3, -1), *(part.to(device) for part in window.frames)], dim=1
+    )
+    known = [tokens_of(frame) for frame in frames if frame.has_kv]
+    count = len(system) + sum(map(len, known))
+    cos, sin = (part.to(model.dtype) for part in model.rotary(positions[:, :count]))
+    held_k, held_v = _last(kv, count - len(system), system)
+    key = torch.cat([system.k, held_k], dim=2)
+    number = [torch.full((len(held),), -2 - i, device=device) for i, held in enumerate(known)]
+    local = Local(
+        rotate(key, cos, sin, torch.empty_like(key)),
+        torch.cat([system.v, held_v], dim=2),
+        torch.cat([torch.full((len(system),), -1, device=device), *number]),
+    )
+    return AskContext(local, len(system), timeline, grid, positions[:, count:], window.next)
+
+
+def _timeline(
+    model: VisionLanguageModel, memory: StreamMemory, frames: Sequence[StreamFrame], since: int | None
+) -> tuple[Timeline, PatchGrid]:
+    geometry = model.geometry
+    if frames:
+        opened, grid = memory.memory_time(frames[0].pts), frames[0].grid
+        if memory.newest is not None:
+            # Before the first frame of a clock that was set back has left the window.
+            opened = max(opened, memory.newest + 1)
+        frame_s = frames[0].duration / MICROSECONDS
+    else:
+        frame_s, merge = geometry.temporal / 2.0, geometry.merge
+        opened = (memory.newest or 0) + round(frame_s * MICROSECONDS)
+        grid = PatchGrid(memory.rows * merge, memory.columns * merge, geometry.patch, merge, geometry.temporal)
+    oldest = memory.oldest if memory.oldest is not None else opened
+    if since is not None:
+        oldest = max(since, oldest)
+    return Timeline(opened / MICROSECONDS, min(opened, oldest) / MICROSECONDS, SPAN_S, frame_s), grid
+
+
+def _last(kv: tuple[Tensor, Tensor] | None, count: int, system: SystemPrompt) -> tuple[Tensor, Tensor]:
+    """The last ``count`` slots of raw KV; of none, of the system prompt's shape."""
+    key, value = (system.k, system.v) if kv is None else kv
+    first = key.shape[2] - count
+    return key[:, :, first:], value[:, :, first:]
+
+
+@dataclass(frozen=True, slots=True)
+class Timeline:
+    """Where remembered frames stand: ``span_s`` before the window, which begins at ``opened_s`` (camera's seconds).
+
+    A memory older than the span is squeezed into it evenly: positions stay where the model knows them, and order and
+    proportion are kept.
+    """
+
+    opened_s: float
+    oldest_s: float
+    span_s: float
+    frame_s: float
+
+    @property
+    def length_s(self) -> float:
+        """Seconds that the memory takes up before the window."""
+        return min(self.span_s, max(0.0, self.opened_s - self.oldest_s))
+
+    def place(self, seconds: Tensor) -> Tensor:
+        """Camera's seconds ``[n]`` float64 before the window -> seconds from the memory's beginning."""
+        age = max(self.opened_s - self.oldest_s, 1e-9)
+        return ((seconds - self.oldest_s) * (self.length_s / age)).clamp(min=0.0)
+
+    @property
+    def slots(self) -> int:
+        """Slots that the memory takes up before the window."""
+        return math.ceil(self.length_s / self.frame_s - 1e-6)
+
+    def slot(self, placed: Tensor) -> Tensor:
+        """Placed seconds -> the frame's slot."""
+        return torch.floor(placed / self.frame_s + 1e-6).to(torch.int64)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Local:
+    """What rows see beside the memory, of one layer each: ``key`` rotated, ``value`` ``[L, Hkv, s, d]``;
+    ``frame [s]``: -1 for the system prompt, -2 and below for the window's frames, counted down."""
+
+    key: Tensor
+    value: Tensor
+    frame: Tensor
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class AskContext:
+    """What the rows of a question or of a frame see, and where it stands.
+
+    * ``local``: system prompt and window
+    * ``first``: position that follows the system prompt
+    * ``timeline``: where the memory stands; ``grid``: of its frames
+    * ``fresh`` ``[3, n]`` int64: positions of the tokens of the frames that have no KV yet
+    * ``following``: position that follows the last frame
+    """
+
+    local: Local
+    first: int
+    timeline: Timeline
+    grid: PatchGrid
+    fresh: Tensor
+    following: int
+
+
+class MemoryAttention:
+    """Called by every decoder layer for the rows of one question or frame (see ``attention.attention``): each attends
+    to its context, to what is recalled for all of them, and to the rows before it.
+
+    The first pass fetches what each layer needs and keeps it for the tokens of the answer, which attend to the same.
+
+    Args:
+        model: for positions and rotary.
+        around: what is seen beside the memory.
+        retrieval: of the memory; nothing is recalled without.
+        keep: is handed each layer's raw keys and values ``[Hkv, n, d]`` of the rows.
+        weigh: add up what each frame is given (``mass``).
+    """
+
+    def __init__(
+        self,
+        model: VisionLanguageModel,
+        around: AskContext,
+        retrieval: RetrievalSession | None,
+        *,
+        keep: Callable[[int, Tensor, Tensor], None] | None = None,
+        weigh: bool = False,
+    ) -> None:
+        self._model, self._around, self._retrieval = model, around, retrieval
+        self._keep, self._weighs = keep, weigh
+        self._context: dict[int, tuple[Tensor, Tensor, Tensor, Tensor]] = {}
+        self._own: dict[int, tuple[Tensor, Tensor]] = {}
+        # Mass of the last row's attention on each frame (numbers as in `Local`), over all layers and heads.
+        self.mass: dict[int, float] = {}
+        self._cos = self._sin = torch.zeros(0)
+
+    def run(self, embeds: Tensor, positions: Tensor) -> Tensor:
+        """Rows ``[n, W]`` at ``positions [3, n]`` through all layers: their hidden states after the last ``[n, W]``."""
+        self._stand(positions)
+        hidden = embeds.unsqueeze(0)
+        identity = (hidden.new_ones(1, 1, 1), hidden.new_zeros(1, 1, 1))
+        for layer in self._model.layers:
+            output = layer(hidden, attention_mask=None, position_embeddings=identity, ragged=self)
+            hidden = output[0] if isinstance(output, tuple) else output
+        return hidden[0]
+
+    def _stand(self, positions: Tensor) -> None:
+        cos, sin = self._model.rotary(positions)
+        self._cos, self._sin = cos.to(self._model.dtype), sin.to(self._model.dtype)
+
+    def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
+        """``query [1, H, n, d]``, ``key, value [1, Hkv, n, d]``, before rotary -> ``[1, n, H, d]``."""
+        _, heads, rows, size = query.shape
+        kv_heads = key.shape[1]
+        group = heads // kv_heads
+        beginning = layer not in self._context
+        if beginning:
+            self._context[layer] = self._remember(layer, query[0].reshape(kv_heads, group * rows, size))
+        if self._keep is not None:
+            self._keep(layer, key[0], value[0])
+        context_key, context_value, there, frame = self._context[layer]
+        own_key = rotate(key[0], self._cos, self._sin, torch.empty_like(key[0]))
+        own_value = value[0]
+        if layer in self._own:
+            own_key = torch.cat([self._own[layer][0], own_key], dim=1)
+            own_value = torch.cat([self._own[layer][1], own_value], dim=1)
+        self._own[layer] = own_key, own_value
+        turned = rotate(query[0], self._cos, self._sin, query.new_empty(heads, rows, size))
+        turned = turned.view(kv_heads, group, rows, size)
+        keys = torch.cat([context_key, own_key], dim=1)
+        values = torch.cat([context_value, own_value], dim=1)
+        before = own_key.shape[1] - rows
+        causal = torch.ones(rows, own_key.shape[1], dtype=torch.bool, device=keys.device).tril(before)
+        mask = torch.cat([there[:, None, None].expand(-1, 1, rows, -1), causal.expand(kv_heads, 1, -1, -1)], dim=3)
+        out = F.scaled_dot_product_attention(
+            turned,
+            keys[:, None].expand(-1, group, -1, -1),
+            values[:, None].expand(-1, group, -1, -1),
+            mask,
+            scale=scale,
+        )
+        if beginning and self._weighs:
+            self._weigh(turned[:, :, -1], keys, mask[:, :, -1], frame, scale)
+        return out.permute(2, 0, 1, 3).reshape(1, rows, heads, size)
+
+    def _remember(self, layer: int, query: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Rotated keys and values ``[Hkv, s, d]`` of all that a layer's rows see, which of them are real, and the
+        frame of each."""
+        local = self._around.local
+        heads = query.shape[0]
+        there = torch.ones(heads, local.frame.shape[0], dtype=torch.bool, device=query.device)
+        if self._retrieval is None:
+            return local.key[layer], local.value[layer], there, local.frame.expand(heads, -1)
+        recalled = self._retrieval.fetch(layer, query)
+        turned = self._rotated(recalled, self._retrieval) if recalled.tokens else recalled.key
+        return (
+            torch.cat([local.key[layer], turned.to(local.key.dtype)], dim=1),
+            torch.cat([local.value[layer], recalled.value], dim=1),
+            torch.cat([there, recalled.valid], dim=1),
+            torch.cat([local.frame.expand(heads, -1), recalled.frame], dim=1),
+        )
+
+    def _rotated(self, recalled: RetrievedKV, retrieval: RetrievalSession) -> Tensor:
+        memory = retrieval.memory
+        heads, count, size = recalled.key.shape
+        around = self._around
+        frame = torch.where(recalled.valid, recalled.frame, recalled.frame.amax()).flatten()
+        placed = around.timeline.place(retrieval.view.log.seconds(frame)).to(frame.device)
+        row = torch.div(recalled.cell, memory.columns, rounding_mode="floor").flatten()
+        text = row >= memory.rows
+        column = recalled.cell.flatten() - torch.where(text, memory.rows, row) * memory.columns
+        cells = torch.stack([torch.where(text, -1, row), column], dim=1)
+        slot = around.timeline.slot(placed)
+        positions = self._model.token_positions(around.first, placed, slot, cells, around.grid)
+        cos, sin = (part.to(recalled.key.dtype).view(heads, count, size) for part in self._model.rotary(positions))
+        return rotate(recalled.key, cos, sin, torch.empty_like(recalled.key))
+
+    def _weigh(self, query: Tensor, keys: Tensor, mask: Tensor, frame: Tensor, scale: float) -> None:
+        """Add up what the last row gives to each frame; ``query [Hkv, G, d]``."""
+        scores = torch.einsum("hgd,hsd->hgs", query.float(), keys.float()) * scale
+        mass = scores.masked_fill(~mask, float("-inf")).softmax(-1).sum(1)[:, : frame.shape[1]]
+        for number, total in _sums(frame, mass):
+            if number != -1:
+                self.mass[number] = self.mass.get(number, 0.0) + total
+
+
+def _sums(frame: Tensor, mass: Tensor) -> Sequence[tuple[int, float]]:
+    numbers, index = torch.unique(frame, return_inverse=True)
+    totals = mass.new_zeros(len(numbers)).index_add_(0, index.flatten(), mass.flatten())
+    return list(zip(numbers.tolist(), totals.tolist(), strict=True))

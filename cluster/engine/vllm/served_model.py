@@ -1,0 +1,204 @@
+"""The folder vLLM loads a model's language model from, and the shape it has there. Imports nothing of vLLM.
+
+vLLM gets a ``config.json`` of ours: the language model alone, under the name of our registered class, with three-axis
+rotary positions in every family (one-axis families get three equal axes, for which any sections are the same).
+Weights stay in the checkpoint's own folder where it has one. They are written anew for random weights, and where the
+attention kernels refuse the model's head size: then heads are made wider with zeros, which changes nothing
+(:func:`widened`).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from cluster.engine.vllm.plugin import ARCHITECTURE
+from cluster.errors import ModelError
+from cluster.models.base import VisionLanguageModel
+
+# Language models that are vLLM's Qwen2 under another name.
+TEXT_MODELS = ("qwen2", "qwen2_5_vl_text")
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """``weights``: folder or hub id of the weights; ``config``: folder of the configuration; ``hidden``: width of
+    embeddings as vLLM takes them, at least the model's; ``kv_bytes``: of one token, all layers and heads."""
+
+    weights: str
+    config: Path
+    hidden: int
+    kv_bytes: int
+
+
+def serve_folder(model: VisionLanguageModel, folder: Path, head_sizes: Sequence[int] | None) -> ServedModel:
+    """Write into ``folder`` what vLLM needs to serve ``model`` and its own checkpoint does not have.
+
+    Args:
+        model: loaded.
+        folder: empty.
+        head_sizes: those the attention kernels take, ascending; ``None``: all.
+
+    Raises:
+        ModelError: its language model is of a kind that our registered class does not serve, or no head is that wide.
+    """
+    config = model.text_config
+    if config.model_type not in TEXT_MODELS:
+        raise ModelError(
+            f"engine vllm serves language models of type {', '.join(TEXT_MODELS)}, "
+            f"and this model's is {config.model_type!r}; use engine native"
+        )
+    head = _head(config)
+    wide = head_for(config, head_sizes)
+    checkpoint = str(getattr(model.model, "name_or_path", "") or "")
+    body = text_config(model)
+    if wide != head:
+        body |= widened_config(config, wide)
+    if wide != head or model.random_weights or not checkpoint:
+        tensors = language_weights(model)
+        if wide != head:
+            tensors = widened(tensors, config, wide)
+        save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+        checkpoint = str(folder)
+    (folder / "config.json").write_text(json.dumps(body, indent=2), encoding="utf-8")
+    kv_bytes = 2 * config.num_hidden_layers * config.num_key_value_heads * wide * model.dtype.itemsize
+    return ServedModel(checkpoint, folder, body["hidden_size"], kv_bytes)
+
+
+def head_for(config: Any, sizes: Sequence[int] | None) -> int:
+    """The smallest of ``sizes`` (ascending; ``None``: any) that a language model's heads fit into.
+
+    Raises:
+        ModelError: none is that wide.
+    """
+    head = _head(config)
+    wide = head if sizes is None else next((size for size in sizes if size >= head), None)
+    if wide is None:
+        raise ModelError(
+            f"vLLM's attention on this device takes heads of at most {sizes[-1] if sizes else 0}, "
+            f"and this model's are {head} wide; use engine native"
+        )
+    return wide
+
+
+def language_weights(model: VisionLanguageModel) -> dict[str, Tensor]:
+    """The language model's weights under the names of ``Qwen2ForCausalLM``, on the CPU."""
+    whole: Any = model.model
+    tensors = {f"model.{name}": value for name, value in whole.get_decoder().state_dict().items()}
+    if not _tied(model):
+        tensors["lm_head.weight"] = whole.get_output_embeddings().weight
+    return {name: value.detach().cpu().clone().contiguous() for name, value in tensors.items()}
+
+
+def widened(tensors: dict[str, Tensor], config: Any, head: int) -> dict[str, Tensor]:
+    """Weights of the same function with heads of ``head`` instead of ``d``, and a residual stream wider in proportion.
+
+    What is added is zero. Rotary pairs (i, i + d/2) move to (i, i + head/2), where the configuration's larger base
+    turns the first d/2 of them as before; queries are scaled by sqrt(head / d), which attention divides by again, and
+    the norms' weights by sqrt(hidden / wider), since their mean is now taken over more elements.
+    """
+    old = _head(config)
+    hidden = config.num_attention_heads * head
+    ratio = math.sqrt(config.hidden_size / hidden)
+    half = old // 2
+    pairs = torch.cat([torch.arange(half), head // 2 + torch.arange(old - half)])
+    straight = torch.arange(old)
+
+    def heads(value: Tensor, places: Tensor) -> Tensor:
+        """``[n * old, ...]`` -> ``[n * head, ...]``."""
+        wide = value.new_zeros(value.shape[0] // old, head, *value.shape[1:])
+        wide[:, places] = value.view(-1, old, *value.shape[1:])
+        return wide.flatten(0, 1)
+
+    def columns(value: Tensor) -> Tensor:
+        return torch.nn.functional.pad(value, (0, hidden - config.hidden_size))
+
+    scale = math.sqrt(head / old)
+    out: dict[str, Tensor] = {}
+    for name, value in tensors.items():
+        kind = name.removesuffix(".weight").removesuffix(".bias").rsplit(".", 1)[-1]
+        is_bias = name.endswith(".bias")
+        if kind in ("q_proj", "k_proj", "v_proj"):
+            value = heads(value, straight if kind == "v_proj" else pairs)
+            value = value * scale if kind == "q_proj" else value
+            value = value if is_bias else columns(value)
+        elif kind == "o_proj":
+            value = columns(heads(value.T, straight)).T
+        elif kind == "down_proj":
+            value = columns(value.T).T
+        elif "norm" in kind:
+            value = columns(value * ratio)
+        else:
+            value = columns(value)
+        out[name] = value.contiguous()
+    return out
+
+
+def widened_config(config: Any, head: int) -> dict[str, Any]:
+    """What changes in a configuration with heads of ``head``; see :func:`widened`."""
+    old = _head(config)
+    hidden = config.num_attention_heads * head
+    rope = dict(config.rope_parameters)
+    rope["rope_theta"] = float(rope["rope_theta"]) ** (head / old)
+    sections = _sections(config)
+    rope["mrope_section"] = [*sections[:-1], sections[-1] + (head - old) // 2]
+    return {
+        "hidden_size": hidden,
+        "rms_norm_eps": config.rms_norm_eps * config.hidden_size / hidden,
+        "rope_parameters": rope,
+    }
+
+
+def text_config(model: VisionLanguageModel) -> dict[str, Any]:
+    """The configuration of a model's language model alone, as vLLM's Qwen2 reads it."""
+    config = model.text_config
+    same = (
+        "vocab_size",
+        "hidden_size",
+        "intermediate_size",
+        "num_hidden_layers",
+        "num_attention_heads",
+        "num_key_value_heads",
+        "hidden_act",
+        "max_position_embeddings",
+        "rms_norm_eps",
+    )
+    body = {name: getattr(config, name) for name in same}
+    side = model.geometry.square or math.isqrt(model.geometry.max_pixels)
+    # Of one shape or another, and with a family's text around it.
+    largest = model.geometry.grid(side, side).tokens * 2 + 64
+    quantization = getattr(model.model.config, "quantization_config", None)
+    return {
+        **body,
+        "architectures": [ARCHITECTURE],
+        "model_type": "qwen2",
+        "tie_word_embeddings": _tied(model),
+        "use_sliding_window": False,
+        "rope_parameters": {**config.rope_parameters, "mrope_section": _sections(config)},
+        "sightline_largest_item": largest,
+        **({} if quantization is None else {"quantization_config": quantization}),
+    }
+
+
+def _tied(model: VisionLanguageModel) -> bool:
+    whole: Any = model.model
+    return bool(whole.get_input_embeddings().weight is whole.get_output_embeddings().weight)
+
+
+def _head(config: Any) -> int:
+    return int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
+
+
+def _sections(config: Any) -> list[int]:
+    """How a head's rotary pairs are shared out among the axes; all the same where positions have one."""
+    given = config.rope_parameters.get("mrope_section")
+    pairs = _head(config) // 2
+    return [int(count) for count in given] if given else [pairs - 2, 1, 1]

@@ -1,0 +1,384 @@
+"""What every engine does alike: streams, their windows, their export, and a step around a batch of windows."""
+
+from __future__ import annotations
+
+import logging
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import torch
+
+from cluster.engine.base import AskRun, completed_future
+from cluster.engine.window import export
+from cluster.engine.window.checks import check_sample, check_spec
+from cluster.engine.window.encode import encode_pending
+from cluster.engine.window.kv import KVSlab
+from cluster.engine.window.stream import LastWindow, Stream, StreamFrame
+from cluster.engine.window.windows import FIRST_WINDOWS, WindowClock, WindowSpan
+from cluster.errors import ModelError, NotReadyError
+from cluster.memory.head_memory import KVSink
+from cluster.models.base import VisionLanguageModel
+from cluster.types import (
+    MICROSECONDS,
+    Answer,
+    AskSpec,
+    DeletedMemory,
+    FrameSample,
+    MemoryStatus,
+    PatchGeometry,
+    Question,
+    StreamSpec,
+    Timing,
+    TokenCount,
+    WindowRequest,
+)
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class WindowStats:
+    """Work of one computed window. FLOPs as the model counts them (multiply-add = 2).
+
+    ``computed``: rows through the language model, and ``attended``: pairs of a row and a slot it saw, both averaged
+    over layers (a policy that narrows computes fewer in deeper ones). ``decoded``: tokens of explanations run after
+    that, not in ``llm_flops``.
+    """
+
+    stream: str
+    window: int
+    tokens: TokenCount
+    timing: Timing
+    computed: float
+    attended: float
+    tower_flops: int
+    llm_flops: int
+    decoded: int
+
+
+@dataclass(frozen=True, slots=True)
+class StepStats:
+    """One call of ``step``: the windows computed, and how many were gated or came too late to be answered."""
+
+    windows: tuple[WindowStats, ...] = ()
+    gated: int = 0
+    expired: int = 0
+
+    @property
+    def tower_flops(self) -> int:
+        return sum(window.tower_flops for window in self.windows)
+
+    @property
+    def llm_flops(self) -> int:
+        return sum(window.llm_flops for window in self.windows)
+
+
+@dataclass(slots=True, eq=False)
+class Work:
+    """A window on its way through a step; ``encoded``: visual tokens that the tower has yet to make."""
+
+    stream: Stream
+    request: WindowRequest
+    frames: list[StreamFrame]
+    encoded: int
+    tower_flops: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Computed:
+    """What an engine made of one :class:`Work`.
+
+    * ``scores``, ``texts``: by question; a text is ``None`` where no explanation was asked for
+    * ``rows``, ``attended``, ``decoded``: ``computed`` and the rest of :class:`WindowStats`
+    """
+
+    tokens: TokenCount
+    scores: Sequence[float]
+    texts: Sequence[str | None]
+    rows: float
+    attended: float
+    decoded: int = 0
+
+
+class WindowedEngine(ABC):
+    """An :class:`~cluster.engine.base.Engine` but for how windows are computed. One thread makes all calls.
+
+    Args:
+        model: whose tower encodes the frames.
+        max_new_tokens: longest explanation.
+    """
+
+    # Why it cannot be asked about a camera.
+    no_memory: ClassVar[str] = "this engine keeps no memory of camera {!r}"
+
+    def __init__(self, model: VisionLanguageModel, max_new_tokens: int) -> None:
+        self.model = model
+        self.max_new_tokens = max_new_tokens
+        self.stats = StepStats()
+        self._streams: dict[str, Stream] = {}
+        self._fingerprint: str | None = None
+        # Who is handed the KV of frames that leave their stream's window.
+        self._leave: KVSink | None = None
+        # Text tokens around a frame's visual ones; known once a frame was encoded.
+        self._frame_text = 0
+
+    @abstractmethod
+    def _compute(self, work: Sequence[Work]) -> tuple[list[Computed], tuple[float, float, float]]:
+        """Compute a batch, of one window per stream; seconds of tower, plan and language model for all of them."""
+
+    def _encode_frames(self, frames: Sequence[StreamFrame]) -> Mapping[int, int]:
+        """Put the tower's tokens into frames that have none yet; FLOPs by the id of the frame."""
+        return encode_pending(self.model, frames)
+
+    def _slab(self) -> KVSlab:
+        """For a stream's KV."""
+        return KVSlab.of(self.model)
+
+    def _check(self, spec: StreamSpec) -> None:
+        check_spec(spec, self.model)
+
+    # -- streams --------------------------------------------------------------------------------------
+    @property
+    def geometry(self) -> PatchGeometry:
+        return self.model.geometry
+
+    def prepare(self, spec: StreamSpec) -> None:  # noqa: B027
+        """See ``Engine.prepare``: an engine without memory has nothing to fetch."""
+
+    def admit(self, spec: StreamSpec) -> None:
+        self._check(spec)
+        self._admit(spec, None)
+
+    def _admit(self, spec: StreamSpec, saved: bytes | None) -> bool:
+        """Take a stream in with a window that was ``saved``, if that can be used; whether the stream begins anew."""
+        held = self._streams.get(spec.stream)
+        if held is not None:
+            held.spec = spec
+            held.clock.reshape(*_lengths(spec))
+            return False
+        if saved is not None:
+            try:
+                self.import_stream(spec, saved)
+                return False
+            except ModelError as error:
+                log.warning("camera %s begins anew: %s", spec.stream, error)
+        self._streams[spec.stream] = Stream(spec, self._slab(), WindowClock(*_lengths(spec)), leave=self._leave)
+        return True
+
+    def evict(self, stream: str, *, save: bool = True) -> None:  # noqa: ARG002
+        self._streams.pop(stream, None)
+
+    def push(self, sample: FrameSample) -> list[WindowRequest]:
+        """See ``Engine.push``.
+
+        Raises:
+            ValueError: the stream is not admitted, its pts do not ascend, or the frame does not fit the model.
+        """
+        stream = self._stream(sample.stream)
+        check_sample(sample, self.geometry)
+        return stream.push(sample, time.monotonic())
+
+    def flush(self, stream: str) -> list[WindowRequest]:
+        return self._stream(stream).flush(time.monotonic())
+
+    def memory_bytes(self, stream: str | None = None) -> int:
+        """See ``Engine.memory_bytes``; what streams share (weights, system prompt, questions, vLLM's own KV cache) is
+        not counted."""
+        return sum(held.nbytes for name, held in self._streams.items() if stream in (None, name))
+
+    def _stream(self, name: str) -> Stream:
+        if name not in self._streams:
+            raise ValueError(f"stream {name!r} is not admitted; admit it before anything else")
+        return self._streams[name]
+
+    # -- moving ---------------------------------------------------------------------------------------
+    @property
+    def fingerprint(self) -> str:
+        """What another engine's model must have to take over a stream of this one."""
+        if self._fingerprint is None:
+            self._fingerprint = export.fingerprint(self.model)
+        return self._fingerprint
+
+    def hand_over(self, stream: str) -> Future[bool]:
+        """See ``Engine.hand_over``: without memory there are no tiers to put a window into."""
+        self.evict(stream)
+        return completed_future(False)
+
+    def export_stream(self, stream: str) -> bytes:
+        return self._snapshot(stream).dump()
+
+    def _snapshot(self, stream: str) -> export.Snapshot:
+        return export.snapshot(self._stream(stream), self.fingerprint)
+
+    def import_stream(self, spec: StreamSpec, state: bytes) -> None:
+        """See ``Engine.import_stream``; a stream of that name is replaced."""
+        self._check(spec)
+        taken = export.load(state, spec, self._slab(), self.fingerprint)
+        taken.leave = self._leave
+        taken.clock.reshape(*_lengths(spec))
+        self._streams[spec.stream] = taken
+
+    # -- windows --------------------------------------------------------------------------------------
+    @torch.inference_mode()
+    def step(self, requests: Sequence[WindowRequest]) -> list[Answer]:
+        """See ``Engine.step``. Windows too old to be answered give no answers and are counted in ``stats``; after an
+        error the same windows may be stepped again."""
+        started = time.monotonic()
+        names = [request.stream for request in requests]
+        if len(set(names)) < len(names):
+            raise ValueError("a step takes at most one window per stream")
+        answers: dict[str, list[Answer]] = {}
+        work: list[Work] = []
+        gated = expired = 0
+        for request in requests:
+            stream = self._streams.get(request.stream)
+            if stream is None or not stream.take(request):
+                expired += 1
+                continue
+            frames = stream.window_frames(request.start, request.end)
+            last = _standing(stream, request)
+            if last is not None:
+                gated += 1
+                stream.counters.gated += 1
+                answers[request.stream] = self._repeat(last, request, frames, started)
+            elif frames:
+                pending = sum(frame.size for frame in frames if frame.tokens is None)
+                work.append(Work(stream, request, frames, pending))
+        try:
+            computed, seconds = self._compute(work) if work else ([], (0.0, 0.0, 0.0))
+        except BaseException:
+            for each in work:
+                span = WindowSpan(each.request.window, each.request.start, each.request.end)
+                each.stream.outstanding.insert(0, span)
+            raise
+        windows = []
+        for each, done in zip(work, computed, strict=True):
+            timing = _timing(each.request, started, *seconds)
+            answers[each.request.stream] = self._answer(each, done, timing)
+            windows.append(self._window_stats(each, done, timing))
+            each.stream.trim()
+        self.stats = StepStats(tuple(windows), gated, expired)
+        return [answer for request in requests for answer in answers.get(request.stream, [])]
+
+    def _encode(self, work: Sequence[Work]) -> None:
+        frames = [frame for each in work for frame in each.frames]
+        flops = self._encode_frames(frames)
+        for each in work:
+            each.tower_flops = sum(flops.get(id(frame), 0) for frame in each.frames)
+        text = [len(frame.tokens) - frame.size for frame in frames if frame.tokens is not None and frame.size]
+        if text:
+            self._frame_text = text[0]
+
+    def _answer(self, each: Work, done: Computed, timing: Timing) -> list[Answer]:
+        """Answers of a computed window, which is its stream's last one from here on."""
+        stream, request = each.stream, each.request
+        given = [
+            _answer_of(request, question, score, text, done.tokens, timing)
+            for question, score, text in zip(stream.spec.questions, done.scores, done.texts, strict=True)
+        ]
+        stream.last = LastWindow(request.window, request.end, stream.spec.questions, tuple(given))
+        stream.windows_since_fresh += 1
+        stream.counters.computed += 1
+        return given
+
+    def _window_stats(self, each: Work, done: Computed, timing: Timing) -> WindowStats:
+        return WindowStats(
+            stream=each.request.stream,
+            window=each.request.window,
+            tokens=done.tokens,
+            timing=timing,
+            computed=done.rows,
+            attended=done.attended,
+            tower_flops=each.tower_flops,
+            llm_flops=self.model.llm_flops(round(done.rows), round(done.attended)),
+            decoded=done.decoded,
+        )
+
+    def _full(self, frames: Sequence[StreamFrame]) -> int:
+        """Tokens of frames of which nothing is pruned."""
+        return sum(frame.grid.tokens + self._frame_text for frame in frames)
+
+    def _repeat(
+        self, last: LastWindow, request: WindowRequest, frames: Sequence[StreamFrame], started: float
+    ) -> list[Answer]:
+        kept = sum(frame.size + self._frame_text for frame in frames if frame.size)
+        tokens = TokenCount(full=self._full(frames), kept=kept, reused=kept, refreshed=0, new=0, query=0, encoded=0)
+        timing = _timing(request, started)
+        return [
+            replace(
+                answer,
+                window=request.window,
+                start=request.start,
+                end=request.end,
+                gated=True,
+                tokens=tokens,
+                timing=timing,
+            )
+            for answer in last.answers
+        ]
+
+    # -- asking ---------------------------------------------------------------------------------------
+    def ask(self, ask: AskSpec) -> AskRun:
+        raise NotReadyError(self.no_memory.format(ask.stream))
+
+    def delete_memory(self, stream: str, ago_s: float | None = None) -> DeletedMemory:
+        """See ``Engine.delete_memory``: frames of the window."""
+        held = self._streams.get(stream)
+        if held is None:
+            return DeletedMemory(0, 0)
+        frames, nbytes, newest = len(held.frames), held.nbytes, held.newest
+        held.forget_before(None if ago_s is None or newest is None else newest - round(ago_s * MICROSECONDS))
+        return DeletedMemory(frames - len(held.frames), nbytes - held.nbytes)
+
+    def memory_status(self, stream: str) -> MemoryStatus:
+        raise NotReadyError(self.no_memory.format(stream))
+
+
+def _lengths(spec: StreamSpec) -> tuple[int, int]:
+    """Window and stride in microseconds."""
+    return round(spec.window_s * MICROSECONDS), round(spec.stride_s * MICROSECONDS)
+
+
+def _standing(stream: Stream, request: WindowRequest) -> LastWindow | None:
+    """The static gate: the window whose answers still stand for this request, ``None`` if it must be computed.
+
+    They stand when nothing changed in any frame since that window's end, anchors included, the questions are the same,
+    and at most ``max_idle_s`` of the camera's time has passed.
+    """
+    spec, last = stream.spec, stream.last
+    if not spec.static_gate or last is None or stream.windows_since_fresh < FIRST_WINDOWS:
+        return None
+    if last.questions != spec.questions or request.end - last.end > spec.max_idle_s * MICROSECONDS:
+        return None
+    if stream.last_motion_dropped is not None and stream.last_motion_dropped >= last.end:
+        return None
+    since = [frame for frame in stream.frames if last.end <= frame.place < request.end]
+    return last if since and not any(frame.moving for frame in since) else None
+
+
+def _timing(request: WindowRequest, started: float, vision: float = 0.0, plan: float = 0.0, llm: float = 0.0) -> Timing:
+    latency = time.monotonic() - request.arrived_s
+    return Timing(max(0.0, started - request.arrived_s), vision, plan, llm, max(0.0, latency))
+
+
+def _answer_of(
+    request: WindowRequest, question: Question, score: float, text: str | None, tokens: TokenCount, timing: Timing
+) -> Answer:
+    positive = score >= question.threshold
+    return Answer(
+        stream=request.stream,
+        window=request.window,
+        start=request.start,
+        end=request.end,
+        question=question.id,
+        score=score,
+        positive=positive,
+        text=("yes" if positive else "no") if text is None else text,
+        gated=False,
+        tokens=tokens,
+        timing=timing,
+    )

@@ -1,0 +1,330 @@
+"""One layer's and head's share of a memory: which cluster each token is in, and everything of it but its KV."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from cluster.memory.organise import ClusterTable, NewTokens, Organiser
+from cluster.memory.tiers.base import Block, Loaded, Outcome
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class KVChunk:
+    """One frame's KV of all layers.
+
+    * ``key``, ``value`` ``[L, Hkv, t, D]``, keys before rotary; their own memory, no views
+    * ``cell`` ``[t]`` int64: places in a grid of ``rows`` x ``columns`` cells, row-major; those after the last are text
+      around the frame
+    * ``index``, ``pts`` (microseconds) of the frame
+    * ``look`` ``[W]`` float32: mean of the frame's visual embeddings, for those that sort frames by what they show
+    """
+
+    stream: str
+    index: int
+    pts: int
+    key: Tensor
+    value: Tensor
+    cell: Tensor
+    rows: int
+    columns: int
+    mean_embedding: Tensor
+
+    @property
+    def tokens(self) -> int:
+        return self.key.shape[2]
+
+
+KVSink = Callable[[KVChunk], None]
+"""Takes what leaves; called in the engine's thread, in time order for each stream."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LayerKV:
+    """``n`` tokens of each of ``H`` key heads, in time order.
+
+    * ``key``, ``value`` ``[H, n, D]``; keys before rotary, so that what stood at one cell at two times is comparable
+    * ``frame`` ``[H, n]`` int64: the number of the frame a token was seen in, ascending
+    * ``cell`` ``[H, n]`` int64: its place in the frame's grid, row-major
+
+    Raises:
+        ValueError: shapes do not fit, or frames do not ascend.
+    """
+
+    key: Tensor
+    value: Tensor
+    frame: Tensor
+    cell: Tensor
+
+    def __post_init__(self) -> None:
+        if self.key.ndim != 3 or self.key.shape != self.value.shape:
+            raise ValueError(
+                f"keys {tuple(self.key.shape)} and values {tuple(self.value.shape)} must both be [H, n, D]"
+            )
+        if self.frame.shape != self.key.shape[:2] or self.cell.shape != self.key.shape[:2]:
+            raise ValueError(f"every one of the {tuple(self.key.shape[:2])} tokens needs a frame and a cell")
+        if self.tokens > 1 and bool((self.frame[:, 1:] < self.frame[:, :-1]).any()):
+            raise ValueError("tokens must stand in time order")
+
+    @property
+    def heads(self) -> int:
+        return self.key.shape[0]
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of each head."""
+        return self.key.shape[1]
+
+    def select(self, kept: Tensor) -> LayerKV:
+        """The tokens ``kept [H, m]`` int64, ascending in each head."""
+        wide = kept[..., None].expand(-1, -1, self.key.shape[2])
+        return LayerKV(
+            self.key.gather(1, wide), self.value.gather(1, wide), self.frame.gather(1, kept), self.cell.gather(1, kept)
+        )
+
+
+Load = Callable[[list[int]], list[Loaded]]
+"""Numbers of blocks -> what the tiers say of them."""
+
+Place = Callable[[Tensor, Tensor], Tensor]
+"""``frame, cell [n]`` -> ``[n, 3]``: seconds, row and column of each token."""
+
+
+NAMES_BYTES = 1280
+"""Of the names and numbers beside the tensors of a head's state."""
+
+
+class BlocksUnavailableError(Exception):
+    """Blocks that are needed cannot be had now."""
+
+
+class BlocksLostError(Exception):
+    """Blocks that are needed are gone for good; ``uids`` of their clusters."""
+
+    def __init__(self, uids: Sequence[int]) -> None:
+        super().__init__(f"{len(uids)} blocks are gone")
+        self.uids = list(uids)
+
+
+@dataclass(slots=True)
+class HeadChange:
+    """``clusters`` (numbers in the table) whose members changed, and the new block of each."""
+
+    clusters: list[int]
+    blocks: list[Block]
+
+
+class HeadMemory:
+    """Tokens in time order, in clusters. ``frame``, ``cell`` ``[n]`` int32; the KV lies in blocks, one per cluster, as
+    the table says. ``settled``: all frames before this one were taken in.
+
+    A head that others may read is not changed: :meth:`copy` it, change the copy, and put that in its place.
+    """
+
+    def __init__(self, organiser: Organiser, place: Place) -> None:
+        self.organiser = organiser
+        self.frame = torch.zeros(0, dtype=torch.int32)
+        self.cell = torch.zeros(0, dtype=torch.int32)
+        self.settled = 0
+        self._place = place
+
+    def copy(self) -> HeadMemory:
+        """Another head of the same tokens."""
+        other = copy.copy(self)
+        other.organiser = self.organiser.copy()
+        return other
+
+    @property
+    def tokens(self) -> int:
+        return len(self.frame)
+
+    @property
+    def table(self) -> ClusterTable:
+        return self.organiser.table
+
+    @property
+    def index_bytes(self) -> int:
+        """About what :meth:`state` takes."""
+        return self.frame.nbytes + self.cell.nbytes + self.table.nbytes + NAMES_BYTES
+
+    def token_uids(self) -> Tensor:
+        """Uid of each token's cluster ``[n]``."""
+        return self.table.uid[self.table.of_token]
+
+    def cluster_numbers(self, uids: Sequence[int]) -> list[int]:
+        """Numbers in the table of those of these clusters that there are."""
+        table = self.table
+        wanted = torch.tensor(list(uids), dtype=torch.int64)
+        at = torch.searchsorted(table.uid, wanted)
+        return [
+            n for n, uid in zip(at.tolist(), wanted.tolist(), strict=True) if n < len(table) and table.uid[n] == uid
+        ]
+
+    # -- blocks -----------------------------------------------------------------------------------
+    def matches_cluster(self, cluster: int, block: Block) -> bool:
+        """Whether a block holds the members of a cluster; what a tier gave may be anything."""
+        at = self.table.members(cluster).cpu()
+        return torch.equal(block.frame.cpu(), self.frame[at]) and torch.equal(block.cell.cpu(), self.cell[at])
+
+    def load_blocks(self, clusters: Sequence[int], load: Load) -> dict[int, Block]:
+        """The blocks of clusters, by their numbers.
+
+        Raises:
+            BlocksLostError: some are gone for good.
+            BlocksUnavailableError: some cannot be had now.
+        """
+        found: dict[int, Block] = {}
+        gone, later = [], False
+        numbers = self.table.block[list(clusters)].tolist()
+        for cluster, loaded in zip(clusters, load(numbers) if numbers else (), strict=True):
+            if loaded.block is not None and self.matches_cluster(cluster, loaded.block):
+                found[cluster] = loaded.block
+            elif loaded.block is not None or loaded.outcome is Outcome.MISS:
+                gone.append(int(self.table.uid[cluster]))
+            else:
+                later = True
+        if gone:
+            raise BlocksLostError(gone)
+        if later:
+            raise BlocksUnavailableError
+        return found
+
+    # -- tokens in --------------------------------------------------------------------------------
+    def add_tokens(self, tokens: NewTokens, cell: Tensor, load: Load, resident: Load) -> HeadChange:
+        """Take in new tokens (``cell`` ``[t]``). ``resident`` gives only blocks that are at hand at once.
+
+        Raises:
+            BlocksLostError, BlocksUnavailableError: see :meth:`fetch`; the head is then of no use.
+        """
+        before = self.copy()
+        table, known = self.table, len(self.table)
+
+        def members(cluster: int) -> Tensor | None:
+            # A cluster may have grown within this call, by tokens no block holds yet.
+            if cluster >= known or int(table.count[cluster]) != int(before.table.count[cluster]):
+                return None
+            (loaded,) = resident([int(table.block[cluster])])
+            return (
+                loaded.block.key if loaded.block is not None and before.matches_cluster(cluster, loaded.block) else None
+            )
+
+        numbers = self.organiser.add(tokens, members).cpu()
+        frame, cell = tokens.frame.to(torch.int32), cell.to(torch.int32)
+        self.frame, self.cell = torch.cat([self.frame, frame]), torch.cat([self.cell, cell])
+        order = numbers.argsort(stable=True)
+        there = order.to(tokens.key.device)
+        found, counts = torch.unique_consecutive(numbers[order], return_counts=True)
+        clusters, sizes = found.tolist(), counts.tolist()
+        old = before.load_blocks([cluster for cluster in clusters if cluster < known], load)
+        parts = (tokens.key[there], tokens.value[there], frame[order], cell[order])
+        new = [Block(*each) for each in zip(*(torch.split(part, sizes) for part in parts), strict=True)]
+        return HeadChange(clusters, [_joined(old.get(n), block) for n, block in zip(clusters, new, strict=True)])
+
+    def split_cluster(self, cluster: int, block: Block) -> HeadChange:
+        """Split a cluster that waited for being loaded; ``block`` is its own."""
+        at = self.table.members(cluster)
+        new = self.organiser.split(
+            cluster, block.key, block.value, self._place(block.frame, block.cell), block.frame.to(torch.int64)
+        )
+        if new is None:
+            return HeadChange([], [])
+        leaves = self.table.of_token[at] == new
+        return HeadChange([cluster, new], [_take(block, rows.nonzero()[:, 0]) for rows in (~leaves, leaves)])
+
+    # -- tokens out -------------------------------------------------------------------------------
+    def keep_tokens(self, kept: Tensor, load: Load) -> HeadChange:
+        """Only the tokens ``kept`` (ascending numbers) stay.
+
+        Raises:
+            BlocksLostError, BlocksUnavailableError: see :meth:`fetch`; nothing was done.
+        """
+        of_token, uid = self.table.of_token, self.table.uid
+        stays = torch.zeros(self.tokens, dtype=torch.bool)
+        stays[kept] = True
+        thinned, remaining = torch.unique(of_token[~stays]), torch.unique(of_token[stays])
+        partly = thinned[torch.isin(thinned, remaining)].tolist()
+        blocks = self.load_blocks(partly, load)
+        # Members of a cluster and of its block stand in the same order.
+        left = {cluster: _take(block, stays[of_token == cluster].nonzero()[:, 0]) for cluster, block in blocks.items()}
+        uids = [int(uid[cluster]) for cluster in partly]
+        self._narrow(kept, {cluster: (of_token[kept] == cluster, block) for cluster, block in left.items()})
+        return HeadChange(self.cluster_numbers(uids), list(left.values()))
+
+    def drop_clusters(self, uids: Sequence[int]) -> int:
+        """The blocks of clusters are gone for good: forget their tokens; returns how many."""
+        kept = (~torch.isin(self.token_uids(), torch.tensor(list(uids), dtype=torch.int64))).nonzero()[:, 0]
+        lost = self.tokens - len(kept)
+        if lost:
+            self._narrow(kept, {})
+        return lost
+
+    def _narrow(self, kept: Tensor, thinned: Mapping[int, tuple[Tensor, Block]]) -> None:
+        """Leave only ``kept``; ``thinned``: of each cluster that loses some, its rows ``[m]`` bool among them and its
+        block of those. Nobody else's statistics are computed anew, so that nobody else's KV is needed."""
+        key = torch.zeros(len(kept), self.table.mean.shape[1])
+        value = torch.zeros_like(key)
+        for rows, block in thinned.values():
+            key[rows], value[rows] = block.key.float().cpu(), block.value.float().cpu()
+        frame, cell = self.frame[kept], self.cell[kept]
+        self.table.keep(kept, key, value, self._place(frame, cell), frame.to(torch.int64))
+        self.frame, self.cell = frame, cell
+
+    # -- restoring --------------------------------------------------------------------------------
+    def state(self) -> dict[str, Tensor]:
+        """Everything, by name."""
+        parts = {"own": self.organiser.state(), "table": self.table.state()}
+        named = {f"{part}.{name}": tensor for part, tensors in parts.items() for name, tensor in tensors.items()}
+        return {"frame": self.frame, "cell": self.cell, "settled": torch.tensor(self.settled), **named}
+
+    def load_state(self, state: Mapping[str, Tensor]) -> None:
+        """Take up what :meth:`state` gave; for a head without tokens.
+
+        Raises:
+            ValueError: it is not the state of a head of this organiser and width, or contradicts itself.
+        """
+        own = self.state()
+        if own.keys() != state.keys():
+            raise ValueError(f"names of another organiser's state: {', '.join(sorted(own.keys() ^ state.keys()))}")
+        for name, mine in own.items():
+            if (
+                state[name].dtype != mine.dtype
+                or state[name].shape[1:] != mine.shape[1:]
+                or state[name].ndim != mine.ndim
+            ):
+                raise ValueError(f"{name} is {state[name].dtype} {tuple(state[name].shape)}")
+        table = ClusterTable.restore(_under("table.", state))
+        table.check()
+        if not len(state["frame"]) == len(state["cell"]) == table.tokens:
+            raise ValueError("frames, cells and clusters of a different number of tokens")
+        if bool((state["frame"][1:] < state["frame"][:-1]).any()):
+            raise ValueError("tokens that are not in time order")
+        self.frame, self.cell, self.settled = state["frame"], state["cell"], int(state["settled"])
+        self.organiser.table = table
+        self.organiser.load_state(_under("own.", state))
+
+
+def _take(block: Block, rows: Tensor) -> Block:
+    """Some members of a block, by number, as a block of their own."""
+    there, host = rows.to(block.key.device), rows.cpu()
+    return Block(block.key[there], block.value[there], block.frame[host], block.cell[host])
+
+
+def _joined(first: Block | None, then: Block) -> Block:
+    """Two blocks one after the other, on the device of the second."""
+    if first is None:
+        return then
+    device = then.key.device
+    return Block(
+        torch.cat([first.key.to(device), then.key]),
+        torch.cat([first.value.to(device), then.value]),
+        torch.cat([first.frame, then.frame]),
+        torch.cat([first.cell, then.cell]),
+    )
+
+
+def _under(prefix: str, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): tensor for name, tensor in state.items() if name.startswith(prefix)}

@@ -1,0 +1,209 @@
+"""One question's reading of a stream's memory: per layer, the clusters its query needs, fetched one layer ahead."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from types import TracebackType
+
+import torch
+from torch import Tensor
+
+from cluster.memory.prefetch import Prefetcher
+from cluster.memory.retrieve import Retriever
+from cluster.memory.stream import StreamMemory
+from cluster.memory.tiers.base import Block, BlockKey, Loaded, Outcome
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RetrievedKV:
+    """What a layer attends to, heads side by side and filled up to the longest.
+
+    * ``key``, ``value`` ``[H, m, D]``; keys before rotary
+    * ``frame``, ``cell`` ``[H, m]`` int64; ``there`` ``[H, m]`` bool: no filling
+    """
+
+    key: Tensor
+    value: Tensor
+    frame: Tensor
+    cell: Tensor
+    valid: Tensor
+
+    @property
+    def tokens(self) -> int:
+        return int(self.valid.shape[1])
+
+
+@dataclass(slots=True)
+class RetrievalStats:
+    """``held``, ``attended``: tokens of all layers and heads that there are, and that were fetched; ``clusters``
+    fetched; ``out_of_reach``: clusters no tier could give now; ``gone``: those that no tier has any more."""
+
+    held_tokens: int = 0
+    fetched_tokens: int = 0
+    clusters: int = 0
+    unavailable: int = 0
+    lost: int = 0
+    bytes: int = 0
+    tokens_by_frame: dict[int, int] = field(default_factory=dict)
+
+    @property
+    def fetched_share(self) -> float:
+        """Share of what is held that was fetched."""
+        return self.fetched_tokens / self.held_tokens if self.held_tokens else 0.0
+
+
+class RetrievalSession:
+    """Reads a memory, as it is at the beginning, for one question; a context manager.
+
+    Args:
+        memory: of the camera that is asked about.
+        retriever: which clusters a query needs.
+        first_frame: older frames are left out.
+        prefetch: fetch the next layer's clusters, as this layer's query predicts them, while this layer computes.
+        device, dtype: where and in which type the attention wants them.
+    """
+
+    def __init__(
+        self,
+        memory: StreamMemory,
+        retriever: Retriever,
+        *,
+        first_frame: int = 0,
+        prefetch: bool = True,
+        deadline_s: float = 2.0,
+        device: torch.device | str = "cpu",
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        self.memory, self.retriever = memory, retriever
+        self.view = memory.open_view()
+        self.first_frame = max(first_frame, self.view.first_frame)
+        self.device, self.dtype = device, dtype
+        self.stats = RetrievalStats()
+        self._prefetcher = Prefetcher(memory.tiers.load, deadline_s=deadline_s)
+        self._prefetches = prefetch
+        # Layer, head and cluster of blocks that turned out to be gone.
+        self._gone: list[tuple[int, int, int]] = []
+        self._closed = False
+
+    def __enter__(self) -> RetrievalSession:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @property
+    def prefetcher(self) -> Prefetcher:
+        """For its statistics."""
+        return self._prefetcher
+
+    def close(self) -> None:
+        """End the loads, and tell the memory what turned out to be gone."""
+        self._prefetcher.close()
+        if not self._closed:
+            self._closed = True
+            self.memory.close_view(self.view, self._gone)
+
+    def fetch(self, layer: int, query: Tensor) -> RetrievedKV:
+        """What the raw query rows ``[H, r, D]`` of a layer attend to, in time order; waiting frames always are."""
+        keys = self._wanted(layer, query)
+        if self._prefetches and layer + 1 < len(self.view.heads):
+            # Behind the wish for this layer's, which is what the caller waits for.
+            self._prefetcher.prefetch([key for per_head in self._wanted(layer + 1, query) for key in per_head])
+        flat = [key for per_head in keys for key in per_head]
+        blocks = dict(zip(flat, self._prefetcher.fetch(flat), strict=True)) if flat else {}
+        parts = [self._blocks(layer, h, blocks, keys[h]) for h in range(len(keys))] if keys else []
+        if not parts:
+            heads, _, width = query.shape
+            parts = [self._waiting(layer, h, width) for h in range(heads)]
+        else:
+            parts = [
+                _one([part, self._waiting(layer, h, query.shape[2])], query.shape[2], self.dtype)
+                for h, part in enumerate(parts)
+            ]
+        return self._side_by_side(parts)
+
+    def _wanted(self, layer: int, query: Tensor) -> list[list[BlockKey]]:
+        """Per head, the blocks its query rows need."""
+        if not self.view.heads:
+            return []
+        wanted = []
+        for h, head in enumerate(self.view.heads[layer]):
+            table = head.table
+            chosen = self.retriever.select(query[h].to(table.mean.device), table).clusters
+            chosen = chosen[table.latest[chosen] >= self.first_frame]
+            wanted.append([BlockKey(self.view.stream, layer, h, number) for number in table.block[chosen].tolist()])
+        return wanted
+
+    def _blocks(self, layer: int, h: int, blocks: dict[BlockKey, Loaded], keys: Sequence[BlockKey]) -> Block:
+        """The blocks of one head that could be had, as one, without frames that are too old."""
+        head = self.view.heads[layer][h]
+        self.stats.held_tokens += head.tokens
+        clusters = {number: cluster for cluster, number in enumerate(head.table.block.tolist())}
+        found = []
+        for key in keys:
+            loaded, cluster = blocks[key], clusters[key.block]
+            if loaded.block is not None and head.matches_cluster(cluster, loaded.block):
+                found.append(loaded.block)
+                self.stats.bytes += loaded.block.nbytes
+            elif loaded.block is not None or loaded.outcome is Outcome.MISS:
+                self.stats.lost += 1
+                self._gone.append((layer, h, int(head.table.uid[cluster])))
+            else:
+                self.stats.unavailable += 1
+        self.stats.clusters += len(found)
+        whole = _one(found, head.table.mean.shape[1], self.dtype)
+        if self.first_frame:
+            recent = (whole.frame >= self.first_frame).nonzero()[:, 0]
+            whole = Block(whole.key[recent], whole.value[recent], whole.frame[recent], whole.cell[recent])
+        self.stats.fetched_tokens += len(whole)
+        for number, count in zip(*(t.tolist() for t in torch.unique(whole.frame, return_counts=True)), strict=True):
+            self.stats.tokens_by_frame[number] = self.stats.tokens_by_frame.get(number, 0) + count
+        return whole
+
+    def _waiting(self, layer: int, h: int, width: int) -> Block:
+        """Frames that are in no cluster of this head yet."""
+        first = max(self.first_frame, self.view.heads[layer][h].settled if self.view.heads else 0)
+        parts = [
+            Block(
+                chunk.key[layer, h],
+                chunk.value[layer, h],
+                torch.full((chunk.tokens,), chunk.index, dtype=torch.int32),
+                chunk.cell.to(torch.int32).cpu(),
+            )
+            for chunk in self.view.recent
+            if chunk.index >= first
+        ]
+        return _one(parts, width, self.dtype)
+
+    def _side_by_side(self, parts: Sequence[Block]) -> RetrievedKV:
+        longest = max(len(part) for part in parts)
+        width = parts[0].key.shape[1]
+        key = torch.zeros(len(parts), longest, width, dtype=self.dtype)
+        value = torch.zeros_like(key)
+        frame = torch.zeros(len(parts), longest, dtype=torch.int64)
+        cell = torch.zeros_like(frame)
+        there = torch.zeros(len(parts), longest, dtype=torch.bool)
+        for h, part in enumerate(parts):
+            order = part.frame.argsort(stable=True)
+            count = len(part)
+            key[h, :count], value[h, :count] = part.key[order].cpu(), part.value[order].cpu()
+            frame[h, :count], cell[h, :count] = part.frame[order].long(), part.cell[order].long()
+            there[h, :count] = True
+        return RetrievedKV(*(tensor.to(self.device) for tensor in (key, value, frame, cell, there)))
+
+
+def _one(parts: Sequence[Block], width: int, dtype: torch.dtype) -> Block:
+    """Several blocks as one; none as an empty one."""
+    none = Block(
+        torch.zeros(0, width, dtype=dtype), torch.zeros(0, width, dtype=dtype), *[torch.zeros(0, dtype=torch.int32)] * 2
+    )
+    parts = [none, *parts]
+    return Block(
+        torch.cat([part.key.to(dtype) for part in parts]),
+        torch.cat([part.value.to(dtype) for part in parts]),
+        torch.cat([part.frame for part in parts]),
+        torch.cat([part.cell for part in parts]),
+    )

@@ -1,0 +1,263 @@
+"""The secrets that this process has met, and what keeps them out of texts, tracebacks and what clients are sent."""
+
+from __future__ import annotations
+
+import base64
+import json
+import logging
+import re
+import sys
+import threading
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote, unquote, unquote_plus
+
+from cluster.redaction.address import HIDDEN, Kind, Piece, openable, parse
+
+if TYPE_CHECKING:
+    from pydantic import GetCoreSchemaHandler
+    from pydantic_core import CoreSchema
+    from pydantic_core.core_schema import SerializationInfo
+
+LIMIT = 2**17
+"""Forms of secrets that are remembered; the one that was met longest ago is forgotten first."""
+SHORTEST = 4
+"""Characters of a secret that is looked for in texts: shorter ones are found in every other word."""
+SHORTEST_UNKNOWN = 8
+"""The same for what may be a secret, or a word."""
+WHOLE_WORD = 8
+"""A secret that is shorter counts only as a word of its own."""
+
+_MARKS = re.compile(r"[/?#@:=&;]")
+
+
+class KnownSecrets:
+    """May be used by several threads at once. ``hide`` takes a time that does not depend on how many there are."""
+
+    def __init__(self, limit: int = LIMIT) -> None:
+        self._limit = limit
+        self._lock = threading.Lock()
+        self._met: OrderedDict[str, None] = OrderedDict()
+        self._by_start: dict[str, tuple[str, ...]] = {}
+
+    def add(self, secrets: Iterable[str]) -> None:
+        """Remember them, as they are."""
+        with self._lock:
+            for secret in secrets:
+                if len(secret) < SHORTEST:
+                    continue
+                if secret not in self._met:
+                    alike = (*self._by_start.get(secret[:SHORTEST], ()), secret)
+                    self._by_start[secret[:SHORTEST]] = tuple(sorted(alike, key=len, reverse=True))
+                self._met[secret] = None
+                self._met.move_to_end(secret)
+            while len(self._met) > self._limit:
+                oldest, _ = self._met.popitem(last=False)
+                alike = tuple(each for each in self._by_start.pop(oldest[:SHORTEST]) if each != oldest)
+                if alike:
+                    self._by_start[oldest[:SHORTEST]] = alike
+
+    def clear(self) -> None:
+        """Forget them all."""
+        with self._lock:
+            self._met.clear()
+            self._by_start.clear()
+
+    def hide(self, text: str) -> str:
+        """The text with ``***`` in place of every one of them."""
+        if not self._met:
+            return text
+        found, end = [], 0
+        for at in range(len(text) - SHORTEST + 1):
+            alike = self._by_start.get(text[at : at + SHORTEST])
+            if alike is None or at < end:
+                continue
+            secret = next((each for each in alike if _is_at(text, at, each)), None)
+            if secret is not None:
+                found += [text[end:at], HIDDEN]
+                end = at + len(secret)
+        return "".join([*found, text[end:]])
+
+
+def secret_forms(pieces: Sequence[Piece]) -> Iterator[str]:
+    """The secrets of an address in every form that a text may have them in: as written, decoded, escaped, as header."""
+    before = ""
+    for piece in pieces:
+        if piece.kind is not Kind.PLAIN:
+            shortest = SHORTEST if piece.kind is Kind.SECRET else SHORTEST_UNKNOWN
+            # A library that reads the address in another way names what lies between two marks.
+            parts = {part for each in (piece.text, unquote(piece.text)) for part in _MARKS.split(each)}
+            for part in (piece.text, *(each for each in parts if len(each) >= SHORTEST_UNKNOWN)):
+                if len(part) >= shortest:
+                    yield from _spellings(part)
+            if before.endswith(":"):
+                yield from _header(before + piece.text)
+            elif ":" in piece.text:
+                yield from _header(piece.text)
+        before = piece.text
+
+
+def _spellings(secret: str) -> Iterator[str]:
+    for each in {secret, unquote(secret), unquote_plus(secret)}:
+        # A file may hold halves of characters.
+        escaped, path = (quote(each, safe=safe, errors="surrogatepass") for safe in ("", "/"))
+        yield from (each, escaped, re.sub("%..", lambda match: match.group().lower(), escaped), path)
+        yield from (repr(each)[1:-1], json.dumps(each)[1:-1])
+
+
+def _header(credentials: str) -> Iterator[str]:
+    """As ``Authorization: Basic`` has them."""
+    for each in {credentials, unquote(credentials)}:
+        yield base64.b64encode(each.encode(errors="surrogatepass")).decode()
+
+
+def _is_at(text: str, at: int, secret: str) -> bool:
+    if not text.startswith(secret, at):
+        return False
+    end = at + len(secret)
+    return len(secret) >= WHOLE_WORD or not (text[max(0, at - 1) : at].isalnum() or text[end : end + 1].isalnum())
+
+
+REVEAL: Mapping[str, Any] = {"reveal": True}
+"""Context for ``model_dump_json`` where sources are to be written in full."""
+
+
+KNOWN = KnownSecrets()
+"""Of this process."""
+
+# Where an address begins in a sentence (bounded, or it takes quadratic time), and where it may end.
+_ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]{0,31}://[^\s\"'<>]+")
+_TOKEN = re.compile(r"\bsl_[A-Za-z0-9_-]{8,}")
+_HEADER = re.compile(r"\b(bearer|basic|digest)\s+(?!realm)[\w.~+/=-]{8,}", re.IGNORECASE)
+_NAMED = re.compile(
+    r"((?:password|passwd|pwd|passphrase|secret|token|api[_-]?key|access[_-]?key|sightline_session)[\"']?\s*[=:]\s*)"
+    r"(\"[^\"]*\"|'[^']*'|[^\s,;&\"'}]+)",
+    re.IGNORECASE,
+)
+
+
+def redact(text: str, known: KnownSecrets = KNOWN) -> str:
+    """An address, or a sentence with addresses or API tokens in it, without the secrets of them and without those that
+    are ``known``."""
+    return _TOKEN.sub("sl_***", _ADDRESS.sub(_shown, known.hide(text)))
+
+
+def redact_log(text: str, known: KnownSecrets = KNOWN) -> str:
+    """A line of a log, which may quote anything: also without headers that authenticate, and values whose names say
+    that they are secret. Hides too much rather than too little."""
+    return _NAMED.sub(r"\1***", _HEADER.sub(r"\1 ***", redact(text, known)))
+
+
+def _shown(match: re.Match[str]) -> str:
+    return "".join(piece.shown for piece in parse(match.group()))
+
+
+class SourceAddress:
+    """An address or path. ``str``, ``repr``, formatting and JSON give what may be shown of it; the whole of it has only
+    who asks for it with :meth:`reveal`. From then on this process knows its secrets (:func:`redact`)."""
+
+    __slots__ = ("_shown", "_text", "holds_password")
+
+    def __init__(self, text: str | SourceAddress = "") -> None:
+        self._text: str = text.reveal() if isinstance(text, SourceAddress) else text
+        self._shown, self.holds_password = _read(self._text)
+
+    def reveal(self) -> str:
+        """As it was written, secrets included; not for anything that people or files may see."""
+        return self._text
+
+    def openable(self) -> str:
+        """As libraries take it, secrets included."""
+        return openable(self._text)
+
+    @property
+    def scheme(self) -> str:
+        """In small letters; empty for a path."""
+        scheme, separator, _ = self._text.partition("://")
+        return scheme.lower() if separator else ""
+
+    def __bool__(self) -> bool:
+        return bool(self._text)
+
+    def __str__(self) -> str:
+        return self._shown
+
+    def __repr__(self) -> str:
+        return repr(self._shown)
+
+    def __eq__(self, other: object) -> bool:
+        return self._text == other._text if isinstance(other, SourceAddress) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(self._text)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return SourceAddress, (self._text,)
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, _source: Any, _handler: GetCoreSchemaHandler) -> CoreSchema:
+        from pydantic_core import core_schema
+
+        return core_schema.no_info_plain_validator_function(
+            _validated,
+            json_schema_input_schema=core_schema.str_schema(),
+            serialization=core_schema.plain_serializer_function_ser_schema(
+                _serialised, info_arg=True, when_used="json", return_schema=core_schema.str_schema()
+            ),
+        )
+
+
+@lru_cache(maxsize=2**14)
+def _read(text: str) -> tuple[str, bool]:
+    """What is shown of an address, and whether it holds a secret for certain. Cameras go from process to process."""
+    pieces = parse(text)
+    KNOWN.add(secret_forms(pieces))
+    certain = any(piece.kind is Kind.SECRET and piece.shown != piece.text for piece in pieces)
+    return "".join(piece.shown for piece in pieces), certain
+
+
+def _validated(value: object) -> SourceAddress:
+    from pydantic_core import PydanticKnownError
+
+    if not isinstance(value, str | SourceAddress):
+        raise PydanticKnownError("string_type")
+    return SourceAddress(value)
+
+
+def _serialised(source: SourceAddress, info: SerializationInfo) -> str:
+    return source.reveal() if info.context == REVEAL else str(source)
+
+
+log = logging.getLogger(__name__)
+
+
+class RedactingFormatter(logging.Formatter):
+    """The whole of a record redacted, traceback included."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return redact_log(super().format(record))
+
+
+def redact_tracebacks() -> None:
+    """Exceptions that nobody caught, in any thread of this process, are logged, and so redacted: Python itself prints
+    their messages as they are."""
+    if logging.lastResort is not None:
+        logging.lastResort.setFormatter(RedactingFormatter())
+    # Or a message that cannot be formatted is printed with its arguments.
+    logging.raiseExceptions = False
+    sys.excepthook = _ended
+    threading.excepthook = _thread_ended
+
+
+def _ended(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    log.critical("ended by an exception", exc_info=(kind, error, trace))
+
+
+def _thread_ended(failure: threading.ExceptHookArgs) -> None:
+    if failure.exc_type is SystemExit:
+        return
+    name = failure.thread.name if failure.thread is not None else "?"
+    log.critical("thread %s ended by an exception", name, exc_info=failure.exc_value)

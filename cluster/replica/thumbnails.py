@@ -1,0 +1,223 @@
+"""Thumbnails of what cameras saw, so that an answer about the past can show what it rests on."""
+
+from __future__ import annotations
+
+import bisect
+import io
+import threading
+from dataclasses import dataclass, field
+from types import ModuleType
+
+import numpy as np
+
+from cluster.errors import ConfigError
+from cluster.types import MICROSECONDS, FrameSample, PatchGrid, UInt8Array
+
+
+@dataclass(slots=True)
+class ThumbnailCounts:
+    """Pictures that were ``stored``; given up to make room (``thinned``); larger than the cap alone (``too_large``);
+    due, but Pillow is not installed (``without_pillow``)."""
+
+    stored: int = 0
+    thinned: int = 0
+    too_large: int = 0
+    without_pillow: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class _Stream:
+    """``canvas``: the picture as the model sees it now. ``times`` ascend; ``files`` and ``nbytes`` are theirs."""
+
+    grid: PatchGrid
+    canvas: UInt8Array
+    latest: int | None = None
+    shift: int = 0
+    times: list[int] = field(default_factory=list)
+    files: list[bytes] = field(default_factory=list)
+    nbytes: int = 0
+
+    def time_of(self, pts: int) -> int:
+        """``pts``, or a time after the latest one where the clock was set back: time never runs backwards here."""
+        if self.latest is None or pts > self.latest:
+            self.shift = 0
+        elif pts + self.shift <= self.latest:
+            self.shift = self.latest + MICROSECONDS - pts
+        self.latest = pts + self.shift
+        return self.latest
+
+    def add(self, time: int, file: bytes) -> None:
+        self.times.append(time)
+        self.files.append(file)
+        self.nbytes += len(file)
+
+    def remove(self, places: slice) -> int:
+        """Let pictures go; returns how many."""
+        gone = self.files[places]
+        self.nbytes -= sum(map(len, gone))
+        del self.times[places], self.files[places]
+        return len(gone)
+
+
+class ThumbnailStore:
+    """Small JPEGs of every stream, at most one per ``every_s`` of the camera's time. Thread-safe.
+
+    A stream's pictures take ``cap_bytes`` at most. When one more would not fit, every second picture of the older half
+    goes, so that those of long ago lie further apart, evenly. Beside the pictures each stream has a canvas, onto which
+    the patches of each frame are drawn: its patches are shrunk by a whole factor as long as it stays as wide as the
+    thumbnails, which it usually does at half the model's resolution.
+
+    Args:
+        width: of the thumbnails in pixels; pictures narrower than that keep their size.
+        every_s: seconds between two pictures.
+        cap_bytes: of one stream's pictures.
+        quality: of the JPEGs, 1 to 95.
+
+    Raises:
+        ConfigError: a width, an interval or a cap that is not positive.
+    """
+
+    def __init__(
+        self, width: int = 160, every_s: float = 8.0, cap_bytes: int = 4 * 2**20, *, quality: int = 70
+    ) -> None:
+        if width < 1 or every_s <= 0 or cap_bytes < 1:
+            raise ConfigError(
+                f"thumbnails have a width, a time between two and a cap above 0, "
+                f"not {width}, {every_s:g} s and {cap_bytes} bytes"
+            )
+        self.width, self.cap_bytes, self.quality = width, cap_bytes, quality
+        self.counts = ThumbnailCounts()
+        self._every = max(1, round(every_s * MICROSECONDS))
+        self._streams: dict[str, _Stream] = {}
+        self._lock = threading.Lock()
+        self._image = _pillow()
+
+    def add_frame(self, sample: FrameSample, pts: int | None = None) -> None:
+        """Draw a frame's patches over what the stream showed before, and keep the picture if it is time for one.
+
+        ``pts``: microseconds of the frame as the stream's memory counts them; the frame's own where not given. Where
+        they fall back, time goes on a second after the latest frame, as it does in the memory.
+        """
+        with self._lock:
+            stream = self._streams.get(sample.stream)
+            if stream is None:
+                stream = self._streams[sample.stream] = _Stream(sample.grid, _canvas(sample.grid, self.width))
+            elif stream.grid != sample.grid:
+                stream.grid, stream.canvas = sample.grid, _canvas(sample.grid, self.width)
+            if len(sample.patches):
+                _draw(sample, stream.canvas)
+            time = stream.time_of(sample.pts if pts is None else pts)
+            if not stream.times or time - stream.times[-1] >= self._every:
+                self._encode(stream, time)
+
+    def nearest(self, stream: str, pts: int) -> bytes | None:
+        """The JPEG nearest to ``pts`` (microseconds, as given to :meth:`see`), None if none is within ``every_s``."""
+        with self._lock:
+            held = self._streams.get(stream)
+            if held is None or not held.times:
+                return None
+            after = bisect.bisect_left(held.times, pts)
+            around = range(max(0, after - 1), min(len(held.times), after + 1))
+            nearest = min(around, key=lambda place: abs(held.times[place] - pts))
+            return held.files[nearest] if abs(held.times[nearest] - pts) <= self._every else None
+
+    def newest_pts(self, stream: str) -> int | None:
+        """Time of the latest frame that was seen, None if none was."""
+        with self._lock:
+            held = self._streams.get(stream)
+            return None if held is None else held.latest
+
+    def delete(self, stream: str, before_pts: int | None = None) -> int:
+        """Let go of a stream's pictures before a time, or of all that is known of it; returns how many went."""
+        with self._lock:
+            held = self._streams.get(stream)
+            if held is None:
+                return 0
+            if before_pts is None:
+                del self._streams[stream]
+                return len(held.times)
+            return held.remove(slice(0, bisect.bisect_left(held.times, before_pts)))
+
+    def nbytes(self, stream: str) -> int:
+        """Bytes of a stream's pictures."""
+        with self._lock:
+            held = self._streams.get(stream)
+            return held.nbytes if held is not None else 0
+
+    def times(self, stream: str) -> list[int]:
+        """Microseconds of a stream's pictures, ascending."""
+        with self._lock:
+            held = self._streams.get(stream)
+            return list(held.times) if held is not None else []
+
+    def _encode(self, stream: _Stream, time: int) -> None:
+        if self._image is None:
+            self.counts.without_pillow += 1
+            return
+        file = _jpeg(self._image, stream.canvas, self.width, self.quality)
+        if len(file) > self.cap_bytes:
+            self.counts.too_large += 1
+            return
+        while stream.nbytes + len(file) > self.cap_bytes:
+            half = len(stream.times) // 2
+            # Too few to choose from: the oldest goes.
+            self.counts.thinned += stream.remove(slice(1, half, 2) if half > 1 else slice(0, 1))
+        stream.add(time, file)
+        self.counts.stored += 1
+
+
+def _pillow() -> ModuleType | None:
+    try:
+        from PIL import Image
+    except ImportError:
+        return None
+    return Image
+
+
+def _side(grid: PatchGrid, width: int) -> int:
+    """Pixels to draw a patch with: the smallest divisor of its own that leaves the picture as wide as ``width``."""
+    divisors = (side for side in range(1, grid.patch) if grid.patch % side == 0)
+    return next((side for side in divisors if side * grid.cols >= width), grid.patch)
+
+
+def _canvas(grid: PatchGrid, width: int) -> UInt8Array:
+    """A grey picture ``[height, width, 3]``: nothing is known of the scene yet."""
+    side = _side(grid, width)
+    return np.full((grid.rows * side, grid.cols * side, 3), 128, dtype=np.uint8)
+
+
+def _draw(sample: FrameSample, canvas: UInt8Array) -> None:
+    """Write the newest of the frame's ``T`` samples onto the canvas, shrunk to its scale.
+
+    The order of patches is that of :class:`~cluster.types.FrameSample`. Only kept patches are touched.
+    """
+    grid = sample.grid
+    merge, side = grid.merge, canvas.shape[0] // grid.rows
+    shrunk = _shrink(sample.patches[:, -1], side).reshape(-1, merge, merge, 3, side, side)
+    cells = canvas.reshape(grid.group_rows, merge, side, grid.group_cols, merge, side, 3)
+    # Masks are of whole groups, so one cell of each tells of all.
+    cells.transpose(0, 3, 1, 4, 6, 2, 5)[sample.mask[::merge, ::merge]] = shrunk
+
+
+def _shrink(patches: UInt8Array, side: int) -> UInt8Array:
+    """``[n, 3, p, p]`` -> ``[n, 3, side, side]``: means of squares; ``side`` divides ``p``."""
+    factor = patches.shape[-1] // side
+    if factor == 1:
+        return patches
+    # Sums of slices: several times faster than a mean over two short axes.
+    total = np.full((*patches.shape[:2], side, side), factor**2 // 2, dtype=np.uint32)
+    for down in range(factor):
+        for across in range(factor):
+            total += patches[:, :, down::factor, across::factor]
+    means: UInt8Array = (total // factor**2).astype(np.uint8)
+    return means
+
+
+def _jpeg(image: ModuleType, canvas: UInt8Array, width: int, quality: int) -> bytes:
+    picture = image.fromarray(canvas)
+    if picture.width > width:
+        height = max(1, round(picture.height * width / picture.width))
+        picture = picture.resize((width, height), image.Resampling.BILINEAR)
+    file = io.BytesIO()
+    picture.save(file, "JPEG", quality=quality)
+    return file.getvalue()

@@ -1,0 +1,243 @@
+"""Questions about the past: with everything retrieved, what is remembered answers as the window itself would."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+import torch
+
+from cluster.engine.native import NativeEngine
+from cluster.engine.native.ask_run import NativeAskRun, merged
+from cluster.engine.native.memory_attention import Timeline
+from cluster.errors import NotReadyError
+from cluster.lab.bench.soak import SyntheticCamera
+from cluster.memory.bank import MemoryBank
+from cluster.memory.tiers.arena import Arena
+from cluster.memory.tiers.stack import TierStack
+from cluster.models import load_model
+from cluster.models.base import VisionLanguageModel
+from cluster.models.checkpoint import INSTRUCTION
+from cluster.registry import organisers
+from cluster.types import MICROSECONDS, AskSpec, MemorySpec, Moment, Question, StreamSpec
+
+TEXT = "Is anyone climbing the fence?"
+EVERYTHING = {"retriever": "top_k", "retriever_options": {"share": 1.0}}
+
+
+@pytest.fixture(scope="module", params=["tiny-qwen2_5_vl", "tiny-internvl3"])
+def family(request: Any) -> VisionLanguageModel:
+    torch.set_num_threads(1)
+    model = load_model(request.param)
+    # Asked in the very words of a standing question.
+    model.settings = dataclasses.replace(model.settings, open_instruction=INSTRUCTION)
+    return model
+
+
+def remembering(model: VisionLanguageModel, **spec: Any) -> tuple[NativeEngine, MemoryBank, StreamSpec]:
+    bank = MemoryBank(TierStack([Arena(64 * 2**20)]))
+    engine = NativeEngine(model, memories=bank, max_new_tokens=4)
+    memory = MemorySpec(**{"compressor": "none", "organiser": "resv", "block_frames": 3, **EVERYTHING, **spec})
+    return engine, bank, StreamSpec("cam", (Question("q", TEXT),), 16.0, 4.0, static_gate=False, memory=memory)
+
+
+def watch(engine: NativeEngine, spec: StreamSpec, frames: int, **camera: Any) -> float:
+    """Drive a camera; the score of its last window."""
+    size = 112 if engine.geometry.square is None else engine.geometry.square
+    source = SyntheticCamera("cam", engine.geometry, width=size, height=size, anchor_every=4, **camera)
+    engine.admit(spec)
+    score = 0.0
+    for number in range(frames):
+        for request in engine.push(source.sample(number)):
+            for answer in engine.step([request]):
+                score = answer.score
+        # Frames come as fast as they can be made: on a busy machine a memory would drop what it has no time for.
+        assert engine.memories is None or engine.memories.wait_written()
+    return score
+
+
+def score_of(engine: NativeEngine, run: NativeAskRun) -> float:
+    run.step()
+    return float(engine._score(run.logits[None])[0])
+
+
+@pytest.mark.parametrize("organiser", organisers.names())
+@pytest.mark.parametrize("gone", [0, 3, 8])
+def test_with_everything_retrieved_memory_and_window_are_one(
+    family: VisionLanguageModel, organiser: str, gone: int
+) -> None:
+    engine, bank, spec = remembering(family, organiser=organiser)
+    wanted = watch(engine, spec, 12 if family.geometry.temporal == 2 else 24)
+    stream = engine._streams["cam"]
+    with_kv = sum(frame.has_kv for frame in stream.frames)
+    assert with_kv >= 8
+    # Frames that came after the last window have no KV and are not part of it.
+    stream.drop(min(gone, with_kv))
+    memory, _ = bank.get_memory("cam")
+    assert memory.frames == min(gone, with_kv)
+    assert score_of(engine, engine.ask(AskSpec("cam", TEXT))) == pytest.approx(wanted, abs=1e-4)
+
+
+def test_a_camera_whose_source_ended_is_asked_about_its_memory_alone(family: VisionLanguageModel) -> None:
+    engine, _, spec = remembering(family)
+    wanted = watch(engine, spec, 16)
+    engine.evict("cam")
+    assert engine.memory_bytes() == 0
+    assert score_of(engine, engine.ask(AskSpec("cam", TEXT))) == pytest.approx(wanted, abs=1e-4)
+
+
+def test_prefetch_changes_when_blocks_come_and_not_which() -> None:
+    engine, bank, spec = remembering(load_model("tiny-qwen2_5_vl"), retriever="top_k", retriever_options={"share": 0.3})
+    watch(engine, spec, 40)
+    memory, retriever = bank.get_memory("cam")
+    assert memory.tokens
+    found = []
+    for prefetch in (True, False):
+        run = NativeAskRun(
+            engine.model, engine._system, None, memory, retriever, AskSpec("cam", TEXT), engine._ends, prefetch=prefetch
+        )
+        run.step()
+        found.append((run.logits, run.retrieval.stats.fetched_tokens))
+    assert torch.equal(found[0][0], found[1][0])
+    assert found[0][1] == found[1][1] < memory.tokens
+
+
+def test_the_answer_is_what_greedy_decoding_of_the_whole_prompt_gives() -> None:
+    engine, _, spec = remembering(load_model("tiny-qwen2_5_vl"))
+    watch(engine, spec, 30)
+    ask = AskSpec("cam", "What happened?", max_new_tokens=6)
+    run = engine.ask(ask)
+    pieces = []
+    while (piece := run.step()) is not None:
+        pieces.append(piece)
+    assert "".join(pieces).strip() == run.result.text
+    tokens = run._tokens
+    # Each token again, with all before it as one prompt: nothing was kept from pass to pass then.
+    for count in range(1, len(tokens)):
+        again = engine.ask(ask)
+        ids = engine.model.ask_ids(ask.text) + tokens[:count]
+        again._prompt_ids = ids
+        again.step()
+        assert int(again.logits.argmax()) == tokens[count]
+
+
+def test_a_follow_up_sees_the_turns_before() -> None:
+    engine, _, spec = remembering(load_model("tiny-qwen2_5_vl"))
+    watch(engine, spec, 20)
+    first, follow = AskSpec("cam", "Why?"), AskSpec("cam", "Why?", turns=(("Is there a car?", "yes"),))
+    runs = [engine.ask(first), engine.ask(follow)]
+    for run in runs:
+        run.step()
+    assert not torch.allclose(runs[0].logits, runs[1].logits)
+
+
+def test_since_leaves_older_frames_out() -> None:
+    engine, bank, spec = remembering(load_model("tiny-qwen2_5_vl"))
+    watch(engine, spec, 60)
+    memory, _ = bank.get_memory("cam")
+    held = memory.tokens
+    everything, recent = engine.ask(AskSpec("cam", TEXT)), engine.ask(AskSpec("cam", TEXT, since_s=25.0))
+    for run in (everything, recent):
+        while run.step() is not None:
+            pass
+    assert everything.retrieval.stats.fetched_tokens > recent.retrieval.stats.fetched_tokens > 0
+    assert everything.retrieval.stats.held_tokens <= held
+    newest = recent.result.newest
+    assert all(moment.start >= newest - 25 * MICROSECONDS for moment in recent.result.moments)
+
+
+def test_forgetting_makes_the_question_a_new_one() -> None:
+    engine, bank, spec = remembering(load_model("tiny-qwen2_5_vl"))
+    watch(engine, spec, 40)
+    engine.delete_memory("cam")
+    assert sum(bank.memory_status("cam").tier_bytes.values()) == 0
+    with pytest.raises(NotReadyError, match="nothing to remember"):
+        engine.ask(AskSpec("cam", TEXT))
+
+
+def test_a_camera_without_memory_says_so() -> None:
+    engine, _, spec = remembering(load_model("tiny-qwen2_5_vl"))
+    engine.admit(dataclasses.replace(spec, memory=None))
+    with pytest.raises(NotReadyError, match=r"memory\.enabled"):
+        engine.ask(AskSpec("cam", TEXT))
+
+
+def test_window_and_memory_come_back_after_the_process_died() -> None:
+    model = load_model("tiny-qwen2_5_vl")
+    tiers = TierStack([Arena(64 * 2**20)])
+
+    def start() -> NativeEngine:
+        bank = MemoryBank(tiers)
+        return NativeEngine(model, memories=bank)
+
+    engine = start()
+    _, _, spec = remembering(model)
+    camera = SyntheticCamera("cam", engine.geometry, anchor_every=4)
+    engine.admit(spec)
+    for number in range(41):
+        for request in engine.push(camera.sample(number)):
+            engine.step([request])
+    engine.memories.save_stream("cam")  # type: ignore[union-attr]
+    wanted = engine.ask(AskSpec("cam", TEXT))
+    wanted.step()
+    # Nothing is handed over: the old engine is simply gone.
+    other = start()
+    other.admit(spec)
+    found = other.ask(AskSpec("cam", TEXT))
+    found.step()
+    assert torch.allclose(found.logits, wanted.logits, atol=1e-5)
+    answers = [
+        [
+            answer.score
+            for number in range(41, 60)
+            for r in each.push(camera.sample(number))
+            for answer in each.step([r])
+        ]
+        for each in (engine, other)
+    ]
+    assert answers[0] == pytest.approx(answers[1], abs=1e-5)
+
+
+@pytest.mark.parametrize(("gap", "survives"), [(6, True), (60, False)])
+def test_a_restored_window_goes_on_after_the_gap(gap: int, survives: bool) -> None:
+    model = load_model("tiny-qwen2_5_vl")
+    tiers = TierStack([Arena(64 * 2**20)])
+    _, _, spec = remembering(model)
+    camera = SyntheticCamera("cam", model.geometry, anchor_every=4)
+    first = NativeEngine(model, memories=MemoryBank(tiers))
+    first.admit(spec)
+    for number in range(20):
+        for request in first.push(camera.sample(number)):
+            first.step([request])
+    assert first.memories is not None
+    first.memories.save_stream("cam")
+    second = NativeEngine(model, memories=MemoryBank(tiers))
+    second.admit(spec)
+    held = len(second._streams["cam"].frames)
+    assert held > 4
+    # Frames between were lost with the process; the sender's next one is an anchor.
+    sample = dataclasses.replace(camera.sample(20 + gap - gap % 4), gap=True)
+    assert sample.complete
+    second.push(sample)
+    assert (second._streams["cam"].frames[0].pts < sample.pts) is survives
+    second.push(dataclasses.replace(camera.sample(20 + gap - gap % 4 + 4), fresh=True))
+    assert len(second._streams["cam"].frames) == 1
+
+
+def test_an_old_memory_is_squeezed_into_the_span() -> None:
+    line = Timeline(opened_s=1000.0, oldest_s=0.0, span_s=40.0, frame_s=1.0)
+    assert line.length_s == 40.0
+    assert line.place(torch.tensor([0.0, 500.0, 999.0], dtype=torch.float64)).tolist() == pytest.approx([0, 20, 39.96])
+    short = Timeline(opened_s=30.0, oldest_s=10.0, span_s=40.0, frame_s=1.0)
+    assert short.place(torch.tensor([10.0, 29.0], dtype=torch.float64)).tolist() == [0.0, 19.0]
+
+
+def test_moments_are_stretches_above_the_mean() -> None:
+    second = MICROSECONDS
+    masses = [(0, 0.1), (second, 0.4), (2 * second, 0.3), (9 * second, 0.0), (10 * second, 0.2)]
+    assert merged(masses, 1.0, second) == (
+        Moment(second, 3 * second, pytest.approx(0.7)),
+        Moment(10 * second, 11 * second, pytest.approx(0.2)),
+    )
+    assert merged([], 1.0, second) == ()
