@@ -24,7 +24,7 @@ BEGINNING = """\
 
 The gateway has two ports: gRPC (`gateway.port`) for programs and cameras, and HTTP (`gateway.metrics_port`) for
 browsers, scripts, OpenAI clients and Prometheus. Both accept the same API tokens with the same roles and cameras
-([operations](operations.md#who-may-call)): as `authorization: Bearer TOKEN`, or for browsers as the cookie that `POST
+([security](security.md#tokens)): as `authorization: Bearer TOKEN`, or for browsers as the cookie that `POST
 /v1/session` sets. Lists and events hold only the token's cameras. The OpenAPI document is at `GET /v1/openapi.json`;
 the gRPC port answers reflection.
 
