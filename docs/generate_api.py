@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+import textwrap
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -55,8 +56,8 @@ curl -N https://gateway:9464/v1/ask -H "Authorization: Bearer $TOKEN" -H 'Conten
   -d '{"camera": "gate", "text": "Who came in?", "since_s": 3600}'
 ```
 
-The reply is JSON lines: `{"text": "..."}` for every piece, then `{"result": {...}}` with the whole text, the moments it
-rests on and its cost. An error after the first piece ends the lines with `{"error": "..."}`.
+The reply is JSON lines: `{"text": "..."}` for every piece, then `{"result": {...}}` with the whole text, the moments
+it rests on and its cost. An error after the first piece ends the lines with `{"error": "..."}`.
 
 ## OpenAI's protocol
 
@@ -116,7 +117,8 @@ def _routes(document: Mapping[str, Any]) -> Iterator[str]:
         for method, operation in methods.items():
             rule = operation["x-rule"]
             role = f"role `{RULES[rule].role}`" if rule else "no token needed"
-            yield f"### {method.upper()} {path}\n\n{operation['description']} ({role[0].upper()}{role[1:]}.)\n"
+            text = f"{operation['description']} ({role[0].upper()}{role[1:]}.)"
+            yield f"### {method.upper()} {path}\n\n{textwrap.fill(text, 118, break_on_hyphens=False)}\n"
             queries = [each for each in operation.get("parameters", ()) if each["in"] == "query"]
             for query in queries:
                 yield f"* `{query['name']}` ({query['schema']['type']}): {query['description']}"
