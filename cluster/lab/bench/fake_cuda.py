@@ -1,7 +1,8 @@
 """A GPU of any size without one: tensors on ``cuda:0`` have shapes, dtypes and devices, but no memory.
 
 Production code runs unchanged inside :class:`FakeCuda`. Operations on tensors of two devices raise as they do on a GPU;
-kernel launches, reads by the host and keys that are written are counted. What the host reads is zeros.
+kernel launches, reads by the host and keys that are written are counted. What the host reads is random; integers are
+zero.
 
 torch's ``FakeTensorMode`` alone makes host tensors fake as well, on which planning in numpy cannot run, and a build of
 torch without CUDA cannot index fake CUDA tensors; both are mended here.
@@ -34,6 +35,8 @@ _reshape_alias alias as_strided detach empty empty_like empty_strided expand lif
 new_empty_strided permute select slice split split_with_sizes squeeze t transpose unbind unsqueeze view
 """
 _FREE = frozenset(f"aten.{name}" for name in _VIEWS.split())
+# Python's bindings of these want a device that is there.
+_DIRECT = {Tensor.copy_: _aten.copy_, Tensor.__invert__: _aten.bitwise_not}
 _READS = (Tensor.tolist, Tensor.item, Tensor.numpy, Tensor.__bool__, Tensor.__int__, Tensor.__float__, Tensor.__index__)
 
 
@@ -92,6 +95,8 @@ class FakeCuda:
         ):
             frame = frame.f_back
         self.reads[f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"] += 1
+        if tensor.is_floating_point():
+            return torch.rand(tensor.shape, dtype=torch.float32).to(tensor.dtype)
         return torch.zeros(tensor.shape, dtype=tensor.dtype)
 
     def run(self, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
@@ -160,8 +165,8 @@ class _Functions(TorchFunctionMode):
                 return _take(*args)
             if func is Tensor.__setitem__:
                 return _put(*args)
-            if func is Tensor.copy_:
-                return _aten.copy_(*args, **kwargs)
+            if func in _DIRECT:
+                return _DIRECT[func](*args, **kwargs)
             if func is Tensor.cpu:
                 return self._cuda.read(args[0])
             if func in _READS:
@@ -222,7 +227,9 @@ def _put(tensor: Tensor, index: Any, value: Any) -> None:
     parts = _parts(tensor, index)
     if any(isinstance(part, Tensor) for part in parts):
         rows = [part if isinstance(part, Tensor) else None for part in parts]
-        _aten.index_put_(tensor, rows, value if isinstance(value, Tensor) else torch.tensor(value, device=DEVICE))
+        if not isinstance(value, Tensor):
+            value = _aten.scalar_tensor(value, dtype=tensor.dtype, device=DEVICE)
+        _aten.index_put_(tensor, rows, value)
     elif isinstance(value, Tensor):
         _aten.copy_(_take(tensor, index), value)
     else:
