@@ -26,7 +26,7 @@ def is_loopback(host: str) -> bool:
     return (mapped or address).is_loopback
 
 
-def open_many_files(count: int) -> int:
+def raise_file_limit(count: int) -> int:
     """Let this process have ``count`` file descriptors, as far as its host allows; returns how many it may have.
 
     Many systems start processes with 1024: as many idle connections, and nobody else gets in.
@@ -41,7 +41,7 @@ def open_many_files(count: int) -> int:
     return allowed
 
 
-def return_large_blocks() -> None:
+def limit_malloc_retention() -> None:
     """Have the C library give large blocks back to the system when they are freed, where it is glibc.
 
     It stops doing so for blocks of a size that was freed once, and each thread keeps its own: a flood of large messages

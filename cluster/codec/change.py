@@ -38,7 +38,7 @@ class ChangeAccumulator:
         self._luma.reset()
         self._frames = self._inter = self._with_vectors = 0
 
-    def add(self, frame: VideoFrame, past: float, future: float) -> None:
+    def add_picture(self, frame: VideoFrame, past: float, future: float) -> None:
         """Fold one picture. An I-frame has no vectors; the samples' luma bridges it."""
         self._frames += 1
         if frame.pict_type == PictureType.I:
@@ -49,15 +49,15 @@ class ChangeAccumulator:
             self._motion.add_uncovered()
         else:
             self._with_vectors += 1
-            self._motion.add(vectors, past, future)
+            self._motion.add_vectors(vectors, past, future)
 
-    def take(self, luma: UInt8Array) -> ChangeGrid:
+    def pop_change(self, luma: UInt8Array) -> ChangeGrid:
         """Close the span at a sample with this luma ``[height, width]``."""
         if self._inter:
             given = self._with_vectors > 0
             self.cue = "vectors+luma" if given or self._gave else "luma"
             self._gave = given
-        planes = self._motion.take()
+        planes = self._motion.pop_planes()
         if self.cue == "luma":
             zero = np.zeros(self._shape, np.float32)
             planes = zero, zero, zero

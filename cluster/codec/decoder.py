@@ -100,12 +100,12 @@ class Decoder:
             raise PicturesTooLargeError(self._refused)
         if not self._context.is_open:
             self._choose_threads()
-        self._memory.check_room(self._context)
+        self._memory.check_budget(self._context)
         # Packet(bytes) would lend FFmpeg memory without the zero padding that its bit readers run into.
         packet = av.Packet(len(data))
         packet.update(data)
         packet.pts, packet.dts = pts, dts
-        packet.opaque = self._memory.ride()
+        packet.opaque = self._memory.track_picture()
         return self._run(packet)
 
     def drain(self) -> list[VideoFrame]:

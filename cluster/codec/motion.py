@@ -105,7 +105,7 @@ class MotionField:
         else:
             self._add_uncovered(self._seen[None])
 
-    def add(self, vectors: Vectors, past: float, future: float) -> None:
+    def add_vectors(self, vectors: Vectors, past: float, future: float) -> None:
         """Take one inter picture. ``past`` and ``future`` scale its vectors (see ReferenceDistance)."""
         self._pictures.append(vectors.tobytes())
         self._reach.append((-past, future))
@@ -163,7 +163,7 @@ class MotionField:
         seen: BoolGrid = ~padded.reshape(self._rows, _BLOCK, self._cols, _BLOCK).any(axis=(1, 3)).ravel()
         return seen
 
-    def take(self) -> tuple[FloatGrid, FloatGrid, FloatGrid]:
+    def pop_planes(self) -> tuple[FloatGrid, FloatGrid, FloatGrid]:
         """``max_motion, net_motion, intra``, each ``[rows, cols]`` (see ChangeGrid); starts anew."""
         if self._pictures:
             self._fold()
@@ -200,12 +200,12 @@ class ReferenceDistance:
         self._decoded.clear()
         self._shown = None
 
-    def decoded(self, pts: int | None, reference: bool) -> None:
+    def record_decoded(self, pts: int | None, reference: bool) -> None:
         """A packet went into the decoder."""
         if pts is not None:
             self._decoded.append((pts, reference))
 
-    def shown(self, pts: int | None, reorders: bool) -> tuple[float, float]:
+    def scale_factors(self, pts: int | None, reorders: bool) -> tuple[float, float]:
         """Factors for vectors to past and to future references; (1, 1) where order or times are unknown."""
         before, self._shown = self._shown, pts
         if not reorders or pts is None or before is None or before >= pts:

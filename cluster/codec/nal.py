@@ -309,7 +309,7 @@ def _skip_scaling_list(bits: _Bits, size: int) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class PictureHead:
+class SliceInfo:
     """What an H.264 packet's first slice tells. ``lost``: a reference picture since the last one is missing."""
 
     reference: bool
@@ -328,11 +328,11 @@ class H264FrameNumbers:
         self._last: int | None = None
         self.inspect(parameter_sets)
 
-    def forget(self) -> None:
+    def reset(self) -> None:
         """After a known gap: the next picture is not compared with the last."""
         self._last = None
 
-    def inspect(self, data: bytes) -> PictureHead:
+    def inspect(self, data: bytes) -> SliceInfo:
         """Read one Annex-B packet, in decoding order."""
         for start in unit_starts(data):
             header = data[start]
@@ -344,11 +344,11 @@ class H264FrameNumbers:
                     self._sequence = None
             elif kind in (H264_SLICE, 2, H264_IDR):
                 return self._picture(data[start + 1 : start + 33], kind == H264_IDR, bool(header & 0x60))
-        return PictureHead(reference=False, lost=False)
+        return SliceInfo(reference=False, lost=False)
 
-    def _picture(self, payload: bytes, idr: bool, reference: bool) -> PictureHead:
+    def _picture(self, payload: bytes, idr: bool, reference: bool) -> SliceInfo:
         if self._sequence is None:
-            return PictureHead(reference, lost=False)
+            return SliceInfo(reference, lost=False)
         try:
             bits = _Bits(payload)
             bits.ue()
@@ -358,7 +358,7 @@ class H264FrameNumbers:
                 bits.bits(2)
             number = bits.bits(self._sequence.frame_num_bits)
         except ValueError:
-            return PictureHead(reference, lost=True)
+            return SliceInfo(reference, lost=True)
         last, numbers = self._last, 1 << self._sequence.frame_num_bits
         lost = last is not None and not idr and not self._sequence.gaps_allowed and (number - last) % numbers > 1
         if reference:
@@ -366,4 +366,4 @@ class H264FrameNumbers:
         elif last is None or lost:
             # Tell a loss once: what a picture without successors may follow on.
             self._last = (number - 1) % numbers
-        return PictureHead(reference, lost)
+        return SliceInfo(reference, lost)

@@ -34,7 +34,7 @@ class PicturesTooLargeError(Exception):
     """The stream asks for more memory for decoded pictures than its camera may have."""
 
 
-def give_memory_back() -> None:
+def trim_heap() -> None:
     """To the system, what was freed: the C library keeps blocks of a picture's size for later."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
@@ -65,7 +65,7 @@ class PictureMemory:
         """Packets of which a picture lives."""
         return len(self._live)
 
-    def ride(self) -> _Picture:
+    def track_picture(self) -> _Picture:
         """What the next packet carries, so that its pictures are counted."""
         picture = _Picture()
         self._live.add(picture)
@@ -94,7 +94,7 @@ class PictureMemory:
         samples = sequence.samples_per_pixel * (2 if sequence.depth > 8 else 1)
         return sequence.width * sequence.height * (samples + self._side)
 
-    def check_room(self, context: VideoCodecContext) -> None:
+    def check_budget(self, context: VideoCodecContext) -> None:
         """Room for one more picture of the size and format that the decoder is at.
 
         Raises:

@@ -14,7 +14,7 @@ from cluster.codec.decoder import MOST_THREADS, DecodeError, Decoder
 from cluster.codec.motion import ReferenceDistance
 from cluster.codec.nal import FRAMED_CODECS, H264FrameNumbers, configuration, starts_decoding, to_annexb
 from cluster.codec.picture import PictureScaler
-from cluster.codec.picture_memory import DECODED_BYTES, PicturesTooLargeError, give_memory_back
+from cluster.codec.picture_memory import DECODED_BYTES, PicturesTooLargeError, trim_heap
 from cluster.codec.privacy import Polygon, PrivacyMasks, covered
 from cluster.codec.source import StreamHeader
 from cluster.codec.timeline import AnchorRule, Sampling, Timeline
@@ -119,14 +119,14 @@ class CodecProcessor:
         """
         self._configure(header)
         if header.new_clock:
-            self._timeline.begin_anew()
+            self._timeline.restart()
             self._fresh = True
         self._next_sequence = None
         self._lose()
 
     def change_fps(self, fps: float) -> None:
         """Sample at another rate from here on; nothing else changes."""
-        self._sampling.change(fps)
+        self._sampling.change_fps(fps)
 
     def feed(self, packet: EncodedPacket) -> list[SampledPicture]:
         """Decode one packet; the samples it completed, oldest first."""
@@ -251,7 +251,7 @@ class CodecProcessor:
     def _decode(self, packet: EncodedPacket, data: bytes, reference: bool) -> list[VideoFrame] | None:
         """None where the decoder failed, and nothing is trusted until the next keyframe."""
         assert self._decoder is not None
-        self._order.decoded(packet.pts, reference)
+        self._order.record_decoded(packet.pts, reference)
         try:
             return self._decoder.decode(data, packet.pts, packet.dts)
         except PicturesTooLargeError as error:
@@ -263,7 +263,7 @@ class CodecProcessor:
             return None
         # The error is gone here, and with it the last that keeps the old decoder and its pictures.
         self._decoder = self._new_decoder()
-        give_memory_back()
+        trim_heap()
         self.resync("too_large")
         return None
 
@@ -279,7 +279,7 @@ class CodecProcessor:
         self._trust = _Trust.LOST
         self.stats.trusted = False
         self._gap = True
-        self._numbers.forget()
+        self._numbers.reset()
         self._order.reset()
 
     # -- pictures -------------------------------------------------------------------------------
@@ -316,14 +316,14 @@ class CodecProcessor:
         time = self._place(frame, pts)
         if self._trust is _Trust.LOST:
             return None
-        past, future = self._order.shown(pts, self._reorders)
-        view.change.add(frame, past, future)
+        past, future = self._order.scale_factors(pts, self._reorders)
+        view.change.add_picture(frame, past, future)
         if frame.pict_type == PictureType.I or frame.key_frame:
-            self._anchors.intra_picture(time)
+            self._anchors.note_intra_picture(time)
         if time is None:
             return None
         self.stats.last_pts = time
-        return self._sample(frame, time, view) if self._sampling.due(time) else None
+        return self._sample(frame, time, view) if self._sampling.is_sample(time) else None
 
     def _trustworthy(self, frame: VideoFrame) -> bool:
         """Whether this is the first picture that needs nothing from before the recovery.
@@ -359,7 +359,7 @@ class CodecProcessor:
 
     def _place(self, frame: VideoFrame, pts: int | None) -> int | None:
         timeline, stats = self._timeline, self.stats
-        moment = timeline.place(pts)
+        moment = timeline.place_picture(pts)
         if moment.jumped:
             stats.resyncs["timestamps"] += 1
             self._fresh = True
@@ -384,9 +384,9 @@ class CodecProcessor:
             self.stats.decode_errors += 1
             self.resync("corrupt")
             return None
-        change = view.change.take(luma)
+        change = view.change.pop_change(luma)
         self.stats.cue = change.cue
-        anchor = self._anchors.sample(time)
+        anchor = self._anchors.is_anchor(time)
         sample = SampledPicture(
             index=self.stats.frames_sampled,
             pts=time,

@@ -39,7 +39,7 @@ class PushSource:
         self._reading: PacketQueue | None = None
 
     # -- the client's side ----------------------------------------------------------------------
-    def begin(self, header: StreamHeader, session: str) -> None:
+    def begin_session(self, header: StreamHeader, session: str) -> None:
         """Start a session, or go on with it after a reconnect (same session and header: nothing is lost).
 
         Raises:
@@ -77,7 +77,7 @@ class PushSource:
                 new.append(packet)
             return len(new) - self._queue.put_all(new)
 
-    def end(self) -> None:
+    def end_session(self) -> None:
         """The video is over: what is queued is still decoded, then the camera has ended."""
         with self._state:
             self._ended = True

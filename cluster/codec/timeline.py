@@ -14,7 +14,7 @@ _REPEAT = MICROSECONDS
 
 
 @dataclass(frozen=True, slots=True)
-class Moment:
+class PicturePlacement:
     """``time`` in microseconds, None when the picture has no place of its own; ``jumped``: the clock was set anew."""
 
     time: int | None
@@ -44,12 +44,12 @@ class Timeline:
         self._unplaced = 0
         self._resuming = True
 
-    def begin_anew(self) -> None:
+    def restart(self) -> None:
         """Times to come have nothing to do with those before."""
         self._last = None
         self._unplaced = 0
 
-    def place(self, pts: int | None) -> Moment:
+    def place_picture(self, pts: int | None) -> PicturePlacement:
         if pts is None:
             self.missing += 1
             return self._extrapolate()
@@ -68,26 +68,26 @@ class Timeline:
             return self._extrapolate() if self._unplaced >= _PATIENCE else self._pass_over()
         self.jumps += 1
         self._at(pts)
-        return Moment(pts, jumped=True)
+        return PicturePlacement(pts, jumped=True)
 
-    def _at(self, time: int) -> Moment:
+    def _at(self, time: int) -> PicturePlacement:
         self._last = time
         self._unplaced = 0
         self._resuming = False
-        return Moment(time)
+        return PicturePlacement(time)
 
-    def _pass_over(self) -> Moment:
+    def _pass_over(self) -> PicturePlacement:
         self._unplaced += 1
-        return Moment(None)
+        return PicturePlacement(None)
 
-    def _extrapolate(self) -> Moment:
+    def _extrapolate(self) -> PicturePlacement:
         interval = self._interval or _DEFAULT_INTERVAL
         if self._last is None:
             if self._unplaced < _PATIENCE:
                 return self._pass_over()
             self._last = -interval
         self._last += interval
-        return Moment(self._last)
+        return PicturePlacement(self._last)
 
 
 class Sampling:
@@ -95,9 +95,9 @@ class Sampling:
 
     def __init__(self, fps: float) -> None:
         self._next: int | None = None
-        self.change(fps)
+        self.change_fps(fps)
 
-    def change(self, fps: float) -> None:
+    def change_fps(self, fps: float) -> None:
         """Another rate, from the tick on that comes next anyway."""
         self.period = max(1, round(MICROSECONDS / fps))
         # Timestamps are rounded to the container's clock and jitter; a picture that early is the tick's own.
@@ -107,7 +107,7 @@ class Sampling:
         """The next picture is a sample."""
         self._next = None
 
-    def due(self, time: int) -> bool:
+    def is_sample(self, time: int) -> bool:
         """Whether the picture at ``time`` is a sample; ticks stay on one grid until reset."""
         if self._next is None:
             self._next = time + self.period
@@ -140,7 +140,7 @@ class AnchorRule:
         self._last_intra: int | None = None
         self._intra_since_sample = False
 
-    def intra_picture(self, time: int | None) -> None:
+    def note_intra_picture(self, time: int | None) -> None:
         """An I-frame was shown."""
         self._intra_since_sample = True
         if time is not None:
@@ -148,7 +148,7 @@ class AnchorRule:
                 self._distance = time - self._last_intra
             self._last_intra = time
 
-    def sample(self, time: int) -> bool:
+    def is_anchor(self, time: int) -> bool:
         """Whether the sample at ``time`` is an anchor."""
         intra, self._intra_since_sample = self._intra_since_sample, False
         if self._last_anchor is not None:

@@ -1,4 +1,4 @@
-"""The memories of all streams of one process, over tiers they share."""
+"""Camera memories of one process, stored in shared tiers."""
 
 from __future__ import annotations
 
@@ -36,7 +36,8 @@ Window = Callable[[], bytes]
 
 @dataclass(frozen=True, slots=True)
 class _Order:
-    """Settle a stream's frames up to ``upto``, and save ``window``, which they had left then."""
+    """Pending write of one stream: settle frames up to ``upto``, then save ``window``, the window state at that
+    frame."""
 
     upto: int
     window: Window | None
@@ -44,8 +45,8 @@ class _Order:
 
 @dataclass(frozen=True, slots=True)
 class _Leaving:
-    """A memory that is let go of once it is written, with ``window`` where there is one; ``saved``: whether both are
-    where another process finds them."""
+    """Memory to be released after its last write; ``saved``: whether memory and ``window`` are where another process
+    finds them."""
 
     memory: StreamMemory
     window: Window | None
@@ -54,8 +55,8 @@ class _Leaving:
 
 @dataclass(frozen=True, slots=True)
 class MemoryReport:
-    """One stream's memory for a heartbeat; ``span_s``: from its oldest frame to its newest; ``state``: what is wrong
-    with the tiers, empty where nothing is."""
+    """One camera's memory in a heartbeat. ``span_s``: oldest to newest frame; ``state``: what is wrong with the tiers,
+    or empty."""
 
     nbytes: int
     frames: int
@@ -64,9 +65,9 @@ class MemoryReport:
 
 
 class MemoryBank:
-    """Keeps what the engine lets go of. All calls but :meth:`report` and :meth:`prepare` come from the engine's thread,
-    which only hands frames over: threads of the bank's own put them into clusters, compress, and write
-    (:class:`MemoryWriter`).
+    """Accepts the KV that leaves the engine's windows and keeps one :class:`StreamMemory` per camera. All calls except
+    :meth:`memory_reports` and :meth:`prepare_stream` come from the engine's thread, which only queues frames;
+    clustering, compression and writes run on the threads of :class:`MemoryWriter`.
 
     Args:
         tiers: where KV lies.
@@ -104,8 +105,8 @@ class MemoryBank:
         self._reports: dict[str, MemoryReport] = {}
 
     def prepare_stream(self, stream: str, spec: MemorySpec | None) -> None:
-        """Restore what the tiers hold of a stream that is about to be opened, from any thread, so that the engine's
-        need not wait for them.
+        """Restore a stream from the tiers before it is opened. Callable from any thread, so that the engine's thread
+        does not wait for the tiers.
 
         Raises:
             ConfigError: an unknown policy or option.
@@ -120,16 +121,16 @@ class MemoryBank:
                 self._prepared[stream] = restored
 
     def _restored(self, stream: str, spec: MemorySpec) -> tuple[StreamMemory, bytes | None]:
-        """A memory with what the lowest tier has of it, and the state of its window."""
+        """Create a memory, restore it from the lowest tier, and return it with its saved window state."""
         memory = StreamMemory(stream, spec, self.tiers, self.shape, self.writer.yield_to_engine)
         self.tiers.set_cap(stream, spec.cap_bytes)
         return memory, memory.restored_window() if memory.restore() is Outcome.HIT else None
 
     def open_stream(self, stream: str, spec: MemorySpec | None) -> bytes | None:
-        """A stream begins, goes on, or has another memory from now on (None: none, and what there was is forgotten).
+        """Open, continue or reconfigure a stream's memory; ``spec`` None deletes it.
 
-        Returns the state of its window where the tiers remember the stream from another process, or from before; None
-        where they do not, or cannot be asked now: what they have is taken up when they can.
+        Returns the window state that was saved with the memory; None if there is none or the tiers cannot be read now
+        (the memory is then restored as soon as they can).
 
         Raises:
             ConfigError: an unknown policy or option.
@@ -172,7 +173,7 @@ class MemoryBank:
         self._note(memory)
 
     def _clear(self, stream: str) -> None:
-        """Delete what the tiers hold; where there is nothing, they are spared the search for it."""
+        """Delete a stream from the tiers, without a search where they hold nothing of it."""
         if not all(state.up for state in self.tiers.states().values()) or any(self.tiers.usage(stream).values()):
             self.tiers.drop(stream)
 
@@ -193,19 +194,19 @@ class MemoryBank:
         self._note(memory)
 
     def wants_queries(self, stream: str) -> bool:
-        """Whether :meth:`observe` matters to what is kept of a stream."""
+        """Whether the stream's compressor uses :meth:`observe_queries`."""
         memory = self._memories.get(stream)
         return memory is not None and memory.wants_queries
 
     def observe_queries(self, stream: str, queries: Sequence[Tensor]) -> None:
-        """See :meth:`StreamMemory.observe`; streams without a memory have nobody to tell."""
+        """See :meth:`StreamMemory.observe_queries`; ignored for streams without a memory."""
         memory = self._memories.get(stream)
         if memory is not None:
             memory.observe_queries(queries)
 
     def schedule_saves(self) -> None:
-        """Have streams settled and saved in which enough frames wait; called between two steps, when windows are what
-        they seem."""
+        """Schedule settling and saving of streams with enough waiting frames. Called between two steps, when windows
+        are consistent."""
         for stream in list(self._due):
             memory = self._memories.get(stream)
             # One that the writer is still busy with has its turn later.
@@ -217,7 +218,7 @@ class MemoryBank:
                 self._due.discard(stream)
 
     def run_maintenance(self) -> None:
-        """What is to be done regularly also while no frame comes; returns at once."""
+        """Schedule periodic work (expiry, deletions, retries) of all streams; returns at once."""
         for stream, memory in self._memories.items():
             if stream in self._visited or self.writer.is_waiting(stream):
                 continue
@@ -229,7 +230,6 @@ class MemoryBank:
         self.schedule_saves()
 
     def _write(self, stream: str) -> None:
-        """On a thread of the writer's."""
         self._finish_leaving(stream)
         memory, order = self._memories.get(stream), self._orders.pop(stream, None)
         if memory is None or order is None:
@@ -243,7 +243,7 @@ class MemoryBank:
             self._note(memory)
 
     def save_stream(self, stream: str) -> None:
-        """Write what it takes to go on elsewhere, window and memory of the same moment; waits for it."""
+        """Write memory and window state of the same moment; blocks until written."""
         memory = self._memories.get(stream)
         if memory is not None:
             window = self.window(stream, memory.max_window_bytes) if self.window is not None else None
@@ -252,11 +252,11 @@ class MemoryBank:
             self._note(memory)
 
     def wait_written(self, timeout_s: float = 60.0) -> bool:
-        """Wait until all that was handed over is written, as far as tiers take it; False where that takes longer."""
+        """Wait until all scheduled writes are done; False after ``timeout_s``."""
         return self.writer.wait_idle(timeout_s)
 
     def get_memory(self, stream: str) -> tuple[StreamMemory, Retriever]:
-        """A stream's memory and how it is read.
+        """A stream's memory and its retriever.
 
         Raises:
             NotReadyError: it has none.
@@ -288,7 +288,7 @@ class MemoryBank:
         return memory
 
     def _leave(self, stream: str) -> None:
-        """Let a memory go that was at hand for questions only."""
+        """Release a memory that was opened for questions only."""
         if stream in self._released:
             self._let_go(stream)
         else:
@@ -298,8 +298,8 @@ class MemoryBank:
         return stream in self._memories
 
     def release_stream(self, stream: str, *, save: bool = True) -> None:
-        """Another process takes over, or none: have everything put into the tiers, and let go of the rest; nothing is
-        forgotten. Without ``save`` another has taken over already, and nothing more is written here."""
+        """Write a stream's memory and release it; nothing is deleted. Without ``save`` another process owns it already
+        and nothing is written here."""
         memory = self._memories.get(stream)
         if memory is not None and save:
             self._let_leave(memory, None)
@@ -308,8 +308,8 @@ class MemoryBank:
                 self._part(memory)
 
     def hand_over(self, stream: str) -> Future[bool]:
-        """Another process takes over window and memory of the same moment of an open stream; both are let go of here.
-        Whether it finds them is known when they are written."""
+        """Write memory and window of the same moment for another process and release both. The result: whether it will
+        find them."""
         memory = self._memories[stream]
         window = self.window(stream, memory.max_window_bytes) if self.window is not None and self.tiers.shared else None
         return self._let_leave(memory, window)
@@ -325,7 +325,7 @@ class MemoryBank:
         return leaving.saved
 
     def _finish_leaving(self, stream: str) -> None:
-        """Write what leaves, where that is not done yet; waits for whoever does."""
+        """Do a pending last write; blocks if another thread is doing it."""
         leaving = self._leaving.get(stream)
         if leaving is None:
             return
@@ -354,7 +354,7 @@ class MemoryBank:
             log.exception("the last frames of camera %r cannot be remembered", memory.stream)
 
     def _part(self, memory: StreamMemory) -> None:
-        """Its owner is elsewhere from now on; it may still be asked about here."""
+        """Release a memory that another process owns from now on; questions may still reopen it here."""
         self._released[memory.stream] = memory.spec
         self._let_go(memory.stream)
         if len(self._released) > RELEASED:
@@ -363,7 +363,7 @@ class MemoryBank:
                 self._reports.pop(oldest, None)
 
     def delete_memory(self, stream: str, ago_s: float | None = None, *, newest: int | None = None) -> DeletedMemory:
-        """Forget what is older than ``ago_s`` seconds before the newest frame, or everything, in every tier.
+        """Delete frames older than ``ago_s`` seconds before the newest one, or everything, in every tier.
 
         ``newest``: time of that frame on the camera's clock (microseconds), where it has not left the window yet.
         """
@@ -402,7 +402,7 @@ class MemoryBank:
         return forgotten
 
     def memory_status(self, stream: str) -> MemoryStatus:
-        """What a stream's memory holds and how it is.
+        """Contents and health of a stream's memory.
 
         Raises:
             NotReadyError: it has none.
@@ -411,7 +411,7 @@ class MemoryBank:
         return memory.status()
 
     def memory_reports(self) -> dict[str, MemoryReport]:
-        """Every stream as of its last frame, the tiers as they are now; from any thread."""
+        """Reports of all streams as of their last frame, with the tiers' state of now. Callable from any thread."""
         reasons = {name: state.trouble for name, state in self.tiers.states().items()}
         trouble = "; ".join(f"{name}: {reason}" for name, reason in reasons.items() if reason)
         with self._lock:
@@ -426,7 +426,7 @@ class MemoryBank:
                 self._reports[memory.stream] = report
 
     def _let_go(self, stream: str) -> None:
-        """Its last report stays."""
+        """Release a memory and keep its last report."""
         self._due.discard(stream)
         self._orders.pop(stream, None)
         self._visited.pop(stream, None)
@@ -438,7 +438,7 @@ class MemoryBank:
             self._reports.pop(stream, None)
 
     def streams(self) -> Sequence[str]:
-        """Those that have a memory here."""
+        """Names of the streams that have a memory here."""
         return list(self._memories)
 
 

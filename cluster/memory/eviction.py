@@ -1,4 +1,4 @@
-"""Room below the cap: what stays of a stream's memory when more would come than fits."""
+"""Eviction: compress a stream's memory until new frames fit below its byte cap."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ _TRIES = 6
 
 
 def evict(memory: StreamMemory, frames: list[LayerKV]) -> list[LayerKV] | None:
-    """Compress a memory until these new frames fit below its cap.
+    """Compress a memory until ``frames`` fit below its cap.
 
-    Returns what of them is to be taken in, or None while what would have to be compressed is out of reach.
+    Returns the part of ``frames`` to store, or None while blocks that must be compressed are unavailable.
     """
     heads = len(memory.heads) * len(memory.heads[0])
     # While a head's blocks are written anew, both versions of them are there.
@@ -47,8 +47,8 @@ def evict(memory: StreamMemory, frames: list[LayerKV]) -> list[LayerKV] | None:
 
 
 def compress(memory: StreamMemory, share: float) -> bool:
-    """Leave ``share`` of the tokens, as the stream's compressor chooses; False while some of them are out of reach, or
-    what stays cannot be written."""
+    """Compress to ``share`` of the tokens with the stream's compressor; False if blocks are unavailable or cannot be
+    written."""
     whole: list[list[LayerKV]] = []
     loaded: list[list[dict[int, Block]]] = []
     for number in range(len(memory.heads)):
@@ -81,14 +81,14 @@ def compress(memory: StreamMemory, share: float) -> bool:
 
 
 def _bytes_of(memory: StreamMemory, frames: Sequence[LayerKV]) -> float:
-    """What more frames will take, going by what is held: tiers round blocks up, small ones most."""
+    """Estimate the bytes of more frames from the bytes per stored token: tiers round small blocks up most."""
     tokens = sum(layer.heads * layer.tokens for layer in frames)
     settled = sum(head.tokens for _, _, head in memory.iter_heads())
     return _FRESH * tokens * max(memory.token_bytes, _token_cost(memory) / settled if settled else 0.0)
 
 
 def _token_cost(memory: StreamMemory) -> int:
-    """Bytes that grow and shrink with the tokens."""
+    """Stored bytes that scale with the number of tokens."""
     return max(0, memory.stored.named_bytes - _fixed(memory))
 
 
@@ -97,8 +97,8 @@ def _fixed(memory: StreamMemory) -> int:
 
 
 def _load_head(memory: StreamMemory, layer: int, h: int) -> tuple[LayerKV, dict[int, Block]] | None:
-    """All tokens of a head in time order, and the blocks by number that they are in; what is gone for good is lost,
-    None while some is out of reach."""
+    """All tokens of a head in time order, with their blocks by number. Lost blocks are dropped; None while some are
+    unavailable."""
     memory.yield_to_engine()
     while True:
         head = memory.heads[layer][h]

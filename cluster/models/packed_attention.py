@@ -20,7 +20,7 @@ PACKED = "sightline_packed_flash"
 
 
 @dataclass(frozen=True, slots=True)
-class Packing:
+class SequencePacking:
     """Where packed sequences begin and which are equally long, worked out once for all layers.
 
     * ``cu_seqlens`` ``[sequences + 1]`` int32
@@ -31,7 +31,7 @@ class Packing:
     batches: tuple[Tensor, ...]
 
     @classmethod
-    def of(cls, lengths: Sequence[int], device: torch.device) -> Packing:
+    def of(cls, lengths: Sequence[int], device: torch.device) -> SequencePacking:
         """Pack sequences of these lengths one after the other; none may be empty."""
         size = torch.tensor(lengths, dtype=torch.int64)
         ends = size.cumsum(0)
@@ -49,7 +49,7 @@ def packed_attention(
     value: Tensor,
     attention_mask: Tensor | None,  # noqa: ARG001 sequences are kept apart by the packing
     *,
-    packing: Packing,
+    packing: SequencePacking,
     scaling: float,
     **kwargs: Any,  # noqa: ARG001
 ) -> tuple[Tensor, None]:

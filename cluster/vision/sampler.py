@@ -9,7 +9,7 @@ from typing import Literal
 import numpy as np
 
 from cluster.types import MICROSECONDS, BoolGrid, FrameSample, PatchGrid, SampledPicture, UInt8Array, mask_digest
-from cluster.vision.pruners.base import Pruner, everything
+from cluster.vision.pruners.base import Pruner, keep_everything
 from cluster.vision.pruners.cells import any_in_group, expand_groups
 
 
@@ -68,7 +68,7 @@ class PatchSampler:
         """The next :class:`FrameSample` keeps everything and follows a gap: its reader has missed frames."""
         self._forced = True
 
-    def change(self, *, prune: float, fps: float) -> None:
+    def reconfigure(self, *, prune: float, fps: float) -> None:
         """From the next sample on: the pruner's threshold times ``prune``, and ``fps`` samples a second. One that waits
         stays: the pruner counts on what it kept of it."""
         if self._threshold is not None:
@@ -105,7 +105,7 @@ class PatchSampler:
         fresh = any(part.frame.fresh for part in parts)
         gap = not fresh and (forced or any(part.frame.gap for part in parts))
         anchor = fresh or gap or any(part.frame.anchor for part in parts)
-        mask = everything(first) if anchor else np.logical_or.reduce([part.mask for part in parts])
+        mask = keep_everything(first) if anchor else np.logical_or.reduce([part.mask for part in parts])
         if first.hidden is not None and not anchor:
             # Black for good. A frame that keeps everything has it once more all the same: a window opens where every
             # cell is present, and there it must not be told apart by its masks.

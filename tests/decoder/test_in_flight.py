@@ -178,7 +178,7 @@ def test_counts_as_many_windows_as_the_engines_own_clock(stretches: list[tuple[i
     closed = second = 0
     for count, stride in stretches:
         counter.restride(stride)
-        clock.reshape(40 * SECOND, stride * SECOND)
+        clock.change_lengths(40 * SECOND, stride * SECOND)
         for _ in range(count):
             counter.sent(sample(second, fresh=second == 0))
             closed += len(clock.close((second + 1) * SECOND, second * SECOND))

@@ -350,8 +350,8 @@ def test_memories_at_hand_for_questions_are_bounded(
     here = Site(model, None)
     names = [f"cam-{number}" for number in range(5)]
     chunks: list[KVChunk] = []
-    here.engine._leave = chunks.append
-    here.engine._streams["cam"].leave = chunks.append
+    here.engine._kv_sink = chunks.append
+    here.engine._streams["cam"].kv_sink = chunks.append
     here.watch(16)
     for name in names:
         bank.open_stream(name, stream(name).memory)

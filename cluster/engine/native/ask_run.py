@@ -68,9 +68,9 @@ class NativeAskRun:
         self._attention: MemoryAttention | None = None
         self._retrieval: RetrievalSession | None = None
         self._position = 0
-        self._rests_on: tuple[Moment, ...] = ()
+        self._moments_found: tuple[Moment, ...] = ()
         self._span = (0, 0)
-        self._prompt_ids = _conversation(model, ask)
+        self._prompt_ids = _prompt_tokens(model, ask)
 
     @property
     def result(self) -> AskResult:
@@ -115,14 +115,14 @@ class NativeAskRun:
         self._frames = [frame for frame in held if frame.has_kv and frame.tokens is not None]
         since = self._oldest_wanted()
         self._frames = [frame for frame in self._frames if self._memory.memory_time(frame.pts) >= since]
-        kv = self._window.kv.stretch() if self._window is not None else None
+        kv = self._window.kv.live_kv() if self._window is not None else None
         around = ask_context(self._model, self._system, self._memory, self._frames, kv, since=since)
         with self._reading(since) as self._retrieval:
             self._attention = MemoryAttention(self._model, around, self._retrieval, weigh=True)
-            self._position = around.following
+            self._position = around.next_position
             logits = self._pass(self._prompt_ids)
             # Now, because the memory goes on, and may forget, while the answer is spelled out.
-            self._rests_on = self._moments()
+            self._moments_found = self._moments()
             newest, oldest = self._newest(), self._memory.oldest
             self._span = newest if oldest is None else oldest, newest
         self._logits = logits
@@ -172,7 +172,7 @@ class NativeAskRun:
         self._result = AskResult(
             stream=self._ask.stream,
             text=self._text.strip(),
-            moments=self._rests_on,
+            moments=self._moments_found,
             oldest=oldest,
             newest=newest,
             tokens_held=stats.held_tokens,
@@ -194,14 +194,14 @@ class NativeAskRun:
         seen = None if self._retrieval is None else self._retrieval.view.log
         at = sorted(
             (seen.frame_time(number) if seen is not None and number >= 0 else window[-2 - number], mass)
-            for number, mass in self._attention.mass.items()
+            for number, mass in self._attention.attention_mass.items()
         )
         total = sum(mass for _, mass in at) or 1.0
         frame_us = round(MICROSECONDS * (self._model.geometry.temporal / 2.0))
-        return merged(at, total, frame_us)
+        return merge_moments(at, total, frame_us)
 
 
-def merged(masses: Sequence[tuple[int, float]], total: float, frame_us: int) -> tuple[Moment, ...]:
+def merge_moments(masses: Sequence[tuple[int, float]], total: float, frame_us: int) -> tuple[Moment, ...]:
     """(time, mass) in time order -> the heaviest stretches. A frame above the mean begins one or goes on with it."""
     if not masses:
         return ()
@@ -218,7 +218,7 @@ def merged(masses: Sequence[tuple[int, float]], total: float, frame_us: int) -> 
     return tuple(sorted(found, key=lambda moment: -moment.weight)[:_MOMENTS])
 
 
-def _conversation(model: VisionLanguageModel, ask: AskSpec) -> list[int]:
+def _prompt_tokens(model: VisionLanguageModel, ask: AskSpec) -> list[int]:
     """Tokens of all turns and the question, from the end of the last frame on."""
     ids: list[int] = []
     for number, (text, answer) in enumerate(ask.turns):

@@ -120,7 +120,7 @@ def attention(
     return ragged(int(module.layer_idx), query, key, value, scaling), None  # type: ignore[arg-type]
 
 
-def install(model: VisionLanguageModel) -> None:
+def install_attention(model: VisionLanguageModel) -> None:
     """Make a model's decoder layers call :func:`attention`; done once, harmless when repeated."""
     AttentionInterface.register(NAME, attention)
     AttentionMaskInterface.register(NAME, sdpa_mask)

@@ -13,15 +13,15 @@ from torch import Tensor
 
 from cluster.engine.base import completed_future
 from cluster.engine.native.ask_run import NativeAskRun
-from cluster.engine.native.attention import install
-from cluster.engine.native.explanations import explain
+from cluster.engine.native.attention import install_attention
+from cluster.engine.native.explanations import decode_explanations
 from cluster.engine.native.forward import PassResult
-from cluster.engine.native.kernels import kernel_for
+from cluster.engine.native.kernels import choose_kernel
 from cluster.engine.native.passes import pass_rows, run_passes
-from cluster.engine.native.plan import Prompt, WindowPlan, commit, plan_window, system_prompt
+from cluster.engine.native.plan import Prompt, WindowPlan, commit_plan, plan_window, system_prompt
 from cluster.engine.window.kv import KVSlab
-from cluster.engine.window.score import end_tokens, score_of
-from cluster.engine.window.windowed_engine import Computed, WindowedEngine, Work
+from cluster.engine.window.score import end_token_ids, make_score
+from cluster.engine.window.windowed_engine import ComputedWindow, WindowedEngine, WindowWork
 from cluster.errors import NotReadyError
 from cluster.memory.bank import MemoryBank
 from cluster.memory.head_memory import KVSink
@@ -37,7 +37,7 @@ class NativeEngine(WindowedEngine):
     * ``max_new_tokens``: longest explanation
     * ``kernel``: an attention kernel by name; ``None`` takes the fastest for the model's device and dtype
     * ``memories``: keep the KV of frames that leave their stream's window, and are asked; without them nothing is
-    * ``leave``: is handed that KV instead
+    * ``kv_sink``: is handed that KV instead
     """
 
     def __init__(
@@ -49,11 +49,11 @@ class NativeEngine(WindowedEngine):
         max_new_tokens: int = 32,
         kernel: str | None = None,
         memories: MemoryBank | None = None,
-        leave: KVSink | None = None,
+        kv_sink: KVSink | None = None,
     ) -> None:
         super().__init__(model, max_new_tokens)
-        self._leave = leave if memories is None else memories.accept_chunk
-        self.kernel = kernel_for(model.device, model.dtype, kernel)
+        self._kv_sink = kv_sink if memories is None else memories.accept_chunk
+        self.kernel = choose_kernel(model.device, model.dtype, kernel)
         self.pass_rows = pass_rows(model.device)
         self.memories = memories
         if memories is not None and memories.window is None:
@@ -61,10 +61,10 @@ class NativeEngine(WindowedEngine):
             k = KVSlab.of(model).k
             memories.shape = MemoryShape(k.shape[0], k.shape[1], k.shape[3], k.dtype)
         yes, no = model.yes_no_ids()
-        self._score = score_of(model, yes, no, model.device, score_temperature, score_bias)
-        self._ends = end_tokens(model)
+        self._score = make_score(model, yes, no, model.device, score_temperature, score_bias)
+        self._ends = end_token_ids(model)
         self._prompt = lru_cache(maxsize=1024)(self._make_prompt)
-        install(model)
+        install_attention(model)
         self._system = system_prompt(model, self.kernel)
 
     # -- streams --------------------------------------------------------------------------------------
@@ -79,7 +79,7 @@ class NativeEngine(WindowedEngine):
     def evict(self, stream: str, *, save: bool = True) -> None:
         held = self._streams.pop(stream, None)
         if held is not None and self.memories is not None and stream in self.memories:
-            held.forget()
+            held.reset()
             self.memories.release_stream(stream, save=save)
 
     def hand_over(self, stream: str) -> Future[bool]:
@@ -102,7 +102,7 @@ class NativeEngine(WindowedEngine):
         self.memories.schedule_saves()
         return answers
 
-    def _compute(self, work: Sequence[Work]) -> tuple[list[Computed], tuple[float, float, float]]:
+    def _compute(self, work: Sequence[WindowWork]) -> tuple[list[ComputedWindow], tuple[float, float, float]]:
         clock = _Stopwatch(self.model.device)
         self._encode(work)
         vision_s = clock.lap()
@@ -111,22 +111,24 @@ class NativeEngine(WindowedEngine):
             plan_s = clock.lap()
             results = run_passes(self.model, [plan.work for plan in plans], self.kernel, self.pass_rows)
             scores, firsts = self._read(plans, results)
-            texts, decoded = explain(self.model, self.kernel, plans, firsts, self._ends)
+            texts, decoded = decode_explanations(self.model, self.kernel, plans, firsts, self._ends)
         except BaseException:
             for each in work:
-                each.stream.lose_kv()
+                each.stream.invalidate_kv()
             raise
         llm_s = clock.lap()
-        done: list[Computed] = []
+        done: list[ComputedWindow] = []
         for i, (each, plan, result) in enumerate(zip(work, plans, results, strict=True)):
-            commit(plan, result)
+            commit_plan(plan, result)
             if result.queries and self.memories is not None:
                 self.memories.observe_queries(each.request.stream, result.queries)
             rows, attended = result.stats.mean(result.stats.rows), result.stats.mean(result.stats.attended)
-            done.append(Computed(self._count(each, plan, result), scores[i], texts[i], rows, attended, decoded[i]))
+            done.append(
+                ComputedWindow(self._count(each, plan, result), scores[i], texts[i], rows, attended, decoded[i])
+            )
         return done, (vision_s, plan_s, llm_s)
 
-    def _plan(self, each: Work) -> WindowPlan:
+    def _plan(self, each: WindowWork) -> WindowPlan:
         prompts = [self._prompt(question) for question in each.stream.spec.questions]
         watch = self.memories is not None and self.memories.wants_queries(each.request.stream)
         return plan_window(self.model, self._system, each.stream, each.request, each.frames, prompts, watch=watch)
@@ -149,7 +151,7 @@ class NativeEngine(WindowedEngine):
             del flat_scores[:count], flat_firsts[:count]
         return scores, firsts
 
-    def _count(self, each: Work, plan: WindowPlan, result: PassResult) -> TokenCount:
+    def _count(self, each: WindowWork, plan: WindowPlan, result: PassResult) -> TokenCount:
         refreshed = round(result.stats.mean(result.stats.narrowable_rows))
         return TokenCount(
             full=self._full(plan.frames),

@@ -25,14 +25,14 @@ class Explanation:
     tokens: list[int] = field(default_factory=list)
     ended: bool = False
 
-    def add(self, token: int, ends: frozenset[int]) -> None:
+    def add_token(self, token: int, ends: frozenset[int]) -> None:
         self.ended = token in ends
         if not self.ended:
             self.tokens.append(token)
         self.ended |= len(self.tokens) >= self.tail.reserved
 
 
-def explain(
+def decode_explanations(
     model: VisionLanguageModel,
     kernel: Kernel[Any],
     plans: Sequence[WindowPlan],
@@ -51,7 +51,7 @@ def explain(
         for prompt, tail, token in zip(plan.prompts, plan.tails, tokens, strict=True):
             explanation = Explanation(tail) if prompt.question.explain else None
             if explanation is not None:
-                explanation.add(token, ends)
+                explanation.add_token(token, ends)
             row.append(explanation)
         wanted.append(row)
     computed = [0] * len(plans)
@@ -65,7 +65,7 @@ def explain(
         for i, going in active:
             computed[i] += len(going)
             for explanation in going:
-                explanation.add(chosen.pop(0), ends)
+                explanation.add_token(chosen.pop(0), ends)
     texts = [[None if e is None else _text(model, e.tokens) for e in row] for row in wanted]
     return texts, computed
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from cluster.engine.native.attention import RaggedAttention, Slots
 from cluster.engine.native.kernels import Kernel
 from cluster.engine.window.kv import KVSlab
-from cluster.engine.window.planner import IntArray, Run, runs_of
+from cluster.engine.window.planner import IntArray, Run, causal_runs
 from cluster.engine.window.refresh.base import KVChange, Narrowing
 from cluster.models.base import VisionLanguageModel
 
@@ -93,7 +93,7 @@ class _Rows:
 
     def _place(self) -> None:
         self.runs = [
-            *runs_of(self.slots if self.places is None else self.places[self.slots]),
+            *causal_runs(self.slots if self.places is None else self.places[self.slots]),
             *(run.moved(len(self.slots)) for run in self.stream.tail_runs),
         ]
         self.attended = sum(run.attended for run in self.runs)
@@ -189,4 +189,4 @@ def _narrowable_kv(rows: _Rows, layer: int) -> tuple[Tensor, Tensor]:
 
 def _keep(rows: _Rows, layer: int, old: tuple[Tensor, Tensor], new: tuple[Tensor, Tensor]) -> Tensor:
     assert rows.stream.narrowing is not None
-    return rows.narrow(rows.stream.narrowing.keep(KVChange(layer, *new, *old)))
+    return rows.narrow(rows.stream.narrowing.select_kept(KVChange(layer, *new, *old)))

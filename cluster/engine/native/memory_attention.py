@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from cluster.engine.native.attention import rotate
 from cluster.engine.native.plan import SystemPrompt
-from cluster.engine.window.stream import StreamFrame, spans_of, tokens_of
+from cluster.engine.window.stream import StreamFrame, encoded_tokens, frame_spans
 from cluster.memory.retrieval_session import RetrievalSession, RetrievedKV
 from cluster.memory.stream import StreamMemory
 from cluster.models.base import FrameSpan, VisionLanguageModel
@@ -40,7 +40,7 @@ def ask_context(
     """
     timeline, grid = _timeline(model, memory, frames, since)
     before = timeline.length_s
-    spans = spans_of(frames, after_s=before, after_slots=timeline.slots)
+    spans = frame_spans(frames, after_s=before, after_slots=timeline.slots)
     # Without a window, the place of the last remembered frame: the question stands behind that.
     last = max(0.0, before - timeline.frame_s)
     empty = FrameSpan(last, max(0, timeline.slots - 1), torch.zeros(0, 2, dtype=torch.int64), grid)
@@ -49,13 +49,13 @@ def ask_context(
     positions = torch.cat(
         [torch.arange(len(system), device=device).expand(3, -1), *(part.to(device) for part in window.frames)], dim=1
     )
-    known = [tokens_of(frame) for frame in frames if frame.has_kv]
+    known = [encoded_tokens(frame) for frame in frames if frame.has_kv]
     count = len(system) + sum(map(len, known))
     cos, sin = (part.to(model.dtype) for part in model.rotary(positions[:, :count]))
     held_k, held_v = _last(kv, count - len(system), system)
     key = torch.cat([system.k, held_k], dim=2)
     number = [torch.full((len(held),), -2 - i, device=device) for i, held in enumerate(known)]
-    local = Local(
+    local = LocalKV(
         rotate(key, cos, sin, torch.empty_like(key)),
         torch.cat([system.v, held_v], dim=2),
         torch.cat([torch.full((len(system),), -1, device=device), *number]),
@@ -108,7 +108,7 @@ class Timeline:
         """Seconds that the memory takes up before the window."""
         return min(self.span_s, max(0.0, self.opened_s - self.oldest_s))
 
-    def place(self, seconds: Tensor) -> Tensor:
+    def to_memory_time(self, seconds: Tensor) -> Tensor:
         """Camera's seconds ``[n]`` float64 before the window -> seconds from the memory's beginning."""
         age = max(self.opened_s - self.oldest_s, 1e-9)
         return ((seconds - self.oldest_s) * (self.length_s / age)).clamp(min=0.0)
@@ -118,13 +118,13 @@ class Timeline:
         """Slots that the memory takes up before the window."""
         return math.ceil(self.length_s / self.frame_s - 1e-6)
 
-    def slot(self, placed: Tensor) -> Tensor:
+    def slot_at(self, placed: Tensor) -> Tensor:
         """Placed seconds -> the frame's slot."""
         return torch.floor(placed / self.frame_s + 1e-6).to(torch.int64)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Local:
+class LocalKV:
     """What rows see beside the memory, of one layer each: ``key`` rotated, ``value`` ``[L, Hkv, s, d]``;
     ``frame [s]``: -1 for the system prompt, -2 and below for the window's frames, counted down."""
 
@@ -144,12 +144,12 @@ class AskContext:
     * ``following``: position that follows the last frame
     """
 
-    local: Local
-    first: int
+    local: LocalKV
+    first_position: int
     timeline: Timeline
     grid: PatchGrid
-    fresh: Tensor
-    following: int
+    pending_positions: Tensor
+    next_position: int
 
 
 class MemoryAttention:
@@ -180,12 +180,12 @@ class MemoryAttention:
         self._context: dict[int, tuple[Tensor, Tensor, Tensor, Tensor]] = {}
         self._own: dict[int, tuple[Tensor, Tensor]] = {}
         # Mass of the last row's attention on each frame (numbers as in `Local`), over all layers and heads.
-        self.mass: dict[int, float] = {}
+        self.attention_mass: dict[int, float] = {}
         self._cos = self._sin = torch.zeros(0)
 
     def run(self, embeds: Tensor, positions: Tensor) -> Tensor:
         """Rows ``[n, W]`` at ``positions [3, n]`` through all layers: their hidden states after the last ``[n, W]``."""
-        self._stand(positions)
+        self._set_positions(positions)
         hidden = embeds.unsqueeze(0)
         identity = (hidden.new_ones(1, 1, 1), hidden.new_zeros(1, 1, 1))
         for layer in self._model.layers:
@@ -193,7 +193,7 @@ class MemoryAttention:
             hidden = output[0] if isinstance(output, tuple) else output
         return hidden[0]
 
-    def _stand(self, positions: Tensor) -> None:
+    def _set_positions(self, positions: Tensor) -> None:
         cos, sin = self._model.rotary(positions)
         self._cos, self._sin = cos.to(self._model.dtype), sin.to(self._model.dtype)
 
@@ -204,7 +204,7 @@ class MemoryAttention:
         group = heads // kv_heads
         beginning = layer not in self._context
         if beginning:
-            self._context[layer] = self._remember(layer, query[0].reshape(kv_heads, group * rows, size))
+            self._context[layer] = self._load_context(layer, query[0].reshape(kv_heads, group * rows, size))
         if self._keep is not None:
             self._keep(layer, key[0], value[0])
         context_key, context_value, there, frame = self._context[layer]
@@ -229,10 +229,10 @@ class MemoryAttention:
             scale=scale,
         )
         if beginning and self._weighs:
-            self._weigh(turned[:, :, -1], keys, mask[:, :, -1], frame, scale)
+            self._add_mass(turned[:, :, -1], keys, mask[:, :, -1], frame, scale)
         return out.permute(2, 0, 1, 3).reshape(1, rows, heads, size)
 
-    def _remember(self, layer: int, query: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    def _load_context(self, layer: int, query: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Rotated keys and values ``[Hkv, s, d]`` of all that a layer's rows see, which of them are real, and the
         frame of each."""
         local = self._around.local
@@ -241,7 +241,7 @@ class MemoryAttention:
         if self._retrieval is None:
             return local.key[layer], local.value[layer], there, local.frame.expand(heads, -1)
         recalled = self._retrieval.fetch(layer, query)
-        turned = self._rotated(recalled, self._retrieval) if recalled.tokens else recalled.key
+        turned = self._rotate_retrieved(recalled, self._retrieval) if recalled.tokens else recalled.key
         return (
             torch.cat([local.key[layer], turned.to(local.key.dtype)], dim=1),
             torch.cat([local.value[layer], recalled.value], dim=1),
@@ -249,28 +249,28 @@ class MemoryAttention:
             torch.cat([local.frame.expand(heads, -1), recalled.frame], dim=1),
         )
 
-    def _rotated(self, recalled: RetrievedKV, retrieval: RetrievalSession) -> Tensor:
+    def _rotate_retrieved(self, recalled: RetrievedKV, retrieval: RetrievalSession) -> Tensor:
         memory = retrieval.memory
         heads, count, size = recalled.key.shape
         around = self._around
         frame = torch.where(recalled.valid, recalled.frame, recalled.frame.amax()).flatten()
-        placed = around.timeline.place(retrieval.view.log.seconds(frame)).to(frame.device)
+        placed = around.timeline.to_memory_time(retrieval.view.log.seconds(frame)).to(frame.device)
         row = torch.div(recalled.cell, memory.columns, rounding_mode="floor").flatten()
         text = row >= memory.rows
         column = recalled.cell.flatten() - torch.where(text, memory.rows, row) * memory.columns
         cells = torch.stack([torch.where(text, -1, row), column], dim=1)
-        slot = around.timeline.slot(placed)
-        positions = self._model.token_positions(around.first, placed, slot, cells, around.grid)
+        slot = around.timeline.slot_at(placed)
+        positions = self._model.token_positions(around.first_position, placed, slot, cells, around.grid)
         cos, sin = (part.to(recalled.key.dtype).view(heads, count, size) for part in self._model.rotary(positions))
         return rotate(recalled.key, cos, sin, torch.empty_like(recalled.key))
 
-    def _weigh(self, query: Tensor, keys: Tensor, mask: Tensor, frame: Tensor, scale: float) -> None:
+    def _add_mass(self, query: Tensor, keys: Tensor, mask: Tensor, frame: Tensor, scale: float) -> None:
         """Add up what the last row gives to each frame; ``query [Hkv, G, d]``."""
         scores = torch.einsum("hgd,hsd->hgs", query.float(), keys.float()) * scale
         mass = scores.masked_fill(~mask, float("-inf")).softmax(-1).sum(1)[:, : frame.shape[1]]
         for number, total in _sums(frame, mass):
             if number != -1:
-                self.mass[number] = self.mass.get(number, 0.0) + total
+                self.attention_mass[number] = self.attention_mass.get(number, 0.0) + total
 
 
 def _sums(frame: Tensor, mass: Tensor) -> Sequence[tuple[int, float]]:

@@ -19,10 +19,10 @@ from cluster.engine.window.planner import (
     Tail,
     prefix_order,
     question_runs,
-    tails_of,
+    question_tails,
 )
 from cluster.engine.window.refresh.context import choose_refreshed
-from cluster.engine.window.stream import Stream, StreamFrame, spans_of, tokens_of
+from cluster.engine.window.stream import Stream, StreamFrame, encoded_tokens, frame_spans
 from cluster.models.base import FrameTokens, VisionLanguageModel
 from cluster.types import Question, WindowRequest
 
@@ -124,11 +124,11 @@ def plan_window(
 
     ``watch``: the raw queries of the last rows of every question are wanted.
     """
-    stream.drop(stream.frames.index(frames[0]))
-    tokens = [tokens_of(frame) for frame in frames]
+    stream.drop_frames(stream.frames.index(frames[0]))
+    tokens = [encoded_tokens(frame) for frame in frames]
     visual = sum(map(len, tokens))
     cached = sum(len(held) for held, frame in zip(tokens, frames, strict=True) if frame.has_kv)
-    tails = tails_of(len(system) + visual, [len(p) for p in prompts], [p.reserved for p in prompts])
+    tails = question_tails(len(system) + visual, [len(p) for p in prompts], [p.reserved for p in prompts])
     slots = tails[-1].stop
 
     policy, selection = choose_refreshed(stream, request.window, frames, len(system), len(model.layers))
@@ -137,7 +137,7 @@ def plan_window(
     rows = np.flatnonzero(computed)
 
     stream.kv.reserve(len(system), slots - len(system))
-    stream.kv.put_front(system.k, system.v)
+    stream.kv.prepend(system.k, system.v)
     positions, following = _positions(model, len(system), frames, tails)
     cos, sin = model.rotary(positions)
     work = StreamPass(
@@ -158,11 +158,11 @@ def plan_window(
     return WindowPlan(stream, request, frames, prompts, tails, len(system), visual, cached, computed, following, work)
 
 
-def commit(plan: WindowPlan, result: PassResult) -> None:
+def commit_plan(plan: WindowPlan, result: PassResult) -> None:
     """After the pass: the window's frames have KV, and each token knows under which context."""
     through = np.zeros(plan.visual, dtype=bool)
     through[result.slots - plan.system] = True
-    plan.stream.commit(plan.request.window, plan.frames, through)
+    plan.stream.record_computed(plan.request.window, plan.frames, through)
 
 
 def watched_rows(lengths: Sequence[int]) -> IntArray:
@@ -194,7 +194,7 @@ def _positions(
     model: VisionLanguageModel, system: int, frames: Sequence[StreamFrame], tails: Sequence[Tail]
 ) -> tuple[Tensor, int]:
     """Positions ``[3, slots]`` of all slots, and that of a question's first token."""
-    window = model.window_positions(system, spans_of(frames))
+    window = model.window_positions(system, frame_spans(frames))
     device = model.device
     parts = [torch.arange(system, device=device).expand(3, -1), *(part.to(device) for part in window.frames)]
     parts += [

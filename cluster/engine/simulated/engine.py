@@ -14,11 +14,11 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from cluster.engine.window.encode import cells_of
+from cluster.engine.window.encode import frame_cells
 from cluster.engine.window.kv import KVSlab
 from cluster.engine.window.refresh.context import choose_refreshed
 from cluster.engine.window.stream import StreamFrame
-from cluster.engine.window.windowed_engine import Computed, WindowedEngine, Work
+from cluster.engine.window.windowed_engine import ComputedWindow, WindowedEngine, WindowWork
 from cluster.errors import ConfigError, NotReadyError
 from cluster.models.base import FrameTokens, VisionLanguageModel
 from cluster.types import DeletedMemory, FrameSample, TokenCount, WindowRequest
@@ -139,11 +139,11 @@ class SimulatedEngine(WindowedEngine):
         """Take pending frames for encoded. Text that a family writes around frames is not counted."""
         for frame in frames:
             if frame.tokens is None:
-                cells = cells_of(frame)
+                cells = frame_cells(frame)
                 frame.tokens = FrameTokens(torch.zeros(len(cells), 0), cells, frame.grid)
         return {}
 
-    def _compute(self, work: Sequence[Work]) -> tuple[list[Computed], tuple[float, float, float]]:
+    def _compute(self, work: Sequence[WindowWork]) -> tuple[list[ComputedWindow], tuple[float, float, float]]:
         started = time.monotonic()
         self._encode(work)
         counts = [self._count(each) for each in work]
@@ -153,20 +153,20 @@ class SimulatedEngine(WindowedEngine):
         self._sleep(max(0.0, started + seconds - time.monotonic()))
         return [self._draw(each, tokens) for each, tokens in zip(work, counts, strict=True)], (0.0, 0.0, seconds)
 
-    def _count(self, each: Work) -> TokenCount:
+    def _count(self, each: WindowWork) -> TokenCount:
         """Take a window for computed: its tokens, as the native engine's plan would have them.
 
         A policy that narrows between layers is counted at its first layer.
         """
         stream, frames, window = each.stream, each.frames, each.request.window
-        stream.drop(stream.frames.index(frames[0]))
+        stream.drop_frames(stream.frames.index(frames[0]))
         kept = sum(frame.size for frame in frames)
         cached = sum(frame.size for frame in frames if frame.has_kv)
         _, selection = choose_refreshed(stream, window, frames, self._system, len(self.model.layers))
         computed = np.ones(kept, dtype=bool)
         computed[:cached] = selection.mask
         refreshed = int(selection.mask.sum())
-        stream.commit(window, frames, computed)
+        stream.record_computed(window, frames, computed)
         return TokenCount(
             full=self._full(frames),
             kept=kept,
@@ -177,7 +177,7 @@ class SimulatedEngine(WindowedEngine):
             encoded=each.encoded,
         )
 
-    def _draw(self, each: Work, tokens: TokenCount) -> Computed:
+    def _draw(self, each: WindowWork, tokens: TokenCount) -> ComputedWindow:
         questions = each.stream.spec.questions
         scores = [self._scores.draw(self._random) for _ in questions]
         texts = [
@@ -185,7 +185,7 @@ class SimulatedEngine(WindowedEngine):
             for question, score in zip(questions, scores, strict=True)
         ]
         # Pairs of a row and a slot are nobody's figure here.
-        return Computed(tokens, scores, texts, rows=tokens.computed, attended=0.0)
+        return ComputedWindow(tokens, scores, texts, rows=tokens.computed, attended=0.0)
 
     def delete_memory(self, stream: str, ago_s: float | None = None) -> DeletedMemory:
         """Forgets the window as asked, then raises ``NotReadyError`` like every engine without memory."""

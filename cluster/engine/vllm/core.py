@@ -42,7 +42,7 @@ WARM_UP_S = 300.0
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class PromptRequest:
     """One prompt with one question. ``prompt`` is rendered (see :mod:`cluster.engine.vllm.prompt_items`).
 
     * ``query``: how many of its tokens are the question
@@ -57,7 +57,7 @@ class Ask:
 
 
 @dataclass(frozen=True, slots=True)
-class Reply:
+class PromptReply:
     """``scores``: log-probabilities of the watched ids at the first token; ``tokens``: of the answer, its end left
     out; ``prompt`` tokens, of which ``cached`` were not computed. ``failed``: vLLM ended the request without an answer
     (a KV connector could not load what it had promised), and nothing else is set."""
@@ -107,7 +107,7 @@ class VllmCore:
             return []
         return [process.pid for process in self._llm.engine_core.resources.engine_manager.processes]
 
-    def answer(self, asks: Sequence[Ask], timeout_s: float) -> list[Reply]:
+    def answer(self, asks: Sequence[PromptRequest], timeout_s: float) -> list[PromptReply]:
         """All prompts at once: vLLM batches them as they fit.
 
         Raises:
@@ -140,8 +140,8 @@ class VllmCore:
         recorder = partial(StatsRecorder, stats=self.stats)
         return AsyncLLM.from_engine_args(config, stat_loggers=[recorder])
 
-    async def _answer(self, asks: Sequence[Ask], timeout_s: float) -> list[Reply]:
-        tasks = [asyncio.create_task(self._one(ask)) for ask in asks]
+    async def _answer(self, asks: Sequence[PromptRequest], timeout_s: float) -> list[PromptReply]:
+        tasks = [asyncio.create_task(self._generate(ask)) for ask in asks]
         try:
             done, pending = await asyncio.wait(tasks, timeout=timeout_s, return_when=asyncio.FIRST_EXCEPTION)
             failed = next((task.exception() for task in done if task.exception() is not None), None)
@@ -153,7 +153,7 @@ class VllmCore:
         finally:
             await _cancelled(tasks)
 
-    async def _one(self, ask: Ask) -> Reply:
+    async def _generate(self, ask: PromptRequest) -> PromptReply:
         assert self._llm is not None
         params = SamplingParams(
             temperature=0.0,
@@ -172,9 +172,9 @@ class VllmCore:
             raise ValueError(f"vLLM refuses a window: {_first_line(error)}") from error
         return self._reply(last)
 
-    def _reply(self, output: RequestOutput | None) -> Reply:
+    def _reply(self, output: RequestOutput | None) -> PromptReply:
         if output is not None and output.outputs and output.outputs[0].finish_reason == "error":
-            return Reply([], [], 0, 0, failed=True)
+            return PromptReply([], [], 0, 0, failed=True)
         if output is None or not output.outputs or not output.outputs[0].logprobs:
             raise UnavailableError("vLLM ended a request without an answer; ask again")
         answer = output.outputs[0]
@@ -182,7 +182,7 @@ class VllmCore:
         tokens = list(answer.token_ids)
         if tokens and tokens[-1] in self._ends:
             del tokens[-1]
-        return Reply(
+        return PromptReply(
             scores=[float(first[number].logprob) for number in self._watched],
             tokens=tokens,
             prompt=len(output.prompt_token_ids or ()),
@@ -218,7 +218,7 @@ class VllmHost:
         self._failures = 0
         self._closed = False
         self._core: VllmCore | None = None
-        self.max_tokens = self._begin()
+        self.max_tokens = self._start_core()
 
     @property
     def stats(self) -> VllmStats:
@@ -243,7 +243,7 @@ class VllmHost:
                 "its log says why they did"
             )
 
-    def ask(self, asks: Sequence[Ask]) -> list[Reply]:
+    def answer(self, asks: Sequence[PromptRequest]) -> list[PromptReply]:
         """All prompts at once.
 
         Raises:
@@ -253,7 +253,7 @@ class VllmHost:
         """
         self.check()
         if self._core is None:
-            self._revive()
+            self._restart()
         assert self._core is not None
         try:
             replies = self._core.answer(asks, self.settings.timeout_s)
@@ -261,7 +261,7 @@ class VllmHost:
             log.error("%s", error)
             self._failures += 1
             # Now, so that its memory is free for whoever comes after it.
-            self._end()
+            self._stop_core()
             self._lost()
             raise
         self._failures = 0
@@ -270,26 +270,26 @@ class VllmHost:
     def close(self) -> None:
         """End vLLM's processes."""
         self._closed = True
-        self._end()
+        self._stop_core()
 
-    def _end(self) -> None:
+    def _stop_core(self) -> None:
         core, self._core = self._core, None
         if core is not None:
             core.close()
 
-    def _revive(self) -> None:
+    def _restart(self) -> None:
         log.warning("starting another vLLM engine core")
         try:
-            self.max_tokens = self._begin()
+            self.max_tokens = self._start_core()
         except (ModelError, UnavailableError) as error:
             self._failures += 1
             raise UnavailableError(f"vLLM's engine core could not be started anew: {error}") from error
 
-    def _begin(self) -> int:
+    def _start_core(self) -> int:
         core = VllmCore(self._arguments, self._watched, self._ends)
         try:
             # What vLLM compiles on its first request must not count against the first window's time.
-            core.answer([Ask(tokens_input(list(self._watched[:1])), 1)], WARM_UP_S)
+            core.answer([PromptRequest(tokens_input(list(self._watched[:1])), 1)], WARM_UP_S)
         except BaseException:
             core.close()
             raise

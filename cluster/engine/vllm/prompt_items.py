@@ -104,7 +104,7 @@ def window_prompt(
     ids += behind
     return mm_input(
         ids,
-        MultiModalKwargsItems({MODALITY: [kwargs_of(item) for item in items]}),
+        MultiModalKwargsItems({MODALITY: [item_kwargs(item) for item in items]}),
         {MODALITY: [item.digest for item in items]},
         {MODALITY: places},
         cache_salt=salt,
@@ -122,7 +122,7 @@ def without_content(prompt: Any, count: int) -> Any:
     return prompt
 
 
-def kwargs_of(item: WindowItem) -> MultiModalKwargsItem:
+def item_kwargs(item: WindowItem) -> MultiModalKwargsItem:
     """An item in the form that reaches the registered model."""
     here, host = MultiModalBatchedField(), MultiModalBatchedField(keep_on_cpu=True)
     after = torch.tensor(-1 if item.after is None else item.after)

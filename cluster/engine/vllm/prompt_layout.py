@@ -12,16 +12,16 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from cluster.engine.vllm.connector.tier_writer import TierWriter
-from cluster.engine.vllm.core import Ask, Reply
+from cluster.engine.vllm.core import PromptReply, PromptRequest
 from cluster.engine.vllm.prompt_items import WindowItem, check_items, content_digest, window_prompt
 from cluster.engine.vllm.served_model import ServedModel
-from cluster.engine.window.stream import Stream, StreamFrame, tokens_of
+from cluster.engine.window.stream import Stream, StreamFrame, encoded_tokens
 from cluster.models.base import VisionLanguageModel, WindowPositions
 from cluster.types import Question, WindowRequest
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Window:
+class PromptWindow:
     """One window to be answered, its frames encoded.
 
     * ``frames`` in time order; ``positions.frames[i]`` ``[3, t_i]`` are where the i-th frame's tokens stand
@@ -38,7 +38,7 @@ class Window:
     @property
     def visual(self) -> int:
         """Tokens of all frames."""
-        return sum(len(tokens_of(frame)) for frame in self.frames)
+        return sum(len(encoded_tokens(frame)) for frame in self.frames)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class WindowCounts:
     attended: int
 
     @classmethod
-    def of(cls, reused: int, refreshed: int, new: int, replies: Sequence[Reply]) -> WindowCounts:
+    def of(cls, reused: int, refreshed: int, new: int, replies: Sequence[PromptReply]) -> WindowCounts:
         """With rows as the replies tell: all that were not cached, each seeing itself and what stands before it."""
         rows = sum(reply.prompt - reply.cached for reply in replies)
         pairs = sum(_triangle(reply.prompt) - _triangle(reply.cached) for reply in replies)
@@ -74,7 +74,7 @@ class TimeOrderLayout:
         self.system_ids = model.system_ids()
         self.question_ids = lru_cache(maxsize=4096)(model.question_ids)
 
-    def asks(self, window: Window) -> list[Ask]:
+    def make_prompts(self, window: PromptWindow) -> list[PromptRequest]:
         """One per question, in the order of the questions.
 
         Raises:
@@ -82,33 +82,33 @@ class TimeOrderLayout:
         """
         items = self._items(window)
         return [
-            Ask(self.prompt(window, items, question), len(self.question_ids(question.text)), max_tokens)
+            PromptRequest(self.prompt(window, items, question), len(self.question_ids(question.text)), max_tokens)
             for question, max_tokens in zip(window.questions, window.max_tokens, strict=True)
         ]
 
-    def again(self, window: Window) -> list[Ask]:
+    def retry_prompts(self, window: PromptWindow) -> list[PromptRequest]:
         """A question of the window ended without an answer: all of them once more, without what failed."""
-        return self.asks(window)
+        return self.make_prompts(window)
 
-    def done(self, window: Window, replies: Sequence[Reply]) -> WindowCounts:
+    def record_replies(self, window: PromptWindow, replies: Sequence[PromptReply]) -> WindowCounts:
         """All questions of the window were answered. What the first one found cached was there from an earlier one."""
         visual = window.visual
         found = min(reply.cached for reply in replies) - len(self.system_ids)
         reused = min(max(0, found), visual)
         return WindowCounts.of(reused, 0, visual - reused, replies)
 
-    def forget(self, stream: str, *, everywhere: bool = False) -> None:
+    def drop_stream(self, stream: str, *, everywhere: bool = False) -> None:
         """The stream is gone from here; ``everywhere``: from wherever something of it outlives this process too."""
         if self.writer is not None and everywhere:
-            self.writer.forget(stream)
+            self.writer.delete_stream(stream)
         elif self.writer is not None:
-            self.writer.release(stream)
+            self.writer.cancel_stream(stream)
 
-    def held(self, stream: str) -> Mapping[str, Any]:  # noqa: ARG002
+    def describe_kv(self, stream: str) -> Mapping[str, Any]:  # noqa: ARG002
         """What it takes to find again what was kept of a stream's KV, as JSON takes it; nothing where none is."""
         return {}
 
-    def lost(self) -> None:
+    def on_core_lost(self) -> None:
         """The engine core died, and with it all that it held."""
 
     def close(self) -> None:
@@ -117,23 +117,23 @@ class TimeOrderLayout:
             self.writer.close()
 
     # -- prompts ----------------------------------------------------------------------------------
-    def prompt(self, window: Window, items: Sequence[WindowItem], question: Question, **options: Any) -> Any:
+    def prompt(self, window: PromptWindow, items: Sequence[WindowItem], question: Question, **options: Any) -> Any:
         """``[system | items | question]``, checked; options as of :func:`window_prompt`."""
         ids = self.question_ids(question.text)
         if not items:
             # Nothing is seen at all: the question's first token is given by its embedding, so that it has its place.
-            embeds, at = self.embeds(self.model.embed(torch.tensor(ids[:1]))), window.positions.next
+            embeds, at = self.pad_embeds(self.model.embed(torch.tensor(ids[:1]))), window.positions.next
             items = [WindowItem.of(embeds, torch.full((3, 1), at), content_digest(embeds), after=at + 1)]
             ids = ids[1:]
         check_items(items, self.served.hidden, self.model.dtype)
         return window_prompt(self.system_ids, items, ids, placeholder=0, **options)
 
-    def embeds(self, embeds: Tensor) -> Tensor:
+    def pad_embeds(self, embeds: Tensor) -> Tensor:
         """As vLLM takes them: on the CPU, and as wide as the model it serves."""
         more = self.served.hidden - embeds.shape[1]
         return F.pad(embeds.cpu(), (0, more)) if more else embeds.cpu()
 
-    def _items(self, window: Window) -> list[WindowItem]:
+    def _items(self, window: PromptWindow) -> list[WindowItem]:
         """One per frame that keeps anything, in time order; the last one says where the question stands."""
         shown = [
             (frame, positions)
@@ -142,16 +142,16 @@ class TimeOrderLayout:
         ]
         items = []
         for number, (frame, positions) in enumerate(shown):
-            embeds = self.embeds(tokens_of(frame).embeds)
+            embeds = self.pad_embeds(encoded_tokens(frame).embeds)
             after = window.positions.next if number == len(shown) - 1 else None
-            items.append(WindowItem.of(embeds, positions.cpu().contiguous(), content_of(frame), after=after))
+            items.append(WindowItem.of(embeds, positions.cpu().contiguous(), embeds_digest(frame), after=after))
         return items
 
 
-def content_of(frame: StreamFrame) -> str:
+def embeds_digest(frame: StreamFrame) -> str:
     """Key of an encoded frame's embeddings, computed once."""
     if not frame.content:
-        frame.content = content_digest(tokens_of(frame).embeds.cpu())
+        frame.content = content_digest(encoded_tokens(frame).embeds.cpu())
     return frame.content
 
 

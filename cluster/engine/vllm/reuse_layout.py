@@ -14,19 +14,19 @@ from typing import Any
 import numpy as np
 import torch
 
-from cluster.engine.vllm.connector.prompt_order import Order, Piece, WindowFrame, reordered
+from cluster.engine.vllm.connector.prompt_order import Piece, PromptOrder, WindowFrame, order_prompt
 from cluster.engine.vllm.connector.store import BlockFolder, KVShape, SharedFolder
 from cluster.engine.vllm.connector.tier_writer import BlockWriter, TierLike
 from cluster.engine.vllm.connector.transfer import transfer_config
 from cluster.engine.vllm.connector.window_checkpoint import unpack
-from cluster.engine.vllm.core import Ask, Reply
+from cluster.engine.vllm.core import PromptReply, PromptRequest
 from cluster.engine.vllm.prompt_items import WindowItem, without_content
-from cluster.engine.vllm.prompt_layout import TimeOrderLayout, Window, WindowCounts, content_of
+from cluster.engine.vllm.prompt_layout import PromptWindow, TimeOrderLayout, WindowCounts, embeds_digest
 from cluster.engine.vllm.served_model import ServedModel
 from cluster.engine.window.export import fingerprint
 from cluster.engine.window.planner import IntArray
 from cluster.engine.window.refresh.context import choose_refreshed
-from cluster.engine.window.stream import StreamFrame, tokens_of
+from cluster.engine.window.stream import StreamFrame, encoded_tokens
 from cluster.models.base import VisionLanguageModel
 from cluster.types import mask_digest
 
@@ -36,7 +36,7 @@ RESUME_S = 5.0
 SYSTEM = "system"
 
 
-def reuse_layout(
+def make_reuse_layout(
     model: VisionLanguageModel, served: ServedModel, *, tier: TierLike | None = None, shards: int = 1
 ) -> tuple[ReuseLayout, dict[str, Any]]:
     """The layout, and the engine arguments it needs.
@@ -59,7 +59,7 @@ def reuse_layout(
 
 
 @dataclass(slots=True, eq=False)
-class _Held:
+class _FrameKV:
     """KV of one frame. ``computed [3, t]``, ``first``: as of :class:`StreamFrame`."""
 
     frame: StreamFrame | None
@@ -70,13 +70,13 @@ class _Held:
 
 
 @dataclass(slots=True, eq=False)
-class _Camera:
+class _StreamKV:
     """``held`` by pts; numbers of tokens as of :class:`~cluster.engine.window.stream.Stream`.
 
     ``begun``: the tier has been given what all its windows begin with.
     """
 
-    held: dict[int, _Held] = field(default_factory=dict)
+    held: dict[int, _FrameKV] = field(default_factory=dict)
     next_token: int = 0
     first_token: int = 0
     begun: bool = False
@@ -86,7 +86,7 @@ class _Camera:
 class _Plan:
     """``overlap``: visual tokens of the window that had KV."""
 
-    order: Order
+    order: PromptOrder
     frames: tuple[WindowFrame, ...]
     overlap: int
 
@@ -110,36 +110,36 @@ class ReuseLayout(TimeOrderLayout):
         self._folder = folder
         # Its block is written by whichever window finds it missing, which then is computed in full.
         self._system = WindowFrame(SYSTEM, len(self.system_ids), SYSTEM)
-        self._cameras: dict[str, _Camera] = {}
+        self._cameras: dict[str, _StreamKV] = {}
         self._plans: dict[str, _Plan] = {}
 
-    def asks(self, window: Window) -> list[Ask]:
+    def make_prompts(self, window: PromptWindow) -> list[PromptRequest]:
         """See :class:`TimeOrderLayout`. The first question's request keeps what is computed."""
         return self._asks(window, loads=True)
 
-    def again(self, window: Window) -> list[Ask]:
+    def retry_prompts(self, window: PromptWindow) -> list[PromptRequest]:
         """See :class:`TimeOrderLayout`: the window computed in full, in time order."""
         return self._asks(window, loads=False)
 
-    def done(self, window: Window, replies: Sequence[Reply]) -> WindowCounts:
+    def record_replies(self, window: PromptWindow, replies: Sequence[PromptReply]) -> WindowCounts:
         plan = self._plans.pop(window.stream.spec.stream)
         self._commit(window, plan)
         reused = plan.order.reused
         return WindowCounts.of(reused, plan.overlap - reused, window.visual - plan.overlap, replies)
 
-    def forget(self, stream: str, *, everywhere: bool = False) -> None:
+    def drop_stream(self, stream: str, *, everywhere: bool = False) -> None:
         self._plans.pop(stream, None)
         camera = self._cameras.pop(stream, None)
         if camera is not None:
-            self.blocks.drop([held.key for held in camera.held.values()])
-        super().forget(stream, everywhere=everywhere)
+            self.blocks.drop_blocks([held.key for held in camera.held.values()])
+        super().drop_stream(stream, everywhere=everywhere)
 
-    def held(self, stream: str) -> Mapping[str, Any]:
+    def describe_kv(self, stream: str) -> Mapping[str, Any]:
         """See :class:`TimeOrderLayout`: which frames have KV, and under which keys it lies."""
         camera = self._cameras.get(stream)
-        return {} if camera is None else _described(camera)
+        return {} if camera is None else _to_json(camera)
 
-    def lost(self) -> None:
+    def on_core_lost(self) -> None:
         """See :class:`TimeOrderLayout`: what is in the folder stays."""
         self._plans.clear()
 
@@ -149,7 +149,7 @@ class ReuseLayout(TimeOrderLayout):
         self._folder.close()
 
     # -- planning ---------------------------------------------------------------------------------
-    def _asks(self, window: Window, *, loads: bool) -> list[Ask]:
+    def _asks(self, window: PromptWindow, *, loads: bool) -> list[PromptRequest]:
         stream = window.stream.spec.stream
         plan = self._plans[stream] = self._plan(window, loads=loads)
         order = plan.order
@@ -160,24 +160,26 @@ class ReuseLayout(TimeOrderLayout):
             prompt = self.prompt(window, items, question, salt=order.salt)
             transfer = order.followers if number else order.transfer
             extra = {"kv_transfer_params": transfer.to_params()}
-            asks.append(Ask(without_content(prompt, bare), len(self.question_ids(question.text)), longest, extra))
+            asks.append(
+                PromptRequest(without_content(prompt, bare), len(self.question_ids(question.text)), longest, extra)
+            )
         return asks
 
-    def _plan(self, window: Window, *, loads: bool) -> _Plan:
+    def _plan(self, window: PromptWindow, *, loads: bool) -> _Plan:
         stream = window.stream.spec.stream
         camera = self._cameras.get(stream)
         if camera is None:
-            camera = self._cameras[stream] = self._resumed(window)
-        self._let_go(camera, window)
+            camera = self._cameras[stream] = self._restore_stream(window)
+        self._drop_left_frames(camera, window)
         frames, masks, overlap = [], [], 0
-        as_held = [self._as_held(frame, camera) for frame in window.frames]
+        as_held = [self._with_reuse_state(frame, camera) for frame in window.frames]
         layers, first = len(self.model.layers), camera.first_token
         _, selection = choose_refreshed(
             window.stream, window.request.window, as_held, self._system.tokens, layers, first_token=first
         )
         for frame in window.frames:
-            held, tokens = camera.held.get(frame.pts), len(tokens_of(frame))
-            frames.append(WindowFrame(_content(frame), tokens, None if held is None else held.key))
+            held, tokens = camera.held.get(frame.pts), len(encoded_tokens(frame))
+            frames.append(WindowFrame(_frame_digest(frame), tokens, None if held is None else held.key))
             if held is None:
                 masks.append(np.ones(tokens, dtype=bool))
             else:
@@ -185,7 +187,7 @@ class ReuseLayout(TimeOrderLayout):
                 overlap += tokens
         system = torch.arange(self._system.tokens).expand(3, -1)
         positions = torch.cat([system, *(part.cpu() for part in window.positions.frames)], dim=1).numpy()
-        order = reordered(
+        order = order_prompt(
             stream,
             self._system,
             frames,
@@ -195,13 +197,13 @@ class ReuseLayout(TimeOrderLayout):
         )
         return _Plan(order, tuple(frames), overlap)
 
-    def _as_held(self, frame: StreamFrame, camera: _Camera) -> StreamFrame:
+    def _with_reuse_state(self, frame: StreamFrame, camera: _StreamKV) -> StreamFrame:
         held = camera.held.get(frame.pts)
         return (
             replace(frame, computed=None) if held is None else replace(frame, first=held.first, computed=held.computed)
         )
 
-    def _reordered_items(self, window: Window, plan: _Plan) -> list[WindowItem]:
+    def _reordered_items(self, window: PromptWindow, plan: _Plan) -> list[WindowItem]:
         pieces, hidden = plan.order.pieces, self.served.hidden
         items = []
         for number, piece in enumerate(pieces):
@@ -209,7 +211,7 @@ class ReuseLayout(TimeOrderLayout):
             if piece.start < plan.order.transfer.loaded:
                 embeds = torch.zeros(1, hidden, dtype=self.model.dtype).expand(count, hidden)
             else:
-                embeds = self.embeds(_rows_of(tokens_of(window.frames[piece.frame]).embeds, piece))
+                embeds = self.pad_embeds(_rows_of(encoded_tokens(window.frames[piece.frame]).embeds, piece))
             at = torch.from_numpy(plan.order.positions[:, piece.start : piece.start + count].copy())
             after = window.positions.next if number == len(pieces) - 1 else None
             content = f"{plan.frames[piece.frame].content}:{piece.rows}"
@@ -217,7 +219,7 @@ class ReuseLayout(TimeOrderLayout):
         return items
 
     # -- what is held -----------------------------------------------------------------------------
-    def _commit(self, window: Window, plan: _Plan) -> None:
+    def _commit(self, window: PromptWindow, plan: _Plan) -> None:
         """After the window was computed: what is kept of it is the camera's."""
         stream = window.stream.spec.stream
         camera = self._cameras[stream]
@@ -237,7 +239,7 @@ class ReuseLayout(TimeOrderLayout):
                 camera.held.pop(frame.pts, None)
                 continue
             if held is None:
-                held = _Held(frame, shown.content, key, camera.next_token, np.zeros((3, shown.tokens), np.int64))
+                held = _FrameKV(frame, shown.content, key, camera.next_token, np.zeros((3, shown.tokens), np.int64))
                 camera.held[frame.pts] = held
                 camera.next_token += shown.tokens
             if context is None:
@@ -249,18 +251,18 @@ class ReuseLayout(TimeOrderLayout):
         self._drop(window, replaced)
         writer = self._writer_of(window)
         if writer is not None:
-            writer.keep(stream, kept if camera.begun else [*kept, SYSTEM])
+            writer.queue_blocks(stream, kept if camera.begun else [*kept, SYSTEM])
             camera.begun = True
 
-    def _drop(self, window: Window, keys: Sequence[str]) -> None:
+    def _drop(self, window: PromptWindow, keys: Sequence[str]) -> None:
         """Forget blocks of a window here, and in the tier where they may be there."""
         writer = self._writer_of(window)
         if writer is None:
-            self.blocks.drop(keys)
+            self.blocks.drop_blocks(keys)
         else:
-            writer.drop(window.stream.spec.stream, keys)
+            writer.drop_blocks(window.stream.spec.stream, keys)
 
-    def _let_go(self, camera: _Camera, window: Window) -> None:
+    def _drop_left_frames(self, camera: _StreamKV, window: PromptWindow) -> None:
         """Forget blocks of frames that left the window."""
         alive = {frame.pts: frame for frame in window.frames}
         gone = [pts for pts, held in camera.held.items() if alive.get(pts) is not held.frame]
@@ -268,35 +270,35 @@ class ReuseLayout(TimeOrderLayout):
         if not camera.held:
             camera.first_token = camera.next_token
 
-    def _writer_of(self, window: Window) -> BlockWriter | None:
+    def _writer_of(self, window: PromptWindow) -> BlockWriter | None:
         """Nothing of a stream without a memory is written to the tiers."""
         return None if window.stream.spec.memory is None else self.writer
 
-    def _resumed(self, window: Window) -> _Camera:
+    def _restore_stream(self, window: PromptWindow) -> _StreamKV:
         """The camera as a tier knows it, of those frames that the window has; a new one where it knows nothing."""
         stream = window.stream.spec.stream
         writer = self._writer_of(window)
-        kept = None if writer is None else unpack(writer.noted(stream))
-        camera = None if kept is None else _camera_of(kept.held)
+        kept = None if writer is None else unpack(writer.read_manifest(stream))
+        camera = None if kept is None else _from_json(kept.held)
         if camera is None or writer is None:
-            return _Camera()
+            return _StreamKV()
         for frame in window.frames:
             held = camera.held.get(frame.pts)
-            if held is not None and len(tokens_of(frame)) and held.content == _content(frame):
+            if held is not None and len(encoded_tokens(frame)) and held.content == _frame_digest(frame):
                 held.frame = frame
         shown = [held for held in camera.held.values() if held.frame is not None]
         wanted = [(held.key, held.computed.shape[1]) for held in shown]
-        there = writer.restore(stream, [(SYSTEM, self._system.tokens), *wanted], RESUME_S)
+        there = writer.restore_blocks(stream, [(SYSTEM, self._system.tokens), *wanted], RESUME_S)
         found = {pts: held for pts, held in camera.held.items() if held.frame is not None and held.key in there}
         # Nobody else would ask for the others again.
-        writer.drop(stream, [held.key for pts, held in camera.held.items() if pts not in found])
+        writer.drop_blocks(stream, [held.key for pts, held in camera.held.items() if pts not in found])
         camera.held = found
         return camera
 
 
-def _content(frame: StreamFrame) -> str:
+def _frame_digest(frame: StreamFrame) -> str:
     """Of a frame's mask and embeddings: the mask's alone is the same for the first frames of two recordings."""
-    shown = content_of(frame) if len(tokens_of(frame)) else ""
+    shown = embeds_digest(frame) if len(encoded_tokens(frame)) else ""
     return f"{mask_digest(frame.mask, frame.index, frame.pts)}.{shown}"
 
 
@@ -304,7 +306,7 @@ def _rows_of(embeds: torch.Tensor, piece: Piece) -> torch.Tensor:
     return embeds if piece.rows is None else embeds[torch.tensor(piece.rows, device=embeds.device)]
 
 
-def _described(camera: _Camera) -> dict[str, Any]:
+def _to_json(camera: _StreamKV) -> dict[str, Any]:
     held = [
         {"pts": pts, "content": h.content, "key": h.key, "first": h.first, "computed": h.computed.tolist()}
         for pts, h in camera.held.items()
@@ -312,15 +314,15 @@ def _described(camera: _Camera) -> dict[str, Any]:
     return {"next_token": camera.next_token, "first_token": camera.first_token, "frames": held}
 
 
-def _camera_of(described: Mapping[str, Any]) -> _Camera | None:
+def _from_json(described: Mapping[str, Any]) -> _StreamKV | None:
     """The inverse of :func:`_described`, frames yet to be found; None where nothing was."""
     try:
         held = {
-            int(each["pts"]): _Held(
+            int(each["pts"]): _FrameKV(
                 None, str(each["content"]), str(each["key"]), int(each["first"]), np.array(each["computed"], np.int64)
             )
             for each in described["frames"]
         }
-        return _Camera(held, next_token=int(described["next_token"]), first_token=int(described["first_token"]))
+        return _StreamKV(held, next_token=int(described["next_token"]), first_token=int(described["first_token"]))
     except (ValueError, KeyError, TypeError):
         return None

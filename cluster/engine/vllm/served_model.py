@@ -39,7 +39,7 @@ class ServedModel:
     kv_bytes: int
 
 
-def serve_folder(model: VisionLanguageModel, folder: Path, head_sizes: Sequence[int] | None) -> ServedModel:
+def write_model_folder(model: VisionLanguageModel, folder: Path, head_sizes: Sequence[int] | None) -> ServedModel:
     """Write into ``folder`` what vLLM needs to serve ``model`` and its own checkpoint does not have.
 
     Args:
@@ -57,15 +57,15 @@ def serve_folder(model: VisionLanguageModel, folder: Path, head_sizes: Sequence[
             f"and this model's is {config.model_type!r}; use engine native"
         )
     head = _head(config)
-    wide = head_for(config, head_sizes)
+    wide = padded_head_size(config, head_sizes)
     checkpoint = str(getattr(model.model, "name_or_path", "") or "")
     body = text_config(model)
     if wide != head:
-        body |= widened_config(config, wide)
+        body |= pad_config(config, wide)
     if wide != head or model.random_weights or not checkpoint:
         tensors = language_weights(model)
         if wide != head:
-            tensors = widened(tensors, config, wide)
+            tensors = pad_weights(tensors, config, wide)
         save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
         checkpoint = str(folder)
     (folder / "config.json").write_text(json.dumps(body, indent=2), encoding="utf-8")
@@ -73,7 +73,7 @@ def serve_folder(model: VisionLanguageModel, folder: Path, head_sizes: Sequence[
     return ServedModel(checkpoint, folder, body["hidden_size"], kv_bytes)
 
 
-def head_for(config: Any, sizes: Sequence[int] | None) -> int:
+def padded_head_size(config: Any, sizes: Sequence[int] | None) -> int:
     """The smallest of ``sizes`` (ascending; ``None``: any) that a language model's heads fit into.
 
     Raises:
@@ -98,7 +98,7 @@ def language_weights(model: VisionLanguageModel) -> dict[str, Tensor]:
     return {name: value.detach().cpu().clone().contiguous() for name, value in tensors.items()}
 
 
-def widened(tensors: dict[str, Tensor], config: Any, head: int) -> dict[str, Tensor]:
+def pad_weights(tensors: dict[str, Tensor], config: Any, head: int) -> dict[str, Tensor]:
     """Weights of the same function with heads of ``head`` instead of ``d``, and a residual stream wider in proportion.
 
     What is added is zero. Rotary pairs (i, i + d/2) move to (i, i + head/2), where the configuration's larger base
@@ -142,7 +142,7 @@ def widened(tensors: dict[str, Tensor], config: Any, head: int) -> dict[str, Ten
     return out
 
 
-def widened_config(config: Any, head: int) -> dict[str, Any]:
+def pad_config(config: Any, head: int) -> dict[str, Any]:
     """What changes in a configuration with heads of ``head``; see :func:`widened`."""
     old = _head(config)
     hidden = config.num_attention_heads * head

@@ -71,7 +71,7 @@ class VllmSettings:
     timeout_s: float = 60.0
     restarts: int = 2
 
-    def checked(self) -> VllmSettings:
+    def validated(self) -> VllmSettings:
         """Itself, if vLLM is there in a version that is tested and knows all arguments.
 
         Raises:

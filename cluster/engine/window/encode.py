@@ -15,13 +15,13 @@ from cluster.models.base import FrameTokens, PatchBatch, VisionLanguageModel
 CALL_PATCHES = 16384
 
 
-def batch_of(frame: StreamFrame) -> PatchBatch:
+def patch_batch(frame: StreamFrame) -> PatchBatch:
     """A pending frame's patches for the tower."""
     assert frame.patches is not None
-    return PatchBatch(torch.from_numpy(frame.patches), cells_of(frame), frame.grid)
+    return PatchBatch(torch.from_numpy(frame.patches), frame_cells(frame), frame.grid)
 
 
-def cells_of(frame: StreamFrame) -> Tensor:
+def frame_cells(frame: StreamFrame) -> Tensor:
     """Kept cells ``[t, 2]`` int64 of a frame on the merged grid, row-major."""
     merge = frame.grid.merge
     return torch.from_numpy(np.argwhere(frame.mask[::merge, ::merge]))
@@ -35,7 +35,7 @@ def encode_pending(model: VisionLanguageModel, frames: Iterable[StreamFrame]) ->
     pending = [frame for frame in frames if frame.tokens is None]
     flops: dict[int, int] = {}
     for call in _calls(pending):
-        batches = [batch_of(frame) for frame in call]
+        batches = [patch_batch(frame) for frame in call]
         for frame, batch, tokens in zip(call, batches, model.encode(batches), strict=True):
             # A copy: the call's result is one tensor, which a single frame kept from it would hold whole. Cells are
             # for planning, which happens on the host.

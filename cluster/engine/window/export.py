@@ -22,7 +22,7 @@ from cluster.engine.window.kv import KVSlab
 from cluster.engine.window.stream import LastWindow, Stream, StreamCounters, StreamFrame
 from cluster.engine.window.windows import WindowClock, WindowSpan
 from cluster.errors import ModelError
-from cluster.memory.manifest import header_of
+from cluster.memory.manifest import read_header
 from cluster.models.base import FrameTokens, VisionLanguageModel
 from cluster.types import Answer, PatchGrid, Question, StreamSpec, Timing, TokenCount
 
@@ -65,7 +65,7 @@ class Snapshot:
 
 def snapshot(stream: Stream, fingerprint: str) -> Snapshot:
     """The state of one stream; ``fingerprint`` is that of the model it was computed with."""
-    k, v = stream.kv.stretch()
+    k, v = stream.kv.live_kv()
     # Slots of a window that broke off, or of questions, are not part of the stretch: what is dumped is committed.
     tensors: dict[str, Tensor] = {}
     for number, frame in enumerate(stream.frames):
@@ -130,7 +130,7 @@ def load(state: bytes, spec: StreamSpec, kv: KVSlab, fingerprint: str) -> Stream
 
 def _header(state: bytes) -> dict[str, Any]:
     try:
-        return header_of(state)
+        return read_header(state)
     except (ValueError, KeyError, TypeError) as error:
         raise ModelError(f"not the state of a stream: {error}") from error
 
@@ -171,7 +171,7 @@ def _fill(kv: KVSlab, k: Tensor, v: Tensor) -> None:
     length = k.shape[2]
     kv.reserve(0, length)
     kv.length = length
-    held_k, held_v = kv.stretch()
+    held_k, held_v = kv.live_kv()
     held_k.copy_(k)
     held_v.copy_(v)
 

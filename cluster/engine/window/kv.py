@@ -50,7 +50,7 @@ class KVSlab:
         """Forget everything; the memory stays."""
         self.start = self.length = 0
 
-    def drop(self, count: int) -> None:
+    def drop_slots(self, count: int) -> None:
         """The oldest ``count`` slots are given up.
 
         Raises:
@@ -82,13 +82,13 @@ class KVSlab:
         grown[:, :, front : front + self.length] = tensor[:, :, self.start : self.start + self.length]
         return grown
 
-    def put_front(self, k: Tensor, v: Tensor) -> None:
+    def prepend(self, k: Tensor, v: Tensor) -> None:
         """Copy ``k, v [L, Hkv, s, d]`` into the ``s`` slots before the stretch."""
         front = self.start - k.shape[2]
         self.k[:, :, front : self.start] = k
         self.v[:, :, front : self.start] = v
 
-    def stretch(self) -> tuple[Tensor, Tensor]:
+    def live_kv(self) -> tuple[Tensor, Tensor]:
         """``K, V [L, Hkv, length, d]`` of the frames held, as views."""
         held = slice(self.start, self.start + self.length)
         return self.k[:, :, held], self.v[:, :, held]

@@ -55,7 +55,7 @@ class Tail:
         return self.start + self.tokens + self.reserved
 
 
-def runs_of(slots: IntArray, row: int = 0) -> list[Run]:
+def causal_runs(slots: IntArray, row: int = 0) -> list[Run]:
     """Ascending slots ``[n]`` -> their runs of neighbours ``[s, e)``, each attending causally to ``[0, e)``.
 
     ``row`` is that of the first slot.
@@ -81,7 +81,7 @@ def prefix_order(system: int, computed: BoolArray, slots: int) -> IntArray:
     return np.concatenate((np.arange(system), visual, np.arange(system + len(computed), slots)))
 
 
-def tails_of(first: int, tokens: Sequence[int], reserved: Sequence[int]) -> list[Tail]:
+def question_tails(first: int, tokens: Sequence[int], reserved: Sequence[int]) -> list[Tail]:
     """Questions of these lengths, one after the other from slot ``first``."""
     tails: list[Tail] = []
     for count, more in zip(tokens, reserved, strict=True):
@@ -100,6 +100,6 @@ def question_runs(window: int, tails: Sequence[Tail]) -> list[Run]:
     return runs
 
 
-def evenly(count: int, size: int) -> IntArray:
+def spread_evenly(count: int, size: int) -> IntArray:
     """``size`` of ``count`` indices, ascending, spread as evenly as integers allow."""
     return ((np.arange(size, dtype=np.int64) * 2 + 1) * count) // (2 * size) if size else np.zeros(0, np.int64)

@@ -34,7 +34,7 @@ class YesNoScore:
         return torch.sigmoid(margin / self.temperature + self.bias)
 
 
-def score_of(
+def make_score(
     model: VisionLanguageModel,
     yes: Sequence[int],
     no: Sequence[int],
@@ -51,7 +51,7 @@ def score_of(
     return YesNoScore(yes, no, temperature=temperature, bias=bias, device=device)
 
 
-def end_tokens(model: VisionLanguageModel) -> frozenset[int]:
+def end_token_ids(model: VisionLanguageModel) -> frozenset[int]:
     """Ids that end an answer, from the tokenizer and the checkpoint's generation settings."""
     settings = getattr(model.model, "generation_config", None)
     found: set[int] = set()

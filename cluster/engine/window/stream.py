@@ -11,7 +11,7 @@ import torch
 from cluster.engine.base import WindowRequest
 from cluster.engine.window.kv import KVSlab
 from cluster.engine.window.planner import BoolArray, IntArray
-from cluster.engine.window.windows import WindowClock, WindowSpan, opening, place, reach
+from cluster.engine.window.windows import WindowClock, WindowSpan, covered_until, opening_index, window_time
 from cluster.memory.head_memory import KVChunk, KVSink
 from cluster.models.base import FrameSpan, FrameTokens
 from cluster.types import MICROSECONDS, Answer, BoolGrid, FrameSample, PatchGrid, Question, StreamSpec, UInt8Array
@@ -60,8 +60,8 @@ class StreamFrame:
         )
 
     @property
-    def place(self) -> int:
-        return place(self)
+    def window_time(self) -> int:
+        return window_time(self)
 
     @property
     def moving(self) -> bool:
@@ -123,13 +123,13 @@ class Stream:
     newest: int | None = None
     counters: StreamCounters = field(default_factory=StreamCounters)
     # Who is handed the KV of frames that no window to come can hold.
-    leave: KVSink | None = None
+    kv_sink: KVSink | None = None
 
     # -- frames in ------------------------------------------------------------------------------------
     def push(self, sample: FrameSample, arrived_s: float) -> list[WindowRequest]:
         """See ``Engine.push``."""
         if self.newest is None or sample.fresh or (sample.gap and not self._follows(sample)):
-            self.forget()
+            self.reset()
             self.clock.restart(sample.pts)
         elif sample.pts <= self.newest:
             raise ValueError(
@@ -137,10 +137,10 @@ class Stream:
                 "send frames in order, or mark the first one of a restarted clock as fresh"
             )
         frame = StreamFrame.of(sample)
-        closed = self.clock.close(frame.place, reach(self.frames[-1]) if self.frames else None)
+        closed = self.clock.close(frame.window_time, covered_until(self.frames[-1]) if self.frames else None)
         self.frames.append(frame)
         self.newest = frame.pts
-        until = frame.place + frame.duration
+        until = frame.window_time + frame.duration
         closed += self.clock.close(until, until)
         return self._request(closed, arrived_s)
 
@@ -152,7 +152,7 @@ class Stream:
 
     def flush(self, arrived_s: float) -> list[WindowRequest]:
         """See ``Engine.flush``: the window ends where its last frame does."""
-        if not self.frames or (self.frames[-1].place < self.clock.end - self.clock.stride):
+        if not self.frames or (self.frames[-1].window_time < self.clock.end - self.clock.stride):
             return []
         frame = self.frames[-1]
         span = WindowSpan(self.clock.number, self.clock.start, frame.pts + frame.duration)
@@ -165,11 +165,11 @@ class Stream:
         # A window one whole window behind the newest is no longer answered, so that memory is bounded.
         while self.outstanding and self.outstanding[0].end <= self.outstanding[-1].end - self.clock.window:
             del self.outstanding[0]
-        self.trim()
+        self.drop_expired_frames()
         return [WindowRequest(self.spec.stream, s.number, s.start, s.end, arrived_s) for s in closed]
 
     # -- windows --------------------------------------------------------------------------------------
-    def take(self, request: WindowRequest) -> bool:
+    def claim_window(self, request: WindowRequest) -> bool:
         """Whether this window can still be answered; those before it no longer can."""
         while self.outstanding and self.outstanding[0].number < request.window:
             del self.outstanding[0]
@@ -181,15 +181,15 @@ class Stream:
 
     def window_frames(self, start: int, end: int) -> list[StreamFrame]:
         """The frames of a window, from the one it opens at."""
-        first = opening(self.frames, start)
-        return [frame for frame in self.frames[first:] if frame.place < end]
+        first = opening_index(self.frames, start)
+        return [frame for frame in self.frames[first:] if frame.window_time < end]
 
-    def commit(self, window: int, frames: Sequence[StreamFrame], computed: BoolArray) -> None:
+    def record_computed(self, window: int, frames: Sequence[StreamFrame], computed: BoolArray) -> None:
         """After a window was computed, whose ``frames`` are the oldest here: they have KV, and each token that was
         ``computed [t]`` knows under which context."""
         for frame in frames:
             if frame.computed is None:
-                count = len(tokens_of(frame))
+                count = len(encoded_tokens(frame))
                 frame.first, frame.computed = self.next_token, np.zeros((3, count), np.int64)
                 self.next_token += count
         context = np.array([[window], [frames[0].first], [frames[0].pts]])
@@ -201,31 +201,31 @@ class Stream:
             start = stop
         self.kv.length = start
 
-    def trim(self) -> None:
+    def drop_expired_frames(self) -> None:
         """Let go of frames that no window to come can hold."""
         start = self.outstanding[0].start if self.outstanding else self.clock.start
-        self.drop(opening(self.frames, start))
+        self.drop_frames(opening_index(self.frames, start))
 
-    def drop(self, count: int) -> None:
+    def drop_frames(self, count: int) -> None:
         """Let go of the oldest ``count`` frames and their KV."""
         gone, self.frames = self.frames[:count], self.frames[count:]
-        self._hand_on(gone)
-        self.kv.drop(sum(len(frame.tokens) for frame in gone if frame.has_kv and frame.tokens is not None))
-        moving = [frame.place for frame in gone if frame.moving]
+        self._emit_kv(gone)
+        self.kv.drop_slots(sum(len(frame.tokens) for frame in gone if frame.has_kv and frame.tokens is not None))
+        moving = [frame.window_time for frame in gone if frame.moving]
         if moving:
             self.last_motion_dropped = moving[-1]
 
-    def _hand_on(self, gone: Sequence[StreamFrame]) -> None:
+    def _emit_kv(self, gone: Sequence[StreamFrame]) -> None:
         """Give the oldest frames' KV to whoever keeps it; those that no window computed have none."""
-        if self.leave is None:
+        if self.kv_sink is None:
             return
-        for chunk in chunks_of(self.spec.stream, gone, self.kv):
-            self.leave(chunk)
+        for chunk in kv_chunks(self.spec.stream, gone, self.kv):
+            self.kv_sink(chunk)
 
     # -- forgetting -----------------------------------------------------------------------------------
-    def forget(self) -> None:
+    def reset(self) -> None:
         """The stream begins afresh: nothing before counts, window numbers go on."""
-        self._hand_on(self.frames)
+        self._emit_kv(self.frames)
         self.frames = []
         self.outstanding.clear()
         self.kv.clear()
@@ -235,16 +235,16 @@ class Stream:
         self.last_motion_dropped = None
         self.newest = None
 
-    def forget_before(self, pts: int | None) -> None:
+    def delete_frames_before(self, pts: int | None) -> None:
         """Let go of frames before ``pts`` (None: of all) and of their KV, and hand it to nobody."""
-        leave, self.leave = self.leave, None
+        kv_sink, self.kv_sink = self.kv_sink, None
         if pts is None:
-            self.forget()
+            self.reset()
         else:
-            self.drop(sum(frame.pts < pts for frame in self.frames))
-        self.leave = leave
+            self.drop_frames(sum(frame.pts < pts for frame in self.frames))
+        self.kv_sink = kv_sink
 
-    def lose_kv(self) -> None:
+    def invalidate_kv(self) -> None:
         """A computation broke off halfway: what it wrote cannot be told from what was there, so compute all again."""
         self.first_token = self.next_token
         self.kv.clear()
@@ -256,9 +256,9 @@ class Stream:
         return self.kv.nbytes + sum(frame.nbytes for frame in self.frames)
 
 
-def chunks_of(stream: str, frames: Sequence[StreamFrame], kv: KVSlab) -> Iterator[KVChunk]:
+def kv_chunks(stream: str, frames: Sequence[StreamFrame], kv: KVSlab) -> Iterator[KVChunk]:
     """The oldest ``frames`` of ``kv`` as they are handed on; those without KV or without a token are passed over."""
-    key, value = kv.stretch()
+    key, value = kv.live_kv()
     first = 0
     for frame in frames:
         if not frame.has_kv or frame.tokens is None:
@@ -280,13 +280,13 @@ def _owned(array: UInt8Array) -> UInt8Array:
     return array if array.base is None and array.flags.writeable else array.copy()
 
 
-def tokens_of(frame: StreamFrame) -> FrameTokens:
+def encoded_tokens(frame: StreamFrame) -> FrameTokens:
     """Tokens of a frame that went through the tower."""
     assert frame.tokens is not None
     return frame.tokens
 
 
-def spans_of(frames: Sequence[StreamFrame], *, after_s: float = 0.0, after_slots: int = 0) -> list[FrameSpan]:
+def frame_spans(frames: Sequence[StreamFrame], *, after_s: float = 0.0, after_slots: int = 0) -> list[FrameSpan]:
     """Places of a window's frames, behind ``after_s`` seconds and ``after_slots`` slots of what stands before it.
 
     Slots count frames: those of a camera whose rate changes, or that lost some, still ascend by whole frames.
@@ -295,7 +295,7 @@ def spans_of(frames: Sequence[StreamFrame], *, after_s: float = 0.0, after_slots
         FrameSpan(
             time_s=after_s + (frame.pts - frames[0].pts) / MICROSECONDS,
             slot=after_slots + number,
-            cells=tokens_of(frame).cells,
+            cells=encoded_tokens(frame).cells,
             grid=frame.grid,
         )
         for number, frame in enumerate(frames)

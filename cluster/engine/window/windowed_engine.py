@@ -78,7 +78,7 @@ class StepStats:
 
 
 @dataclass(slots=True, eq=False)
-class Work:
+class WindowWork:
     """A window on its way through a step; ``encoded``: visual tokens that the tower has yet to make."""
 
     stream: Stream
@@ -89,7 +89,7 @@ class Work:
 
 
 @dataclass(frozen=True, slots=True)
-class Computed:
+class ComputedWindow:
     """What an engine made of one :class:`Work`.
 
     * ``scores``, ``texts``: by question; a text is ``None`` where no explanation was asked for
@@ -122,12 +122,12 @@ class WindowedEngine(ABC):
         self._streams: dict[str, Stream] = {}
         self._fingerprint: str | None = None
         # Who is handed the KV of frames that leave their stream's window.
-        self._leave: KVSink | None = None
+        self._kv_sink: KVSink | None = None
         # Text tokens around a frame's visual ones; known once a frame was encoded.
         self._frame_text = 0
 
     @abstractmethod
-    def _compute(self, work: Sequence[Work]) -> tuple[list[Computed], tuple[float, float, float]]:
+    def _compute(self, work: Sequence[WindowWork]) -> tuple[list[ComputedWindow], tuple[float, float, float]]:
         """Compute a batch, of one window per stream; seconds of tower, plan and language model for all of them."""
 
     def _encode_frames(self, frames: Sequence[StreamFrame]) -> Mapping[int, int]:
@@ -158,7 +158,7 @@ class WindowedEngine(ABC):
         held = self._streams.get(spec.stream)
         if held is not None:
             held.spec = spec
-            held.clock.reshape(*_lengths(spec))
+            held.clock.change_lengths(*_lengths(spec))
             return False
         if saved is not None:
             try:
@@ -166,7 +166,7 @@ class WindowedEngine(ABC):
                 return False
             except ModelError as error:
                 log.warning("camera %s begins anew: %s", spec.stream, error)
-        self._streams[spec.stream] = Stream(spec, self._slab(), WindowClock(*_lengths(spec)), leave=self._leave)
+        self._streams[spec.stream] = Stream(spec, self._slab(), WindowClock(*_lengths(spec)), kv_sink=self._kv_sink)
         return True
 
     def evict(self, stream: str, *, save: bool = True) -> None:  # noqa: ARG002
@@ -218,8 +218,8 @@ class WindowedEngine(ABC):
         """See ``Engine.import_stream``; a stream of that name is replaced."""
         self._check(spec)
         taken = export.load(state, spec, self._slab(), self.fingerprint)
-        taken.leave = self._leave
-        taken.clock.reshape(*_lengths(spec))
+        taken.kv_sink = self._kv_sink
+        taken.clock.change_lengths(*_lengths(spec))
         self._streams[spec.stream] = taken
 
     # -- windows --------------------------------------------------------------------------------------
@@ -232,22 +232,22 @@ class WindowedEngine(ABC):
         if len(set(names)) < len(names):
             raise ValueError("a step takes at most one window per stream")
         answers: dict[str, list[Answer]] = {}
-        work: list[Work] = []
+        work: list[WindowWork] = []
         gated = expired = 0
         for request in requests:
             stream = self._streams.get(request.stream)
-            if stream is None or not stream.take(request):
+            if stream is None or not stream.claim_window(request):
                 expired += 1
                 continue
             frames = stream.window_frames(request.start, request.end)
-            last = _standing(stream, request)
+            last = _last_valid_answers(stream, request)
             if last is not None:
                 gated += 1
                 stream.counters.gated += 1
                 answers[request.stream] = self._repeat(last, request, frames, started)
             elif frames:
                 pending = sum(frame.size for frame in frames if frame.tokens is None)
-                work.append(Work(stream, request, frames, pending))
+                work.append(WindowWork(stream, request, frames, pending))
         try:
             computed, seconds = self._compute(work) if work else ([], (0.0, 0.0, 0.0))
         except BaseException:
@@ -260,11 +260,11 @@ class WindowedEngine(ABC):
             timing = _timing(each.request, started, *seconds)
             answers[each.request.stream] = self._answer(each, done, timing)
             windows.append(self._window_stats(each, done, timing))
-            each.stream.trim()
+            each.stream.drop_expired_frames()
         self.stats = StepStats(tuple(windows), gated, expired)
         return [answer for request in requests for answer in answers.get(request.stream, [])]
 
-    def _encode(self, work: Sequence[Work]) -> None:
+    def _encode(self, work: Sequence[WindowWork]) -> None:
         frames = [frame for each in work for frame in each.frames]
         flops = self._encode_frames(frames)
         for each in work:
@@ -273,7 +273,7 @@ class WindowedEngine(ABC):
         if text:
             self._frame_text = text[0]
 
-    def _answer(self, each: Work, done: Computed, timing: Timing) -> list[Answer]:
+    def _answer(self, each: WindowWork, done: ComputedWindow, timing: Timing) -> list[Answer]:
         """Answers of a computed window, which is its stream's last one from here on."""
         stream, request = each.stream, each.request
         given = [
@@ -285,7 +285,7 @@ class WindowedEngine(ABC):
         stream.counters.computed += 1
         return given
 
-    def _window_stats(self, each: Work, done: Computed, timing: Timing) -> WindowStats:
+    def _window_stats(self, each: WindowWork, done: ComputedWindow, timing: Timing) -> WindowStats:
         return WindowStats(
             stream=each.request.stream,
             window=each.request.window,
@@ -331,7 +331,7 @@ class WindowedEngine(ABC):
         if held is None:
             return DeletedMemory(0, 0)
         frames, nbytes, newest = len(held.frames), held.nbytes, held.newest
-        held.forget_before(None if ago_s is None or newest is None else newest - round(ago_s * MICROSECONDS))
+        held.delete_frames_before(None if ago_s is None or newest is None else newest - round(ago_s * MICROSECONDS))
         return DeletedMemory(frames - len(held.frames), nbytes - held.nbytes)
 
     def memory_status(self, stream: str) -> MemoryStatus:
@@ -343,7 +343,7 @@ def _lengths(spec: StreamSpec) -> tuple[int, int]:
     return round(spec.window_s * MICROSECONDS), round(spec.stride_s * MICROSECONDS)
 
 
-def _standing(stream: Stream, request: WindowRequest) -> LastWindow | None:
+def _last_valid_answers(stream: Stream, request: WindowRequest) -> LastWindow | None:
     """The static gate: the window whose answers still stand for this request, ``None`` if it must be computed.
 
     They stand when nothing changed in any frame since that window's end, anchors included, the questions are the same,
@@ -356,7 +356,7 @@ def _standing(stream: Stream, request: WindowRequest) -> LastWindow | None:
         return None
     if stream.last_motion_dropped is not None and stream.last_motion_dropped >= last.end:
         return None
-    since = [frame for frame in stream.frames if last.end <= frame.place < request.end]
+    since = [frame for frame in stream.frames if last.end <= frame.window_time < request.end]
     return last if since and not any(frame.moving for frame in since) else None
 
 

@@ -34,7 +34,7 @@ class Timed(Protocol):
     def complete(self) -> bool: ...
 
 
-def slack(duration: int) -> int:
+def clock_tolerance(duration: int) -> int:
     """How far a timestamp may be off: an eighth of the time a frame stands for.
 
     A camera's clock is rounded (90 kHz ticks, 29.97 frames a second): a frame due at 8 s may carry 7.999989 s, and
@@ -43,14 +43,14 @@ def slack(duration: int) -> int:
     return duration // 8
 
 
-def place(frame: Timed) -> int:
+def window_time(frame: Timed) -> int:
     """Where a frame counts as being: it belongs to the windows with ``start <= place < end``."""
-    return frame.pts + slack(frame.duration)
+    return frame.pts + clock_tolerance(frame.duration)
 
 
-def reach(frame: Timed) -> int:
+def covered_until(frame: Timed) -> int:
     """Until when a frame is surely video: what lies beyond is of a stride that it does not reach into by rounding."""
-    return frame.pts + frame.duration - slack(frame.duration)
+    return frame.pts + frame.duration - clock_tolerance(frame.duration)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,7 @@ class WindowClock:
         self.origin = origin
         self.end = origin + self.stride
 
-    def reshape(self, window: int, stride: int) -> None:
+    def change_lengths(self, window: int, stride: int) -> None:
         """Other lengths from here on; the next window ends one new stride after the last closed one."""
         self.end += stride - self.stride
         self.window, self.stride = window, stride
@@ -105,7 +105,7 @@ class WindowClock:
         return closed
 
 
-def opening(frames: Sequence[Timed], start: int) -> int:
+def opening_index(frames: Sequence[Timed], start: int) -> int:
     """Index of the frame a window from ``start`` opens at: the last complete one at or before it.
 
     Without one within ``LOOKBACK``, the first frame at or after ``start``; ``len(frames)`` when there is none.
@@ -113,9 +113,9 @@ def opening(frames: Sequence[Timed], start: int) -> int:
     found: int | None = None
     first: int | None = None
     for index, frame in enumerate(frames):
-        if first is None and place(frame) >= start:
+        if first is None and window_time(frame) >= start:
             first = index
-        if frame.pts - slack(frame.duration) > start:
+        if frame.pts - clock_tolerance(frame.duration) > start:
             break
         if frame.complete and frame.pts >= start - LOOKBACK:
             found = index

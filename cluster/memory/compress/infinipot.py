@@ -1,4 +1,4 @@
-"""InfiniPot (papers: infinipot-v, B.3 and [21]): what a proxy prompt attends to, and the newest share."""
+"""InfiniPot (papers: infinipot-v, B.3 and [21]): attention of a proxy prompt, plus the newest share."""
 
 from __future__ import annotations
 

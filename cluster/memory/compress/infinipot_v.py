@@ -1,4 +1,4 @@
-"""InfiniPot-V (papers: algorithm 2): what is unlike the recent frames at its place, then what has large values."""
+"""InfiniPot-V (papers: algorithm 2): temporal redundancy (TaR), then value norm (VaN)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One cluster per frame, as ReKV has it."""
+"""One cluster per frame (ReKV)."""
 
 from __future__ import annotations
 

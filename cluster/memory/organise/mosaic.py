@@ -1,4 +1,4 @@
-"""Mosaic's clusters (sections V and VI): by direction inside a visual partition, split when they become too wide."""
+"""Mosaic clusters (sections V and VI): cosine clusters within a visual partition, split when their variance grows."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from cluster.memory.organise import Members, NewTokens, Organiser
 
 
 class VisualPartitions:
-    """Online k-means by cosine over one embedding per frame.
+    """Online k-means by cosine similarity over one embedding per frame.
 
     A frame joins the partition whose centre is most like it; one that is like none of them founds a partition, as long
     as there are not too many. Centres are means of unit vectors.
@@ -40,7 +40,7 @@ class VisualPartitions:
         return len(self.count)
 
     def add(self, embedding: Tensor) -> int:
-        """Number of the partition that a frame of this ``embedding [D]`` belongs to, 0 or more."""
+        """Partition number of a frame with this ``embedding [D]``."""
         unit = normalize(embedding.float().to(self.summed.device), dim=0)
         likeness = normalize(self.summed, dim=1) @ unit
         if not len(self) or (len(self) < self.limit and float(likeness.amax()) < self.similarity):
@@ -53,7 +53,7 @@ class VisualPartitions:
         return number
 
     def state(self) -> dict[str, Tensor]:
-        """Everything, options too; copies."""
+        """Tensors by name, options included; copies."""
         return {
             "summed": self.summed.clone(),
             "count": self.count.clone(),
@@ -63,7 +63,7 @@ class VisualPartitions:
 
     @classmethod
     def restore(cls, state: Mapping[str, Tensor]) -> VisualPartitions:
-        """The partitions whose ``state()`` this is."""
+        """Inverse of :meth:`state`."""
         made = cls(state["summed"].shape[1], limit=int(state["limit"]), similarity=float(state["similarity"]))
         made.summed, made.count = state["summed"].clone(), state["count"].clone()
         return made
@@ -76,7 +76,7 @@ _SAME = 1e-6
 
 
 def two_means(key: Tensor, weight: Tensor, group: Tensor, groups: int) -> Tensor:
-    """Divide each group of points by direction into two parts, each nearer to its own mean direction.
+    """Split each group of points in two by direction, each part nearer to its own mean direction.
 
     Begins with the point least like the mean and the point least like that one, so that nothing is left to chance.
 
@@ -247,7 +247,7 @@ class Mosaic(Organiser):
         leave = self._division(cluster, wide, around)
         if leave is None:
             return None
-        new = table.divide(cluster, leave, key, value, place, frame)
+        new = table.split_cluster(cluster, leave, key, value, place, frame)
         self.splits += 1
         for part in (cluster, new):
             self.pending[part] = self._invalid(table.variance[part], table.mean[part], table.count[part])

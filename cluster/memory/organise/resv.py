@@ -1,4 +1,4 @@
-"""ReSV's clusters (V-Rex, section 4): keys whose hash bits are near each other."""
+"""ReSV clusters (V-Rex, section 4): keys within a Hamming distance of a founder's hash."""
 
 from __future__ import annotations
 

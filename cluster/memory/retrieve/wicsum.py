@@ -1,4 +1,4 @@
-"""WiCSum (V-Rex, section 4): as many clusters as hold a share of the attention, and no fixed number."""
+"""WiCSum (V-Rex, section 4): as many clusters as hold a share of the expected attention."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _FIRST = 16
 
 
 class WiCSum(Retriever):
-    """As many clusters as hold more than a share of the attention that the question is expected to give.
+    """Selects the clusters that hold more than a share of the expected attention.
 
     Args:
         ratio: the share, 0 to 1; at 1 everything is taken.

@@ -1,4 +1,4 @@
-"""Memory reserved in slabs and handed out in cells of a few sizes, so that it neither moves nor grows past its cap."""
+"""Slab allocator: cells of a few sizes in reserved memory that neither moves nor grows past its cap."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ from cluster.vision.pruners.cells import any_in_group
 
 
 @dataclass(frozen=True, slots=True)
-class Decision:
+class PruneDecision:
     """What to keep of one sample.
 
     * ``mask`` ``[rows, cols]`` bool: cells to encode, always whole ``merge x merge`` groups
@@ -40,7 +40,7 @@ class Pruner(ABC):
     """The parameter that the quality ladder raises to keep less; empty where there is none."""
 
     @abstractmethod
-    def prune(self, frame: SampledPicture) -> Decision:
+    def prune(self, frame: SampledPicture) -> PruneDecision:
         """Decide on the next sample, in order of time.
 
         Anchors and random access samples keep everything. The latter, or one on another grid, forget all state first.
@@ -66,11 +66,11 @@ def make_pruner(name: str, options: Mapping[str, float] | None = None) -> Pruner
     return policy(**(options or {}))
 
 
-def everything(frame: SampledPicture) -> BoolGrid:
+def keep_everything(frame: SampledPicture) -> BoolGrid:
     """The mask that keeps all cells of ``frame``."""
     return np.ones((frame.grid.rows, frame.grid.cols), dtype=np.bool_)
 
 
-def share_of_groups(changed: BoolGrid, merge: int) -> float:
+def changed_group_share(changed: BoolGrid, merge: int) -> float:
     """Share of groups with at least one changed cell, 0..1."""
     return float(any_in_group(changed, merge).mean())

@@ -22,13 +22,13 @@ class Exposure:
     offset: float = 0.0
 
     @property
-    def negligible(self) -> bool:
+    def is_identity(self) -> bool:
         """No grey level moves by half a level or more."""
         return max(abs(self.offset), abs(255 * (self.gain - 1) + self.offset)) < 0.5
 
     def apply(self, luma: UInt8Array) -> UInt8Array:
         """``luma`` as the reference exposure would have shown it, same shape."""
-        if self.negligible:
+        if self.is_identity:
             return luma
         levels = np.arange(256, dtype=np.float32) * self.gain + self.offset
         table = np.clip(np.rint(levels), 0, 255).astype(np.uint8)

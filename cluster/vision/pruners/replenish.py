@@ -9,7 +9,7 @@ from typing import ClassVar
 import numpy as np
 
 from cluster.types import BoolGrid, ChangeGrid, FloatGrid, PatchGrid, SampledPicture, UInt8Array
-from cluster.vision.pruners.base import Decision, Pruner, everything, share_of_groups
+from cluster.vision.pruners.base import PruneDecision, Pruner, changed_group_share, keep_everything
 from cluster.vision.pruners.cells import cell_means, complete_groups, dilate, neighbours
 from cluster.vision.pruners.exposure import Exposure, fit_exposure
 
@@ -78,12 +78,12 @@ class Replenish(Pruner):
 
     _memory: _Memory | None = field(default=None, init=False, repr=False)
 
-    def prune(self, frame: SampledPicture) -> Decision:
+    def prune(self, frame: SampledPicture) -> PruneDecision:
         grid = frame.grid
         means = cell_means(frame.luma, grid)
         if self._memory is None or frame.random_access or self._memory.grid != grid:
             self._memory = _Memory.of(frame, means, self.memory)
-            return Decision(everything(frame), 1.0)
+            return PruneDecision(keep_everything(frame), 1.0)
         memory = self._memory
         seen = np.ones(means.shape, np.bool_) if frame.hidden is None else ~frame.hidden
         # What is black by a mask follows no exposure.
@@ -97,13 +97,13 @@ class Replenish(Pruner):
         changed |= self._codec_says(frame.change) & suspicious
         changed &= seen
         memory.learn(difference, self.patience, seen)
-        activity = share_of_groups(changed, grid.merge)
+        activity = changed_group_share(changed, grid.merge)
         if frame.anchor:
             memory.replace(frame, cell_means(frame.luma, grid))
-            return Decision(everything(frame), activity)
+            return PruneDecision(keep_everything(frame), activity)
         mask = complete_groups(changed | (dilate(changed) & suspicious), grid.merge)
         memory.update(mask, luma, means)
-        return Decision(mask, activity)
+        return PruneDecision(mask, activity)
 
     @property
     def threshold(self) -> float:

@@ -58,7 +58,7 @@ class Side:
 
     def __init__(self, tiers: TierStack, writer: BlockWriter, engine: VllmEngine) -> None:
         self.tiers, self.writer = tiers, writer
-        self.keeper = WindowCheckpoints(tiers, writer, engine.layout.held)
+        self.keeper = WindowCheckpoints(tiers, writer, engine.layout.describe_kv)
 
     def written(self) -> None:
         """Until all that waits is in the lowest tier."""

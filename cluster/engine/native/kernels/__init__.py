@@ -47,7 +47,7 @@ def shared(tensor: Tensor, group: int) -> Tensor:
     return tensor.unsqueeze(1).expand(-1, group, -1, -1)
 
 
-def kernel_for(device: torch.device, dtype: torch.dtype, name: str | None = None) -> Kernel[Any]:
+def choose_kernel(device: torch.device, dtype: torch.dtype, name: str | None = None) -> Kernel[Any]:
     """The kernel called ``name``, or the fastest one for this device and dtype.
 
     Raises:

@@ -38,7 +38,7 @@ class Block:
         return Block(self.row, self.stop_row, self.prefix, self.tail, self.stop, visible)
 
 
-def blocks_of(runs: Sequence[Run], call_cost: int = CALL_COST) -> list[Block]:
+def make_blocks(runs: Sequence[Run], call_cost: int = CALL_COST) -> list[Block]:
     """Join neighbouring runs as long as the slots masked for it cost less than another call.
 
     Tokens scattered over a window (a random or top-k refresh) give hundreds of runs of one token. With ``n`` rows,

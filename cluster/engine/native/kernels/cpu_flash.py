@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from cluster.engine.native.kernels import Kernel, grouped, shared
-from cluster.engine.native.kernels.blocks import CALL_COST, Block, blocks_of
+from cluster.engine.native.kernels.blocks import CALL_COST, Block, make_blocks
 from cluster.engine.window.planner import Run
 
 # Each block with its additive mask [rows, stop - tail], or None for a plain causal tail.
@@ -31,7 +31,7 @@ class CPUFlashKernel(Kernel[Prepared]):
 
     def prepare(self, streams: Sequence[Sequence[Run]], like: Tensor) -> Prepared:
         return [
-            [(block, _additive(block, like.dtype)) for block in blocks_of(runs, self.call_cost)] for runs in streams
+            [(block, _additive(block, like.dtype)) for block in make_blocks(runs, self.call_cost)] for runs in streams
         ]
 
     def attend(

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from cluster.engine.native.kernels import Kernel, grouped, shared
-from cluster.engine.native.kernels.blocks import CALL_COST, Block, blocks_of
+from cluster.engine.native.kernels.blocks import CALL_COST, Block, make_blocks
 from cluster.engine.window.planner import Run
 
 # Rows of one call: bounds the mask of a whole window computed at once (10,000 slots) to a few tens of MB.
@@ -24,7 +24,7 @@ class SDPAKernel(Kernel[list[list[Block]]]):
 
     def prepare(self, streams: Sequence[Sequence[Run]], like: Tensor) -> list[list[Block]]:
         split = [[piece for run in runs for piece in _pieces(run)] for runs in streams]
-        return [[block.to(like.device) for block in blocks_of(runs, self.call_cost)] for runs in split]
+        return [[block.to(like.device) for block in make_blocks(runs, self.call_cost)] for runs in split]
 
     def attend(
         self,

@@ -43,7 +43,7 @@ class Pack:
     max_k: int
 
 
-def packs_of(streams: Sequence[Sequence[Run]], device: torch.device, limit: int = PACK_KEYS) -> list[Pack]:
+def make_packs(streams: Sequence[Sequence[Run]], device: torch.device, limit: int = PACK_KEYS) -> list[Pack]:
     """Runs of all streams, in row order, cut into packs of at most ``limit`` keys (at least one run each)."""
     packs: list[Pack] = []
     group: list[tuple[int, Run]] = []
@@ -90,7 +90,7 @@ class VarlenKernel(Kernel[list[Pack]]):
         self.limit = limit
 
     def prepare(self, streams: Sequence[Sequence[Run]], like: Tensor) -> list[Pack]:
-        return packs_of(streams, like.device, self.limit)
+        return make_packs(streams, like.device, self.limit)
 
     def attend(
         self, prepared: list[Pack], query: Tensor, keys: Sequence[Tensor], values: Sequence[Tensor], scale: float

@@ -147,13 +147,13 @@ class SightlineConnector(KVConnectorBase_V1, SupportsHMA):
     def register_kv_caches(self, kv_caches: dict[str, Tensor]) -> None:
         name, cache = next(iter(kv_caches.items()))
         layer = self._vllm_config.compilation_config.static_forward_context[name]
-        self.worker.register(kv_caches, paged_kv(layer, cache))
+        self.worker.register_caches(kv_caches, paged_kv(layer, cache))
 
     def bind_connector_metadata(self, connector_metadata: KVConnectorMetadata) -> None:
         """The step begins here: in one that only saves, ``start_load_kv`` comes after the forward pass."""
         super().bind_connector_metadata(connector_metadata)
         assert isinstance(connector_metadata, StepJobs)
-        self.worker.begin(connector_metadata)
+        self.worker.begin_step(connector_metadata)
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:  # noqa: ARG002
         return
@@ -165,13 +165,13 @@ class SightlineConnector(KVConnectorBase_V1, SupportsHMA):
         self.worker.save_layer(layer_name)
 
     def wait_for_save(self) -> None:
-        self.worker.end()
+        self.worker.end_step()
 
     def get_block_ids_with_load_errors(self) -> set[int]:
-        return self.worker.take_errors()
+        return self.worker.pop_errors()
 
     def build_connector_worker_meta(self) -> StepReport | None:
-        return self.worker.take_report()
+        return self.worker.pop_report()
 
     def _rotary(self) -> Rotary:
         """The rotary table that the model's own layers use: vLLM keeps one per set of arguments."""
@@ -190,10 +190,10 @@ class SightlineConnector(KVConnectorBase_V1, SupportsHMA):
 
     # -- in the scheduler -------------------------------------------------------------------------
     def get_num_new_matched_tokens(self, request: Request, num_computed_tokens: int) -> tuple[int | None, bool]:
-        return self.scheduler.matched(request, num_computed_tokens), False
+        return self.scheduler.match_request(request, num_computed_tokens), False
 
     def update_state_after_alloc(self, request: Request, blocks: KVCacheBlocks, num_external_tokens: int) -> None:
-        self.scheduler.allocated(request, list(blocks.get_block_ids()[0]), num_external_tokens)
+        self.scheduler.on_allocated(request, list(blocks.get_block_ids()[0]), num_external_tokens)
 
     def build_connector_meta(self, scheduler_output: SchedulerOutput) -> StepJobs:
         scheduled = scheduler_output.num_scheduled_tokens
@@ -204,22 +204,22 @@ class SightlineConnector(KVConnectorBase_V1, SupportsHMA):
         running = scheduler_output.scheduled_cached_reqs
         for name, tokens in zip(running.req_ids, running.num_computed_tokens, strict=True):
             computed[name] = tokens + scheduled[name]
-        return self.scheduler.jobs(computed, self._blocks_of)
+        return self.scheduler.make_jobs(computed, self._blocks_of)
 
     def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
         report = connector_output.kv_connector_worker_meta
         if isinstance(report, StepReport):
-            self.scheduler.told(report)
+            self.scheduler.apply_report(report)
 
     def request_finished(self, request: Request, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:  # noqa: ARG002
-        return False, self.scheduler.finished(request)
+        return False, self.scheduler.on_finished(request)
 
     def request_finished_all_groups(
         self,
         request: Request,
         block_ids: tuple[list[int], ...],  # noqa: ARG002
     ) -> tuple[bool, dict[str, Any] | None]:
-        return False, self.scheduler.finished(request)
+        return False, self.scheduler.on_finished(request)
 
     def _blocks_of(self, request: str) -> list[int]:
         assert self._kv_cache_manager is not None
@@ -229,7 +229,7 @@ class SightlineConnector(KVConnectorBase_V1, SupportsHMA):
     def get_kv_connector_stats(self) -> KVConnectorStats | None:
         if self._scheduler is None:
             return None
-        counts = self._scheduler.take_counts()
+        counts = self._scheduler.pop_counts()
         return ConnectorStats(data=dict(counts)) if counts else None
 
     @classmethod

@@ -176,7 +176,7 @@ def paged_kv(layer: Any, cache: Tensor) -> PagedKV:
     return PackedPaged(layer.isa, cache.shape[2], cache.shape[1], cache.shape[3] // 2, cache.dtype)
 
 
-def slots_of(blocks: Tensor, start: int, stop: int, size: int) -> Tensor:
+def block_slots(blocks: Tensor, start: int, stop: int, size: int) -> Tensor:
     """Slots of a request's tokens ``[start, stop)`` whose blocks, of ``size`` tokens, are ``blocks``."""
     tokens = torch.arange(start, stop, device=blocks.device)
     return blocks[tokens // size] * size + tokens % size

@@ -44,7 +44,7 @@ class Piece:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Order:
+class PromptOrder:
     """How a window is laid out for vLLM.
 
     * ``slots`` ``[n]``: the window's slots (system prompt, then visual tokens in time order) in the prompt's order
@@ -78,14 +78,14 @@ class Order:
         return int(np.count_nonzero(~self.computed))
 
 
-def reordered(
+def order_prompt(
     stream: str,
     system: WindowFrame,
     frames: Sequence[WindowFrame],
     computed: BoolArray,
     positions: IntArray,
     holds: Holds,
-) -> Order:
+) -> PromptOrder:
     """Lay out a window.
 
     Args:
@@ -131,7 +131,7 @@ def reordered(
         frame = frames[piece.frame]
         key = keys[piece.frame] = f"{stream}/{frame.content}/{salt}"
         saves.append(Save(key, frame.tokens, piece.start, piece.rows, None if piece.rows is None else frame.block))
-    return Order(
+    return PromptOrder(
         slots, in_order, tuple(pieces), computed, Transfer(tuple(loads), tuple(saves), in_order), salt, tuple(keys)
     )
 

@@ -86,7 +86,7 @@ class StepReport(KVConnectorWorkerMetadata):
 
 
 @dataclass(slots=True)
-class _Asked:
+class _RequestState:
     """One request. Tokens ``[local, local + loaded)`` come from blocks; ``local`` of them vLLM has itself.
 
     ``transfer`` None and ``refused`` set: it asked for something that makes no sense.
@@ -109,11 +109,11 @@ class SchedulerSide:
 
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter()
-        self._asked: dict[str, _Asked] = {}
+        self._asked: dict[str, _RequestState] = {}
         self._jobs: list[LoadJob] = []
 
     # -- loads ------------------------------------------------------------------------------------
-    def matched(self, request: Any, local: int) -> int:
+    def match_request(self, request: Any, local: int) -> int:
         """Tokens beyond the ``local`` ones of vLLM's own cache that come from blocks."""
         asked = self._of(request)
         # At least one token must be computed, or there is nothing to predict the answer from.
@@ -123,7 +123,7 @@ class SchedulerSide:
         asked.local = local
         return max(0, wanted - local)
 
-    def allocated(self, request: Any, blocks: list[int], external: int) -> None:
+    def on_allocated(self, request: Any, blocks: list[int], external: int) -> None:
         """vLLM gave the request blocks, and counts on ``external`` tokens being loaded."""
         asked = self._of(request)
         asked.saving = asked.transfer is not None and bool(asked.transfer.saves)
@@ -142,19 +142,19 @@ class SchedulerSide:
         )
 
     # -- a step -----------------------------------------------------------------------------------
-    def jobs(self, computed: Mapping[str, int], blocks_of: Callable[[str], list[int]]) -> StepJobs:
+    def make_jobs(self, computed: Mapping[str, int], blocks_of: Callable[[str], list[int]]) -> StepJobs:
         """What the workers do in a step after which ``computed`` tokens of each of its requests have KV."""
         jobs = StepJobs(loads=self._jobs)
         self._jobs = []
         for name, tokens in computed.items():
             asked = self._asked.get(name)
-            if asked is None or not asked.saving or asked.transfer is None or tokens < asked.transfer.saved_by:
+            if asked is None or not asked.saving or asked.transfer is None or tokens < asked.transfer.save_end:
                 continue
             asked.saving = False
             jobs.saves.append(SaveJob(name, blocks_of(name), asked.transfer.saves, *_packed(asked.transfer)))
         return jobs
 
-    def told(self, report: StepReport) -> None:
+    def apply_report(self, report: StepReport) -> None:
         """What the workers made of it."""
         for name, reason in report.failed.items():
             self.counts["failed_loads"] += 1
@@ -164,7 +164,7 @@ class SchedulerSide:
         self.counts["saved_blocks"] += sum(report.saved.values())
         self.counts["lost_blocks"] += sum(report.lost.values())
 
-    def finished(self, request: Any) -> dict[str, Any] | None:
+    def on_finished(self, request: Any) -> dict[str, Any] | None:
         """What to tell the caller of a request that is done; None where it asked for nothing.
 
         ``listed``: tokens it asked to be loaded; ``loaded``: those that blocks gave; ``local``: that vLLM had itself.
@@ -175,20 +175,20 @@ class SchedulerSide:
         listed = asked.transfer.loaded
         return {FIELD: {"listed": listed, "loaded": asked.loaded, "local": min(asked.local, listed)}}
 
-    def take_counts(self) -> dict[str, int]:
+    def pop_counts(self) -> dict[str, int]:
         """What was counted since the last call."""
         counts, self.counts = self.counts, Counter()
         return {name: count for name, count in counts.items() if count}
 
     # -- requests ---------------------------------------------------------------------------------
-    def _of(self, request: Any) -> _Asked:
+    def _of(self, request: Any) -> _RequestState:
         asked = self._asked.get(request.request_id)
         if asked is None:
             try:
-                asked = _Asked(_transfer_of(request))
+                asked = _RequestState(_transfer_of(request))
             except ConfigError as error:
                 self.counts["refused_requests"] += 1
-                asked = _Asked(None, refused=str(error))
+                asked = _RequestState(None, refused=str(error))
             self._asked[request.request_id] = asked
         return asked
 
@@ -197,9 +197,9 @@ def _transfer_of(request: Any) -> Transfer | None:
     transfer = Transfer.from_params(request.kv_transfer_params)
     if transfer is not None and getattr(request, "cache_salt", None) is None:
         raise ConfigError("a request with a transfer needs a cache_salt of its window")
-    if transfer is not None and transfer.saved_by > request.num_prompt_tokens:
+    if transfer is not None and transfer.save_end > request.num_prompt_tokens:
         raise ConfigError(
-            f"blocks up to token {transfer.saved_by} are to be saved of a prompt of {request.num_prompt_tokens}"
+            f"blocks up to token {transfer.save_end} are to be saved of a prompt of {request.num_prompt_tokens}"
         )
     return transfer
 

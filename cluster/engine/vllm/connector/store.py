@@ -128,7 +128,7 @@ class BlockFolder:
         found = [_tokens(self.path(key, shard), key) for shard in range(self.shards)]
         return found[0] if None not in found and len(set(found)) == 1 else None
 
-    def drop(self, keys: Iterable[str]) -> int:
+    def drop_blocks(self, keys: Iterable[str]) -> int:
         """Forget blocks; returns how many there were."""
         dropped = 0
         for key in keys:
@@ -208,7 +208,7 @@ class BlockStore:
         ``again``: they will be asked for here, and stay mapped as with :meth:`get`.
         """
         sizes = [self.shape.nbytes(block.shape[2]) + _LONGEST_HEADER for _, block in items]
-        self._make_room(sum(sizes))
+        self._evict(sum(sizes))
         room = self.cap_bytes
         held = []
         for (key, block), size in zip(items, sizes, strict=True):
@@ -276,7 +276,7 @@ class BlockStore:
             return Fault.FOREIGN
         return mapped[begin:].view(self.shape.dtype).view(self.shape.block(int(header["tokens"])))
 
-    def _make_room(self, nbytes: int) -> None:
+    def _evict(self, nbytes: int) -> None:
         """Delete what was unused longest until ``nbytes`` more fit, and let go of mappings of what is gone."""
         held = []
         for entry in _entries(self.folder.folder, f".{self.shard}{_SUFFIX}"):

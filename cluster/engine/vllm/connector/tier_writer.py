@@ -80,7 +80,7 @@ class TierWriter:
         self._thread = threading.Thread(target=self._work, name="kv-writer", daemon=True)
         self._thread.start()
 
-    def note(self, stream: str, manifest: Callable[[], bytes]) -> None:
+    def queue_manifest(self, stream: str, manifest: Callable[[], bytes]) -> None:
         """Write down what it takes to go on with the stream, once all else of it that waits now is written.
 
         ``manifest`` is called in the thread that writes, if it is written at all.
@@ -89,26 +89,26 @@ class TierWriter:
             self._manifests[stream] = WriteJob(stream, lambda: self.tier.put_manifest(stream, manifest()), "noted")
             self._changed.notify_all()
 
-    def noted(self, stream: str) -> bytes | None:
+    def read_manifest(self, stream: str) -> bytes | None:
         """What :meth:`note` wrote last; None where the tier has none, or cannot be asked."""
         with self._changed:
             if stream in self._clears:
                 return None
         return self.tier.manifest(stream)[1]
 
-    def clear(self, stream: str) -> None:
+    def queue_clear(self, stream: str) -> None:
         """Drop what the tier holds of a stream, some time soon; from now on nothing of it is noted."""
         with self._changed:
             self._cancel(stream)
             self._clears[stream] = WriteJob(stream, lambda: _dropped(self.tier.drop(stream)))
             self._changed.notify_all()
 
-    def release(self, stream: str) -> None:
+    def cancel_stream(self, stream: str) -> None:
         """Another process may go on with the stream: write nothing of it any more; what still waits is lost."""
         with self._changed:
             self._cancel(stream)
 
-    def forget(self, stream: str) -> None:
+    def delete_stream(self, stream: str) -> None:
         """Forget everything of a stream, in the tier too; waits for the tier, within its deadline."""
         with self._changed:
             self._cancel(stream)
@@ -117,7 +117,7 @@ class TierWriter:
             self._changed.wait_for(lambda: self._busy != stream, timeout=FORGET_S)
         self.tier.drop(stream)
 
-    def settle(self, stream: str, deadline_s: float) -> bool:
+    def wait_stream_written(self, stream: str, deadline_s: float) -> bool:
         """Wait until nothing of a stream waits to be written; false where that takes longer."""
         with self._changed:
             if stream in self._manifests:
@@ -229,16 +229,16 @@ class BlockWriter(TierWriter):
         # Last: the thread that looks at all this begins there.
         super().__init__(tier)
 
-    def keep(self, stream: str, keys: Sequence[str]) -> None:
+    def queue_blocks(self, stream: str, keys: Sequence[str]) -> None:
         """Write these blocks to the tier some time soon; never waits."""
         self._queue(stream, keys, self._store, "kept")
 
-    def drop(self, stream: str, keys: Sequence[str]) -> None:
+    def drop_blocks(self, stream: str, keys: Sequence[str]) -> None:
         """Forget blocks: in the folder now, in the tier some time soon."""
-        self.folder.drop(keys)
+        self.folder.drop_blocks(keys)
         self._queue(stream, keys, self._drop, "")
 
-    def restore(self, stream: str, blocks: Sequence[tuple[str, int]], deadline_s: float) -> set[str]:
+    def restore_blocks(self, stream: str, blocks: Sequence[tuple[str, int]], deadline_s: float) -> set[str]:
         """Bring blocks, named by key and tokens, back into the folder; which of them are there when it returns.
 
         Blocks that are there need no tier. Ends after ``deadline_s`` and one call of the tier.

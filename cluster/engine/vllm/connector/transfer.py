@@ -89,7 +89,7 @@ class Transfer:
         return sum(map(len, self.loads))
 
     @property
-    def saved_by(self) -> int:
+    def save_end(self) -> int:
         """How many of the prompt's tokens must be computed before everything can be saved."""
         return max((save.start + len(save) for save in self.saves), default=0)
 

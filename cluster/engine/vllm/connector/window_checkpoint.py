@@ -74,13 +74,13 @@ class WindowCheckpoints:
         self._held = held
         self._process = uuid.uuid4().hex
 
-    def found(self, stream: str) -> bytes | None:
+    def find_window(self, stream: str) -> bytes | None:
         """The window that another process left of a stream. What this one wrote itself it has let go of since: it is
         not gone on with."""
-        kept = unpack(self.writer.noted(stream))
+        kept = unpack(self.writer.read_manifest(stream))
         return None if kept is None or kept.writer == self._process else kept.window
 
-    def note(self, stream: str, window: Snapshot) -> bool:
+    def queue_window(self, stream: str, window: Snapshot) -> bool:
         """Write down how things stand, some time soon; false where that is too much.
 
         It becomes bytes in the thread that writes it, and not at all where a newer one is noted before that.
@@ -89,21 +89,21 @@ class WindowCheckpoints:
             self.too_large += 1
             return False
         held = self._held(stream)
-        self.writer.note(stream, lambda: WindowManifest(window.dump(), held, self._process).pack())
+        self.writer.queue_manifest(stream, lambda: WindowManifest(window.dump(), held, self._process).pack())
         return True
 
     def hand_over(self, stream: str, window: Snapshot) -> bool:
         """Have it written down where another process finds it; false where that cannot be."""
-        noted = self.note(stream, window) and self.writer.settle(stream, HAND_OVER_S)
+        noted = self.queue_window(stream, window) and self.writer.wait_stream_written(stream, HAND_OVER_S)
         return noted and self.tiers.shared
 
-    def begin(self, stream: str) -> None:
+    def discard_stale(self, stream: str) -> None:
         """What the tiers hold of a stream that begins anew is of no use: drop it, now or once they can be asked."""
         down = not all(state.up for state in self.tiers.states().values())
         # Where there is nothing they are spared the search for it.
-        if down or self.writer.noted(stream) is not None or any(self.tiers.usage(stream).values()):
-            self.clear(stream)
+        if down or self.writer.read_manifest(stream) is not None or any(self.tiers.usage(stream).values()):
+            self.clear_stream(stream)
 
-    def clear(self, stream: str) -> None:
+    def clear_stream(self, stream: str) -> None:
         """Nothing of this stream is to be in the tiers."""
-        self.writer.clear(stream)
+        self.writer.queue_clear(stream)

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cluster.engine.vllm.connector.paged import PagedKV, Rotary, RowPaged, rotate, slots_of, unrotate
+from cluster.engine.vllm.connector.paged import PagedKV, Rotary, RowPaged, block_slots, rotate, unrotate
 from cluster.engine.vllm.connector.scheduling import LoadJob, SaveJob, StepJobs, StepReport
 from cluster.engine.vllm.connector.store import BlockStore, Fault
 from cluster.engine.vllm.connector.transfer import Load
@@ -64,12 +64,12 @@ class WorkerSide:
         self._errors: set[int] = set()
         self._report = StepReport()
 
-    def register(self, caches: Mapping[str, Tensor], paged: PagedKV) -> None:
+    def register_caches(self, caches: Mapping[str, Tensor], paged: PagedKV) -> None:
         """The layers' paged caches, by name, and how they are kept."""
         self._caches, self._paged = caches, paged
 
     # -- one step ---------------------------------------------------------------------------------
-    def begin(self, jobs: StepJobs) -> None:
+    def begin_step(self, jobs: StepJobs) -> None:
         """Find the blocks of all loads, and make room for what is to be saved."""
         self._loading, self._saving, self._errors, self._report = [], [], set(), StepReport()
         for job in jobs.loads:
@@ -104,7 +104,7 @@ class WorkerSide:
             saving.kv[1, number] = values.cpu()
             saving.layers.add(number)
 
-    def end(self) -> None:
+    def end_step(self) -> None:
         """Keep what was saved; blocks appear whole, all of a request's or, where the store refuses some, fewer."""
         blocks: list[tuple[str, Tensor]] = []
         owners: list[str] = []
@@ -122,12 +122,12 @@ class WorkerSide:
                 self._report.lost[request] = len(saving.job.saves) - kept
         self._loading, self._saving = [], []
 
-    def take_errors(self) -> set[int]:
+    def pop_errors(self) -> set[int]:
         """Ids of paged blocks that were to be loaded in this step and were not."""
         errors, self._errors = self._errors, set()
         return errors
 
-    def take_report(self) -> StepReport | None:
+    def pop_report(self) -> StepReport | None:
         report, self._report = self._report, StepReport()
         return report if report.failed or report.saved or report.lost else None
 
@@ -149,7 +149,7 @@ class WorkerSide:
             raise ConfigError(job.refused or f"its blocks stand for {first} tokens and not for {job.stop}")
         blocks = torch.tensor(job.blocks, device=self._device)
         cos, sin = self._at(job.axes, job.positions, np.arange(job.start, job.stop))
-        return _Loading(pieces, slots_of(blocks, job.start, job.stop, self.block), cos, sin)
+        return _Loading(pieces, block_slots(blocks, job.start, job.stop, self.block), cos, sin)
 
     def _find(self, load: Load) -> Tensor:
         found = self.store.get(load.key)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from cluster.engine.window.planner import evenly
+from cluster.engine.window.planner import spread_evenly
 from cluster.engine.window.refresh.base import RefreshContext, RefreshPolicy, Selection
 
 
@@ -21,9 +21,9 @@ class Anchors(RefreshPolicy):
         anchors = np.flatnonzero(context.anchor)
         wanted = context.tokens(len(anchors))
         if wanted <= len(anchors):
-            return Selection(context.mask(anchors[evenly(len(anchors), wanted)]))
+            return Selection(context.mask(anchors[spread_evenly(len(anchors), wanted)]))
         others = np.flatnonzero(~context.anchor)
-        added = others[evenly(len(others), wanted - len(anchors))]
+        added = others[spread_evenly(len(others), wanted - len(anchors))]
         return Selection(context.mask(np.concatenate((anchors, added))))
 
 

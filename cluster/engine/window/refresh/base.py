@@ -80,7 +80,7 @@ class Narrowing(Protocol):
         """Whether ``keep`` wants to be asked when ``layer`` is through."""
         ...
 
-    def keep(self, change: KVChange) -> Tensor:
+    def select_kept(self, change: KVChange) -> Tensor:
         """Which of the tokens go on, ``[m]`` bool."""
         ...
 

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cluster.engine.window.refresh.base import RefreshContext, RefreshPolicy, Selection
-from cluster.engine.window.stream import Stream, StreamFrame, tokens_of
+from cluster.engine.window.stream import Stream, StreamFrame, encoded_tokens
 from cluster.registry import refresh_policies
 from cluster.types import MICROSECONDS
 
@@ -42,8 +42,8 @@ def refresh_context(
     stream: Stream, window: int, frames: Sequence[StreamFrame], system: int, layers: int
 ) -> RefreshContext:
     """What a policy may know of the overlap: the tokens of ``frames`` that have KV."""
-    overlap = [(index, frame) for index, frame in enumerate(frames) if frame.has_kv and len(tokens_of(frame))]
-    counts = np.array([len(tokens_of(frame)) for _, frame in overlap], np.int64)
+    overlap = [(index, frame) for index, frame in enumerate(frames) if frame.has_kv and len(encoded_tokens(frame))]
+    counts = np.array([len(encoded_tokens(frame)) for _, frame in overlap], np.int64)
     count = int(counts.sum())
 
     def spread(values: Sequence[float], dtype: type) -> npt.NDArray[Any]:
@@ -54,7 +54,7 @@ def refresh_context(
     computed = np.concatenate(
         [np.zeros((3, 0), np.int64), *(f.computed for _, f in overlap if f.computed is not None)], 1
     )
-    cells = [tokens_of(frame).cells.cpu().numpy() for _, frame in overlap]
+    cells = [encoded_tokens(frame).cells.cpu().numpy() for _, frame in overlap]
     share = stream.spec.refresh_budget
     return RefreshContext(
         stream=stream.spec.stream,
