@@ -1,4 +1,4 @@
-"""A free question on its way through the model: its prompt over window and memory, then one token of answer a step."""
+"""Free questions: prompt over window and memory, then one token of the answer per step."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ _MOMENTS = 5
 
 
 class Window(Protocol):
-    """Frames in time order, of which those with KV come first, and their KV in the same order."""
+    """A stream's frames in time order (those with KV first) and their KV in the same order."""
 
     frames: list[StreamFrame]
     kv: KVSlab
 
 
 class NativeAskRun:
-    """One question. ``step`` is called until it returns None; one thread makes all calls.
+    """One free question. ``step`` is called until it returns None; all calls from one thread.
 
     Args:
         model: loaded, with the engine's attention installed.
@@ -74,25 +74,25 @@ class NativeAskRun:
 
     @property
     def result(self) -> AskResult:
-        """How the answer came about; there once ``step`` has returned None."""
+        """The answer with its statistics; available once ``step`` has returned None."""
         if self._result is None:
             raise RuntimeError("the question is not answered yet")
         return self._result
 
     @property
     def retrieval(self) -> RetrievalSession:
-        """What was read of the memory; there after the first step."""
+        """The retrieval session; available after the first step."""
         assert self._retrieval is not None
         return self._retrieval
 
     @property
     def logits(self) -> Tensor:
-        """``[vocab]`` where the answer's first token is predicted; there after the first step."""
+        """``[vocab]`` at the answer's first token; available after the first step."""
         return self._logits
 
     @torch.inference_mode()
     def step(self) -> str | None:
-        """The next piece of the answer (perhaps empty: half a character), or None when it is complete."""
+        """The next text of the answer (empty within a character), or None at its end."""
         if self._result is not None:
             return None
         token = self._prompt() if self._attention is None else self._next()
@@ -145,7 +145,7 @@ class NativeAskRun:
         return int(self._pass(self._tokens[-1:]).argmax())
 
     def _pass(self, ids: Sequence[int]) -> Tensor:
-        """Run rows through all layers; logits ``[vocab]`` after the last of them."""
+        """Run tokens through all layers; logits ``[vocab]`` of the last one."""
         assert self._attention is not None
         positions = torch.arange(self._position, self._position + len(ids), device=self._model.device)
         self._position += len(ids)
@@ -188,7 +188,7 @@ class NativeAskRun:
         self._attention = None
 
     def _moments(self) -> tuple[Moment, ...]:
-        """The stretches of neighbouring frames that the answer gave most to."""
+        """Time spans with the largest attention mass."""
         assert self._attention is not None
         window = [self._memory.memory_time(frame.pts) for frame in self._frames]
         seen = None if self._retrieval is None else self._retrieval.view.log
@@ -202,7 +202,8 @@ class NativeAskRun:
 
 
 def merge_moments(masses: Sequence[tuple[int, float]], total: float, frame_us: int) -> tuple[Moment, ...]:
-    """(time, mass) in time order -> the heaviest stretches. A frame above the mean begins one or goes on with it."""
+    """Merge (time, mass) pairs in time order into the heaviest time spans. A frame above the mean starts or extends
+    one."""
     if not masses:
         return ()
     mean = total / len(masses)
@@ -219,7 +220,7 @@ def merge_moments(masses: Sequence[tuple[int, float]], total: float, frame_us: i
 
 
 def _prompt_tokens(model: VisionLanguageModel, ask: AskSpec) -> list[int]:
-    """Tokens of all turns and the question, from the end of the last frame on."""
+    """Tokens of all turns and the question, after the last frame."""
     ids: list[int] = []
     for number, (text, answer) in enumerate(ask.turns):
         ids += model.ask_ids(text, follow_up=number > 0)

@@ -1,4 +1,4 @@
-"""``NativeEngine``: torch over transformers checkpoints, with KV reuse that no serving engine can express."""
+"""``NativeEngine``: torch over transformers checkpoints, with selective KV reuse."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ from cluster.types import Answer, AskSpec, DeletedMemory, MemoryStatus, Question
 
 
 class NativeEngine(WindowedEngine):
-    """The :class:`~cluster.engine.base.Engine` over one model. Not thread-safe: one thread makes all calls.
+    """The :class:`~cluster.engine.base.Engine` over one model. Not thread-safe.
 
     * ``score_temperature``, ``score_bias``: calibration of the yes/no score; ``None``: the model's own, else 1 and 0
     * ``max_new_tokens``: longest explanation
-    * ``kernel``: an attention kernel by name; ``None`` takes the fastest for the model's device and dtype
-    * ``memories``: keep the KV of frames that leave their stream's window, and are asked; without them nothing is
-    * ``kv_sink``: is handed that KV instead
+    * ``kernel``: an attention kernel by name; ``None``: the fastest for the model's device and dtype
+    * ``memories``: stores KV of frames that leave their window, and serves questions; ``None``: no memory
+    * ``kv_sink``: receives that KV instead
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class NativeEngine(WindowedEngine):
             self.memories.release_stream(stream, save=save)
 
     def hand_over(self, stream: str) -> Future[bool]:
-        """See ``Engine.hand_over``: through the tiers of its memories."""
+        """See ``Engine.hand_over``: through the memory's tiers."""
         open_here = stream in self._streams and self.memories is not None and stream in self.memories
         saved = self.memories.hand_over(stream) if self.memories is not None and open_here else completed_future(False)
         self.evict(stream)
@@ -136,7 +136,7 @@ class NativeEngine(WindowedEngine):
     def _read(
         self, plans: Sequence[WindowPlan], results: Sequence[PassResult]
     ) -> tuple[list[list[float]], list[list[int]]]:
-        """Scores and first tokens of all questions, read where each one's answer begins."""
+        """Scores and first tokens of all questions, from the last row of each."""
         rows: list[Tensor] = []
         for plan, result in zip(plans, results, strict=True):
             ends = np.cumsum([len(prompt) for prompt in plan.prompts]) - 1
@@ -165,7 +165,7 @@ class NativeEngine(WindowedEngine):
 
     # -- asking ---------------------------------------------------------------------------------------
     def ask(self, ask: AskSpec) -> NativeAskRun:
-        """See ``Engine.ask``; the work is done by the answer's ``step``."""
+        """See ``Engine.ask``; all model work is in the run's ``step``."""
         memory, retriever = self._memories().get_memory(ask.stream)
         stream = self._streams.get(ask.stream)
         if memory.newest is None and not (stream and any(frame.has_kv for frame in stream.frames)):
@@ -192,7 +192,7 @@ class NativeEngine(WindowedEngine):
 
 
 class _Stopwatch:
-    """Seconds between laps, with the device's queue drained at each."""
+    """Seconds between laps, synchronising the device at each."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device

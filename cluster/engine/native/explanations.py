@@ -1,4 +1,4 @@
-"""Greedy decoding of explanations, all questions of all streams side by side."""
+"""Greedy decoding of explanations, batched over all questions of all streams."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from cluster.models.base import VisionLanguageModel
 
 @dataclass(slots=True)
 class Explanation:
-    """One question's answer in the making: its tokens so far, the first from the window's own pass."""
+    """An explanation being decoded; its first token comes from the window's pass."""
 
     tail: Tail
     tokens: list[int] = field(default_factory=list)
@@ -39,7 +39,7 @@ def decode_explanations(
     firsts: Sequence[Sequence[int]],
     ends: frozenset[int],
 ) -> tuple[list[list[str | None]], list[int]]:
-    """Continue each question that wants an explanation from its first token.
+    """Decode an explanation for each question that wants one, from its first token.
 
     ``firsts[i][j]``: the first token of question ``j`` of plan ``i``. Returns the texts (``None`` where none was asked
     for) and the tokens computed per plan. An explanation's KV lies in the slots kept after its question, which the next
@@ -71,7 +71,7 @@ def decode_explanations(
 
 
 def _next(model: VisionLanguageModel, plan: WindowPlan, going: Sequence[Explanation]) -> StreamPass:
-    """One row per explanation: its newest token, which sees the window, its question and the tokens before it."""
+    """One row per explanation: its newest token, which attends to the window, its question and its earlier tokens."""
     slots = [e.tail.start + e.tail.tokens + len(e.tokens) - 1 for e in going]
     runs = [
         Run(row, 1, plan.slots, e.tail.start, slot + 1) for row, (e, slot) in enumerate(zip(going, slots, strict=True))

@@ -1,4 +1,4 @@
-"""The ragged forward: the rows of many streams packed into one sequence through transformers' decoder layers."""
+"""Ragged forward pass: rows of many streams packed into one sequence through transformers' decoder layers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from cluster.models.base import VisionLanguageModel
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StreamPass:
-    """What one stream brings to a pass: rows to compute and the slots they see.
+    """One stream's input to a pass: rows to compute and the slots they attend to.
 
     * ``base``: where local slot 0 lies in the slab
     * ``slots`` ``[v]``: local slots of the window rows, ascending
@@ -49,7 +49,7 @@ class StreamPass:
 
 @dataclass(slots=True)
 class PassStats:
-    """Work of one stream in one pass, summed over layers: rows, and pairs of a row and a slot it saw."""
+    """Work of one stream in one pass, summed over layers: rows, and row-slot pairs attended."""
 
     layers: int
     rows: int = 0
@@ -62,7 +62,7 @@ class PassStats:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PassResult:
-    """What a pass gives one stream.
+    """Output of a pass for one stream.
 
     * ``hidden`` ``[m, D]``: its tail rows after the last layer
     * ``slots``: local slots of the window rows that went through all layers
@@ -76,7 +76,7 @@ class PassResult:
 
 
 class _Rows:
-    """The rows of one stream that are still in the pass."""
+    """Rows of one stream that are still in the pass."""
 
     def __init__(self, stream: StreamPass) -> None:
         self.stream = stream
@@ -131,7 +131,7 @@ class _Rows:
 
 
 def ragged_forward(model: VisionLanguageModel, streams: Sequence[StreamPass], kernel: Kernel[Any]) -> list[PassResult]:
-    """Run the rows of all streams through all layers; fresh KV is in the streams' slabs afterwards."""
+    """Run all streams' rows through all layers and write their KV to the streams' slabs."""
     rows = [_Rows(stream) for stream in streams]
     hidden = torch.cat([stream.embeds for stream in streams]).unsqueeze(0)
     # Identity rotary, broadcast: the layers hand queries and keys on as they are.

@@ -1,4 +1,4 @@
-"""Attention of a question's or a frame's rows over a window and a memory, and where in time all they see stands."""
+"""Attention of question rows over window and memory, and the temporal positions of both."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def ask_context(
     *,
     since: int | None = None,
 ) -> AskContext:
-    """What rows see of a camera beside what they recall.
+    """Build the local attention context (system prompt and window) of a question.
 
     Args:
         frames: the window, encoded; those with KV come first.
@@ -84,7 +84,7 @@ def _timeline(
 
 
 def _last(kv: tuple[Tensor, Tensor] | None, count: int, system: SystemPrompt) -> tuple[Tensor, Tensor]:
-    """The last ``count`` slots of raw KV; of none, of the system prompt's shape."""
+    """The last ``count`` slots of raw KV; the system prompt's shape with none."""
     key, value = (system.k, system.v) if kv is None else kv
     first = key.shape[2] - count
     return key[:, :, first:], value[:, :, first:]
@@ -92,10 +92,10 @@ def _last(kv: tuple[Tensor, Tensor] | None, count: int, system: SystemPrompt) ->
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """Where remembered frames stand: ``span_s`` before the window, which begins at ``opened_s`` (camera's seconds).
+    """Maps remembered frames to positions before the window, which begins at ``opened_s`` (camera's seconds).
 
-    A memory older than the span is squeezed into it evenly: positions stay where the model knows them, and order and
-    proportion are kept.
+    A memory longer than ``span_s`` is compressed into it linearly, which keeps positions in the model's trained range,
+    and order and proportion intact.
     """
 
     opened_s: float
@@ -105,28 +105,28 @@ class Timeline:
 
     @property
     def length_s(self) -> float:
-        """Seconds that the memory takes up before the window."""
+        """Seconds that the memory occupies before the window."""
         return min(self.span_s, max(0.0, self.opened_s - self.oldest_s))
 
     def to_memory_time(self, seconds: Tensor) -> Tensor:
-        """Camera's seconds ``[n]`` float64 before the window -> seconds from the memory's beginning."""
+        """Camera's seconds ``[n]`` float64 -> seconds from the memory's beginning."""
         age = max(self.opened_s - self.oldest_s, 1e-9)
         return ((seconds - self.oldest_s) * (self.length_s / age)).clamp(min=0.0)
 
     @property
     def slots(self) -> int:
-        """Slots that the memory takes up before the window."""
+        """Frame slots that the memory occupies before the window."""
         return math.ceil(self.length_s / self.frame_s - 1e-6)
 
     def slot_at(self, placed: Tensor) -> Tensor:
-        """Placed seconds -> the frame's slot."""
+        """Frame slot at a memory time."""
         return torch.floor(placed / self.frame_s + 1e-6).to(torch.int64)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LocalKV:
-    """What rows see beside the memory, of one layer each: ``key`` rotated, ``value`` ``[L, Hkv, s, d]``;
-    ``frame [s]``: -1 for the system prompt, -2 and below for the window's frames, counted down."""
+    """KV outside the memory per layer: ``key`` rotated, ``value`` ``[L, Hkv, s, d]``; ``frame [s]``: -1 for the system
+    prompt, -2 and below for the window's frames, counting down."""
 
     key: Tensor
     value: Tensor
@@ -135,13 +135,13 @@ class LocalKV:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AskContext:
-    """What the rows of a question or of a frame see, and where it stands.
+    """Local context and positions of a question.
 
     * ``local``: system prompt and window
-    * ``first``: position that follows the system prompt
-    * ``timeline``: where the memory stands; ``grid``: of its frames
-    * ``fresh`` ``[3, n]`` int64: positions of the tokens of the frames that have no KV yet
-    * ``following``: position that follows the last frame
+    * ``first_position``: follows the system prompt
+    * ``timeline``, ``grid``: of the memory's frames
+    * ``pending_positions`` ``[3, n]`` int64: of tokens of frames without KV
+    * ``next_position``: follows the last frame
     """
 
     local: LocalKV
@@ -153,17 +153,17 @@ class AskContext:
 
 
 class MemoryAttention:
-    """Called by every decoder layer for the rows of one question or frame (see ``attention.attention``): each attends
-    to its context, to what is recalled for all of them, and to the rows before it.
+    """Attention called by every decoder layer for a question's rows (see ``attention.attention``): over the local
+    context, the retrieved KV, and the earlier rows.
 
-    The first pass fetches what each layer needs and keeps it for the tokens of the answer, which attend to the same.
+    The first pass retrieves each layer's KV; later passes, for the answer's tokens, reuse it.
 
     Args:
         model: for positions and rotary.
-        around: what is seen beside the memory.
-        retrieval: of the memory; nothing is recalled without.
-        keep: is handed each layer's raw keys and values ``[Hkv, n, d]`` of the rows.
-        weigh: add up what each frame is given (``mass``).
+        around: the local context.
+        retrieval: session over the memory; None retrieves nothing.
+        keep: receives each layer's raw keys and values ``[Hkv, n, d]`` of the rows.
+        weigh: accumulate attention mass per frame (``attention_mass``).
     """
 
     def __init__(
@@ -184,7 +184,7 @@ class MemoryAttention:
         self._cos = self._sin = torch.zeros(0)
 
     def run(self, embeds: Tensor, positions: Tensor) -> Tensor:
-        """Rows ``[n, W]`` at ``positions [3, n]`` through all layers: their hidden states after the last ``[n, W]``."""
+        """Run rows ``[n, W]`` at ``positions [3, n]`` through all layers; hidden states ``[n, W]`` after the last."""
         self._set_positions(positions)
         hidden = embeds.unsqueeze(0)
         identity = (hidden.new_ones(1, 1, 1), hidden.new_zeros(1, 1, 1))
@@ -233,8 +233,7 @@ class MemoryAttention:
         return out.permute(2, 0, 1, 3).reshape(1, rows, heads, size)
 
     def _load_context(self, layer: int, query: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Rotated keys and values ``[Hkv, s, d]`` of all that a layer's rows see, which of them are real, and the
-        frame of each."""
+        """A layer's context: rotated keys and values ``[Hkv, s, d]``, validity, and frame of each slot."""
         local = self._around.local
         heads = query.shape[0]
         there = torch.ones(heads, local.frame.shape[0], dtype=torch.bool, device=query.device)
@@ -265,7 +264,7 @@ class MemoryAttention:
         return rotate(recalled.key, cos, sin, torch.empty_like(recalled.key))
 
     def _add_mass(self, query: Tensor, keys: Tensor, mask: Tensor, frame: Tensor, scale: float) -> None:
-        """Add up what the last row gives to each frame; ``query [Hkv, G, d]``."""
+        """Accumulate the last row's attention per frame; ``query [Hkv, G, d]``."""
         scores = torch.einsum("hgd,hsd->hgs", query.float(), keys.float()) * scale
         mass = scores.masked_fill(~mask, float("-inf")).softmax(-1).sum(1)[:, : frame.shape[1]]
         for number, total in _sums(frame, mass):

@@ -1,4 +1,4 @@
-"""One window of one stream, ready to be computed: frames, layout, what to refresh, and what goes into the pass."""
+"""Plan of one window: layout, refreshed tokens, and input of the pass."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from cluster.types import Question, WindowRequest
 
 @torch.inference_mode()
 def system_prompt(model: VisionLanguageModel, kernel: Kernel[Any]) -> SystemPrompt:
-    """Run a model's system prompt; the engine's attention must be installed."""
+    """Compute a model's system prompt KV; requires the engine's attention."""
     ids = torch.tensor(model.system_ids(), dtype=torch.int64)
     count = len(ids)
     kv = KVSlab.of(model)
@@ -55,7 +55,7 @@ WATCHED_ROWS = 64
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SystemPrompt:
-    """The prompt before the first frame; ``k, v [L, Hkv, s, d]``, raw keys, computed once per model."""
+    """System prompt before the first frame; ``k, v [L, Hkv, s, d]``, raw keys, computed once per model."""
 
     k: Tensor
     v: Tensor
@@ -66,7 +66,7 @@ class SystemPrompt:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Prompt:
-    """One question as tokens; ``reserved`` slots for the tokens of its explanation; ``embeds [tokens, D]``."""
+    """A tokenised question; ``reserved`` slots for its explanation; ``embeds [tokens, D]``."""
 
     question: Question
     embeds: Tensor
@@ -120,9 +120,9 @@ def plan_window(
     *,
     watch: bool = False,
 ) -> WindowPlan:
-    """Lay out a window whose ``frames`` are all encoded; older frames leave the stream and its KV.
+    """Plan a window of encoded ``frames``; older frames leave the stream and its KV.
 
-    ``watch``: the raw queries of the last rows of every question are wanted.
+    ``watch``: record the raw queries of every question's last rows.
     """
     stream.drop_frames(stream.frames.index(frames[0]))
     tokens = [encoded_tokens(frame) for frame in frames]
@@ -159,16 +159,16 @@ def plan_window(
 
 
 def commit_plan(plan: WindowPlan, result: PassResult) -> None:
-    """After the pass: the window's frames have KV, and each token knows under which context."""
+    """Record the KV and its context after the pass."""
     through = np.zeros(plan.visual, dtype=bool)
     through[result.slots - plan.system] = True
     plan.stream.record_computed(plan.request.window, plan.frames, through)
 
 
 def watched_rows(lengths: Sequence[int]) -> IntArray:
-    """Of questions of these lengths, one after the other, the last rows of each: ``WATCHED_ROWS`` at most together.
+    """The last rows of each question, at most ``WATCHED_ROWS`` together.
 
-    Of more questions than that, the last row of some that are spread evenly.
+    With more questions than that, the last row of evenly spread ones.
     """
     share = max(1, WATCHED_ROWS // len(lengths))
     ends = np.cumsum(lengths)

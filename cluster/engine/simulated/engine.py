@@ -26,7 +26,8 @@ from cluster.types import DeletedMemory, FrameSample, TokenCount, WindowRequest
 
 @dataclass(frozen=True, slots=True)
 class ScoreStatistics:
-    """``windows[i]`` scores lay in ``[edges[i], edges[i + 1])``; ``source``: one sentence, where they come from."""
+    """Histogram of scores: ``windows[i]`` lay in ``[edges[i], edges[i + 1])``; ``source``: their origin, one
+    sentence."""
 
     edges: tuple[float, ...]
     windows: tuple[int, ...]
@@ -41,7 +42,7 @@ class ScoreStatistics:
 
     @classmethod
     def load(cls, path: str | Path) -> ScoreStatistics:
-        """The calibration histogram in the JSON of `sightline eval accuracy`.
+        """Load the calibration histogram from the JSON of `sightline eval accuracy`.
 
         Raises:
             ConfigError: no such file, or it holds no histogram.
@@ -58,7 +59,7 @@ class ScoreStatistics:
         return cls(edges, windows, f"the calibration histogram in {path}")
 
     def draw(self, random: np.random.Generator) -> float:
-        """One score: a bin by how many windows it had, evenly within it."""
+        """Draw one score from the histogram."""
         ends = np.cumsum(self.windows)
         number = int(np.searchsorted(ends, random.random() * ends[-1], side="right"))
         low, high = self.edges[number], self.edges[number + 1]
@@ -77,7 +78,7 @@ MARK = "simulated"
 
 
 class StepCosts(Protocol):
-    """What a step takes. ``spread``: standard deviation of the log of a step's seconds over what is said here."""
+    """Cost model of a step. ``spread``: standard deviation of the log of a step's time over the model's."""
 
     @property
     def spread(self) -> float: ...
@@ -88,7 +89,7 @@ class StepCosts(Protocol):
 
 
 class SimulatedEngine(WindowedEngine):
-    """The :class:`~cluster.engine.base.Engine` that stands in for a model. One thread makes all calls.
+    """The :class:`~cluster.engine.base.Engine` without a model. All calls from one thread.
 
     It keeps frames, windows, static gate, refresh policies and counts of tokens as the native engine does, on the same
     code. A step takes the seconds that ``costs`` say times ``exp(spread z - spread**2 / 2)`` with ``z`` normal, whose
@@ -126,17 +127,17 @@ class SimulatedEngine(WindowedEngine):
         self._fingerprint = f"{MARK}:{shape.family}:{shape.geometry}"
 
     def push(self, sample: FrameSample) -> list[WindowRequest]:
-        """See ``Engine.push``; what the frame shows is not kept."""
+        """See ``Engine.push``; patches are discarded."""
         closed = super().push(sample)
         self._streams[sample.stream].frames[-1].patches = None
         return closed
 
     def _slab(self) -> KVSlab:
-        """KV of no layers: its slots are counted and take no memory."""
+        """A KV slab of no layers: counts slots, takes no memory."""
         return KVSlab(0, 0, 0, torch.float32, torch.device("cpu"))
 
     def _encode_frames(self, frames: Sequence[StreamFrame]) -> Mapping[int, int]:
-        """Take pending frames for encoded. Text that a family writes around frames is not counted."""
+        """Mark pending frames as encoded. Text around frames is not counted."""
         for frame in frames:
             if frame.tokens is None:
                 cells = frame_cells(frame)
@@ -154,7 +155,7 @@ class SimulatedEngine(WindowedEngine):
         return [self._draw(each, tokens) for each, tokens in zip(work, counts, strict=True)], (0.0, 0.0, seconds)
 
     def _count(self, each: WindowWork) -> TokenCount:
-        """Take a window for computed: its tokens, as the native engine's plan would have them.
+        """Mark a window as computed and count its tokens as the native engine's plan would.
 
         A policy that narrows between layers is counted at its first layer.
         """
@@ -188,6 +189,6 @@ class SimulatedEngine(WindowedEngine):
         return ComputedWindow(tokens, scores, texts, rows=tokens.computed, attended=0.0)
 
     def delete_memory(self, stream: str, ago_s: float | None = None) -> DeletedMemory:
-        """Forgets the window as asked, then raises ``NotReadyError`` like every engine without memory."""
+        """Delete from the window, then raise ``NotReadyError`` like every engine without memory."""
         super().delete_memory(stream, ago_s)
         raise NotReadyError(self.no_memory.format(stream))

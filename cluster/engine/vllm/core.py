@@ -1,7 +1,7 @@
-"""vLLM's engine core in its own processes: started, asked with a deadline, ended, and begun anew when it died.
+"""vLLM engine core in its own processes: start, deadline, shutdown, and restart after failures.
 
-``AsyncLLM`` and not ``LLMEngine``: the latter waits for its core without a limit, and forever once the core was
-killed. Its event loop belongs to this object and runs only inside its calls.
+``AsyncLLM`` and not ``LLMEngine``, which waits for its core without a limit, even one that was killed. The event loop
+belongs to this object and runs only inside its calls.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ WARM_UP_S = 300.0
 
 @dataclass(frozen=True, slots=True)
 class PromptRequest:
-    """One prompt with one question. ``prompt`` is rendered (see :mod:`cluster.engine.vllm.prompt_items`).
+    """A rendered prompt with one question (see :mod:`cluster.engine.vllm.prompt_items`).
 
     * ``query``: how many of its tokens are the question
     * ``max_tokens``: of the answer, at least 1
@@ -58,9 +58,9 @@ class PromptRequest:
 
 @dataclass(frozen=True, slots=True)
 class PromptReply:
-    """``scores``: log-probabilities of the watched ids at the first token; ``tokens``: of the answer, its end left
-    out; ``prompt`` tokens, of which ``cached`` were not computed. ``failed``: vLLM ended the request without an answer
-    (a KV connector could not load what it had promised), and nothing else is set."""
+    """``scores``: log-probabilities of the watched ids at the first token; ``tokens`` of the answer without the end
+    token; ``prompt`` tokens, of which ``cached`` were not computed. ``failed``: vLLM ended the request without an
+    answer (a connector load failed), and nothing else is set."""
 
     scores: list[float]
     tokens: list[int]
@@ -97,7 +97,7 @@ class VllmCore:
 
     @property
     def max_tokens(self) -> int:
-        """Longest prompt with its answer, as vLLM settled it."""
+        """Longest prompt including its answer."""
         assert self._llm is not None
         return int(self._llm.model_config.max_model_len)
 
@@ -108,10 +108,10 @@ class VllmCore:
         return [process.pid for process in self._llm.engine_core.resources.engine_manager.processes]
 
     def answer(self, asks: Sequence[PromptRequest], timeout_s: float) -> list[PromptReply]:
-        """All prompts at once: vLLM batches them as they fit.
+        """Run all prompts in one batch.
 
         Raises:
-            UnavailableError: the core has died, or did not answer in time; it is of no more use.
+            UnavailableError: the core died or timed out and cannot be used again.
             ValueError: vLLM refuses a prompt.
         """
         if self._llm is None or self._broken or self._llm.errored:
@@ -125,7 +125,7 @@ class VllmCore:
         raise UnavailableError(f"vLLM's engine core {self._broken}; it must be started anew")
 
     def close(self) -> None:
-        """End vLLM's processes; waits for a few seconds at most."""
+        """Stop vLLM's processes; waits a few seconds at most."""
         llm, self._llm = self._llm, None
         if llm is not None:
             llm.shutdown(timeout=SHUTDOWN_S)
@@ -191,7 +191,7 @@ class VllmCore:
 
 
 class VllmHost:
-    """A :class:`VllmCore` that is ended when it fails, and started anew when it is asked again.
+    """A :class:`VllmCore` that is stopped when it fails and restarted at the next request.
 
     ``max_tokens``: longest prompt with its answer.
 
@@ -222,7 +222,7 @@ class VllmHost:
 
     @property
     def stats(self) -> VllmStats:
-        """What the engine core there is now did."""
+        """Statistics of the current engine core."""
         return VllmStats() if self._core is None else self._core.stats
 
     def processes(self) -> list[int]:
@@ -230,7 +230,7 @@ class VllmHost:
         return [] if self._core is None else self._core.processes()
 
     def check(self) -> None:
-        """Whether it can answer, or will start its core anew when it is next asked.
+        """Check that it can answer or restart its core.
 
         Raises:
             UnavailableError: its cores failed too often in a row, or it was closed.
@@ -244,7 +244,7 @@ class VllmHost:
             )
 
     def answer(self, asks: Sequence[PromptRequest]) -> list[PromptReply]:
-        """All prompts at once.
+        """Run all prompts in one batch.
 
         Raises:
             UnavailableError: the core died, or did not answer in time; the next call starts another, while
@@ -268,7 +268,7 @@ class VllmHost:
         return replies
 
     def close(self) -> None:
-        """End vLLM's processes."""
+        """Stop vLLM's processes."""
         self._closed = True
         self._stop_core()
 
@@ -298,7 +298,7 @@ class VllmHost:
 
 
 async def _cancelled(tasks: Sequence[asyncio.Task[Any]]) -> None:
-    """Abort what still runs; a core that does not take the abort is not waited for."""
+    """Cancel running requests; a core that does not react is not waited for."""
     for task in tasks:
         task.cancel()
     done, _ = await asyncio.wait(tasks, timeout=SHUTDOWN_S)
@@ -319,7 +319,7 @@ async def _settle() -> None:
 
 @contextmanager
 def _environment() -> Iterator[None]:
-    """What vLLM's processes find in their environment; what the operator set himself wins.
+    """Environment of vLLM's processes; variables that the operator set take precedence.
 
     They are spawned, since a fork of a process that has used its arithmetic threads hangs in them. On a CPU they get as
     many threads as this process, wherever there is room: towers and language models run in turns.

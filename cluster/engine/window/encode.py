@@ -1,4 +1,4 @@
-"""Pending frames through the vision tower: of all streams together, in calls of bounded size."""
+"""Vision encoding: pending frames of all streams through the tower in calls of bounded size."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ CALL_PATCHES = 16384
 
 
 def patch_batch(frame: StreamFrame) -> PatchBatch:
-    """A pending frame's patches for the tower."""
+    """Patches of a pending frame as the tower's input."""
     assert frame.patches is not None
     return PatchBatch(torch.from_numpy(frame.patches), frame_cells(frame), frame.grid)
 
@@ -28,7 +28,7 @@ def frame_cells(frame: StreamFrame) -> Tensor:
 
 
 def encode_pending(model: VisionLanguageModel, frames: Iterable[StreamFrame]) -> dict[int, int]:
-    """Encode those of ``frames`` that still hold patches, and let the patches go.
+    """Encode those of ``frames`` that still hold patches, and free the patches.
 
     Returns the tower's FLOPs per frame, by ``id(frame)``.
     """

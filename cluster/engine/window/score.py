@@ -1,4 +1,4 @@
-"""From logits to a calibrated score for yes or no, and the tokens that end an answer."""
+"""Calibrated yes/no score from logits, and end-of-answer tokens."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def make_score(
     temperature: float | None,
     bias: float | None,
 ) -> YesNoScore:
-    """The score with this calibration; where it is ``None``, with the model's own, else with 1 and 0."""
+    """Create the score with this calibration; ``None``: the model's own, else 1 and 0."""
     own = model.settings
     if temperature is None:
         temperature = 1.0 if own.score_temperature is None else own.score_temperature

@@ -1,4 +1,4 @@
-"""What the engine holds of one stream: the frames of its windows, their KV, and its last answers."""
+"""State of one stream: frames of its windows, their KV, and its last answers."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from cluster.types import MICROSECONDS, Answer, BoolGrid, FrameSample, PatchGrid
 
 @dataclass(slots=True, eq=False)
 class StreamFrame:
-    """One frame of a stream: patches until it is encoded, embeddings from then on, KV once a window computed it.
+    """One frame: patches until encoded, then embeddings, and KV once a window computed it.
 
     * ``size``: visual tokens (0: fully pruned; it takes time and no slots)
     * ``patches``: uint8 as in ``FrameSample``, ``None`` once encoded
     * ``first``: number of its first token among all tokens of the stream that ever got KV
     * ``computed`` ``[3, t]``, ``None`` without KV: per token the window it was last computed in, the number of that
       window's first token, and that window's opening (pts)
-    * ``content``: digest of ``tokens``, for engines that know frames by it; "" before it was asked for
+    * ``content``: digest of ``tokens``; "" until needed
     """
 
     index: int
@@ -65,7 +65,7 @@ class StreamFrame:
 
     @property
     def moving(self) -> bool:
-        """Something changed in it against what was seen before, be it an anchor or not."""
+        """Whether anything changed in it, anchor or not."""
         return self.activity > 0
 
     @property
@@ -86,7 +86,7 @@ class StreamFrame:
 
 @dataclass(frozen=True, slots=True)
 class LastWindow:
-    """The last window that was computed, and what it answered to which questions."""
+    """The last computed window, its questions and answers."""
 
     window: int
     end: int
@@ -96,7 +96,7 @@ class LastWindow:
 
 @dataclass(slots=True)
 class StreamCounters:
-    """What happened to a stream's windows since it was admitted."""
+    """Window counters since the stream was admitted."""
 
     computed: int = 0
     gated: int = 0
@@ -105,7 +105,7 @@ class StreamCounters:
 
 @dataclass(slots=True, eq=False)
 class Stream:
-    """One stream. ``frames`` are ascending in pts; those with KV come first and lie in ``kv`` in the same order."""
+    """One stream. ``frames`` ascend in pts; those with KV come first and lie in ``kv`` in the same order."""
 
     spec: StreamSpec
     kv: KVSlab
@@ -145,8 +145,8 @@ class Stream:
         return self._request(closed, arrived_s)
 
     def _follows(self, sample: FrameSample) -> bool:
-        """Whether windows go on with this frame, which its sender calls one after a gap without knowing what is here:
-        not where another decoder, or another process's window, tells of a camera that was set up anew since."""
+        """Whether the window continues with this frame, which follows a gap: not if its clock went back or its grid
+        changed, as after another decoder set the camera up anew."""
         assert self.newest is not None
         return sample.pts > self.newest and (not self.frames or sample.grid == self.frames[-1].grid)
 
@@ -170,7 +170,7 @@ class Stream:
 
     # -- windows --------------------------------------------------------------------------------------
     def claim_window(self, request: WindowRequest) -> bool:
-        """Whether this window can still be answered; those before it no longer can."""
+        """Whether this window can still be answered; earlier ones no longer can."""
         while self.outstanding and self.outstanding[0].number < request.window:
             del self.outstanding[0]
         if self.outstanding and self.outstanding[0].number == request.window:
@@ -180,13 +180,12 @@ class Stream:
         return False
 
     def window_frames(self, start: int, end: int) -> list[StreamFrame]:
-        """The frames of a window, from the one it opens at."""
+        """Frames of a window, from its opening frame on."""
         first = opening_index(self.frames, start)
         return [frame for frame in self.frames[first:] if frame.window_time < end]
 
     def record_computed(self, window: int, frames: Sequence[StreamFrame], computed: BoolArray) -> None:
-        """After a window was computed, whose ``frames`` are the oldest here: they have KV, and each token that was
-        ``computed [t]`` knows under which context."""
+        """Record that ``frames`` (the oldest) have KV, and the context of each ``computed [t]`` token."""
         for frame in frames:
             if frame.computed is None:
                 count = len(encoded_tokens(frame))
@@ -202,12 +201,12 @@ class Stream:
         self.kv.length = start
 
     def drop_expired_frames(self) -> None:
-        """Let go of frames that no window to come can hold."""
+        """Drop frames that no future window can hold."""
         start = self.outstanding[0].start if self.outstanding else self.clock.start
         self.drop_frames(opening_index(self.frames, start))
 
     def drop_frames(self, count: int) -> None:
-        """Let go of the oldest ``count`` frames and their KV."""
+        """Drop the oldest ``count`` frames and their KV."""
         gone, self.frames = self.frames[:count], self.frames[count:]
         self._emit_kv(gone)
         self.kv.drop_slots(sum(len(frame.tokens) for frame in gone if frame.has_kv and frame.tokens is not None))
@@ -216,7 +215,7 @@ class Stream:
             self.last_motion_dropped = moving[-1]
 
     def _emit_kv(self, gone: Sequence[StreamFrame]) -> None:
-        """Give the oldest frames' KV to whoever keeps it; those that no window computed have none."""
+        """Pass the KV of the oldest frames to ``kv_sink``; frames without KV are skipped."""
         if self.kv_sink is None:
             return
         for chunk in kv_chunks(self.spec.stream, gone, self.kv):
@@ -224,7 +223,7 @@ class Stream:
 
     # -- forgetting -----------------------------------------------------------------------------------
     def reset(self) -> None:
-        """The stream begins afresh: nothing before counts, window numbers go on."""
+        """Start the stream afresh; window numbers continue."""
         self._emit_kv(self.frames)
         self.frames = []
         self.outstanding.clear()
@@ -236,7 +235,7 @@ class Stream:
         self.newest = None
 
     def delete_frames_before(self, pts: int | None) -> None:
-        """Let go of frames before ``pts`` (None: of all) and of their KV, and hand it to nobody."""
+        """Delete frames before ``pts`` (None: all) and their KV, without passing it on."""
         kv_sink, self.kv_sink = self.kv_sink, None
         if pts is None:
             self.reset()
@@ -245,7 +244,7 @@ class Stream:
         self.kv_sink = kv_sink
 
     def invalidate_kv(self) -> None:
-        """A computation broke off halfway: what it wrote cannot be told from what was there, so compute all again."""
+        """Discard all KV after a computation failed halfway; everything is recomputed."""
         self.first_token = self.next_token
         self.kv.clear()
         for frame in self.frames:
@@ -257,7 +256,7 @@ class Stream:
 
 
 def kv_chunks(stream: str, frames: Sequence[StreamFrame], kv: KVSlab) -> Iterator[KVChunk]:
-    """The oldest ``frames`` of ``kv`` as they are handed on; those without KV or without a token are passed over."""
+    """KV of the oldest ``frames`` in ``kv``; frames without KV or tokens are skipped."""
     key, value = kv.live_kv()
     first = 0
     for frame in frames:
@@ -276,20 +275,20 @@ def kv_chunks(stream: str, frames: Sequence[StreamFrame], kv: KVSlab) -> Iterato
 
 
 def _owned(array: UInt8Array) -> UInt8Array:
-    """The array itself if its memory is its own; a copy of a view, which would keep a whole message alive."""
+    """The array, copied if it is a view, which would keep a whole message alive."""
     return array if array.base is None and array.flags.writeable else array.copy()
 
 
 def encoded_tokens(frame: StreamFrame) -> FrameTokens:
-    """Tokens of a frame that went through the tower."""
+    """Tokens of an encoded frame."""
     assert frame.tokens is not None
     return frame.tokens
 
 
 def frame_spans(frames: Sequence[StreamFrame], *, after_s: float = 0.0, after_slots: int = 0) -> list[FrameSpan]:
-    """Places of a window's frames, behind ``after_s`` seconds and ``after_slots`` slots of what stands before it.
+    """Temporal places of a window's frames, after ``after_s`` seconds and ``after_slots`` slots of earlier content.
 
-    Slots count frames: those of a camera whose rate changes, or that lost some, still ascend by whole frames.
+    Slots count frames: frames of a camera whose rate changes, or that lost some, still ascend by whole frames.
     """
     return [
         FrameSpan(

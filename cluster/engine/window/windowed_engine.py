@@ -1,4 +1,4 @@
-"""What every engine does alike: streams, their windows, their export, and a step around a batch of windows."""
+"""Base class of the engines: streams, windows, export, and a step around a batch of windows."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class WindowStats:
 
 @dataclass(frozen=True, slots=True)
 class StepStats:
-    """One call of ``step``: the windows computed, and how many were gated or came too late to be answered."""
+    """One call of ``step``: computed windows, and the numbers of gated and expired ones."""
 
     windows: tuple[WindowStats, ...] = ()
     gated: int = 0
@@ -79,7 +79,7 @@ class StepStats:
 
 @dataclass(slots=True, eq=False)
 class WindowWork:
-    """A window on its way through a step; ``encoded``: visual tokens that the tower has yet to make."""
+    """A window within a step; ``encoded``: visual tokens still to be encoded."""
 
     stream: Stream
     request: WindowRequest
@@ -90,7 +90,7 @@ class WindowWork:
 
 @dataclass(frozen=True, slots=True)
 class ComputedWindow:
-    """What an engine made of one :class:`Work`.
+    """Result of one :class:`WindowWork`.
 
     * ``scores``, ``texts``: by question; a text is ``None`` where no explanation was asked for
     * ``rows``, ``attended``, ``decoded``: ``computed`` and the rest of :class:`WindowStats`
@@ -105,7 +105,7 @@ class ComputedWindow:
 
 
 class WindowedEngine(ABC):
-    """An :class:`~cluster.engine.base.Engine` but for how windows are computed. One thread makes all calls.
+    """An :class:`~cluster.engine.base.Engine` except for the computation of windows. All calls from one thread.
 
     Args:
         model: whose tower encodes the frames.
@@ -128,14 +128,15 @@ class WindowedEngine(ABC):
 
     @abstractmethod
     def _compute(self, work: Sequence[WindowWork]) -> tuple[list[ComputedWindow], tuple[float, float, float]]:
-        """Compute a batch, of one window per stream; seconds of tower, plan and language model for all of them."""
+        """Compute a batch of windows, one per stream; returns results and the seconds of tower, planning and language
+        model."""
 
     def _encode_frames(self, frames: Sequence[StreamFrame]) -> Mapping[int, int]:
-        """Put the tower's tokens into frames that have none yet; FLOPs by the id of the frame."""
+        """Encode pending frames; FLOPs by the id of the frame."""
         return encode_pending(self.model, frames)
 
     def _slab(self) -> KVSlab:
-        """For a stream's KV."""
+        """Create a stream's KV slab."""
         return KVSlab.of(self.model)
 
     def _check(self, spec: StreamSpec) -> None:
@@ -147,14 +148,14 @@ class WindowedEngine(ABC):
         return self.model.geometry
 
     def prepare(self, spec: StreamSpec) -> None:  # noqa: B027
-        """See ``Engine.prepare``: an engine without memory has nothing to fetch."""
+        """See ``Engine.prepare``: nothing to load without memory."""
 
     def admit(self, spec: StreamSpec) -> None:
         self._check(spec)
         self._admit(spec, None)
 
     def _admit(self, spec: StreamSpec, saved: bytes | None) -> bool:
-        """Take a stream in with a window that was ``saved``, if that can be used; whether the stream begins anew."""
+        """Add a stream, from its ``saved`` window if usable; returns whether it starts anew."""
         held = self._streams.get(spec.stream)
         if held is not None:
             held.spec = spec
@@ -186,8 +187,7 @@ class WindowedEngine(ABC):
         return self._stream(stream).flush(time.monotonic())
 
     def memory_bytes(self, stream: str | None = None) -> int:
-        """See ``Engine.memory_bytes``; what streams share (weights, system prompt, questions, vLLM's own KV cache) is
-        not counted."""
+        """See ``Engine.memory_bytes``; without shared state (weights, system prompt, questions, vLLM's KV cache)."""
         return sum(held.nbytes for name, held in self._streams.items() if stream in (None, name))
 
     def _stream(self, name: str) -> Stream:
@@ -198,13 +198,13 @@ class WindowedEngine(ABC):
     # -- moving ---------------------------------------------------------------------------------------
     @property
     def fingerprint(self) -> str:
-        """What another engine's model must have to take over a stream of this one."""
+        """Fingerprint that another engine must share to import this engine's streams."""
         if self._fingerprint is None:
             self._fingerprint = export.fingerprint(self.model)
         return self._fingerprint
 
     def hand_over(self, stream: str) -> Future[bool]:
-        """See ``Engine.hand_over``: without memory there are no tiers to put a window into."""
+        """See ``Engine.hand_over``: without memory there are no tiers for the window."""
         self.evict(stream)
         return completed_future(False)
 
@@ -215,7 +215,7 @@ class WindowedEngine(ABC):
         return export.snapshot(self._stream(stream), self.fingerprint)
 
     def import_stream(self, spec: StreamSpec, state: bytes) -> None:
-        """See ``Engine.import_stream``; a stream of that name is replaced."""
+        """See ``Engine.import_stream``; replaces a stream of that name."""
         self._check(spec)
         taken = export.load(state, spec, self._slab(), self.fingerprint)
         taken.kv_sink = self._kv_sink
@@ -225,8 +225,8 @@ class WindowedEngine(ABC):
     # -- windows --------------------------------------------------------------------------------------
     @torch.inference_mode()
     def step(self, requests: Sequence[WindowRequest]) -> list[Answer]:
-        """See ``Engine.step``. Windows too old to be answered give no answers and are counted in ``stats``; after an
-        error the same windows may be stepped again."""
+        """See ``Engine.step``. Windows too old to be answered are counted in ``stats``; after an error the same windows
+        may be stepped again."""
         started = time.monotonic()
         names = [request.stream for request in requests]
         if len(set(names)) < len(names):
@@ -274,7 +274,7 @@ class WindowedEngine(ABC):
             self._frame_text = text[0]
 
     def _answer(self, each: WindowWork, done: ComputedWindow, timing: Timing) -> list[Answer]:
-        """Answers of a computed window, which is its stream's last one from here on."""
+        """Create the answers of a computed window and record it as the stream's last one."""
         stream, request = each.stream, each.request
         given = [
             _answer_of(request, question, score, text, done.tokens, timing)
@@ -299,7 +299,7 @@ class WindowedEngine(ABC):
         )
 
     def _full(self, frames: Sequence[StreamFrame]) -> int:
-        """Tokens of frames of which nothing is pruned."""
+        """Tokens of these frames without pruning."""
         return sum(frame.grid.tokens + self._frame_text for frame in frames)
 
     def _repeat(
@@ -344,10 +344,10 @@ def _lengths(spec: StreamSpec) -> tuple[int, int]:
 
 
 def _last_valid_answers(stream: Stream, request: WindowRequest) -> LastWindow | None:
-    """The static gate: the window whose answers still stand for this request, ``None`` if it must be computed.
+    """Static gate: the last window if its answers are still valid for this request, else ``None``.
 
-    They stand when nothing changed in any frame since that window's end, anchors included, the questions are the same,
-    and at most ``max_idle_s`` of the camera's time has passed.
+    They are valid while nothing changed in any frame since that window's end (anchors included), the questions are the
+    same, and at most ``max_idle_s`` of camera time has passed.
     """
     spec, last = stream.spec, stream.last
     if not spec.static_gate or last is None or stream.windows_since_fresh < FIRST_WINDOWS:

@@ -1,4 +1,4 @@
-"""``sdpa``: torch's scaled_dot_product_attention with a mask, block by block. Runs on any device and dtype."""
+"""``sdpa``: torch's scaled_dot_product_attention with a mask per block. Any device and dtype."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ROWS = 1024
 
 
 class SDPAKernel(Kernel[list[list[Block]]]):
-    """Exact, public API only. The mask covers the whole span of a block, so the masked half is computed too."""
+    """Exact, public API only. The mask covers a block's whole span, so masked pairs are computed too."""
 
     def __init__(self, call_cost: int = CALL_COST) -> None:
         self.call_cost = call_cost
@@ -53,7 +53,7 @@ class SDPAKernel(Kernel[list[list[Block]]]):
 
 
 def _pieces(run: Run) -> list[Run]:
-    """A long run as several, each of at most ``ROWS`` rows; together they see what the run sees."""
+    """Split a long run into runs of at most ``ROWS`` rows."""
     return [
         Run(run.row + first, count, run.prefix, run.tail, run.stop - run.count + first + count)
         for first in range(0, run.count, ROWS)

@@ -44,7 +44,7 @@ class Pack:
 
 
 def make_packs(streams: Sequence[Sequence[Run]], device: torch.device, limit: int = PACK_KEYS) -> list[Pack]:
-    """Runs of all streams, in row order, cut into packs of at most ``limit`` keys (at least one run each)."""
+    """Pack the runs of all streams, in row order, at most ``limit`` keys per pack (at least one run each)."""
     packs: list[Pack] = []
     group: list[tuple[int, Run]] = []
     keys = 0
@@ -83,7 +83,7 @@ def _pack(group: Sequence[tuple[int, Run]], device: torch.device) -> Pack:
 
 
 class VarlenKernel(Kernel[list[Pack]]):
-    """The kernel on CUDA, fp16 and bf16."""
+    """CUDA kernel for fp16 and bf16."""
 
     def __init__(self, attention: Varlen = cast(Varlen, varlen_attn), limit: int = PACK_KEYS) -> None:
         self.attention = attention

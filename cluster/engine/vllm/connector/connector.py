@@ -1,10 +1,10 @@
-"""``SightlineConnector``: vLLM's own interface for KV from elsewhere, over position-free blocks.
+"""``SightlineConnector``: vLLM's KV connector interface over position-free blocks.
 
-vLLM makes one in the scheduler and one in every worker; each is one side and nothing else.
+vLLM creates one in the scheduler and one in every worker; each has only that side.
 
-Loads are synchronous: a step that needs blocks waits for their layer right before it attends (``wait_for_layer_load``).
-On one host a block is a mapping of shared memory, so there is no transfer to hide, and vLLM's asynchronous loads cost a
-whole step of delay, hold paged blocks meanwhile, and may not share them between a window's questions.
+Loads are synchronous: a step waits for a layer's blocks right before its attention (``wait_for_layer_load``). On one
+host a block is a mapping of shared memory, so there is no transfer to hide, while vLLM's asynchronous loads delay a
+request by a step, hold paged blocks meanwhile, and cannot share them among a window's questions.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class ConnectorMetrics(KVConnectorPromMetrics):
 
 
 class SightlineConnector(KVConnectorBase_V1, SupportsHMA):
-    """Serves the first tokens of a prompt from blocks, and keeps blocks of what is computed behind them.
+    """Loads the first tokens of a prompt from blocks and saves blocks of computed tokens.
 
     ``kv_connector_extra_config``: ``folder``, ``cap_bytes``, ``fingerprint``, ``shards`` (see
     :func:`~cluster.engine.vllm.connector.transfer.transfer_config`).
@@ -135,12 +135,12 @@ class SightlineConnector(KVConnectorBase_V1, SupportsHMA):
 
     @property
     def requires_kv_delivery(self) -> bool:
-        """No: a block that is not kept is computed again."""
+        """No: a block that was not saved is recomputed."""
         return False
 
     @classmethod
     def requires_piecewise_for_cudagraph(cls, extra_config: dict[str, Any]) -> bool:  # noqa: ARG003
-        """Yes: a whole graph would replay a step without asking for its layers."""
+        """Yes: a full graph would replay a step without calling the connector per layer."""
         return True
 
     # -- in the worker ----------------------------------------------------------------------------
@@ -150,7 +150,7 @@ class SightlineConnector(KVConnectorBase_V1, SupportsHMA):
         self.worker.register_caches(kv_caches, paged_kv(layer, cache))
 
     def bind_connector_metadata(self, connector_metadata: KVConnectorMetadata) -> None:
-        """The step begins here: in one that only saves, ``start_load_kv`` comes after the forward pass."""
+        """Start of a step: in one that only saves, ``start_load_kv`` comes after the forward pass."""
         super().bind_connector_metadata(connector_metadata)
         assert isinstance(connector_metadata, StepJobs)
         self.worker.begin_step(connector_metadata)
@@ -174,7 +174,7 @@ class SightlineConnector(KVConnectorBase_V1, SupportsHMA):
         return self.worker.pop_report()
 
     def _rotary(self) -> Rotary:
-        """The rotary table that the model's own layers use: vLLM keeps one per set of arguments."""
+        """The model's own rotary table; vLLM caches one per set of arguments."""
         model = self._vllm_config.model_config
         text = model.hf_text_config
         with set_current_vllm_config(self._vllm_config):

@@ -1,6 +1,6 @@
-"""The connector's scheduler side: how much of a prompt comes from blocks, and when what is computed can be kept.
+"""Scheduler side of the connector: how many prompt tokens to load, and when computed blocks can be saved.
 
-What the two sides tell each other, step by step, is plain data that vLLM carries between its processes.
+The per-step messages between the two sides are plain data carried by vLLM.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class LoadJob:
-    """The prompt's tokens ``[start, stop)`` of a request come from ``loads``, which begin at its first token.
+    """Load the prompt's tokens ``[start, stop)`` from ``loads``, which begin at the prompt's first token.
 
     ``blocks``: the request's block ids; ``positions``: int32 bytes ``[axes, ...]`` of the prompt; ``refused``: why
     there is nothing to load.
@@ -40,7 +40,7 @@ class LoadJob:
 
 @dataclass(slots=True)
 class SaveJob:
-    """After this step all tokens of ``saves`` have KV in the request's ``blocks``."""
+    """Save ``saves``, whose tokens all have KV in the request's ``blocks`` after this step."""
 
     request: str
     blocks: list[int]
@@ -70,7 +70,7 @@ class StepReport(KVConnectorWorkerMetadata):
     lost: dict[str, int] = field(default_factory=dict)
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> StepReport:
-        """Of two workers: a block is kept where both keep it."""
+        """Merge two workers' reports: a block is saved if both saved it."""
         assert isinstance(other, StepReport)
         return StepReport(
             failed={**other.failed, **self.failed},
@@ -87,9 +87,10 @@ class StepReport(KVConnectorWorkerMetadata):
 
 @dataclass(slots=True)
 class _RequestState:
-    """One request. Tokens ``[local, local + loaded)`` come from blocks; ``local`` of them vLLM has itself.
+    """State of one request. Tokens ``[local, local + loaded)`` come from blocks; the first ``local`` are in vLLM's own
+    cache.
 
-    ``transfer`` None and ``refused`` set: it asked for something that makes no sense.
+    With ``transfer`` None, ``refused`` says why its parameters are invalid.
     """
 
     transfer: Transfer | None
@@ -100,11 +101,11 @@ class _RequestState:
 
 
 class SchedulerSide:
-    """Of one engine core. Nothing here raises for what a request says or a block lacks: that would end the core.
+    """Scheduler side in one engine core. Never raises for bad requests or missing blocks, which would end the core.
 
-    A request's loads are promised whole, unseen; what is not there then is found by the workers before the step, and
-    vLLM ends the request (its policy ``fail``). So a request is computed from exactly what it asked for, or not at
-    all, and no part of the core waits for a look into the store.
+    Loads are promised without a look into the store; workers find missing blocks before the step, and vLLM then ends
+    the request (policy ``fail``). A request is computed from exactly what it asked for or not at all, and the core
+    never waits for the store.
     """
 
     def __init__(self) -> None:
@@ -114,7 +115,7 @@ class SchedulerSide:
 
     # -- loads ------------------------------------------------------------------------------------
     def match_request(self, request: Any, local: int) -> int:
-        """Tokens beyond the ``local`` ones of vLLM's own cache that come from blocks."""
+        """Number of tokens to load beyond the ``local`` ones in vLLM's own cache."""
         asked = self._of(request)
         # At least one token must be computed, or there is nothing to predict the answer from.
         wanted = most = int(request.num_tokens) - 1
@@ -124,7 +125,7 @@ class SchedulerSide:
         return max(0, wanted - local)
 
     def on_allocated(self, request: Any, blocks: list[int], external: int) -> None:
-        """vLLM gave the request blocks, and counts on ``external`` tokens being loaded."""
+        """vLLM allocated the request's blocks and expects ``external`` tokens to be loaded."""
         asked = self._of(request)
         asked.saving = asked.transfer is not None and bool(asked.transfer.saves)
         if not external:
@@ -143,7 +144,7 @@ class SchedulerSide:
 
     # -- a step -----------------------------------------------------------------------------------
     def make_jobs(self, computed: Mapping[str, int], blocks_of: Callable[[str], list[int]]) -> StepJobs:
-        """What the workers do in a step after which ``computed`` tokens of each of its requests have KV."""
+        """Jobs of a step after which ``computed`` tokens of each request have KV."""
         jobs = StepJobs(loads=self._jobs)
         self._jobs = []
         for name, tokens in computed.items():
@@ -155,7 +156,7 @@ class SchedulerSide:
         return jobs
 
     def apply_report(self, report: StepReport) -> None:
-        """What the workers made of it."""
+        """Count the workers' results."""
         for name, reason in report.failed.items():
             self.counts["failed_loads"] += 1
             log.warning(
@@ -165,9 +166,9 @@ class SchedulerSide:
         self.counts["lost_blocks"] += sum(report.lost.values())
 
     def on_finished(self, request: Any) -> dict[str, Any] | None:
-        """What to tell the caller of a request that is done; None where it asked for nothing.
+        """Statistics returned with a finished request; None if it had no transfer.
 
-        ``listed``: tokens it asked to be loaded; ``loaded``: those that blocks gave; ``local``: that vLLM had itself.
+        ``listed``: tokens it asked to load; ``loaded``: from blocks; ``local``: from vLLM's own cache.
         """
         asked = self._asked.pop(request.request_id, None)
         if asked is None or asked.transfer is None:
@@ -176,7 +177,7 @@ class SchedulerSide:
         return {FIELD: {"listed": listed, "loaded": asked.loaded, "local": min(asked.local, listed)}}
 
     def pop_counts(self) -> dict[str, int]:
-        """What was counted since the last call."""
+        """Counters since the last call."""
         counts, self.counts = self.counts, Counter()
         return {name: count for name, count in counts.items() if count}
 

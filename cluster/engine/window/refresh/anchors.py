@@ -29,7 +29,7 @@ class Anchors(RefreshPolicy):
 
 @dataclass(frozen=True, slots=True)
 class AnchorsLast(Anchors):
-    """Recompute the overlap's anchor frames behind everything that is reused.
+    """As :class:`Anchors`, with recomputed tokens ordered after all reused ones.
 
     Engines like vLLM take KV from outside as a prefix alone, so a window must be laid out as
     ``[system | reused | refreshed, new | question]``. Positions stay true, and new tokens see what they saw before; but

@@ -1,4 +1,4 @@
-"""What a policy is told of a window's overlap, and what it chooses there."""
+"""Refresh context of a window's overlap, and the selection of its policy."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def choose_refreshed(
     *,
     first_token: int | None = None,
 ) -> tuple[RefreshPolicy, Selection]:
-    """The stream's policy, and which tokens of the overlap it computes again.
+    """The stream's policy and its selection.
 
     ``first_token``: number of the first token since the stream began (afresh), where that is not the stream's own.
     """
@@ -41,7 +41,7 @@ def choose_refreshed(
 def refresh_context(
     stream: Stream, window: int, frames: Sequence[StreamFrame], system: int, layers: int
 ) -> RefreshContext:
-    """What a policy may know of the overlap: the tokens of ``frames`` that have KV."""
+    """Build the context of those ``frames`` that have KV."""
     overlap = [(index, frame) for index, frame in enumerate(frames) if frame.has_kv and len(encoded_tokens(frame))]
     counts = np.array([len(encoded_tokens(frame)) for _, frame in overlap], np.int64)
     count = int(counts.sum())

@@ -32,7 +32,7 @@ class TopKDeviation(RefreshPolicy):
 
 @dataclass(frozen=True, slots=True)
 class Deviation(Narrowing):
-    """After ``layer``, keep the ``tokens`` that deviate most."""
+    """After ``layer``, keep the ``tokens`` with the largest deviation."""
 
     layer: int
     tokens: int
