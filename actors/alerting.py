@@ -14,10 +14,10 @@ from pathlib import Path
 from sightline.v1 import incidents_pb2_grpc, pictures_pb2_grpc
 
 from actors.decoder import footage_collector, start_footage
-from actors.remote import ask, controller, own_host
+from actors.remote import await_reply, controller, own_host
 from actors.startup import configure_logging, describe_process
 from cluster.alerts.grpc_service import IncidentsServicer
-from cluster.alerts.health import Watched
+from cluster.alerts.health import CameraStates
 from cluster.alerts.incident import AlertEvent
 from cluster.alerts.service import AlertService
 from cluster.config import SightlineConfig
@@ -66,7 +66,7 @@ class Alerting:
         self._clips = config.clips.enabled
         self._footage = footage_collector(config, self._folder, run_id, ChannelPool(tls=self._tls), self._service)
         if self._footage is None:
-            self._service.keep_no_clips()
+            self._service.disable_clips()
         self._server = RpcServer(tls=self._tls)
         self._started = asyncio.create_task(self._start())
         self._tasks: list[asyncio.Task[None]] = []
@@ -98,12 +98,12 @@ class Alerting:
         if self._footage is not None:
             await start_footage(self._footage, self._service, self._clips)
         else:
-            await self._service.waiting_clips(math.inf)
+            await self._service.pending_clips(math.inf)
         self._server.add(SERVICE, incidents_pb2_grpc.add_IncidentsServicer_to_server, IncidentsServicer(self._service))
         self._server.add(
             pictures.SERVICE,
             pictures_pb2_grpc.add_PicturesServicer_to_server,
-            pictures.FootageServicer(self._footage, self._about, self._service.forget),
+            pictures.FootageServicer(self._footage, self._about, self._service.erase_camera),
         )
         port = self._server.bind(self._host, 0)
         await self._server.start()
@@ -114,10 +114,10 @@ class Alerting:
     def _on_event(self, event: AlertEvent) -> None:
         incident, trace = event.incident, ""
         if self._traces is not None:
-            trace = self._traces.alerted(incident.camera, incident.subject, event.kind)
+            trace = self._traces.event_queued(incident.camera, incident.subject, event.kind)
         log.info("camera %s: incident %s, %s", incident.camera, incident.subject, event.kind, extra={"trace": trace})
         if self._footage is not None and self._clips:
-            self._footage.offer(event)
+            self._footage.handle_event(event)
 
     async def _about(self, incident_id: str) -> tuple[str, str]:
         incident = (await self._service.incident(incident_id)).incident
@@ -127,18 +127,18 @@ class Alerting:
         with self._hub.subscribe() as answers:
             async for answer, missed in answers:
                 if self._traces is not None:
-                    self._traces.took(answer)
-                self._service.take(answer, missed)
+                    self._traces.answer_received(answer)
+                self._service.accept_answer(answer, missed)
 
     async def _watch_cameras(self) -> None:
         while True:
             try:
-                watched: Watched = await ask(controller().watched.remote(self._service.version))
-                self._service.watch(watched)
+                watched: CameraStates = await await_reply(controller().camera_states.remote(self._service.version))
+                self._service.update_cameras(watched)
                 lives = {status.name: status.life for status in watched.statuses}
                 self._merger.retain(lives)
                 if self._footage is not None and watched.settings is not None:
-                    await self._footage.retain(lives)
+                    await self._footage.retain_cameras(lives)
             except UnavailableError as error:
                 log.warning("no word of the cameras: %s", error)
             await asyncio.sleep(POLL_S)
@@ -147,7 +147,7 @@ class Alerting:
         known: dict[str, str] = {}
         while True:
             try:
-                known = await ask(controller().replicas.remote(known, 10.0), timeout_s=20.0)
+                known = await await_reply(controller().replicas.remote(known, 10.0), timeout_s=20.0)
                 self._merger.follow(sorted(known.values()))
             except UnavailableError:
                 await asyncio.sleep(POLL_S)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from ray.experimental import internal_kv
 
 from cluster.config import CameraEntry
-from cluster.control.cameras.managed import Managed, entry_from_json, entry_to_json
+from cluster.control.cameras.managed import ManagedCamera, entry_from_json, entry_to_json
 
 SEEDED = b"seeded"
 CAMERA = b"camera/"
@@ -22,13 +22,13 @@ class CameraStore:
     def __init__(self, run_id: str) -> None:
         self._namespace = f"sightline-{run_id}".encode()
 
-    def load(self) -> list[Managed] | None:
+    def load(self) -> list[ManagedCamera] | None:
         """``None`` when this run has not been seeded yet."""
         if internal_kv._internal_kv_get(SEEDED, namespace=self._namespace) is None:
             return None
         keys = internal_kv._internal_kv_list(CAMERA, namespace=self._namespace)
         values = [internal_kv._internal_kv_get(key, namespace=self._namespace) for key in sorted(keys)]
-        return [Managed.model_validate_json(value) for value in values if value is not None]
+        return [ManagedCamera.model_validate_json(value) for value in values if value is not None]
 
     def seed(self, entries: Sequence[CameraEntry]) -> None:
         """The configuration's cameras are stored; from here on the store is the truth."""
@@ -40,7 +40,7 @@ class CameraStore:
         value = internal_kv._internal_kv_get(SEEDED, namespace=self._namespace)
         return [entry_from_json(entry) for entry in json.loads(value)] if value is not None else []
 
-    def put(self, managed: Managed) -> None:
+    def put(self, managed: ManagedCamera) -> None:
         internal_kv._internal_kv_put(
             CAMERA + managed.entry.name.encode(), managed.to_json().encode(), namespace=self._namespace
         )
@@ -60,7 +60,7 @@ class CameraStore:
         internal_kv._internal_kv_del(REMOVED + name.encode(), namespace=self._namespace)
 
     def counted(self) -> dict[str, dict[str, dict[str, int]]]:
-        """See :meth:`Directory.counted`."""
+        """See :meth:`Directory.export_counts`."""
         value = internal_kv._internal_kv_get(COUNTED, namespace=self._namespace)
         found: dict[str, dict[str, dict[str, int]]] = json.loads(value) if value is not None else {}
         return found

@@ -18,15 +18,15 @@ from actors.camera_store import CameraStore
 from actors.remote import own_host
 from actors.startup import configure_logging, describe_process
 from cluster import metrics
-from cluster.alerts.health import Watched
+from cluster.alerts.health import CameraStates
 from cluster.config import SightlineConfig
 from cluster.config.secrets import peer_tls
-from cluster.control.camera_record import Assignment, Removals, Route
-from cluster.control.cameras.changes import follow_configuration
-from cluster.control.cameras.managed import CONFIGURATION, Managed
+from cluster.control.camera_record import Assignment, DeletionTracker, Route
+from cluster.control.cameras.changes import merge_configuration
+from cluster.control.cameras.managed import CONFIGURATION, ManagedCamera
 from cluster.control.cameras.table import CameraTable
 from cluster.control.directory import Directory
-from cluster.control.settings import fleet_settings
+from cluster.control.fleet_settings import fleet_settings
 from cluster.errors import SightlineError, UnavailableError
 from cluster.types import CameraStatus
 from cluster.types.reports import (
@@ -81,7 +81,7 @@ class Controller:
             after=time.time_ns() // 1_000_000,
         )
         self._table = CameraTable(config, self._directory)
-        self._removals = Removals(config.cluster.replicas, self._kv.removed())
+        self._deletions = DeletionTracker(config.cluster.replicas, self._kv.removed())
         self._failure: SightlineError | None = None
         self._changed = asyncio.Condition()
         self._settled = asyncio.Event()
@@ -103,26 +103,26 @@ class Controller:
         self._kv.clear()
 
     # -- cameras --------------------------------------------------------------------------------
-    async def add_camera(self, managed: Managed, force: bool = False, takeover: bool = False) -> CameraStatus:
+    async def add_camera(self, managed: ManagedCamera, force: bool = False, takeover: bool = False) -> CameraStatus:
         """Raises ``CameraExistsError`` for a name that is taken with other settings, ``ManagedElsewhereError`` for one
         that another manager has, unless it is to be taken over, ``ConfigError`` for settings that contradict each
         other, and ``CapacityError`` when there is no room for the camera, unless ``force`` is set."""
         await self._until_settled()
         return await self._keep(self._table.add(managed, time.monotonic(), force=force, takeover=takeover))
 
-    async def update_camera(self, managed: Managed, takeover: bool = False) -> CameraStatus:
+    async def update_camera(self, managed: ManagedCamera, takeover: bool = False) -> CameraStatus:
         """Other settings for a camera; see :meth:`Directory.update`. Raises ``UnknownCameraError``, ``ConfigError`` and
         ``ManagedElsewhereError``."""
         await self._until_settled()
         return await self._keep(self._table.update(managed, time.monotonic(), takeover=takeover))
 
-    async def managed_cameras(self, names: Sequence[str] = ()) -> list[Managed]:
+    async def managed_cameras(self, names: Sequence[str] = ()) -> list[ManagedCamera]:
         """Cameras as they were written, passwords included, sorted by name; all of them without ``names``. Raises
         ``UnknownCameraError``."""
         await self._until_settled()
         return self._table.managed(names)
 
-    async def _keep(self, managed: Managed) -> CameraStatus:
+    async def _keep(self, managed: ManagedCamera) -> CameraStatus:
         self._kv.put(managed)
         await self._notify()
         return self._directory.status(managed.entry.name)
@@ -132,7 +132,7 @@ class Controller:
         ``ManagedElsewhereError``."""
         await self._until_settled()
         self._table.remove(name, manager=manager, takeover=takeover)
-        for lost in self._removals.add(name):
+        for lost in self._deletions.add(name):
             log.warning("too many removals wait for a replica: what %s saw ends with its time to live", lost)
             self._kv.delete_removed(lost)
         # In this order, so that a restart in between forgets the camera all the same.
@@ -142,7 +142,7 @@ class Controller:
         # Its name is not free before nobody remembers the old one; but a replica that is down is not waited for.
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(FORGET_HEARTBEATS * self._config.cluster.heartbeat_s), self._changed:
-                await self._changed.wait_for(lambda: name not in self._removals.pending)
+                await self._changed.wait_for(lambda: name not in self._deletions.pending_cameras)
 
     async def list_cameras(self) -> list[CameraStatus]:
         """Sorted by name."""
@@ -159,17 +159,17 @@ class Controller:
         await self._until_settled()
         return self._directory.route(name)
 
-    async def watched(self, version: int) -> Watched:
+    async def camera_states(self, version: int) -> CameraStates:
         """All cameras as alerting looks at them, with their settings if the table is another than ``version``."""
         await self._until_settled()
         directory = self._directory
         names = directory.cameras
         changed = directory.version != version
-        return Watched(
+        return CameraStates(
             version=directory.version,
             settings=tuple(directory.settings(name) for name in names) if changed else None,
             statuses=tuple(directory.status(name) for name in names),
-            pictures={name: picture for name in names if (picture := directory.picture(name)) is not None},
+            pictures={name: picture for name in names if (picture := directory.picture_health(name)) is not None},
         )
 
     # -- replicas, for operators ----------------------------------------------------------------
@@ -209,14 +209,14 @@ class Controller:
         await self._notify()
         return name
 
-    async def removed(self, instance: str) -> list[str]:
+    async def pending_deletions(self, instance: str) -> list[str]:
         """Cameras that a replica must forget before it takes any."""
-        return self._removals.orders(instance)
+        return self._deletions.orders_for(instance)
 
-    async def gave_up(self, instance: str) -> bool:
+    async def was_expired(self, instance: str) -> bool:
         """Whether a replica that comes back must let go of the cameras it holds: it was taken for dead, and others
         have them."""
-        return self._directory.gave_up(instance)
+        return self._directory.was_expired(instance)
 
     async def leave_replica(self, instance: str) -> None:
         """A replica stops on purpose."""
@@ -241,14 +241,14 @@ class Controller:
         if not self._directory.heartbeat_replica(instance, reports, time.monotonic(), load):
             return None
         alive = {info.instance for info in self._directory.replicas.values()}
-        done = self._removals.forgotten(instance, forgotten, alive)
+        done = self._deletions.confirm(instance, forgotten, alive)
         for name in done:
             self._kv.delete_removed(name)
         if done:
             await self._notify()
         # Until it is settled, there are cameras that it does not know of.
         reported = [report.camera for report in reports] if self._settled.is_set() else []
-        return self._removals.orders(instance, reported, self._directory.cameras)
+        return self._deletions.orders_for(instance, reported, self._directory.cameras)
 
     async def report_broken(self, replica: str, address: str) -> None:
         """A decoder lost its connection to a replica: look at once, instead of when heartbeats run out."""
@@ -310,7 +310,7 @@ class Controller:
         """Place the cameras once the decoders are there; after a restart, once everyone is back, so that none moves."""
         cameras = self._kv.load()
         if cameras is None:
-            cameras = [Managed(entry=entry, manager=CONFIGURATION) for entry in self._config.cameras]
+            cameras = [ManagedCamera(entry=entry, manager=CONFIGURATION) for entry in self._config.cameras]
             for managed in cameras:
                 self._kv.put(managed)
             self._kv.seed(self._config.cameras)
@@ -318,19 +318,19 @@ class Controller:
         else:
             cameras = self._follow_configuration(cameras)
             await self._wait_for_members(self._config.cluster.replicas)
-        self._directory.remember(self._kv.counted())
+        self._directory.restore_counts(self._kv.counted())
         for managed in self._table.load(cameras, time.monotonic()):
             self._kv.put(managed)
         self._settled.set()
         await self._notify()
 
-    def _follow_configuration(self, cameras: Sequence[Managed]) -> list[Managed]:
+    def _follow_configuration(self, cameras: Sequence[ManagedCamera]) -> list[ManagedCamera]:
         """The configuration may be another than the last one: its own cameras follow it."""
-        found = follow_configuration(self._kv.seeded(), self._config.cameras, cameras)
+        found = merge_configuration(self._kv.seeded(), self._config.cameras, cameras)
         for managed in found.changed:
             self._kv.put(managed)
         for name in found.removed:
-            self._removals.add(name)
+            self._deletions.add(name)
             self._kv.put_removed(name)
             self._kv.delete(name)
         for name in found.left:
@@ -356,9 +356,9 @@ class Controller:
             if gone := self._directory.expire(time.monotonic()):
                 log.warning("no heartbeat from %s", ", ".join(gone))
                 await self._notify()
-            await self._tend()
+            await self._tick_fleet()
 
-    async def _tend(self) -> None:
+    async def _tick_fleet(self) -> None:
         """Walk cameras up and down the quality ladder."""
         steps = self._directory.tick(time.monotonic())
         for step in steps:
@@ -368,16 +368,16 @@ class Controller:
         if now_s - self._counted_s >= COUNT_REPLICAS_S:
             self._counted_s = now_s
             directory = self._directory
-            self._fleet_metrics.members({"decoder": len(directory.decoders), "replica": len(directory.replicas)})
-            self._fleet_metrics.replicas(directory.replica_statuses())
+            self._fleet_metrics.set_members({"decoder": len(directory.decoders), "replica": len(directory.replicas)})
+            self._fleet_metrics.set_replicas(directory.replica_statuses())
             if self._settled.is_set() and directory.version != self._kept:
                 # Whoever went or came since: some runs may be over, and this process the only one that knows of them.
                 self._kept = directory.version
-                self._kv.put_counted(directory.counted())
+                self._kv.put_counted(directory.export_counts())
         if self._directory.version != self._shown:
             # Every step, camera and member changes it; counting walks over all cameras.
             self._shown = self._directory.version
-            self._fleet_metrics.expect(self._directory.cameras)
+            self._fleet_metrics.set_expected_cameras(self._directory.cameras)
             for rung, cameras in self._directory.rungs().items():
                 metrics.ladder_cameras.labels(rung).set(cameras)
         if steps:

@@ -12,23 +12,23 @@ from pathlib import Path
 
 from sightline.v1 import ingest_pb2_grpc, pictures_pb2_grpc
 
-from actors.remote import ask, controller, own_host
+from actors.remote import await_reply, controller, own_host
 from actors.startup import configure_logging, describe_process
 from cluster import metrics
-from cluster.alerts.clips.collector import FootageCollector, News
-from cluster.alerts.clips.store import FootageStore
+from cluster.alerts.clips.footage_collector import ClipOutcome, FootageCollector
+from cluster.alerts.clips.footage_store import FootageStore
 from cluster.alerts.service import AlertService
 from cluster.config import SightlineConfig
 from cluster.config.secrets import peer_tls
 from cluster.control.camera_record import Assignment, CameraAssignment
+from cluster.decoder.decode_pressure import DecodePressure
 from cluster.decoder.footage import service as recorder
-from cluster.decoder.footage.camera import CameraFootage, shortages
+from cluster.decoder.footage.camera import CameraFootage, clip_shortages
 from cluster.decoder.footage.ring import RingBudget
 from cluster.decoder.footage.service import DecoderRecorder, Recorder
-from cluster.decoder.frame_lanes import LostStream
+from cluster.decoder.frame_lanes import LostCamera
 from cluster.decoder.frame_sender import FrameSender
-from cluster.decoder.pipeline import decoding_turns, sender_queue
-from cluster.decoder.pressure import DecodePressure
+from cluster.decoder.pipeline import make_decode_gate, sender_queue
 from cluster.decoder.running_camera import PushedCameraSink, RunningCamera
 from cluster.errors import ConfigError, NotReadyError, UnavailableError, UnknownCameraError
 from cluster.redaction import redact
@@ -57,7 +57,7 @@ def footage_collector(
         run_id: of this cluster.
     """
     clips = config.clips
-    for sentence in shortages(config):
+    for sentence in clip_shortages(config):
         log.warning("%s", sentence)
     try:
         store = FootageStore(
@@ -65,14 +65,14 @@ def footage_collector(
             max_bytes=clips.max_bytes,
             retention_s=clips.retention,
             keep_free=clips.keep_free,
-            reach_s=clips.longest_s + REACH_S,
+            clip_lookback_s=clips.longest_s + REACH_S,
         )
     except OSError as error:
         log.error("no snapshots and clips are kept: %s", error)
         return None
 
-    async def tell(news: News) -> None:
-        await service.settle_clip(news.incident, news.clip, news.note)
+    async def tell(news: ClipOutcome) -> None:
+        await service.set_clip_state(news.incident, news.clip, news.note)
 
     return FootageCollector(
         clips,
@@ -81,18 +81,18 @@ def footage_collector(
         tell,
         known=folder / KNOWN,
         run=run_id,
-        erase=service.forget,
+        erase=service.erase_camera,
     )
 
 
 async def start_footage(collector: FootageCollector, service: AlertService, enabled: bool) -> None:
     """Once the service knows its incidents. Not ``enabled``: those that were promised a clip get none."""
-    waiting = await service.waiting_clips(time.time() - AGAIN_S if enabled else math.inf)
+    waiting = await service.pending_clips(time.time() - AGAIN_S if enabled else math.inf)
     collector.start(waiting)
 
 
 async def _decoder_of(camera: str) -> str:
-    route = await ask(controller().where.remote(camera))
+    route = await await_reply(controller().where.remote(camera))
     if route.decoder_address is None:
         raise UnavailableError(f"no decoder is ready for camera {camera!r} yet")
     return str(route.decoder_address)
@@ -123,7 +123,7 @@ class Decoder:
         self._sender = FrameSender(self._on_lost, max_queue=sender_queue(config), tls=self._tls)
         self._server = RpcServer(max_message_bytes=push_message_bytes(config.gateway.max_packet_bytes), tls=self._tls)
         self._spans = make_spans(config.tracing, name)
-        self._turns = decoding_turns()
+        self._turns = make_decode_gate()
         self._pressure = DecodePressure()
         metrics.decode_behind.set_function(lambda: self._pressure.behind)
         metrics.decode_keyframes_only.set_function(lambda: len(self._pressure.down))
@@ -180,7 +180,7 @@ class Decoder:
     async def _register(self) -> None:
         while True:
             try:
-                await ask(controller().register_decoder.remote(self._info, list(self._cameras)))
+                await await_reply(controller().register_decoder.remote(self._info, list(self._cameras)))
                 return
             except UnavailableError as error:
                 log.warning("cannot register: %s", error)
@@ -189,25 +189,25 @@ class Decoder:
     async def _heartbeat(self) -> None:
         while True:
             await asyncio.sleep(self._config.cluster.heartbeat_s)
-            self._relieve()
+            self._apply_decode_pressure()
             last_words = self._last_words
             reports = [camera.report() for camera in self._cameras.values()] + list(self._waiting.values())
             try:
                 beat = controller().heartbeat_decoder.remote(self._name, self._instance, [*last_words, *reports])
-                if await ask(beat):
+                if await await_reply(beat):
                     self._last_words = [each for each in self._last_words if each not in last_words]
                 else:
                     await self._register()
             except UnavailableError as error:
                 log.warning("no heartbeat: %s", error)
 
-    def _relieve(self) -> None:
+    def _apply_decode_pressure(self) -> None:
         """Where there is no time to decode all cameras, decode those that matter most."""
-        waits = [wait for camera in self._cameras.values() if (wait := camera.wait) is not None]
-        step = self._pressure.judge(waits, time.monotonic())
+        waits = [wait for camera in self._cameras.values() if (wait := camera.decode_backlog) is not None]
+        step = self._pressure.decide(waits, time.monotonic())
         for name, camera in self._cameras.items():
             # Also of one that began anew in the meantime.
-            camera.fall_behind(name in self._pressure.down)
+            camera.set_behind(name in self._pressure.down)
         if step is None:
             return
         log.log(
@@ -224,7 +224,7 @@ class Decoder:
         while True:
             try:
                 asked = controller().assignment.remote(self._name, version, POLL_S)
-                assignment: Assignment = await ask(asked, timeout_s=2 * POLL_S)
+                assignment: Assignment = await await_reply(asked, timeout_s=2 * POLL_S)
                 await self._apply(assignment)
                 version = assignment.version
             except UnavailableError as error:
@@ -240,7 +240,7 @@ class Decoder:
             if name not in wanted
             or camera.life != wanted[name].life
             or camera.geometry != wanted[name].geometry
-            or not camera.change(wanted[name].settings)
+            or not camera.apply_settings(wanted[name].settings)
         ]
         cameras = [self._cameras.pop(name) for name in gone]
         stop_s = self._config.cluster.stop_timeout_s / 2
@@ -272,7 +272,7 @@ class Decoder:
                 self._waiting[name] = CameraReport(name, "error", redact(str(error)), life=assigned.life)
                 return
         camera = self._cameras[name]
-        camera.run_at(assigned.rung)
+        camera.set_rung(assigned.rung)
         camera.route(assigned.replica_address, hand_over=camera.address in alive)
 
     # -- packets in, frames out -----------------------------------------------------------------
@@ -290,7 +290,7 @@ class Decoder:
             raise UnavailableError(f"{self._name} does not run camera {name!r} (yet)")
         return camera.footage
 
-    def _on_lost(self, events: list[LostStream]) -> None:
+    def _on_lost(self, events: list[LostCamera]) -> None:
         """The connection to a replica broke, or it refused a camera: the controller looks whether it is still there."""
         for event in events:
             if event.camera in self._cameras:
@@ -302,6 +302,6 @@ class Decoder:
 
     async def _report_broken(self, replica: str, address: str) -> None:
         try:
-            await ask(controller().report_broken.remote(replica, address))
+            await await_reply(controller().report_broken.remote(replica, address))
         except UnavailableError as error:
             log.warning("could not report %s: %s", replica, error)

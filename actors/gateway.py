@@ -29,12 +29,12 @@ from sightline.v1 import (
     results_pb2_grpc,
 )
 
-from actors.remote import ALERTING, NAMESPACE, RECONCILER, TIER, alerting, ask, controller
+from actors.remote import ALERTING, NAMESPACE, RECONCILER, TIER, alerting, await_reply, controller
 from actors.startup import configure_logging, describe_process
 from cluster import metrics
 from cluster.config import SightlineConfig, parse_camera
 from cluster.config.secrets import peer_tls, tls_files
-from cluster.control.cameras.managed import Managed, manager_from_outside
+from cluster.control.cameras.managed import ManagedCamera, manager_from_outside
 from cluster.errors import UnavailableError
 from cluster.gateway import cameras, replicas
 from cluster.gateway import incidents_proxy as incidents
@@ -51,7 +51,7 @@ from cluster.gateway.merger import ResultsMerger
 from cluster.hosts import limit_malloc_retention, raise_file_limit
 from cluster.redaction import SourceAddress
 from cluster.replica import memory_service as memory
-from cluster.security.roles import PUSH, current
+from cluster.security.roles import PUSH, current_principal
 from cluster.types import CameraStatus, Question
 from cluster.types.reports import ReplicaStatus
 from cluster.wire import answers as results
@@ -80,7 +80,7 @@ def named() -> dict[str, Any]:
     return found
 
 
-class Pages:
+class MetricsPages:
     """The controller knows decoders and replicas; alerting, the reconciler and the nodes' tiers are asked themselves,
     as long as Ray knows their names. One that does not answer is believed to be where it was, so that scraping it says
     that it is down.
@@ -99,7 +99,7 @@ class Pages:
         Raises:
             UnavailableError: the controller does not answer.
         """
-        members: dict[str, str] = await ask(controller().metrics_addresses.remote())
+        members: dict[str, str] = await await_reply(controller().metrics_addresses.remote())
         try:
             handles = await asyncio.to_thread(self._look)
         except RayError as error:
@@ -116,8 +116,8 @@ async def _page(name: str, handle: Any) -> str | None:
     """``None``: it does not say."""
     try:
         if name == ALERTING:
-            return str((await ask(handle.ready.remote(), timeout_s=ANSWER_S)).metrics)
-        return str(await ask(handle.metrics_address.remote(), timeout_s=ANSWER_S))
+            return str((await await_reply(handle.ready.remote(), timeout_s=ANSWER_S)).metrics)
+        return str(await await_reply(handle.metrics_address.remote(), timeout_s=ANSWER_S))
     except Exception as error:
         # Why one process does not start is in its own log, and no reason not to see the others.
         log.debug("%s does not say where its metrics are: %s", name, error)
@@ -216,7 +216,7 @@ class Gateway:
         self._server.add(
             memory.SERVICE,
             memory_pb2_grpc.add_MemoryServicer_to_server,
-            MemoryProxy(self._replica_of, self._channels, on_forget=self._forget_kept),
+            MemoryProxy(self._replica_of, self._channels, on_forget=self._delete_footage),
         )
         self._server.add(
             incidents.SERVICE,
@@ -243,7 +243,7 @@ class Gateway:
 
     async def _sink(self, camera: str) -> ProxySink:
         if self._guard is not None:
-            self._guard.check(current(), PUSH, [camera])
+            self._guard.check(current_principal(), PUSH, [camera])
         await self._controller.where(camera)
         return CountingProxySink(camera, self._decoder_of, self._channels)
 
@@ -259,7 +259,7 @@ class Gateway:
             raise UnavailableError(f"no replica is ready for camera {camera!r} yet")
         return str(route.replica_address)
 
-    async def _forget_kept(self, camera: str, before_s: float) -> pictures_pb2.ForgetFootageReply:
+    async def _delete_footage(self, camera: str, before_s: float) -> pictures_pb2.ForgetFootageReply:
         if self._live is not None:
             self._live.history.forget(camera, time.time() - before_s)
         return await self._pictures.forget(camera, before_s)
@@ -302,7 +302,7 @@ class ControllerDirectory:
     """The controller as ``Cameras`` and ``Replicas`` see it (:class:`cluster.gateway.cameras.CameraDirectory`)."""
 
     def __init__(self) -> None:
-        self._pages = Pages()
+        self._pages = MetricsPages()
 
     async def add(
         self,
@@ -315,8 +315,8 @@ class ControllerDirectory:
         takeover: bool = False,
     ) -> CameraStatus:
         entry = parse_camera(name, source, [asdict(question) for question in questions], settings)
-        managed = Managed(entry=entry, manager=manager_from_outside(manager))
-        status: CameraStatus = await ask(controller().add_camera.remote(managed, force, takeover))
+        managed = ManagedCamera(entry=entry, manager=manager_from_outside(manager))
+        status: CameraStatus = await await_reply(controller().add_camera.remote(managed, force, takeover))
         return status
 
     async def update(
@@ -329,48 +329,50 @@ class ControllerDirectory:
         takeover: bool = False,
     ) -> CameraStatus:
         entry = parse_camera(name, source, [asdict(question) for question in questions], settings)
-        managed = Managed(entry=entry, manager=manager_from_outside(manager))
-        status: CameraStatus = await ask(controller().update_camera.remote(managed, takeover))
+        managed = ManagedCamera(entry=entry, manager=manager_from_outside(manager))
+        status: CameraStatus = await await_reply(controller().update_camera.remote(managed, takeover))
         return status
 
     async def remove(self, name: str, manager: str = "", takeover: bool = False) -> None:
-        await ask(controller().remove_camera.remote(name, manager_from_outside(manager), takeover))
+        await await_reply(controller().remove_camera.remote(name, manager_from_outside(manager), takeover))
 
-    async def export(self, names: Sequence[str] = ()) -> Sequence[Managed]:
-        cameras: Sequence[Managed] = await ask(controller().managed_cameras.remote(list(names)))
+    async def export(self, names: Sequence[str] = ()) -> Sequence[ManagedCamera]:
+        cameras: Sequence[ManagedCamera] = await await_reply(controller().managed_cameras.remote(list(names)))
         return cameras
 
     async def list(self) -> Sequence[CameraStatus]:
-        statuses: Sequence[CameraStatus] = await ask(controller().list_cameras.remote())
+        statuses: Sequence[CameraStatus] = await await_reply(controller().list_cameras.remote())
         return statuses
 
     async def get(self, name: str) -> CameraStatus:
-        status: CameraStatus = await ask(controller().get_camera.remote(name))
+        status: CameraStatus = await await_reply(controller().get_camera.remote(name))
         return status
 
     async def where(self, name: str) -> Any:
         """A :class:`~cluster.control.directory.Route`."""
-        return await ask(controller().where.remote(name))
+        return await await_reply(controller().where.remote(name))
 
     async def replicas(self, known: dict[str, str], timeout_s: float) -> dict[str, str]:
         """See the controller."""
-        replicas: dict[str, str] = await ask(controller().replicas.remote(known, timeout_s), timeout_s=timeout_s + 10.0)
+        replicas: dict[str, str] = await await_reply(
+            controller().replicas.remote(known, timeout_s), timeout_s=timeout_s + 10.0
+        )
         return replicas
 
     async def list_replicas(self) -> Sequence[ReplicaStatus]:
         """See :class:`cluster.gateway.replicas.ReplicaDirectory`."""
-        statuses: Sequence[ReplicaStatus] = await ask(controller().list_replicas.remote())
+        statuses: Sequence[ReplicaStatus] = await await_reply(controller().list_replicas.remote())
         return statuses
 
     async def drain(self, name: str, undo: bool) -> ReplicaStatus:
         """See :class:`cluster.gateway.replicas.ReplicaDirectory`."""
-        status: ReplicaStatus = await ask(controller().drain_replica.remote(name, undo))
+        status: ReplicaStatus = await await_reply(controller().drain_replica.remote(name, undo))
         return status
 
     async def metrics_addresses(self) -> dict[str, str]:
-        """See :class:`actors.gateway.Pages`."""
+        """See :class:`actors.gateway.MetricsPages`."""
         return await self._pages.addresses()
 
     async def alerting(self) -> str:
         """``host:port`` of ``Incidents`` behind the gateway."""
-        return str((await ask(alerting().ready.remote())).rpc)
+        return str((await await_reply(alerting().ready.remote())).rpc)

@@ -7,7 +7,7 @@ import socket
 
 from cluster.config import SightlineConfig
 from cluster.config.secrets import memory_secret, peer_tls, tls_files
-from cluster.control.settings import fleet_settings
+from cluster.control.fleet_settings import fleet_settings
 from cluster.engine.vllm.settings import VllmSettings, check_version
 from cluster.errors import ConfigError
 from cluster.gateway.guard import make_guard

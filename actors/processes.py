@@ -33,7 +33,7 @@ class Process:
     kind: type
     arguments: tuple[Any, ...]
     role: Literal["control", "decoder", "replica"]
-    remembers: bool = False
+    keeps_state: bool = False
     node: str | None = None
 
     def start(self, placement: PlacementConfig, *, detached: bool = False) -> Any:
@@ -58,11 +58,11 @@ class Process:
 def processes(config: SightlineConfig, run_id: str, host: str | None) -> list[Process]:
     """Those of every cluster, in the order in which they start; ``host``: see :func:`actors.remote.own_host`."""
     decoders = [f"decoder-{number}" for number in range(config.cluster.decoders)]
-    found = [Process(CONTROLLER, Controller, (config, run_id, host), "control", remembers=True)]
+    found = [Process(CONTROLLER, Controller, (config, run_id, host), "control", keeps_state=True)]
     found += [Process(name, Decoder, (config, name, host), "decoder") for name in decoders]
     found.append(Process(GATEWAY, Gateway, (config,), "control"))
     if config.alerts.enabled:
-        found.append(Process(ALERTING, Alerting, (config, run_id, host), "control", remembers=True))
+        found.append(Process(ALERTING, Alerting, (config, run_id, host), "control", keeps_state=True))
     if config.kubernetes.enabled:
         found.append(Process(RECONCILER, ReconcilerActor, (config, host), "control"))
     return found

@@ -7,11 +7,11 @@ import logging
 import os
 from collections.abc import Sequence
 
-from actors.remote import ask, controller, own_host
+from actors.remote import await_reply, controller, own_host
 from actors.startup import configure_logging, describe_process
 from cluster.config import SightlineConfig
 from cluster.config.secrets import peer_tls
-from cluster.control.cameras.managed import KUBERNETES, Managed
+from cluster.control.cameras.managed import KUBERNETES, ManagedCamera
 from cluster.kubernetes.api import KubernetesApi
 from cluster.kubernetes.reconciler import Reconciler
 from cluster.kubernetes.watch import CameraWatch
@@ -82,19 +82,19 @@ class ReconcilerActor:
 class ControllerCameras:
     """The controller as :class:`~cluster.kubernetes.reconciler.CameraCluster`."""
 
-    async def managed(self) -> Sequence[Managed]:
-        cameras: Sequence[Managed] = await ask(controller().managed_cameras.remote())
+    async def managed(self) -> Sequence[ManagedCamera]:
+        cameras: Sequence[ManagedCamera] = await await_reply(controller().managed_cameras.remote())
         return cameras
 
     async def statuses(self) -> Sequence[CameraStatus]:
-        statuses: Sequence[CameraStatus] = await ask(controller().list_cameras.remote())
+        statuses: Sequence[CameraStatus] = await await_reply(controller().list_cameras.remote())
         return statuses
 
-    async def add(self, camera: Managed, *, takeover: bool) -> None:
-        await ask(controller().add_camera.remote(camera, False, takeover))
+    async def add(self, camera: ManagedCamera, *, takeover: bool) -> None:
+        await await_reply(controller().add_camera.remote(camera, False, takeover))
 
-    async def update(self, camera: Managed, *, takeover: bool) -> None:
-        await ask(controller().update_camera.remote(camera, takeover))
+    async def update(self, camera: ManagedCamera, *, takeover: bool) -> None:
+        await await_reply(controller().update_camera.remote(camera, takeover))
 
     async def remove(self, name: str) -> None:
-        await ask(controller().remove_camera.remote(name, KUBERNETES), timeout_s=REMOVE_S)
+        await await_reply(controller().remove_camera.remote(name, KUBERNETES), timeout_s=REMOVE_S)

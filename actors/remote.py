@@ -25,7 +25,7 @@ def own_host(host: str | None) -> str:
     return host or str(ray.util.get_node_ip_address())
 
 
-async def ask(reply: Awaitable[Any], *, timeout_s: float = 10.0) -> Any:
+async def await_reply(reply: Awaitable[Any], *, timeout_s: float = 10.0) -> Any:
     """The reply to ``handle.method.remote(...)``; raises what the method raised.
 
     Raises:
@@ -34,18 +34,18 @@ async def ask(reply: Awaitable[Any], *, timeout_s: float = 10.0) -> Any:
     try:
         return await asyncio.wait_for(reply, timeout_s)
     except (RayTaskError, RayActorError, TimeoutError) as error:
-        raise _ours(error, timeout_s) from None
+        raise _translated_error(error, timeout_s) from None
 
 
-def ask_blocking(reply: Any, *, timeout_s: float = 10.0) -> Any:
+def await_reply_blocking(reply: Any, *, timeout_s: float = 10.0) -> Any:
     """:func:`ask` for a caller without an event loop."""
     try:
         return ray.get(reply, timeout=timeout_s)
     except (RayTaskError, RayActorError, GetTimeoutError) as error:
-        raise _ours(error, timeout_s) from None
+        raise _translated_error(error, timeout_s) from None
 
 
-def _ours(error: Exception, timeout_s: float) -> Exception:
+def _translated_error(error: Exception, timeout_s: float) -> Exception:
     if isinstance(error, RayTaskError):
         return cast(Exception, error.cause)
     if isinstance(error, RayActorError):

@@ -17,23 +17,23 @@ from typing import TYPE_CHECKING, Any
 
 from sightline.v1 import frames_pb2_grpc, memory_pb2_grpc, results_pb2_grpc
 
-from actors.remote import ask, ask_blocking, controller, own_host
+from actors.remote import await_reply, await_reply_blocking, controller, own_host
 from actors.startup import configure_logging, describe_process
 from actors.tier import tier_of_this_node
 from cluster import metrics
 from cluster.config import SightlineConfig
 from cluster.config.secrets import peer_tls
-from cluster.control.settings import fleet_settings
+from cluster.control.fleet_settings import fleet_settings
 from cluster.errors import SightlineError, UnavailableError
 from cluster.memory import prefetch
 from cluster.replica import frames_service as frames
 from cluster.replica import memory_service as memory
-from cluster.replica.album import Album
-from cluster.replica.asks import Conversations
+from cluster.replica.ask_queue import Conversations
 from cluster.replica.engine import load_configured, make_engine, model_fingerprint
 from cluster.replica.events import ReplicaEvents, WorkerFrames
-from cluster.replica.memory import Forgetting, MemoryCollector, WorkerMemory, tier_stack
+from cluster.replica.memory import MemoryCollector, MemoryDeletions, WorkerMemory, tier_stack
 from cluster.replica.simulated import SIMULATED, make_simulated
+from cluster.replica.thumbnails import ThumbnailStore
 from cluster.replica.worker import EngineWorker
 from cluster.tracing import make_spans
 from cluster.tracing.spans import ReplicaTraces
@@ -65,7 +65,7 @@ class Replica:
             engine, bank = await self._load(config)
             await self._start(engine, bank, own_host(host))
         except SightlineError as error:
-            await ask(controller().report_failure.remote(error))
+            await await_reply(controller().report_failure.remote(error))
             raise
 
     async def _load(self, config: SightlineConfig) -> tuple[Engine, MemoryBank]:
@@ -81,7 +81,9 @@ class Replica:
         address = await self._open_tier(fingerprint) if config.tiers.node else None
 
         def find_node() -> str:
-            return str(ask_blocking(tier_of_this_node().find.remote(fingerprint), timeout_s=config.tiers.deadline_s))
+            return str(
+                await_reply_blocking(tier_of_this_node().find.remote(fingerprint), timeout_s=config.tiers.deadline_s)
+            )
 
         return tier_stack(config, fingerprint, address, find_node=find_node, tls=self._tls)
 
@@ -90,7 +92,7 @@ class Replica:
         deadline = time.monotonic() + self._config.cluster.start_timeout_s
         while True:
             try:
-                return str(await ask(tier_of_this_node().open.remote(fingerprint)))
+                return str(await await_reply(tier_of_this_node().open.remote(fingerprint)))
             except UnavailableError:
                 if time.monotonic() > deadline:
                     raise
@@ -127,7 +129,7 @@ class Replica:
         self._worker.start()
         self._bank = bank
         asking = self._config.asking
-        self._memory = WorkerMemory(self._worker, Album(), timeout_s=asking.timeout_s)
+        self._memory = WorkerMemory(self._worker, ThumbnailStore(), timeout_s=asking.timeout_s)
         self._handler = WorkerFrames(self._worker, self._memory, self._answered, traces)
         self._server = RpcServer(tls=self._tls)
         self._server.add(
@@ -139,7 +141,7 @@ class Replica:
             results.SERVICE, results_pb2_grpc.add_ResultsServicer_to_server, results.ResultsServicer(self._hub)
         )
         conversations = Conversations(limit=max(64, 2 * asking.queue))
-        self._forgetting = Forgetting(self._memory, conversations, bank, self._hub)
+        self._deletions = MemoryDeletions(self._memory, conversations, bank, self._hub)
         servicer = memory.MemoryServicer(
             self._memory,
             conversations=conversations,
@@ -160,7 +162,9 @@ class Replica:
         )
         await self._register()
         self._beating = asyncio.Lock()
-        self._tasks = [asyncio.create_task(work) for work in (self._heartbeat(), self._confirm(), self._tend())]
+        self._tasks = [
+            asyncio.create_task(work) for work in (self._heartbeat(), self._confirm(), self._run_maintenance())
+        ]
 
     async def check_health(self) -> None:
         """Serve asks every second; an exception, three times in a row, gets the replica replaced."""
@@ -175,12 +179,12 @@ class Replica:
         while True:
             try:
                 # Before a camera of the same name can come here, and find what the removed one left.
-                self._forgetting.order(await ask(controller().removed.remote(self._instance)))
-                await self._forgetting.finish()
-                if await ask(controller().gave_up.remote(self._instance)):
-                    await asyncio.wrap_future(self._worker.surrender())
+                self._deletions.schedule(await await_reply(controller().pending_deletions.remote(self._instance)))
+                await self._deletions.wait_until_done()
+                if await await_reply(controller().was_expired.remote(self._instance)):
+                    await asyncio.wrap_future(self._worker.release_all())
                 streams = self._worker.open_streams()
-                self._name = await ask(controller().register_replica.remote(self._info, self._name, streams))
+                self._name = await await_reply(controller().register_replica.remote(self._info, self._name, streams))
                 return
             except UnavailableError as error:
                 log.warning("cannot register: %s", error)
@@ -191,20 +195,20 @@ class Replica:
             await asyncio.sleep(self._config.cluster.heartbeat_s)
             self._handler.close_orphans(time.monotonic())
             async with self._beating:
-                await self._beat()
+                await self._send_heartbeat()
 
-    async def _beat(self) -> None:
+    async def _send_heartbeat(self) -> None:
         load = self._worker.load()
-        self._count(load)
+        self._update_metrics(load)
         try:
-            forgotten = sorted(self._forgetting.done)
+            forgotten = sorted(self._deletions.done)
             beat = controller().heartbeat_replica.remote(self._instance, self._reports(), forgotten, load)
-            orders = await ask(beat)
+            orders = await await_reply(beat)
             if orders is None:
                 await self._register()
             else:
-                self._forgetting.told(forgotten)
-                self._forgetting.order(orders)
+                self._deletions.acknowledge(forgotten)
+                self._deletions.schedule(orders)
         except UnavailableError as error:
             log.warning("no heartbeat: %s", error)
 
@@ -217,11 +221,11 @@ class Replica:
             if (still_s := time.monotonic() - seen_s) > cluster.heartbeat_timeout_s:
                 log.warning("stood still for %.0f s", still_s)
                 async with self._beating:
-                    await self._beat()
+                    await self._send_heartbeat()
             seen_s = time.monotonic()
-            self._worker.confirm()
+            self._worker.confirm_ownership()
 
-    def _count(self, load: ReplicaReport) -> None:
+    def _update_metrics(self, load: ReplicaReport) -> None:
         """What ``/metrics`` shows of how things stand."""
         for queue, depth in self._worker.depths().items():
             metrics.queue_depth.labels(queue).set(depth)
@@ -229,15 +233,15 @@ class Replica:
         self._busy_s = load.busy_s
         metrics.replica_backlog_seconds.set(load.backlog_s)
         metrics.replica_cameras.set(load.held)
-        self._answered.keep(self._worker.open_streams())
-        self._answered.remembers({camera: held.nbytes for camera, held in self._bank.memory_reports().items()})
+        self._answered.retain_cameras(self._worker.open_streams())
+        self._answered.set_memory_bytes({camera: held.nbytes for camera, held in self._bank.memory_reports().items()})
 
-    async def _tend(self) -> None:
+    async def _run_maintenance(self) -> None:
         """What the memories put off, also while no frame comes: a slow tier holds up neither heartbeats nor windows."""
         while True:
             await asyncio.sleep(self._config.cluster.heartbeat_s)
             try:
-                await asyncio.wrap_future(self._worker.run(lambda _: self._bank.run_maintenance()))
+                await asyncio.wrap_future(self._worker.call_on_engine_thread(lambda _: self._bank.run_maintenance()))
                 await asyncio.to_thread(self._bank.tiers.finish_deletions)
                 await asyncio.to_thread(self._tier_metrics.refresh)
             except Exception:

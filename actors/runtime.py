@@ -20,7 +20,7 @@ from actors.controller import Readiness
 from actors.gateway import GatewayAddresses
 from actors.preflight import preflight
 from actors.processes import Process, processes, tiers
-from actors.remote import ALERTING, CONTROLLER, GATEWAY, RECONCILER, ask_blocking
+from actors.remote import ALERTING, CONTROLLER, GATEWAY, RECONCILER, await_reply_blocking
 from actors.session import RaySession
 from cluster.config import SightlineConfig
 from cluster.errors import ConfigError, SightlineError, UnavailableError
@@ -91,7 +91,7 @@ class Cluster:
 
     def readiness(self) -> Readiness:
         """Which decoders and replicas are ready, with their addresses and process ids."""
-        readiness: Readiness = ask_blocking(self._actors[CONTROLLER].readiness.remote())
+        readiness: Readiness = await_reply_blocking(self._actors[CONTROLLER].readiness.remote())
         return readiness
 
     def failure(self) -> str | None:
@@ -129,10 +129,10 @@ class Cluster:
         with self._phase("serve"):
             self._serve(config, host)
         with self._phase("gateway"):
-            self._addresses = ask_blocking(self._actors[GATEWAY].ready.remote(), timeout_s=_left(deadline))
+            self._addresses = await_reply_blocking(self._actors[GATEWAY].ready.remote(), timeout_s=_left(deadline))
             for name in (ALERTING, RECONCILER):
                 if name in self._actors:
-                    ask_blocking(self._actors[name].ready.remote(), timeout_s=_left(deadline))
+                    await_reply_blocking(self._actors[name].ready.remote(), timeout_s=_left(deadline))
         with self._phase("decoders and replicas"):
             self._wait_until_ready(config, deadline)
 

@@ -13,9 +13,9 @@ from cluster import metrics
 from cluster.config import SightlineConfig
 from cluster.config.cluster import ClusterConfig
 from cluster.logs import CountingHandler, JsonFormatter, TextFormatter
-from cluster.metrics.primed import Role, prime
+from cluster.metrics.zero_series import Role, create_zero_series
 from cluster.redaction import KnownSecrets, redact_log
-from cluster.redaction.known import redact_tracebacks
+from cluster.redaction.known_secrets import redact_tracebacks
 
 
 def configure_logging(process: str, cluster: ClusterConfig) -> None:
@@ -47,4 +47,4 @@ def describe_process(config: SightlineConfig, role: Role) -> None:
         release = "unknown"
     metrics.build_info.clear()
     metrics.build_info.labels(release, config.engine, config.model.name, config_digest(config)).set(1)
-    prime(role, sinks=[sink.name for sink in config.alerts.sinks])
+    create_zero_series(role, sinks=[sink.name for sink in config.alerts.sinks])

@@ -16,7 +16,7 @@ from ray.experimental import internal_kv
 
 from actors.preflight import check_settings
 from actors.processes import Process, processes, tiers
-from actors.remote import ALERTING, GATEWAY, NAMESPACE, ask
+from actors.remote import ALERTING, GATEWAY, NAMESPACE, await_reply
 from actors.startup import configure_logging
 from cluster.config import SightlineConfig
 from cluster.errors import SightlineError, UnavailableError
@@ -43,8 +43,8 @@ class Supervisor:
         configure_logging("supervisor", config.cluster)
         await asyncio.to_thread(check_settings, config)
         self._config = config
-        self._ledger = Ledger()
-        await asyncio.to_thread(self._ledger.claim)
+        self._registry = ProcessRegistry()
+        await asyncio.to_thread(self._registry.claim)
         self._looked = asyncio.Event()
         self._looked_s = time.monotonic()
         self._task = asyncio.create_task(self._supervise())
@@ -84,7 +84,7 @@ class Supervisor:
     async def _until_listens(self, name: str) -> None:
         while True:
             try:
-                await ask(ray.get_actor(name, namespace=NAMESPACE).ready.remote(), timeout_s=POLL_S)
+                await await_reply(ray.get_actor(name, namespace=NAMESPACE).ready.remote(), timeout_s=POLL_S)
                 return
             except (ValueError, UnavailableError):
                 await asyncio.sleep(POLL_S / 4)
@@ -96,22 +96,22 @@ class Supervisor:
     async def _supervise(self) -> None:
         while True:
             try:
-                await asyncio.to_thread(self._look)
+                await asyncio.to_thread(self._reconcile)
                 self._looked_s = time.monotonic()
                 self._looked.set()
             except (RayError, TimeoutError, UnavailableError) as error:
                 log.warning("could not look after the processes: %s", error)
             await asyncio.sleep(POLL_S)
 
-    def _look(self) -> None:
+    def _reconcile(self) -> None:
         """Start what is missing, and end what is not wanted any more or runs with another configuration."""
-        if not self._ledger.mine():
+        if not self._registry.is_owner():
             return
         wanted = {each.name: each for each in (*processes(self._config, RUN_ID, None), *tiers(self._config, None))}
-        ending = dict.fromkeys(self._ledger.names() - wanted.keys(), True)
+        ending = dict.fromkeys(self._registry.names() - wanted.keys(), True)
         for name, process in wanted.items():
-            if _find(name) is not None and not self._ledger.current(name, self._digest(name)):
-                ending[name] = not process.remembers
+            if _find(name) is not None and not self._registry.is_current(name, self._digest(name)):
+                ending[name] = not process.keeps_state
         self._end(ending)
         for name, process in wanted.items():
             if _find(name) is None:
@@ -121,17 +121,17 @@ class Supervisor:
         log.info("starting %s", process.name)
         with contextlib.suppress(ValueError):
             process.start(self._config.cluster.placement, detached=True)
-            self._ledger.put(process.name, digest)
+            self._registry.put(process.name, digest)
 
     def _digest(self, name: str) -> str:
         """Changes when the process must be started anew."""
         return hashlib.sha256(f"{name}\n{self._config.model_dump_json(context=dict(REVEAL))}".encode()).hexdigest()
 
     def _end_all(self) -> None:
-        if not self._ledger.mine():
+        if not self._registry.is_owner():
             return
-        self._end(dict.fromkeys(self._ledger.names(), True))
-        self._ledger.clear()
+        self._end(dict.fromkeys(self._registry.names(), True))
+        self._registry.clear()
 
     def _end(self, names: dict[str, bool]) -> None:
         """Processes by name, with whether they also forget what they keep for a restart. Raises ``TimeoutError`` when a
@@ -150,10 +150,10 @@ class Supervisor:
                 raise TimeoutError(f"{', '.join(left)} did not end")
             time.sleep(0.05)
         for name in names:
-            self._ledger.remove(name)
+            self._registry.remove(name)
 
 
-class Ledger:
+class ProcessRegistry:
     """Which processes there are and with what configuration, in Ray's key-value store; and whose they are."""
 
     NAMESPACE = b"sightline-processes"
@@ -167,7 +167,7 @@ class Ledger:
         """From here on others keep their hands off."""
         internal_kv._internal_kv_put(self.OWNER, self._me, overwrite=True, namespace=self.NAMESPACE)
 
-    def mine(self) -> bool:
+    def is_owner(self) -> bool:
         """Whether no other supervisor has come since."""
         return bool(internal_kv._internal_kv_get(self.OWNER, namespace=self.NAMESPACE) == self._me)
 
@@ -176,7 +176,7 @@ class Ledger:
         keys = internal_kv._internal_kv_list(self.PROCESS, namespace=self.NAMESPACE)
         return {key.removeprefix(self.PROCESS).decode() for key in keys}
 
-    def current(self, name: str, digest: str) -> bool:
+    def is_current(self, name: str, digest: str) -> bool:
         """Whether the process was started with this configuration."""
         return bool(internal_kv._internal_kv_get(self._key(name), namespace=self.NAMESPACE) == digest.encode())
 

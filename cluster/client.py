@@ -24,7 +24,7 @@ from sightline.v1 import (
     results_pb2_grpc,
 )
 
-from cluster.alerts.clips.store import Deleted, Kind
+from cluster.alerts.clips.footage_store import Deleted, Kind
 from cluster.alerts.grpc_service import (
     detail_from_proto,
     event_from_proto,
@@ -33,8 +33,8 @@ from cluster.alerts.grpc_service import (
     outbox_from_proto,
 )
 from cluster.alerts.incident import AlertEvent, Incident, Mute
-from cluster.alerts.service import Detail, Outbox
-from cluster.control.cameras.managed import Managed, entry_from_json
+from cluster.alerts.service import IncidentDetail, Outbox
+from cluster.control.cameras.managed import ManagedCamera, entry_from_json
 from cluster.decoder.footage.pictures import Picture
 from cluster.errors import SightlineError, UnavailableError
 from cluster.hosts import is_loopback
@@ -172,12 +172,12 @@ class GatewayClient:
         request = cameras_pb2.RemoveCameraRequest(name=name, manager=manager, takeover=takeover)
         self._call(self._cameras.Remove, request)
 
-    def cameras_export(self, names: Collection[str] = (), *, secrets: bool = False) -> list[Managed]:
+    def cameras_export(self, names: Collection[str] = (), *, secrets: bool = False) -> list[ManagedCamera]:
         """Cameras as they were written, sources in full only with ``secrets``; all of them without ``names``. For
         administrators."""
         request = cameras_pb2.ExportCamerasRequest(names=sorted(names), secrets=secrets)
         reply = self._call(self._cameras.Export, request)
-        return [Managed(entry=entry_from_json(each.entry_json), manager=each.manager) for each in reply.cameras]
+        return [ManagedCamera(entry=entry_from_json(each.entry_json), manager=each.manager) for each in reply.cameras]
 
     def replicas_list(self) -> list[ReplicaStatus]:
         """Every replica, by name."""
@@ -267,7 +267,7 @@ class GatewayClient:
         )
         return [incident_from_proto(each) for each in self._call(self._incidents.List, request).incidents]
 
-    def incident(self, incident_id: str) -> Detail:
+    def incident(self, incident_id: str) -> IncidentDetail:
         request = incidents_pb2.GetIncidentRequest(id=incident_id)
         return detail_from_proto(self._call(self._incidents.Get, request))
 

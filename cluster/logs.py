@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 
 from cluster import metrics
 from cluster.redaction import redact_log
-from cluster.redaction.known import RedactingFormatter
+from cluster.redaction.known_secrets import RedactingFormatter
 
 TEXT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 

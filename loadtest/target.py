@@ -157,7 +157,7 @@ def _processes(cluster: Cluster) -> dict[str, int]:
     import ray
     from ray.exceptions import RayError
 
-    from actors.remote import CONTROLLER, GATEWAY, NAMESPACE, ask_blocking
+    from actors.remote import CONTROLLER, GATEWAY, NAMESPACE, await_reply_blocking
     from cluster.errors import SightlineError
 
     found: dict[str, int] = {}
@@ -171,5 +171,7 @@ def _processes(cluster: Cluster) -> dict[str, int]:
         role = name.split("-")[0]
         if role in (CONTROLLER, GATEWAY, "tier"):
             with contextlib.suppress(SightlineError, RayError, ValueError):
-                found[role] = ask_blocking(ray.get_actor(name, namespace=NAMESPACE).process_id.remote(), timeout_s=2.0)
+                found[role] = await_reply_blocking(
+                    ray.get_actor(name, namespace=NAMESPACE).process_id.remote(), timeout_s=2.0
+                )
     return found

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
-from cluster.redaction.known import KNOWN
+from cluster.redaction.known_secrets import KNOWN
 
 pytest_plugins = ["border_types"]
 

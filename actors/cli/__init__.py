@@ -16,7 +16,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     from actors.cli.app import command
     from cluster.errors import SightlineError
-    from cluster.redaction.known import redact_tracebacks
+    from cluster.redaction.known_secrets import redact_tracebacks
 
     redact_tracebacks()
     try:

@@ -46,7 +46,7 @@ def serve(
     failure: str | None = None
     with screen.status("loading the libraries") as status:
         from actors.runtime import Cluster
-        from cluster.decoder.footage.camera import shortages
+        from cluster.decoder.footage.camera import clip_shortages
         from cluster.replica.simulated import WARNING
 
         cluster = Cluster(loaded, on_phase=status.update if screen.is_terminal else screen.print)
@@ -60,7 +60,7 @@ def serve(
             screen.print(f"[bold yellow]warning[/]  {WARNING}")
         elif loaded.model.name in PRESETS:
             screen.print(f"[bold yellow]warning[/]  {random_weights(loaded.model.name)}")
-        for sentence in shortages(loaded):
+        for sentence in clip_shortages(loaded):
             screen.print(f"[bold yellow]warning[/]  {escape(sentence)}")
         scheme = "http" if loaded.security.tls.certificate is None else "https"
         screen.print(

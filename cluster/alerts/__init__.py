@@ -1,4 +1,5 @@
-"""Alerts: from answers to standing questions, and from cameras' own state, to incidents and to those who must know.
+"""Alerting: turns answers and camera states into incidents, and delivers incident events to sinks.
 
-Everything but the service and the sinks is plain Python that time comes into; nothing here knows Ray or gRPC.
+Only the service and the sinks do I/O. The rest is plain Python that receives the time as an argument; nothing here
+depends on Ray or gRPC.
 """

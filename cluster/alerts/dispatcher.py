@@ -1,4 +1,4 @@
-"""``Dispatcher``: hands alerts to sinks until they have taken them, in order per incident, each sink for itself."""
+"""Delivers alerts to sinks with retries, in order per incident and independently per sink (``Dispatcher``)."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from cluster.alerts.sinks import DeliveryError, Sink
 log = logging.getLogger(__name__)
 
 CONCURRENCY = 8
-"""Alerts on their way to one sink at once, each of another incident."""
+"""Concurrent sends to one sink, each of another incident."""
 
 DOWN_AFTER = 3
 PAUSE_S = 5.0
-"""A sink that failed so often in a row is down: it is tried with one alert at a time, at most this many seconds apart.
-An alert that alone is refused waits by itself and holds nobody up."""
+"""Consecutive failures after which a sink counts as down, and the most seconds between single probes of it. An alert
+that alone is refused backs off by itself and blocks no other."""
 
 SEND_S = 60.0
-"""Longest that a sink may take whatever its own timeout says."""
+"""Hard limit of one send, whatever timeout the sink is configured with."""
 
 
 @dataclass(frozen=True, slots=True)
 class Retry:
-    """Attempt n waits ``first_s * 2**n``, at most ``longest_s``, less up to half of it at random.
+    """Exponential backoff: attempt n waits ``first_s * 2**n``, at most ``longest_s``, less up to half of it at random.
 
-    ``give_up_s``: an alert older than that which fails once more is a dead letter.
+    ``give_up_s``: age at which an alert that fails again becomes a dead letter.
     """
 
     first_s: float = 0.5
@@ -40,15 +40,15 @@ class Retry:
     give_up_s: float = 86_400.0
 
     def delay_s(self, attempt: int, draw: float) -> float:
-        """Seconds after the ``attempt``-th failure, from 1; ``draw`` is uniform in 0..1."""
+        """Delay in seconds after the ``attempt``-th failure, from 1; ``draw`` is uniform in 0..1."""
         return float(min(self.longest_s, self.first_s * 2.0 ** min(attempt - 1, 32)) * (1.0 - 0.5 * draw))
 
 
 @dataclass(frozen=True, slots=True)
-class LaneStatus:
-    """One sink: alerts that wait, and since the process began how many it took, how often it failed, how many died.
+class SinkStatus:
+    """Queue length of one sink, and its counts of deliveries, failures and dead letters since the process started.
 
-    ``dropped``: there was no room for them to wait.
+    ``dropped``: evicted from the full queue.
     """
 
     waiting: int
@@ -60,12 +60,12 @@ class LaneStatus:
 
 
 class Dispatcher:
-    """``put`` never waits; ``settle`` is told of every change of a delivery, to be written. Runs on one event loop.
+    """One delivery queue per sink, on one event loop. :meth:`enqueue` never waits.
 
     Args:
-        most: alerts waiting for one sink; above it the oldest is dropped and counted, which only happens when the
-        outbox
-            itself is full.
+        settle: called with every changed delivery, to be persisted.
+        most: queue limit of one sink; above it the oldest alert is dropped and counted, which only happens when the
+            outbox itself is full.
     """
 
     def __init__(
@@ -79,41 +79,43 @@ class Dispatcher:
     ) -> None:
         chance = random.Random(seed)
         self._settle = settle
-        self._lanes = {name: _Lane(name, sink, settle, retry or Retry(), most, chance) for name, sink in sinks.items()}
+        self._lanes = {
+            name: _SinkQueue(name, sink, settle, retry or Retry(), most, chance) for name, sink in sinks.items()
+        }
 
     def start(self) -> None:
-        """Begin to send."""
+        """Start sending."""
         for lane in self._lanes.values():
             lane.start()
 
-    def put(self, deliveries: Iterable[Delivery]) -> None:
-        """Send these; those of a sink that is not configured any more are dead letters at once."""
+    def enqueue(self, deliveries: Iterable[Delivery]) -> None:
+        """Queue deliveries; those of sinks that are no longer configured become dead letters at once."""
         for delivery in deliveries:
             lane = self._lanes.get(delivery.sink)
             if lane is None:
                 error = f"no sink {delivery.sink!r} is configured any more"
                 self._settle(replace(delivery, state="dead", error=error))
             else:
-                lane.put(delivery)
+                lane.enqueue(delivery)
 
-    def revise(self, change: Callable[[AlertEvent], AlertEvent | None]) -> int:
-        """What still waits becomes what ``change`` makes of it; None: nobody is told of it. How many those are.
+    def revise_pending(self, change: Callable[[AlertEvent], AlertEvent | None]) -> int:
+        """Replace queued events by ``change(event)``; None cancels the delivery. Returns how many were cancelled.
 
-        One that is under way is not called back, but it is not tried again.
+        A delivery in progress is not interrupted, but not retried either.
         """
-        return sum(lane.revise(change) for lane in self._lanes.values())
+        return sum(lane.revise_pending(change) for lane in self._lanes.values())
 
-    def status(self) -> dict[str, LaneStatus]:
-        """By sink."""
+    def status(self) -> dict[str, SinkStatus]:
+        """Status by sink name."""
         return {name: lane.status() for name, lane in self._lanes.items()}
 
     async def stop(self) -> None:
-        """Stop sending; what is under way is cut off and will be sent again by whoever goes on."""
+        """Stop sending; deliveries in progress are cancelled and sent again by the next process."""
         await asyncio.gather(*(lane.stop() for lane in self._lanes.values()))
 
 
-class _Lane:
-    """One sink's queue: incidents whose oldest alert is due, and behind each its later ones."""
+class _SinkQueue:
+    """Queue of one sink: a heap of incidents by due time, and per incident its alerts in order."""
 
     def __init__(
         self,
@@ -142,10 +144,10 @@ class _Lane:
     def start(self) -> None:
         self._main = asyncio.create_task(self._run(), name=f"alerts to {self._name}")
 
-    def status(self) -> LaneStatus:
-        return LaneStatus(self._held, self._delivered, self._failures, self._dead, self._trouble, self._dropped)
+    def status(self) -> SinkStatus:
+        return SinkStatus(self._held, self._delivered, self._failures, self._dead, self._trouble, self._dropped)
 
-    def put(self, delivery: Delivery) -> None:
+    def enqueue(self, delivery: Delivery) -> None:
         incident = delivery.event.incident.id
         queue = self._queues.get(incident)
         if queue is None:
@@ -156,7 +158,7 @@ class _Lane:
         if self._held > self._most:
             self._drop_oldest()
 
-    def revise(self, change: Callable[[AlertEvent], AlertEvent | None]) -> int:
+    def revise_pending(self, change: Callable[[AlertEvent], AlertEvent | None]) -> int:
         gone = 0
         for incident, queue in list(self._queues.items()):
             kept = [(each, change(each.event)) for each in queue]
@@ -203,7 +205,7 @@ class _Lane:
                 continue
 
     def _launch(self) -> float | None:
-        """Start what is due and may go; returns seconds until the next is due, None when only a change helps."""
+        """Start due deliveries; returns seconds until the next is due, None when only a new event can help."""
         now_s = time.monotonic()
         down = self._in_a_row >= DOWN_AFTER
         if down and now_s < self._resume_s:
@@ -224,7 +226,7 @@ class _Lane:
     async def _send(self, incident: str) -> None:
         queue = self._queues[incident]
         if not queue:
-            # Forgotten between being due and being sent.
+            # Cancelled between being due and being sent.
             self._busy.discard(incident)
             del self._queues[incident]
             self._changed.set()
@@ -246,7 +248,7 @@ class _Lane:
         delay_s = 0.0 if error is None else self._fail(delivery, error)
         if error is None:
             self._succeed(delivery)
-        # Otherwise it was forgotten while it was under way.
+        # Otherwise it was cancelled while it was in progress.
         if queue and queue[0].event.key == delivery.event.key:
             if delay_s:
                 queue[0] = replace(delivery, event=queue[0].event)
@@ -265,14 +267,14 @@ class _Lane:
         self._delivered += 1
         if self._in_a_row >= DOWN_AFTER:
             log.info("sink %s takes alerts again", self._name)
-            # What failed while it was away is due now, in the order it came.
+            # What failed during the outage is due now, in order of arrival.
             self._due = [(0.0, number, name) for _, number, name in self._due]
             heapq.heapify(self._due)
         self._in_a_row, self._trouble = 0, ""
         self._settle(replace(delivery, state="delivered"))
 
     def _fail(self, delivery: Delivery, error: DeliveryError) -> float:
-        """Seconds until it is tried again; 0 when it is a dead letter."""
+        """Record a failure; returns seconds until the retry, 0 for a dead letter."""
         self._failures += 1
         old = time.time() - delivery.event.at_s > self._retry.give_up_s
         if error.retryable:

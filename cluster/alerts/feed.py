@@ -1,4 +1,4 @@
-"""``EventFeed``: what happens, for whoever follows, through bounded queues where the newest events win."""
+"""Incident events for live subscribers, through bounded queues that drop the oldest events (``EventFeed``)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from cluster.errors import CapacityError
 
 
 class Follower:
-    """An async iterator of ``(event, missed)``, ``missed`` counting events lost before it; a context manager."""
+    """Async iterator of ``(event, missed)`` and context manager; ``missed`` counts events dropped before this one."""
 
     def __init__(self, feed: EventFeed, limit: int) -> None:
         self._feed = feed
@@ -27,7 +27,7 @@ class Follower:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._feed.leave(self)
+        self._feed.remove_follower(self)
 
     def __aiter__(self) -> Follower:
         return self
@@ -53,7 +53,7 @@ class Follower:
 
 
 class EventFeed:
-    """Runs on one event loop. Memory: ``limit`` events per follower."""
+    """Publishes to all followers on one event loop. Memory: ``limit`` events per follower."""
 
     def __init__(self, *, limit: int = 256, max_followers: int = 256) -> None:
         self._limit = limit
@@ -62,13 +62,13 @@ class EventFeed:
         self.closed = False
 
     def publish(self, events: Iterable[AlertEvent]) -> None:
-        """Never waits."""
+        """Queue events for all followers without waiting."""
         for event in events:
             for follower in self._followers:
                 follower.put(event)
 
     def follow(self) -> Follower:
-        """Events from now on.
+        """Subscribe to events from now on.
 
         Raises:
             CapacityError: too many followers.
@@ -79,11 +79,11 @@ class EventFeed:
         self._followers.add(follower)
         return follower
 
-    def leave(self, follower: Follower) -> None:
+    def remove_follower(self, follower: Follower) -> None:
         self._followers.discard(follower)
 
     def close(self) -> None:
-        """Every follower ends after what it has queued."""
+        """End all followers after their queued events."""
         self.closed = True
         for follower in self._followers:
             follower.wake()

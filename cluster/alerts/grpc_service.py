@@ -1,4 +1,4 @@
-"""``Incidents`` of the alerting process: list, acknowledge, mute and follow them, and look after the outbox."""
+"""gRPC ``Incidents`` service: list, acknowledge, mute and follow incidents, and inspect the outbox."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import grpc
 import grpc.aio
 from sightline.v1 import incidents_pb2, incidents_pb2_grpc
 
-from cluster.alerts.dispatcher import LaneStatus
+from cluster.alerts.dispatcher import SinkStatus
 from cluster.alerts.incident import (
     AlertEvent,
     ClipState,
@@ -23,7 +23,7 @@ from cluster.alerts.incident import (
     Mute,
     Severity,
 )
-from cluster.alerts.service import AlertService, Detail, Outbox
+from cluster.alerts.service import AlertService, IncidentDetail, Outbox
 from cluster.errors import ConfigError, SightlineError
 from cluster.wire.status import abort
 
@@ -53,7 +53,7 @@ _FIELDS = (
 
 
 def incident_to_proto(incident: Incident) -> incidents_pb2.Incident:
-    """One incident; how many events it has had is not in the message."""
+    """Convert one incident; the number of its events is not part of the message."""
     return incidents_pb2.Incident(**{name: getattr(incident, name) for name in _FIELDS})
 
 
@@ -85,7 +85,7 @@ def incident_from_proto(message: incidents_pb2.Incident) -> Incident:
 
 
 def event_to_proto(event: AlertEvent, missed: int = 0) -> incidents_pb2.IncidentEvent:
-    """``missed``: events that its reader lost before this one."""
+    """Convert one event; ``missed``: events that the reader lost before it."""
     return incidents_pb2.IncidentEvent(
         key=event.key,
         event=event.kind,
@@ -104,7 +104,7 @@ def event_from_proto(message: incidents_pb2.IncidentEvent) -> AlertEvent:
 
 
 def delivery_to_proto(delivery: Delivery) -> incidents_pb2.Delivery:
-    """One event at one sink."""
+    """Convert one delivery."""
     return incidents_pb2.Delivery(
         event=event_to_proto(delivery.event),
         sink=delivery.sink,
@@ -120,8 +120,8 @@ def delivery_from_proto(message: incidents_pb2.Delivery) -> Delivery:
     return Delivery(event_from_proto(message.event), message.sink, state, message.attempts, message.error)
 
 
-def detail_to_proto(detail: Detail) -> incidents_pb2.IncidentDetail:
-    """An incident with all that is known of it."""
+def detail_to_proto(detail: IncidentDetail) -> incidents_pb2.IncidentDetail:
+    """Convert an incident with its events and deliveries."""
     return incidents_pb2.IncidentDetail(
         incident=incident_to_proto(detail.incident),
         events=[event_to_proto(event) for event in detail.events],
@@ -129,9 +129,9 @@ def detail_to_proto(detail: Detail) -> incidents_pb2.IncidentDetail:
     )
 
 
-def detail_from_proto(message: incidents_pb2.IncidentDetail) -> Detail:
+def detail_from_proto(message: incidents_pb2.IncidentDetail) -> IncidentDetail:
     """The inverse of :func:`detail_to_proto`."""
-    return Detail(
+    return IncidentDetail(
         incident_from_proto(message.incident),
         [event_from_proto(event) for event in message.events],
         [delivery_from_proto(delivery) for delivery in message.deliveries],
@@ -139,7 +139,7 @@ def detail_from_proto(message: incidents_pb2.IncidentDetail) -> Detail:
 
 
 def mutes_to_proto(mutes: Sequence[Mute]) -> incidents_pb2.ListMutesResponse:
-    """Mutes that hold."""
+    """Convert the active mutes."""
     return incidents_pb2.ListMutesResponse(
         mutes=[incidents_pb2.Mute(camera=m.camera, subject=m.subject, until_s=m.until_s, by=m.by) for m in mutes]
     )
@@ -151,7 +151,7 @@ def mutes_from_proto(message: incidents_pb2.ListMutesResponse) -> list[Mute]:
 
 
 def outbox_to_proto(outbox: Outbox) -> incidents_pb2.OutboxStatus:
-    """How the sinks and the disk are doing."""
+    """Convert the status of sinks and disk."""
     lanes = [
         incidents_pb2.SinkStatus(
             name=name,
@@ -179,7 +179,7 @@ def outbox_to_proto(outbox: Outbox) -> incidents_pb2.OutboxStatus:
 def outbox_from_proto(message: incidents_pb2.OutboxStatus) -> Outbox:
     """The inverse of :func:`outbox_to_proto`."""
     lanes = {
-        s.name: (s.kind, LaneStatus(s.waiting, s.delivered, s.failures, s.dead, s.trouble, s.dropped))
+        s.name: (s.kind, SinkStatus(s.waiting, s.delivered, s.failures, s.dead, s.trouble, s.dropped))
         for s in message.sinks
     }
     dead = [delivery_from_proto(letter) for letter in message.dead]
@@ -197,7 +197,7 @@ Context: TypeAlias = grpc.aio.ServicerContext
 
 
 class IncidentsServicer(incidents_pb2_grpc.IncidentsServicer):
-    """Over the service itself. See protos/sightline/v1/incidents.proto for every call."""
+    """Servicer over ``AlertService``. See protos/sightline/v1/incidents.proto for every call."""
 
     def __init__(self, service: AlertService) -> None:
         self._service = service
@@ -253,8 +253,8 @@ class IncidentsServicer(incidents_pb2_grpc.IncidentsServicer):
         async with _explained(context):
             wanted = set(request.cameras)
             with self._service.follow() as follower:
-                # At one moment with it: an incident that opens from here on is told as what it is, new.
-                opened = self._service.opened() if request.open else []
+                # No await in between: an incident that opens from here on is reported as new.
+                opened = self._service.open_incidents() if request.open else []
                 await context.send_initial_metadata(())
                 for incident in opened:
                     if not wanted or incident.camera in wanted:
@@ -294,12 +294,12 @@ async def _explained(context: Context) -> AsyncIterator[None]:
 
 
 def _is_told(event: AlertEvent, events: int) -> bool:
-    """Whether an incident that was told had all that this event says: it had had ``events`` of them by then."""
+    """Whether an incident already reported with ``events`` events includes this event."""
     return event.incident.events < events or (event.incident.events == events and event.cause != "clip")
 
 
 def _name(text: str, what: str) -> str:
-    """Raises ``ConfigError``: too long, or not one line."""
+    """Validate a name; raises ``ConfigError`` when too long or not a single line."""
     if len(text) > LONGEST_NAME or not text.isprintable():
         raise ConfigError(f"{what} must be one line of at most {LONGEST_NAME} characters")
     return text

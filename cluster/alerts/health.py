@@ -1,4 +1,4 @@
-"""``HealthMonitor``: cameras that are offline, frozen, covered, turned away or unanswered, from what is reported."""
+"""Detects cameras that are offline, frozen, covered, moved or unanswered from reported status (``HealthMonitor``)."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from cluster.alerts.book import IncidentBook, Opening
 from cluster.alerts.incident import Severity, Subject
+from cluster.alerts.open_incidents import OpenIncidents, Opening
 from cluster.alerts.tracker import Rule
 from cluster.config import CameraConfig
 from cluster.config.alerts import AlertsConfig, ConditionConfig
@@ -16,8 +16,8 @@ from cluster.types.cameras import HEALTH_SUBJECTS
 
 
 @dataclass(frozen=True, slots=True)
-class Watched:
-    """All cameras as of now. ``settings`` only when they are not those of the ``version`` that was asked with."""
+class CameraStates:
+    """Status of all cameras. ``settings`` is set only if they changed since the requested ``version``."""
 
     version: int
     settings: tuple[CameraConfig, ...] | None
@@ -26,7 +26,7 @@ class Watched:
 
 
 def question_rules(camera: CameraConfig, alerts: AlertsConfig) -> dict[str, Rule]:
-    """By question: its own keys, else those of the section."""
+    """Incident rule of each question: its own settings over those of the section."""
     return {
         question.id: Rule(
             threshold=question.threshold,
@@ -43,7 +43,7 @@ def question_rules(camera: CameraConfig, alerts: AlertsConfig) -> dict[str, Rule
 
 
 def default_rule(alerts: AlertsConfig) -> Rule:
-    """Of a question whose camera is not known yet."""
+    """Rule of a question whose camera is not known yet."""
     return Rule(
         consecutive=alerts.consecutive,
         release=alerts.release,
@@ -55,7 +55,7 @@ def default_rule(alerts: AlertsConfig) -> Rule:
 
 
 def health_rules(alerts: AlertsConfig) -> HealthRules:
-    """As the monitor takes them."""
+    """Health rules of a configuration."""
 
     def condition(given: ConditionConfig) -> Condition:
         return Condition(given.after_s, given.severity, given.enabled)
@@ -75,27 +75,27 @@ def health_rules(alerts: AlertsConfig) -> HealthRules:
 OFFLINE, FROZEN, COVERED, SCENE, UNANSWERED = HEALTH_SUBJECTS
 
 STALL_S = 5.0
-"""A camera without a picture for longer is not delivering, whatever its connection says."""
+"""Seconds without a picture after which a camera counts as offline, whatever its connection state."""
 
 COVERED_SHARE = 0.35
-"""A picture with less than this share of its usual spread of luma has lost its texture."""
+"""Share of the usual luma spread below which a picture counts as covered."""
 
 LEAST_SPREAD = 10.0
-"""Scenes with less spread of luma, grey levels, are too flat to lose any: fog, a bare wall."""
+"""Luma spread, grey levels, below which a scene (fog, a bare wall) is too flat to detect covering."""
 
 USUAL_S, LEARN_S = 120.0, 10.0
-"""Time constant of the usual spread, which dusk moves along, and how long it is learnt before it counts."""
+"""Time constant of the usual spread, slow enough for dusk, and the seconds of learning before it is used."""
 
 UNANSWERED_STRIDES = 8.0
-"""Strides without an answer that are none to speak of: a lower rung, a replica that starts."""
+"""Strides without an answer that are tolerated: a lower rung, a starting replica."""
 
 STRANGE_SHARE = 0.5
-"""More cells than this show another scene: most of them."""
+"""Share of changed cells above which the picture shows another scene."""
 
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """``after_s``: how long it must hold before it is an incident."""
+    """``after_s``: seconds for which the condition must hold before it opens an incident."""
 
     after_s: float
     severity: Severity = "warning"
@@ -104,7 +104,8 @@ class Condition:
 
 @dataclass(frozen=True, slots=True)
 class HealthRules:
-    """``clear_s``: how long a condition must be gone before its incident ends; ``update_s``: told again as often."""
+    """``clear_s``: seconds for which a condition must be gone before its incident ends; ``update_s``: interval of
+    updates."""
 
     offline: Condition = Condition(30.0, "critical")
     frozen: Condition = Condition(60.0)
@@ -114,15 +115,15 @@ class HealthRules:
     clear_s: float = 10.0
     update_s: float = 60.0
 
-    def of(self, subject: str) -> Condition:
-        """By the subject of its incidents."""
+    def for_subject(self, subject: str) -> Condition:
+        """Condition of a health subject."""
         conditions = self.offline, self.frozen, self.covered, self.scene_change, self.unanswered
         return dict(zip(HEALTH_SUBJECTS, conditions, strict=True))[subject]
 
 
 @dataclass(slots=True)
 class _Watch:
-    """One condition at one camera: since when it holds, or since when it is gone."""
+    """Debounce state of one condition at one camera: since when it holds, or since when it is gone."""
 
     since_s: float | None = None
     gone_s: float | None = None
@@ -142,7 +143,7 @@ class _Camera:
 
 @dataclass(frozen=True, slots=True)
 class _Finding:
-    """``since_s``: when the condition began, where that is known better than by looking."""
+    """``since_s``: start of the condition, where known better than by polling."""
 
     holds: bool
     text: str = ""
@@ -150,20 +151,20 @@ class _Finding:
 
 
 class HealthMonitor:
-    """Show it every camera about once a second through :meth:`look`; time comes in, seconds since 1970."""
+    """Checks every camera about once a second through :meth:`update`; times are seconds since 1970."""
 
-    def __init__(self, book: IncidentBook, rules: HealthRules) -> None:
-        self._book = book
+    def __init__(self, open_incidents: OpenIncidents, rules: HealthRules) -> None:
+        self._open_incidents = open_incidents
         self._rules = rules
         self._cameras: dict[str, _Camera] = {}
 
     def load(self, tracks: Mapping[Subject, Mapping[str, Any]]) -> None:
-        """What the book has kept: the usual spread of pictures that were covered."""
+        """Restore stored state: the usual spread of cameras."""
         for (name, subject), body in tracks.items():
             if subject == COVERED:
                 self._cameras[name] = _Camera(delivered=True, usual=float(body["usual"]), learnt_s=LEARN_S)
 
-    def look(
+    def update(
         self,
         status: CameraStatus,
         picture: PictureHealth | None,
@@ -172,8 +173,15 @@ class HealthMonitor:
         patient: bool = False,
         stride_s: float = 0.0,
     ) -> None:
-        """``status`` and ``picture`` are as of now; a picture is judged once. ``patient``: a file that waits for
-        whoever reads it, which may take its time; ``stride_s``: between two of its answers at full quality."""
+        """Check one camera; each picture is evaluated once.
+
+        Args:
+            status: as of now.
+            picture: its newest picture statistics, if any.
+            now_s: seconds since 1970.
+            patient: a file source, whose frames may be held back.
+            stride_s: between two of its answers at full quality.
+        """
         camera = self._cameras.setdefault(status.name, _Camera())
         offline = _Finding(False) if patient and status.state == "running" else self._offline(camera, status, now_s)
         self._settle(camera, status, picture, OFFLINE, offline, now_s)
@@ -190,14 +198,16 @@ class HealthMonitor:
             for subject, finding in findings.items():
                 self._settle(camera, status, picture, subject, finding, now_s)
 
-    def retain(self, cameras: Collection[str], now_s: float) -> None:
-        """Forget the cameras that are not among these: they were removed."""
-        known = set(self._cameras) | {incident.camera for incident in self._book.open if incident.kind == "health"}
+    def retain_cameras(self, cameras: Collection[str], now_s: float) -> None:
+        """Drop the state of cameras that were removed."""
+        known = set(self._cameras) | {
+            incident.camera for incident in self._open_incidents.oldest_first if incident.kind == "health"
+        }
         for name in known - set(cameras):
             self._cameras.pop(name, None)
             for subject in HEALTH_SUBJECTS:
-                self._book.finish(name, subject, now_s, "the camera was removed")
-            self._book.keep((name, COVERED), None)
+                self._open_incidents.end_incident(name, subject, now_s, "the camera was removed")
+            self._open_incidents.store_track((name, COVERED), None)
 
     # -- findings -------------------------------------------------------------------------------
     def _offline(self, camera: _Camera, status: CameraStatus, now_s: float) -> _Finding:
@@ -211,7 +221,7 @@ class HealthMonitor:
             since_s = now_s - age_s if status.frames_decoded else None
             return _Finding(True, status.reason or "it is connected, but no picture comes", since_s)
         if status.state == "waiting" and status.reason and not camera.delivered:
-            # The cluster is starting and has not asked the camera for anything yet.
+            # The cluster is starting and has not requested the camera yet.
             return _Finding(False)
         return _Finding(True, status.reason or {"waiting": "no agent pushes for it"}.get(status.state, status.state))
 
@@ -219,7 +229,7 @@ class HealthMonitor:
     def _unanswered(
         camera: _Camera, status: CameraStatus, now_s: float, stride_s: float, *, expected: bool
     ) -> _Finding:
-        """Its pictures come, and nobody looks at them. One that is shed is none of these."""
+        """Frames arrive but are not answered. Does not apply to a shed camera."""
         answered = status.windows_done + status.windows_gated
         if not expected or not status.windows_per_s or answered != camera.answered or camera.answered_s is None:
             camera.answered, camera.answered_s = answered, now_s
@@ -242,7 +252,7 @@ class HealthMonitor:
             return _Finding(True, f"the picture has {share:.0f} % of its usual contrast, mean luma {picture.luma:.0f}")
         if camera.learnt_s == 0.0 and camera.usual == 0.0:
             camera.usual = picture.spread
-        # A plain mean while it is learnt, then an exponential one.
+        # A plain mean while learning, then an exponential one.
         camera.learnt_s += elapsed_s
         weight = elapsed_s / min(max(camera.learnt_s, elapsed_s, 1e-9), USUAL_S)
         camera.usual += weight * (picture.spread - camera.usual)
@@ -263,17 +273,17 @@ class HealthMonitor:
         finding: _Finding,
         now_s: float,
     ) -> None:
-        condition, watch = self._rules.of(subject), camera.watches[subject]
+        condition, watch = self._rules.for_subject(subject), camera.watches[subject]
         if not condition.enabled:
             return
-        incident = self._book.current(status.name, subject)
+        incident = self._open_incidents.get(status.name, subject)
         if not finding.holds:
             watch.since_s = None
             watch.gone_s = now_s if watch.gone_s is None else watch.gone_s
             if incident is not None and now_s - watch.gone_s >= self._rules.clear_s:
-                self._book.finish(status.name, subject, now_s, "")
+                self._open_incidents.end_incident(status.name, subject, now_s, "")
                 if subject == COVERED:
-                    self._book.keep((status.name, COVERED), None)
+                    self._open_incidents.store_track((status.name, COVERED), None)
             return
         watch.gone_s = None
         if watch.since_s is None:
@@ -281,9 +291,11 @@ class HealthMonitor:
         pts = picture.pts if picture is not None else 0
         if incident is not None:
             if now_s - incident.updated_s >= self._rules.update_s:
-                self._book.extend(replace(incident, end=max(incident.end, pts), text=finding.text), now_s, tell=True)
+                self._open_incidents.extend_incident(
+                    replace(incident, end=max(incident.end, pts), text=finding.text), now_s, tell=True
+                )
         elif now_s - watch.since_s >= condition.after_s:
             opening = Opening(status.name, "health", subject, condition.severity, pts, pts, text=finding.text)
-            self._book.begin(opening, now_s)
+            self._open_incidents.open_incident(opening, now_s)
             if subject == COVERED:
-                self._book.keep((status.name, COVERED), {"usual": camera.usual})
+                self._open_incidents.store_track((status.name, COVERED), {"usual": camera.usual})

@@ -1,4 +1,4 @@
-"""What an incident is, what is told of it, and the JSON form that every sink sends."""
+"""Types of incidents and their events, and the JSON form that every sink sends."""
 
 from __future__ import annotations
 
@@ -14,33 +14,33 @@ Severity = Literal["info", "warning", "critical"]
 SEVERITIES: tuple[Severity, ...] = ("info", "warning", "critical")
 
 Kind = Literal["question", "health"]
-"""What an incident rests on: the answers to a standing question, or the state of the camera itself."""
+"""Source of an incident: answers to a standing question, or the state of the camera itself."""
 
 EventKind = Literal["new", "update", "end"]
 EventCause = Literal["", "acknowledged", "clip"]
-"""Why it is told: somebody has seen to it; its clip is there, or cannot be had; empty: it began, goes on or is over."""
+"""Cause of an update: acknowledged; clip finished or failed; empty: opened, ongoing or ended."""
 
 ClipState = Literal["", "waiting", "whole", "part", "none"]
-"""Of an incident's clip: none is kept, being made, there, there but not whole, not there."""
+"""State of an incident's clip: none kept, in progress, complete, partial, missing."""
 
 EVENT_KINDS: tuple[EventKind, ...] = ("new", "update", "end")
 
 FORMAT = 1
-"""Version of the JSON form; a key is only ever added to it."""
+"""Version of the JSON form; keys are only ever added."""
 
 
 @dataclass(frozen=True, slots=True)
 class Incident:
-    """Something that goes on, or went on, at one camera; overlapping windows are one incident.
+    """One ongoing or ended incident at a camera; overlapping windows belong to one incident.
 
     * ``subject``: the question's id, or one of :data:`HEALTH_SUBJECTS`
-    * ``start``, ``end``: the stretch of the camera's own clock it covers so far, microseconds
-    * ``score``: highest so far, 0..1; ``windows``: windows that said so (0 for a camera's state)
-    * ``opened_s``, ``updated_s``, ``ended_s``: seconds since 1970; ``ended_s`` is None while it goes on
-    * ``text``: what the newest positive window said, or what is wrong with the camera; ``reason``: why it ended
-    * ``events``: how many were made of it; ``announced``: at least one of them was for the sinks
-    * ``snapshot_url``, ``clip_url``: where they are served once they are there, empty where none are kept
-    * ``clip``: how far it is, ``footage_note``: what is missing and why
+    * ``start``, ``end``: period on the camera's own clock, microseconds
+    * ``score``: highest so far, 0..1; ``windows``: positive windows (0 for a camera's state)
+    * ``opened_s``, ``updated_s``, ``ended_s``: seconds since 1970; ``ended_s`` is None while it is open
+    * ``text``: of the newest positive window, or what is wrong with the camera; ``reason``: why it ended
+    * ``events``: number of its events; ``announced``: at least one of them was for the sinks
+    * ``snapshot_url``, ``clip_url``: where they are served, empty where none are kept
+    * ``clip``: its state; ``footage_note``: what is missing and why
     """
 
     id: str
@@ -74,10 +74,10 @@ class Incident:
 
 @dataclass(frozen=True, slots=True)
 class AlertEvent:
-    """One thing to tell of an incident, which is as it was then.
+    """One event of an incident, with the incident's state at that time.
 
-    ``key`` is the same however often it is sent and whoever sends it: receivers drop what they have seen. ``quiet``:
-    muted, for the records only. Of the causes, ``clip`` is for followers only: see :func:`clip_settled`.
+    ``key`` is the idempotency key: receivers drop events they have seen. ``quiet``: muted, recorded only. Events with
+    cause ``clip`` go to followers only, see :func:`clip_settled`.
     """
 
     key: str
@@ -88,7 +88,7 @@ class AlertEvent:
     cause: EventCause = ""
 
     def body(self) -> dict[str, Any]:
-        """The JSON form: what every sink sends, ``docs/alerts.md`` describes it."""
+        """JSON form sent by every sink; described in ``docs/alerts.md``."""
         incident = self.incident
         return {
             "format": FORMAT,
@@ -122,7 +122,7 @@ class AlertEvent:
 
 @dataclass(frozen=True, slots=True)
 class Mute:
-    """Nothing is told of ``camera`` and ``subject`` (``*`` stands for all) until ``until_s``, seconds since 1970."""
+    """Suppresses alerts of ``camera`` and ``subject`` (``*``: all) until ``until_s``, seconds since 1970."""
 
     camera: str
     subject: str
@@ -130,12 +130,12 @@ class Mute:
     by: str = ""
 
     def covers(self, camera: str, subject: str, now_s: float) -> bool:
-        """Whether it silences an incident now."""
+        """Whether it applies to an incident at ``now_s``."""
         return now_s < self.until_s and self.camera in ("*", camera) and self.subject in ("*", subject)
 
 
 def incident_id(salt: str, camera: str, subject: str, serial: int) -> str:
-    """Name of a camera's ``serial``-th incident of one subject: made again from the same state, it is the same."""
+    """Deterministic id of a camera's ``serial``-th incident of one subject."""
     return hashlib.blake2b(f"{salt}\n{camera}\n{subject}\n{serial}".encode(), digest_size=8).hexdigest()
 
 
@@ -145,16 +145,16 @@ def event_key(incident: str, number: int) -> str:
 
 
 def clip_settled(incident: Incident, now_s: float) -> AlertEvent:
-    """What followers are told when the clip of ``incident`` is there, or is known never to be.
+    """Event for followers when the clip of ``incident`` is complete or known to be missing.
 
-    Neither recorded nor sent to a sink: the incident has it, for whoever was not there to be told. It happens once to
-    an incident, so that its key needs no number.
+    It is neither stored nor sent to sinks, since the incident itself has the state. It happens once per incident, so
+    its key needs no number.
     """
     return AlertEvent(f"{incident.id}-clip", "update", now_s, incident, incident.muted, "clip")
 
 
 def unknown_incident(incident: str) -> UnknownIncidentError:
-    """The same for one that is not there and for one that the caller may not see: ids are nobody's business either."""
+    """The same error for a missing incident and one the caller may not see, so that ids leak nothing."""
     return UnknownIncidentError(f"there is no incident {incident!r}, or it is forgotten already")
 
 
@@ -164,22 +164,22 @@ def incident_to_dict(incident: Incident) -> dict[str, Any]:
 
 
 def incident_from_dict(body: Mapping[str, Any]) -> Incident:
-    """The inverse of :func:`incident_to_dict`; raises ``TypeError`` for another set of fields."""
+    """Inverse of :func:`incident_to_dict`; raises ``TypeError`` for another set of fields."""
     return Incident(**body)
 
 
 def utc(seconds: float) -> str:
-    """``2030-01-31T12:00:00.250Z``."""
+    """ISO 8601 time in UTC: ``2030-01-31T12:00:00.250Z``."""
     return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 FORGOTTEN = "the camera was made to forget what it saw"
-"""Why incidents end then."""
+"""Reason of incidents that end by erasure."""
 
 
 @dataclass(frozen=True, slots=True)
 class Erased:
-    """What went, or lost its text: incidents, and the alerts made of them."""
+    """Number of incidents and alerts that were erased or redacted."""
 
     incidents: int = 0
     alerts: int = 0
@@ -189,27 +189,27 @@ class Erased:
 
 
 @dataclass(frozen=True, slots=True)
-class Forgetting:
-    """Everything of before ``before_s``, seconds since 1970, of one camera, or with an empty ``camera`` of all of them.
+class ErasureScope:
+    """Everything before ``before_s`` (seconds since 1970) of one camera, or of all with an empty ``camera``.
 
-    Done twice, the second one finds nothing. What went on at that moment stays without its text. A camera's health
-    stays as it is while it is not over: it tells of the device as it is now, and not of what it saw.
+    Erasing is idempotent. An incident that was open at ``before_s`` stays without its text. Open health incidents stay
+    unchanged: they describe the device, not what it saw.
     """
 
     camera: str
     before_s: float
 
-    def incident(self, incident: Incident) -> Incident | None:
-        """What may be kept of it; None: nothing."""
+    def redact_incident(self, incident: Incident) -> Incident | None:
+        """The incident as it may be kept; None: erase it."""
         if not self._concerns(incident):
             return incident
         if incident.ended_s is not None and incident.ended_s < self.before_s:
             return None
         return _silent(incident)
 
-    def event(self, event: AlertEvent, *, owed: bool) -> AlertEvent | None:
-        """The same of an event. ``owed``: a sink has yet to take it; that an incident is over is told all the same, and
-        what is wrong with a camera, without anything of what was seen."""
+    def redact_event(self, event: AlertEvent, *, owed: bool) -> AlertEvent | None:
+        """The event as it may be kept. ``owed``: still to be delivered; then ends and health events are kept, without
+        content."""
         if not self._concerns(event.incident):
             return event
         if event.at_s >= self.before_s:
@@ -223,12 +223,12 @@ class Forgetting:
 
 
 def _silent(incident: Incident) -> Incident:
-    """Which of its windows wrote the text nobody knows; the next one that says something writes it anew."""
+    """Remove the text, whose window is unknown; the next positive window sets it again."""
     return incident if incident.kind == "health" else replace(incident, text="")
 
 
 def bare(incident: Incident) -> Incident:
-    """That it was, and is over: what its receivers must still hear, and nothing of what was seen."""
+    """Reduce to the fact that the incident existed and ended, which its receivers must still get."""
     return replace(
         incident,
         text=incident.text if incident.kind == "health" else "",
@@ -251,7 +251,7 @@ DeliveryState = Literal["pending", "delivered", "dead"]
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """One event for one sink. ``attempts`` made so far; ``error``: why the last one failed."""
+    """One event for one sink. ``attempts`` made so far; ``error``: of the last one."""
 
     event: AlertEvent
     sink: str
@@ -262,8 +262,8 @@ class Delivery:
 
 @dataclass(slots=True)
 class Changes:
-    """New values by what they belong to; None removes. ``deliveries`` by (event key, sink). ``forgetting``: by camera
-    (empty: all of them) the time before which nothing is kept, of what is written before or with it."""
+    """Pending writes by key; None deletes. ``deliveries`` by (event key, sink). ``erasures``: camera (empty: all) ->
+    time before which nothing is kept."""
 
     tracks: dict[Subject, Mapping[str, Any] | None] = field(default_factory=dict)
     serials: dict[Subject, int] = field(default_factory=dict)
@@ -271,26 +271,25 @@ class Changes:
     mutes: dict[Subject, Mute | None] = field(default_factory=dict)
     events: dict[str, AlertEvent] = field(default_factory=dict)
     deliveries: dict[tuple[str, str], Delivery] = field(default_factory=dict)
-    forgetting: dict[str, float] = field(default_factory=dict)
+    erasures: dict[str, float] = field(default_factory=dict)
 
     def __bool__(self) -> bool:
-        return any(
-            (self.tracks, self.serials, self.incidents, self.mutes, self.events, self.deliveries, self.forgetting)
-        )
+        return any((self.tracks, self.serials, self.incidents, self.mutes, self.events, self.deliveries, self.erasures))
 
-    def add(self, newer: Changes) -> None:
-        """Lay ``newer`` over this."""
+    def merge(self, newer: Changes) -> None:
+        """Apply ``newer`` on top."""
         self.tracks.update(newer.tracks)
         self.serials.update(newer.serials)
         self.incidents.update(newer.incidents)
         self.mutes.update(newer.mutes)
         self.events.update(newer.events)
         self.deliveries.update(newer.deliveries)
-        for camera, before_s in newer.forgetting.items():
-            self.forgetting[camera] = max(before_s, self.forgetting.get(camera, 0.0))
+        for camera, before_s in newer.erasures.items():
+            self.erasures[camera] = max(before_s, self.erasures.get(camera, 0.0))
 
-    def shed(self, most: int) -> tuple[int, int]:
-        """Keep at most ``most`` events: the oldest delivered ones go first, then the oldest. How many of each went."""
+    def drop_oldest_events(self, most: int) -> tuple[int, int]:
+        """Keep at most ``most`` events, dropping the oldest delivered ones first; returns how many delivered and
+        undelivered ones were dropped."""
         excess = len(self.events) - most
         if excess <= 0:
             return 0, 0

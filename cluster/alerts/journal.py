@@ -1,4 +1,4 @@
-"""``Journal``: writes changes to the store off the event loop, and keeps them in memory while that cannot be done."""
+"""Write-behind of changes to the store, on its own thread, buffered in memory while the disk fails (``Journal``)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 from cluster.alerts.incident import Changes, Delivery, Incident
-from cluster.alerts.store import AlertStore, Kept
+from cluster.alerts.store import AlertStore, StoredState
 from cluster.errors import CapacityError, UnavailableError
 
 log = logging.getLogger(__name__)
@@ -19,17 +19,16 @@ T = TypeVar("T")
 
 
 class Journal:
-    """One writer at a time, on a thread of its own; all methods but :meth:`start` are called on the event loop.
+    """Single writer of the store; all methods but :meth:`start` are called on the event loop.
 
-    Whatever keeps it from writing (a full disk, a hung one, an outbox full of what no sink takes) is told in
-    ``trouble``, one sentence; what could not be written waits in memory, at most ``memory_events`` events, and is
-    tried again with every later write. ``lost`` counts events that had to go from there before they were ever written
-    or delivered.
+    ``trouble`` says in one sentence what prevents writing (a full or hung disk, an outbox full of undelivered events).
+    Unwritten changes wait in memory, at most ``memory_events`` events, and every later write tries them again. ``lost``
+    counts events dropped from memory before they were written or delivered.
 
     Args:
-        open_store: makes the store; tried again later when it fails.
-        deadline_s: how long :meth:`write` waits for the disk before its caller goes on without.
-        on_late: told of deliveries a store still owed, when it could only be opened after :meth:`start`.
+        open_store: opens the store; retried later when it fails.
+        deadline_s: longest wait of :meth:`write` for the disk.
+        on_late: receives the pending deliveries of a store that could only be opened after :meth:`start`.
     """
 
     def __init__(
@@ -51,8 +50,8 @@ class Journal:
         self.trouble = ""
         self.lost = 0
 
-    async def start(self) -> Kept | None:
-        """Open the store; None when that fails, and then everything goes on from memory."""
+    async def start(self) -> StoredState | None:
+        """Open the store; None when that fails, and then alerting runs from memory."""
         try:
             return await self._on_thread(self._open)
         except (sqlite3.Error, OSError) as error:
@@ -61,23 +60,23 @@ class Journal:
 
     @property
     def salt(self) -> str | None:
-        """The store's, for ids."""
+        """The store's salt, for ids."""
         return self._store.salt if self._store is not None else None
 
     @property
-    def waiting(self) -> int:
+    def pending_events(self) -> int:
         """Events that are only in memory."""
         return len(self._waiting.events) + len(self._batch.events)
 
     @property
     def trimmed(self) -> int:
-        """Events that were delivered and had to make room."""
+        """Delivered events evicted to make room."""
         return self._store.trimmed if self._store is not None else 0
 
     async def write(self, changes: Changes) -> bool:
-        """True once they are on the disk; False when that is not so after the deadline: they wait in memory then."""
-        self._waiting.add(changes)
-        _, lost = self._waiting.shed(self._memory_events)
+        """Write changes. True once they are on disk; False when they still wait in memory after the deadline."""
+        self._waiting.merge(changes)
+        _, lost = self._waiting.drop_oldest_events(self._memory_events)
         self.lost += lost
         deadline = time.monotonic() + self._deadline_s
         while self._waiting or self._writing is not None:
@@ -86,7 +85,7 @@ class Journal:
                 self._writing = asyncio.ensure_future(self._on_thread(self._write, self._batch))
                 self._writing.add_done_callback(self._written)
             elif self.trouble:
-                # A hung disk: whoever came first has waited for it already.
+                # A hung disk: an earlier caller has already waited for it.
                 return False
             await asyncio.wait({self._writing}, timeout=max(0.0, deadline - time.monotonic()))
             if self._writing is not None and time.monotonic() >= deadline:
@@ -96,21 +95,22 @@ class Journal:
         return True
 
     async def probe(self) -> None:
-        """Write though there may be nothing to write: a disk that takes nothing is noticed before an alert needs it."""
+        """Write to the disk although nothing may be pending, so that a failing disk is noticed before an alert needs
+        it."""
         if not self._waiting and self._writing is None:
             self._writing = asyncio.ensure_future(self._on_thread(self._probe))
             self._writing.add_done_callback(self._written)
         await self.write(Changes())
 
     def unwritten(self, incident_id: str) -> Incident | None:
-        """An incident as it is to be written; None: it is on the disk as it is, or there is none."""
+        """The unwritten version of an incident; None when the disk is up to date, or there is none."""
         return self._waiting.incidents.get(incident_id) or self._batch.incidents.get(incident_id)
 
     async def read(self, query: Callable[[AlertStore], T]) -> T:
-        """Ask the store on its thread.
+        """Query the store on its thread.
 
         Raises:
-            UnavailableError: it is not there, or does not answer in time.
+            UnavailableError: the store is not open, or does not answer in time.
         """
         if self._store is None:
             raise UnavailableError(f"the records of incidents cannot be read now: {self.trouble or 'still opening'}")
@@ -123,7 +123,7 @@ class Journal:
             raise UnavailableError(f"the records of incidents cannot be read now: {error}") from None
 
     async def stop(self) -> None:
-        """Write what waits, and close the file."""
+        """Write pending changes and close the file."""
         if self._waiting:
             await self.write(Changes())
         if self._store is not None and self._writing is None:
@@ -134,7 +134,7 @@ class Journal:
     async def _on_thread(self, call: Callable[..., T], *arguments: object) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._thread, call, *arguments)
 
-    def _open(self) -> Kept:
+    def _open(self) -> StoredState:
         store = self._open_store()
         kept = store.load()
         self._store = store
@@ -143,14 +143,14 @@ class Journal:
         return kept
 
     def _write(self, batch: Changes) -> list[Delivery]:
-        late = self._open().undone if self._store is None else []
+        late = self._open().pending if self._store is None else []
         assert self._store is not None
         self._store.write(batch)
         return late
 
     def _probe(self) -> list[Delivery]:
         if self._store is None:
-            return self._open().undone
+            return self._open().pending
         self._store.probe(time.time())
         return []
 
@@ -165,10 +165,10 @@ class Journal:
             if late := done.result():
                 self._on_late(late)
             return
-        # Older ones first: they were gathered before what waits now.
-        batch.add(self._waiting)
+        # Older ones first: they were gathered before what is pending now.
+        batch.merge(self._waiting)
         self._waiting = batch
-        _, lost = self._waiting.shed(self._memory_events)
+        _, lost = self._waiting.drop_oldest_events(self._memory_events)
         self.lost += lost
         if isinstance(error, CapacityError):
             self._trouble(str(error))

@@ -1,4 +1,4 @@
-"""``AlertService``: the whole of alerting in one object: answers and camera states in, alerts at the sinks out."""
+"""Alerting as one object: answers and camera states in, incidents and deliveries out (``AlertService``)."""
 
 from __future__ import annotations
 
@@ -12,17 +12,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from cluster import metrics
-from cluster.alerts.book import IncidentBook
-from cluster.alerts.dispatcher import Dispatcher, LaneStatus, Retry
+from cluster.alerts.dispatcher import Dispatcher, Retry, SinkStatus
 from cluster.alerts.feed import EventFeed, Follower
-from cluster.alerts.health import HealthMonitor, Watched, default_rule, health_rules, question_rules
+from cluster.alerts.health import CameraStates, HealthMonitor, default_rule, health_rules, question_rules
 from cluster.alerts.incident import (
     AlertEvent,
     Changes,
     ClipState,
     Delivery,
     Erased,
-    Forgetting,
+    ErasureScope,
     Incident,
     Mute,
     Subject,
@@ -30,7 +29,8 @@ from cluster.alerts.incident import (
     unknown_incident,
 )
 from cluster.alerts.journal import Journal
-from cluster.alerts.store import AlertStore, Kept
+from cluster.alerts.open_incidents import OpenIncidents
+from cluster.alerts.store import AlertStore, StoredState
 from cluster.alerts.tracker import IncidentTracker, Rule
 from cluster.config import SightlineConfig, camera_settings
 from cluster.config.alerts import AlertsConfig
@@ -44,18 +44,18 @@ log = logging.getLogger(__name__)
 FILE = "alerts.sqlite"
 TICK_S = 1.0
 SETTLE_S = 0.05
-"""What sinks have taken is written so much later, together: were it lost, they would only get it again."""
+"""Delay of writing delivered states, in one batch: losing them only means a second delivery."""
 EXPIRE_S = 60.0
 PROBE_S = 5.0
-"""Between small writes that notice a full or hung disk when no alert does."""
+"""Seconds between small writes that detect a failing disk when there are no alerts."""
 
 MOST_WAITING = 1000
-"""Incidents that a process which was restarted looks through for clips that were being made."""
+"""Most incidents that a restarted process searches for unfinished clips."""
 
 
 @dataclass(frozen=True, slots=True)
-class Detail:
-    """One incident, its events, and what became of them; oldest first."""
+class IncidentDetail:
+    """One incident with its events and deliveries, oldest first."""
 
     incident: Incident
     events: list[AlertEvent]
@@ -64,9 +64,9 @@ class Detail:
 
 @dataclass(frozen=True, slots=True)
 class Outbox:
-    """How the sinks are doing (by name), and the disk; see ``OutboxStatus`` in protos/sightline/v1/incidents.proto."""
+    """Status of sinks by name, and of the disk; see ``OutboxStatus`` in protos/sightline/v1/incidents.proto."""
 
-    sinks: Mapping[str, tuple[str, LaneStatus]]
+    sinks: Mapping[str, tuple[str, SinkStatus]]
     trouble: str
     unwritten: int
     trimmed: int
@@ -78,13 +78,13 @@ class Outbox:
 class AlertService:
     """Runs on one event loop, between :meth:`start` and :meth:`stop`.
 
-    :meth:`take` and :meth:`watch` never wait. An event is on the disk before any sink gets it, unless the disk fails:
-    then it goes out from memory (:class:`~cluster.alerts.journal.Journal`).
+    :meth:`accept_answer` and :meth:`update_cameras` never wait. An event is on disk before any sink gets it; if the
+    disk fails it is sent from memory (:class:`~cluster.alerts.journal.Journal`).
 
     Args:
         config: rules, sinks and limits.
-        folder: of the file.
-        on_event: told of every event once it is on its way, muted ones included; must not wait.
+        folder: of the database file.
+        on_event: called with every event, muted ones included; must not wait.
     """
 
     def __init__(
@@ -109,7 +109,7 @@ class AlertService:
                 max_events=alerts.max_events,
                 max_bytes=alerts.max_bytes,
             ),
-            on_late=self._owed,
+            on_late=self._enqueue_pending,
         )
         self._routes = list(alerts.sinks)
         retry = Retry(alerts.retry.first_s, alerts.retry.longest_s, alerts.retry.give_up_s)
@@ -130,20 +130,20 @@ class AlertService:
         self._counted = {"lost": 0, "trimmed": 0}
 
     async def start(self) -> None:
-        """Take up what was kept, and begin to send what is still owed."""
-        kept = await self._journal.start() or Kept({}, {}, [], [], [])
-        self._book = IncidentBook(self._journal.salt or uuid.uuid4().hex, self._footage_url)
-        self._book.load(kept.incidents, kept.serials, kept.mutes)
-        self._tracker = IncidentTracker(self._book, self._rule, stale_s=self._config.stale_s)
+        """Restore stored state and start sending pending deliveries."""
+        kept = await self._journal.start() or StoredState({}, {}, [], [], [])
+        self._open_incidents = OpenIncidents(self._journal.salt or uuid.uuid4().hex, self._footage_url)
+        self._open_incidents.load(kept.incidents, kept.serials, kept.mutes)
+        self._tracker = IncidentTracker(self._open_incidents, self._rule, stale_s=self._config.stale_s)
         self._tracker.load(_of_questions(kept.tracks, health=False), time.time())
-        self._health = HealthMonitor(self._book, health_rules(self._config))
+        self._health = HealthMonitor(self._open_incidents, health_rules(self._config))
         self._health.load(_of_questions(kept.tracks, health=True))
-        self._owed(kept.undone)
+        self._enqueue_pending(kept.pending)
         self._dispatcher.start()
         self._tasks = [asyncio.create_task(self._write_changes()), asyncio.create_task(self._tick())]
 
     async def stop(self) -> None:
-        """Stop sending, and write what is known."""
+        """Stop sending and write pending changes."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -152,15 +152,15 @@ class AlertService:
         await self._flush()
         await self._journal.stop()
 
-    # -- what comes in --------------------------------------------------------------------------
-    def take(self, answer: Answer, missed: int = 0) -> None:
-        """One answer; ``missed``: answers that were lost on the way here, before it."""
+    # -- inputs ---------------------------------------------------------------------------------
+    def accept_answer(self, answer: Answer, missed: int = 0) -> None:
+        """Process one answer; ``missed``: answers lost before it."""
         self.answers_missed += missed
-        self._tracker.take(answer, time.time())
+        self._tracker.add_answer(answer, time.time())
         self._changed.set()
 
-    def watch(self, watched: Watched) -> None:
-        """All cameras, about once a second."""
+    def update_cameras(self, watched: CameraStates) -> None:
+        """Process the status of all cameras, about once a second."""
         now_s = time.time()
         self.version = watched.version
         if watched.settings is not None:
@@ -170,27 +170,27 @@ class AlertService:
         lives = {status.name: status.life for status in watched.statuses}
         gone = {name for name, life in self._lives.items() if lives.get(name) != life}
         for name in gone:
-            self._book.unmute_camera(name)
+            self._open_incidents.unmute_camera(name)
         self._lives = lives
-        self._tracker.retain(lives, now_s)
-        self._health.retain(lives.keys() - gone, now_s)
+        self._tracker.retain_cameras(lives, now_s)
+        self._health.retain_cameras(lives.keys() - gone, now_s)
         for status in watched.statuses:
             picture, spec = watched.pictures.get(status.name), self._specs.get(status.name)
             patient, stride_s = (spec.patient, spec.stride_s) if spec is not None else (False, 0.0)
-            self._health.look(status, picture, now_s, patient=patient, stride_s=stride_s)
+            self._health.update(status, picture, now_s, patient=patient, stride_s=stride_s)
         self._changed.set()
 
-    # -- what people do -------------------------------------------------------------------------
+    # -- operations -----------------------------------------------------------------------------
     async def incidents(
         self, *, camera: str = "", subject: str = "", only_open: bool = False, since_s: float = 0.0, limit: int = 100
     ) -> list[Incident]:
-        """Newest first; while the records cannot be read, only those that are open."""
+        """Incidents, newest first; only open ones while the store cannot be read."""
 
         def wanted(incident: Incident) -> bool:
             named = camera in ("", incident.camera) and subject in ("", incident.subject)
             return named and incident.opened_s >= since_s
 
-        found = {incident.id: incident for incident in self._book.open if wanted(incident)}
+        found = {incident.id: incident for incident in self._open_incidents.oldest_first if wanted(incident)}
         if not only_open:
             try:
                 kept = await self._journal.read(
@@ -199,21 +199,22 @@ class AlertService:
             except UnavailableError as error:
                 log.warning("%s", error)
                 kept = []
-            # The book knows better than the disk what goes on.
+            # Memory is newer than the disk for open incidents.
             found = {incident.id: incident for incident in kept if not incident.open} | found
         return sorted(found.values(), key=lambda incident: -incident.opened_s)[:limit]
 
-    async def incident(self, incident_id: str) -> Detail:
-        """Raises ``UnknownIncidentError``; ``UnavailableError`` while the records cannot be read."""
+    async def incident(self, incident_id: str) -> IncidentDetail:
+        """One incident. Raises ``UnknownIncidentError``, or ``UnavailableError`` while the store cannot be read."""
         found = await self._journal.read(lambda store: store.incident(incident_id))
         if found is None:
             raise unknown_incident(incident_id)
-        return Detail(*found)
+        return IncidentDetail(*found)
 
     async def acknowledge(self, incident_id: str, by: str) -> Incident:
-        """Whoever repeats it gets what the first one got. Raises ``NotReadyError``: it is not open, and nobody did."""
+        """Acknowledge an open incident; idempotent. Raises ``NotReadyError``: it has ended without being
+        acknowledged."""
         try:
-            incident = self._book.acknowledge(incident_id, by, time.time())
+            incident = self._open_incidents.acknowledge(incident_id, by, time.time())
         except NotReadyError:
             ended = await self._ended(incident_id)
             if ended is None or ended.acknowledged_s is None:
@@ -222,20 +223,20 @@ class AlertService:
         await self._flush()
         return incident
 
-    async def settle_clip(self, incident_id: str, clip: ClipState, note: str) -> None:
-        """What became of an incident's clip is part of its record, and followers are told.
+    async def set_clip_state(self, incident_id: str, clip: ClipState, note: str) -> None:
+        """Record the state of an incident's clip and notify followers.
 
         Raises:
             UnavailableError: the record cannot be read.
         """
-        if self._book.settle_clip(incident_id, clip, note):
+        if self._open_incidents.set_clip_state(incident_id, clip, note):
             self._clips.append(incident_id)
             await self._flush()
             return
-        # It has ended: first what is known of its end is written, and told, then this.
+        # It has ended: write and publish its end first.
         await self._flush()
         async with self._flushing:
-            # Nothing is forgotten between reading and writing: it would be there again.
+            # No erasure may run between reading and writing: it would be undone.
             ended = await self._ended(incident_id)
             if ended is None:
                 return
@@ -243,53 +244,53 @@ class AlertService:
             await self._journal.write(Changes(incidents={incident_id: ended}))
             self._feed.publish([clip_settled(ended, time.time())])
 
-    async def waiting_clips(self, since_s: float) -> list[Incident]:
-        """Incidents opened since then whose clip was being made when this process began.
+    async def pending_clips(self, since_s: float) -> list[Incident]:
+        """Incidents opened since ``since_s`` whose clip was in progress when this process started.
 
-        Older ones get none, and that is said of them: nobody holds any more what would be in it.
+        The clips of older ones are recorded as missing: their packets are gone.
         """
         try:
             recent = await self._journal.read(lambda store: store.incidents(limit=MOST_WAITING))
             waiting = [incident for incident in recent if incident.clip == "waiting"]
             for incident in waiting:
                 if incident.opened_s < since_s:
-                    await self.settle_clip(incident.id, "none", "no clip: alerting was away while it was to be made")
+                    await self.set_clip_state(incident.id, "none", "no clip: alerting was away while it was to be made")
         except UnavailableError as error:
             log.warning("%s", error)
             return []
         return [incident for incident in waiting if incident.opened_s >= since_s]
 
-    def keep_no_clips(self) -> None:
-        """They cannot be kept, whatever the configuration says: incidents promise none. Before :meth:`start`."""
+    def disable_clips(self) -> None:
+        """Disable clips whatever the configuration says. Call before :meth:`start`."""
         self._footage_url = None
 
     async def mute(self, camera: str, subject: str, for_s: float, by: str) -> list[Mute]:
-        """Silence for ``for_s`` seconds; returns the mutes that hold. Raises ``ConfigError``: not in the future."""
+        """Mute for ``for_s`` seconds; returns the active mutes. Raises ``ConfigError``: not in the future."""
         now_s = time.time()
-        self._book.mute(Mute(camera or "*", subject or "*", now_s + for_s, by), now_s)
+        self._open_incidents.mute(Mute(camera or "*", subject or "*", now_s + for_s, by), now_s)
         await self._flush()
-        return self._book.mutes(now_s)
+        return self._open_incidents.mutes(now_s)
 
     async def unmute(self, camera: str, subject: str) -> list[Mute]:
-        """End a mute, named as it was set; also where there is none any more, so that it can be asked for twice."""
-        self._book.unmute(camera or "*", subject or "*")
+        """Remove a mute by its camera and subject; idempotent."""
+        self._open_incidents.unmute(camera or "*", subject or "*")
         await self._flush()
         return self.mutes()
 
     def mutes(self) -> list[Mute]:
-        """Those that hold."""
-        return self._book.mutes(time.time())
+        """Active mutes."""
+        return self._open_incidents.mutes(time.time())
 
     def follow(self) -> Follower:
-        """Events from now on."""
+        """Subscribe to events from now on."""
         return self._feed.follow()
 
-    def opened(self) -> list[Incident]:
-        """What goes on now, oldest first."""
-        return self._book.open
+    def open_incidents(self) -> list[Incident]:
+        """Open incidents, oldest first."""
+        return self._open_incidents.oldest_first
 
     async def outbox(self, dead: int = 0) -> Outbox:
-        """``dead``: most dead letters to look up."""
+        """Status of the outbox; ``dead``: most dead letters to return."""
         letters: list[Delivery] = []
         if dead:
             letters = await self._journal.read(lambda store: store.dead(limit=dead))
@@ -297,43 +298,43 @@ class AlertService:
         lanes = {name: (kinds[name], status) for name, status in self._dispatcher.status().items()}
         journal = self._journal
         return Outbox(
-            lanes, journal.trouble, journal.waiting, journal.trimmed, self._lost, self.answers_missed, letters
+            lanes, journal.trouble, journal.pending_events, journal.trimmed, self._lost, self.answers_missed, letters
         )
 
     async def resend(self, sink: str = "", key: str = "") -> int:
-        """Try dead letters again; how many there were."""
+        """Retry dead letters; returns how many."""
         async with self._flushing:
             letters = await self._journal.read(lambda store: store.dead(sink=sink, limit=self._config.max_events))
             chosen = [Delivery(letter.event, letter.sink) for letter in letters if key in ("", letter.event.key)]
             await self._journal.write(Changes(deliveries={(each.event.key, each.sink): each for each in chosen}))
-            self._dispatcher.put(chosen)
+            self._dispatcher.enqueue(chosen)
             return len(chosen)
 
-    async def forget(self, camera: str, before_s: float = 0.0) -> Erased:
-        """Erase what is recorded of a camera's incidents more than ``before_s`` seconds ago, and of what sinks have yet
-        to take; 0: all of it, and what goes on ends. See :class:`~cluster.alerts.incident.Forgetting`.
+    async def erase_camera(self, camera: str, before_s: float = 0.0) -> Erased:
+        """Erase records of a camera's incidents and pending alerts older than ``before_s`` seconds; 0: all, and open
+        ones end. See :class:`~cluster.alerts.incident.ErasureScope`.
 
         Raises:
-            UnavailableError: the disk does not take it, or not now; then it is erased with the next write it takes.
+            UnavailableError: the disk does not accept it now; it is erased with the next successful write.
         """
         now_s = time.time()
-        forgetting = Forgetting(camera, now_s - before_s if before_s else math.nextafter(now_s, math.inf))
+        scope = ErasureScope(camera, now_s - before_s if before_s else math.nextafter(now_s, math.inf))
         if not before_s:
-            self._book.call_off(camera, now_s)
-            self._tracker.forget(camera)
-        self._book.forget(forgetting)
+            self._open_incidents.end_camera_incidents(camera, now_s)
+            self._tracker.reset_camera(camera)
+        self._open_incidents.redact(scope)
         await self._flush()
         async with self._flushing:
             trouble = ""
             try:
-                found = await self._journal.read(lambda store: store.find(forgetting))
+                found = await self._journal.read(lambda store: store.preview_erasure(scope))
             except UnavailableError as error:
                 found, trouble = Erased(), str(error)
-            self._unsend(forgetting)
-            if not await self._journal.write(_changes(forgetting)) or trouble:
+            self._cancel_deliveries(scope)
+            if not await self._journal.write(_changes(scope)) or trouble:
                 reason = trouble or self._journal.trouble
                 raise UnavailableError(f"the incidents of camera {camera!r} are not erased yet: {reason}")
-            if left := await self._journal.read(lambda store: store.find(forgetting)):
+            if left := await self._journal.read(lambda store: store.preview_erasure(scope)):
                 raise UnavailableError(
                     f"{left.incidents} incidents and {left.alerts} alerts of camera {camera!r} could not be erased"
                 )
@@ -345,21 +346,21 @@ class AlertService:
         rules = self._rules.get(camera)
         if rules is not None:
             return rules.get(question)
-        # Before the cameras are known, an answer of one that was added at run time must not be lost.
+        # Before the cameras are known, an answer of one added at run time must not be lost.
         return None if self._informed else self._default
 
     async def _ended(self, incident_id: str) -> Incident | None:
-        """One that is not open any more; what is not on the disk yet counts more than what is."""
+        """An ended incident; unwritten state takes precedence over the disk."""
         found = self._journal.unwritten(incident_id)
         if found is None:
             kept = await self._journal.read(lambda store: store.incident(incident_id))
             found = kept[0] if kept is not None else None
         return found
 
-    def _owed(self, deliveries: list[Delivery]) -> None:
+    def _enqueue_pending(self, deliveries: list[Delivery]) -> None:
         if deliveries:
             log.info("%d alerts are still owed to sinks", len(deliveries))
-        self._dispatcher.put(deliveries)
+        self._dispatcher.enqueue(deliveries)
 
     def _settle(self, delivery: Delivery) -> None:
         result = {"delivered": "delivered", "dead": "dead"}.get(delivery.state, "failed")
@@ -376,7 +377,7 @@ class AlertService:
 
     async def _flush(self) -> None:
         async with self._flushing:
-            changes = self._book.take()
+            changes = self._open_incidents.pop_changes()
             settled, self._settled = self._settled, {}
             clips, self._clips = self._clips, []
             routed = [Delivery(e, name) for e in changes.events.values() for name in self._sinks_of(e)]
@@ -384,10 +385,10 @@ class AlertService:
             if not changes:
                 return
             await self._journal.write(changes)
-            self._dispatcher.put(routed)
+            self._dispatcher.enqueue(routed)
             self._feed.publish(changes.events.values())
-            # Last, and as the incident is by now: what came before it in this batch must not be taken back. One that
-            # was forgotten meanwhile has none.
+            # Last, and with the current state, so that nothing earlier in this batch is undone. An erased incident has
+            # none.
             settled_now = [changes.incidents[each] for each in clips if each in changes.incidents]
             self._feed.publish(clip_settled(incident, time.time()) for incident in settled_now)
             for event in changes.events.values():
@@ -403,7 +404,7 @@ class AlertService:
             await asyncio.sleep(TICK_S)
             self._tracker.tick(time.time())
             self._changed.set()
-            if self._journal.waiting or time.monotonic() >= self._probe_s:
+            if self._journal.pending_events or time.monotonic() >= self._probe_s:
                 self._probe_s = time.monotonic() + PROBE_S
                 await self._journal.probe()
             if time.monotonic() >= self._expire_s:
@@ -412,17 +413,17 @@ class AlertService:
             self._measure()
 
     async def _expire(self) -> None:
-        """What is older than its retention goes as what is forgotten does, whether a sink has taken it or not."""
-        forgetting = Forgetting("", time.time() - self._config.retention)
-        self._book.forget(forgetting)
+        """Erase records past their retention, delivered or not."""
+        scope = ErasureScope("", time.time() - self._config.retention)
+        self._open_incidents.redact(scope)
         await self._flush()
         async with self._flushing:
-            self._expired += self._unsend(forgetting)
-            await self._journal.write(_changes(forgetting))
+            self._expired += self._cancel_deliveries(scope)
+            await self._journal.write(_changes(scope))
 
-    def _unsend(self, forgetting: Forgetting) -> int:
-        """From now on nobody is told of it; how many alerts no sink gets."""
-        return self._dispatcher.revise(lambda event: forgetting.event(event, owed=True))
+    def _cancel_deliveries(self, scope: ErasureScope) -> int:
+        """Cancel queued deliveries; returns how many."""
+        return self._dispatcher.revise_pending(lambda event: scope.redact_event(event, owed=True))
 
     @property
     def _lost(self) -> int:
@@ -431,9 +432,11 @@ class AlertService:
     def _measure(self) -> None:
         for name, status in self._dispatcher.status().items():
             metrics.alerts_waiting.labels(name).set(status.waiting)
-        metrics.alerts_unwritten.set(self._journal.waiting)
+        metrics.alerts_unwritten.set(self._journal.pending_events)
         for kind in ("question", "health"):
-            metrics.incidents_open.labels(kind).set(sum(incident.kind == kind for incident in self._book.open))
+            metrics.incidents_open.labels(kind).set(
+                sum(incident.kind == kind for incident in self._open_incidents.oldest_first)
+            )
         for name, counter, value in (
             ("lost", metrics.alerts_lost, self._lost),
             ("trimmed", metrics.alerts_trimmed, self._journal.trimmed),
@@ -442,8 +445,8 @@ class AlertService:
             self._counted[name] = value
 
 
-def _changes(forgetting: Forgetting) -> Changes:
-    return Changes(forgetting={forgetting.camera: forgetting.before_s})
+def _changes(scope: ErasureScope) -> Changes:
+    return Changes(erasures={scope.camera: scope.before_s})
 
 
 def _of_questions(tracks: Mapping[Subject, dict[str, object]], *, health: bool) -> dict[Subject, dict[str, object]]:

@@ -1,4 +1,4 @@
-"""``AlertStore``: incidents, events and deliveries in a SQLite file, written before anything is sent."""
+"""SQLite store of incidents, events and deliveries, written before anything is sent (``AlertStore``)."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from cluster.alerts.incident import (
     Delivery,
     DeliveryState,
     Erased,
+    ErasureScope,
     EventCause,
     EventKind,
-    Forgetting,
     Incident,
     Mute,
     Subject,
@@ -36,28 +36,28 @@ DAMAGED = ".damaged-"
 
 
 class Eraser:
-    """Works on an open file of :class:`~cluster.alerts.store.AlertStore`, in whose thread it is called."""
+    """Erases records in an open :class:`~cluster.alerts.store.AlertStore`, on its thread."""
 
     def __init__(self, db: sqlite3.Connection) -> None:
         self._db = db
 
-    def find(self, forgetting: Forgetting) -> Erased:
-        """What :meth:`erase` would erase; nothing after it did."""
-        incidents = sum(kept != incident for incident, kept in self._incidents(forgetting))
-        return Erased(incidents, sum(kept != event for event, kept in self._events(forgetting)))
+    def preview(self, scope: ErasureScope) -> Erased:
+        """Count what :meth:`erase` would erase; zero after it."""
+        incidents = sum(kept != incident for incident, kept in self._incidents(scope))
+        return Erased(incidents, sum(kept != event for event, kept in self._events(scope)))
 
-    def erase(self, forgetting: Forgetting) -> Erased:
-        """Within the caller's transaction; :meth:`leave_no_trace` after it."""
+    def erase(self, scope: ErasureScope) -> Erased:
+        """Erase or redact, within the caller's transaction; call :meth:`scrub_file` after it."""
         db = self._db
         incidents = alerts = 0
-        for event, kept in list(self._events(forgetting)):
+        for event, kept in list(self._events(scope)):
             if kept is None:
                 db.execute("DELETE FROM deliveries WHERE key = ?", (event.key,))
                 db.execute("DELETE FROM events WHERE key = ?", (event.key,))
             elif kept != event:
                 db.execute("UPDATE events SET body = ? WHERE key = ?", (event_text(kept), event.key))
             alerts += kept != event
-        for incident, left in list(self._incidents(forgetting)):
+        for incident, left in list(self._incidents(scope)):
             if left is None:
                 db.execute("DELETE FROM incidents WHERE id = ?", (incident.id,))
             elif left != incident:
@@ -65,43 +65,42 @@ class Eraser:
             incidents += left != incident
         return Erased(incidents, alerts)
 
-    def drop_told(self) -> None:
-        """Ends that were still to be told of incidents that are erased, once every sink has taken or refused them."""
+    def drop_delivered(self) -> None:
+        """Delete the remaining end events of erased incidents, once every sink has taken or refused them."""
         chosen = f"SELECT e.key FROM events e WHERE e.incident NOT IN (SELECT id FROM incidents) AND NOT {_OWED}"
         keys = self._db.execute(chosen).fetchall()
         self._db.executemany("DELETE FROM deliveries WHERE key = ?", keys)
         self._db.executemany("DELETE FROM events WHERE key = ?", keys)
 
-    def leave_no_trace(self) -> None:
-        """Outside a transaction: what was deleted is zeros in the file already (``secure_delete``); it also leaves the
-        log of writes."""
+    def scrub_file(self) -> None:
+        """Truncate the write-ahead log, outside a transaction; ``secure_delete`` has already zeroed the file itself."""
         self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
 
     # -- inside ---------------------------------------------------------------------------------
-    def _incidents(self, forgetting: Forgetting) -> Iterator[tuple[Incident, Incident | None]]:
+    def _incidents(self, scope: ErasureScope) -> Iterator[tuple[Incident, Incident | None]]:
         rows = self._db.execute(
             "SELECT body FROM incidents WHERE (?1 = '' OR camera = ?1) AND opened_s < ?2",
-            (forgetting.camera, forgetting.before_s),
+            (scope.camera, scope.before_s),
         )
         for (body,) in rows:
             incident = incident_of(body)
-            yield incident, forgetting.incident(incident)
+            yield incident, scope.redact_incident(incident)
 
-    def _events(self, forgetting: Forgetting) -> Iterator[tuple[AlertEvent, AlertEvent | None]]:
-        # Events of incidents that are erased already are ends that are still owed: they are as they should be.
+    def _events(self, scope: ErasureScope) -> Iterator[tuple[AlertEvent, AlertEvent | None]]:
+        # Events of erased incidents are pending ends, already redacted.
         rows = self._db.execute(
             f"SELECT e.body, {_OWED} FROM incidents i JOIN events e ON e.incident = i.id "
             "WHERE (?1 = '' OR i.camera = ?1) AND i.opened_s < ?2 ORDER BY e.number",
-            (forgetting.camera, forgetting.before_s),
+            (scope.camera, scope.before_s),
         )
         for body, owed in rows:
             event = event_of(body)
-            yield event, forgetting.event(event, owed=bool(owed))
+            yield event, scope.redact_event(event, owed=bool(owed))
 
 
 def erase_damaged(path: Path, before_s: float | None = None) -> int:
-    """Delete damaged files that were put aside beside ``path``: nobody can look through them for one camera. With
-    ``before_s`` only those put aside before; how many."""
+    """Delete damaged files that were put aside beside ``path``, which cannot be searched by camera. With ``before_s``
+    only those put aside before; returns how many."""
     gone = 0
     for file in path.parent.glob(f"{path.name}{DAMAGED}*"):
         stamp = file.name.rpartition("-")[2]
@@ -113,7 +112,7 @@ def erase_damaged(path: Path, before_s: float | None = None) -> int:
 
 
 def incident_text(incident: Incident) -> str:
-    """All of it."""
+    """Serialise an incident."""
     return json.dumps(incident_to_dict(incident))
 
 
@@ -123,7 +122,7 @@ def incident_of(text: str) -> Incident:
 
 
 def event_text(event: AlertEvent) -> str:
-    """All of it, the incident as it was then included."""
+    """Serialise an event with its incident as of then."""
     body = {"key": event.key, "kind": event.kind, "at_s": event.at_s, "quiet": event.quiet, "cause": event.cause}
     return json.dumps(body | {"incident": incident_to_dict(event.incident)})
 
@@ -132,7 +131,7 @@ def event_of(text: str) -> AlertEvent:
     """The inverse of :func:`event_text`."""
     body = json.loads(text)
     kind, incident = cast(EventKind, body["kind"]), incident_from_dict(body["incident"])
-    # A file that an earlier release wrote names no causes.
+    # Files of an earlier version have no causes.
     cause = cast(EventCause, body.get("cause", ""))
     return AlertEvent(body["key"], kind, body["at_s"], incident, body["quiet"], cause)
 
@@ -165,23 +164,23 @@ CREATE INDEX IF NOT EXISTS deliveries_undone ON deliveries (state) WHERE state !
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
-    """What a store knows when it is opened. ``undone``: deliveries that are still pending, oldest first."""
+class StoredState:
+    """State restored at start. ``pending``: undelivered alerts, oldest first."""
 
     tracks: dict[Subject, dict[str, Any]]
     serials: dict[Subject, int]
     incidents: list[Incident]
     mutes: list[Mute]
-    undone: list[Delivery]
+    pending: list[Delivery]
 
 
 class AlertStore:
     """Not thread-safe: one thread owns it. Every method raises ``sqlite3.Error`` when the disk is full or gone.
 
     Args:
-        path: the file; its folder is made. One that is damaged is put aside under another name and begun anew.
-        max_events: most events kept. Beyond it the oldest go that every sink has taken; never one that is still owed.
-        max_bytes: most bytes of the file, the same.
+        path: the file; its folder is created. A damaged file is put aside under another name and created anew.
+        max_events: most events kept. Beyond it the oldest delivered ones are deleted, never a pending one.
+        max_bytes: size limit of the file, enforced the same way.
     """
 
     def __init__(self, path: Path, *, max_events: int = 10_000, max_bytes: int = 64 * 2**20) -> None:
@@ -212,9 +211,9 @@ class AlertStore:
         try:
             db.execute(f"PRAGMA page_size = {PAGE_BYTES}")
             db.execute("PRAGMA journal_mode = WAL")
-            # FULL: a committed event survives the machine's power as well, before it is sent.
+            # FULL: a committed event survives power loss before it is sent.
             db.execute("PRAGMA synchronous = FULL")
-            # What is deleted is zeros in the file, and not only free.
+            # Deleted content is zeroed, not only marked free.
             db.execute("PRAGMA secure_delete = ON")
             db.execute(f"PRAGMA max_page_count = {max(64, self._max_bytes // PAGE_BYTES)}")
             version = db.execute("PRAGMA user_version").fetchone()[0]
@@ -232,38 +231,38 @@ class AlertStore:
         return str(self._db.execute("SELECT value FROM meta WHERE name = ?", (name,)).fetchone()[0])
 
     # -- at the start ---------------------------------------------------------------------------
-    def load(self) -> Kept:
-        """Everything that goes on."""
+    def load(self) -> StoredState:
+        """Read the state to restore."""
         rows = self._db.execute
         undone = rows(
             "SELECT e.body, d.sink, d.attempts, d.error FROM deliveries d JOIN events e ON e.key = d.key "
             "WHERE d.state = 'pending' ORDER BY e.number"
         )
-        return Kept(
+        return StoredState(
             tracks={(camera, subject): json.loads(body) for camera, subject, body in rows("SELECT * FROM tracks")},
             serials={(camera, subject): serial for camera, subject, serial in rows("SELECT * FROM serials")},
             incidents=[incident_of(body) for (body,) in rows("SELECT body FROM incidents WHERE is_open")],
             mutes=[Mute(*row) for row in rows("SELECT camera, subject, until_s, owner FROM mutes")],
-            undone=[Delivery(event_of(body), sink, "pending", tries, error) for body, sink, tries, error in undone],
+            pending=[Delivery(event_of(body), sink, "pending", tries, error) for body, sink, tries, error in undone],
         )
 
     # -- writing --------------------------------------------------------------------------------
     def write(self, changes: Changes) -> None:
-        """All of it or nothing.
+        """Write all changes in one transaction.
 
         Raises:
-            CapacityError: the file holds as many events as it may, and none that every sink has taken.
+            CapacityError: the file is full of undelivered events.
             sqlite3.Error: the disk.
         """
         try:
             self._transaction(changes)
         except sqlite3.OperationalError as error:
-            if "full" not in str(error) or not self._make_room():
+            if "full" not in str(error) or not self._evict_delivered():
                 raise
             self._transaction(changes)
 
     def probe(self, now_s: float) -> None:
-        """One small write, for which nothing is deleted.
+        """One small write that evicts nothing.
 
         Raises:
             sqlite3.Error: the disk takes nothing.
@@ -272,7 +271,7 @@ class AlertStore:
 
     def _transaction(self, changes: Changes) -> None:
         db = self._db
-        forgettings = [Forgetting(camera, before_s) for camera, before_s in changes.forgetting.items()]
+        scopes = [ErasureScope(camera, before_s) for camera, before_s in changes.erasures.items()]
         db.execute("BEGIN IMMEDIATE")
         try:
             self._state(changes)
@@ -281,13 +280,13 @@ class AlertStore:
                 [(e.key, e.incident.id, e.kind, e.at_s, e.quiet, event_text(e)) for e in changes.events.values()],
             )
             db.executemany(
-                # Not of an event that had to make room in the meantime.
+                # Not of an event that was evicted in the meantime.
                 "INSERT OR REPLACE INTO deliveries SELECT key, ?, ?, ?, ? FROM events WHERE key = ?",
                 [(sink, d.state, d.attempts, d.error, key) for (key, sink), d in changes.deliveries.items()],
             )
-            erased = [self._eraser.erase(each) for each in forgettings]
-            if forgettings:
-                self._eraser.drop_told()
+            erased = [self._eraser.erase(each) for each in scopes]
+            if scopes:
+                self._eraser.drop_delivered()
             if changes.events:
                 self._trim()
             db.execute("COMMIT")
@@ -296,8 +295,8 @@ class AlertStore:
                 db.execute("ROLLBACK")
             raise
         if any(erased):
-            self._eraser.leave_no_trace()
-        for each in forgettings:
+            self._eraser.scrub_file()
+        for each in scopes:
             erase_damaged(self._path, None if each.camera else each.before_s)
 
     def _state(self, changes: Changes) -> None:
@@ -319,54 +318,54 @@ class AlertStore:
         )
 
     def _trim(self) -> None:
-        """Forget the oldest delivered events beyond the bound."""
+        """Delete the oldest delivered events beyond the limit."""
         excess = self.events_held() - self._max_events
         if excess > 0:
-            # More than it takes, so that not every write has to look.
-            self.trimmed += self._forget(excess + self._max_events // 20)
+            # Frees more than needed, so that not every write scans.
+            self.trimmed += self._delete_delivered(excess + self._max_events // 20)
             if self.events_held() > self._max_events:
                 raise CapacityError(
                     f"the outbox holds {self._max_events} alerts that no sink has taken yet; mend the sink, or raise "
                     "alerts.max_events"
                 )
 
-    def _make_room(self) -> bool:
-        """A tenth of what every sink has taken, the oldest first; false when there is nothing."""
+    def _evict_delivered(self) -> bool:
+        """Delete a tenth of the delivered events, the oldest first; false when there are none."""
         db = self._db
         done = db.execute(f"SELECT COUNT(*) FROM events e WHERE {_DONE}").fetchone()[0]
         if not done:
             return False
         db.execute("BEGIN IMMEDIATE")
         try:
-            self.trimmed += self._forget(max(1, int(done) // 10))
+            self.trimmed += self._delete_delivered(max(1, int(done) // 10))
             db.execute("COMMIT")
         except sqlite3.Error:
-            # SQLite may have taken it back by itself, as when the disk is full.
+            # SQLite may have rolled back by itself, as when the disk is full.
             if db.in_transaction:
                 db.execute("ROLLBACK")
             return False
         return True
 
-    def _forget(self, most: int) -> int:
-        """Delete the oldest ``most`` events that every sink has taken."""
+    def _delete_delivered(self, most: int) -> int:
+        """Delete the oldest ``most`` delivered events."""
         db = self._db
         keys = db.execute(f"SELECT e.key FROM events e WHERE {_DONE} ORDER BY e.number LIMIT ?", (most,)).fetchall()
         db.executemany("DELETE FROM deliveries WHERE key = ?", keys)
         db.executemany("DELETE FROM events WHERE key = ?", keys)
         if keys:
-            # An ended incident goes with the last of its events.
+            # An ended incident is deleted with the last of its events.
             db.execute("DELETE FROM incidents WHERE NOT is_open AND id NOT IN (SELECT incident FROM events)")
         return len(keys)
 
-    def find(self, forgetting: Forgetting) -> Erased:
-        """What writing it would erase."""
-        return self._eraser.find(forgetting)
+    def preview_erasure(self, scope: ErasureScope) -> Erased:
+        """Count what writing this scope would erase."""
+        return self._eraser.preview(scope)
 
     # -- reading --------------------------------------------------------------------------------
     def incidents(
         self, *, camera: str = "", subject: str = "", only_open: bool = False, since_s: float = 0.0, limit: int = 100
     ) -> list[Incident]:
-        """Newest first; empty strings stand for all."""
+        """Incidents, newest first; empty strings match all."""
         rows = self._db.execute(
             "SELECT body FROM incidents WHERE (? = '' OR camera = ?) AND (? = '' OR subject = ?) "
             "AND (NOT ? OR is_open) AND opened_s >= ? ORDER BY opened_s DESC, id LIMIT ?",
@@ -375,7 +374,7 @@ class AlertStore:
         return [incident_of(body) for (body,) in rows]
 
     def incident(self, incident_id: str) -> tuple[Incident, list[AlertEvent], list[Delivery]] | None:
-        """One incident with its events and what became of them, oldest first; None for an unknown id."""
+        """One incident with its events and deliveries, oldest first; None for an unknown id."""
         found = self._db.execute("SELECT body FROM incidents WHERE id = ?", (incident_id,)).fetchone()
         if found is None:
             return None
@@ -384,11 +383,11 @@ class AlertStore:
         return incident_of(found[0]), events, self._deliveries("e.incident = ?", incident_id, -1)
 
     def dead(self, *, sink: str = "", limit: int = 100) -> list[Delivery]:
-        """What no longer is tried, oldest first; an empty sink stands for all."""
+        """Dead letters, oldest first; an empty sink matches all."""
         return self._deliveries("d.state = 'dead' AND (?1 = '' OR d.sink = ?1)", sink, limit)
 
     def counts(self) -> dict[tuple[str, DeliveryState], int]:
-        """Deliveries by sink and state."""
+        """Number of deliveries by sink and state."""
         rows = self._db.execute("SELECT sink, state, COUNT(*) FROM deliveries GROUP BY sink, state")
         return {(sink, cast(DeliveryState, state)): count for sink, state, count in rows}
 

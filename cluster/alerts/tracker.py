@@ -1,4 +1,5 @@
-"""``IncidentTracker``: from answers to incidents, by threshold, consecutive windows, hysteresis and cooldown."""
+"""Opens and ends incidents from answers, by threshold, consecutive windows, hysteresis and cooldown
+(``IncidentTracker``)."""
 
 from __future__ import annotations
 
@@ -7,26 +8,26 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from cluster.alerts.book import IncidentBook, Opening
 from cluster.alerts.incident import Incident, Severity, Subject
+from cluster.alerts.open_incidents import OpenIncidents, Opening
 from cluster.types import MICROSECONDS, Answer
 
 REMEMBER = 128
-"""Answers per camera and question by which one that comes again is known: more than replicas send again."""
+"""Answers remembered per camera and question to detect repeats; more than replicas resend."""
 
 UNKNOWN = ""
-"""Question or life of a camera that nobody has told of yet."""
+"""Question or life of a camera that is not known yet."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
     """When answers to one question are an incident.
 
-    * ``consecutive``: so many positive windows in a row open one (CodecSight evaluates with two, section 5.1)
-    * ``hysteresis``: an open one goes on while the score is at least :attr:`lower`
-    * ``release``: so many windows in a row below that end it
-    * ``cooldown_s``: for so long after its end, on the camera's clock, none opens
-    * ``update_s``: an open one is told again as often, on the camera's clock
+    * ``consecutive``: positive windows in a row that open one (CodecSight evaluates with two, section 5.1)
+    * ``hysteresis``: an open one continues while the score is at least :attr:`lower`
+    * ``release``: windows in a row below that which end it
+    * ``cooldown_s``: seconds after its end, on the camera's clock, in which none opens
+    * ``update_s``: interval of updates while it is open, on the camera's clock
     * ``text``: of the question
     """
 
@@ -41,18 +42,20 @@ class Rule:
 
     @property
     def lower(self) -> float:
-        """Threshold less hysteresis, but never below half the threshold: a low one would never be left again."""
+        """Release threshold: threshold less hysteresis, but at least half the threshold, so that a low one can be
+        left."""
         return max(self.threshold - self.hysteresis, self.threshold / 2)
 
 
 Rules = Callable[[str, str], Rule | None]
-"""(camera, question) -> its rule; None for a question that is not asked any more."""
+"""(camera, question) -> its rule; None for a question that is no longer asked."""
 
 
 @dataclass(slots=True)
 class Track:
-    """One question at one camera. ``run``: positive windows in a row; ``off``: negative ones of an open incident;
-    ``life``: of the camera, ``text``: of the question, as they were last known; ``keys``: incarnation and window."""
+    """State of one question at one camera. ``run``: positive windows in a row; ``off``: negative ones of an open
+    incident; ``life`` of the camera and ``text`` of the question as last known; ``keys``: incarnation and window of
+    recent answers."""
 
     run: int = 0
     run_start: int = 0
@@ -73,22 +76,23 @@ class Track:
 
     @classmethod
     def from_dict(cls, body: Mapping[str, Any]) -> Track:
-        """The inverse of :meth:`to_dict`; raises ``TypeError`` for another set of fields."""
+        """Inverse of :meth:`to_dict`; raises ``TypeError`` for another set of fields."""
         keys = deque(((str(incarnation), int(window)) for incarnation, window in body["keys"]), maxlen=REMEMBER)
         return cls(**{**body, "keys": keys})
 
 
 class IncidentTracker:
-    """Every answer once through :meth:`take`, in any order of cameras; what follows is in the book's changes.
+    """Receives every answer through :meth:`add_answer`, in any order of cameras; results are changes of
+    ``open_incidents``.
 
-    An answer that was taken already (same incarnation, same window) is ignored: replicas send their newest answers
-    again to whoever connects. One that ends before the last one without having been taken means that the camera's clock
-    began anew. A window that does not touch the last one breaks a run, and ends an incident: nobody saw what was in
-    between. A camera that was removed and added again, and a question that was reworded, begin anew.
+    A repeated answer (same incarnation and window) is ignored: replicas resend their newest answers to whoever
+    connects. An answer that ends before the last one without being a repeat means that the camera's clock restarted. A
+    window that does not touch the last one breaks a run and ends an incident, since nobody saw what was in between. A
+    camera that was removed and added again, and a reworded question, start anew.
     """
 
-    def __init__(self, book: IncidentBook, rules: Rules, *, stale_s: float = 300.0) -> None:
-        self._book = book
+    def __init__(self, open_incidents: OpenIncidents, rules: Rules, *, stale_s: float = 300.0) -> None:
+        self._open_incidents = open_incidents
         self._rules = rules
         self._stale_s = stale_s
         self._tracks: dict[Subject, Track] = {}
@@ -96,14 +100,14 @@ class IncidentTracker:
         self.repeated = 0
 
     def load(self, tracks: Mapping[Subject, Mapping[str, Any]], now_s: float) -> None:
-        """What the book has kept."""
+        """Restore stored state."""
         self._tracks = {where: Track.from_dict(body) for where, body in tracks.items()}
         for track in self._tracks.values():
-            # The time this process was away is not the camera's silence.
+            # Downtime of this process is not silence of the camera.
             track.seen_s = now_s
 
-    def take(self, answer: Answer, now_s: float) -> None:
-        """``now_s``: seconds since 1970."""
+    def add_answer(self, answer: Answer, now_s: float) -> None:
+        """Process one answer; ``now_s``: seconds since 1970."""
         where = (answer.stream, answer.question)
         rule = self._rules(*where)
         if rule is None:
@@ -115,21 +119,20 @@ class IncidentTracker:
         if key in track.keys:
             self.repeated += 1
             return
-        idle = not track.run and self._book.current(*where) is None
+        idle = not track.run and self._open_incidents.get(*where) is None
         self._connect(track, answer, now_s)
         track.keys.append(key)
-        incident = self._book.current(*where)
+        incident = self._open_incidents.get(*where)
         if incident is None:
             self._wait(track, rule, answer, now_s)
         else:
             self._follow(track, rule, incident, answer, now_s)
         track.last_start, track.last_end, track.seen_s = answer.start, answer.end, now_s
-        if not idle or track.run or self._book.current(*where) is not None:
-            self._book.keep(where, track.to_dict())
+        if not idle or track.run or self._open_incidents.get(*where) is not None:
+            self._open_incidents.store_track(where, track.to_dict())
 
-    def retain(self, lives: Mapping[str, str], now_s: float) -> None:
-        """The cameras there are, and the life of each: what is known of those that were removed is forgotten, also
-        where there is one of the same name again."""
+    def retain_cameras(self, lives: Mapping[str, str], now_s: float) -> None:
+        """Drop the state of cameras that are not in ``lives`` (name -> life), or are there with another life."""
         self._lives = lives
         for (camera, question), track in list(self._tracks.items()):
             if camera in lives and track.life in (UNKNOWN, lives[camera]):
@@ -138,37 +141,36 @@ class IncidentTracker:
                 self._drop((camera, question), now_s, "the camera was removed")
 
     def tick(self, now_s: float) -> None:
-        """Ends incidents of cameras that have been silent for ``stale_s``, and drops questions no longer asked."""
+        """End incidents of cameras without answers for ``stale_s``, and drop questions that are no longer asked."""
         for where, track in list(self._tracks.items()):
             if self._rules(*where) is None:
                 self._drop(where, now_s, "the question is not asked any more")
             elif now_s - track.seen_s > self._stale_s:
                 self._end(where, now_s, f"no answer for {self._stale_s:.0f} s")
 
-    def forget(self, camera: str) -> None:
-        """Nothing that a camera showed counts any more: no windows in a row, no pause after an incident. Answers that
-        come again are still known."""
+    def reset_camera(self, camera: str) -> None:
+        """Reset runs and cooldowns of a camera whose memory is erased. Repeated answers are still recognised."""
         for where, track in self._tracks.items():
             if where[0] == camera:
                 track.run = track.run_start = track.off = 0
                 track.run_score, track.ended_end = 0.0, None
-                self._book.keep(where, track.to_dict())
+                self._open_incidents.store_track(where, track.to_dict())
 
     # -- inside ---------------------------------------------------------------------------------
     def _drop(self, where: Subject, now_s: float, reason: str) -> None:
-        self._book.finish(*where, now_s, reason)
+        self._open_incidents.end_incident(*where, now_s, reason)
         del self._tracks[where]
-        self._book.keep(where, None)
+        self._open_incidents.store_track(where, None)
 
     def _reword(self, where: Subject, track: Track, rule: Rule, now_s: float) -> None:
-        """Answers to another question of the same name are no answers to this one."""
+        """Reset the track when the question's text changed."""
         if UNKNOWN not in (track.text, rule.text) and track.text != rule.text:
             self._end(where, now_s, "the question was changed")
             track.run, track.ended_end = 0, None
         track.text = rule.text or track.text
 
     def _connect(self, track: Track, answer: Answer, now_s: float) -> None:
-        """Whether this window follows on the last one."""
+        """Whether this window continues the last one."""
         if track.last_end is None:
             return
         where = (answer.stream, answer.question)
@@ -204,7 +206,7 @@ class IncidentTracker:
             windows=track.run,
             text=answer.text,
         )
-        self._book.begin(opening, now_s)
+        self._open_incidents.open_incident(opening, now_s)
 
     def _follow(self, track: Track, rule: Rule, incident: Incident, answer: Answer, now_s: float) -> None:
         if answer.positive or answer.score >= rule.lower:
@@ -219,18 +221,18 @@ class IncidentTracker:
             tell = answer.end - track.told_end >= rule.update_s * MICROSECONDS
             if tell:
                 track.told_end = answer.end
-            self._book.extend(incident, now_s, tell=tell)
+            self._open_incidents.extend_incident(incident, now_s, tell=tell)
             return
         track.off += 1
         if track.off >= rule.release:
             self._end((answer.stream, answer.question), now_s, "")
 
     def _end(self, where: Subject, now_s: float, reason: str) -> None:
-        incident = self._book.current(*where)
+        incident = self._open_incidents.get(*where)
         if incident is None:
             return
-        self._book.finish(*where, now_s, reason)
+        self._open_incidents.end_incident(*where, now_s, reason)
         track = self._tracks.get(where)
         if track is not None:
             track.run, track.off, track.ended_end = 0, 0, incident.end
-            self._book.keep(where, track.to_dict())
+            self._open_incidents.store_track(where, track.to_dict())

@@ -70,7 +70,7 @@ class Totals:
         return self._ladder.floor
 
 
-def refused(ladder: Ladder, loads: Sequence[float], missing_s: float, replica_s: float | None) -> Admission:
+def refusal(ladder: Ladder, loads: Sequence[float], missing_s: float, replica_s: float | None) -> Admission:
     """A refusal. ``replica_s``: seconds a second that one replica offers, ``None`` while there is none."""
     replicas, streams = missing_s / (replica_s or 1.0), missing_s / loads[ladder.floor]
     if replica_s is None:

@@ -16,7 +16,7 @@ from cluster.types.reports import CameraReport, DecoderInfo, ReplicaInfo, Replic
 
 
 @dataclass(frozen=True, slots=True)
-class Move:
+class CameraMove:
     """A camera changes its replica; ``to`` is ``None`` when nobody is left. ``warm``: its owner lives and can hand its
     state over, so that nothing is recomputed."""
 
@@ -32,7 +32,7 @@ class FleetChanges:
     """What a tick decided; ``short_s``: seconds a second that are missing although everyone stands as low as may be."""
 
     steps: list[Step]
-    moves: list[Move]
+    moves: list[CameraMove]
     short_s: float
 
 
@@ -90,7 +90,7 @@ class Member(Generic[Info]):
     seen_s: float
     load: ReplicaReport | None = None
 
-    def since(self, load: ReplicaReport, now_s: float) -> tuple[float, int, int] | None:
+    def load_since(self, load: ReplicaReport, now_s: float) -> tuple[float, int, int] | None:
         """Share of the time it was busy since it was last heard of, its engine's steps since then, and the windows
         computed in them; ``None`` where nothing is known of before."""
         if self.load is None or now_s <= self.seen_s:
@@ -100,7 +100,7 @@ class Member(Generic[Info]):
 
 
 @dataclass(frozen=True, slots=True)
-class Counted:
+class CountedWindows:
     """What was last counted of a camera, by which replica, when, and at which rung."""
 
     instance: str
@@ -118,10 +118,10 @@ class CameraRecord:
     life: str = ""
     report: CameraReport | None = None
     stream: StreamReport | None = None
-    counted: Counted | None = None
+    counted: CountedWindows | None = None
     totals: Totals = field(default_factory=Totals)
 
-    def since(self, now: Counted) -> Measured | None:
+    def take_counts(self, now: CountedWindows) -> Measured | None:
         """What was counted since the last time; ``None`` where that straddles a step, a restart or a move."""
         before, self.counted = self.counted, now
         if before is None or (before.instance, before.rung) != (now.instance, now.rung):
@@ -182,7 +182,7 @@ ORDERS = 256
 """Most cameras that one heartbeat tells a replica to forget; the next one tells of more."""
 
 
-class Removals:
+class DeletionTracker:
     """Who must still forget what.
 
     Args:
@@ -198,7 +198,7 @@ class Removals:
         self._done: OrderedDict[str, None] = OrderedDict()
 
     @property
-    def pending(self) -> list[str]:
+    def pending_cameras(self) -> list[str]:
         """Cameras that not every replica has forgotten, the longest removed first."""
         return list(self._pending)
 
@@ -209,7 +209,7 @@ class Removals:
         self._pending.move_to_end(camera)
         return [self._pending.popitem(last=False)[0] for _ in range(len(self._pending) - self._limit)]
 
-    def orders(self, instance: str, reported: Iterable[str] = (), cameras: Collection[str] = ()) -> list[str]:
+    def orders_for(self, instance: str, reported: Iterable[str] = (), cameras: Collection[str] = ()) -> list[str]:
         """What a replica must forget now: what it has not said it forgot, and what it ``reported`` although it was
         removed and is not among the ``cameras`` there are."""
         removed = [camera for camera, forgot in self._pending.items() if instance not in forgot]
@@ -218,7 +218,7 @@ class Removals:
         ]
         return list(dict.fromkeys([*removed, *again]))[:ORDERS]
 
-    def forgotten(self, instance: str, cameras: Iterable[str], alive: Collection[str]) -> list[str]:
+    def confirm(self, instance: str, cameras: Iterable[str], alive: Collection[str]) -> list[str]:
         """A replica has forgotten these in every tier. Returns what is forgotten everywhere now, with the instances of
         the replicas that are ``alive``."""
         for camera in cameras:

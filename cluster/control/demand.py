@@ -88,7 +88,7 @@ def work(demand: Demand, rung: Rung) -> WindowWork:
     own = whole / share if demand.refresh_budget is None else demand.refresh_budget
     refresh = own if rung.refresh_budget is None else min(own, rung.refresh_budget)
     query = demand.questions * demand.query_tokens
-    return WindowWork.laid_out(kept=kept, new=new, refreshed=refresh * (kept - new), query=query, encoded=new)
+    return WindowWork.from_layout(kept=kept, new=new, refreshed=refresh * (kept - new), query=query, encoded=new)
 
 
 def _kept_share(demand: Demand) -> float:
@@ -146,7 +146,7 @@ class DemandEstimate:
         """What a load is multiplied by that was computed for windows at the declared rate, all of them computed."""
         return self.rate * self.busy * self.cost
 
-    def codec(self, *, kbit_s: float, pixels: int, fps: float, activity: float | None = None) -> bool:
+    def observe_codec(self, *, kbit_s: float, pixels: int, fps: float, activity: float | None = None) -> bool:
         """What the codec shows before a window was answered: bitrate, picture size and pictures a second of the stream,
         and the mean share of token groups that it saw change. Counts replace it; whether the demand changed."""
         if self._counted or not (pixels > 0 and fps > 0 and kbit_s >= 0):
@@ -154,7 +154,7 @@ class DemandEstimate:
         self.kept = kept_by_bits(1000 * kbit_s / (pixels * fps)) if activity is None else kept_by_activity(activity)
         return True
 
-    def measured(self, counts: Measured, rung: Rung, predicted_s: float = 0.0) -> bool:
+    def observe_counts(self, counts: Measured, rung: Rung, predicted_s: float = 0.0) -> bool:
         """What was counted at ``rung``; whether the demand changed.
 
         Args:
@@ -163,7 +163,7 @@ class DemandEstimate:
         if rung.shed or not counts.period_s > 0:
             return False
         if self._waiting is not None:
-            counts = _together(self._waiting, counts)
+            counts = _weighted_mean(self._waiting, counts)
         stride_s = self.declared.stride_s * rung.stride
         # Heartbeats come when they come: a stride is over when all but a tenth of it is.
         if counts.period_s < 0.9 * stride_s:
@@ -188,7 +188,7 @@ class DemandEstimate:
         return True
 
 
-def _together(first: Measured, then: Measured) -> Measured:
+def _weighted_mean(first: Measured, then: Measured) -> Measured:
     return Measured(
         first.period_s + then.period_s,
         first.windows + then.windows,

@@ -13,12 +13,12 @@ from collections.abc import Iterable, Mapping
 
 from cluster.config import CameraConfig
 from cluster.control.admission import Admission
-from cluster.control.camera_record import Assignment, CameraAssignment, CameraRecord, Counted, Member, Route
+from cluster.control.camera_record import Assignment, CameraAssignment, CameraRecord, CountedWindows, Member, Route
 from cluster.control.cameras.managed import CLUSTER, check_manager
 from cluster.control.demand import windows_per_s
+from cluster.control.fleet_settings import ALL_EQUAL, FleetSettings, demand_of
 from cluster.control.ladder import Step
 from cluster.control.placement import Placement
-from cluster.control.settings import ALL_EQUAL, FleetSettings, demand_of
 from cluster.errors import CameraExistsError, CapacityError, ConfigError, NotReadyError, UnknownCameraError
 from cluster.types import CameraStatus, PatchGeometry, PictureHealth
 from cluster.types.reports import (
@@ -96,7 +96,7 @@ class Directory:
         if known is not None:
             check_manager(settings.name, known.manager, manager)
             if known.settings == settings:
-                return self._fleet.told(settings.name)
+                return self._fleet.admission_of(settings.name)
             raise CameraExistsError(
                 f"there is a camera {settings.name!r} already; update it to change its settings, or remove it first"
             )
@@ -126,7 +126,7 @@ class Directory:
             UnknownCameraError: no such camera.
             ManagedElsewhereError: it belongs to another manager, unless it is to be taken over.
         """
-        camera = self._known(settings.name)
+        camera = self._require(settings.name)
         check_manager(settings.name, camera.manager, manager, takeover=takeover)
         camera.manager = manager
         if camera.settings != settings:
@@ -135,7 +135,7 @@ class Directory:
             size = (report.width, report.height) if report is not None and report.width else None
             self._fleet.admit(demand_of(settings, self.geometry, size), now_s, force=True)
             self.version += 1
-        return self._fleet.told(settings.name)
+        return self._fleet.admission_of(settings.name)
 
     def remove(self, name: str, *, manager: str | None = None, takeover: bool = False) -> None:
         """Forget a camera; its decoder stops it when it next asks.
@@ -145,8 +145,8 @@ class Directory:
             ManagedElsewhereError: it belongs to another than ``manager`` (``None``: not asked), and is not taken over.
         """
         if manager is not None:
-            check_manager(name, self._known(name).manager, manager, takeover=takeover)
-        self._known(name)
+            check_manager(name, self._require(name).manager, manager, takeover=takeover)
+        self._require(name)
         del self._cameras[name]
         self._on_decoder.remove(name)
         self._fleet.remove(name)
@@ -156,12 +156,12 @@ class Directory:
     def cameras(self) -> list[str]:
         return sorted(self._cameras)
 
-    def counted(self) -> dict[str, dict[str, dict[str, int]]]:
+    def export_counts(self) -> dict[str, dict[str, dict[str, int]]]:
         """What each run of each camera has counted, by the camera's life: what a later controller must know of those
         that nobody reports any more."""
         return {camera.life: camera.totals.runs for camera in self._cameras.values()}
 
-    def remember(self, counted: Mapping[str, Mapping[str, Mapping[str, int]]]) -> None:
+    def restore_counts(self, counted: Mapping[str, Mapping[str, Mapping[str, int]]]) -> None:
         """What an earlier controller :meth:`counted`, before any camera is added."""
         self._counted = dict(counted)
 
@@ -197,7 +197,7 @@ class Directory:
         free = known_as is not None and known_as not in self._replicas
         name = known_as if known_as and free else next(name for name in names if name not in self._replicas)
         self._held_by.update((camera, name) for camera in streams if camera not in self._cameras)
-        if self.gave_up(info.instance):
+        if self.was_expired(info.instance):
             self._given_up.remove(info.instance)
         self._replicas[name] = Member(info, now_s)
         self.geometry = info.geometry
@@ -219,20 +219,20 @@ class Directory:
             camera.totals.update(report.run, report.counts)
             if self._on_decoder.owner(report.camera) == name:
                 if report.width and (camera.report is None or camera.report.width != report.width):
-                    self._seen(camera, report)
+                    self._observe_codec(camera, report)
                 if report.counts.get("frames_decoded"):
-                    self._fleet.connected(report.camera)
+                    self._fleet.set_connected(report.camera)
                 camera.report = report
         return True
 
-    def _seen(self, camera: CameraRecord, report: CameraReport) -> None:
+    def _observe_codec(self, camera: CameraRecord, report: CameraReport) -> None:
         """How large a camera's picture is, and how much of it moves, is known now."""
         name, size = camera.settings.name, (report.width, report.height)
         demand = demand_of(camera.settings, self.geometry, size)
-        if demand != self._fleet.declared(name):
-            self._fleet.demand(name, demand)
+        if demand != self._fleet.declared_demand(name):
+            self._fleet.set_demand(name, demand)
         if report.picture is not None:
-            self._fleet.codec(
+            self._fleet.observe_codec(
                 name, kbit_s=0.0, pixels=size[0] * size[1], fps=demand.fps, activity=report.picture.changed
             )
 
@@ -253,13 +253,13 @@ class Directory:
             if plan.owner == name:
                 camera.stream = report
                 # Counts that straddle a step say nothing.
-                counts = camera.since(Counted(instance, now_s, plan.rung, report.counts))
+                counts = camera.take_counts(CountedWindows(instance, now_s, plan.rung, report.counts))
                 if counts is not None:
                     if counts.windows:
-                        self._fleet.connected(report.camera)
-                    self._fleet.measured(report.camera, counts)
+                        self._fleet.set_connected(report.camera)
+                    self._fleet.observe_counts(report.camera, counts)
         if load is not None:
-            if (since := member.since(load, now_s)) is not None:
+            if (since := member.load_since(load, now_s)) is not None:
                 busy, steps, windows = since
                 self._fleet.replica_report(
                     name, busy_share=busy, backlog_s=load.backlog_s, now_s=now_s, steps=steps, windows=windows
@@ -347,7 +347,7 @@ class Directory:
         self._on_decoder.leave(name)
         self.version += 1
 
-    def gave_up(self, instance: str) -> bool:
+    def was_expired(self, instance: str) -> bool:
         """Whether a replica that may come back was taken for dead, and its cameras' windows for lost."""
         return instance in self._given_up
 
@@ -368,7 +368,7 @@ class Directory:
         Raises:
             UnknownCameraError: no such camera.
         """
-        self._known(name)
+        self._require(name)
         decoder, replica = self._on_decoder.owner(name), self._fleet.plan(name).owner
         return Route(
             decoder,
@@ -394,7 +394,7 @@ class Directory:
         Raises:
             UnknownCameraError: no such camera.
         """
-        camera, route, plan = self._known(name), self.route(name), self._fleet.plan(name)
+        camera, route, plan = self._require(name), self.route(name), self._fleet.plan(name)
         return camera.status(
             route,
             rung=plan.rung,
@@ -415,18 +415,18 @@ class Directory:
         Raises:
             UnknownCameraError: no such camera.
         """
-        return self._known(name).settings
+        return self._require(name).settings
 
-    def picture(self, name: str) -> PictureHealth | None:
+    def picture_health(self, name: str) -> PictureHealth | None:
         """What its decoder last said of its pictures; None while it has said nothing.
 
         Raises:
             UnknownCameraError: no such camera.
         """
-        report = self._known(name).report
+        report = self._require(name).report
         return report.picture if report is not None else None
 
-    def _known(self, name: str) -> CameraRecord:
+    def _require(self, name: str) -> CameraRecord:
         try:
             return self._cameras[name]
         except KeyError:

@@ -9,8 +9,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
-from cluster.control.admission import Admission, Totals, expected_lag_s, refused
-from cluster.control.camera_record import CameraPlan, FleetChanges, Move
+from cluster.control.admission import Admission, Totals, expected_lag_s, refusal
+from cluster.control.camera_record import CameraMove, CameraPlan, FleetChanges
 from cluster.control.costs import CostModel
 from cluster.control.demand import STEP_WINDOWS, Demand, DemandEstimate, Measured, declared_load
 from cluster.control.ladder import CameraOnLadder, Ladder, LadderPolicy, Step
@@ -47,11 +47,11 @@ class _Camera:
         self.unit = unit
         self.unit_kept = estimate.kept
         self.on = CameraOnLadder(estimate.declared.priority, unit, rung, since_s)
-        self.ask(tuple(each * estimate.factor for each in unit))
+        self.set_loads(tuple(each * estimate.factor for each in unit))
         self.owner: str | None = None
         self.why = "as asked for"
 
-    def ask(self, loads: tuple[float, ...]) -> None:
+    def set_loads(self, loads: tuple[float, ...]) -> None:
         """Its demand is another."""
         self.loads = loads
         self.on.loads = tuple(0.0 for _ in loads) if self.idle else loads
@@ -122,8 +122,8 @@ class Fleet:
         """
         self._clock(now_s)
         if demand.camera in self._cameras:
-            self.demand(demand.camera, demand)
-            return self.told(demand.camera)
+            self.set_demand(demand.camera, demand)
+            return self.admission_of(demand.camera)
         unit = self._unit(demand)
         estimate = DemandEstimate(demand)
         loads = tuple(each * estimate.factor for each in unit)
@@ -131,7 +131,7 @@ class Fleet:
         missing_s = self._totals.missing_s(demand.priority, loads, room_s)
         if missing_s > _ROUNDING and not force:
             ready = len(self._replicas)
-            return refused(self.ladder, loads, missing_s, room_s / ready if ready else None)
+            return refusal(self.ladder, loads, missing_s, room_s / ready if ready else None)
         rung = 0 if demand.priority is Priority.CRITICAL or not room_s else self._totals.fitting(loads, room_s)
         camera = _Camera(estimate, unit, rung=rung, since_s=self._now_s, idle=idle)
         if rung > 0:
@@ -139,9 +139,9 @@ class Fleet:
         self._cameras[demand.camera] = camera
         self._totals.add(demand.priority, camera.loads)
         self._own(demand.camera, self._placement.add(demand.camera, weight=loads[0], prefer=prefer))
-        return self.told(demand.camera)
+        return self.admission_of(demand.camera)
 
-    def remove(self, name: str) -> list[Move]:
+    def remove(self, name: str) -> list[CameraMove]:
         """Forget a camera; others may move as the mean load falls.
 
         Raises:
@@ -153,7 +153,7 @@ class Fleet:
         del self._cameras[name]
         return self._moved(self._placement.remove(name), "cameras were removed", warm=True)
 
-    def demand(self, name: str, demand: Demand) -> None:
+    def set_demand(self, name: str, demand: Demand) -> None:
         """A camera's settings changed: its demand is new, and what was measured of it no longer counts.
 
         Raises:
@@ -163,7 +163,7 @@ class Fleet:
         camera.estimate = DemandEstimate(demand)
         self._reload(name, camera, always=True)
 
-    def connected(self, name: str) -> None:
+    def set_connected(self, name: str) -> None:
         """The first of a camera's video has come: it is a load from here on.
 
         Raises:
@@ -174,17 +174,19 @@ class Fleet:
             camera.idle = False
             self._reload(name, camera, always=True)
 
-    def codec(self, name: str, *, kbit_s: float, pixels: int, fps: float, activity: float | None = None) -> None:
-        """What a camera's codec shows (:meth:`DemandEstimate.codec`).
+    def observe_codec(
+        self, name: str, *, kbit_s: float, pixels: int, fps: float, activity: float | None = None
+    ) -> None:
+        """What a camera's codec shows (:meth:`DemandEstimate.observe_codec`).
 
         Raises:
             UnknownCameraError: no such camera.
         """
         camera = self._known(name)
-        if camera.estimate.codec(kbit_s=kbit_s, pixels=pixels, fps=fps, activity=activity):
+        if camera.estimate.observe_codec(kbit_s=kbit_s, pixels=pixels, fps=fps, activity=activity):
             self._reload(name, camera)
 
-    def measured(self, name: str, counts: Measured) -> None:
+    def observe_counts(self, name: str, counts: Measured) -> None:
         """What was counted of a camera since the last time; once per window or heartbeat.
 
         Raises:
@@ -193,7 +195,7 @@ class Fleet:
         camera = self._known(name)
         rung = self.ladder.rungs[camera.on.rung]
         predicted_s = camera.unit[camera.on.rung] * camera.estimate.declared.stride_s * rung.stride
-        if camera.estimate.measured(counts, rung, predicted_s):
+        if camera.estimate.observe_counts(counts, rung, predicted_s):
             self._reload(name, camera)
 
     def demand_of(self, name: str) -> Demand:
@@ -204,7 +206,7 @@ class Fleet:
         """
         return self._known(name).estimate.demand
 
-    def declared(self, name: str) -> Demand:
+    def declared_demand(self, name: str) -> Demand:
         """A camera's demand as it was told.
 
         Raises:
@@ -219,18 +221,18 @@ class Fleet:
             UnknownCameraError: no such camera.
         """
         camera = self._known(name)
-        phase = 0.0 if camera.owner is None else self._replicas[camera.owner].phases.of(name)
+        phase = 0.0 if camera.owner is None else self._replicas[camera.owner].phases.phase_of(name)
         return CameraPlan(name, camera.owner, self.ladder.rungs[camera.on.rung].name, phase, camera.why)
 
     # -- replicas --------------------------------------------------------------------------------
-    def join(self, replica: str, *, capacity: float = 1.0) -> list[Move]:
+    def join(self, replica: str, *, capacity: float = 1.0) -> list[CameraMove]:
         """A replica is ready, or one that was drained takes cameras again. ``capacity``: its speed over that of the
         cost model's device."""
         self._replicas.setdefault(replica, ReplicaLoad(capacity)).draining = False
         self._count_capacity()
         return self._moved(self._placement.join(replica, capacity=capacity), f"{replica} joined", warm=True)
 
-    def leave(self, replica: str) -> list[Move]:
+    def leave(self, replica: str) -> list[CameraMove]:
         """A replica is gone; what its cameras had there is lost unless it was drained before."""
         if replica not in self._replicas:
             return []
@@ -243,7 +245,7 @@ class Fleet:
         self._short.discard(replica)
         return moves
 
-    def drain(self, replica: str) -> list[Move]:
+    def drain(self, replica: str) -> list[CameraMove]:
         """Move every camera off a replica that is to be stopped; it takes no more until it joins again. The only one
         there is keeps its cameras."""
         if replica not in self._replicas:
@@ -256,7 +258,7 @@ class Fleet:
         """Whether it takes no cameras."""
         return self._replicas[replica].draining
 
-    def rebalance(self, *, at_most: int | None = None) -> list[Move]:
+    def rebalance(self, *, at_most: int | None = None) -> list[CameraMove]:
         """Move cameras off replicas above the bound."""
         return self._moved(self._placement.rebalance(at_most=at_most), "its replica had more than its share", warm=True)
 
@@ -304,11 +306,11 @@ class Fleet:
         self._clock(now_s)
         steps: list[Step] = []
         for name in sorted(self._dirty):
-            steps += self._tend(name, self._replicas[name])
-        moves: list[Move] = []
+            steps += self._step_ladder(name, self._replicas[name])
+        moves: list[CameraMove] = []
         if self._now_s - self._rebalanced_s >= self._rebalance_s:
             self._rebalanced_s = self._now_s
-            if self._placement.worst > UNEVEN:
+            if self._placement.max_over_mean > UNEVEN:
                 moves = self.rebalance(at_most=max(1, len(self._cameras) // 100))
         return FleetChanges(steps, moves, sum(self._replicas[name].short_s for name in self._short))
 
@@ -319,7 +321,7 @@ class Fleet:
     def _clock(self, now_s: float) -> None:
         self._now_s = max(self._now_s, now_s)
 
-    def _tend(self, name: str, replica: ReplicaLoad) -> list[Step]:
+    def _step_ladder(self, name: str, replica: ReplicaLoad) -> list[Step]:
         """Steps of one replica; it stays to be looked at while it settles or somebody is to climb."""
         utilisation = replica.utilisation(self._horizon_s)
         settling = self._now_s < replica.settled_s
@@ -340,9 +342,9 @@ class Fleet:
 
     def _step(self, step: Step, replica: ReplicaLoad) -> None:
         camera = self._cameras[step.camera]
-        replica.disown(step.camera, *self._windows(camera))
+        replica.remove_camera(step.camera, *self._windows(camera))
         camera.on.rung, camera.on.since_s, camera.why = step.rung_to, step.at_s, step.reason
-        replica.own(step.camera, camera.on, *self._windows(camera))
+        replica.add_camera(step.camera, camera.on, *self._windows(camera))
 
     def _windows(self, camera: _Camera) -> tuple[float, float]:
         """Computed and all windows a second at its rung."""
@@ -367,23 +369,23 @@ class Fleet:
             owner = camera.owner
             phase = self._disown(name)
             on.priority = estimate.declared.priority
-            camera.ask(loads)
+            camera.set_loads(loads)
             self._own(name, owner, phase=phase)
         else:
             load_s, windows = on.load, self._windows(camera)
-            camera.ask(loads)
+            camera.set_loads(loads)
             if camera.owner is not None:
                 now = self._windows(camera)
-                self._replicas[camera.owner].change(on.load - load_s, now[0] - windows[0], now[1] - windows[1])
+                self._replicas[camera.owner].change_load(on.load - load_s, now[0] - windows[0], now[1] - windows[1])
                 self._dirty.add(camera.owner)
-        self._placement.weigh(name, loads[0])
+        self._placement.set_weight(name, loads[0])
 
     def _own(self, name: str, owner: str | None, *, phase: float | None = None) -> None:
         camera = self._cameras[name]
         camera.owner = owner
         if owner is not None:
             replica = self._replicas[owner]
-            replica.own(name, camera.on, *self._windows(camera))
+            replica.add_camera(name, camera.on, *self._windows(camera))
             replica.phases.add(name, camera.estimate.declared.stride_s, camera.on.loads[0], phase=phase)
             self._dirty.add(owner)
 
@@ -393,12 +395,12 @@ class Fleet:
         if camera.owner is None:
             return None
         replica = self._replicas[camera.owner]
-        replica.disown(name, *self._windows(camera))
+        replica.remove_camera(name, *self._windows(camera))
         self._dirty.add(camera.owner)
         camera.owner = None
         return replica.phases.remove(name)
 
-    def _moved(self, moved: Iterable[str], reason: str, *, warm: bool) -> list[Move]:
+    def _moved(self, moved: Iterable[str], reason: str, *, warm: bool) -> list[CameraMove]:
         moves = []
         for name in moved:
             source = self._cameras[name].owner
@@ -406,10 +408,10 @@ class Fleet:
             owner = self._placement.owner(name)
             # A camera that begins anew elsewhere may as well begin where there is room in the stride.
             self._own(name, owner, phase=phase if warm else None)
-            moves.append(Move(name, source, owner, warm and source is not None, reason))
+            moves.append(CameraMove(name, source, owner, warm and source is not None, reason))
         return moves
 
-    def told(self, name: str) -> Admission:
+    def admission_of(self, name: str) -> Admission:
         """What a camera that is known would be told if it were added now.
 
         Raises:

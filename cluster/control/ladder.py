@@ -17,7 +17,7 @@ from cluster.types.cameras import Priority
 WEIGHTS: Mapping[Priority, float] = {Priority.CRITICAL: 16.0, Priority.NORMAL: 4.0, Priority.BACKGROUND: 1.0}
 
 
-class _Turn(NamedTuple):
+class _Candidate(NamedTuple):
     """A step that could be taken; the smallest comes first."""
 
     tier: int
@@ -27,11 +27,11 @@ class _Turn(NamedTuple):
 
 
 @dataclass(slots=True)
-class _Found:
+class _CachedCandidate:
     """The best step of a camera, if there is one, and what it was found for."""
 
     asked: tuple[object, ...] = ()
-    turn: _Turn | None = None
+    turn: _Candidate | None = None
 
 
 @dataclass(slots=True)
@@ -47,8 +47,8 @@ class CameraOnLadder:
     loads: tuple[float, ...]
     rung: int = 0
     since_s: float = -math.inf
-    down: _Found = field(default_factory=_Found, init=False, repr=False, compare=False)
-    up: _Found = field(default_factory=_Found, init=False, repr=False, compare=False)
+    down: _CachedCandidate = field(default_factory=_CachedCandidate, init=False, repr=False, compare=False)
+    up: _CachedCandidate = field(default_factory=_CachedCandidate, init=False, repr=False, compare=False)
 
     @property
     def load(self) -> float:
@@ -109,7 +109,7 @@ class LadderPolicy:
     def _down(
         self, cameras: Mapping[str, CameraOnLadder], utilisation: float, now_s: float, scale: float
     ) -> list[Step]:
-        turns = self._turns(cameras.items(), down=True)
+        turns = self._candidates(cameras.items(), down=True)
         reached: dict[str, int] = {}
         left = utilisation
         while turns and left > self.aim:
@@ -130,7 +130,7 @@ class LadderPolicy:
             for name, camera in cameras.items()
             if camera.rung > 0 and now_s - camera.since_s >= self.hold_s
         ]
-        turns = self._turns(lowered, down=False)
+        turns = self._candidates(lowered, down=False)
         reached: dict[str, int] = {}
         left, blocked = utilisation, math.inf
         until = utilisation + self.climb
@@ -151,7 +151,7 @@ class LadderPolicy:
         reason = f"the replica is at {utilisation:.0%} of its capacity: there is room again"
         return [Step(name, cameras[name].rung, rung, reason, now_s) for name, rung in reached.items()]
 
-    def _turns(self, cameras: Iterable[tuple[str, CameraOnLadder]], *, down: bool) -> list[_Turn]:
+    def _candidates(self, cameras: Iterable[tuple[str, CameraOnLadder]], *, down: bool) -> list[_Candidate]:
         """The best step of each camera from where it stands, as a heap. From one decision to the next most cameras stay
         as they are, and what was found for them still holds."""
         best = self.lower if down else self.upper
@@ -166,7 +166,7 @@ class LadderPolicy:
         heapify(turns)
         return turns
 
-    def lower(self, name: str, camera: CameraOnLadder, rung: int) -> _Turn | None:
+    def lower(self, name: str, camera: CameraOnLadder, rung: int) -> _Candidate | None:
         """The best step down from ``rung``; ``None`` when there is none that saves anything."""
         loads, worth, tiers = camera.loads, self._worth, self._tiers[camera.priority]
         load, value, weight = loads[rung], worth[rung], self.weights[camera.priority]
@@ -177,9 +177,9 @@ class LadderPolicy:
                 turn = tiers[place], (value - worth[place]) * weight / saved
                 if turn < best:
                     best, found = turn, place
-        return None if found < 0 else _Turn(int(best[0]), best[1], name, found)
+        return None if found < 0 else _Candidate(int(best[0]), best[1], name, found)
 
-    def upper(self, name: str, camera: CameraOnLadder, rung: int) -> _Turn | None:
+    def upper(self, name: str, camera: CameraOnLadder, rung: int) -> _Candidate | None:
         """The best step up from ``rung``; ``None`` at full quality. Tiers come in the opposite order of going down."""
         loads, worth, weight = camera.loads, self._worth, self.weights[camera.priority]
         best, found = math.inf, -1
@@ -188,7 +188,7 @@ class LadderPolicy:
             order = -(worth[place] - worth[rung]) * weight / extra if extra > 0 else -math.inf
             if found < 0 or order < best:
                 best, found = order, place
-        return None if found < 0 else _Turn(-self.tier(camera.priority, rung), best, name, found)
+        return None if found < 0 else _Candidate(-self.tier(camera.priority, rung), best, name, found)
 
     @cached_property
     def _worth(self) -> tuple[float, ...]:
@@ -283,7 +283,7 @@ class Ladder:
         """The lowest rung at which windows are still answered."""
         return len(self.rungs) - 1 - self.rungs[-1].shed
 
-    def at(self, name: str) -> int:
+    def index_of(self, name: str) -> int:
         """The place of the rung called ``name``.
 
         Raises:

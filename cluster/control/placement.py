@@ -61,7 +61,7 @@ class Placement:
         return self._total
 
     @property
-    def worst(self) -> float:
+    def max_over_mean(self) -> float:
         """The largest load over the mean of members of equal capacity; 0 without any load."""
         mean = self._mean()
         return float((self._loads / self._capacity)[~self._draining].max()) / mean if mean else 0.0
@@ -89,7 +89,7 @@ class Placement:
             self._hashes[key] = _hash(key)
             self._total += weight
             if prefer is not None and prefer in self._members:
-                self._give(key, self._rows[prefer])
+                self._assign(key, self._rows[prefer])
             else:
                 self._place(key)
         return self._owners[key]
@@ -98,12 +98,12 @@ class Placement:
         """Forget a key. The bound may fall with it, so others may move."""
         if key not in self._owners:
             return {}
-        self._take(key)
+        self._unassign(key)
         del self._owners[key], self._hashes[key]
         self._total -= self._weights.pop(key)
         return self._relieve(tight=False)
 
-    def weigh(self, key: str, weight: float) -> None:
+    def set_weight(self, key: str, weight: float) -> None:
         """A known key weighs something else now. Nothing moves before the next :meth:`rebalance`."""
         more = _checked(weight) - self._weights[key]
         self._weights[key] = weight
@@ -161,7 +161,7 @@ class Placement:
         self._draining[self._rows[member]] = True
         keys = self.keys(member)
         for key in keys:
-            self._take(key)
+            self._unassign(key)
         return self._place_all(keys)
 
     def can_drain(self, member: str) -> bool:
@@ -194,10 +194,10 @@ class Placement:
         liking = _mix(self._member_hashes ^ np.uint64(self._hashes[key]))
         if open_to.any():
             liking[~open_to] = 0
-            self._give(key, int(liking.argmax()))
+            self._assign(key, int(liking.argmax()))
         else:
             # Rounding alone, of a sum that has grown old.
-            self._give(key, int(np.where(self._draining, np.inf, self._loads / self._capacity).argmin()))
+            self._assign(key, int(np.where(self._draining, np.inf, self._loads / self._capacity).argmin()))
 
     def _limits(self, weight: float) -> npt.NDArray[np.float64]:
         """The load that each member may have after taking a key of ``weight``. Tighter than what may stay: of two
@@ -212,13 +212,13 @@ class Placement:
         capacity = float(self._capacity[~self._draining].sum())
         return self._total / capacity if capacity else 0.0
 
-    def _give(self, key: str, row: int) -> None:
+    def _assign(self, key: str, row: int) -> None:
         name = self._names[row]
         self._owners[key] = name
         self._members[name].add(key)
         self._loads[row] += self._weights[key]
 
-    def _take(self, key: str) -> None:
+    def _unassign(self, key: str) -> None:
         owner = self._owners[key]
         if owner is None:
             return
@@ -242,7 +242,7 @@ class Placement:
             if at_most is not None:
                 leaving = leaving[: at_most - len(moved)]
             for key in leaving:
-                self._take(key)
+                self._unassign(key)
             moved.update(self._place_all(leaving))
         return moved
 

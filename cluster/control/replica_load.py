@@ -14,7 +14,7 @@ SLOTS = 64
 _GOLDEN = 0.6180339887498949
 
 
-class Phases:
+class WindowPhases:
     """Cameras of one replica over their stride: each takes the emptiest of ``SLOTS`` stretches by the load in it.
 
     Cameras of one stride meet their own kind only: those of different strides drift past each other anyhow.
@@ -54,7 +54,7 @@ class Phases:
         self._slots[stride_s][place] = max(0.0, self._slots[stride_s][place] - load)
         return phase
 
-    def of(self, camera: str) -> float:
+    def phase_of(self, camera: str) -> float:
         """A known camera's phase."""
         return self._placed[camera][3]
 
@@ -86,7 +86,7 @@ class ReplicaLoad:
 
     capacity: float
     cameras: dict[str, CameraOnLadder] = field(default_factory=dict)
-    phases: Phases = field(default_factory=Phases)
+    phases: WindowPhases = field(default_factory=WindowPhases)
     load: float = 0.0
     windows: float = 0.0
     due: float = 0.0
@@ -101,9 +101,9 @@ class ReplicaLoad:
     _before: float = 0.0
     _grew_s: float = -math.inf
     _fell_s: float = -math.inf
-    _heard: deque[tuple[float, float, float]] = field(default_factory=deque)
+    _recent_reports: deque[tuple[float, float, float]] = field(default_factory=deque)
 
-    def own(self, name: str, camera: CameraOnLadder, windows: float, due: float) -> None:
+    def add_camera(self, name: str, camera: CameraOnLadder, windows: float, due: float) -> None:
         """A camera comes."""
         self.cameras[name] = camera
         self.load += camera.load
@@ -111,7 +111,7 @@ class ReplicaLoad:
         self.due += due
         self.lowered += camera.rung > 0
 
-    def disown(self, name: str, windows: float, due: float) -> None:
+    def remove_camera(self, name: str, windows: float, due: float) -> None:
         """A camera goes."""
         camera = self.cameras.pop(name)
         self.lowered -= camera.rung > 0
@@ -120,7 +120,7 @@ class ReplicaLoad:
         self.windows = self.windows - windows if self.cameras else 0.0
         self.due = self.due - due if self.cameras else 0.0
 
-    def change(self, load: float, windows: float, due: float) -> None:
+    def change_load(self, load: float, windows: float, due: float) -> None:
         """A camera that stays asks for so much more."""
         self.load += load
         self.windows += windows
@@ -139,30 +139,30 @@ class ReplicaLoad:
         """
         period_s, grown_s = now_s - self.reported_s, backlog_s - self.backlog_s
         self.reported_s, self.backlog_s = now_s, max(0.0, backlog_s)
-        self._look_back(now_s + settle_s)
+        self._ignore_reports_until(now_s + settle_s)
         if self.load <= 0 or not 0 < period_s < math.inf:
             self.offered = None
-            self._heard.clear()
+            self._recent_reports.clear()
             return
         came_s = max(0.0, min(1.0, busy_share)) * period_s + grown_s - unshared_s
-        self._heard.append((period_s, came_s, self.load * period_s))
-        while sum(each[0] for each in self._heard) - self._heard[0][0] >= AVERAGE_S:
-            self._heard.popleft()
-        heard_s, came_s, expected_s = map(sum, zip(*self._heard, strict=True))
+        self._recent_reports.append((period_s, came_s, self.load * period_s))
+        while sum(each[0] for each in self._recent_reports) - self._recent_reports[0][0] >= AVERAGE_S:
+            self._recent_reports.popleft()
+        heard_s, came_s, expected_s = map(sum, zip(*self._recent_reports, strict=True))
         self.offered = max(0.0, came_s / heard_s)
         found = min(max(self.offered * heard_s * self.capacity / expected_s, 0.25), 4.0)
         if now_s < (self._fell_s if found > self.ratio else self._grew_s):
-            self._heard.clear()
+            self._recent_reports.clear()
             return
         weight = URGENT if self.offered > 1.0 and found > self.ratio else SMOOTH
         self.ratio += (1 - (1 - weight) ** period_s) * (found - self.ratio)
 
-    def _look_back(self, felt_s: float) -> None:
+    def _ignore_reports_until(self, felt_s: float) -> None:
         """Reports until ``felt_s`` tell of before an abrupt change: of too much work where the load fell, of too little
         where it grew."""
         before, self._before = self._before, self.load
         if abs(self.load - before) > ABRUPT * before:
-            self._heard.clear()
+            self._recent_reports.clear()
             if self.load > before:
                 self._grew_s = felt_s
             else:

@@ -1,1 +1,1 @@
-"""A decoder process: each camera's pipeline, decode turns, frames to its replica, newest packets for clips."""
+"""A decoder process: camera pipelines, the decode gate, frames to replicas, packet rings for clips."""

@@ -1,4 +1,4 @@
-"""Each camera's way from its decoder to a replica, as state: what waits, what is under way, where it is to go next.
+"""State of each camera's path to a replica: queue, frames in flight, and hand-over to another replica.
 
 Nothing here waits or sends; :class:`~cluster.decoder.frame_sender.FrameSender` holds its lock around every use.
 """
@@ -27,14 +27,14 @@ NO_WINDOWS = (0, 0, 0)
 
 
 @dataclass(frozen=True, slots=True)
-class LostStream:
+class LostCamera:
     """A camera whose window at the replica is gone, or whose replica cannot be reached.
 
-    ``frames``: how many of its frames were under way or waiting and are lost. ``refused``: the replica is there and did
-    not take the camera's specification (``spec``), one of its frames (``frame``), or any of them because the camera is
-    not open there (``not_open``): it is opened again with its next fresh frame. ``settled``: the camera was to be
-    handed over to another replica, the old one had settled so many windows, and the window in the making is lost;
-    frames go on at the other with a fresh one, which has been sent or held already.
+    ``frames``: queued and in-flight frames that were lost. ``refused``: the replica is reachable but refused the
+    camera's specification (``spec``), one of its frames (``frame``), or all of them because the camera is not open
+    there (``not_open``): it is opened again with its next fresh frame. ``settled``: a hand-over failed after the old
+    replica had settled so many windows; the open window is lost, and frames continue at the new replica with a fresh
+    one that has been sent or held already.
     """
 
     camera: str
@@ -47,9 +47,9 @@ class LostStream:
 
 @dataclass(frozen=True, slots=True)
 class LaneStatus:
-    """One camera's way to its replica. ``dropped``: the replica was slow; ``lost``: the connection broke; ``found``:
-    windows that the first replica had settled when the camera was opened there (``None``: it was not yet);
-    ``refused``: why the replica did not take the newest frame it told of, empty where it did."""
+    """Status of one camera's path. ``dropped``: the replica was slow; ``lost``: the connection broke; ``found``:
+    windows that the first replica had settled when the camera was opened there (``None``: not yet opened); ``refused``:
+    why the replica refused the newest acknowledged frame, empty if it did not."""
 
     address: str
     connected: bool
@@ -66,8 +66,9 @@ class LaneStatus:
 
 
 @dataclass(slots=True)
-class Move:
-    """A camera on its way to ``target``. Frames from its fresh one on are ``held`` until the old replica has let go.
+class HandOver:
+    """A camera being handed over to ``target``. Frames from its fresh one on are ``held`` until the old replica is
+    done.
 
     ``fresh``: that frame has come; ``leaving``: nothing more goes to the old replica, which has been ``told``;
     ``done``: it has ``closed`` the camera and perhaps ``saved`` its window, or is gone.
@@ -85,11 +86,11 @@ class Move:
 
 @dataclass(slots=True)
 class Lane:
-    """One camera: frames that wait and that are under way to ``address``.
+    """One camera: frames queued for and in flight to ``address``.
 
-    ``term``: see ``StreamOpen``; ``not_open``: the replica says so, and it is opened with the next frame, not before.
-    ``windows``: done, gated and dropped there; ``found``: how many when it was opened first, of another decoder's
-    frames (``None``: it was not); ``before``: at replicas that have handed the camera over.
+    ``term``: see ``StreamOpen``; ``not_open``: reported by the replica, so the next frame opens it again. ``windows``:
+    done, gated and dropped there; ``found``: how many when it was first opened, of another decoder's frames (``None``:
+    not opened); ``before``: at replicas that have handed the camera over.
     """
 
     spec: StreamSpec
@@ -109,22 +110,24 @@ class Lane:
     windows: tuple[int, int, int] = NO_WINDOWS
     found: int | None = None
     before: tuple[int, int, int] = NO_WINDOWS
-    move: Move | None = None
+    hand_over: HandOver | None = None
 
     @property
     def settled(self) -> tuple[int, int, int]:
-        """Windows done, gated and dropped, here and before."""
+        """Windows done, gated and dropped, at this and earlier replicas."""
         done, gated, dropped = (now + before for now, before in zip(self.windows, self.before, strict=True))
         return done, gated, dropped
 
     def wants(self, sample: FrameSample) -> bool:
-        """Whether a frame can be used: after a loss, and once the old replica was told to let go, a fresh one first."""
-        left = self.move is not None and self.move.leaving and not self.move.held
+        """Whether a frame can be used: after a loss, and once a hand-over has begun, only after a fresh one."""
+        left = self.hand_over is not None and self.hand_over.leaving and not self.hand_over.held
         return sample.random_access or not (self.wants_fresh or left)
 
-    def take(self, sample: FrameSample, message: frames_pb2.Frame, most: int) -> Literal["queued", "held", "dropped"]:
-        """Put a frame where it waits. What waits already is dropped as a whole where it is ``most``."""
-        move = self.move if self.move is not None and (sample.random_access or self.move.held) else None
+    def enqueue(
+        self, sample: FrameSample, message: frames_pb2.Frame, most: int
+    ) -> Literal["queued", "held", "dropped"]:
+        """Queue a frame. A queue that holds ``most`` frames is dropped as a whole."""
+        move = self.hand_over if self.hand_over is not None and (sample.random_access or self.hand_over.held) else None
         queue = self.queue if move is None else move.held
         if len(queue) >= most:
             self.dropped += len(queue)
@@ -138,7 +141,7 @@ class Lane:
         return "queued" if move is None else "held"
 
     def reset(self) -> int:
-        """Forget what is queued and under way; returns how many frames that were, which are lost."""
+        """Drop queued and in-flight frames; returns how many."""
         frames = len(self.queue) + len(self.in_flight)
         self.lost += frames
         self.queue.clear()
@@ -147,24 +150,24 @@ class Lane:
         self.not_open, self.refused = False, ""
         return frames
 
-    def arrive(self, move: Move) -> None:
-        """Go on where the camera moved to, with the frames that were held meanwhile."""
+    def finish_hand_over(self, move: HandOver) -> None:
+        """Continue at the hand-over's target, with the held frames."""
         self.before = self.settled if move.saved else NO_WINDOWS
         self.windows = NO_WINDOWS
-        self.address, self.queue, self.move = move.target, move.held, None
+        self.address, self.queue, self.hand_over = move.target, move.held, None
         self.wants_fresh = not self.queue
 
-    def acknowledge(self, ack: frames_pb2.FrameAck) -> LostStream | None:
-        """What the replica says of a frame or of the camera; returns what it refused."""
+    def acknowledge(self, ack: frames_pb2.FrameAck) -> LostCamera | None:
+        """Apply an acknowledgement of a frame or of the camera; returns what was refused."""
         if not ack.opened and ack.index in self.in_flight:
             while self.in_flight.popleft() != ack.index:
                 pass
         self.credit = ack.credit
         self.windows = (ack.windows_done, ack.windows_gated, ack.windows_dropped)
         self.found = sum(self.windows) if self.found is None else self.found
-        if ack.closed and self.move is not None:
-            self.move.closed, self.move.saved = True, ack.saved
-            self.move.done.set()
+        if ack.closed and self.hand_over is not None:
+            self.hand_over.closed, self.hand_over.saved = True, ack.saved
+            self.hand_over.done.set()
         self.refused = ack.refused
         if not ack.refused:
             return None
@@ -175,7 +178,7 @@ class Lane:
         self.lost += frames
         self.queue.clear()
         self.wants_fresh = True
-        return LostStream(ack.camera, self.address, frames, ack.refused, refused)
+        return LostCamera(ack.camera, self.address, frames, ack.refused, refused)
 
     def status(self, *, connected: bool) -> LaneStatus:
         waiting, under_way = len(self.queue), len(self.in_flight)
@@ -184,12 +187,12 @@ class Lane:
 
 
 @dataclass(slots=True)
-class Link:
-    """One replica: which lanes may have something to send, and messages of lanes that have left."""
+class ReplicaLink:
+    """One replica: lanes that may have something to send, and closing messages of lanes that have left."""
 
     address: str
     ready: deque[str] = field(default_factory=deque)
-    farewells: deque[frames_pb2.StreamClose] = field(default_factory=deque)
+    closes: deque[frames_pb2.StreamClose] = field(default_factory=deque)
     work: asyncio.Event = field(default_factory=asyncio.Event)
     woken: bool = False
     connected: bool = False

@@ -1,4 +1,4 @@
-"""``Frames``, the decoder's side: camera threads hand samples over without waiting; one stream per replica."""
+"""gRPC ``Frames`` client of a decoder: camera threads enqueue samples without waiting; one stream per replica."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import grpc.aio
 from sightline.v1 import frames_pb2, frames_pb2_grpc
 
 from cluster.codec.supervisor import Backoff
-from cluster.decoder.frame_lanes import NO_WINDOWS, Lane, LaneStatus, Link, LostStream, Move
+from cluster.decoder.frame_lanes import NO_WINDOWS, HandOver, Lane, LaneStatus, LostCamera, ReplicaLink
 from cluster.types import FrameSample, StreamSpec
 from cluster.wire.channel import Call, CallEndedError, finish, open_channel, write
 from cluster.wire.convert import frame_to_proto, spec_to_json
@@ -23,22 +23,22 @@ log = logging.getLogger(__name__)
 
 
 class FrameSender:
-    """Made on an event loop; :meth:`assign`, :meth:`send` and :meth:`close` may be called from any thread.
+    """Created on an event loop; :meth:`assign`, :meth:`send` and :meth:`close` may be called from any thread.
 
     At most ``max_queue`` frames of a camera wait here, besides those the replica gave credit for. When the replica is
-    slow the camera's whole queue is dropped and counted, and nothing but a frame that needs none before it is
-    taken next: frames between two such belong together.
+    slow the camera's whole queue is dropped and counted, and only a frame that depends on none before it is accepted
+    next: frames between two such belong together.
 
     Args:
-        fresh_s: how long a camera that is handed over may take to bring its fresh frame before its old replica is told
-            to let go; ``hand_over_s``: how long that may take then.
+        fresh_s: longest wait for the fresh frame of a camera that is handed over, before its old replica is told to
+            close it; ``hand_over_s``: longest wait for the old replica then.
         on_lost: called on the event loop when a connection broke, could not be made (once until it is), or the replica
             refused a camera; must not block.
     """
 
     def __init__(
         self,
-        on_lost: Callable[[list[LostStream]], None],
+        on_lost: Callable[[list[LostCamera]], None],
         *,
         max_queue: int = 32,
         backoff: Backoff | None = None,
@@ -56,7 +56,7 @@ class FrameSender:
         self._fresh_s, self._hand_over_s = fresh_s, hand_over_s
         self._lock = threading.Condition()
         self._lanes: dict[str, Lane] = {}
-        self._links: dict[str, Link] = {}
+        self._links: dict[str, ReplicaLink] = {}
         self._term = 0
         self._stopped = False
         self._left = asyncio.Event()
@@ -64,8 +64,7 @@ class FrameSender:
 
     # -- any thread -----------------------------------------------------------------------------
     def confirm(self, term: int) -> None:
-        """This version of the controller's table gives all cameras that are not closing here to this decoder, and what
-        is assigned from now on (``StreamOpen.term``)."""
+        """Set the version of the controller's table that assigns all open cameras here (``StreamOpen.term``)."""
         with self._lock:
             self._term = term
             for lane in self._lanes.values():
@@ -73,30 +72,30 @@ class FrameSender:
                     lane.term = term
 
     def assign(self, spec: StreamSpec, address: str, *, hand_over: bool = False) -> bool:
-        """``spec.stream`` belongs to the replica at ``address`` from now on; again with another spec to change it.
+        """Send ``spec.stream`` to the replica at ``address`` from now on; call again to change the spec.
 
-        A camera that moves leaves its old replica; its next frame must be fresh. With ``hand_over`` the old one lives:
-        frames before that fresh one still go there, those after it are held until it has answered what waits and has
-        put the camera's window where the new one finds it. Returns whether that is tried; a failure is told to
+        A camera that moves leaves its old replica; its next frame must be fresh. With ``hand_over`` the old one is
+        alive: frames before that fresh one still go there, those after it are held until it has answered its queue and
+        saved the camera's window where the new one finds it. Returns whether that is tried; a failure is reported to
         ``on_lost``.
         """
         camera = spec.stream
         with self._lock:
             lane = self._lanes.get(camera)
-            if lane is not None and lane.closing is None and lane.move is not None:
-                if address != lane.move.target and not hand_over:
-                    self._loop.call_soon_threadsafe(lane.move.done.set)
-                lane.spec, lane.move.target = spec, address
+            if lane is not None and lane.closing is None and lane.hand_over is not None:
+                if address != lane.hand_over.target and not hand_over:
+                    self._loop.call_soon_threadsafe(lane.hand_over.done.set)
+                lane.spec, lane.hand_over.target = spec, address
                 return True
             if hand_over and lane is not None and lane.closing is None and self._can_move(lane, address):
-                lane.spec, lane.move = spec, Move(address)
-                self._loop.call_soon_threadsafe(self._begin_move, camera, lane, lane.move)
+                lane.spec, lane.hand_over = spec, HandOver(address)
+                self._loop.call_soon_threadsafe(self._begin_hand_over, camera, lane, lane.hand_over)
                 return True
             if lane is None or lane.closing is not None:
                 self._lanes[camera] = Lane(spec, address, self._term)
             elif lane.address != address:
                 if old := self._links.get(lane.address):
-                    old.farewells.append(frames_pb2.StreamClose(camera=camera))
+                    old.closes.append(frames_pb2.StreamClose(camera=camera))
                     self._wake(old)
                 lane.reset()
                 lane.spec, lane.address, lane.windows, lane.before = spec, address, NO_WINDOWS, NO_WINDOWS
@@ -106,9 +105,9 @@ class FrameSender:
             return False
 
     def send(self, sample: FrameSample, *, wait_s: float = 0.0) -> bool:
-        """Queue one frame. False: it was dropped and counted, and the next one must need none before it.
+        """Queue one frame. False: it was dropped and counted, and the next one must depend on none before it.
 
-        ``wait_s``: how long to wait for room first, for a source that can be held back (a file).
+        ``wait_s``: longest wait for space, for a source that can be held back (a file).
         """
         with self._lock:
             lane = self._lanes.get(sample.stream)
@@ -119,21 +118,21 @@ class FrameSender:
             if not lane.wants(sample):
                 lane.dropped += 1
                 return False
-        # The copy is made outside of the lock, by the camera's own thread, which is the only one to send for it.
+        # Copied outside the lock: the camera's thread is the only one that sends for it.
         message = frame_to_proto(sample)
         with self._lock:
             if self._stopped:
                 lane.dropped += 1
                 return False
-            taken = lane.take(sample, message, self._max_queue)
-            if taken == "held" and lane.move is not None:
-                self._loop.call_soon_threadsafe(lane.move.fresh.set)
+            taken = lane.enqueue(sample, message, self._max_queue)
+            if taken == "held" and lane.hand_over is not None:
+                self._loop.call_soon_threadsafe(lane.hand_over.fresh.set)
             elif taken == "queued" and (link := self._links.get(lane.address)):
                 self._ready(sample.stream, link)
             return taken != "dropped"
 
     def close(self, camera: str, *, flush: bool = False) -> None:
-        """The camera goes; ``flush``: after what is queued, and its last window is answered."""
+        """Remove a camera; ``flush``: after its queue is sent, and with its last window answered."""
         with self._lock:
             lane = self._lanes.get(camera)
             if lane is None:
@@ -141,16 +140,16 @@ class FrameSender:
             if not flush:
                 lane.dropped += len(lane.queue)
                 lane.queue.clear()
-                if lane.move is not None:
-                    lane.dropped += len(lane.move.held)
-                    lane.move.held.clear()
-                    self._loop.call_soon_threadsafe(lane.move.fresh.set)
+                if lane.hand_over is not None:
+                    lane.dropped += len(lane.hand_over.held)
+                    lane.hand_over.held.clear()
+                    self._loop.call_soon_threadsafe(lane.hand_over.fresh.set)
             lane.closing = frames_pb2.StreamClose(camera=camera, flush=flush)
             if link := self._links.get(lane.address):
                 self._ready(camera, link)
 
     def status(self, camera: str) -> LaneStatus | None:
-        """None for a camera that was never assigned or is gone."""
+        """None for a camera that is not assigned."""
         with self._lock:
             lane = self._lanes.get(camera)
             if lane is None:
@@ -160,7 +159,7 @@ class FrameSender:
 
     # -- the event loop -------------------------------------------------------------------------
     async def stop(self, flush_s: float = 2.0) -> None:
-        """Wait up to ``flush_s`` for closing cameras to be taken over, then end every stream."""
+        """Wait up to ``flush_s`` for closing cameras, then end every stream."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(flush_s):
                 while any(lane.closing is not None for lane in list(self._lanes.values())):
@@ -176,19 +175,19 @@ class FrameSender:
         if self._tasks:
             await asyncio.wait(self._tasks)
 
-    def _start(self, link: Link) -> None:
+    def _start(self, link: ReplicaLink) -> None:
         if not self._stopped:
             task = self._loop.create_task(self._run(link), name=f"frames to {link.address}")
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
-    def _begin_move(self, camera: str, lane: Lane, move: Move) -> None:
-        task = self._loop.create_task(self._move(camera, lane, move), name=f"{camera} moves to {move.target}")
+    def _begin_hand_over(self, camera: str, lane: Lane, move: HandOver) -> None:
+        task = self._loop.create_task(self._hand_over(camera, lane, move), name=f"{camera} moves to {move.target}")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _move(self, camera: str, lane: Lane, move: Move) -> None:
-        """Let the old replica go, wait until it has, and go on at the new one."""
+    async def _hand_over(self, camera: str, lane: Lane, move: HandOver) -> None:
+        """Close the camera at the old replica, wait until that is done, and continue at the new one."""
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(move.fresh.wait(), self._fresh_s)
         with self._lock:
@@ -204,17 +203,17 @@ class FrameSender:
             frames = lane.reset()
             if link := self._links.get(old):
                 if not move.closed:
-                    link.farewells.append(frames_pb2.StreamClose(camera=camera))
+                    link.closes.append(frames_pb2.StreamClose(camera=camera))
                 self._wake(link)
-            lane.arrive(move)
+            lane.finish_hand_over(move)
             self._ready(camera, self._link(lane.address))
             self._lock.notify_all()
         if not move.saved:
             reason = "the replica could not hand its window over" if move.closed else "the replica did not let it go"
-            self._on_lost([LostStream(camera, old, frames, reason, settled=settled)])
+            self._on_lost([LostCamera(camera, old, frames, reason, settled=settled)])
 
-    async def _run(self, link: Link) -> None:
-        """Connect, send, and again after every break, as long as a camera is assigned to this replica."""
+    async def _run(self, link: ReplicaLink) -> None:
+        """Connect and send, reconnecting as long as a camera is assigned to this replica."""
         attempt = 0
         told = False
         while self._in_use(link):
@@ -227,7 +226,7 @@ class FrameSender:
             except TimeoutError:
                 reason = f"no answer within {self._connect_s:g} s"
             except Exception as error:
-                # A defect here must cost a connection, not every camera's way to its replica for good.
+                # A defect here must cost one connection, not the replica's link for good.
                 log.error("sending frames to %s failed", link.address, exc_info=error)
                 reason = repr(error)
             if not self._in_use(link):
@@ -239,31 +238,31 @@ class FrameSender:
             link.connected = False
             await asyncio.sleep(self._backoff.delay_s(attempt, random.random()))
 
-    def _in_use(self, link: Link) -> bool:
-        """Whether anything is left to do here; if not the link is forgotten."""
+    def _in_use(self, link: ReplicaLink) -> bool:
+        """Whether the link is still needed; if not it is removed."""
         with self._lock:
             if self._links.get(link.address) is not link:
                 return False
-            if link.farewells and link.connected:
+            if link.closes and link.connected:
                 return True
             if any(lane.address == link.address for lane in self._lanes.values()):
                 return True
             del self._links[link.address]
             return False
 
-    def _break(self, link: Link, reason: str) -> None:
-        lost: list[LostStream] = []
+    def _break(self, link: ReplicaLink, reason: str) -> None:
+        lost: list[LostCamera] = []
         with self._lock:
-            link.farewells.clear()
+            link.closes.clear()
             for camera, lane in list(self._lanes.items()):
                 if lane.address != link.address:
                     continue
-                if lane.move is not None:
-                    lane.move.done.set()
+                if lane.hand_over is not None:
+                    lane.hand_over.done.set()
                     continue
-                # What waits for a replica that was never reached can still be sent.
+                # Frames queued for a replica that was never reached can still be sent.
                 frames = lane.reset() if link.connected else 0
-                lost.append(LostStream(camera, link.address, frames, reason))
+                lost.append(LostCamera(camera, link.address, frames, reason))
                 if lane.closing is not None and link.connected:
                     del self._lanes[camera]
                     self._left.set()
@@ -273,7 +272,7 @@ class FrameSender:
         if lost:
             self._on_lost(lost)
 
-    async def _exchange(self, link: Link, call: Call) -> None:
+    async def _exchange(self, link: ReplicaLink, call: Call) -> None:
         try:
             async with asyncio.timeout(self._connect_s):
                 await call.wait_for_connection()
@@ -292,13 +291,13 @@ class FrameSender:
         finally:
             call.cancel()
 
-    async def _read(self, link: Link, call: Call) -> None:
+    async def _read(self, link: ReplicaLink, call: Call) -> None:
         while (ack := await call.read()) is not grpc.aio.EOF:
             for each in (ack, *ack.more):
                 self._acknowledge(link, each)
 
-    async def _write(self, link: Link, call: Call) -> bool:
-        """True: nothing is left for this replica."""
+    async def _write(self, link: ReplicaLink, call: Call) -> bool:
+        """Send until the connection ends. True: nothing is left for this replica."""
         try:
             while True:
                 link.work.clear()
@@ -312,11 +311,11 @@ class FrameSender:
             await finish(call)
             return False
 
-    def _next(self, link: Link) -> frames_pb2.FrameMessage | None:
-        """The next message, cameras in turn."""
+    def _next(self, link: ReplicaLink) -> frames_pb2.FrameMessage | None:
+        """The next message, round robin over cameras."""
         with self._lock:
-            if link.farewells:
-                return frames_pb2.FrameMessage(close=link.farewells.popleft())
+            if link.closes:
+                return frames_pb2.FrameMessage(close=link.closes.popleft())
             while link.ready:
                 camera = link.ready.popleft()
                 lane = self._lanes.get(camera)
@@ -334,9 +333,9 @@ class FrameSender:
                     link.ready.append(camera)
                     self._lock.notify_all()
                     return frames_pb2.FrameMessage(frame=frame)
-                if lane.move is not None:
-                    if lane.move.leaving and not lane.move.told and not lane.queue:
-                        lane.move.told = True
+                if lane.hand_over is not None:
+                    if lane.hand_over.leaving and not lane.hand_over.told and not lane.queue:
+                        lane.hand_over.told = True
                         return frames_pb2.FrameMessage(close=frames_pb2.StreamClose(camera=camera, hand_over=True))
                 elif lane.closing is not None and not lane.queue:
                     del self._lanes[camera]
@@ -344,7 +343,7 @@ class FrameSender:
                     return frames_pb2.FrameMessage(close=lane.closing)
             return None
 
-    def _acknowledge(self, link: Link, ack: frames_pb2.FrameAck) -> None:
+    def _acknowledge(self, link: ReplicaLink, ack: frames_pb2.FrameAck) -> None:
         with self._lock:
             lane = self._lanes.get(ack.camera)
             if lane is None or lane.address != link.address:
@@ -357,23 +356,23 @@ class FrameSender:
 
     # -- under the lock -------------------------------------------------------------------------
     def _can_move(self, lane: Lane, address: str) -> bool:
-        """Whether a camera has something at its old replica that can be asked to hand it over."""
+        """Whether the old replica holds state of the camera that it can hand over."""
         link = self._links.get(lane.address)
         return lane.address != address and lane.sent > 0 and link is not None and link.connected
 
-    def _link(self, address: str) -> Link:
+    def _link(self, address: str) -> ReplicaLink:
         link = self._links.get(address)
         if link is None:
-            link = self._links[address] = Link(address)
+            link = self._links[address] = ReplicaLink(address)
             self._loop.call_soon_threadsafe(self._start, link)
         return link
 
-    def _ready(self, camera: str, link: Link) -> None:
+    def _ready(self, camera: str, link: ReplicaLink) -> None:
         if camera not in link.ready:
             link.ready.append(camera)
         self._wake(link)
 
-    def _wake(self, link: Link) -> None:
+    def _wake(self, link: ReplicaLink) -> None:
         if not link.woken and not self._loop.is_closed():
             link.woken = True
             self._loop.call_soon_threadsafe(link.work.set)

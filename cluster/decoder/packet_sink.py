@@ -1,4 +1,4 @@
-"""Where pushed packets go: the ``PacketSink`` protocol and its decoder-side end, ``QueueSink``."""
+"""Decoder-side receiver of pushed packets (``QueueSink``)."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from cluster.wire.ingest import PushProgress
 
 
 class QueueSink:
-    """One push camera of a decoder process: converts packets and offers them to its :class:`PushSource`.
+    """One push camera: converts packets and offers them to its :class:`PushSource`.
 
-    Lives as long as the camera, like its source, which remembers the session for a pusher that reconnects. Holds no
-    packets itself: memory is the source's bounded queue.
+    Lives as long as the camera, like its source, which keeps the session for a pusher that reconnects. Packets are
+    buffered only in the source's bounded queue.
     """
 
     def __init__(self, source: PushSource, *, max_credit: int = 256, poll_s: float = 0.02) -> None:
@@ -31,11 +31,11 @@ class QueueSink:
         self._taken = asyncio.Event()
 
     def retire(self) -> None:
-        """The camera was moved or removed: packets that still come belong to somebody else. From any thread."""
+        """Refuse further packets, as the camera was moved or removed. Any thread."""
         self._retired = True
 
     async def open(self, header: StreamHeader, session: str) -> PushProgress:
-        """A new session starts at 0 and replaces the old one; one that has ended may only be ended again.
+        """Open a session, which starts at 0 and replaces the old one; an ended session may only be ended again.
 
         Raises:
             SourceError: the camera is being removed.
@@ -51,18 +51,18 @@ class QueueSink:
         """See :class:`PacketSink`.
 
         Raises:
-            UnavailableError: the camera is not run here any more; nothing of the batch was taken.
+            UnavailableError: the camera no longer runs here; nothing of the batch was accepted.
         """
         if self._retired:
             raise UnavailableError("the camera is not run here any more")
         if self._ended:
             raise NotReadyError(f"session {self._ended!r} has ended; open a new one with another session id")
-        # A packet that does not fit is dropped and counted there; the pusher learns it with the next reply.
+        # A packet that does not fit is dropped and counted by the source; the next reply tells the pusher.
         self._source.offer_all([packet_from_proto(message, self._codec) for message in batch.packets])
         self._taken.set()
 
     async def progress(self) -> PushProgress:
-        """Polls while credit is short: the source's consumer is a thread that tells nobody."""
+        """Report progress; polls while credit is short, as the consuming thread sends no notifications."""
         while True:
             now = self._now()
             if self._is_news(now):
@@ -92,6 +92,6 @@ class QueueSink:
         told = self._told
         if now.next_sequence != told.next_sequence or now.dropped != told.dropped:
             return True
-        # A little more credit is not worth a message unless the pusher may be waiting for it.
+        # A little more credit is worth a message only if the pusher may be waiting for it.
         worth = 1 if told.credit == 0 else max(1, self._max_credit // 8)
         return now.credit - told.credit >= worth

@@ -1,4 +1,4 @@
-"""One camera from its source to its patches, in a thread that takes turns with the others."""
+"""Pipeline of one camera from its source to kept patches, on its own thread."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ from cluster.codec.privacy import Polygon
 from cluster.codec.processor import CodecOptions, CodecProcessor
 from cluster.config import CameraConfig, SightlineConfig
 from cluster.control.ladder import Rung
-from cluster.decoder.footage.camera import CameraFootage, reach_s
+from cluster.decoder.footage.camera import CameraFootage, clip_lookback_s
 from cluster.decoder.footage.ring import PacketRing, RingBudget
-from cluster.decoder.picture_watch import PictureWatch
+from cluster.decoder.picture_statistics import PictureStatistics
 from cluster.errors import CapacityError, SourceError
 from cluster.types import BoolGrid, EncodedPacket, FrameSample, PatchGeometry, PictureHealth, SampledPicture, StreamSpec
 from cluster.vision.pruners.base import make_pruner
 from cluster.vision.sampler import PatchSampler
 
 MOST = 8
-"""Threads of a process that decode at once: Python's lock lets no more of them get on."""
+"""Most threads of a process that decode at once: more gain nothing under the GIL."""
 
 
-class Turns:
-    """A semaphore that is fair: a place that becomes free belongs to who has waited longest.
+class DecodeGate:
+    """Fair semaphore for decoding: a free slot goes to the thread that has waited longest.
 
-    Without any bound a hundred cameras that are behind all wait for Python's lock at once, and the event loop, which
-    sends their frames and says that the process lives, gets a hundredth of it. With ``threading.Semaphore`` the thread
-    that has just given a place back takes it again for its next packet, before any that waits has woken up.
+    Without a limit, a hundred late cameras contend for the GIL, and the event loop, which sends frames and heartbeats,
+    gets a hundredth of it. ``threading.Semaphore`` is unfair: the thread that releases a slot takes it again for its
+    next packet before any waiting one has woken up.
     """
 
     def __init__(self, places: int) -> None:
@@ -63,9 +63,9 @@ class Turns:
                 self._free += 1
 
 
-def decoding_turns() -> Turns:
-    """For the cameras of one process: as many at once as it has cores, and as get on."""
-    return Turns(min(len(os.sched_getaffinity(0)), MOST))
+def make_decode_gate() -> DecodeGate:
+    """Gate for the cameras of one process: as many slots as it has cores, at most ``MOST``."""
+    return DecodeGate(min(len(os.sched_getaffinity(0)), MOST))
 
 
 logger = logging.getLogger(__name__)
@@ -74,7 +74,7 @@ logger = logging.getLogger(__name__)
 @dataclass(frozen=True, slots=True)
 class PipelineSettings:
     """``fps``: samples per second. ``pruner``: a name in the registry, ``pruner_options`` its parameters. ``masks``:
-    what of the picture nobody may see. ``decoded_bytes``: what the decoder may hold of decoded pictures."""
+    privacy masks. ``decoded_bytes``: memory limit of decoded pictures."""
 
     fps: float = 2.0
     anchor_interval_s: float = 8.0
@@ -87,15 +87,15 @@ class PipelineSettings:
 
 @dataclass(frozen=True, slots=True)
 class PipelineStatus:
-    """What an operator sees of one camera; counters run from its start.
+    """Status of one camera; counters run from its start.
 
     * ``retry_in_s``: seconds until the next attempt, in BACKOFF
     * ``last_frame_age_s``: seconds since the last decoded picture, None before the first
-    * ``samples_out``: frames the sink took; ``samples_dropped``: it was full, or a gap cut a temporal pair
-    * ``tokens_full``, ``tokens_kept``: visual tokens of ``samples_out`` with nothing pruned, and as sent
+    * ``samples_out``: frames the sink accepted; ``samples_dropped``: it was full, or a gap cut a temporal pair
+    * ``tokens_full``, ``tokens_kept``: visual tokens of ``samples_out`` without pruning, and as sent
     * ``activity``: of the newest frame, 0..1
     * ``decode_s``, ``prune_s``, ``send_s``: seconds spent on decoding and change grids, masks and patches, the sink
-    * ``picture``: what the newest sample says of the camera itself, None before the first
+    * ``picture``: statistics of the newest sample, None before the first
     """
 
     camera: str
@@ -125,11 +125,11 @@ class PipelineStatus:
 
 Sink = Callable[[FrameSample], None]
 Show = Callable[[SampledPicture, BoolGrid], None]
-"""Told of the newest picture and of the patches of it that are kept; keeps at most a reference."""
+"""Called with the newest picture and its kept patches; keeps at most a reference."""
 
 
 class CameraPipeline:
-    """Runs one camera; whatever goes wrong in it becomes its state ``error`` and touches no other camera.
+    """Runs one camera; every error in it becomes its state ``error`` and affects no other camera.
 
     ``sink`` is called in the camera's thread with every frame. It may raise :class:`CapacityError`: the frame is
     dropped and counted, and the next one keeps everything and follows a gap. ``on_end`` is called in that thread once
@@ -145,9 +145,9 @@ class CameraPipeline:
         sink: Sink,
         on_end: Callable[[PipelineStatus], None] | None = None,
         show: Show | None = None,
-        turns: Turns | None = None,
+        gate: DecodeGate | None = None,
     ) -> None:
-        """``turns``: what cameras that share a process take turns by, a packet each.
+        """``gate``: shared by the cameras of a process, held for a packet at a time.
 
         Raises:
             ConfigError: unknown pruner or parameter.
@@ -156,7 +156,7 @@ class CameraPipeline:
         self._sink = sink
         self._on_end = on_end
         self._show = show
-        self._turns: AbstractContextManager[object] = nullcontext() if turns is None else turns
+        self._gate: AbstractContextManager[object] = nullcontext() if gate is None else gate
         self._supervisor = SourceSupervisor(source, settings.backoff)
         self._processor = CodecProcessor(
             geometry,
@@ -167,7 +167,7 @@ class CameraPipeline:
                 decoded_bytes=settings.decoded_bytes,
             ),
         )
-        self._watch = PictureWatch()
+        self._watch = PictureStatistics()
         self._sampler = PatchSampler(name, make_pruner(settings.pruner, settings.pruner_options), settings.fps)
         self._thread = threading.Thread(target=self._run, name=f"camera-{name}", daemon=True)
         self._stopping = threading.Event()
@@ -179,7 +179,7 @@ class CameraPipeline:
         self._last_frame_at: float | None = None
         self._out = self._refused = self._tokens_full = self._tokens_kept = 0
         self._activity = 0.0
-        # Unix seconds of the newest packet, for who traces frames; read in the camera's thread.
+        # Unix seconds of the newest packet, for tracing; read in the camera's thread.
         self.taken_s = self.decoded_s = 0.0
         self._decode_s = self._prune_s = self._send_s = 0.0
 
@@ -198,28 +198,28 @@ class CameraPipeline:
 
     @property
     def running(self) -> bool:
-        """The thread lives: neither ended nor failed for good."""
+        """Whether the thread is alive."""
         return self._thread.is_alive()
 
     def force_anchor(self) -> None:
-        """The next frame keeps everything and follows a gap: the replica that owned the stream has missed frames."""
+        """Send the next frame whole and as following a gap: the replica that owned the stream has missed frames."""
         self._sampler.force_anchor()
 
     def set_quality(self, *, prune: float = 1.0, fps: float = 1.0) -> None:
-        """From the next packet on: the pruner's threshold times ``prune``, the sampling rate times ``fps``, each of
-        what was configured. The source, the decoder and what the pruner has learnt stay."""
+        """From the next packet on, multiply the pruner's threshold by ``prune`` and the sampling rate by ``fps``,
+        relative to the configuration. Source, decoder and pruner state stay."""
         self._wanted = (prune, fps)
 
     def set_keyframes_only(self, on: bool) -> None:
-        """From the next packet on: decode one picture of each GOP, which is shown and offered to the sink by
-        itself, and pass over what lies between. Off: the camera goes on at its next keyframe."""
+        """From the next packet on, decode one picture of each GOP, which is shown and offered to the sink by itself.
+        Off: full decoding resumes at the next keyframe."""
         self._keyframes_only = on
 
     def status(self) -> PipelineStatus:
-        """A snapshot; callable from any thread at any time."""
+        """Snapshot; any thread."""
         source, stats, now = self._status, self._processor.stats, time.monotonic()
         if source.state is CameraState.RUNNING and stats.refusal:
-            # Its packets go on: it is decoded again once they ask for less.
+            # Packets continue: decoding resumes once they need less memory.
             source = replace(source, state=CameraState.ERROR, reason=stats.refusal)
         return PipelineStatus(
             camera=self.name,
@@ -253,22 +253,22 @@ class CameraPipeline:
             final = self._supervisor.run(self._processor.open, self._feed, self._on_state)
             if not self._stopping.is_set():
                 self._finish()
-                final = self._judge(final)
+                final = self._check_ended(final)
         except SourceError as error:
             final = SourceStatus(CameraState.ERROR, str(error))
         except Exception as error:
             logger.exception("camera %s failed", self.name)
             final = SourceStatus(CameraState.ERROR, f"internal error: {type(error).__name__}: {error}")
-        self._tell(final)
+        self._log_state(final)
         if self._on_end is not None:
             self._on_end(self.status())
 
     def _on_state(self, status: SourceStatus) -> None:
-        # The end is told by _run, after what the decoder still held has gone out.
+        # _run reports the end, after the decoder's remaining pictures have gone out.
         if status.state not in (CameraState.ENDED, CameraState.ERROR):
-            self._tell(status)
+            self._log_state(status)
 
-    def _tell(self, status: SourceStatus) -> None:
+    def _log_state(self, status: SourceStatus) -> None:
         self._status, self._told_at = status, time.monotonic()
 
     def _feed(self, packet: EncodedPacket) -> None:
@@ -279,30 +279,30 @@ class CameraPipeline:
         alone = self._keyframes_only
         before = self._processor.stats.frames_decoded
         self.taken_s = time.time()
-        # What is passed over takes no time, and has to wait for nobody.
-        with nullcontext() if alone and not packet.keyframe else self._turns:
+        # Skipping packets takes no time and needs no slot.
+        with nullcontext() if alone and not packet.keyframe else self._gate:
             start = time.perf_counter()
             frames = self._processor.decode_keyframe_only(packet) if alone else self._processor.feed(packet)
             self._decode_s += time.perf_counter() - start
         self.decoded_s = time.time()
-        # Of a camera whose pictures are left out on purpose nobody may think that it gives none.
+        # A camera whose pictures are skipped on purpose must not appear as failing.
         if alone or self._processor.stats.frames_decoded != before:
             self._last_frame_at = time.monotonic()
-        self._take(frames, alone=alone)
+        self._process(frames, alone=alone)
 
     def _finish(self) -> None:
-        """What the decoder and the sampler still hold, now that no packet will come."""
-        self._take(self._processor.drain())
+        """Process what the decoder and the sampler still hold after the last packet."""
+        self._process(self._processor.drain())
         last = self._sampler.flush()
         if last is not None:
             self._send(last)
 
-    def _take(self, frames: list[SampledPicture], *, alone: bool = False) -> None:
-        """``alone``: nothing follows that these pictures could be united with."""
+    def _process(self, frames: list[SampledPicture], *, alone: bool = False) -> None:
+        """Sample and send pictures; ``alone``: no later picture can be paired with them."""
         for frame in frames:
-            with self._turns:
+            with self._gate:
                 start = time.perf_counter()
-                self._watch.feed(frame)
+                self._watch.add_sample(frame)
                 sample = self._sampler.feed(frame)
                 if sample is None and alone:
                     sample = self._sampler.flush()
@@ -327,8 +327,8 @@ class CameraPipeline:
         self._tokens_full += sample.grid.tokens
         self._tokens_kept += sample.tokens
 
-    def _judge(self, final: SourceStatus) -> SourceStatus:
-        """A video that ends without one picture, or in the middle of what is not decoded, has failed."""
+    def _check_ended(self, final: SourceStatus) -> SourceStatus:
+        """Raise if a video ended without a picture, or in the middle of skipped packets."""
         stats = self._processor.stats
         if final.state is CameraState.ENDED and (stats.refusal or stats.frames_decoded == 0):
             reason = f"the video ended without one decodable picture ({stats.decode_errors} decoding errors)"
@@ -337,25 +337,25 @@ class CameraPipeline:
 
 
 def camera_footage(settings: CameraConfig, config: SightlineConfig, rings: RingBudget | None) -> CameraFootage:
-    """What is held of a camera for people to see; no packets without ``rings``, or where no clips are kept."""
+    """Footage buffers of a camera; no packet ring without ``rings``, or where clips are off."""
     ring = None
     if rings is not None and config.clips.enabled and config.alerts.enabled:
-        ring = PacketRing(reach_s(settings, config), config.clips.ring_camera_bytes, rings)
+        ring = PacketRing(clip_lookback_s(settings, config), config.clips.ring_camera_bytes, rings)
     return CameraFootage(ring, settings.privacy_masks)
 
 
-def spec_at(spec: StreamSpec, rung: Rung) -> StreamSpec:
-    """What a replica must know of a camera that runs at ``rung``."""
+def stream_spec_at(spec: StreamSpec, rung: Rung) -> StreamSpec:
+    """Stream specification of a camera at ``rung``."""
     budget = spec.refresh_budget
     if rung.refresh_budget is not None:
         budget = rung.refresh_budget if budget is None else min(budget, rung.refresh_budget)
-    # Windows that do not touch would leave out what lies between them.
+    # Windows must touch: a longer stride would leave out the video in between.
     stride_s = min(spec.stride_s * rung.stride, max(spec.stride_s, spec.window_s))
     return replace(spec, stride_s=stride_s, refresh_budget=budget)
 
 
 def make_source(settings: CameraConfig, config: SightlineConfig) -> Source:
-    """The camera's source, nothing opened yet."""
+    """Create the camera's source, unopened."""
     options, cluster = settings.source_options, config.cluster
     if settings.is_pushed:
         return open_source("", max_packets=cluster.packet_queue, max_bytes=cluster.packet_queue_bytes)
@@ -367,7 +367,7 @@ def make_source(settings: CameraConfig, config: SightlineConfig) -> Source:
 
 
 def pipeline_settings(settings: CameraConfig) -> PipelineSettings:
-    """A camera's configuration as its pipeline takes it."""
+    """Pipeline settings of a camera's configuration."""
     backoff = settings.source_options.backoff
     return PipelineSettings(
         fps=settings.sampling.fps,
@@ -381,5 +381,5 @@ def pipeline_settings(settings: CameraConfig) -> PipelineSettings:
 
 
 def sender_queue(config: SightlineConfig) -> int:
-    """Frames of a camera that may wait in the decoder; as many again may be under way."""
+    """Frames of a camera that may wait in the decoder; as many again may be in flight."""
     return max(8, config.cluster.frame_queue // 2)

@@ -1,4 +1,5 @@
-"""One camera of a decoder process: its pipeline, its way to the replica, and the books on losses. No Ray here."""
+"""One camera of a decoder process: its pipeline, its path to the replica, and accounting of lost windows. No Ray
+here."""
 
 from __future__ import annotations
 
@@ -15,22 +16,22 @@ from cluster.codec import CameraState, PushSource, RtspSource
 from cluster.codec.source import StreamHeader
 from cluster.config import CameraConfig, SightlineConfig
 from cluster.control.ladder import FULL, Rung
-from cluster.decoder.footage.camera import reach_s
+from cluster.decoder.decode_pressure import DecodeBacklog
+from cluster.decoder.footage.camera import clip_lookback_s
 from cluster.decoder.footage.ring import RingBudget
-from cluster.decoder.frame_lanes import LaneStatus, LostStream
+from cluster.decoder.frame_lanes import LaneStatus, LostCamera
 from cluster.decoder.frame_sender import FrameSender
-from cluster.decoder.in_flight import InFlight
 from cluster.decoder.packet_sink import QueueSink
 from cluster.decoder.pipeline import (
     CameraPipeline,
+    DecodeGate,
     PipelineStatus,
-    Turns,
     camera_footage,
     make_source,
     pipeline_settings,
-    spec_at,
+    stream_spec_at,
 )
-from cluster.decoder.pressure import DecodeWait
+from cluster.decoder.windows_in_flight import WindowsInFlight
 from cluster.errors import CapacityError, NotReadyError
 from cluster.tracing import Spans
 from cluster.tracing.spans import CameraTrace, FrameTimes
@@ -42,17 +43,17 @@ log = logging.getLogger(__name__)
 
 ROOM_POLL_S = 0.02
 ASKED = frozenset({"name", "priority", "window", "memory", "questions"})
-"""Settings that concern what is asked of a camera's pictures, not the pictures: they change while it runs."""
+"""Settings that change at runtime because they do not affect the pictures."""
 RING_IDLE_S = 600.0
-"""Packets of a camera that sends nothing are of no use to any clip then."""
+"""Seconds without packets after which the ring is cleared: no clip could use them."""
 CUT_US = 10 * MICROSECONDS
-"""Microseconds between two keyframes, at most, for a hole that is still the decoder's own doing."""
+"""Longest gap between two keyframes, microseconds, that can be the decoder's own skipping."""
 PATIENT_FRAMES = 8
-"""Frames of a patient camera under way; a file would fill any queue, and what is under way is lost with a replica."""
+"""In-flight frames of a patient camera; a file would fill any queue, and what is in flight is lost with a replica."""
 
 
 class RunningCamera:
-    """Starts at once. ``send``-ing runs in the camera's thread, everything else on the event loop."""
+    """Starts at once. ``send`` runs in the camera's thread, everything else on the event loop."""
 
     def __init__(
         self,
@@ -62,12 +63,12 @@ class RunningCamera:
         config: SightlineConfig,
         rings: RingBudget | None = None,
         spans: Spans | None = None,
-        turns: Turns | None = None,
+        gate: DecodeGate | None = None,
         *,
         life: str = "",
     ) -> None:
-        """``rings``: what clips may hold of this process's memory; ``spans``: where traces go; ``turns``: what the
-        process's cameras take turns by; ``life``: see :class:`~cluster.types.StreamSpec`.
+        """``rings``: byte budget of this process's packet rings; ``spans``: trace exporter; ``gate``: the process's
+        decode gate; ``life``: see :class:`~cluster.types.StreamSpec`.
 
         Raises:
             ConfigError: the source's address or the pruning policy is unusable.
@@ -82,10 +83,10 @@ class RunningCamera:
         self.refusal = ""
         self._behind = False
         self._sender = sender
-        self._turns = turns
+        self._gate = gate
         self._config = config
         self._lock = threading.Lock()
-        self._in_flight = InFlight(self.spec.stride_s)
+        self._in_flight = WindowsInFlight(self.spec.stride_s)
         self._dropping_since: int | None = None
         self._dropping_for = ""
         self._lost = self._dropped = 0
@@ -110,20 +111,20 @@ class RunningCamera:
         )
         self._pipeline = CameraPipeline(
             self.settings.name,
-            self.footage.watching(self._source),
+            self.footage.tap(self._source),
             self.geometry,
             pipeline_settings(self.settings),
             self._send,
             self._on_end,
             self.footage.latest.show,
-            self._turns,
+            self._gate,
         )
         self._pipeline.set_quality(prune=self.rung.prune, fps=self.rung.fps)
-        self._glance()
+        self._update_keyframes_only()
         self._pipeline.start()
 
     def restart(self) -> None:
-        """A pushing camera whose last session has ended takes a new one."""
+        """Restart a push camera whose last session has ended."""
         self._totals.update("pipeline", _counts(self._pipeline.status()))
         self._totals.end("pipeline")
         self._begin()
@@ -136,11 +137,11 @@ class RunningCamera:
 
     @property
     def session(self) -> str | None:
-        """Of the newest push; ``None`` before the first and for cameras that do not push."""
+        """Id of the newest push session; ``None`` before the first and for cameras that do not push."""
         return self._source.session if isinstance(self._source, PushSource) else None
 
     def stop(self, timeout_s: float) -> bool:
-        """The camera was removed or moved: end its thread and forget it at the replica."""
+        """Stop a removed or moved camera: end its thread and close it at the replica."""
         self._stopping = True
         if self.sink is not None:
             self.sink.retire()
@@ -150,62 +151,62 @@ class RunningCamera:
         self._metrics.remove()
         return stopped
 
-    # -- the way to the replica -----------------------------------------------------------------
+    # -- path to the replica --------------------------------------------------------------------
     def route(self, address: str | None, *, hand_over: bool = False) -> None:
-        """The camera's replica is at ``address`` now; ``None`` while there is none. ``hand_over``: the one before is
-        well and can hand its window over."""
+        """Send to the replica at ``address``; ``None`` while there is none. ``hand_over``: the previous one is alive
+        and can hand the window over."""
         if address == self.address:
             return
         with self._lock:
-            self._settle()
+            self._read_acknowledged()
         handed = address is not None and self._sender.assign(self.spec, address, hand_over=hand_over)
         with self._lock:
             if self.address is not None and not handed:
-                self._lose(self._in_flight.lose())
+                self._count_lost(self._in_flight.count_lost())
             self._moves = handed
         self.refusal = ""
         self.address = address
         self._pipeline.force_anchor()
 
-    def run_at(self, rung: Rung) -> None:
-        """Run at another quality; source, window and what the pruner has learnt stay."""
+    def set_rung(self, rung: Rung) -> None:
+        """Run at another quality; source, window and pruner state stay."""
         if rung == self.rung:
             return
         self.rung = rung
         self._metrics.quality.set(rung.value)
         self._pipeline.set_quality(prune=rung.prune, fps=rung.fps)
-        self._glance()
+        self._update_keyframes_only()
         with self._lock:
             self.spec = self._spec_at(rung)
-            self._reach()
+            self._update_lookback()
             if not rung.shed:
-                self._in_flight.restride(self.spec.stride_s)
+                self._in_flight.set_stride(self.spec.stride_s)
         if self.address is not None and not rung.shed:
             self._sender.assign(self.spec, self.address)
 
-    def fall_behind(self, behind: bool) -> None:
-        """``behind``: this process has no time to decode it; its keyframes are all that is decoded, nothing is sent and
-        its windows are counted as dropped."""
+    def set_behind(self, behind: bool) -> None:
+        """``behind``: this process cannot keep up; the camera decodes keyframes only, sends nothing, and its windows
+        count as dropped."""
         if behind != self._behind:
             self._behind = behind
-            self._glance()
+            self._update_keyframes_only()
 
-    def _glance(self) -> None:
-        """Nothing is made of what is not sent but a picture for people now and then. A file that may wait does."""
+    def _update_keyframes_only(self) -> None:
+        """Decode only keyframes while nothing is sent, for people to see. A patient file decodes everything."""
         self._pipeline.set_keyframes_only((self._behind or self.rung.shed) and not self.spec.patient)
 
     @property
-    def wait(self) -> DecodeWait | None:
-        """How far behind its decoding is; ``None`` for a file that may wait."""
+    def decode_backlog(self) -> DecodeBacklog | None:
+        """Decode backlog; ``None`` for a file that may wait."""
         if self.spec.patient:
             return None
         source = self._source
         behind_s = source.behind_s if isinstance(source, PushSource | RtspSource) else 0.0
-        return DecodeWait(self.settings.name, Priority.of(self.settings.priority), behind_s, self.spec.stride_s)
+        return DecodeBacklog(self.settings.name, Priority.of(self.settings.priority), behind_s, self.spec.stride_s)
 
-    def change(self, settings: CameraConfig) -> bool:
-        """Take other settings between two frames, with the source connected and the window kept; ``False`` where they
-        take a new source or other pictures, for which the camera has to begin anew."""
+    def apply_settings(self, settings: CameraConfig) -> bool:
+        """Apply settings between two frames, keeping source and window; ``False`` where they need a new source or
+        pipeline, so that the camera must be restarted."""
         if settings == self.settings:
             return True
         if any(
@@ -216,76 +217,77 @@ class RunningCamera:
         self.refusal = ""
         with self._lock:
             self.spec = self._spec_at(self.rung)
-            self._reach()
+            self._update_lookback()
             if not self.rung.shed:
-                self._in_flight.restride(self.spec.stride_s)
+                self._in_flight.set_stride(self.spec.stride_s)
         if self.address is not None:
             self._sender.assign(self.spec, self.address)
         return True
 
     def _spec_at(self, rung: Rung) -> StreamSpec:
-        return spec_at(replace(self.settings.stream_spec(), life=self.life), rung)
+        return stream_spec_at(replace(self.settings.stream_spec(), life=self.life), rung)
 
-    def _reach(self) -> None:
-        """Windows of another stride open incidents later."""
+    def _update_lookback(self) -> None:
+        """Adapt the ring: with another stride incidents open at another delay."""
         if self.footage.ring is not None:
-            self.footage.ring.keep_s = reach_s(self.settings, self._config, self.spec.stride_s)
+            self.footage.ring.keep_s = clip_lookback_s(self.settings, self._config, self.spec.stride_s)
 
-    def on_lost(self, event: LostStream) -> None:
-        """The replica or the way to it is gone, or it refused what it was sent."""
+    def on_lost(self, event: LostCamera) -> None:
+        """Handle a lost replica or connection, or a refusal."""
         if event.refused == "spec":
             self.refusal = event.reason
         if event.refused == "not_open":
-            # What is missing until it is opened again the replica counts, which is there.
+            # The replica is reachable and counts what is missing until it is opened again.
             with self._lock:
-                self._settle()
+                self._read_acknowledged()
                 self._in_flight.restart()
         log.warning("camera %s at %s: %s (%d frames lost)", event.camera, event.address, event.reason, event.frames)
         if event.settled is None:
             self._pipeline.force_anchor()
             return
         with self._lock:
-            self._lose(self._in_flight.stay_behind(event.settled))
+            self._count_lost(self._in_flight.cancel_hand_over(event.settled))
 
-    def _lose(self, windows: int) -> None:
+    def _count_lost(self, windows: int) -> None:
         self._lost += windows
         metrics.lose_window(windows)
 
-    def _settle(self) -> LaneStatus | None:
-        """Learn from the acknowledgements, which come with frames: the newest answer is known one frame later."""
+    def _read_acknowledged(self) -> LaneStatus | None:
+        """Read window counts from acknowledgements, which come with frames: the newest answer is known one frame
+        later."""
         lane = self._sender.status(self.settings.name)
         if lane is None or lane.address != self.address:
             return None
         if self._found is None and lane.found is not None:
-            # Another decoder's windows: no losses of this one's are made good by them.
+            # Windows of another decoder's frames do not offset losses of this one.
             self._found = lane.found
-            self._in_flight.begin(lane.found)
-        self._in_flight.settled(lane.windows_done + lane.windows_gated + lane.windows_dropped)
+            self._in_flight.take_over(lane.found)
+        self._in_flight.set_settled(lane.windows_done + lane.windows_gated + lane.windows_dropped)
         return lane
 
     def _send(self, sample: FrameSample) -> None:
-        """The pipeline's sink. Raises ``CapacityError`` when the frame was dropped: the next one follows a gap."""
+        """Sink of the pipeline. Raises ``CapacityError`` when the frame was dropped: the next one follows a gap."""
         if self.spec.patient:
             self._wait_for_room()
         unwanted = "shed" if self.rung.shed else "decoder_slow" if self._behind and not self.spec.patient else ""
         with self._lock:
             if self._dropping_since is not None:
-                # While it goes on, and when it ends: a camera may be shed for hours.
+                # Count during shedding, not only at its end: it may last for hours.
                 self._count_dropped(sample)
             if self._dropped:
                 sample = replace(sample, windows_dropped=self._dropped)
             if sample.fresh and not self._begun:
-                # The replica may hold what another decoder saw of this camera. Whether that goes on, it can tell.
+                # The replica may hold the window of another decoder's frames and decides whether it continues.
                 sample = replace(sample, fresh=False, gap=True)
             self._begun = True
         if self._trace is not None and self.address is not None and not unwanted:
-            sample = self._trace.frame(sample, self.spec.stride_s, self._times())
+            sample = self._trace.trace_frame(sample, self.spec.stride_s, self._frame_times())
         taken = self.address is not None and not self.refusal and not unwanted and self._sender.send(sample)
         reason = unwanted or ("replica_slow" if self.address else "no_replica")
         with self._lock:
             if taken:
                 moved = self._moves and sample.random_access
-                self._in_flight.sent(sample, moved=moved)
+                self._in_flight.add_frame(sample, moved=moved)
                 self._moves = self._moves and not moved
                 self._dropping_since = None
             else:
@@ -298,25 +300,25 @@ class RunningCamera:
         metrics.frames_sent.inc()
 
     def _uncounted_since(self, sample: FrameSample) -> int:
-        """Where dropped windows are counted from, when ``sample`` is the first that is not sent: the end of the window
-        that the replica has begun, which it answers though what follows is missing."""
-        since = self._in_flight.begun_until
+        """Where dropped windows are counted from when ``sample`` is the first unsent one: the end of the window that
+        the replica has begun, which it answers although frames are missing."""
+        since = self._in_flight.last_window_end
         stride = round(self.spec.stride_s * MICROSECONDS)
-        # Longer than two windows, or back: the clock jumped, or video never came, which is the replica's to count.
+        # Longer than two windows, or negative: the clock jumped, or video never came, which the replica counts.
         return since if since is not None and -stride <= sample.pts - since <= 2 * stride + CUT_US else sample.pts
 
-    def _times(self) -> FrameTimes:
+    def _frame_times(self) -> FrameTimes:
         pipeline, waited_s = self._pipeline, self._source.waited_s if isinstance(self._source, PushSource) else 0.0
         return FrameTimes(pipeline.taken_s - waited_s, pipeline.taken_s, pipeline.decoded_s)
 
     def _count_dropped(self, sample: FrameSample) -> None:
-        """Whole windows that fell into a time of dropped frames; the rest of a hole is the replica's to count."""
+        """Count whole windows within a period of dropped frames; the replica counts the rest of a gap."""
         assert self._dropping_since is not None
         stride = round(self.spec.stride_s * MICROSECONDS)
-        # A frame belongs to the window that most of it is in, as at the replica.
+        # A frame belongs to the window that covers most of it, as at the replica.
         dropped = math.floor((sample.pts + sample.duration // 8 - self._dropping_since) / stride)
         if dropped < -1:
-            # The camera's clock was set back: what it says of before is worth nothing.
+            # The camera's clock was set back: earlier times are meaningless.
             self._dropping_since = sample.pts
         elif dropped > 0:
             self._dropping_since += dropped * stride
@@ -324,7 +326,7 @@ class RunningCamera:
             metrics.drop_window(self._dropping_for, dropped)
 
     def _wait_for_room(self) -> None:
-        """A file can wait, for the replica to catch up, to come back or to have time for it."""
+        """Hold a file back until the replica has capacity or is back."""
         while not self._stopping:
             lane = self._sender.status(self.settings.name)
             under_way = lane.queued + lane.in_flight if lane is not None else 0
@@ -338,14 +340,14 @@ class RunningCamera:
             log.info("camera %s: %s %s", status.camera, status.state.value, status.reason)
             self._sender.close(status.camera, flush=status.state is CameraState.ENDED)
 
-    # -- telling --------------------------------------------------------------------------------
+    # -- reports --------------------------------------------------------------------------------
     def report(self) -> CameraReport:
-        """For the heartbeat; also brings this process's metrics up to date."""
+        """Report for the heartbeat; also updates this process's metrics."""
         if self.footage.ring is not None:
             self.footage.ring.expire(RING_IDLE_S)
         status = self._pipeline.status()
         with self._lock:
-            lane = self._settle()
+            lane = self._read_acknowledged()
         counts = self._counts(status)
         state: CameraStateName = status.state.value
         reason = status.reason
@@ -360,7 +362,7 @@ class RunningCamera:
         elif self._behind and status.state is CameraState.RUNNING:
             reason = "keyframes only: its decoder has no time for it"
         elif status.state is CameraState.RUNNING:
-            reason = reason or self._short()
+            reason = reason or self._ring_shortage()
         self._measure(status, state)
         return CameraReport(
             camera=status.camera,
@@ -379,7 +381,7 @@ class RunningCamera:
         )
 
     def last_report(self) -> CameraReport:
-        """After it was stopped: what it has counted since it last reported."""
+        """After the stop: counts since the last report."""
         counts = self._counts(self._pipeline.status())
         return CameraReport(self.settings.name, "ended", counts=counts, life=self.life, run=self._run)
 
@@ -388,8 +390,8 @@ class RunningCamera:
         with self._lock:
             return self._totals.counts() | {"windows_lost": self._lost, "windows_dropped": self._dropped}
 
-    def _short(self) -> str:
-        """Why the camera's clips begin late; empty when they do not. With figures, once, in the log."""
+    def _ring_shortage(self) -> str:
+        """Why the camera's clips begin late; empty when they do not. Logged once, with figures."""
         ring = self.footage.ring
         if ring is None or not ring.short:
             return ""
@@ -399,22 +401,24 @@ class RunningCamera:
         return f"clips begin late: {ring.short} is too small"
 
     def _measure(self, status: PipelineStatus, state: str) -> None:
-        self._metrics.state(state)
+        self._metrics.set_state(state)
         if status.last_frame_age_s is not None:
-            self._metrics.frame(time.monotonic() - status.last_frame_age_s)
+            self._metrics.frame_decoded(time.monotonic() - status.last_frame_age_s)
         totals = self._totals.counts()
-        self._metrics.decode_errors.inc(self._grown("decode_errors", totals["decode_errors"]))
-        self._metrics.gaps.inc(self._grown("gaps", totals["gaps"]))
+        self._metrics.decode_errors.inc(self._counter_increase("decode_errors", totals["decode_errors"]))
+        self._metrics.gaps.inc(self._counter_increase("gaps", totals["gaps"]))
         if isinstance(self._source, PushSource):
-            metrics.ingest_dropped.labels("queue_full").inc(self._grown("push_dropped", self._source.dropped))
+            metrics.ingest_dropped.labels("queue_full").inc(
+                self._counter_increase("push_dropped", self._source.dropped)
+            )
 
-    def _grown(self, name: str, value: int) -> int:
+    def _counter_increase(self, name: str, value: int) -> int:
         before, self._counted[name] = self._counted[name], value
         return value - before if value >= before else value
 
 
 class PushedCameraSink:
-    """The :class:`~cluster.wire.ingest.PacketSink` of one connection to a pushing camera."""
+    """:class:`~cluster.wire.ingest.PacketSink` of one connection to a pushing camera."""
 
     def __init__(self, camera: RunningCamera) -> None:
         self._camera = camera
@@ -423,7 +427,7 @@ class PushedCameraSink:
         return getattr(self._camera.sink, name)
 
     async def open(self, header: StreamHeader, session: str) -> Any:
-        """A new session wakes a camera whose last one has ended."""
+        """Open a session, restarting a camera whose last one has ended."""
         camera = self._camera
         assert camera.sink is not None
         if camera.ended:

@@ -10,10 +10,10 @@ from typing import Any, Protocol, TypeVar
 import grpc.aio
 from sightline.v1 import cameras_pb2, cameras_pb2_grpc
 
-from cluster.control.cameras.managed import Managed, entry_to_json
+from cluster.control.cameras.managed import ManagedCamera, entry_to_json
 from cluster.errors import ConfigError, SightlineError, UnavailableError
 from cluster.redaction import SourceAddress
-from cluster.security.roles import current
+from cluster.security.roles import current_principal
 from cluster.types import CameraStatus, Question
 from cluster.wire.convert import question_from_proto, status_to_proto
 from cluster.wire.status import abort
@@ -53,7 +53,7 @@ class CameraDirectory(Protocol):
 
     async def remove(self, name: str, manager: str = "", takeover: bool = False) -> None: ...
 
-    async def export(self, names: Sequence[str] = ()) -> Sequence[Managed]: ...
+    async def export(self, names: Sequence[str] = ()) -> Sequence[ManagedCamera]: ...
 
     async def list(self) -> Sequence[CameraStatus]: ...
 
@@ -105,7 +105,7 @@ class CamerasServicer(cameras_pb2_grpc.CamerasServicer):
         self, request: cameras_pb2.ExportCamerasRequest, context: grpc.aio.ServicerContext
     ) -> cameras_pb2.ExportCamerasResponse:
         try:
-            seen = current()
+            seen = current_principal()
             cameras = await self._in_time(self._directory.export(list(request.names)))
             return cameras_pb2.ExportCamerasResponse(
                 cameras=[
@@ -134,7 +134,7 @@ class CamerasServicer(cameras_pb2_grpc.CamerasServicer):
         self, _request: cameras_pb2.ListCamerasRequest, context: grpc.aio.ServicerContext
     ) -> cameras_pb2.ListCamerasResponse:
         try:
-            seen = current()
+            seen = current_principal()
             statuses = [each for each in await self._in_time(self._directory.list()) if seen.sees(each.name)]
             return cameras_pb2.ListCamerasResponse(cameras=[status_to_proto(status) for status in statuses])
         except SightlineError as error:

@@ -83,7 +83,7 @@ class Guard(grpc.aio.ServerInterceptor):
             rule = _rule(method)
             principal.require(rule.role)
             if self._rate is not None:
-                self._rate.take(who, rule.cost)
+                self._rate.acquire(who, rule.cost)
         except SightlineError as error:
             self._note(who, method, [], error)
             raise
@@ -135,7 +135,7 @@ class Guard(grpc.aio.ServerInterceptor):
     def _note(self, who: str, method: str, cameras: list[str], error: Exception | None, text: str = "") -> None:
         if who == NOBODY:
             try:
-                self._strangers.take(NOBODY)
+                self._strangers.acquire(NOBODY)
             except CapacityError:
                 self._unnoted += 1
                 return

@@ -14,7 +14,7 @@ from sightline.v1 import incidents_pb2, incidents_pb2_grpc
 from cluster.alerts.grpc_service import MOST_LISTED
 from cluster.alerts.incident import unknown_incident
 from cluster.errors import ForbiddenError, SightlineError, UnavailableError
-from cluster.security.roles import ANYBODY, Role, current
+from cluster.security.roles import ANYBODY, Role, current_principal
 from cluster.wire.channel import ChannelPool
 from cluster.wire.status import RefusedError, abort, as_refused, is_ours
 
@@ -41,7 +41,7 @@ class IncidentsProxy(incidents_pb2_grpc.IncidentsServicer):
     ) -> incidents_pb2.ListIncidentsResponse:
         async with self._forwarding(context) as stub:
             reply = await stub.List(request, timeout=self._call_s)
-            sees = current().sees
+            sees = current_principal().sees
             return incidents_pb2.ListIncidentsResponse(incidents=[i for i in reply.incidents if sees(i.camera)])
 
     async def Get(  # noqa: N802
@@ -55,9 +55,9 @@ class IncidentsProxy(incidents_pb2_grpc.IncidentsServicer):
     ) -> incidents_pb2.Incident:
         async with self._forwarding(context) as stub:
             await self._of_mine(stub, request.id, Role.ASK)
-            if current() is not ANYBODY:
+            if current_principal() is not ANYBODY:
                 # A name of one's own choice would make the record worthless.
-                request.by = current().name
+                request.by = current_principal().name
             incident: incidents_pb2.Incident = await stub.Acknowledge(request, timeout=self._call_s)
             return incident
 
@@ -66,8 +66,8 @@ class IncidentsProxy(incidents_pb2_grpc.IncidentsServicer):
     ) -> incidents_pb2.ListMutesResponse:
         async with self._forwarding(context) as stub:
             _require_scope(request.camera)
-            if current() is not ANYBODY:
-                request.by = current().name
+            if current_principal() is not ANYBODY:
+                request.by = current_principal().name
             return self._seen(await stub.Mute(request, timeout=self._call_s))
 
     async def Unmute(  # noqa: N802
@@ -85,7 +85,7 @@ class IncidentsProxy(incidents_pb2_grpc.IncidentsServicer):
 
     async def Follow(self, request: incidents_pb2.FollowRequest, context: Context) -> None:  # noqa: N802
         async with self._forwarding(context) as stub:
-            sees = current().sees
+            sees = current_principal().sees
             call = stub.Follow(request)
             try:
                 await call.initial_metadata()
@@ -104,7 +104,7 @@ class IncidentsProxy(incidents_pb2_grpc.IncidentsServicer):
     ) -> incidents_pb2.OutboxStatus:
         async with self._forwarding(context) as stub:
             reply: incidents_pb2.OutboxStatus = await stub.Outbox(request, timeout=self._call_s)
-            dead = [letter for letter in reply.dead if current().sees(letter.event.incident.camera)]
+            dead = [letter for letter in reply.dead if current_principal().sees(letter.event.incident.camera)]
             del reply.dead[:]
             reply.dead.extend(dead)
             return reply
@@ -114,9 +114,9 @@ class IncidentsProxy(incidents_pb2_grpc.IncidentsServicer):
     ) -> incidents_pb2.ResendResponse:
         async with self._forwarding(context) as stub:
             wanted = [request]
-            if not current().sees_all:
+            if not current_principal().sees_all:
                 outbox = await stub.Outbox(incidents_pb2.OutboxRequest(dead=MOST_LISTED), timeout=self._call_s)
-                keys = {each.event.key for each in outbox.dead if current().sees(each.event.incident.camera)}
+                keys = {each.event.key for each in outbox.dead if current_principal().sees(each.event.incident.camera)}
                 # A key of another camera's event is like one that nothing has.
                 keys &= {request.key or key for key in keys}
                 wanted = [incidents_pb2.ResendRequest(sink=request.sink, key=key) for key in sorted(keys)]
@@ -128,14 +128,14 @@ class IncidentsProxy(incidents_pb2_grpc.IncidentsServicer):
         detail: incidents_pb2.IncidentDetail = await stub.Get(
             incidents_pb2.GetIncidentRequest(id=incident_id), timeout=self._call_s
         )
-        current().require(role)
-        if not current().sees(detail.incident.camera):
+        current_principal().require(role)
+        if not current_principal().sees(detail.incident.camera):
             raise as_refused(unknown_incident(incident_id))
         return detail
 
     @staticmethod
     def _seen(reply: incidents_pb2.ListMutesResponse) -> incidents_pb2.ListMutesResponse:
-        seen = [mute for mute in reply.mutes if mute.camera == "*" or current().sees(mute.camera)]
+        seen = [mute for mute in reply.mutes if mute.camera == "*" or current_principal().sees(mute.camera)]
         return incidents_pb2.ListMutesResponse(mutes=seen)
 
     @asynccontextmanager
@@ -156,10 +156,10 @@ class IncidentsProxy(incidents_pb2_grpc.IncidentsServicer):
 def _require_scope(camera: str) -> None:
     """A mute of one camera, or of all that there are or will be. Raises ``ForbiddenError``."""
     of_all = camera in ("", "*")
-    current().require(Role.ASK, [] if of_all else [camera])
-    if of_all and not current().sees_all:
+    current_principal().require(Role.ASK, [] if of_all else [camera])
+    if of_all and not current_principal().sees_all:
         raise ForbiddenError(
-            f"a mute of all cameras needs a token for all of them; {current().name!r} has one for some"
+            f"a mute of all cameras needs a token for all of them; {current_principal().name!r} has one for some"
         )
 
 

@@ -21,7 +21,7 @@ _Key = tuple[str, int, str]
 
 
 @dataclass(slots=True)
-class Followed:
+class CameraChanges:
     """One replica as the merger sees it. ``breaks``: how often the connection ended; ``reason``: of the last time."""
 
     connected: bool = False
@@ -56,7 +56,7 @@ class ResultsMerger:
         self._remember = remember
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._seen: dict[str, deque[_Key]] = {}
-        self.followed: dict[str, Followed] = {}
+        self.followed: dict[str, CameraChanges] = {}
         self.duplicates = 0
 
     def follow(self, addresses: Collection[str]) -> None:
@@ -66,7 +66,7 @@ class ResultsMerger:
             del self.followed[gone]
         for address in addresses:
             if address not in self._tasks:
-                self.followed[address] = Followed()
+                self.followed[address] = CameraChanges()
                 self._tasks[address] = asyncio.create_task(self._follow(address), name=f"results of {address}")
 
     def retain(self, cameras: Collection[str]) -> None:
@@ -106,7 +106,7 @@ class ResultsMerger:
             await asyncio.sleep(wait_s)
             wait_s = min(2 * wait_s, self._max_retry_s)
 
-    def _take(self, answer: Answer, missed: int, state: Followed) -> None:
+    def _take(self, answer: Answer, missed: int, state: CameraChanges) -> None:
         state.answers += 1
         seen = self._seen.setdefault(answer.stream, deque(maxlen=self._remember))
         key = (answer.incarnation, answer.window, answer.question)

@@ -12,11 +12,11 @@ import grpc
 import grpc.aio
 from sightline.v1 import pictures_pb2, pictures_pb2_grpc
 
-from cluster.alerts.clips.collector import FootageCollector
-from cluster.alerts.clips.store import KINDS, READ_BYTES, Deleted, Kind, Stored
+from cluster.alerts.clips.footage_collector import FootageCollector
+from cluster.alerts.clips.footage_store import KINDS, READ_BYTES, Deleted, Kind, StoredFile
 from cluster.alerts.incident import Erased, unknown_incident
 from cluster.errors import CapacityError, ConfigError, NotReadyError, SightlineError, UnavailableError
-from cluster.security.roles import current
+from cluster.security.roles import current_principal
 from cluster.wire.channel import ChannelPool
 from cluster.wire.memory_wire import check_camera, check_seconds
 from cluster.wire.status import abort, as_refused, as_told
@@ -84,12 +84,12 @@ class FootageServicer(pictures_pb2_grpc.PicturesServicer):
                 erased = await self._erase(camera, before_s)
             finally:
                 if self._collector is not None:
-                    deleted = await self._collector.forget(camera, before_s)
+                    deleted = await self._collector.delete_footage(camera, before_s)
             return pictures_pb2.ForgetFootageReply(
                 files=deleted.files, bytes=deleted.bytes, incidents=erased.incidents, alerts=erased.alerts
             )
 
-    async def _read(self, stored: Stored, offset: int, length: int) -> AsyncIterator[bytes]:
+    async def _read(self, stored: StoredFile, offset: int, length: int) -> AsyncIterator[bytes]:
         assert self._collector is not None
         file = await asyncio.to_thread(self._collector.store.open, stored)
         try:
@@ -144,7 +144,7 @@ class PicturesProxy(pictures_pb2_grpc.PicturesServicer):
                 # Whose footage it is, is known by the incident and not by the request. Where nobody says, it is for
                 # those alone who may see every camera.
                 camera = dict(await call.initial_metadata() or ()).get(CAMERA, b"")
-                hidden = not current().sees(camera.decode())
+                hidden = not current_principal().sees(camera.decode())
                 async for part in call:
                     if hidden:
                         raise as_refused(unknown_incident(request.incident))

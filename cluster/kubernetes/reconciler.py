@@ -19,7 +19,7 @@ from typing import Any, Protocol, TypeVar
 
 from cluster import metrics
 from cluster.config.cluster import KubernetesConfig
-from cluster.control.cameras.managed import KUBERNETES, Managed, check_manager, written
+from cluster.control.cameras.managed import KUBERNETES, ManagedCamera, check_manager, written_keys
 from cluster.errors import (
     CapacityError,
     ConfigError,
@@ -58,13 +58,13 @@ _STATES: dict[str, metrics.ResourceState] = {
 class CameraCluster(Protocol):
     """The controller. Raises what the gateway's ``Cameras`` service raises."""
 
-    async def managed(self) -> Sequence[Managed]: ...
+    async def managed(self) -> Sequence[ManagedCamera]: ...
 
     async def statuses(self) -> Sequence[CameraStatus]: ...
 
-    async def add(self, camera: Managed, *, takeover: bool) -> None: ...
+    async def add(self, camera: ManagedCamera, *, takeover: bool) -> None: ...
 
-    async def update(self, camera: Managed, *, takeover: bool) -> None: ...
+    async def update(self, camera: ManagedCamera, *, takeover: bool) -> None: ...
 
     async def remove(self, name: str) -> None:
         """Of this manager only."""
@@ -76,7 +76,7 @@ class Resources(Protocol):
 
     def snapshot(self) -> Mapping[str, CameraResource] | None: ...
 
-    def learn(self, before: CameraResource, after: CameraResource) -> None: ...
+    def record_write(self, before: CameraResource, after: CameraResource) -> None: ...
 
 
 class Api(Protocol):
@@ -136,7 +136,7 @@ class Reconciler:
         """Until it is cancelled."""
         while True:
             try:
-                await self.turn()
+                await self.run_once()
             except UnavailableError as error:
                 log.warning("cameras are not brought in line: %s", error)
                 self._passed_s = -math.inf
@@ -149,7 +149,7 @@ class Reconciler:
                 async with asyncio.timeout(self._config.status_s):
                     await self._wake.wait()
 
-    async def turn(self) -> None:
+    async def run_once(self) -> None:
         """A pass if one is due, and the statuses that are due.
 
         Raises:
@@ -162,7 +162,7 @@ class Reconciler:
             await self.reconcile()
         if now_s - self._told_s >= self._config.status_s:
             self._told_s = now_s
-            await self.tell()
+            await self.write_statuses()
 
     # -- resources to cameras ---------------------------------------------------------------------
     async def reconcile(self) -> None:
@@ -174,9 +174,9 @@ class Reconciler:
         try:
             errors = await self._compare(resources)
         except Exception as error:
-            self._passed(resources, began_s, [error])
+            self._finish_pass(resources, began_s, [error])
             raise
-        self._passed(resources, began_s, errors)
+        self._finish_pass(resources, began_s, errors)
         if errors:
             raise UnavailableError(f"not every camera could be brought in line: {errors[0]}")
 
@@ -194,7 +194,7 @@ class Reconciler:
                 await work
 
         jobs = [self._remove(name) for name in gone]
-        jobs += [self._bring(resource, cameras.get(name), secrets) for name, resource in resources.items()]
+        jobs += [self._reconcile_camera(resource, cameras.get(name), secrets) for name, resource in resources.items()]
         results = await asyncio.gather(*map(bounded, jobs), return_exceptions=True)
         errors = [error for error in results if isinstance(error, BaseException)]
         for error in errors:
@@ -202,7 +202,9 @@ class Reconciler:
                 log.error("a camera could not be brought in line", exc_info=error)
         return errors
 
-    def _passed(self, resources: Mapping[str, CameraResource], began_s: float, errors: Sequence[BaseException]) -> None:
+    def _finish_pass(
+        self, resources: Mapping[str, CameraResource], began_s: float, errors: Sequence[BaseException]
+    ) -> None:
         away = all(isinstance(error, UnavailableError) for error in errors)
         result = "done" if not errors else "unavailable" if away else "failed"
         metrics.reconciler_pass_seconds.labels(result).observe(self._clock() - began_s)
@@ -223,7 +225,9 @@ class Reconciler:
             # Somebody was faster.
             return
 
-    async def _bring(self, resource: CameraResource, camera: Managed | None, secrets: _Secrets) -> None:
+    async def _reconcile_camera(
+        self, resource: CameraResource, camera: ManagedCamera | None, secrets: _Secrets
+    ) -> None:
         try:
             outcome = await self._apply(resource, camera, secrets)
         except ManagedElsewhereError as error:
@@ -237,10 +241,10 @@ class Reconciler:
             log.warning("camera resource %s is not accepted: %s", resource.name, outcome.message)
         self._done[resource.name] = _Done(resource.asked, outcome)
 
-    async def _apply(self, resource: CameraResource, camera: Managed | None, secrets: _Secrets) -> Outcome:
+    async def _apply(self, resource: CameraResource, camera: ManagedCamera | None, secrets: _Secrets) -> Outcome:
         credentials = resource.credentials
-        entry = resource.entry(None if credentials is None else await secrets.of(credentials.secret))
-        wanted = Managed(entry=entry, manager=KUBERNETES, uid=resource.uid)
+        entry = resource.entry(None if credentials is None else await secrets.get(credentials.secret))
+        wanted = ManagedCamera(entry=entry, manager=KUBERNETES, uid=resource.uid)
         if camera is not None:
             check_manager(resource.name, camera.manager, KUBERNETES, takeover=resource.takeover)
             if camera.manager == KUBERNETES and camera.uid not in ("", resource.uid):
@@ -251,14 +255,14 @@ class Reconciler:
             await self._cluster.add(wanted, takeover=resource.takeover)
             metrics.reconciler_changes.labels("added").inc()
             log.info("camera %s: added for its resource", resource.name)
-        elif (camera.manager, written(camera.entry)) != (KUBERNETES, written(entry)):
+        elif (camera.manager, written_keys(camera.entry)) != (KUBERNETES, written_keys(entry)):
             await self._cluster.update(wanted, takeover=resource.takeover)
             metrics.reconciler_changes.labels("changed").inc()
             log.info("camera %s: changed for its resource", resource.name)
         return ACCEPTED
 
     # -- cameras to statuses ----------------------------------------------------------------------
-    async def tell(self) -> None:
+    async def write_statuses(self) -> None:
         """Write the statuses that changed and are due, those told longest ago first. Raises ``UnavailableError`` when
         the controller is not there."""
         resources = self._resources.snapshot()
@@ -321,7 +325,7 @@ class Reconciler:
                 log.warning("the status of camera resource %s is not written: %s", name, error)
                 return False
             metrics.reconciler_status_writes.labels("written").inc()
-            self._resources.learn(resource, after)
+            self._resources.record_write(resource, after)
             return True
         return True
 
@@ -337,7 +341,7 @@ class _Secrets:
         self._in_thread = in_thread
         self._read: dict[str, asyncio.Future[Mapping[str, str]]] = {}
 
-    async def of(self, name: str) -> Mapping[str, str]:
+    async def get(self, name: str) -> Mapping[str, str]:
         """Raises as :meth:`KubernetesApi.secret`."""
         if name not in self._read:
             self._read[name] = asyncio.ensure_future(self._in_thread(self._api.secret, name))

@@ -76,7 +76,7 @@ class CameraWatch:
         with self._lock:
             return dict(self._resources) if self._listed else None
 
-    def learn(self, before: CameraResource, after: CameraResource) -> None:
+    def record_write(self, before: CameraResource, after: CameraResource) -> None:
         """Somebody here has changed ``before`` into ``after``; if it is not known already."""
         with self._lock:
             known = self._resources.get(before.name)
@@ -121,7 +121,7 @@ class CameraWatch:
             self._version, told = version, self._failures == 0
         for kind, what in self._source.watch(self._version):
             told, self._failures, self.trouble = True, 0, ""
-            self._metrics.heard()
+            self._metrics.server_responded()
             if isinstance(what, str):
                 self._version = what
             else:
@@ -131,7 +131,7 @@ class CameraWatch:
                 break
         else:
             self.trouble = ""
-            self._metrics.heard()
+            self._metrics.server_responded()
         return told
 
     def _replace(self, resources: list[CameraResource]) -> None:

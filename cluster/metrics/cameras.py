@@ -59,9 +59,9 @@ class CameraMetrics:
         self.quality = camera_quality.labels(camera)
         self.quality.set(1.0)
         camera_last_frame_age.labels(camera).set_function(self.age_s)
-        self.state("waiting")
+        self.set_state("waiting")
 
-    def state(self, state: str) -> None:
+    def set_state(self, state: str) -> None:
         """Set the camera's state, one of :data:`STATES`.
 
         Raises:
@@ -72,7 +72,7 @@ class CameraMetrics:
         for name in STATES:
             camera_state.labels(self.camera, name).set(name == state)
 
-    def frame(self, arrived_s: float | None = None) -> None:
+    def frame_decoded(self, arrived_s: float | None = None) -> None:
         """A frame was decoded, now or at ``arrived_s`` of the clock."""
         self._last_frame = self._clock() if arrived_s is None else arrived_s
 
@@ -100,7 +100,7 @@ class AnsweredCameras:
         self._strides: dict[str, float] = {}
         self._scores: dict[str, set[str]] = {}
 
-    def opened(self, spec: StreamSpec) -> None:
+    def open_camera(self, spec: StreamSpec) -> None:
         """A camera came, or changed its questions or its stride."""
         with self._lock:
             self._strides[spec.stream] = spec.stride_s
@@ -109,7 +109,7 @@ class AnsweredCameras:
                 camera_score.remove(spec.stream, question)
                 shown.remove(question)
 
-    def answered(self, answers: Sequence[Answer]) -> None:
+    def record_window(self, answers: Sequence[Answer]) -> None:
         """All answers of one window, at least one; those of a camera that is not open count for nothing."""
         camera, lag_s = answers[0].stream, answers[0].timing.latency_s
         with self._lock:
@@ -124,13 +124,13 @@ class AnsweredCameras:
                     shown.add(answer.question)
                     camera_score.labels(camera, answer.question).set(answer.score)
 
-    def remembers(self, held: Mapping[str, int]) -> None:
+    def set_memory_bytes(self, held: Mapping[str, int]) -> None:
         """Bytes that cameras' memories hold; of those that are open."""
         with self._lock:
             for camera in self._strides.keys() & held.keys():
                 camera_memory.labels(camera).set(held[camera])
 
-    def keep(self, cameras: Iterable[str]) -> None:
+    def retain_cameras(self, cameras: Iterable[str]) -> None:
         """End the series of all but these."""
         with self._lock:
             for camera in self._strides.keys() - set(cameras):
@@ -155,12 +155,12 @@ class FleetMetrics:
             fleet_wanted.labels(role).set(count)
             fleet_members.labels(role).set(0)
 
-    def members(self, there: Mapping[str, int]) -> None:
+    def set_members(self, there: Mapping[str, int]) -> None:
         """How many of each role are there."""
         for role, count in there.items():
             fleet_members.labels(role).set(count)
 
-    def expect(self, cameras: Collection[str]) -> None:
+    def set_expected_cameras(self, cameras: Collection[str]) -> None:
         """The cameras there are: what alerts on series that are missing goes by."""
         for camera in self._expected - set(cameras):
             camera_expected.remove(camera)
@@ -168,7 +168,7 @@ class FleetMetrics:
             camera_expected.labels(camera).set(1)
         self._expected = set(cameras)
 
-    def replicas(self, statuses: Sequence[ReplicaStatus]) -> None:
+    def set_replicas(self, statuses: Sequence[ReplicaStatus]) -> None:
         """How full each replica is."""
         for status in statuses:
             fleet_utilisation.labels(status.name).set(status.utilisation)
@@ -240,7 +240,7 @@ class WatchMetrics:
         """All resources were listed."""
         self._listed_s = self._heard_s = self._clock()
 
-    def heard(self) -> None:
+    def server_responded(self) -> None:
         """The server said something on a watch, or ended one in good order."""
         self._heard_s = self._clock()
 

@@ -4,6 +4,6 @@ A camera's source is a :class:`SourceAddress` from where it enters to where it i
 one go through :func:`redact`.
 """
 
-from cluster.redaction.known import REVEAL, KnownSecrets, SourceAddress, redact, redact_log
+from cluster.redaction.known_secrets import REVEAL, KnownSecrets, SourceAddress, redact, redact_log
 
 __all__ = ["REVEAL", "KnownSecrets", "SourceAddress", "redact", "redact_log"]

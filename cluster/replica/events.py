@@ -40,18 +40,18 @@ class WorkerFrames:
         self._orphans.pop(spec.stream, None)
         await asyncio.to_thread(self._worker.prepare, spec)
         await asyncio.wrap_future(self._worker.open(spec))
-        self._memory.keep(spec)
-        self._answered.opened(spec)
+        self._memory.register_camera(spec)
+        self._answered.open_camera(spec)
 
     async def on_frame(self, sample: FrameSample, arrived_s: float) -> None:
         if self._traces is not None:
-            self._traces.frame(sample)
+            self._traces.frame_received(sample)
         await asyncio.wrap_future(self._worker.offer(sample, arrived_s))
-        self._memory.see(sample)
+        self._memory.add_frame(sample)
 
     async def on_close(self, camera: str, flush: bool) -> None:
         if self._traces is not None and not flush:
-            self._traces.forget(camera)
+            self._traces.remove_camera(camera)
         self._worker.close(camera, flush=flush)
 
     async def on_hand_over(self, camera: str) -> HandedOver:
@@ -86,14 +86,14 @@ class ReplicaEvents:
 
     def answered(self, answers: Sequence[Answer], *, late: bool) -> None:
         metrics.record_window(answers[0], late=late)
-        self._cameras.answered(answers)
-        self._hub.publish(answers if self._traces is None else self._traces.answered(answers))
+        self._cameras.record_window(answers)
+        self._hub.publish(answers if self._traces is None else self._traces.window_answered(answers))
 
     def batch(self, windows: int) -> None:
         metrics.batch_windows.observe(windows)
 
     def dropped(self, stream: str, reason: str, windows: int) -> None:
-        trace = self._traces.newest(stream) if self._traces is not None else ""
+        trace = self._traces.newest_trace_id(stream) if self._traces is not None else ""
         log.info("camera %s: %d windows dropped, %s", stream, windows, reason, extra={"trace": trace})
         metrics.drop_window(reason, windows)
 

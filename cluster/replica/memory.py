@@ -16,8 +16,8 @@ from cluster.config import SightlineConfig
 from cluster.config.secrets import memory_secret
 from cluster.errors import CapacityError, SightlineError
 from cluster.registry import tiers
-from cluster.replica.album import Album
-from cluster.replica.asks import Conversations
+from cluster.replica.ask_queue import Conversations
+from cluster.replica.thumbnails import ThumbnailStore
 from cluster.replica.worker import EngineWorker
 from cluster.types import MICROSECONDS, AskResult, AskSpec, DeletedMemory, FrameSample, MemoryStatus, Moment, StreamSpec
 from cluster.wire.answers import AnswerHub
@@ -61,11 +61,11 @@ def tier_stack(
 class WorkerMemory:
     """Questions off the wire into the engine thread (:class:`cluster.replica.memory_service.MemoryHandler`)."""
 
-    def __init__(self, worker: EngineWorker, album: Album, *, timeout_s: float) -> None:
+    def __init__(self, worker: EngineWorker, album: ThumbnailStore, *, timeout_s: float) -> None:
         self._worker, self._album, self._timeout_s = worker, album, timeout_s
         self._keep: dict[str, int] = {}
 
-    def keep(self, spec: StreamSpec) -> None:
+    def register_camera(self, spec: StreamSpec) -> None:
         """A camera begins, or goes on with another specification: its pictures are kept as long as its memory is."""
         memory = spec.memory
         if memory is None or memory.retention_s is None:
@@ -102,36 +102,38 @@ class WorkerMemory:
         finally:
             done.cancel()
 
-    async def forget(self, camera: str, ago_s: float | None) -> DeletedMemory:
+    async def delete_memory(self, camera: str, ago_s: float | None) -> DeletedMemory:
         """See ``MemoryHandler``."""
-        newest = self._album.newest(camera)
-        forgotten: DeletedMemory = await asyncio.wrap_future(self._worker.forget(camera, ago_s))
-        self._album.forget(camera, None if ago_s is None or newest is None else newest - round(ago_s * MICROSECONDS))
+        newest = self._album.newest_pts(camera)
+        forgotten: DeletedMemory = await asyncio.wrap_future(self._worker.delete_memory(camera, ago_s))
+        self._album.delete(camera, None if ago_s is None or newest is None else newest - round(ago_s * MICROSECONDS))
         return forgotten
 
     async def describe(self, camera: str) -> MemoryStatus:
         """See ``MemoryHandler``."""
-        return await asyncio.wrap_future(self._worker.run(lambda engine: engine.memory_status(camera)))
+        return await asyncio.wrap_future(
+            self._worker.call_on_engine_thread(lambda engine: engine.memory_status(camera))
+        )
 
     async def pictures(self, camera: str, moments: Sequence[Moment]) -> list[bytes]:
         """See ``MemoryHandler``; the picture nearest to a moment's middle."""
-        return [self._album.at(camera, (moment.start + moment.end) // 2) or b"" for moment in moments]
+        return [self._album.nearest(camera, (moment.start + moment.end) // 2) or b"" for moment in moments]
 
-    def see(self, sample: FrameSample) -> None:
+    def add_frame(self, sample: FrameSample) -> None:
         """A frame came in."""
-        self._album.see(sample)
-        keep, newest = self._keep.get(sample.stream), self._album.newest(sample.stream)
+        self._album.add_frame(sample)
+        keep, newest = self._keep.get(sample.stream), self._album.newest_pts(sample.stream)
         if keep is not None and newest is not None:
-            self._album.forget(sample.stream, newest - keep)
+            self._album.delete(sample.stream, newest - keep)
 
-    async def remove(self, camera: str) -> None:
+    async def remove_camera(self, camera: str) -> None:
         """A camera is no more: let go of it and of its pictures, and forget what it saw."""
-        await asyncio.wrap_future(self._worker.remove(camera))
+        await asyncio.wrap_future(self._worker.remove_camera(camera))
         self._keep.pop(camera, None)
-        self._album.forget(camera)
+        self._album.delete(camera)
 
 
-class Forgetting:
+class MemoryDeletions:
     """Carries out the controller's orders to forget removed cameras, beside the heartbeats that bring them.
 
     An order counts as carried out (:attr:`done`) when no tier has anything of it left: a tier that is down is dropped
@@ -143,33 +145,33 @@ class Forgetting:
     ) -> None:
         self._memory, self._conversations, self._bank, self._answers = memory, conversations, bank, answers
         self._orders: dict[str, None] = {}
-        # Forgotten here, and owed by a tier. Not forgotten twice: a camera of that name may have been added.
+        # DeletedMemory here, and owed by a tier. Not forgotten twice: a camera of that name may have been added.
         self._owed: set[str] = set()
         self._running: asyncio.Task[None] | None = None
         self.done: set[str] = set()
 
-    def order(self, cameras: Iterable[str]) -> None:
+    def schedule(self, cameras: Iterable[str]) -> None:
         """Forget these; returns at once."""
         self._orders.update(dict.fromkeys(camera for camera in cameras if camera not in self._owed | self.done))
         if self._orders and (self._running is None or self._running.done()):
-            self._running = asyncio.create_task(self._forget())
+            self._running = asyncio.create_task(self._run())
         self._settle()
 
-    async def finish(self) -> None:
+    async def wait_until_done(self) -> None:
         """Until all orders were carried out, as far as the tiers can now."""
         if self._running is not None:
             await self._running
 
-    def told(self, cameras: Iterable[str]) -> None:
+    def acknowledge(self, cameras: Iterable[str]) -> None:
         """The controller knows that these are done; ordered again, they are forgotten again."""
         self.done.difference_update(cameras)
 
-    async def _forget(self) -> None:
+    async def _run(self) -> None:
         while self._orders:
             camera = next(iter(self._orders))
             try:
-                await self._memory.remove(camera)
-                self._conversations.forget(camera)
+                await self._memory.remove_camera(camera)
+                self._conversations.end_camera(camera)
                 self._answers.forget(camera)
                 self._owed.add(camera)
             except Exception:

@@ -12,7 +12,7 @@ import grpc.aio
 from sightline.v1 import memory_pb2, memory_pb2_grpc
 
 from cluster.errors import CapacityError, SightlineError
-from cluster.replica.asks import Conversations
+from cluster.replica.ask_queue import Conversations
 from cluster.types import AskResult, AskSpec, DeletedMemory, MemoryStatus, Moment
 from cluster.wire.memory_wire import (
     Told,
@@ -42,7 +42,7 @@ class MemoryHandler(Protocol):
         """Pieces of the answer, then one result. Cancelled, or closed, when nobody waits for it any more."""
         ...
 
-    async def forget(self, camera: str, ago_s: float | None) -> DeletedMemory:
+    async def delete_memory(self, camera: str, ago_s: float | None) -> DeletedMemory:
         """Forget what was seen more than ``ago_s`` seconds before the newest frame; ``None``: everything."""
         ...
 
@@ -95,10 +95,10 @@ class MemoryServicer(memory_pb2_grpc.MemoryServicer):
                 result = await self._relay(ask_from_proto(request, self._longest, history), context)
                 await self._tell(request, context, result)
                 return
-            async with self._conversations.turn(request.camera, request.conversation) as conversation:
+            async with self._conversations.begin_turn(request.camera, request.conversation) as conversation:
                 ask = ask_from_proto(request, self._longest, list(conversation.turns))
                 result = await self._relay(ask, context)
-                self._conversations.said(conversation, ask.text, result.text)
+                self._conversations.add_turn(conversation, ask.text, result.text)
                 await self._tell(request, context, result, conversation.id)
 
     async def Forget(  # noqa: N802
@@ -108,9 +108,9 @@ class MemoryServicer(memory_pb2_grpc.MemoryServicer):
         async with self._answering(context, self._call_s):
             ago_s = check_seconds(request.before_s, "before_s")
             # Before and after: an answer that ended in between rests on what is being forgotten.
-            self._conversations.forget(check_camera(request.camera))
-            forgotten = await self._handler.forget(request.camera, ago_s)
-            self._conversations.forget(request.camera)
+            self._conversations.end_camera(check_camera(request.camera))
+            forgotten = await self._handler.delete_memory(request.camera, ago_s)
+            self._conversations.end_camera(request.camera)
             return forgotten_to_proto(forgotten)
 
     async def Describe(  # noqa: N802

@@ -33,7 +33,7 @@ class ModelledSteps:
         return self._costs.spread
 
     def seconds(self, windows: Sequence[TokenCount]) -> float:
-        return self._costs.seconds([WindowWork.counted(tokens) for tokens in windows])
+        return self._costs.seconds([WindowWork.from_counts(tokens) for tokens in windows])
 
 
 def configured_costs(config: SightlineConfig) -> CostModel:

@@ -16,14 +16,14 @@ from typing import Literal, Protocol
 from cluster.control.costs import CostModel, WindowWork
 from cluster.engine.base import Engine
 from cluster.errors import UnavailableError
-from cluster.replica.stride_book import StrideBook
+from cluster.replica.window_accounting import WindowAccounting
 from cluster.replica.window_queue import DroppedWindow, DropReason, WindowQueue
 from cluster.types import Answer, FrameSample, LastAnswer, StreamSpec, WindowRequest
 from cluster.types.cameras import Priority
 from cluster.types.reports import StreamReport
 
 
-class StepPace:
+class StepTimeEstimator:
     """Predicts the seconds of windows; everything on the engine's thread.
 
     Without a cost model a window is taken to cost in proportion to the tokens it computes, and what a token costs is
@@ -37,15 +37,15 @@ class StepPace:
         self._cameras: dict[str, float] = {}
         self._mean = 0.0
 
-    def expect(self, stream: str) -> float:
+    def expected_s(self, stream: str) -> float:
         """Seconds by which a camera's next window will make a step longer; of one not known, what others' mean is."""
         return self._ratio * self._cameras.get(stream, self._mean)
 
-    def stepped(self, answers: Sequence[Answer], seconds: float) -> None:
+    def observe(self, answers: Sequence[Answer], seconds: float) -> None:
         """A step of these answers took so long."""
         predicted = 0.0
         for stream, answer in {answer.stream: answer for answer in answers}.items():
-            asked = 0.0 if answer.gated else self._asked(WindowWork.counted(answer.tokens))
+            asked = 0.0 if answer.gated else self._asked(WindowWork.from_counts(answer.tokens))
             predicted += asked
             self._mean += 0.1 * (asked - self._mean)
             self._cameras[stream] = (self._cameras.get(stream, asked) + asked) / 2
@@ -54,7 +54,7 @@ class StepPace:
             found = seconds / (predicted + fixed)
             self._ratio = found if self._ratio == 0 else self._ratio + 0.2 * (found - self._ratio)
 
-    def forget(self, stream: str) -> None:
+    def remove_stream(self, stream: str) -> None:
         """A camera is gone."""
         self._cameras.pop(stream, None)
 
@@ -72,7 +72,7 @@ class WindowCounts:
 
 
 @dataclass(frozen=True, slots=True)
-class Departure:
+class HandOverResult:
     """How a camera left for another replica: ``saved``, its window can be gone on with there; its last ``counts``."""
 
     saved: bool
@@ -80,7 +80,7 @@ class Departure:
 
 
 @dataclass(frozen=True, slots=True)
-class Offer:
+class PendingFrame:
     """A frame that waits for the engine thread."""
 
     sample: FrameSample
@@ -100,20 +100,20 @@ class OpenStream:
     numbered then; ``run``: of the counts."""
 
     spec: StreamSpec
-    inbox: deque[Offer] = field(default_factory=deque)
+    inbox: deque[PendingFrame] = field(default_factory=deque)
     ending: bool = False
     broken: str = ""
-    book: StrideBook = field(default_factory=StrideBook)
+    accounting: WindowAccounting = field(default_factory=WindowAccounting)
     before: Counter[str] = field(default_factory=Counter)
     latency_s: float = 0.0
     last_answers: dict[str, LastAnswer] = field(default_factory=dict)
     counts: Counter[str] = field(default_factory=Counter)
-    leaving: Future[Departure] | None = None
+    leaving: Future[HandOverResult] | None = None
     incarnation: str = field(default_factory=_new_id)
     run: str = field(default_factory=_new_id)
 
     @classmethod
-    def after(cls, spec: StreamSpec, last: StreamReport | None) -> OpenStream:
+    def opened(cls, spec: StreamSpec, last: StreamReport | None) -> OpenStream:
         """A camera that opens; ``last``: what was counted when it was closed here before."""
         stream = cls(spec)
         if last is not None and last.life == spec.life:
@@ -122,14 +122,14 @@ class OpenStream:
             stream.before.update(last.counts)
         return stream
 
-    def change(self, spec: StreamSpec) -> None:
+    def change_spec(self, spec: StreamSpec) -> None:
         """It is asked something else: what was answered to other questions is no answer to these."""
         asked = {(question.id, question.text) for question in self.spec.questions}
         same = {question.id for question in spec.questions if (question.id, question.text) in asked}
         self.last_answers = {each: last for each, last in self.last_answers.items() if each in same}
         self.spec = spec
 
-    def begin_anew(self) -> None:
+    def restart(self) -> None:
         """The engine was made to forget it, and has opened it again."""
         self.incarnation = _new_id()
 
@@ -141,7 +141,7 @@ class OpenStream:
     def answered(self, answers: Sequence[Answer]) -> None:
         """A window was answered, each question once."""
         first = answers[0]
-        self.book.answered()
+        self.accounting.window_answered()
         self.counts["windows_gated" if first.gated else "windows_done"] += 1
         self.counts["tokens_full"] += first.tokens.full
         self.counts["tokens_kept"] += first.tokens.kept
@@ -156,7 +156,7 @@ class OpenStream:
         return StreamReport(spec.stream, self.latency_s, last, dict(self.counts), life=spec.life, run=self.run)
 
 
-class Intake:
+class FrameIntake:
     """Called on the engine's thread.
 
     Args:
@@ -165,7 +165,7 @@ class Intake:
     """
 
     def __init__(
-        self, engine: Engine, events: WorkerEvents, lock: threading.Condition, *, queue: WindowQueue, steps: Steps
+        self, engine: Engine, events: WorkerEvents, lock: threading.Condition, *, queue: WindowQueue, steps: StepRunner
     ) -> None:
         self._engine = engine
         self._events = events
@@ -173,7 +173,7 @@ class Intake:
         self._queue = queue
         self._steps = steps
 
-    def take(self, stream: OpenStream) -> Literal["stays", "ended", "leaves"]:
+    def take_frames(self, stream: OpenStream) -> Literal["stays", "ended", "leaves"]:
         """Every frame of a camera that may be taken now. ``ended``: its source had ended, and its last window is
         answered; ``leaves``: another replica is to have it, and nothing of it waits here."""
         while stream.inbox and not self.must_wait(stream):
@@ -196,37 +196,39 @@ class Intake:
         """Whether its next frame may not be taken yet: a fresh one makes the engine forget the windows that still wait;
         a patient camera loses none either way."""
         waiting = self._queue.waiting(stream.spec.stream)
-        return waiting > 0 and (stream.spec.patient or not self._goes_on(stream, stream.inbox[0]))
+        return waiting > 0 and (stream.spec.patient or not self._continues(stream, stream.inbox[0]))
 
     @staticmethod
-    def _goes_on(stream: OpenStream, offer: Offer) -> bool:
+    def _continues(stream: OpenStream, offer: PendingFrame) -> bool:
         anew = bool(stream.broken) and offer.sample.random_access
-        return not anew and stream.book.goes_on(offer.sample, offer.arrived_s, patient=stream.spec.patient)
+        return not anew and stream.accounting.continues(offer.sample, offer.arrived_s, patient=stream.spec.patient)
 
-    def lose(self, stream: OpenStream, windows: int) -> None:
+    def count_lost(self, stream: OpenStream, windows: int) -> None:
         """Count windows of which video never came."""
         if windows:
             stream.counts["windows_lost"] += windows
             self._events.lost(stream.spec.stream, windows)
 
-    def _push(self, stream: OpenStream, offer: Offer) -> None:
+    def _push(self, stream: OpenStream, offer: PendingFrame) -> None:
         sample, spec = offer.sample, stream.spec
-        if not self._goes_on(stream, offer):
+        if not self._continues(stream, offer):
             stream.broken = ""
             sample = replace(sample, fresh=True, gap=False)
-            self.lose(stream, stream.book.fresh(sample, offer.arrived_s, spec.stride_s, patient=spec.patient))
+            self.count_lost(
+                stream, stream.accounting.restart(sample, offer.arrived_s, spec.stride_s, patient=spec.patient)
+            )
         elif stream.broken:
             raise ValueError(stream.broken)
         elif sample.gap:
-            stream.book.gap(sample)
+            stream.accounting.add_gap(sample)
         closed = self._engine.push(sample)
-        self.lose(stream, stream.book.frame(sample, offer.arrived_s, closed))
+        self.count_lost(stream, stream.accounting.add_frame(sample, offer.arrived_s, closed))
         self._steps.enqueue(stream, [replace(request, arrived_s=offer.arrived_s) for request in closed])
 
     def _flush(self, stream: OpenStream) -> None:
         """What is left of a camera whose source ended is a window too."""
-        if stream.book.under_way:
-            stream.book.settled()
+        if stream.accounting.in_progress:
+            stream.accounting.close_window()
             self._steps.enqueue(stream, self._engine.flush(stream.spec.stream))
 
 
@@ -256,7 +258,7 @@ class WorkerEvents(Protocol):
         ...
 
 
-class Steps:
+class StepRunner:
     """The windows that wait, and the engine that answers them. Called on the engine's thread.
 
     ``failures``: steps in a row in which every window failed; ``began_s``: when the engine was last called, monotonic;
@@ -277,7 +279,7 @@ class Steps:
         lock: threading.Condition,
         *,
         queue: WindowQueue,
-        pace: StepPace,
+        pace: StepTimeEstimator,
         max_batch: int,
         step_budget_s: float,
     ) -> None:
@@ -300,14 +302,14 @@ class Steps:
         self._wait(stream, requests, self._queue.offer)
 
     @property
-    def rest_s(self) -> float | None:
+    def backoff_s(self) -> float | None:
         """Seconds for which the engine, which was not there, is not asked again; ``None`` when it may be."""
         left = self._rested_s - time.monotonic()
         return left if left > 0 else None
 
     def step(self) -> None:
         """Answer one batch of what waits: the most urgent windows."""
-        batch = self._queue.take(self._max_batch, time.monotonic(), self._step_budget_s)
+        batch = self._queue.take_batch(self._max_batch, time.monotonic(), self._step_budget_s)
         for gone in batch.dropped:
             self._drop(gone.request.stream, gone.reason)
         if not batch.requests:
@@ -336,7 +338,7 @@ class Steps:
                 late_s=spec.window_s,
                 patient=spec.patient or stream.ending,
                 priority=Priority.of(spec.priority),
-                seconds=self._pace.expect(spec.stream),
+                seconds=self._pace.expected_s(spec.stream),
             ):
                 self._drop(gone.request.stream, gone.reason)
 
@@ -347,7 +349,7 @@ class Steps:
         self._rested_s = time.monotonic() + REST_S
         log.warning("%d windows wait: %s", len(requests), error)
         for request in requests:
-            self._wait(self._streams[request.stream], [request], self._queue.put_back)
+            self._wait(self._streams[request.stream], [request], self._queue.requeue)
 
     def _answer_singly(self, requests: Sequence[WindowRequest]) -> None:
         """One camera's trouble must not cost the others their answers."""
@@ -368,17 +370,17 @@ class Steps:
         """Begin a camera anew after the engine failed on it; its state cannot be trusted."""
         stream = self._streams[name]
         self._drop(name, "failed", 1 + len(self._queue.discard(name)))
-        stream.book.settled()
+        stream.accounting.close_window()
         stream.broken = reason
         self._engine.evict(name)
         self._engine.admit(stream.spec)
-        stream.begin_anew()
+        stream.restart()
 
     def _answer(self, requests: Sequence[WindowRequest]) -> None:
         self.began_s = time.monotonic()
         answers = self._engine.step(requests)
         self.trouble = ""
-        self._pace.stepped(answers, time.monotonic() - self.began_s)
+        self._pace.observe(answers, time.monotonic() - self.began_s)
         computed = len({answer.stream for answer in answers if not answer.gated})
         self.steps += computed > 0
         self.windows += computed

@@ -43,7 +43,7 @@ class DroppedWindow:
 
 
 class Batch(NamedTuple):
-    """What :meth:`WindowQueue.take` hands to the engine, and what it found too late for it."""
+    """What :meth:`WindowQueue.take_batch` hands to the engine, and what it found too late for it."""
 
     requests: list[WindowRequest]
     dropped: list[DroppedWindow]
@@ -141,7 +141,7 @@ class WindowQueue:
             return []
         return self._bounded(camera, patient)
 
-    def put_back(
+    def requeue(
         self,
         request: WindowRequest,
         *,
@@ -183,7 +183,7 @@ class WindowQueue:
             dropped.append(self._overflow())
         return dropped
 
-    def take(self, max_batch: int, now_s: float, budget_s: float = math.inf) -> Batch:
+    def take_batch(self, max_batch: int, now_s: float, budget_s: float = math.inf) -> Batch:
         """Up to ``max_batch`` windows, one per camera, the most urgent class first and then who is due first.
 
         Args:

@@ -19,8 +19,17 @@ from typing import TypeVar
 from cluster.control.costs import CostModel
 from cluster.engine.base import Engine, completed_future
 from cluster.errors import CapacityError, ConfigError, NotReadyError, UnavailableError, UnknownCameraError
-from cluster.replica.asks import AskQueue
-from cluster.replica.steps import Departure, Intake, Offer, OpenStream, StepPace, Steps, WindowCounts, WorkerEvents
+from cluster.replica.ask_queue import AskQueue
+from cluster.replica.steps import (
+    FrameIntake,
+    HandOverResult,
+    OpenStream,
+    PendingFrame,
+    StepRunner,
+    StepTimeEstimator,
+    WindowCounts,
+    WorkerEvents,
+)
 from cluster.replica.window_queue import WindowQueue
 from cluster.types import AskResult, AskSpec, DeletedMemory, FrameSample, StreamSpec
 from cluster.types.cameras import Priority
@@ -34,7 +43,7 @@ KEPT_REPORTS = 1024
 """Cameras whose last report is kept after they were closed, so that a heartbeat still tells of it."""
 
 MAX_FAILURES = 3
-"""Steps in a row that may fail on every window before the replica counts as broken."""
+"""StepRunner in a row that may fail on every window before the replica counts as broken."""
 
 
 class EngineWorker:
@@ -70,7 +79,7 @@ class EngineWorker:
     ) -> None:
         self._engine = engine
         self._asks = AskQueue(engine.ask, share=ask_share, limit=ask_queue)
-        self._pace = StepPace(costs)
+        self._pace = StepTimeEstimator(costs)
         self._inbox = inbox
         self._stall_s = stall_s
         self._absent_s, self._confirmed_s = absent_s, time.monotonic()
@@ -82,7 +91,7 @@ class EngineWorker:
         self._stopping = False
         self._busy_since: float | None = None
         self._busy_s = 0.0
-        self._steps = Steps(
+        self._steps = StepRunner(
             engine,
             events,
             self._streams,
@@ -92,7 +101,7 @@ class EngineWorker:
             max_batch=max_batch,
             step_budget_s=step_budget_s,
         )
-        self._intake = Intake(engine, events, self._wake, queue=self._queue, steps=self._steps)
+        self._intake = FrameIntake(engine, events, self._wake, queue=self._queue, steps=self._steps)
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
     # -- any thread -----------------------------------------------------------------------------
@@ -107,16 +116,16 @@ class EngineWorker:
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
-    def confirm(self) -> None:
+    def confirm_ownership(self) -> None:
         """This process still has its cameras, as far as it can know."""
         with self._wake:
             self._confirmed_s = time.monotonic()
             self._wake.notify_all()
 
-    def surrender(self) -> Future[None]:
+    def release_all(self) -> Future[None]:
         """Let go of every camera, and answer and write nothing more of it: others have them all, and what was under way
         here is counted."""
-        return self.run(lambda _: self._surrender())
+        return self.call_on_engine_thread(lambda _: self._surrender())
 
     def prepare(self, spec: StreamSpec) -> None:
         """Fetch what another process left of a camera that is about to be opened; waits for it, and not the engine.
@@ -145,7 +154,7 @@ class EngineWorker:
             UnknownCameraError: the camera is not open.
         """
         taken = _future()
-        offer = Offer(sample, time.monotonic() if arrived_s is None else arrived_s, taken)
+        offer = PendingFrame(sample, time.monotonic() if arrived_s is None else arrived_s, taken)
         with self._wake:
             stream = self._streams.get(sample.stream)
             if stream is None:
@@ -168,7 +177,7 @@ class EngineWorker:
             self._wake.notify_all()
         return done
 
-    def run(self, call: Callable[[Engine], T]) -> Future[T]:
+    def call_on_engine_thread(self, call: Callable[[Engine], T]) -> Future[T]:
         """Run ``call`` on the engine's thread between two steps; the future raises what it raises."""
         done: Future[T] = Future()
         done.set_running_or_notify_cancel()
@@ -182,15 +191,15 @@ class EngineWorker:
         self._command(command)
         return done
 
-    def forget(self, stream: str, ago_s: float | None = None) -> Future[DeletedMemory]:
+    def delete_memory(self, stream: str, ago_s: float | None = None) -> Future[DeletedMemory]:
         """See ``Engine.forget``. An answer under way may rest on what is forgotten: it ends with ``NotReadyError``."""
 
         def forget(engine: Engine) -> DeletedMemory:
             error = NotReadyError(f"camera {stream!r} was made to forget while it was asked; ask again about the rest")
-            self._asks.drop(stream, error, waiting=False)
+            self._asks.cancel_camera(stream, error, waiting=False)
             return engine.delete_memory(stream, ago_s)
 
-        return self.run(forget)
+        return self.call_on_engine_thread(forget)
 
     def close(self, stream: str, *, flush: bool = False, abandoned: bool = False) -> None:
         """Let go of a camera; what it remembers stays in the tiers. At once, and its questions end with it, or with
@@ -198,18 +207,18 @@ class EngineWorker:
         brought its frames for long, and what was missed until now is lost."""
         self._command(lambda: self._close(stream, flush, abandoned))
 
-    def hand_over(self, stream: str) -> Future[Departure]:
+    def hand_over(self, stream: str) -> Future[HandOverResult]:
         """Let go of a camera that goes to another replica, once the windows that wait are answered: what is needed to
         go on is in the tiers when it is done, if the engine can. What is in the making otherwise is the caller's to
         count."""
-        done: Future[Departure] = Future()
+        done: Future[HandOverResult] = Future()
         done.set_running_or_notify_cancel()
         self._command(lambda: self._leave(stream, done))
         return done
 
-    def remove(self, stream: str) -> Future[None]:
+    def remove_camera(self, stream: str) -> Future[None]:
         """Let go of a camera that is no more, open here or not, and forget all it saw, in every tier."""
-        return self.run(lambda _: self._remove(stream))
+        return self.call_on_engine_thread(lambda _: self._remove(stream))
 
     def counts(self, stream: str) -> WindowCounts:
         """Windows of a camera so far."""
@@ -237,7 +246,7 @@ class EngineWorker:
         """How full it is, for the heartbeat."""
         with self._wake:
             waiting = {name: self._queue.waiting(name) for name in self._streams}
-        backlog_s = sum(count * self._pace.expect(name) for name, count in waiting.items() if count)
+        backlog_s = sum(count * self._pace.expected_s(name) for name, count in waiting.items() if count)
         since = self._busy_since
         # A step under way counts as far as it has come.
         busy_s = self._busy_s + (0.0 if since is None else time.monotonic() - since)
@@ -269,7 +278,7 @@ class EngineWorker:
     def _run(self) -> None:
         while True:
             with self._wake:
-                self._wake.wait_for(self._has_work, self._steps.rest_s)
+                self._wake.wait_for(self._has_work, self._steps.backoff_s)
                 if self._stopping:
                     self._asks.close()
                     return
@@ -281,12 +290,12 @@ class EngineWorker:
             if self._is_confirmed():
                 for name in list(self._streams):
                     self._take_frames(name)
-                if self._steps.rest_s is None:
+                if self._steps.backoff_s is None:
                     self._steps.step()
             now = time.monotonic()
             self._busy_s += now - began
             self._busy_since = now
-            self._asks.turn(windows_wait=len(self._queue) > 0)
+            self._asks.step(windows_wait=len(self._queue) > 0)
             self._busy_s += time.monotonic() - now
             self._busy_since = None
 
@@ -295,7 +304,7 @@ class EngineWorker:
             return True
         if not self._is_confirmed():
             return False
-        if self._steps.rest_s is not None:
+        if self._steps.backoff_s is not None:
             return any(stream.inbox and not self._intake.must_wait(stream) for stream in self._streams.values())
         return bool(
             len(self._queue)
@@ -318,9 +327,9 @@ class EngineWorker:
         with self._wake:
             known = self._streams.get(spec.stream)
             if known is None:
-                self._streams[spec.stream] = OpenStream.after(spec, self._closed.pop(spec.stream, None))
+                self._streams[spec.stream] = OpenStream.opened(spec, self._closed.pop(spec.stream, None))
             else:
-                known.change(spec)
+                known.change_spec(spec)
                 known.ending = False
                 self._stay(known)
         done.set_result(None)
@@ -330,17 +339,17 @@ class EngineWorker:
         if stream is None:
             return
         if abandoned:
-            self._intake.lose(stream, stream.book.abandoned(time.monotonic(), stream.spec.stride_s))
+            self._intake.count_lost(stream, stream.accounting.count_abandoned(time.monotonic(), stream.spec.stride_s))
         if flush:
             stream.ending = True
         else:
-            self._asks.drop(name, UnavailableError(f"camera {name!r} was closed here; ask again in a moment"))
+            self._asks.cancel_camera(name, UnavailableError(f"camera {name!r} was closed here; ask again in a moment"))
             self._let_go(name)
 
-    def _leave(self, name: str, done: Future[Departure]) -> None:
+    def _leave(self, name: str, done: Future[HandOverResult]) -> None:
         stream = self._streams.get(name)
         if stream is None or stream.leaving is not None:
-            done.set_result(Departure(False, WindowCounts()))
+            done.set_result(HandOverResult(False, WindowCounts()))
         else:
             stream.leaving = done
 
@@ -348,11 +357,13 @@ class EngineWorker:
     def _stay(stream: OpenStream) -> None:
         """It is not handed over after all."""
         if stream.leaving is not None:
-            stream.leaving.set_result(Departure(False, stream.windows()))
+            stream.leaving.set_result(HandOverResult(False, stream.windows()))
             stream.leaving = None
 
     def _hand_over(self, name: str, stream: OpenStream) -> None:
-        self._asks.drop(name, UnavailableError(f"camera {name!r} moves to another replica; ask again in a moment"))
+        self._asks.cancel_camera(
+            name, UnavailableError(f"camera {name!r} moves to another replica; ask again in a moment")
+        )
         try:
             saved = self._engine.hand_over(name)
         except Exception:
@@ -362,10 +373,10 @@ class EngineWorker:
         self._let_go(name)
         assert done is not None
         counts = stream.windows()
-        saved.add_done_callback(lambda saved: done.set_result(Departure(saved.result(), counts)))
+        saved.add_done_callback(lambda saved: done.set_result(HandOverResult(saved.result(), counts)))
 
     def _remove(self, name: str) -> None:
-        self._asks.drop(name, UnknownCameraError(f"camera {name!r} was removed"))
+        self._asks.cancel_camera(name, UnknownCameraError(f"camera {name!r} was removed"))
         try:
             # Before the engine lets go of it, so that nothing more is written to the tiers.
             self._engine.delete_memory(name)
@@ -378,7 +389,9 @@ class EngineWorker:
 
     def _surrender(self) -> None:
         for name in list(self._streams):
-            self._asks.drop(name, UnavailableError(f"camera {name!r} is at another replica; ask again in a moment"))
+            self._asks.cancel_camera(
+                name, UnavailableError(f"camera {name!r} is at another replica; ask again in a moment")
+            )
             self._let_go(name, save=False)
 
     def _is_confirmed(self) -> bool:
@@ -386,7 +399,7 @@ class EngineWorker:
 
     def _let_go(self, name: str, *, save: bool = True) -> None:
         self._queue.discard(name)
-        self._pace.forget(name)
+        self._pace.remove_stream(name)
         self._engine.evict(name, save=save)
         with self._wake:
             gone = self._streams.pop(name)
@@ -399,7 +412,7 @@ class EngineWorker:
 
     def _take_frames(self, name: str) -> None:
         stream = self._streams[name]
-        match self._intake.take(stream):
+        match self._intake.take_frames(stream):
             case "ended":
                 self._let_go(name)
             case "leaves":

@@ -27,7 +27,7 @@ class RateLimit:
         self._lock = threading.Lock()
         self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()
 
-    def take(self, principal: str, cost: float = 1.0) -> None:
+    def acquire(self, principal: str, cost: float = 1.0) -> None:
         """Count one call, or a share of one.
 
         Raises:
@@ -49,7 +49,7 @@ class RateLimit:
             raise CapacityError(f"{principal!r} calls too often; try again in {early:.1f} s")
 
 
-class StrangerPool(Generic[T]):
+class AnonymousPool(Generic[T]):
     """What callers without a token hold: at most ``limit`` items. One more takes the place of the oldest of the peer
     that holds most, so that whoever comes many times pushes out himself. Used on one event loop."""
 

@@ -141,7 +141,7 @@ ANYBODY = Principal("anybody", frozenset(Role))
 _current: ContextVar[Principal] = ContextVar("principal", default=ANYBODY)
 
 
-def current() -> Principal:
+def current_principal() -> Principal:
     """Who the call being served comes from."""
     return _current.get()
 

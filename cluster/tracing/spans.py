@@ -36,7 +36,7 @@ class AlertTraces:
         self._spans, self._clock = spans, clock
         self._answers: dict[tuple[str, str], tuple[str, float]] = {}
 
-    def took(self, answer: Answer) -> None:
+    def answer_received(self, answer: Answer) -> None:
         """An answer came; an alert that follows before the next one is about it."""
         key = (answer.stream, answer.question)
         self._answers.pop(key, None)
@@ -45,7 +45,7 @@ class AlertTraces:
             if len(self._answers) > ANSWERS:
                 del self._answers[next(iter(self._answers))]
 
-    def alerted(self, camera: str, question: str, event: str) -> str:
+    def event_queued(self, camera: str, question: str, event: str) -> str:
         """An event of an incident is on its way to the sinks; returns its trace id, empty where it is not traced."""
         found = self._answers.pop((camera, question), None)
         if found is None:
@@ -83,7 +83,7 @@ class CameraTrace:
         self._stride: tuple[int, int] | None = None
         self._first = ""
 
-    def frame(self, sample: FrameSample, stride_s: float, times: FrameTimes) -> FrameSample:
+    def trace_frame(self, sample: FrameSample, stride_s: float, times: FrameTimes) -> FrameSample:
         """A frame is about to be sent: with its trace, if its stride is traced."""
         if sample.fresh:
             self._origin = sample.pts
@@ -135,7 +135,7 @@ class ReplicaTraces:
         self._lock = threading.Lock()
         self._frames: dict[str, deque[_Frame]] = {}
 
-    def frame(self, sample: FrameSample) -> None:
+    def frame_received(self, sample: FrameSample) -> None:
         """A frame came off the wire."""
         if sample.trace is None:
             return
@@ -149,7 +149,7 @@ class ReplicaTraces:
             while len(self._frames) > CAMERAS:
                 del self._frames[next(iter(self._frames))]
 
-    def answered(self, answers: Sequence[Answer]) -> list[Answer]:
+    def window_answered(self, answers: Sequence[Answer]) -> list[Answer]:
         """All answers of one window, with the trace of its newest traced frame if it has one."""
         first = answers[0]
         parent = self._parent(first.stream, first.end)
@@ -174,13 +174,13 @@ class ReplicaTraces:
                 at_s = until_s
         return [replace(each, trace=answer) for each in answers]
 
-    def newest(self, camera: str) -> str:
+    def newest_trace_id(self, camera: str) -> str:
         """Trace id of the newest traced frame that waits for an answer, for log lines; empty where there is none."""
         with self._lock:
             frames = self._frames.get(camera)
             return trace_id(frames[-1].parent) if frames else ""
 
-    def forget(self, camera: str) -> None:
+    def remove_camera(self, camera: str) -> None:
         """The camera left."""
         with self._lock:
             self._frames.pop(camera, None)

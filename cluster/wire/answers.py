@@ -13,7 +13,7 @@ import grpc.aio
 from sightline.v1 import results_pb2, results_pb2_grpc
 
 from cluster.errors import CapacityError, SightlineError
-from cluster.security.roles import current
+from cluster.security.roles import current_principal
 from cluster.types import Answer
 from cluster.wire.convert import answer_to_proto
 from cluster.wire.status import abort
@@ -175,7 +175,9 @@ class ResultsServicer(results_pb2_grpc.ResultsServicer):
     async def Watch(self, request: results_pb2.WatchRequest, context: grpc.aio.ServicerContext) -> None:  # noqa: N802
         """See protos/sightline/v1/results.proto; initial metadata tells the client that it is subscribed."""
         try:
-            with self._hub.subscribe(request.cameras, seen=current().sees, recent=request.recent) as subscription:
+            with self._hub.subscribe(
+                request.cameras, seen=current_principal().sees, recent=request.recent
+            ) as subscription:
                 await context.send_initial_metadata(())
                 async for answer, missed in subscription:
                     await context.write(answer_to_proto(answer, missed))

@@ -15,7 +15,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from cluster.errors import CapacityError, ConfigError
-from cluster.security.limits import StrangerPool
+from cluster.security.limits import AnonymousPool
 from cluster.wire.channel import CLUSTER_MESSAGE_BYTES, open_channel
 from cluster.wire.status import Malformed, abort
 from cluster.wire.tls import PeerTls, TlsFiles, server_credentials
@@ -40,8 +40,8 @@ class HealthServicer:
 
     def __init__(self) -> None:
         self.names: Iterable[str] = ()
-        self._reading: StrangerPool[asyncio.Timeout] = StrangerPool(MOST_READING)
-        self._watching: StrangerPool[asyncio.Timeout] = StrangerPool(MOST_WATCHING)
+        self._reading: AnonymousPool[asyncio.Timeout] = AnonymousPool(MOST_READING)
+        self._watching: AnonymousPool[asyncio.Timeout] = AnonymousPool(MOST_WATCHING)
         self._over = asyncio.Event()
 
     @property
@@ -90,7 +90,7 @@ class HealthServicer:
 
     @asynccontextmanager
     async def _held(
-        self, pool: StrangerPool[asyncio.Timeout], context: Context, limit_s: float | None
+        self, pool: AnonymousPool[asyncio.Timeout], context: Context, limit_s: float | None
     ) -> AsyncIterator[None]:
         """Room for what is done inside, until a newer call takes it."""
         try:

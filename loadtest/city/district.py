@@ -14,7 +14,7 @@ from functools import partial
 import numpy as np
 import numpy.typing as npt
 
-from cluster.control.camera_record import Move
+from cluster.control.camera_record import CameraMove
 from cluster.control.costs import CostModel
 from cluster.control.fleet import Fleet
 from cluster.control.ladder import Ladder, Rung, Step
@@ -160,7 +160,7 @@ class District:
     def _begin(self, camera: int, now_s: float) -> None:
         """A camera starts as its plan says, having no window anywhere."""
         plan = self._fleet.plan(self.names[camera])
-        self._rung[camera] = self._ladder.at(plan.rung)
+        self._rung[camera] = self._ladder.index_of(plan.rung)
         self._owner[camera] = NOBODY if plan.owner is None else _number(plan.owner)
         self.cameras.factor[camera] = self._ladder.rungs[self._rung[camera]].stride
         self.cameras.start(camera, now_s, plan.phase if self.plan.phases is None else self.plan.phases[camera])
@@ -185,7 +185,7 @@ class District:
             )
         for camera, counts in self._heard.due(now_s, self.plan.timing.report_s):
             if not self._refused[camera]:
-                self._fleet.measured(self.names[camera], counts)
+                self._fleet.observe_counts(self.names[camera], counts)
         changes = self._fleet.tick(now_s)
         if changes.steps:
             self._take(changes.steps, now_s)
@@ -205,7 +205,7 @@ class District:
             self.cameras.factor[back] = self._strides[rung]
             self.cameras.start(back, now_s, self._fleet.plan(self.names[back]).phase)
 
-    def _apply(self, moves: Iterable[Move], now_s: float) -> None:
+    def _apply(self, moves: Iterable[CameraMove], now_s: float) -> None:
         for move in moves:
             camera = self._index[move.camera]
             source = int(self._owner[camera])
@@ -245,7 +245,7 @@ class District:
                 self._lose([arrival.window for arrival in self._release(camera)])
                 self._begin(camera, now_s)
             else:
-                self._rung[camera] = self._ladder.at(plan.rung)
+                self._rung[camera] = self._ladder.index_of(plan.rung)
                 self.cameras.stretch(camera, self._ladder.rungs[self._rung[camera]].stride)
                 self._heard.forget(camera, now_s)
 

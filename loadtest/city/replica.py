@@ -173,7 +173,7 @@ class Replica:
         queue, max_batch, budget_s = self._queue, self._settings.max_batch, self._settings.budget_s
         # Arrivals pass for requests: see there.
         offer: Callable[..., list[DroppedWindow]] = queue.offer
-        take: Callable[..., tuple[list[Any], list[DroppedWindow]]] = queue.take
+        take: Callable[..., tuple[list[Any], list[DroppedWindow]]] = queue.take_batch
         late_s, priorities = self._facts.late_s, self._facts.priorities
         if self._under_way and self.free_s <= until_s:
             self._finish(out, self.free_s)

@@ -7,7 +7,7 @@ import logging
 import pytest
 
 from actors.decoder import Decoder
-from cluster.decoder.pressure import HOLD_S, DecodePressure, DecodeWait
+from cluster.decoder.decode_pressure import HOLD_S, DecodeBacklog, DecodePressure
 from cluster.types.cameras import Priority
 
 
@@ -19,10 +19,10 @@ class Camera:
         self.behind = False
 
     @property
-    def wait(self) -> DecodeWait | None:
-        return None if self.behind_s is None else DecodeWait(self.name, self.priority, self.behind_s, 8.0)
+    def decode_backlog(self) -> DecodeBacklog | None:
+        return None if self.behind_s is None else DecodeBacklog(self.name, self.priority, self.behind_s, 8.0)
 
-    def fall_behind(self, behind: bool) -> None:
+    def set_behind(self, behind: bool) -> None:
         self.behind = behind
 
 
@@ -46,30 +46,30 @@ def behind(decoder: Decoder) -> list[str]:
 
 def test_the_least_urgent_gives_way_and_the_log_says_so(decoder: Decoder, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, logger="actors.decoder"):
-        decoder._relieve()
+        decoder._apply_decode_pressure()
     assert behind(decoder) == ["lobby"]
     assert "0.8 strides behind: down to keyframes: lobby" in caplog.text
 
 
 def test_a_camera_that_began_anew_meanwhile_is_told_again(decoder: Decoder) -> None:
-    decoder._relieve()
+    decoder._apply_decode_pressure()
     decoder._cameras["lobby"] = Camera("lobby", Priority.BACKGROUND, 0.0)
-    decoder._relieve()
+    decoder._apply_decode_pressure()
     assert behind(decoder) == ["lobby"]
 
 
 def test_with_time_again_everyone_is_decoded(decoder: Decoder) -> None:
-    decoder._relieve()
+    decoder._apply_decode_pressure()
     for camera in decoder._cameras.values():
         camera.behind_s = None if camera.behind_s is None else 0.0
-    decoder._relieve()
+    decoder._apply_decode_pressure()
     assert behind(decoder) == ["lobby"], "not at once"
     decoder.now_s += HOLD_S
-    decoder._relieve()
+    decoder._apply_decode_pressure()
     assert behind(decoder) == []
 
 
 def test_a_decoder_without_cameras_has_time(decoder: Decoder) -> None:
     decoder._cameras = {}
-    decoder._relieve()
+    decoder._apply_decode_pressure()
     assert decoder._pressure.behind == 0.0

@@ -15,7 +15,7 @@ import actors.alerting
 import actors.decoder
 from actors.alerting import Alerting
 from actors.decoder import Decoder
-from cluster.alerts.health import Watched
+from cluster.alerts.health import CameraStates
 from cluster.client import GatewayClient
 from cluster.config import camera_settings, load_config
 from cluster.control.directory import Directory
@@ -59,10 +59,10 @@ class Controller:
         await asyncio.sleep(timeout_s)
         return {}
 
-    async def on_watched(self, version):
+    async def on_camera_states(self, version):
         names = self.directory.cameras
         changed = self.directory.version != version
-        return Watched(
+        return CameraStates(
             self.directory.version,
             tuple(self.directory.settings(name) for name in names) if changed else None,
             tuple(self.directory.status(name) for name in names),
@@ -121,15 +121,15 @@ async def _story(config, tmp_path, monkeypatch) -> None:
         await until(lambda: "gate" in decoder._cameras, "the camera")
         ring = decoder._cameras["gate"].footage.ring
         await until(lambda: ring.seconds > 6, "six seconds of it")
-        end = ring.newest(1 << 62)[-1].time - MICROSECONDS
+        end = ring.gop_packets(1 << 62)[-1].time - MICROSECONDS
         tokens = TokenCount(full=1, kept=1, reused=0, refreshed=0, new=1, query=1, encoded=1)
         answer = Answer("gate", 0, end - 2 * MICROSECONDS, end, "person", 0.9, True, "", False, tokens)
         await until(lambda: alerting._service.version >= 0, "word of the cameras")
         alerting._hub.publish([answer])
-        await until(alerting._service.opened, "the incident")
-        [incident] = alerting._service.opened()
-        await until(lambda: alerting._service.opened()[0].clip != "waiting", "its clip")
-        [incident] = alerting._service.opened()
+        await until(alerting._service.open_incidents, "the incident")
+        [incident] = alerting._service.open_incidents()
+        await until(lambda: alerting._service.open_incidents()[0].clip != "waiting", "its clip")
+        [incident] = alerting._service.open_incidents()
         assert (incident.clip, incident.footage_note) == ("whole", "")
 
         def fetch():

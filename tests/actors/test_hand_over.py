@@ -10,10 +10,10 @@ from camera_parts import Keeper, camera_bench, until
 from cluster.memory.bank import MemoryBank
 from cluster.memory.tiers.arena import Arena
 from cluster.memory.tiers.stack import TierStack
-from cluster.replica.album import Album
 from cluster.replica.events import WorkerFrames
 from cluster.replica.frames_service import WindowCounters
 from cluster.replica.memory import WorkerMemory
+from cluster.replica.thumbnails import ThumbnailStore
 from cluster.replica.worker import EngineWorker
 from cluster.types import Answer
 
@@ -45,7 +45,7 @@ class Place:
         self.losses = 0
         self.worker = EngineWorker(self.engine, self, per_stream=8)
         self.worker.start()
-        self.frames = WorkerFrames(self.worker, WorkerMemory(self.worker, Album(), timeout_s=5.0))
+        self.frames = WorkerFrames(self.worker, WorkerMemory(self.worker, ThumbnailStore(), timeout_s=5.0))
 
     def answered(self, answers, *, late) -> None:
         self.answers += answers
@@ -62,7 +62,7 @@ class Place:
     def paused(self) -> threading.Event:
         """Holds the engine's thread up until it is set."""
         go_on = threading.Event()
-        self.worker.run(lambda _: go_on.wait(WAIT_S))
+        self.worker.call_on_engine_thread(lambda _: go_on.wait(WAIT_S))
         return go_on
 
 

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 from ray.exceptions import RpcError
 
-from actors.gateway import Pages
+from actors.gateway import MetricsPages
 from cluster.errors import UnavailableError
 
 NODE = "0123456789abcdef" * 3 + "01234567"
@@ -50,7 +50,7 @@ def members(monkeypatch):
 
 def test_everybody_is_found_and_a_tier_is_named_after_its_node(members):
     handles = {"alerting": Handle("a:1"), "reconciler": Handle("k:1"), TIER: Handle("t:1")}
-    found = asyncio.run(Pages(lambda: handles).addresses())
+    found = asyncio.run(MetricsPages(lambda: handles).addresses())
     others = {"alerting": "a:1", "reconciler": "k:1", "tier-0123456789ab": "t:1"}
     assert found == {"controller": "c:1", "replica-0": "r:1", **others}
 
@@ -58,7 +58,7 @@ def test_everybody_is_found_and_a_tier_is_named_after_its_node(members):
 def test_who_does_not_answer_stays_where_it_was_and_who_is_gone_is_not_shown(members):
     tier, alerting = Handle("t:1"), Handle("a:1")
     handles = {"alerting": alerting, TIER: tier, "reconciler": Handle(None)}
-    known = Pages(lambda: handles)
+    known = MetricsPages(lambda: handles)
 
     async def others():
         return (await known.addresses()).keys() - {"controller", "replica-0"}, known._known.get("tier-0123456789ab")
@@ -83,7 +83,7 @@ def test_without_word_from_ray_the_last_places_stand(members):
             raise RpcError("no word from the head")
         return handles
 
-    known = Pages(look)
+    known = MetricsPages(look)
 
     async def play():
         before = await known.addresses()
@@ -97,4 +97,4 @@ def test_without_word_from_ray_the_last_places_stand(members):
 def test_a_controller_that_is_away_is_said(members):
     members.place = UnavailableError("the controller restarts")
     with pytest.raises(UnavailableError, match="the controller restarts"):
-        asyncio.run(Pages(dict).addresses())
+        asyncio.run(MetricsPages(dict).addresses())

@@ -70,7 +70,7 @@ def test_patience(attempt, draw, wanted):
 async def test_everything_arrives_once(make, until):
     sink = Recorder(delay_s=0.002)
     async with Desk(ops=sink) as desk:
-        desk.dispatcher.put(Delivery(now_event(make, n), "ops") for n in range(50))
+        desk.dispatcher.enqueue(Delivery(now_event(make, n), "ops") for n in range(50))
         await until(lambda: len(desk.states("delivered")) == 50)
         assert sorted(sink.got) == sorted(now_event(make, n).key for n in range(50))
         assert 1 < sink.most_at_once <= CONCURRENCY
@@ -84,7 +84,7 @@ async def test_the_events_of_one_incident_stay_in_order(make, until):
     sink = Recorder(lambda event: refuse(retryable=True) if next(failures, False) else None, delay_s=0.001)
     events = [now_event(make, number, events=part) for part in range(1, 6) for number in range(4)]
     async with Desk(ops=sink) as desk:
-        desk.dispatcher.put(Delivery(event, "ops") for event in events)
+        desk.dispatcher.enqueue(Delivery(event, "ops") for event in events)
         await until(lambda: len(desk.states("delivered")) == len(events))
     for number in range(4):
         mine = [key for key in sink.got if key.startswith(f"{number:016x}")]
@@ -95,7 +95,7 @@ async def test_a_sink_that_is_down_is_tried_gently_and_gets_everything_when_it_i
     away = [True]
     sink = Recorder(lambda event: refuse(retryable=True) if away[0] else None, delay_s=0.001)
     async with Desk(Retry(first_s=0.01, longest_s=0.1), ops=sink) as desk:
-        desk.dispatcher.put(Delivery(now_event(make, n), "ops") for n in range(100))
+        desk.dispatcher.enqueue(Delivery(now_event(make, n), "ops") for n in range(100))
         await until(lambda: sink.tries >= CONCURRENCY + 4)
         before, sink.most_at_once = sink.tries, 0
         await until(lambda: sink.tries >= before + 10)
@@ -110,7 +110,7 @@ async def test_one_sinks_trouble_is_not_anothers(make, until):
     never, good = Recorder(lambda event: refuse(retryable=True)), Recorder()
     async with Desk(never=never, good=good) as desk:
         for sink in ("never", "good"):
-            desk.dispatcher.put(Delivery(now_event(make, n), sink) for n in range(20))
+            desk.dispatcher.enqueue(Delivery(now_event(make, n), sink) for n in range(20))
         await until(lambda: len(good.got) == 20)
         assert desk.dispatcher.status()["never"].waiting == 20
 
@@ -120,7 +120,7 @@ async def test_an_alert_that_alone_is_refused_holds_nobody_up(make, until):
     sink = Recorder(lambda event: refuse(retryable=True) if event.key == bad else None)
     async with Desk(Retry(first_s=0.01, longest_s=0.02), ops=sink) as desk:
         for n in range(200):
-            desk.dispatcher.put([Delivery(now_event(make, n), "ops")])
+            desk.dispatcher.enqueue([Delivery(now_event(make, n), "ops")])
             await asyncio.sleep(0.001)
         await until(lambda: len(desk.states("delivered")) == 199, timeout_s=5)
         assert desk.dispatcher.status()["ops"].waiting == 1
@@ -130,7 +130,7 @@ async def test_what_a_sink_will_never_take_is_a_dead_letter(make, until):
     sink = Recorder(lambda event: refuse(retryable=False) if event.incident.events == 1 else None)
     async with Desk(ops=sink) as desk:
         first, second = now_event(make, 0, events=1), now_event(make, 0, events=2)
-        desk.dispatcher.put([Delivery(first, "ops"), Delivery(second, "ops")])
+        desk.dispatcher.enqueue([Delivery(first, "ops"), Delivery(second, "ops")])
         await until(lambda: desk.states("delivered") == [second.key])
         assert desk.states("dead") == [first.key]
         assert desk.settled[0].error == "no"
@@ -140,13 +140,13 @@ async def test_an_old_alert_is_given_up_and_a_young_one_is_not(make, until):
     sink = Recorder(lambda event: refuse(retryable=True))
     async with Desk(Retry(first_s=0.01, longest_s=0.02, give_up_s=100.0), ops=sink) as desk:
         old, young = make.event(0, at_s=time.time() - 101), now_event(make, 1)
-        desk.dispatcher.put([Delivery(old, "ops"), Delivery(young, "ops")])
+        desk.dispatcher.enqueue([Delivery(old, "ops"), Delivery(young, "ops")])
         await until(lambda: desk.states("dead") == [old.key] and len(desk.states("pending")) > 3)
 
 
 async def test_a_sink_that_is_not_there_any_more(make):
     async with Desk() as desk:
-        desk.dispatcher.put([Delivery(now_event(make, 0), "gone")])
+        desk.dispatcher.enqueue([Delivery(now_event(make, 0), "gone")])
         assert desk.states("dead") == [now_event(make, 0).key]
 
 
@@ -155,7 +155,7 @@ async def test_a_sink_with_a_bug_is_one_that_fails(make, until):
         raise RuntimeError("oh")
 
     async with Desk(ops=Recorder(bug)) as desk:
-        desk.dispatcher.put([Delivery(now_event(make, 0), "ops")])
+        desk.dispatcher.enqueue([Delivery(now_event(make, 0), "ops")])
         await until(lambda: desk.states("pending"))
         assert desk.settled[0].error == "RuntimeError: oh"
 
@@ -172,9 +172,9 @@ async def test_too_much_drops_the_oldest_and_counts(make, until):
     settled: list[Delivery] = []
     dispatcher = Dispatcher({"ops": sink}, settled.append, retry=QUICK, most=20)
     dispatcher.start()
-    dispatcher.put(Delivery(now_event(make, n), "ops") for n in range(8))
+    dispatcher.enqueue(Delivery(now_event(make, n), "ops") for n in range(8))
     await asyncio.sleep(0.01)
-    dispatcher.put(Delivery(now_event(make, n), "ops") for n in range(8, 40))
+    dispatcher.enqueue(Delivery(now_event(make, n), "ops") for n in range(8, 40))
     assert dispatcher.status()["ops"].waiting == 20
     gate.set()
     await until(lambda: len(sink.got) == 20)

@@ -26,7 +26,7 @@ async def running(folder, receiver=None, *, clips=True, **alerts):
     config = load_config(None, {"alerts": body, "cameras": [{"name": "gate"}], "questions": questions})
     service = AlertService(config, folder)
     if not clips:
-        service.keep_no_clips()
+        service.disable_clips()
     await service.start()
     try:
         yield service
@@ -48,11 +48,11 @@ def short(events):
 async def test_sinks_are_told_of_who_sees_to_it_and_followers_of_the_clip_as_well(tmp_path, make, until):
     async with Receiver() as receiver, running(tmp_path, receiver) as service:
         with service.follow() as follower:
-            service.take(make.answer(0))
+            service.accept_answer(make.answer(0))
             [new] = await told(follower, 1)
             await service.acknowledge(new.incident.id, "ann")
-            await service.settle_clip(new.incident.id, "part", "the clip is not whole: it began late")
-            service.take(make.answer(1, 0.0))
+            await service.set_clip_state(new.incident.id, "part", "the clip is not whole: it began late")
+            service.accept_answer(make.answer(1, 0.0))
             await until(lambda: len(receiver.got) == 3)
             events = await told(follower, 3)
         assert short([new, *events]) == [
@@ -85,14 +85,14 @@ async def test_sinks_are_told_of_who_sees_to_it_and_followers_of_the_clip_as_wel
 async def test_a_clip_that_cannot_be_had_is_told_after_the_end_too(tmp_path, make):
     async with running(tmp_path) as service:
         with service.follow() as follower:
-            service.take(make.answer(0))
-            service.take(make.answer(1, 0.0))
+            service.accept_answer(make.answer(0))
+            service.accept_answer(make.answer(1, 0.0))
             new, _ = await told(follower, 2)
-            await service.settle_clip(new.incident.id, "none", "no clip: the disk is full")
+            await service.set_clip_state(new.incident.id, "none", "no clip: the disk is full")
             [clip] = await told(follower, 1)
         assert short([clip]) == [("update", "clip", "none", False)]
         assert (await service.incident(new.incident.id)).incident == clip.incident
-        await service.settle_clip("nothing", "whole", "")
+        await service.set_clip_state("nothing", "whole", "")
         assert not follower._queue
 
 
@@ -100,14 +100,14 @@ async def test_a_clip_takes_nothing_back_that_came_with_it(tmp_path, make):
     """All in one batch: whoever keeps the newest event's incident has it as it is."""
     async with running(tmp_path) as service:
         with service.follow() as follower:
-            service.take(make.answer(0))
+            service.accept_answer(make.answer(0))
             [new] = await told(follower, 1)
             async with service._flushing:
-                settling = asyncio.create_task(service.settle_clip(new.incident.id, "whole", ""))
+                settling = asyncio.create_task(service.set_clip_state(new.incident.id, "whole", ""))
                 await asyncio.sleep(0)
                 acknowledging = asyncio.create_task(service.acknowledge(new.incident.id, "ann"))
                 await asyncio.sleep(0)
-                service.take(make.answer(1, 0.0))
+                service.accept_answer(make.answer(1, 0.0))
             await asyncio.gather(settling, acknowledging)
             events = await told(follower, 3)
         assert short(events) == [
@@ -121,18 +121,18 @@ async def test_a_clip_takes_nothing_back_that_came_with_it(tmp_path, make):
 async def test_acknowledging_twice_is_one_event_and_no_error(tmp_path, make):
     async with running(tmp_path) as service:
         with service.follow() as follower:
-            service.take(make.answer(0))
+            service.accept_answer(make.answer(0))
             [new] = await told(follower, 1)
             for who in ("ann", "bob"):
                 assert (await service.acknowledge(new.incident.id, who)).acknowledged_by == "ann"
             await told(follower, 1)
             # Whoever got no answer asks again, and meanwhile it has ended.
-            service.take(make.answer(1, 0.0))
+            service.accept_answer(make.answer(1, 0.0))
             await told(follower, 1)
             again = await service.acknowledge(new.incident.id, "ann")
             assert (again.acknowledged_by, again.open) == ("ann", False)
-            service.take(make.answer(2))
-            service.take(make.answer(3, 0.0))
+            service.accept_answer(make.answer(2))
+            service.accept_answer(make.answer(3, 0.0))
             other, _ = await told(follower, 2)
             with pytest.raises(NotReadyError, match="is open"):
                 await service.acknowledge(other.incident.id, "ann")
@@ -142,15 +142,15 @@ async def test_a_disk_that_does_not_write_loses_neither_end_nor_clip(tmp_path, m
     """The file says that the incident is open, and cannot be told otherwise yet."""
     async with running(tmp_path) as service:
         service._journal._deadline_s = 0.2
-        service.take(make.answer(0))
-        [incident] = service.opened()
+        service.accept_answer(make.answer(0))
+        [incident] = service.open_incidents()
         await service._flush()
         with service.follow() as follower:
             other = sqlite3.connect(tmp_path / FILE, isolation_level=None)
             other.execute("BEGIN IMMEDIATE")
-            service.take(make.answer(1, 0.0))
+            service.accept_answer(make.answer(1, 0.0))
             await until(lambda: service._journal.trouble)
-            await service.settle_clip(incident.id, "whole", "")
+            await service.set_clip_state(incident.id, "whole", "")
             assert short(await told(follower, 2)) == [("end", "", "waiting", False), ("update", "clip", "whole", False)]
             other.execute("ROLLBACK")
             other.close()
@@ -162,14 +162,14 @@ async def test_a_disk_that_does_not_write_loses_neither_end_nor_clip(tmp_path, m
 async def test_clips_that_nobody_makes_any_more_are_told_not_to_come(tmp_path, make):
     """Alerting was restarted: of what is too long ago nothing is held, and what is recent is made again."""
     async with running(tmp_path) as service:
-        service.take(make.answer(0))
-        [old] = service.opened()
+        service.accept_answer(make.answer(0))
+        [old] = service.open_incidents()
         await service._flush()
     now_s = time.time()
     async with running(tmp_path) as service:
         with service.follow() as follower:
-            assert [each.id for each in await service.waiting_clips(old.opened_s)] == [old.id]
-            assert await service.waiting_clips(now_s + 600) == []
+            assert [each.id for each in await service.pending_clips(old.opened_s)] == [old.id]
+            assert await service.pending_clips(now_s + 600) == []
             [clip] = await told(follower, 1)
         assert (clip.incident.clip, clip.cause) == ("none", "clip")
         assert clip.incident.footage_note == "no clip: alerting was away while it was to be made"
@@ -177,8 +177,8 @@ async def test_clips_that_nobody_makes_any_more_are_told_not_to_come(tmp_path, m
 
 async def test_where_no_clips_can_be_kept_none_are_promised(tmp_path, make):
     async with running(tmp_path, clips=False) as service:
-        service.take(make.answer(0))
-        assert [(each.clip, each.clip_url, each.snapshot_url) for each in service.opened()] == [("", "", "")]
+        service.accept_answer(make.answer(0))
+        assert [(each.clip, each.clip_url, each.snapshot_url) for each in service.open_incidents()] == [("", "", "")]
 
 
 def test_events_that_an_earlier_release_wrote_have_no_cause(tmp_path, make):

@@ -9,11 +9,11 @@ import av
 import numpy as np
 import pytest
 
-from cluster.alerts.book import IncidentBook
 from cluster.alerts.health import Condition, HealthMonitor, HealthRules
+from cluster.alerts.open_incidents import OpenIncidents
 from cluster.codec import FileSource
 from cluster.codec.processor import CodecProcessor
-from cluster.decoder.picture_watch import SETTLE_S, PictureWatch
+from cluster.decoder.picture_statistics import SETTLE_S, PictureStatistics
 from cluster.types import CameraStatus, PatchGeometry, PictureHealth
 
 NOW = 1_700_000_000.0
@@ -26,14 +26,14 @@ FPS, WIDTH, HEIGHT = 10, 320, 192
 
 class Desk:
     def __init__(self, rules: HealthRules = RULES) -> None:
-        self.book = IncidentBook("here")
-        self.monitor = HealthMonitor(self.book, rules)
+        self.open_incidents = OpenIncidents("here")
+        self.monitor = HealthMonitor(self.open_incidents, rules)
         self.tracks: dict = {}
 
     def look(self, status, picture, at_s: float, **options) -> list[tuple[str, str]]:
         """(event, subject) of what this look told."""
-        self.monitor.look(status, picture, NOW + at_s, **options)
-        changes = self.book.take()
+        self.monitor.update(status, picture, NOW + at_s, **options)
+        changes = self.open_incidents.pop_changes()
         self.tracks |= changes.tracks
         return [(event.kind, event.incident.subject) for event in changes.events.values()]
 
@@ -53,7 +53,7 @@ def test_offline_and_back(make):
         (t, e) for t in range(20, 80) for e, _ in desk.look(make.status(state="backoff", reason="no route"), None, t)
     ]
     assert away == [(50, "new")]
-    assert desk.book.open[0].text == "no route"
+    assert desk.open_incidents.oldest_first[0].text == "no route"
     back = [(t, e) for t in range(80, 100) for e, _ in desk.look(make.status(), make.picture(t), t)]
     assert back == [(90, "end")]
 
@@ -89,7 +89,7 @@ def test_a_pushing_camera_nobody_pushes_for_is_offline(make):
     desk = Desk()
     silent = CameraStatus("dock", state="waiting")
     assert [t for t in range(60) if desk.look(silent, None, t)] == [30]
-    assert desk.book.open[0].text == "no agent pushes for it"
+    assert desk.open_incidents.oldest_first[0].text == "no agent pushes for it"
 
 
 def test_frozen(make):
@@ -123,7 +123,7 @@ def test_a_covered_lens_is_still_covered_after_a_restart(make):
     desk.each_second(make, 0, 60)
     desk.each_second(make, 60, 70, spread=4.0)
     other = Desk()
-    other.book.load(desk.book.open, {("gate", "covered-lens"): 1}, [])
+    other.open_incidents.load(desk.open_incidents.oldest_first, {("gate", "covered-lens"): 1}, [])
     other.monitor.load(desk.tracks)
     assert other.each_second(make, 70, 100, spread=4.0) == []
     assert other.each_second(make, 100, 115) == [(110, "end", "covered-lens")]
@@ -153,7 +153,10 @@ def test_pictures_that_nobody_answers(make):
     told += [event for second in range(80, 300) for event in look(second, 9, reason="another decoder sends it")]
     # The last one came at 72 s.
     assert told[:1] == [(192, "new", "camera-unanswered")]
-    assert desk.book.open[0].text == "its pictures come, and none was answered for 180 s: another decoder sends it"
+    assert (
+        desk.open_incidents.oldest_first[0].text
+        == "its pictures come, and none was answered for 180 s: another decoder sends it"
+    )
     told = [event for second in range(300, 330) for event in look(second, second // 8)]
     assert told == [(310, "end", "camera-unanswered")]
     shed = [event for second in range(400, 900) for event in look(second, 41, windows_per_s=0.0)]
@@ -173,9 +176,9 @@ def test_a_long_stride_is_no_silence(make):
 def test_a_removed_camera_ends_its_incidents(make):
     desk = Desk()
     desk.each_second(make, 0, 2, still_s=100.0)
-    assert [incident.subject for incident in desk.book.open] == ["frozen-image"]
-    desk.monitor.retain({}, NOW + 5)
-    assert desk.book.open == []
+    assert [incident.subject for incident in desk.open_incidents.oldest_first] == ["frozen-image"]
+    desk.monitor.retain_cameras({}, NOW + 5)
+    assert desk.open_incidents.oldest_first == []
 
 
 # -- real pictures ------------------------------------------------------------------------------
@@ -201,12 +204,12 @@ def filmed(picture: np.ndarray, seconds: int, seed: int = 0) -> list[np.ndarray]
 def watched(path: Path) -> list[PictureHealth]:
     """What the decoder reports, sample by sample."""
     source = FileSource(path)
-    processor, watch = CodecProcessor(PatchGeometry(patch=8, merge=2, temporal=2)), PictureWatch()
+    processor, watch = CodecProcessor(PatchGeometry(patch=8, merge=2, temporal=2)), PictureStatistics()
     processor.open(source.open())
     seen = []
     frames = [frame for packet in source.packets() for frame in processor.feed(packet)]
     for frame in [*frames, *processor.drain()]:
-        watch.feed(frame)
+        watch.add_sample(frame)
         seen.append(watch.health)
     return seen
 
@@ -286,11 +289,11 @@ def test_the_new_scene_becomes_the_usual_one(make):
     grid = PatchGrid(24, 40, 8, 2, 2)
     planes = [np.zeros((24, 40), np.float32)] * 3
     change = ChangeGrid(*planes, luma=np.full((24, 40), 1.0, np.float32), cue="luma", frames=5)
-    watch, strange = PictureWatch(), []
+    watch, strange = PictureStatistics(), []
     for index in range(2 * round(SETTLE_S + 60)):
         luma = scene(1 if index < 60 else 2).astype(np.uint8)
         frame = SampledPicture(index, index * 500_000, False, index == 0, grid, luma, luma, change)
-        watch.feed(frame)
+        watch.add_sample(frame)
         strange.append(watch.health.strangeness)
     assert max(strange[:60]) < 0.1
     settled = 60 + round(2 * SETTLE_S)

@@ -9,7 +9,7 @@ import pytest
 from alert_parts import bodies, configuration, running, told
 from sink_parts import Receiver
 
-from cluster.alerts.health import Watched
+from cluster.alerts.health import CameraStates
 from cluster.config import camera_settings
 from cluster.errors import NotReadyError, UnknownIncidentError
 
@@ -18,7 +18,7 @@ async def test_from_answers_to_posts(tmp_path, make, until):
     async with Receiver() as receiver, running(configuration(receiver), tmp_path) as service:
         with service.follow() as follower:
             for window, score in enumerate([0.1, 0.9, 0.9, 0.2, 0.2]):
-                service.take(make.answer(window, score))
+                service.accept_answer(make.answer(window, score))
             await until(lambda: len(receiver.got) == 2)
             assert told(receiver) == [("new", "gate"), ("end", "gate")]
             followed = [await anext(follower), await anext(follower)]
@@ -38,14 +38,14 @@ async def test_a_receiver_that_is_away_gets_everything_after_a_restart(tmp_path,
     receiver = Receiver()
     async with running(configuration(receiver), tmp_path) as service:
         for window in (0, 1):
-            service.take(make.answer(window))
+            service.accept_answer(make.answer(window))
         await until(lambda: service._dispatcher.status()["ops"].failures > 0)
         assert (await service.outbox()).sinks["ops"][1].waiting == 1
     async with receiver, running(configuration(receiver), tmp_path) as service:
         await until(lambda: receiver.got)
         # It goes on where it was: one more positive window extends the incident, two negative ones end it.
         for window, score in ((2, 0.9), (3, 0.0), (4, 0.0)):
-            service.take(make.answer(window, score))
+            service.accept_answer(make.answer(window, score))
         await until(lambda: len(receiver.got) == 2)
     assert told(receiver) == [("new", "gate"), ("end", "gate")]
     assert bodies(receiver)[1]["incident"]["windows"] == 3
@@ -70,7 +70,7 @@ async def test_which_sink_gets_what(tmp_path, make, until):
         for camera in ("gate", "yard"):
             for window, score in enumerate([0.9, 0.9, 0.0]):
                 for question in ("person", "fire"):
-                    service.take(make.answer(window, score, camera=camera, question=question))
+                    service.accept_answer(make.answer(window, score, camera=camera, question=question))
         await until(lambda: (len(grave.got), len(here.got), len(ends.got)) == (4, 4, 4))
     assert {body["incident"]["subject"] for body in bodies(grave)} == {"fire"}
     assert {body["incident"]["camera"] for body in bodies(here)} == {"yard"}
@@ -84,7 +84,7 @@ async def test_a_full_outbox_still_alerts(tmp_path, make, until):
     config = configuration(None, sinks=sinks, max_events=100, consecutive=1, release=1)
     async with here, running(config, tmp_path) as service:
         for window in range(140):
-            service.take(make.answer(window, 0.9 if window % 2 == 0 else 0.0))
+            service.accept_answer(make.answer(window, 0.9 if window % 2 == 0 else 0.0))
             if window % 10 == 0:
                 await asyncio.sleep(0.005)
         await until(lambda: len(here.got) == 140)
@@ -95,7 +95,7 @@ async def test_a_full_outbox_still_alerts(tmp_path, make, until):
         # The other receiver comes: everything goes out, and onto the disk.
         async with away:
             await until(lambda: len(away.got) == 140)
-            await until(lambda: service._journal.waiting == 0)
+            await until(lambda: service._journal.pending_events == 0)
             assert (await service.outbox()).trouble == ""
     keys = [body["key"] for body in bodies(here)]
     assert len(set(keys)) == 140
@@ -119,8 +119,8 @@ async def test_a_disk_that_takes_nothing_is_noticed_before_an_alert_needs_it(tmp
 async def test_dead_letters_are_shown_and_sent_again(tmp_path, make, until):
     async with Receiver() as receiver, running(configuration(receiver), tmp_path) as service:
         receiver.reply = lambda request: 401
-        service.take(make.answer(0))
-        service.take(make.answer(1))
+        service.accept_answer(make.answer(0))
+        service.accept_answer(make.answer(1))
         await until(lambda: service._dispatcher.status()["ops"].dead == 1)
         await until(lambda: not service._settled)
         [letter] = (await service.outbox(10)).dead
@@ -139,7 +139,7 @@ async def test_what_people_do(tmp_path, make, until):
         await service.mute("yard", "", 3600, "ann")
         for camera in ("gate", "yard"):
             for window in (0, 1):
-                service.take(make.answer(window, camera=camera))
+                service.accept_answer(make.answer(window, camera=camera))
         await until(lambda: len(receiver.got) == 1)
         gate = next(each for each in await service.incidents(only_open=True) if each.camera == "gate")
         await service.acknowledge(gate.id, "bob")
@@ -164,25 +164,25 @@ async def test_cameras_states_and_settings(tmp_path, make, until):
     gate, yard = (camera_settings(config, name) for name in ("gate", "yard"))
     async with running(config, tmp_path) as service:
         for window in (0, 1):
-            service.take(make.answer(window, camera="yard"))
+            service.accept_answer(make.answer(window, camera="yard"))
         away = make.status(state="backoff", reason="no route to host")
-        service.watch(Watched(7, (gate,), (away,), {}))
+        service.update_cameras(CameraStates(7, (gate,), (away,), {}))
         assert service.version == 7
         await asyncio.sleep(0.1)
-        service.watch(Watched(7, None, (away,), {}))
-        await until(lambda: service.opened()[0].camera == "gate")
-        [incident] = service.opened()
+        service.update_cameras(CameraStates(7, None, (away,), {}))
+        await until(lambda: service.open_incidents()[0].camera == "gate")
+        [incident] = service.open_incidents()
         assert (incident.subject, incident.severity) == ("camera-offline", "critical")
         found = {each.camera: each.reason for each in await service.incidents()}
         assert found["yard"] == "the camera was removed"
         # Answers of a camera that was removed are none of ours.
         for window in (2, 3):
-            service.take(make.answer(window, camera="yard"))
-        assert len(service.opened()) == 1
-        service.watch(Watched(8, (gate, yard), (away, make.status("yard")), {}))
+            service.accept_answer(make.answer(window, camera="yard"))
+        assert len(service.open_incidents()) == 1
+        service.update_cameras(CameraStates(8, (gate, yard), (away, make.status("yard")), {}))
         for window in (4, 5):
-            service.take(make.answer(window, camera="yard"))
-        assert len(service.opened()) == 2
+            service.accept_answer(make.answer(window, camera="yard"))
+        assert len(service.open_incidents()) == 2
 
 
 async def test_a_camera_that_is_added_again_begins_anew_and_its_windows_count(tmp_path, make, until):
@@ -190,29 +190,29 @@ async def test_a_camera_that_is_added_again_begins_anew_and_its_windows_count(tm
     config = configuration(cooldown_s=3600.0)
     gate = camera_settings(config, "gate")
     async with running(config, tmp_path) as service:
-        service.watch(Watched(1, (gate,), (make.status(life="a"),), {}))
+        service.update_cameras(CameraStates(1, (gate,), (make.status(life="a"),), {}))
         await service.mute("gate", "", 3600.0, "me")
         await service.mute("*", "covered-lens", 3600.0, "me")
         for window in range(6):
-            service.take(replace(make.answer(window), incarnation="first"))
-        [old] = service.opened()
-        service.watch(Watched(2, (gate,), (make.status(life="b"),), {}))
-        assert service.opened() == []
+            service.accept_answer(replace(make.answer(window), incarnation="first"))
+        [old] = service.open_incidents()
+        service.update_cameras(CameraStates(2, (gate,), (make.status(life="b"),), {}))
+        assert service.open_incidents() == []
         # Also writes what has changed.
         await service.mute("yard", "", 3600.0, "me")
         assert [(each.id, each.reason) for each in await service.incidents()] == [(old.id, "the camera was removed")]
         assert {(mute.camera, mute.subject) for mute in service.mutes()} == {("*", "covered-lens"), ("yard", "*")}
         for window in (0, 1):
-            service.take(replace(make.answer(window), incarnation="second"))
-        [new] = service.opened()
+            service.accept_answer(replace(make.answer(window), incarnation="second"))
+        [new] = service.open_incidents()
         assert (new.start, new.windows) == (0, 2)
 
 
 async def test_answers_of_a_camera_nobody_has_told_of_yet_are_not_lost(tmp_path, make):
     async with running(configuration(), tmp_path) as service:
         for window in (0, 1):
-            service.take(make.answer(window, camera="added-while-it-ran"))
-        assert [incident.camera for incident in service.opened()] == ["added-while-it-ran"]
+            service.accept_answer(make.answer(window, camera="added-while-it-ran"))
+        assert [incident.camera for incident in service.open_incidents()] == ["added-while-it-ran"]
 
 
 async def test_lists_go_on_without_the_disk(tmp_path, make):
@@ -221,7 +221,7 @@ async def test_lists_go_on_without_the_disk(tmp_path, make):
     blocked.write_text("")
     async with running(configuration(), blocked) as service:
         for window in (0, 1):
-            service.take(make.answer(window))
+            service.accept_answer(make.answer(window))
         [incident] = await service.incidents()
         assert incident.camera == "gate"
         assert "cannot be opened" in (await service.outbox()).trouble

@@ -38,7 +38,7 @@ def test_everything_is_there_again(path, make):
     store = AlertStore(path)
     ended = recent(make, 1, ended_s=NOW + 5)
     changes = told(recent(make, 0), "ops", "desk")
-    changes.add(told(ended, "ops"))
+    changes.merge(told(ended, "ops"))
     changes.tracks[("gate", "person")] = {"run": 2}
     changes.serials[("gate", "person")] = 7
     changes.mutes[("yard", "*")] = Mute("yard", "*", NOW + 99, "ann")
@@ -53,7 +53,7 @@ def test_everything_is_there_again(path, make):
     assert kept.serials == {("gate", "person"): 7}
     assert kept.mutes == [Mute("yard", "*", NOW + 99, "ann")]
     assert kept.incidents == [recent(make, 0).incident]
-    assert [(each.event, each.sink) for each in kept.undone] == [(recent(make, 0), "desk"), (recent(make, 0), "ops")]
+    assert [(each.event, each.sink) for each in kept.pending] == [(recent(make, 0), "desk"), (recent(make, 0), "ops")]
 
 
 def test_removed_is_removed(path):
@@ -91,7 +91,7 @@ def test_the_oldest_delivered_make_room_and_nothing_else(path, make):
         store.write(told(recent(make, number, ended_s=NOW), "ops", state="delivered"))
     assert store.events_held() <= 100
     assert store.trimmed == 300 - store.events_held()
-    assert [each.event.key for each in store.load().undone] == [owed.key]
+    assert [each.event.key for each in store.load().pending] == [owed.key]
     assert store.incident(owed.incident.id) is not None
     assert store.incident(f"{1:016x}") is None
     assert store.incident(f"{299:016x}") is not None
@@ -103,10 +103,10 @@ def test_an_outbox_full_of_what_is_owed_refuses_with_a_sentence(path, make):
         store.write(told(recent(make, number), "ops"))
     with pytest.raises(CapacityError, match="holds 100 alerts that no sink has taken"):
         store.write(told(recent(make, 100), "ops"))
-    assert len(store.load().undone) == 100
+    assert len(store.load().pending) == 100
     store.write(Changes(deliveries={(recent(make, 3).key, "ops"): Delivery(recent(make, 3), "ops", "delivered")}))
     store.write(told(recent(make, 100), "ops"))
-    assert len(store.load().undone) == 100
+    assert len(store.load().pending) == 100
 
 
 def test_a_full_disk_takes_delivered_ones_first_and_then_says_so(path, make):
@@ -123,7 +123,7 @@ def test_a_full_disk_takes_delivered_ones_first_and_then_says_so(path, make):
 
     with pytest.raises(sqlite3.OperationalError, match="full"):
         fill()
-    assert store.events_held() == len(store.load().undone) > 20
+    assert store.events_held() == len(store.load().pending) > 20
 
 
 def test_a_disk_without_any_room_is_called_full_and_nothing_else(path, make):
@@ -163,9 +163,9 @@ def test_what_waits_in_memory_is_bounded(make):
     """The oldest delivered ones go first, then the oldest."""
     waiting = Changes()
     for number in range(10):
-        waiting.add(told(recent(make, number), "ops", state="delivered" if number in (3, 5) else "pending"))
-    assert waiting.shed(9) == (1, 0)
-    assert waiting.shed(6) == (1, 2)
+        waiting.merge(told(recent(make, number), "ops", state="delivered" if number in (3, 5) else "pending"))
+    assert waiting.drop_oldest_events(9) == (1, 0)
+    assert waiting.drop_oldest_events(6) == (1, 2)
     assert [int(event.at_s - NOW) for event in waiting.events.values()] == [2, 4, 6, 7, 8, 9]
     assert len(waiting.deliveries) == 6
 
@@ -174,7 +174,7 @@ def test_what_waits_in_memory_is_bounded(make):
 async def test_a_journal_writes_and_reads(path, make):
     journal = Journal(lambda: AlertStore(path))
     kept = await journal.start()
-    assert kept.undone == []
+    assert kept.pending == []
     assert await journal.write(told(recent(make, 0), "ops"))
     assert await journal.read(lambda store: store.events_held()) == 1
     await journal.stop()
@@ -189,15 +189,15 @@ async def test_a_full_disk_is_told_and_healed(path, make):
     for number in range(100, 103):
         assert not await journal.write(told(recent(make, number), "ops"))
     assert "no sink has taken" in journal.trouble
-    assert (journal.waiting, journal.lost) == (3, 0)
+    assert (journal.pending_events, journal.lost) == (3, 0)
     for number in range(103, 110):
         await journal.write(told(recent(make, number), "ops"))
-    assert (journal.waiting, journal.lost) == (5, 5)
+    assert (journal.pending_events, journal.lost) == (5, 5)
     done = {(event.key, "ops"): Delivery(event, "ops", "delivered") for n in range(50) for event in [recent(make, n)]}
     assert await journal.write(Changes(deliveries=done)) or await journal.write(Changes())
-    assert (journal.waiting, journal.trouble) == (0, "")
+    assert (journal.pending_events, journal.trouble) == (0, "")
     kept = await journal.read(lambda store: store.load())
-    assert [int(each.event.at_s - NOW) for each in kept.undone][-5:] == [105, 106, 107, 108, 109]
+    assert [int(each.event.at_s - NOW) for each in kept.pending][-5:] == [105, 106, 107, 108, 109]
     await journal.stop()
 
 
@@ -277,7 +277,7 @@ def test_what_was_written_survives_kill_9(path):
             last = int(line)
             if last == 40:
                 process.send_signal(signal.SIGKILL)
-    undone = AlertStore(path).load().undone
+    undone = AlertStore(path).load().pending
     assert [int(each.event.incident.id, 16) for each in undone] == list(range(len(undone)))
     assert last + 1 <= len(undone) <= last + 2
 

@@ -10,8 +10,8 @@ from alert_parts import Make
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cluster.alerts.book import IncidentBook
 from cluster.alerts.incident import Mute
+from cluster.alerts.open_incidents import OpenIncidents
 from cluster.alerts.tracker import IncidentTracker, Rule
 from cluster.errors import ConfigError, NotReadyError
 
@@ -20,19 +20,19 @@ NOW = 1_700_000_000.0
 
 
 class Desk:
-    """A tracker over a book, and everything it has told."""
+    """A tracker over a open_incidents, and everything it has told."""
 
     def __init__(self, rule: Rule | None = RULE, salt: str = "here") -> None:
-        self.book = IncidentBook(salt)
+        self.open_incidents = OpenIncidents(salt)
         self.rule = rule
-        self.tracker = IncidentTracker(self.book, lambda _camera, _question: self.rule, stale_s=300)
+        self.tracker = IncidentTracker(self.open_incidents, lambda _camera, _question: self.rule, stale_s=300)
         self.tracks: dict = {}
         self.serials: dict = {}
         self.told = []
 
     def take(self, *answers, now_s=NOW):
         for answer in answers:
-            self.tracker.take(answer, now_s)
+            self.tracker.add_answer(answer, now_s)
         return self.collect()
 
     def tick(self, now_s):
@@ -40,7 +40,7 @@ class Desk:
         return self.collect()
 
     def collect(self):
-        changes = self.book.take()
+        changes = self.open_incidents.pop_changes()
         self.tracks |= changes.tracks
         self.serials |= changes.serials
         self.told += changes.events.values()
@@ -49,7 +49,7 @@ class Desk:
     def restarted(self) -> Desk:
         """Another process that knows what this one wrote, as JSON."""
         other = Desk(self.rule)
-        other.book.load(self.book.open, self.serials, self.book.mutes(NOW))
+        other.open_incidents.load(self.open_incidents.oldest_first, self.serials, self.open_incidents.mutes(NOW))
         kept = {where: json.loads(json.dumps(track)) for where, track in self.tracks.items() if track is not None}
         other.tracker.load(kept, NOW)
         other.tracks, other.serials = dict(self.tracks), dict(self.serials)
@@ -168,17 +168,17 @@ def test_a_stream_that_is_opened_again_counts_from_zero_and_nothing_is_taken_for
 
 def test_a_camera_that_is_added_again_has_no_past_not_even_after_a_restart(make):
     desk = Desk(replace(RULE, cooldown_s=3600.0))
-    desk.tracker.retain({"gate": "a"}, NOW)
+    desk.tracker.retain_cameras({"gate": "a"}, NOW)
     desk.take(make.answer(0), make.answer(1))
     desk = desk.restarted()
-    desk.tracker.retain({"gate": "a"}, NOW)
+    desk.tracker.retain_cameras({"gate": "a"}, NOW)
     assert desk.collect() == [], "it is the same one"
-    desk.tracker.retain({"gate": "b"}, NOW)
+    desk.tracker.retain_cameras({"gate": "b"}, NOW)
     assert [kind for kind, *_ in desk.collect()] == ["end"]
     assert desk.told[-1].incident.reason == "the camera was removed"
     # No pause after the other one's incident either.
     assert [kind for kind, *_ in desk.take(make.answer(2), make.answer(3))] == ["new"]
-    desk.tracker.retain({}, NOW)
+    desk.tracker.retain_cameras({}, NOW)
     assert [kind for kind, *_ in desk.collect()] == ["end"]
 
 
@@ -232,52 +232,52 @@ def test_events_make_sense_for_any_scores(scores):
         assert ends == sorted(ends)
     assert len({event.key for event in desk.told}) == len(desk.told)
     still = [events for events in by_incident.values() if events[-1].kind != "end"]
-    assert len(still) == len(desk.book.open) <= 1
+    assert len(still) == len(desk.open_incidents.oldest_first) <= 1
 
 
 def test_what_is_muted_is_recorded_and_not_told(make):
     desk = Desk()
-    desk.book.mute(Mute("gate", "*", NOW + 100), NOW)
+    desk.open_incidents.mute(Mute("gate", "*", NOW + 100), NOW)
     desk.take(make.answer(0), make.answer(1))
     assert [event.quiet for event in desk.told] == [True]
     # The mute is over while it goes on: now it is news.
     desk.take(make.answer(2), make.answer(3), now_s=NOW + 101)
     assert [(event.kind, event.quiet) for event in desk.told[1:]] == [("new", False)]
     # Muted again: what was announced is still called off.
-    desk.book.mute(Mute("*", "person", NOW + 300), NOW + 102)
+    desk.open_incidents.mute(Mute("*", "person", NOW + 300), NOW + 102)
     desk.take(make.answer(4, 0.0), make.answer(5, 0.0), now_s=NOW + 103)
     assert [(event.kind, event.quiet) for event in desk.told[2:]] == [("end", False)]
 
 
 def test_an_incident_nobody_heard_of_ends_without_a_word(make):
     desk = Desk()
-    desk.book.mute(Mute("*", "*", NOW + 100), NOW)
+    desk.open_incidents.mute(Mute("*", "*", NOW + 100), NOW)
     desk.take(make.answer(0), make.answer(1), make.answer(2, 0.0), make.answer(3, 0.0))
     assert [(event.kind, event.quiet) for event in desk.told] == [("new", True), ("end", True)]
 
 
 def test_mutes_are_named_lifted_and_forgotten(make):
-    book = Desk().book
-    book.mute(Mute("gate", "person", NOW + 10, "ann"), NOW)
-    book.mute(Mute("yard", "*", NOW + 5, "bob"), NOW)
-    assert [mute.by for mute in book.mutes(NOW)] == ["bob", "ann"]
-    assert [mute.by for mute in book.mutes(NOW + 6)] == ["ann"]
-    assert book.unmute("gate", "person")
-    assert not book.unmute("gate", "person")
+    open_incidents = Desk().open_incidents
+    open_incidents.mute(Mute("gate", "person", NOW + 10, "ann"), NOW)
+    open_incidents.mute(Mute("yard", "*", NOW + 5, "bob"), NOW)
+    assert [mute.by for mute in open_incidents.mutes(NOW)] == ["bob", "ann"]
+    assert [mute.by for mute in open_incidents.mutes(NOW + 6)] == ["ann"]
+    assert open_incidents.unmute("gate", "person")
+    assert not open_incidents.unmute("gate", "person")
     with pytest.raises(ConfigError, match="must end in the future"):
-        book.mute(Mute("gate", "*", NOW - 1), NOW)
+        open_incidents.mute(Mute("gate", "*", NOW - 1), NOW)
 
 
 def test_acknowledging_is_told_once(make):
     desk = Desk()
     desk.take(make.answer(0), make.answer(1))
-    [incident] = desk.book.open
-    desk.book.acknowledge(incident.id, "ann", NOW)
-    desk.book.acknowledge(incident.id, "bob", NOW + 5)
+    [incident] = desk.open_incidents.oldest_first
+    desk.open_incidents.acknowledge(incident.id, "ann", NOW)
+    desk.open_incidents.acknowledge(incident.id, "bob", NOW + 5)
     assert [kind for kind, *_ in desk.collect()] == ["update"]
-    assert desk.book.open[0].acknowledged_by == "ann"
+    assert desk.open_incidents.oldest_first[0].acknowledged_by == "ann"
     with pytest.raises(NotReadyError, match="no incident 'nothing' is open"):
-        desk.book.acknowledge("nothing", "ann", NOW)
+        desk.open_incidents.acknowledge("nothing", "ann", NOW)
 
 
 def test_two_sites_never_give_the_same_id(make):

@@ -10,7 +10,7 @@ from footage_parts import full_disk
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cluster.alerts.clips.store import FootageStore, StorageError
+from cluster.alerts.clips.footage_store import FootageStore, StorageError
 from cluster.errors import NotReadyError
 
 DAY = 86_400.0
@@ -47,7 +47,7 @@ def test_what_is_kept_can_be_read_also_after_a_restart(tmp_path):
             assert file.read() == b"a clip"
         assert each.find(incident(1), "snapshot").media_type == "image/jpeg"
         assert each.find(incident(1), "end") is None
-        assert (len(each), each.held) == (2, 15)
+        assert (len(each), each.bytes_stored) == (2, 15)
 
 
 def test_nothing_is_seen_of_it_before_it_is_whole(tmp_path):
@@ -55,10 +55,10 @@ def test_nothing_is_seen_of_it_before_it_is_whole(tmp_path):
     draft = store.begin("gate", incident(1), "clip", NOW)
     draft.write(b"half of it")
     assert store.find(incident(1), "clip") is None
-    assert store.held == 10
+    assert store.bytes_stored == 10
     # The process dies here: another one finds nothing, and leaves nothing.
     again = store_in(tmp_path)
-    assert (len(again), again.held, files(tmp_path)) == (0, 0, [])
+    assert (len(again), again.bytes_stored, files(tmp_path)) == (0, 0, [])
 
 
 def test_one_that_is_given_up_leaves_nothing(tmp_path):
@@ -67,10 +67,10 @@ def test_one_that_is_given_up_leaves_nothing(tmp_path):
     draft.write(b"half of it")
     draft.abandon()
     draft.abandon()
-    assert (store.held, files(tmp_path)) == (0, [])
+    assert (store.bytes_stored, files(tmp_path)) == (0, [])
     with pytest.raises(StorageError):
         draft.write(b"more")
-    assert store.held == 0
+    assert store.bytes_stored == 0
 
 
 def test_a_second_one_takes_the_place_of_the_first(tmp_path):
@@ -78,21 +78,21 @@ def test_a_second_one_takes_the_place_of_the_first(tmp_path):
     put(store, 1, b"first", at_s=NOW)
     put(store, 1, b"the second", at_s=NOW)
     put(store, 1, b"third", at_s=NOW + 60)
-    assert (len(store), store.held, len(files(tmp_path))) == (1, 5, 1)
+    assert (len(store), store.bytes_stored, len(files(tmp_path))) == (1, 5, 1)
 
 
 def test_the_oldest_make_room(tmp_path):
     store = store_in(tmp_path, max_bytes=1000)
     for number in range(20):
         put(store, number, at_s=NOW + number)
-        assert store.held <= 1000
+        assert store.bytes_stored <= 1000
     left = [number for number in range(20) if store.find(incident(number), "clip")]
     assert left == list(range(20 - len(left), 20))
     assert len(left) >= 9
     assert store.trimmed == 20 - len(left)
     assert len(files(tmp_path)) == len(left)
     # A smaller cap holds from the next start on.
-    assert store_in(tmp_path, max_bytes=300).held <= 300
+    assert store_in(tmp_path, max_bytes=300).bytes_stored <= 300
 
 
 def test_a_clip_larger_than_all_is_refused(tmp_path):
@@ -127,16 +127,16 @@ def test_a_camera_is_forgotten_and_the_others_are_not(tmp_path):
         put(store, number, camera=camera)
     draft = store.begin(odd, incident(9), "clip", NOW)
     draft.write(b"being made")
-    gone = store.forget(odd)
+    gone = store.delete_camera(odd)
     assert (gone.files, gone.bytes) == (2, 200)
     for late in (lambda: draft.write(b"more"), draft.commit):
         with pytest.raises(StorageError, match="the camera was forgotten"):
             late()
     assert len(files(tmp_path)) == len(store) == 3
-    assert store.held == 300
+    assert store.bytes_stored == 300
     assert store.trouble == ""
     put(store, 5, at_s=NOW + 60)
-    assert store.forget("gate", before_s=NOW + 30).files == 2
+    assert store.delete_camera("gate", before_s=NOW + 30).files == 2
     assert store.find(incident(5), "clip") is not None
 
 
@@ -147,7 +147,7 @@ def test_what_cannot_be_deleted_is_said(tmp_path):
     # A folder of that name: nothing that unlink could remove.
     (tmp_path / stored.name).mkdir()
     with pytest.raises(StorageError, match="could not be deleted"):
-        store.forget("gate")
+        store.delete_camera("gate")
 
 
 def test_a_deleted_file_is_missing_in_a_sentence(tmp_path):
@@ -165,11 +165,11 @@ def test_a_full_disk_is_said_and_leaves_nothing_half(tmp_path):
         draft.write(b"a" * 60)
         with pytest.raises(StorageError, match="the disk is full"):
             draft.write(b"b" * 60)
-    assert (store.failed, store.trouble, store.held) == (1, "the disk is full", 60)
+    assert (store.failed, store.trouble, store.bytes_stored) == (1, "the disk is full", 60)
     # The parts before it are good; a file ends with one of them.
     with store.open(draft.commit()) as file:
         assert file.read() == b"a" * 60
-    assert (store.trouble, store.held) == ("", 60)
+    assert (store.trouble, store.bytes_stored) == ("", 60)
 
 
 def test_room_is_left_to_others(tmp_path):
@@ -186,7 +186,7 @@ def test_other_files_are_left_alone(tmp_path):
     store = store_in(tmp_path)
     put(store, 1)
     store.sweep(NOW + 10 * DAY)
-    store.forget("gate")
+    store.delete_camera("gate")
     assert len(files(tmp_path)) == 3
 
 
@@ -210,9 +210,9 @@ def test_whatever_is_done_the_index_is_the_folder(tmp_path_factory, steps):
             store.sweep(now_s)
             assert all(each.at_ms >= (now_s - DAY) * 1000 for each in store._files.values())
         elif what == "forget":
-            store.forget(f"camera-{number % 2}")
+            store.delete_camera(f"camera-{number % 2}")
         else:
             store = store_in(folder, max_bytes=1000)
         sizes = [entry.stat().st_size for entry in os.scandir(folder)]
-        assert (len(store), store.held) == (len(sizes), sum(sizes))
-        assert store.held <= 1000
+        assert (len(store), store.bytes_stored) == (len(sizes), sum(sizes))
+        assert store.bytes_stored <= 1000

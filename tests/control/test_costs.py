@@ -26,7 +26,7 @@ def test_a_step_costs_its_own_seconds_and_those_of_its_windows() -> None:
 
 def test_work_of_a_window_counted_by_hand() -> None:
     tokens = TokenCount(full=200, kept=100, reused=60, refreshed=10, new=30, query=5, encoded=30)
-    found = WindowWork.counted(tokens)
+    found = WindowWork.from_counts(tokens)
     # New ones see 70 older and 15 of their own on average, refreshed ones half of the 70, questions all 100.
     assert found == WindowWork(30, 45, 30 * 85 + 10 * 35 + 5 * 100)
 

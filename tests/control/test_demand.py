@@ -61,14 +61,14 @@ def test_no_rung_asks_for_more_than_the_one_above_it(kept, fps, interval, questi
 
 def counted(estimate: DemandEstimate, strides: int, **counts) -> None:
     for _ in range(strides):
-        estimate.measured(Measured(1.0, **counts), FULL, 0.1)
+        estimate.observe_counts(Measured(1.0, **counts), FULL, 0.1)
 
 
 def test_counts_replace_what_was_declared() -> None:
     estimate = DemandEstimate(demand(busy=1.0, kept=0.9, anchor_interval_s=4.0))
     for window in range(2400):
         gated = window % 4 != 0
-        estimate.measured(Measured(1.0, 1, int(gated), 0 if gated else 100, 0 if gated else 40, 0.2), FULL, 0.1)
+        estimate.observe_counts(Measured(1.0, 1, int(gated), 0 if gated else 100, 0 if gated else 40, 0.2), FULL, 0.1)
     found = estimate.demand
     assert found.rate == pytest.approx(1.0)
     assert found.busy == pytest.approx(0.25, abs=0.03)
@@ -80,7 +80,7 @@ def test_counts_replace_what_was_declared() -> None:
 def test_kept_tokens_are_read_as_of_the_rung_they_were_counted_at() -> None:
     estimate = DemandEstimate(demand(kept=0.9, anchor_interval_s=4.0))
     for _ in range(600):
-        estimate.measured(Measured(1.0, 1, 0, 100, 32), Rung("r", kept=0.8), 0.1)
+        estimate.observe_counts(Measured(1.0, 1, 0, 100, 32), Rung("r", kept=0.8), 0.1)
     assert estimate.demand.kept == pytest.approx(0.2, abs=0.001)
 
 
@@ -102,29 +102,29 @@ def test_a_camera_that_never_sends_comes_to_ask_for_nothing() -> None:
 def test_heartbeats_shorter_than_a_stride_are_put_together() -> None:
     often, seldom = DemandEstimate(demand(stride_s=8.0)), DemandEstimate(demand(stride_s=8.0))
     for second in range(160):
-        often.measured(Measured(1.0, int(second % 8 == 0), int(second % 16 == 0)), FULL)
+        often.observe_counts(Measured(1.0, int(second % 8 == 0), int(second % 16 == 0)), FULL)
         if second % 8 == 7:
-            seldom.measured(Measured(8.0, 1, int(second % 16 == 7)), FULL)
+            seldom.observe_counts(Measured(8.0, 1, int(second % 16 == 7)), FULL)
     assert often.demand == seldom.demand
 
 
 def test_what_makes_no_sense_changes_nothing() -> None:
     estimate = DemandEstimate(demand())
     before = estimate.demand
-    assert not estimate.measured(Measured(0.0, 5), FULL)
-    assert not estimate.measured(Measured(-3.0, 5), FULL), "a clock was set back"
-    assert not estimate.measured(Measured(8.0, 0), SHED), "one that is shed sends nothing"
-    assert not estimate.codec(kbit_s=100.0, pixels=0, fps=25.0)
+    assert not estimate.observe_counts(Measured(0.0, 5), FULL)
+    assert not estimate.observe_counts(Measured(-3.0, 5), FULL), "a clock was set back"
+    assert not estimate.observe_counts(Measured(8.0, 0), SHED), "one that is shed sends nothing"
+    assert not estimate.observe_codec(kbit_s=100.0, pixels=0, fps=25.0)
     assert estimate.demand == before
 
 
 def test_the_codec_speaks_first_and_counts_have_the_last_word() -> None:
     estimate = DemandEstimate(demand())
-    estimate.codec(kbit_s=50.0, pixels=1920 * 1080, fps=25.0)
+    estimate.observe_codec(kbit_s=50.0, pixels=1920 * 1080, fps=25.0)
     quiet = estimate.demand.kept
-    estimate.codec(kbit_s=8000.0, pixels=1920 * 1080, fps=25.0)
+    estimate.observe_codec(kbit_s=8000.0, pixels=1920 * 1080, fps=25.0)
     assert 0 < quiet < estimate.demand.kept < 1
-    estimate.codec(kbit_s=8000.0, pixels=1920 * 1080, fps=25.0, activity=0.1)
+    estimate.observe_codec(kbit_s=8000.0, pixels=1920 * 1080, fps=25.0, activity=0.1)
     assert estimate.demand.kept == pytest.approx(0.12)
     counted(estimate, 1, windows=1)
-    assert not estimate.codec(kbit_s=9.0, pixels=100, fps=1.0)
+    assert not estimate.observe_codec(kbit_s=9.0, pixels=100, fps=1.0)

@@ -269,9 +269,9 @@ def test_who_was_given_up_and_joins_again_is_not_counted_twice(directory: Direct
         assert (directory.decoders, directory.replicas) == ({}, {})
         assert counted(directory) == (12, 3, 1)
         # Its cameras' windows are lost, as their decoders count: it has none of them when it comes back.
-        assert directory.gave_up("r1")
+        assert directory.was_expired("r1")
     beat(directory, 48.0)
-    assert not directory.gave_up("r1")
+    assert not directory.was_expired("r1")
 
 
 def test_a_later_controller_counts_what_members_say_and_what_nobody_can_say_any_more(directory: Directory) -> None:
@@ -282,16 +282,16 @@ def test_a_later_controller_counts_what_members_say_and_what_nobody_can_say_any_
     dead = StreamReport("cam-0", counts={"windows_done": 5}, life="one", run="dead")
     directory.heartbeat_replica("r1", [dead], 1.0)
     directory.heartbeat_replica("r1", [replace(dead, counts={"windows_done": 2}, run="alive")], 2.0)
-    kept = json.loads(json.dumps(directory.counted()))
+    kept = json.loads(json.dumps(directory.export_counts()))
     later = Directory(heartbeat_timeout_s=10)
-    later.remember(kept)
+    later.restore_counts(kept)
     later.join_replica(replica("r1"), 0.0)
     later.add(camera("cam-0"), life="one")
     assert later.status("cam-0").windows_done == 7
     later.heartbeat_replica("r1", [replace(dead, counts={"windows_done": 3}, run="alive")], 1.0)
     assert later.status("cam-0").windows_done == 8
     another = Directory()
-    another.remember(kept)
+    another.restore_counts(kept)
     another.add(camera("cam-0"), life="two")
     assert another.status("cam-0").windows_done == 0
 

@@ -7,7 +7,7 @@ from scheduling_parts import LADDER, costs
 
 from cluster.config import CameraConfig, CameraEntry, QuestionConfig, SightlineConfig, camera_settings
 from cluster.control.directory import Directory
-from cluster.control.settings import FleetSettings
+from cluster.control.fleet_settings import FleetSettings
 from cluster.errors import CapacityError, ConfigError, NotReadyError
 from cluster.types import PatchGeometry
 from cluster.types.reports import CameraReport, DecoderInfo, ReplicaInfo, ReplicaReport, StreamReport

@@ -24,7 +24,7 @@ def settled(made: Fleet, until_s: float) -> list:
     for second in range(int(until_s)):
         for name in made.replicas:
             mine = [camera for camera in made.cameras if made.plan(camera).owner == name]
-            rungs = {camera: LADDER.rungs[LADDER.at(made.plan(camera).rung)] for camera in mine}
+            rungs = {camera: LADDER.rungs[LADDER.index_of(made.plan(camera).rung)] for camera in mine}
             share = sum(load(made.demand_of(camera), rung, costs()) for camera, rung in rungs.items())
             made.replica_report(name, busy_share=min(1.0, share), backlog_s=0.0, now_s=float(second))
         steps += made.tick(float(second)).steps
@@ -200,7 +200,7 @@ def test_unknown_replicas_and_cameras() -> None:
     assert made.leave("nobody") == []
     assert made.drain("nobody") == []
     made.replica_report("nobody", busy_share=1.0, backlog_s=3.0, now_s=0.0)
-    for call in (made.plan, made.remove, made.demand_of, lambda name: made.measured(name, Measured(1.0, 1))):
+    for call in (made.plan, made.remove, made.demand_of, lambda name: made.observe_counts(name, Measured(1.0, 1))):
         with pytest.raises(UnknownCameraError, match="'nobody'"):
             call("nobody")
 
@@ -211,7 +211,7 @@ def test_a_fleet_whose_load_drifts_apart_is_evened_out_a_few_cameras_at_a_time()
         made.admit(demand(f"c{number}", stride_s=30.0), 0.0)
     for name in made.cameras:
         if made.plan(name).owner == "r0":
-            made.demand(name, demand(name, stride_s=20.0))
+            made.set_demand(name, demand(name, stride_s=20.0))
     moves = [made.tick(float(second)).moves for second in range(0, 200, 5)]
     assert max(map(len, moves)) <= 2
     assert sum(map(len, moves)) > 0
@@ -239,9 +239,9 @@ def test_quiet_cameras_make_room_within_a_stride() -> None:
     # Half of them go quiet: their windows are gated, and the replica is busy half the time.
     for second in range(1, 40):
         for name in made.cameras[:8]:
-            made.measured(name, Measured(1.0, 1, gated=1))
+            made.observe_counts(name, Measured(1.0, 1, gated=1))
         for name in made.cameras[8:]:
-            made.measured(name, Measured(1.0, 1))
+            made.observe_counts(name, Measured(1.0, 1))
         made.replica_report("r0", busy_share=0.5, backlog_s=0.0, now_s=float(second))
         steps = made.tick(float(second)).steps
         if steps:
@@ -255,8 +255,8 @@ def test_a_camera_that_sends_ten_times_its_rate_is_counted_so_and_steps_down() -
     for number in range(8):
         made.admit(demand(f"c{number}"), 0.0)
     for second in range(120):
-        rung = LADDER.rungs[LADDER.at(made.plan("c0").rung)]
-        made.measured("c0", Measured(2.0, round(20 / rung.stride)))
+        rung = LADDER.rungs[LADDER.index_of(made.plan("c0").rung)]
+        made.observe_counts("c0", Measured(2.0, round(20 / rung.stride)))
         made.tick(float(second))
     assert made.demand_of("c0").rate == pytest.approx(10, rel=0.2)
     assert made.plan("c0").rung != "full", "it is the dearest"
@@ -269,7 +269,7 @@ def test_cameras_that_never_send_take_nobodys_room() -> None:
     assert made.admit(demand("late"), 0.0).verdict == "refused"
     for _ in range(300):
         for name in made.cameras[:10]:
-            made.measured(name, Measured(1.0, 0))
+            made.observe_counts(name, Measured(1.0, 0))
     assert made.admit(demand("late"), 300.0).verdict != "refused"
 
 
@@ -300,7 +300,7 @@ def test_what_is_missing_is_told_when_nobody_can_step_further() -> None:
 def test_a_new_demand_counts_at_once() -> None:
     made = fleet()
     made.admit(demand("c"), 0.0)
-    made.demand("c", demand("c", stride_s=0.5, priority=Priority.CRITICAL))
+    made.set_demand("c", demand("c", stride_s=0.5, priority=Priority.CRITICAL))
     assert made.utilisation("r0") == pytest.approx(0.2)
     assert made.admit(demand("c", stride_s=2.0), 0.0).owner == "r0"
     assert made.utilisation("r0") == pytest.approx(0.05)
@@ -321,7 +321,7 @@ def overloaded(over: float, busy: float, **changes) -> tuple[Replica, Fleet, lis
         total += load(wanted, LADDER.rungs[0], model)
         made.admit(wanted, 0.0, force=True)
         plan = made.plan(wanted.camera)
-        cameras.append(Camera(wanted, plan.phase, busy=busy, rung=LADDER.at(plan.rung)))
+        cameras.append(Camera(wanted, plan.phase, busy=busy, rung=LADDER.index_of(plan.rung)))
     return Replica(cameras, model, fleet=made, budget_s=0.5), made, cameras
 
 

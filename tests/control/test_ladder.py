@@ -178,9 +178,9 @@ def test_a_ladder_comes_back_from_its_file_and_from_a_models_folder(tmp_path) ->
     assert Ladder.load(tmp_path) == Ladder.load(tmp_path / "ladder.json") == default()
     assert "unmeasured" in default().source
     assert default().floor == len(default().rungs) - 2
-    assert default().at("stride") == 3
+    assert default().index_of("stride") == 3
     with pytest.raises(ConfigError, match="no rung 'half'"):
-        default().at("half")
+        default().index_of("half")
 
 
 @pytest.mark.parametrize(

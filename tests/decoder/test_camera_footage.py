@@ -12,7 +12,7 @@ from PIL import Image
 
 from cluster.config import camera_settings, load_config
 from cluster.control.ladder import FULL
-from cluster.decoder.footage.camera import reach_s
+from cluster.decoder.footage.camera import clip_lookback_s
 from cluster.decoder.footage.ring import RingBudget
 from cluster.decoder.pipeline import camera_footage
 from cluster.errors import NotReadyError
@@ -38,7 +38,7 @@ def test_pictures_and_packets_of_a_running_camera(clip) -> None:
         assert plain.pts > keeper.frames[-1].pts
         recording = footage.ring.record(MICROSECONDS, 3 * MICROSECONDS)
         assert recording.complete
-        assert recording.stretch.codec == "h264"
+        assert recording.segment.codec == "h264"
         assert bench.rings.held == footage.ring.bytes > 0
     assert bench.rings.held == 0
     with pytest.raises(NotReadyError):
@@ -54,7 +54,7 @@ def test_a_masked_camera_shows_its_mask(clip) -> None:
         picture = np.asarray(Image.open(io.BytesIO(bench.camera.footage.latest.render().jpeg)).convert("L"))
         assert picture[:, : picture.shape[1] // 2 - 8].max() < 24
         assert picture[:, picture.shape[1] // 2 + 8 :].mean() > 40
-        assert bench.camera.footage.painter() is not None
+        assert bench.camera.footage.make_painter() is not None
 
 
 def test_no_packets_are_held_where_no_clips_are_kept() -> None:
@@ -69,13 +69,13 @@ def test_no_packets_are_held_where_no_clips_are_kept() -> None:
 def test_the_ring_follows_the_windows(clip) -> None:
     with camera_bench(clip) as bench:
         ring, camera = bench.camera.footage.ring, bench.camera
-        assert ring.keep_s == reach_s(camera.settings, bench.config)
+        assert ring.keep_s == clip_lookback_s(camera.settings, bench.config)
         longer = camera.settings.window.model_copy(update={"length_s": 100.0})
-        assert camera.change(camera.settings.model_copy(update={"window": longer}))
-        assert ring.keep_s == reach_s(camera.settings, bench.config)
+        assert camera.apply_settings(camera.settings.model_copy(update={"window": longer}))
+        assert ring.keep_s == clip_lookback_s(camera.settings, bench.config)
         # At a lower quality windows come less often, and answers later.
         before = ring.keep_s
-        camera.run_at(replace(FULL, stride=2.0))
+        camera.set_rung(replace(FULL, stride=2.0))
         assert ring.keep_s > before
 
 

@@ -8,14 +8,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cluster.decoder.pressure import HOLD_S, SETTLE_S, DecodePressure, DecodeWait
+from cluster.decoder.decode_pressure import HOLD_S, SETTLE_S, DecodeBacklog, DecodePressure
 from cluster.types.cameras import Priority
 
 STRIDE_S = 8.0
 
 
-def wait(camera: str, behind_s: float, priority: Priority = Priority.NORMAL) -> DecodeWait:
-    return DecodeWait(camera, priority, behind_s, STRIDE_S)
+def wait(camera: str, behind_s: float, priority: Priority = Priority.NORMAL) -> DecodeBacklog:
+    return DecodeBacklog(camera, priority, behind_s, STRIDE_S)
 
 
 class Process:
@@ -47,7 +47,7 @@ class Process:
                     if self.backlog[name] <= 1e-9:
                         busy.remove(name)
             waits = [wait(name, self.backlog[name], priority) for name, priority in self.cameras.items()]
-            if step := self.pressure.judge(waits, self.now_s):
+            if step := self.pressure.decide(waits, self.now_s):
                 self.steps.append((self.now_s, step.down, step.cameras))
 
 
@@ -66,7 +66,7 @@ def test_nobody_gives_way_while_there_is_time() -> None:
 def test_one_camera_that_is_late_by_itself_is_not_the_decoders_want() -> None:
     pressure = DecodePressure()
     for second in range(60):
-        assert pressure.judge([wait("bad", 100.0), wait("one", 0.0), wait("two", 0.1)], float(second)) is None
+        assert pressure.decide([wait("bad", 100.0), wait("one", 0.0), wait("two", 0.1)], float(second)) is None
 
 
 def test_background_gives_way_first_and_the_rest_is_decoded_in_time() -> None:
@@ -114,23 +114,23 @@ def test_at_the_edge_trying_becomes_rare() -> None:
 def test_a_backlog_that_shrinks_costs_nobody_else() -> None:
     pressure = DecodePressure()
     names = [f"camera-{number}" for number in range(10)]
-    assert pressure.judge([wait(name, 30.0) for name in names], 0.0) is not None
+    assert pressure.decide([wait(name, 30.0) for name in names], 0.0) is not None
     behind_s, now_s = 30.0, 0.0
     while behind_s > 5.0:
         now_s += SETTLE_S
         behind_s *= 0.8
-        assert pressure.judge([wait(name, behind_s) for name in names], now_s) is None
+        assert pressure.decide([wait(name, behind_s) for name in names], now_s) is None
 
 
 def test_a_camera_that_goes_is_forgotten() -> None:
     pressure = DecodePressure()
     names = [f"camera-{number}" for number in range(10)]
-    step = pressure.judge([wait(name, 30.0) for name in names], 0.0)
+    step = pressure.decide([wait(name, 30.0) for name in names], 0.0)
     assert step is not None
     assert step.cameras == ("camera-0",)
-    pressure.judge([wait(name, 30.0) for name in names[1:]], 1.0)
+    pressure.decide([wait(name, 30.0) for name in names[1:]], 1.0)
     assert pressure.down == frozenset()
-    assert pressure.judge([], 2.0) is None
+    assert pressure.decide([], 2.0) is None
 
 
 @settings(max_examples=60, deadline=None)

@@ -32,10 +32,10 @@ def test_chromium_plays_and_seeks(tmp_path, h264, h264_b):
         ring = PacketRing(100.0, 1 << 24, RingBudget(1 << 30))
         ring.open(header)
         for packet in packets[:100]:
-            ring.take(packet)
+            ring.add_packet(packet)
         recording = ring.record(0, 5_000_000)
-        writer = clip_writer(recording.stretch, 0, painter=None, height=720)
-        (tmp_path / f"{name}.mp4").write_bytes(writer.feed(recording.take(1000)) + writer.close())
+        writer = clip_writer(recording.segment, 0, painter=None, height=720)
+        (tmp_path / f"{name}.mp4").write_bytes(writer.feed(recording.pop_packets(1000)) + writer.close())
     (tmp_path / "page.html").write_text(PAGE.format(names=["plain.mp4", "b.mp4", "anew.mp4"]))
     with open_browser() as chromium:
         page = chromium.new_page()

@@ -24,14 +24,14 @@ def placed(header, packets, start=0, until=100 * S):
     ring = PacketRing(100.0, 1 << 26, RingBudget(1 << 30))
     ring.open(header)
     for packet in packets:
-        ring.take(packet)
+        ring.add_packet(packet)
     recording = ring.record(start, until)
-    return recording, recording.take(10_000)
+    return recording, recording.pop_packets(10_000)
 
 
 def parts_of(recording, packets, **options):
     """The file in the parts in which it leaves, and what it shows."""
-    writer = clip_writer(recording.stretch, recording.start, **{"painter": None, "height": 720} | options)
+    writer = clip_writer(recording.segment, recording.start, **{"painter": None, "height": 720} | options)
     parts = [writer.feed(packets[at : at + 10]) for at in range(0, len(packets), 10)]
     return [part for part in [*parts, writer.close()] if part], writer
 
@@ -122,7 +122,7 @@ def test_a_mask_that_cannot_be_applied_makes_no_clip(h264):
         raise ValueError("upside down")
 
     recording, packets = placed(*h264)
-    writer = clip_writer(recording.stretch, 0, painter=refuse, height=720)
+    writer = clip_writer(recording.segment, 0, painter=refuse, height=720)
     with pytest.raises(SourceError, match="cannot be encoded anew"):
         writer.feed(packets)
 

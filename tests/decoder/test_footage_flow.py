@@ -33,7 +33,7 @@ from cluster.client import GatewayClient
 from cluster.codec.source import StreamHeader
 from cluster.decoder.footage.camera import CameraFootage
 from cluster.decoder.footage.ring import PacketRing, RingBudget
-from cluster.decoder.footage.service import Order
+from cluster.decoder.footage.service import RecordOrder
 from cluster.errors import (
     ForbiddenError,
     NotReadyError,
@@ -119,8 +119,8 @@ async def test_an_incident_that_ends_gets_another_clip_where_wanted(tmp_path, h2
         running.feed(h264, 150)
         await running.settled(incident.id)
         for end_s in (4.0, 5.0, 6.0):
-            running.service.take(running.alarm(end_s))
-        running.service.take(running.alarm(7.0, score=0.1))
+            running.service.accept_answer(running.alarm(end_s))
+        running.service.accept_answer(running.alarm(7.0, score=0.1))
         running.feed(h264, 200)
         await until(lambda: running.store.find(incident.id, "end") is not None)
         _, clip = await fetched(running.address, incident.id, "end")
@@ -131,7 +131,7 @@ async def test_a_decoder_that_dies_leaves_what_it_had_sent(tmp_path, h264):
     async with site(tmp_path, after_s=30) as running:
         running.feed(h264, 150)
         incident = await running.alert(5.0)
-        await until(lambda: running.store.held and running.store.find(incident.id, "snapshot") is not None)
+        await until(lambda: running.store.bytes_stored and running.store.find(incident.id, "snapshot") is not None)
         await asyncio.sleep(0.3)
         await running.stop_decoder()
         settled = await running.settled(incident.id)
@@ -156,7 +156,7 @@ async def test_a_decoder_that_comes_back_is_asked_again(tmp_path, h264):
         ring = running.cameras["gate"].ring
         ring.open(h264[0])
         for packet in h264[1][100:150]:
-            ring.take(packet)
+            ring.add_packet(packet)
         settled = await running.settled(incident.id)
         assert (settled.clip, running.routes) == ("part", 2)
         assert settled.footage_note == "the clip is not whole: the camera's video begins 2 s into it"
@@ -173,7 +173,7 @@ async def test_no_decoder_no_clip_and_it_is_said(tmp_path, h264):
 
 
 async def test_a_camera_that_stops_sending_ends_its_clip(tmp_path, h264, monkeypatch):
-    monkeypatch.setattr("cluster.alerts.clips.collector.SLACK_S", 0.0)
+    monkeypatch.setattr("cluster.alerts.clips.footage_collector.SLACK_S", 0.0)
     async with site(tmp_path, after_s=0.5) as running:
         running.feed(h264, 101)
         frozen = await running.alert(5.0)
@@ -215,7 +215,7 @@ async def test_a_full_disk_costs_the_clip_alone(tmp_path, h264):
         assert settled.footage_note.startswith("no snapshot and no clip: the disk is full")
         assert running.store.failed == 1
         # The incident itself goes on, and so does the next.
-        running.service.take(running.alarm(6.0, score=0.1))
+        running.service.accept_answer(running.alarm(6.0, score=0.1))
         assert (await running.alert(8.0)).id != incident.id
 
 
@@ -227,15 +227,15 @@ async def test_a_hundred_incidents_at_once(tmp_path, h264):
         running.service._rules["gate"] = rules
         alarm = Alarm()
         for question in rules:
-            running.service.take(alarm(5.0, question=question))
-        await until(lambda: running.collector.under_way >= 30)
+            running.service.accept_answer(alarm(5.0, question=question))
+        await until(lambda: running.collector.in_progress >= 30)
         running.feed(h264, 200)
-        found = [await running.settled(each.id, 30.0) for each in running.service.opened()]
+        found = [await running.settled(each.id, 30.0) for each in running.service.open_incidents()]
         states = [each.clip for each in found]
         assert (states.count("whole"), states.count("none"), len(states)) == (30, 70, 100)
         refused = {each.footage_note for each in found if each.clip == "none"}
         assert refused == {"no clip: 30 are being made already (clips.at_once)"}
-        assert running.collector.under_way == 0
+        assert running.collector.in_progress == 0
         assert len(running.store) == 60
 
 
@@ -246,7 +246,7 @@ async def test_what_must_be_encoded_anew_is_bounded(tmp_path, monkeypatch):
         rules = dict.fromkeys((f"q{n}" for n in range(5)), next(iter(running.service._rules["gate"].values())))
         running.service._rules["gate"] = rules
         incidents = [await running.alert(1.5, question=question) for question in rules]
-        await until(lambda: running.collector.under_way == 2)
+        await until(lambda: running.collector.in_progress == 2)
         running.cameras["gate"].ring.pause("the video ended")
         found = [await running.settled(each.id) for each in incidents]
         assert sorted((each.clip, each.footage_note) for each in found) == [
@@ -291,7 +291,7 @@ async def test_forgetting_takes_the_clips_and_the_packets(tmp_path, h264):
         for incident in incidents.values():
             await running.settled(incident.id)
         waiting = await running.alert(9.9, question="car")
-        await until(lambda: running.collector.under_way == 1 and running.store.find(waiting.id, "snapshot"))
+        await until(lambda: running.collector.in_progress == 1 and running.store.find(waiting.id, "snapshot"))
 
         def forget():
             with GatewayClient(running.address) as client:
@@ -312,7 +312,7 @@ async def test_forgetting_takes_the_clips_and_the_packets(tmp_path, h264):
 
 async def test_a_camera_that_is_removed_takes_its_clips_along(tmp_path, h264):
     async with site(tmp_path) as running:
-        await running.collector.retain({"gate": "1", "yard": "1"})
+        await running.collector.retain_cameras({"gate": "1", "yard": "1"})
         running.feed(h264, 200)
         incident = await running.alert(5.0)
         await running.settled(incident.id)
@@ -320,26 +320,26 @@ async def test_a_camera_that_is_removed_takes_its_clips_along(tmp_path, h264):
         await running.stop_alerting()
         await running.start_alerting()
         assert len(running.store) == 2
-        await running.collector.retain({"yard": "1"})
+        await running.collector.retain_cameras({"yard": "1"})
         assert (len(running.store), list((tmp_path / "clips").iterdir())) == (0, [])
         assert await running.service.incidents() == []
 
 
 async def test_a_camera_that_is_added_again_shows_nothing_of_the_one_that_was_removed(tmp_path, h264):
     async with site(tmp_path) as running:
-        await running.collector.retain({"gate": "1", "yard": "1"})
+        await running.collector.retain_cameras({"gate": "1", "yard": "1"})
         running.feed(h264, 200)
         await running.settled((await running.alert(5.0)).id)
         # Nobody has looked in between.
-        await running.collector.retain({"gate": "2", "yard": "1"})
+        await running.collector.retain_cameras({"gate": "2", "yard": "1"})
         assert (len(running.store), list((tmp_path / "clips").iterdir())) == (0, [])
         assert await running.service.incidents() == []
 
 
 async def test_what_could_not_be_deleted_is_tried_again(tmp_path, h264, monkeypatch):
-    monkeypatch.setattr("cluster.alerts.clips.collector.SWEEP_S", 0.05)
+    monkeypatch.setattr("cluster.alerts.clips.footage_collector.SWEEP_S", 0.05)
     async with site(tmp_path) as running:
-        await running.collector.retain({"gate": "1", "yard": "1"})
+        await running.collector.retain_cameras({"gate": "1", "yard": "1"})
         running.feed(h264, 200)
         incident = await running.alert(5.0)
         await running.settled(incident.id)
@@ -347,7 +347,7 @@ async def test_what_could_not_be_deleted_is_tried_again(tmp_path, h264, monkeypa
         file.unlink()
         # A folder of its name, which deleting a file does not remove.
         file.mkdir()
-        await running.collector.retain({"yard": "1"})
+        await running.collector.retain_cameras({"yard": "1"})
         assert running.store.find(incident.id, "clip") is not None
         file.rmdir()
         await until(lambda: not len(running.store))
@@ -356,12 +356,12 @@ async def test_what_could_not_be_deleted_is_tried_again(tmp_path, h264, monkeypa
 
 async def test_cameras_of_another_run_are_not_taken_for_removed(tmp_path, h264):
     async with site(tmp_path) as running:
-        await running.collector.retain({"gate": "1", "yard": "1"})
+        await running.collector.retain_cameras({"gate": "1", "yard": "1"})
         running.feed(h264, 200)
         await running.settled((await running.alert(5.0)).id)
     async with site(tmp_path) as running:
         running.collector._run, running.collector._cameras = "another", {}
-        await running.collector.retain({"yard": "1"})
+        await running.collector.retain_cameras({"yard": "1"})
         assert len(running.store) == 2
 
 
@@ -446,7 +446,7 @@ def _picture(address):
 async def test_a_reader_that_leaves_stops_the_recording(tmp_path, h264):
     async with site(tmp_path, after_s=60) as running:
         running.feed(h264, 110)
-        parts = running.recorder.record(Order("gate", 0, 90_000_000, 60.0))
+        parts = running.recorder.record(RecordOrder("gate", 0, 90_000_000, 60.0))
         async with contextlib.aclosing(parts):
             await anext(parts)
             assert running.recorder._recording == 1
@@ -472,7 +472,7 @@ def test_a_ring_that_fails_does_not_stop_its_camera(h264, caplog):
             pass
 
     footage = CameraFootage(PacketRing(5.0, 1 << 20, RingBudget(1 << 20)))
-    source = footage.watching(Source())
+    source = footage.tap(Source())
     source.open()
     assert len(list(source.packets())) == 7
     assert "no clips of this camera" in caplog.text
@@ -515,9 +515,9 @@ async def test_an_incident_that_ends_first_hears_of_its_clip_all_the_same(tmp_pa
     async with site(tmp_path) as running:
         running.feed(h264, 110)
         incident = await running.alert(5.0)
-        running.service.take(running.alarm(6.0, score=0.1))
+        running.service.accept_answer(running.alarm(6.0, score=0.1))
         await running.service._flush()
-        assert running.service.opened() == []
+        assert running.service.open_incidents() == []
         running.feed(h264, 150)
         settled = await running.settled(incident.id)
         assert (settled.open, settled.clip, settled.end) == (False, "whole", incident.end)
@@ -556,7 +556,7 @@ async def test_a_full_disk_is_said_once_and_also_when_it_is_over(tmp_path, h264,
         for end_s in (5.0, 6.0, 7.0):
             incident = await running.alert(end_s)
             assert (await running.settled(incident.id)).clip == "none"
-            running.service.take(running.alarm(end_s + 0.5, score=0.1))
+            running.service.accept_answer(running.alarm(end_s + 0.5, score=0.1))
         assert caplog.text.count("snapshots and clips are not kept: the disk is full: less than clips.keep_free") == 1
         assert not [each for each in caplog.records if each.levelname == "WARNING" and "incident" in each.message]
         running.store._keep_free = 0
@@ -572,11 +572,11 @@ async def test_a_disk_that_takes_nothing_at_all_stops_neither_windows_nor_alerts
         with full_disk(512):
             for end_s in (5.0, 7.0):
                 incident = await running.alert(end_s)
-                await until(lambda: running.service.opened()[0].clip == "none")
-                [found] = running.service.opened()
+                await until(lambda: running.service.open_incidents()[0].clip == "none")
+                [found] = running.service.open_incidents()
                 assert (found.id, found.footage_note) == (incident.id, "no snapshot and no clip: the disk is full")
-                running.service.take(running.alarm(end_s + 1, score=0.1))
-                assert running.service.opened() == []
+                running.service.accept_answer(running.alarm(end_s + 1, score=0.1))
+                assert running.service.open_incidents() == []
             assert (await running.service.outbox()).trouble.startswith("the disk does not take alerts")
             assert running.store.trouble == "the disk is full"
         # There is room again: the next one has its clip, and nothing that happened meanwhile is missing.

@@ -47,7 +47,7 @@ def test_a_form_is_made_once_and_another_picture_is_another():
     assert len(tags) == 6
     latest.show(sample(1), mask)
     assert latest.render().etag not in tags
-    latest.forget()
+    latest.clear()
     with pytest.raises(NotReadyError):
         latest.render()
 
@@ -56,8 +56,8 @@ def group(header, packets, moment):
     ring = PacketRing(100.0, 1 << 26, RingBudget(1 << 30))
     ring.open(header)
     for packet in packets:
-        ring.take(packet)
-    return ring.newest(moment)
+        ring.add_packet(packet)
+    return ring.gop_packets(moment)
 
 
 def test_a_still_shows_its_moment_in_full_size(h264, h264_b):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from cluster.config import camera_settings, load_config
-from cluster.decoder.footage.camera import bytes_of, reach_s, shortages
+from cluster.decoder.footage.camera import clip_lookback_s, clip_shortages, footage_bytes
 from cluster.decoder.footage.ring import PacketRing, RingBudget
 from cluster.types import MICROSECONDS, EncodedPacket
 
@@ -16,7 +16,7 @@ def configuration(cameras=("gate",), **sections):
 
 
 def reach(config, **more):
-    return reach_s(camera_settings(config, config.cameras[0]), config, **more)
+    return clip_lookback_s(camera_settings(config, config.cameras[0]), config, **more)
 
 
 def test_to_the_first_window_what_is_shown_before_it_and_how_late_an_answer_comes():
@@ -35,11 +35,11 @@ def test_to_the_first_window_what_is_shown_before_it_and_how_late_an_answer_come
 def test_the_defaults_hold_ordinary_cameras():
     """1080p at 4 Mbit/s, a keyframe every two seconds."""
     config = configuration()
-    wanted = bytes_of(reach(config))
+    wanted = footage_bytes(reach(config))
     assert wanted == (82 + 2) * 500_000
     assert wanted <= config.clips.ring_camera_bytes
     assert config.clips.ring_bytes // wanted == 25
-    assert shortages(configuration([f"c{n}" for n in range(50)])) == []
+    assert clip_shortages(configuration([f"c{n}" for n in range(50)])) == []
 
 
 @pytest.mark.parametrize(
@@ -56,7 +56,7 @@ def test_the_defaults_hold_ordinary_cameras():
     ],
 )  # fmt: skip
 def test_who_holds_too_little_is_told_before_it_starts(cameras, sections, told):
-    found = shortages(configuration([f"c{n}" for n in range(cameras)], **sections))
+    found = clip_shortages(configuration([f"c{n}" for n in range(cameras)], **sections))
     assert found == ([told] if told else [])
 
 
@@ -64,7 +64,7 @@ def fed(ring, seconds, bytes_per_s, first=0):
     """A keyframe each second."""
     for second in range(first, first + seconds):
         time = second * MICROSECONDS
-        ring.take(EncodedPacket("mpeg4", bytes(bytes_per_s), time, time, True, second))
+        ring.add_packet(EncodedPacket("mpeg4", bytes(bytes_per_s), time, time, True, second))
 
 
 def test_a_ring_that_is_too_small_says_which_setting_keeps_it_so():
@@ -94,9 +94,9 @@ def test_what_was_longer_ago_is_forgotten(before_s, left):
     ring = PacketRing(60.0, 1 << 20, budget)
     fed(ring, 10, 100)
     old, new = (ring.record(start * MICROSECONDS, 60 * MICROSECONDS) for start in (2, 8))
-    assert ring.forget(before_s) == (10 - left) * 100
+    assert ring.delete_before(before_s) == (10 - left) * 100
     assert budget.held == ring.bytes == left * 100
-    assert bool(old.over) == (before_s < 100)
-    assert bool(new.over) == (before_s == 0)
+    assert bool(old.end_reason) == (before_s < 100)
+    assert bool(new.end_reason) == (before_s == 0)
     fed(ring, 1, 100, first=10)
     assert ring.bytes == (left + 1) * 100

@@ -20,19 +20,19 @@ def ring_of(header, packets, *, keep_s=4.0, most=1 << 24, budget=None):
     ring = PacketRing(keep_s, most, budget or RingBudget(1 << 30))
     ring.open(header)
     for packet in packets:
-        ring.take(packet)
+        ring.add_packet(packet)
     return ring
 
 
 def times(recording):
-    return [placed.time for placed in recording.take(10_000)]
+    return [placed.time for placed in recording.pop_packets(10_000)]
 
 
 def test_it_reaches_back_by_whole_groups(h264):
     header, packets = h264
     ring = ring_of(header, packets)
     # The newest picture is at 9.95 s: 4 s before it lie in the group that begins at 5 s.
-    assert ring.newest(0)[0].packet.sequence == 180
+    assert ring.gop_packets(0)[0].packet.sequence == 180
     recording = ring.record(0, 20 * S)
     assert times(recording)[0] == 5 * S
     assert recording.missing == "its first 5 s are not held any more"
@@ -45,9 +45,9 @@ def test_what_never_was_is_not_called_given_up(h264):
     assert ring_of(header, packets[:40]).record(-S // 2, 1 * S).missing == ""
     # What was forgotten, or given up as too much, was there.
     ring = ring_of(header, packets[:30])
-    ring.forget()
+    ring.delete_before()
     for packet in packets[30:60]:
-        ring.take(packet)
+        ring.add_packet(packet)
     assert ring.record(0, 3 * S).missing == "its first 2 s are not held any more"
 
 
@@ -56,9 +56,9 @@ def test_a_recording_is_what_was_and_what_comes(h264):
     ring = ring_of(header, packets[:150])
     recording = ring.record(round(4.2 * S), round(8.5 * S))
     for packet in packets[150:]:
-        ring.take(packet)
+        ring.add_packet(packet)
     assert recording.complete
-    assert (recording.missing, recording.over, recording.losses) == ("", "", 0)
+    assert (recording.missing, recording.end_reason, recording.losses) == ("", "", 0)
     assert times(recording) == [at * STEP for at in range(80, 170)]
 
 
@@ -86,17 +86,17 @@ def test_a_camera_without_keyframes_is_given_up_and_said_so(h264):
     assert ring.bytes == 0
     recording = ring.record(0, S)
     assert recording.done
-    assert recording.over == "the camera sent no picture that a clip can begin with"
+    assert recording.end_reason == "the camera sent no picture that a clip can begin with"
     # It is there again with its next keyframe.
     for packet in shifted(packets[:20], endless[-1].pts + STEP, len(endless)):
-        ring.take(packet)
+        ring.add_packet(packet)
     assert ring.bytes == sum(len(p.data) for p in packets[:20])
 
 
 def test_a_join_in_the_middle_waits_for_a_keyframe(h264):
     header, packets = h264
     ring = ring_of(header, packets[7:45])
-    assert ring.newest(0)[0].packet.sequence == 40
+    assert ring.gop_packets(0)[0].packet.sequence == 40
     assert times(ring.record(0, 3 * S))[0] == 20 * STEP
 
 
@@ -121,8 +121,8 @@ def test_a_clock_that_is_set_anew_ends_a_recording(h264, by_s):
     ring = ring_of(header, packets[:60])
     recording = ring.record(S, 20 * S)
     for packet in shifted(packets[60:100], by_s * S, 60):
-        ring.take(packet)
-    assert recording.over == "the camera's clock was set anew"
+        ring.add_packet(packet)
+    assert recording.end_reason == "the camera's clock was set anew"
     assert times(recording)[-1] == 59 * STEP
     # What lies before it can still be had, and so can what comes after.
     assert times(ring.record(S, 2 * S))[0] == S
@@ -148,17 +148,17 @@ def test_another_codec_or_size_is_another_clip(h264):
         ring = ring_of(header, packets[:60])
         recording = ring.record(S, 20 * S)
         for packet in shifted(other, 3 * S, 60):
-            ring.take(packet)
-        assert recording.over == why
+            ring.add_packet(packet)
+        assert recording.end_reason == why
         assert len(times(recording)) == 40
         again = ring.record(3 * S, 5 * S)
-        assert again.stretch.codec == other[0].codec
+        assert again.segment.codec == other[0].codec
         assert len(times(again)) == 40
 
 
 def test_the_same_picture_with_sets_in_every_keyframe_is_one_clip(h264):
     header, packets = h264
-    assert ring_of(header, packets).record(6 * S, 20 * S).over == ""
+    assert ring_of(header, packets).record(6 * S, 20 * S).end_reason == ""
 
 
 def test_the_connection_is_lost_and_comes_back(h264):
@@ -166,11 +166,11 @@ def test_the_connection_is_lost_and_comes_back(h264):
     ring = ring_of(header, packets[:60])
     recording = ring.record(S, 20 * S)
     ring.pause("the connection to the camera was lost")
-    assert recording.over == "the connection to the camera was lost"
-    assert ring.record(S, 20 * S).over == recording.over
+    assert recording.end_reason == "the connection to the camera was lost"
+    assert ring.record(S, 20 * S).end_reason == recording.end_reason
     ring.open(header)
     for packet in packets[:40]:
-        ring.take(packet)
+        ring.add_packet(packet)
     assert times(ring.record(0, 20 * S))[:40] == [at * STEP for at in range(40)]
 
 
@@ -180,11 +180,11 @@ def test_forgotten_is_gone(h264):
     ring = ring_of(header, packets[:90], budget=budget)
     recording = ring.record(0, 20 * S)
     held = ring.bytes
-    assert ring.forget() == held
+    assert ring.delete_before() == held
     assert budget.held == 0
-    assert recording.over == "the camera was forgotten"
+    assert recording.end_reason == "the camera was forgotten"
     for packet in packets[90:]:
-        ring.take(packet)
+        ring.add_packet(packet)
     # Nothing of before, not even what a group begun before would still need.
     assert times(ring.record(0, 20 * S))[0] == 5 * S
 
@@ -223,14 +223,14 @@ def test_whatever_comes_the_books_are_right(steps):
         sequence += 2 if what == "lost" else 1
         now += {"back": -60 * S, "ahead": 60 * S}.get(what, STEP)
         codec = "mpeg4" if what == "codec" else codec
-        ring.take(EncodedPacket(codec, b"\0" * size, now, now, what == "key", sequence))
+        ring.add_packet(EncodedPacket(codec, b"\0" * size, now, now, what == "key", sequence))
         assert 0 <= ring.bytes <= 20_000
         assert budget.held == ring.bytes
-        held = ring.newest(1 << 62)
+        held = ring.gop_packets(1 << 62)
         assert not held or held[0].starts
         assert [each.order for each in held] == sorted(each.order for each in held)
-    taken = ring.record(now - 2 * S, now + S).take(10_000)
+    taken = ring.record(now - 2 * S, now + S).pop_packets(10_000)
     assert not taken or taken[0].starts
-    assert len({id(each.stretch) for each in taken}) <= 1
+    assert len({id(each.segment) for each in taken}) <= 1
     ring.close()
     assert budget.held == 0

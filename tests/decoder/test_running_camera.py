@@ -9,7 +9,7 @@ from camera_parts import Keeper, camera_bench, until
 
 from cluster import metrics
 from cluster.control.ladder import FULL, Rung
-from cluster.decoder.pipeline import spec_at
+from cluster.decoder.pipeline import stream_spec_at
 from cluster.types import MICROSECONDS, FrameSample, Question, StreamSpec
 
 LOW = Rung("stride", prune=1.5, refresh_budget=0.0, stride=2.0, fps=0.5, f1=0.9)
@@ -31,11 +31,11 @@ def test_a_rung_is_told_to_the_replica_and_the_video_goes_on(bench) -> None:
     bench.camera.route(bench.replica(keeper))
     bench.push(8)
     until("frames at full quality", lambda: len(keeper.frames) >= 6)
-    bench.camera.run_at(LOW)
+    bench.camera.set_rung(LOW)
     until("the new specification", lambda: len(keeper.specs) == 2)
     bench.push(12)
     until("frames at the lower rate", lambda: keeper.frames[-1].duration == 2 * MICROSECONDS)
-    bench.camera.run_at(FULL)
+    bench.camera.set_rung(FULL)
     bench.push(12)
     until("frames at the full rate", lambda: keeper.frames[-1].pts > 28 * MICROSECONDS)
     assert [(spec.stride_s, spec.refresh_budget) for spec in keeper.specs] == [(2, 0.5), (4, 0.0), (2, 0.5)]
@@ -66,7 +66,7 @@ def test_other_questions_reach_the_replica_and_the_window_goes_on(bench) -> None
             "window": settings.window.model_copy(update={"stride_s": 4.0}),
         }
     )
-    assert bench.camera.change(asked)
+    assert bench.camera.apply_settings(asked)
     until("the new specification", lambda: len(keeper.specs) == 2)
     bench.push(12)
     until("frames after it", lambda: keeper.frames[-1].pts > 7 * MICROSECONDS)
@@ -75,9 +75,9 @@ def test_other_questions_reach_the_replica_and_the_window_goes_on(bench) -> None
     assert (second.priority, second.stride_s, second.questions[0].threshold) == ("critical", 4, 0.7)
     assert [frame.random_access for frame in keeper.frames] == [True] + [False] * (len(keeper.frames) - 1)
     assert not keeper.closed
-    bench.camera.run_at(LOW)
+    bench.camera.set_rung(LOW)
     until("its rung on top of that", lambda: keeper.specs[-1].stride_s == 4 and len(keeper.specs) == 3)
-    assert bench.camera.change(asked), "the same again"
+    assert bench.camera.apply_settings(asked), "the same again"
     assert len(keeper.specs) == 3
 
 
@@ -89,15 +89,15 @@ def test_settings_of_pictures_are_not_changed_while_it_runs(bench) -> None:
         ("pruning", settings.pruning.model_copy(update={"policy": "none"})),
         ("privacy_masks", [((0.0, 0.0), (1.0, 0.0), (1.0, 1.0))]),
     ):
-        assert not bench.camera.change(settings.model_copy(update={key: value})), key
+        assert not bench.camera.apply_settings(settings.model_copy(update={key: value})), key
     assert bench.camera.settings == settings
 
 
 def test_the_same_rung_again_tells_nobody(bench) -> None:
     keeper = Keeper()
-    bench.camera.run_at(LOW)
+    bench.camera.set_rung(LOW)
     bench.camera.route(bench.replica(keeper))
-    bench.camera.run_at(LOW)
+    bench.camera.set_rung(LOW)
     bench.push(4)
     until("a frame", lambda: keeper.frames)
     assert [spec.stride_s for spec in keeper.specs] == [4]
@@ -109,7 +109,7 @@ def test_a_shed_camera_sends_nothing_counts_every_window_and_comes_back(bench) -
     bench.push(6)
     until("frames", lambda: len(keeper.frames) >= 4)
     before, counted = len(keeper.frames), dropped("shed")
-    bench.camera.run_at(SHED)
+    bench.camera.set_rung(SHED)
     bench.push(20)
     until("windows counted while it is shed", lambda: bench.camera.report().counts["windows_dropped"] >= 8)
     report = bench.camera.report()
@@ -118,7 +118,7 @@ def test_a_shed_camera_sends_nothing_counts_every_window_and_comes_back(bench) -
     until("nothing under way", lambda: bench.sender.status("gate").in_flight == 0)
     sent = len(keeper.frames)
     assert sent <= before + 2, "what was decoded before it was shed may still go"
-    bench.camera.run_at(FULL)
+    bench.camera.set_rung(FULL)
     bench.push(6)
     until("frames again", lambda: len(keeper.frames) > sent + 2)
     again = keeper.frames[sent]
@@ -139,9 +139,9 @@ def test_from_shed_to_a_lower_rung_the_replica_learns_of_it_before_the_first_fra
     bench.camera.route(bench.replica(keeper))
     bench.push(4)
     until("frames", lambda: keeper.frames)
-    bench.camera.run_at(SHED)
+    bench.camera.set_rung(SHED)
     bench.push(4)
-    bench.camera.run_at(LOW)
+    bench.camera.set_rung(LOW)
     bench.push(10)
     until("frames again", lambda: keeper.frames[-1].duration == 2 * MICROSECONDS)
     told = [each for each in keeper.told if isinstance(each, StreamSpec) or each.random_access]
@@ -155,7 +155,7 @@ def test_a_camera_its_decoder_has_no_time_for_shows_keyframes_counts_its_windows
     bench.push(6)
     until("frames", lambda: len(keeper.frames) >= 4)
     before, counted = bench.camera.report().counts, dropped("decoder_slow")
-    bench.camera.fall_behind(True)
+    bench.camera.set_behind(True)
     bench.push(24)
     until("windows counted meanwhile", lambda: bench.camera.report().counts["windows_dropped"] >= 9)
     report = bench.camera.report()
@@ -167,7 +167,7 @@ def test_a_camera_its_decoder_has_no_time_for_shows_keyframes_counts_its_windows
     assert report.counts["gaps"] == 0
     assert bench.camera.footage.latest.render().jpeg.startswith(b"\xff\xd8")
     sent = len(keeper.frames)
-    bench.camera.fall_behind(False)
+    bench.camera.set_behind(False)
     bench.push(10)
     until("frames again", lambda: len(keeper.frames) > sent + 2)
     again = keeper.frames[sent]
@@ -187,19 +187,19 @@ def test_a_few_frames_between_two_times_without_any_hide_no_window(bench) -> Non
     until("frames", lambda: len(keeper.frames) >= 5)
     until("nothing under way", lambda: bench.sender.status("gate").in_flight == 0)
     stride = 2 * MICROSECONDS
-    bench.camera.fall_behind(True)
+    bench.camera.set_behind(True)
     bench.push(9)
     sent = len(keeper.frames)
-    bench.camera.fall_behind(False)
+    bench.camera.set_behind(False)
     while len(keeper.frames) == sent:
         bench.push(0.4)
         time.sleep(0.02)
-    bench.camera.fall_behind(True)
+    bench.camera.set_behind(True)
     between = keeper.frames[-1]
     assert between.end - keeper.frames[sent].pts < stride, "too few for a window"
     bench.push(13)
     sent = len(keeper.frames)
-    bench.camera.fall_behind(False)
+    bench.camera.set_behind(False)
     bench.push(8)
     until("frames again", lambda: len(keeper.frames) > sent + 2)
     again = keeper.frames[sent]
@@ -235,11 +235,12 @@ def test_a_camera_that_another_decoder_had_for_a_while_is_answered_again_and_say
 
 
 def test_how_far_behind_a_camera_is(bench, clip) -> None:
-    assert bench.camera.wait is not None
-    assert (bench.camera.wait.camera, bench.camera.wait.behind_s, bench.camera.wait.stride_s) == ("gate", 0.0, 2)
+    backlog = bench.camera.decode_backlog
+    assert backlog is not None
+    assert (backlog.camera, backlog.behind_s, backlog.stride_s) == ("gate", 0.0, 2)
     with camera_bench(clip, source=str(clip)) as patient:
-        assert patient.camera.wait is None, "a file that may wait is never late"
-        patient.camera.fall_behind(True)
+        assert patient.camera.decode_backlog is None, "a file that may wait is never late"
+        patient.camera.set_behind(True)
         keeper = Keeper()
         patient.camera.route(patient.replica(keeper))
         until("all of it all the same", lambda: len(keeper.frames) == 24)
@@ -249,7 +250,7 @@ def test_without_a_replica_windows_are_counted_by_another_reason(bench) -> None:
     before = dropped("no_replica"), dropped("shed")
     bench.push(10)
     until("windows", lambda: bench.camera.report().counts["windows_dropped"] >= 3)
-    bench.camera.run_at(SHED)
+    bench.camera.set_rung(SHED)
     # Told by keyframes, one in four seconds.
     bench.push(16)
     until("more windows", lambda: bench.camera.report().counts["windows_dropped"] >= 11)
@@ -261,11 +262,11 @@ def test_without_a_replica_windows_are_counted_by_another_reason(bench) -> None:
 def test_a_file_that_may_wait_is_not_thrown_away_while_it_is_shed(clip) -> None:
     keeper = Keeper()
     with camera_bench(clip, source=str(clip)) as bench:
-        bench.camera.run_at(SHED)
+        bench.camera.set_rung(SHED)
         bench.camera.route(bench.replica(keeper))
         until("its first frame to wait", lambda: bench.camera.report().counts["frames_sampled"] >= 2)
         assert "shed" in bench.camera.report().reason
-        bench.camera.run_at(FULL)
+        bench.camera.set_rung(FULL)
         until("its end", lambda: bench.camera.ended)
         until("all of it", lambda: len(keeper.frames) == 24)
     assert keeper.frames[0].pts == 0
@@ -285,5 +286,5 @@ def test_a_file_that_may_wait_is_not_thrown_away_while_it_is_shed(clip) -> None:
 )
 def test_what_a_replica_is_told_of_a_rung(window_s, stride_s, budget, rung, expected) -> None:
     spec = StreamSpec("gate", (Question("q", "Who?"),), window_s=window_s, stride_s=stride_s, refresh_budget=budget)
-    at = spec_at(spec, rung)
+    at = stream_spec_at(spec, rung)
     assert (at.stride_s, at.refresh_budget) == expected

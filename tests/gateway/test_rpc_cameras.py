@@ -13,7 +13,7 @@ from sightline.v1 import cameras_pb2, cameras_pb2_grpc, results_pb2_grpc
 
 from cluster.client import GatewayClient
 from cluster.config import CameraEntry
-from cluster.control.cameras.managed import Managed
+from cluster.control.cameras.managed import ManagedCamera
 from cluster.errors import (
     CameraExistsError,
     ConfigError,
@@ -62,7 +62,7 @@ class Directory:
 
     async def export(self, names=()):
         return [
-            Managed(entry=CameraEntry(name=name, source=self.asked[name][0]), manager=self.cameras[name].manager)
+            ManagedCamera(entry=CameraEntry(name=name, source=self.asked[name][0]), manager=self.cameras[name].manager)
             for name in sorted(names or self.cameras)
         ]
 

@@ -10,17 +10,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cluster.config import CameraEntry
-from cluster.control.cameras.changes import follow_configuration, plan
+from cluster.control.cameras.changes import merge_configuration, plan
 from cluster.control.cameras.managed import (
     CLUSTER,
     CONFIGURATION,
-    Managed,
+    ManagedCamera,
     entry_from_json,
     entry_to_json,
     manager_from_outside,
     settings_of,
     with_variables,
-    written,
+    written_keys,
 )
 from cluster.errors import CameraExistsError, ConfigError, ManagedElsewhereError, UnknownCameraError
 from cluster.kubernetes.resource import as_yaml, parse_cameras, read_cameras
@@ -48,12 +48,12 @@ def entry(name, **keys):
 
 def test_lists_and_resources_in_one_file_mean_the_same():
     gate, yard = parse_cameras(BOTH, "both.yaml", {"GATE": "s3cret"})
-    assert written(gate) == {
+    assert written_keys(gate) == {
         "name": "gate",
         "source": SourceAddress("rtsp://viewer:s3cret@10.0.0.1/stream"),
         "window": {"stride_s": 4.0},
     }
-    assert written(yard) == {
+    assert written_keys(yard) == {
         "name": "yard",
         "priority": "critical",
         "window": {"stride_s": 2.0},
@@ -115,7 +115,7 @@ def test_what_is_exported_reads_back_and_names_a_variable_for_each_secret():
     text = as_yaml([hidden, yard], ["Set GATE_PASSWORD."])
     assert "s3cret" not in text
     again = parse_cameras(text, "export.yaml", {"GATE_PASSWORD": "s3cret"})
-    assert [written(each) for each in again] == [written(each) for each in cameras]
+    assert [written_keys(each) for each in again] == [written_keys(each) for each in cameras]
     two = {"name": "1-a", "source": "http://h/?user=***&password=***"}
     assert with_variables(two, ["CAMERA_1_A_PASSWORD"]) == (
         {**two, "source": "http://h/?user=${CAMERA_1_A_PASSWORD_2}&password=${CAMERA_1_A_PASSWORD_3}"},
@@ -128,9 +128,9 @@ def test_a_written_camera_is_no_json_by_itself_and_its_secrets_are_only_where_th
     address = "rtsp://viewer:s3cret@10.0.0.1/stream?token=t0ken"
     gate = entry("gate", source=address)
     with pytest.raises(TypeError):
-        json.dumps(written(gate))
+        json.dumps(written_keys(gate))
     for shown in (
-        str(written(gate)),
+        str(written_keys(gate)),
         f"{gate!r} {gate} {gate.source}",
         gate.model_dump_json(),
         str(gate.model_dump()),
@@ -140,16 +140,16 @@ def test_a_written_camera_is_no_json_by_itself_and_its_secrets_are_only_where_th
         assert "s3cret" not in shown
         assert "t0ken" not in shown
     assert json.loads(entry_to_json(gate, secrets=True))["source"] == address
-    assert Managed.model_validate_json(Managed(entry=gate).to_json()).entry.source.reveal() == address
+    assert ManagedCamera.model_validate_json(ManagedCamera(entry=gate).to_json()).entry.source.reveal() == address
 
 
 def test_a_plan_adds_changes_and_prunes_its_own_and_leaves_others():
     present = [
-        Managed(entry=entry("same"), manager="file"),
-        Managed(entry=entry("other", window={"stride_s": 8}), manager="file"),
-        Managed(entry=entry("gone"), manager="file"),
-        Managed(entry=entry("theirs"), manager=CLUSTER),
-        Managed(entry=entry("untouched"), manager=CLUSTER),
+        ManagedCamera(entry=entry("same"), manager="file"),
+        ManagedCamera(entry=entry("other", window={"stride_s": 8}), manager="file"),
+        ManagedCamera(entry=entry("gone"), manager="file"),
+        ManagedCamera(entry=entry("theirs"), manager=CLUSTER),
+        ManagedCamera(entry=entry("untouched"), manager=CLUSTER),
     ]
     wanted = [entry("same"), entry("other", window={"stride_s": 4}), entry("new"), entry("theirs")]
     changes = plan(wanted, present, "file", prune=True)
@@ -169,14 +169,14 @@ def test_a_plan_adds_changes_and_prunes_its_own_and_leaves_others():
 def test_differences_name_questions_and_hide_passwords():
     old = entry("a", source="rtsp://u:one@h/", questions=[{"id": "q", "text": "Fire?"}])
     new = entry("a", source="rtsp://u:two@h/", questions=[{"id": "q", "text": "Fire?", "threshold": 0.7}])
-    [change] = plan([new], [Managed(entry=old)], CLUSTER)
+    [change] = plan([new], [ManagedCamera(entry=old)], CLUSTER)
     assert change.differences() == ["questions.q.threshold: (not given) -> 0.7", "source: another password"]
 
 
 def test_the_table_lets_only_its_manager_change_a_camera():
     table = CameraCluster().table
-    table.add(Managed(entry=entry("gate"), manager=CONFIGURATION), 0.0)
-    changed = Managed(entry=entry("gate", priority="critical"))
+    table.add(ManagedCamera(entry=entry("gate"), manager=CONFIGURATION), 0.0)
+    changed = ManagedCamera(entry=entry("gate", priority="critical"))
     for call in (
         lambda: table.add(changed, 0.0),
         lambda: table.update(changed, 0.0),
@@ -187,9 +187,9 @@ def test_the_table_lets_only_its_manager_change_a_camera():
     table.add(changed, 0.0, takeover=True)
     assert [(each.manager, each.entry.priority) for each in table.managed()] == [(CLUSTER, "critical")]
     with pytest.raises(CameraExistsError, match="update it"):
-        table.add(Managed(entry=entry("gate")), 0.0)
+        table.add(ManagedCamera(entry=entry("gate")), 0.0)
     with pytest.raises(ConfigError, match="stride_s"):
-        table.update(Managed(entry=entry("gate", window={"length_s": 1})), 0.0)
+        table.update(ManagedCamera(entry=entry("gate", window={"length_s": 1})), 0.0)
     with pytest.raises(UnknownCameraError, match="did you mean 'gate'"):
         table.managed(["gates"])
     table.remove("gate", manager="north", takeover=True)
@@ -200,9 +200,9 @@ def test_another_configuration_moves_its_own_cameras_only():
     last = [entry("stays"), entry("changes"), entry("goes"), entry("taken"), entry("was-removed")]
     now = [entry("stays"), entry("changes", priority="critical"), entry("comes"), entry("was-removed")]
     now.append(entry("added-by-hand", priority="critical"))
-    cameras = [Managed(entry=each, manager=CONFIGURATION) for each in last[:3]]
-    cameras += [Managed(entry=entry("taken"), manager="file"), Managed(entry=entry("added-by-hand"))]
-    found = follow_configuration(last, now, cameras)
+    cameras = [ManagedCamera(entry=each, manager=CONFIGURATION) for each in last[:3]]
+    cameras += [ManagedCamera(entry=entry("taken"), manager="file"), ManagedCamera(entry=entry("added-by-hand"))]
+    found = merge_configuration(last, now, cameras)
     assert {each.entry.name: (each.manager, each.entry.priority) for each in found.cameras} == {
         "stays": (CONFIGURATION, "normal"),
         "changes": (CONFIGURATION, "critical"),
@@ -232,8 +232,8 @@ def test_who_may_call_itself_what(name):
 )
 def test_what_is_kept_of_a_camera_survives_json_with_what_was_not_written(priority, window, retention):
     given_keys = {"priority": priority, "window": window, "memory": {"retention": retention}}
-    managed = Managed(entry=entry("gate", **given_keys), manager="north", uid="7")
-    again = Managed.model_validate_json(managed.to_json())
-    assert (again, written(again.entry)) == (managed, written(managed.entry))
+    managed = ManagedCamera(entry=entry("gate", **given_keys), manager="north", uid="7")
+    again = ManagedCamera.model_validate_json(managed.to_json())
+    assert (again, written_keys(again.entry)) == (managed, written_keys(managed.entry))
     assert again.entry.memory.model_fields_set == {"retention"}
-    assert written(entry_from_json(entry_to_json(managed.entry, secrets=True))) == written(managed.entry)
+    assert written_keys(entry_from_json(entry_to_json(managed.entry, secrets=True))) == written_keys(managed.entry)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from reconciler_rig import Rig, until
 
 from cluster.config import CameraEntry
-from cluster.control.cameras.managed import Managed
+from cluster.control.cameras.managed import ManagedCamera
 from cluster.errors import CapacityError
 from cluster.types import LastAnswer
 
@@ -85,8 +85,8 @@ async def test_nonsense_is_a_condition_and_changes_nothing(kube):
 
 async def test_another_managers_camera_is_a_conflict_until_it_is_taken_over_or_gone(kube):
     cluster = CameraCluster()
-    cluster.table.add(Managed(entry=CameraEntry(name="gate")), 0.0)
-    cluster.table.add(Managed(entry=CameraEntry(name="yard"), manager="north"), 0.0)
+    cluster.table.add(ManagedCamera(entry=CameraEntry(name="gate")), 0.0)
+    cluster.table.add(ManagedCamera(entry=CameraEntry(name="yard"), manager="north"), 0.0)
     kube.apply("gate", {"priority": "critical"})
     kube.apply("yard", {"priority": "critical"})
     async with Rig(kube, cluster) as rig:
@@ -104,7 +104,7 @@ async def test_another_managers_camera_is_a_conflict_until_it_is_taken_over_or_g
         cluster.table.remove("yard", manager="north")
         await rig.condition("yard", "Conflict", "False", "None")
         # And somebody takes one from Kubernetes: it is theirs, also when the resource goes.
-        cluster.table.update(Managed(entry=CameraEntry(name="yard"), manager="north"), 0.0, takeover=True)
+        cluster.table.update(ManagedCamera(entry=CameraEntry(name="yard"), manager="north"), 0.0, takeover=True)
         await rig.condition("yard", "Conflict", "True", "ManagedElsewhere")
         kube.delete("yard")
         await until(lambda: "yard" not in rig.watch.snapshot())
@@ -150,7 +150,7 @@ async def test_a_resource_made_anew_is_another_camera(kube):
 async def test_what_was_deleted_while_nobody_looked_is_removed(kube):
     cluster = CameraCluster()
     for name, manager in (("old", KUBERNETES), ("kept", KUBERNETES), ("other", CLUSTER)):
-        cluster.table.add(Managed(entry=CameraEntry(name=name), manager=manager, uid=""), 0.0)
+        cluster.table.add(ManagedCamera(entry=CameraEntry(name=name), manager=manager, uid=""), 0.0)
     kube.apply("kept", {})
     kube.refuse["list"] = [503, 403]
     async with Rig(kube, cluster):

@@ -16,7 +16,7 @@ from reconciler_rig import Rig, until
 from actors import reconciler
 from cluster import metrics
 from cluster.config import CameraEntry, load_config
-from cluster.control.cameras.managed import Managed
+from cluster.control.cameras.managed import ManagedCamera
 from cluster.errors import CapacityError
 from cluster.kubernetes.watch import CameraWatch
 
@@ -47,7 +47,7 @@ class Grown:
 
 async def test_resources_are_shown_by_what_became_of_them(kube):
     cluster = CameraCluster()
-    cluster.table.add(Managed(entry=CameraEntry(name="dock"), manager=CLUSTER), 0.0)
+    cluster.table.add(ManagedCamera(entry=CameraEntry(name="dock"), manager=CLUSTER), 0.0)
     kube.apply("gate", {})
     kube.apply("dock", {})
     kube.apply("yard", {"priority": 7})
@@ -160,7 +160,7 @@ def test_ages_are_infinite_before_the_first_list_and_of_each_thing_its_own():
     watch.listed()
     now[0] = 110.0
     assert ages() == (7.0, 7.0)
-    watch.heard()
+    watch.server_responded()
     now[0] = 112.0
     assert ages() == (9.0, 2.0)
 

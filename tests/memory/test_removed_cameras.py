@@ -10,11 +10,11 @@ import torch
 from redis_server import RedisServer
 from remembering import Site, until
 
-from cluster.control.camera_record import Removals
+from cluster.control.camera_record import DeletionTracker
 from cluster.models import load_model
-from cluster.replica.album import Album
-from cluster.replica.asks import Conversations
-from cluster.replica.memory import Forgetting, WorkerMemory
+from cluster.replica.ask_queue import Conversations
+from cluster.replica.memory import MemoryDeletions, WorkerMemory
+from cluster.replica.thumbnails import ThumbnailStore
 from cluster.replica.worker import EngineWorker
 from cluster.types import Answer
 from cluster.wire.answers import AnswerHub
@@ -40,27 +40,27 @@ class Replica:
         self.site.leave()
         self.worker = EngineWorker(self.site.engine, Silent())  # type: ignore[arg-type]
         self.worker.start()
-        self.album, self.conversations = Album(), Conversations()
+        self.album, self.conversations = ThumbnailStore(), Conversations()
         self.memory = WorkerMemory(self.worker, self.album, timeout_s=WAIT_S)
-        self.forgetting = Forgetting(self.memory, self.conversations, self.site.bank, AnswerHub())
+        self.forgetting = MemoryDeletions(self.memory, self.conversations, self.site.bank, AnswerHub())
 
     def watch(self, frames: int = 24) -> None:
         self.worker.open(self.site.spec).result(WAIT_S)
         for number in range(frames):
             sample = self.site.camera.sample(number)
             self.worker.offer(sample).result(WAIT_S)
-            self.memory.see(sample)
+            self.memory.add_frame(sample)
         until(lambda: not self.worker.depths()["windows"])
-        self.worker.run(lambda _: self.site.tend()).result(WAIT_S)
+        self.worker.call_on_engine_thread(lambda _: self.site.tend()).result(WAIT_S)
 
-    async def beat(self, removals: Removals, *cameras: str) -> list[str]:
+    async def beat(self, removals: DeletionTracker, *cameras: str) -> list[str]:
         """As the heartbeat does, with the cameras there are; returns what is forgotten everywhere."""
         told = sorted(self.forgetting.done)
-        finished = removals.forgotten("me", told, {"me"})
-        self.forgetting.told(told)
+        finished = removals.confirm("me", told, {"me"})
+        self.forgetting.acknowledge(told)
         reported = [report.camera for report in self.worker.reports()]
-        self.forgetting.order(removals.orders("me", reported, cameras))
-        await self.forgetting.finish()
+        self.forgetting.schedule(removals.orders_for("me", reported, cameras))
+        await self.forgetting.wait_until_done()
         return finished
 
 
@@ -75,15 +75,15 @@ def replica(own_redis: RedisServer) -> Iterator[Replica]:
 
 async def say(replica: Replica) -> str:
     """Id of a conversation about the camera."""
-    async with replica.conversations.turn("cam", "") as conversation:
-        replica.conversations.said(conversation, "Why?", "because")
+    async with replica.conversations.begin_turn("cam", "") as conversation:
+        replica.conversations.add_turn(conversation, "Why?", "because")
         return conversation.id
 
 
 def test_memory_pictures_and_conversations_of_a_removed_camera_go(replica: Replica, own_redis: RedisServer) -> None:
     async def run() -> None:
         await say(replica)
-        removals = Removals(1)
+        removals = DeletionTracker(1)
         assert await replica.beat(removals) == []
         assert own_redis.names()
         removals.add("cam")
@@ -93,7 +93,7 @@ def test_memory_pictures_and_conversations_of_a_removed_camera_go(replica: Repli
         assert len(replica.conversations) == 0
         assert replica.worker.open_streams() == []
         assert await replica.beat(removals) == ["cam"]
-        assert removals.pending == []
+        assert removals.pending_cameras == []
         # Its decoder learns of it late, and sends frames once more.
         await asyncio.to_thread(replica.watch)
         assert own_redis.names()
@@ -107,12 +107,12 @@ def test_memory_pictures_and_conversations_of_a_removed_camera_go(replica: Repli
 
 def test_an_order_is_carried_out_when_the_tier_that_was_down_is_back(replica: Replica, own_redis: RedisServer) -> None:
     async def run() -> None:
-        removals = Removals(1)
+        removals = DeletionTracker(1)
         removals.add("cam")
         own_redis.freeze()
         for _ in range(3):
             assert await replica.beat(removals) == []
-        assert removals.pending == ["cam"]
+        assert removals.pending_cameras == ["cam"]
         # A camera of this name that was added meanwhile is not forgotten again and again.
         await asyncio.to_thread(replica.watch)
         frames = replica.site.bank.memory_reports()["cam"].frames
@@ -120,15 +120,15 @@ def test_an_order_is_carried_out_when_the_tier_that_was_down_is_back(replica: Re
         assert replica.site.bank.memory_reports()["cam"].frames == frames > 0
         own_redis.thaw()
         until(lambda: replica.site.tiers.lowest.state().up)
-        replica.worker.run(lambda _: replica.site.tend()).result(WAIT_S)
+        replica.worker.call_on_engine_thread(lambda _: replica.site.tend()).result(WAIT_S)
         await replica.beat(removals, "cam")
         assert await replica.beat(removals, "cam") == ["cam"]
-        assert removals.pending == []
+        assert removals.pending_cameras == []
         assert (await replica.memory.describe("cam")).frames == frames
 
     replica.watch()
     before = own_redis.names()
     asyncio.run(run())
-    replica.worker.run(lambda _: replica.site.recovered()).result(WAIT_S)
+    replica.worker.call_on_engine_thread(lambda _: replica.site.recovered()).result(WAIT_S)
     assert before
     assert own_redis.client.exists("sightline:kv:manifest:cam"), "what the new one saw is there"

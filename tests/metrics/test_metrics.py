@@ -70,8 +70,8 @@ def test_camera_series_come_and_go_together(server):
     now = [100.0]
     camera = metrics.CameraMetrics("gate-7", clock=lambda: now[0])
     assert value(scrape(server.address)["sightline_camera_last_frame_age_seconds"], camera="gate-7") == float("inf")
-    camera.state("running")
-    camera.frame()
+    camera.set_state("running")
+    camera.frame_decoded()
     now[0] = 103.5
     camera.gaps.inc()
     page = scrape(server.address)
@@ -80,7 +80,7 @@ def test_camera_series_come_and_go_together(server):
     assert value(page["sightline_camera_state"], camera="gate-7", state="waiting") == 0
     assert value(page["sightline_stream_gaps"], camera="gate-7") == 1
     with pytest.raises(ValueError, match="unknown camera state 'runing'"):
-        camera.state("runing")
+        camera.set_state("runing")
     camera.remove()
     left = [
         s for family in scrape(server.address).values() for s in family.samples if s.labels.get("camera") == "gate-7"

@@ -41,11 +41,11 @@ def spec(camera, *questions):
 
 def test_series_of_a_camera_come_with_its_answers_and_go_with_it():
     cameras = metrics.AnsweredCameras(clock=lambda: 1234.0)
-    cameras.answered([answer("pier")])
+    cameras.record_window([answer("pier")])
     assert samples(camera="pier") == {}  # not opened: it left while its window was computed
-    cameras.opened(spec("pier", "person", "car"))
-    cameras.answered([answer("pier", "person", 0.25), answer("pier", "car", 0.75)])
-    cameras.remembers({"pier": 4096, "elsewhere": 1})
+    cameras.open_camera(spec("pier", "person", "car"))
+    cameras.record_window([answer("pier", "person", 0.25), answer("pier", "car", 0.75)])
+    cameras.set_memory_bytes({"pier": 4096, "elsewhere": 1})
     assert samples(camera="pier") == {
         ("sightline_camera_lag_seconds",): 3.0,
         ("sightline_camera_answered_timestamp_seconds",): 1234.0,
@@ -54,9 +54,9 @@ def test_series_of_a_camera_come_with_its_answers_and_go_with_it():
         ("sightline_camera_score", "car"): 0.75,
     }
     assert samples(camera="elsewhere") == {}
-    cameras.opened(spec("pier", "car"))
+    cameras.open_camera(spec("pier", "car"))
     assert ("sightline_camera_score", "person") not in samples(camera="pier")
-    cameras.keep(["another"])
+    cameras.retain_cameras(["another"])
     assert samples(camera="pier") == {}
 
 
@@ -67,13 +67,13 @@ def test_lag_is_told_in_strides():
         page = samples()
         return page["sightline_lag_strides_count",] - page["sightline_lag_strides_bucket", "1.0"]
 
-    cameras.opened(spec("gate"))
+    cameras.open_camera(spec("gate"))
     before = late()
-    cameras.answered([answer("gate", latency_s=1.9)])
+    cameras.record_window([answer("gate", latency_s=1.9)])
     assert late() == before
-    cameras.answered([answer("gate", latency_s=2.1)])
+    cameras.record_window([answer("gate", latency_s=2.1)])
     assert late() == before + 1
-    cameras.keep([])
+    cameras.retain_cameras([])
 
 
 @pytest.mark.parametrize("questions", [1, 8, 20])
@@ -124,23 +124,23 @@ def test_prefetchers_add_up_when_they_are_closed_and_once():
 
 def test_a_replica_that_left_has_no_series():
     fleet = metrics.FleetMetrics({"replica": 2})
-    fleet.members({"replica": 1})
-    fleet.replicas([ReplicaStatus("replica-a", cameras=3, utilisation=0.5), ReplicaStatus("replica-b")])
+    fleet.set_members({"replica": 1})
+    fleet.set_replicas([ReplicaStatus("replica-a", cameras=3, utilisation=0.5), ReplicaStatus("replica-b")])
     assert samples(replica="replica-a")["sightline_fleet_cameras",] == 3
-    fleet.replicas([ReplicaStatus("replica-b")])
+    fleet.set_replicas([ReplicaStatus("replica-b")])
     assert samples(replica="replica-a") == {}
     assert samples(role="replica")["sightline_fleet_wanted",] == 2
-    fleet.replicas([])
+    fleet.set_replicas([])
 
 
 def test_a_camera_is_expected_for_as_long_as_the_controller_has_it():
     fleet = metrics.FleetMetrics({})
     # Other tests of this process count for cameras of other names.
-    fleet.expect(["awaited gate", "awaited yard"])
+    fleet.set_expected_cameras(["awaited gate", "awaited yard"])
     assert samples(camera="awaited gate")["sightline_camera_expected",] == 1
-    fleet.expect(["awaited yard"])
+    fleet.set_expected_cameras(["awaited yard"])
     assert samples(camera="awaited gate") == {}
-    fleet.expect([])
+    fleet.set_expected_cameras([])
     assert samples(camera="awaited yard") == {}
 
 

@@ -19,7 +19,7 @@ from cluster.codec import RtspSource
 from cluster.errors import SourceError
 from cluster.redaction import KnownSecrets, SourceAddress, redact
 from cluster.redaction.address import openable, parse
-from cluster.redaction.known import forms
+from cluster.redaction.known_secrets import secret_forms
 
 # Written by hand: what a person may see of each.
 SHOWN = {
@@ -120,7 +120,7 @@ def test_halves_of_characters_are_hidden_too():
 @given(st.text("abcXYZ123/@:?#&%+ =", min_size=8, max_size=20))
 def test_what_libraries_quote_of_a_known_source_is_removed(secret):
     known = KnownSecrets()
-    known.add(forms(parse(f"rtsp://viewer:{quote(secret, safe='')}@10.0.0.11/live")))
+    known.add(secret_forms(parse(f"rtsp://viewer:{quote(secret, safe='')}@10.0.0.11/live")))
     header = base64.b64encode(f"viewer:{secret}".encode()).decode()
     for quoted in (secret, quote(secret, safe=""), repr(secret)[1:-1], header):
         assert known.hide(f"<<{quoted}>>") == "<<***>>"
@@ -194,7 +194,7 @@ def test_what_nobody_caught_is_redacted_in_every_thread():
     script = """
 import logging, threading
 from cluster.redaction import SourceAddress
-from cluster.redaction.known import redact_tracebacks
+from cluster.redaction.known_secrets import redact_tracebacks
 redact_tracebacks()
 source = SourceAddress("rtsp://viewer:hunter2-hunter2@10.0.0.11/live")
 def fail():

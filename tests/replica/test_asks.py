@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cluster.errors import CapacityError, NotReadyError, UnavailableError
-from cluster.replica.asks import AskQueue
+from cluster.replica.ask_queue import AskQueue
 from cluster.types import AskResult, AskSpec
 
 
@@ -67,7 +67,7 @@ def offer(queue: AskQueue, text: str, stream: str = "cam", timeout_s: float = 10
 
 def drain(queue: AskQueue) -> None:
     for _ in range(100):
-        queue.turn(windows_wait=False)
+        queue.step(windows_wait=False)
     assert len(queue) == 0
 
 
@@ -78,11 +78,11 @@ def test_questions_are_answered_one_after_the_other_piece_by_piece() -> None:
     first = queue.offer(AskSpec("cam", "one"), pieces.append, timeout_s=100)
     second = offer(queue, "two")
     for _ in range(3):
-        queue.turn(windows_wait=False)
+        queue.step(windows_wait=False)
     assert pieces == ["2", "1", "0"]
     assert not first.done()
     assert "two" not in engine.runs
-    queue.turn(windows_wait=False)
+    queue.step(windows_wait=False)
     assert first.result(0).text == "one"
     assert not second.done()
     drain(queue)
@@ -104,7 +104,7 @@ def test_while_windows_wait_questions_take_no_more_than_their_share(
     began = engine.clock.now
     for _ in range(turns):
         engine.clock.now += window_s
-        queue.turn(windows_wait=True)
+        queue.step(windows_wait=True)
     taken = engine.runs["endless"].steps * steps if engine.runs else 0.0
     # What was saved up, and the step that overdraws it.
     assert taken <= share * (engine.clock.now - began) + 1.0 + steps + 1e-6
@@ -116,7 +116,7 @@ def test_the_share_is_given() -> None:
     offer(queue, "endless", timeout_s=1e9)
     for _ in range(4000):
         engine.clock.now += 0.1
-        queue.turn(windows_wait=True)
+        queue.step(windows_wait=True)
     assert engine.runs["endless"].steps * 0.1 == pytest.approx(0.25 * (engine.clock.now - 100), rel=0.05)
 
 
@@ -125,10 +125,10 @@ def test_time_that_nobody_else_wanted_is_not_paid_for() -> None:
     queue = engine.queue(share=0.2)
     offer(queue, "endless", timeout_s=1e9)
     for _ in range(50):
-        queue.turn(windows_wait=False)
+        queue.step(windows_wait=False)
     steps = engine.runs["endless"].steps
     assert steps == 50
-    queue.turn(windows_wait=True)
+    queue.step(windows_wait=True)
     assert engine.runs["endless"].steps == steps + 1
 
 
@@ -138,7 +138,7 @@ def test_a_share_of_nothing_waits_until_no_window_does() -> None:
     done = offer(queue, "one")
     for _ in range(100):
         engine.clock.now += 1.0
-        queue.turn(windows_wait=True)
+        queue.step(windows_wait=True)
     assert not engine.runs
     drain(queue)
     assert done.result(0).text == "one"
@@ -164,7 +164,7 @@ def test_a_question_whose_time_is_over_ends_wherever_it_stands_even_while_none_m
     queue = engine.queue(share=0.0)
     long, short = offer(queue, "long", timeout_s=1000), offer(queue, "short", timeout_s=5)
     engine.clock.now += 6
-    queue.turn(windows_wait=True)
+    queue.step(windows_wait=True)
     with pytest.raises(UnavailableError, match="too long"):
         short.result(0)
     assert not long.done()
@@ -176,7 +176,7 @@ def test_a_question_under_way_ends_when_its_time_is_over() -> None:
     queue = engine.queue()
     done = offer(queue, "one", timeout_s=5)
     for _ in range(5):
-        queue.turn(windows_wait=False)
+        queue.step(windows_wait=False)
     with pytest.raises(UnavailableError, match="too long"):
         done.result(0)
     assert engine.runs["one"].steps == 3
@@ -186,13 +186,13 @@ def test_a_cancelled_question_takes_no_further_step() -> None:
     engine = Engine(pieces=1000)
     queue = engine.queue()
     first, second = offer(queue, "one"), offer(queue, "two")
-    queue.turn(windows_wait=False)
+    queue.step(windows_wait=False)
     assert first.cancel()
-    queue.turn(windows_wait=False)
+    queue.step(windows_wait=False)
     assert engine.runs["one"].steps == 1
     assert engine.runs["two"].steps == 1
     assert second.cancel()
-    queue.turn(windows_wait=False)
+    queue.step(windows_wait=False)
     assert len(queue) == 0
 
 
@@ -219,12 +219,12 @@ def test_dropping_a_camera_ends_its_questions_only() -> None:
     engine = Engine(pieces=1000)
     queue = engine.queue()
     mine, other, waiting = offer(queue, "mine"), offer(queue, "other", "yard"), offer(queue, "waiting")
-    queue.turn(windows_wait=False)
-    queue.drop("cam", NotReadyError("forgotten"), waiting=False)
+    queue.step(windows_wait=False)
+    queue.cancel_camera("cam", NotReadyError("forgotten"), waiting=False)
     with pytest.raises(NotReadyError, match="forgotten"):
         mine.result(0)
     assert not waiting.done()
-    queue.drop("cam", UnavailableError("removed"))
+    queue.cancel_camera("cam", UnavailableError("removed"))
     with pytest.raises(UnavailableError, match="removed"):
         waiting.result(0)
     assert not other.done()
@@ -234,7 +234,7 @@ def test_dropping_a_camera_ends_its_questions_only() -> None:
 def test_closing_ends_all_and_nothing_is_taken_any_more() -> None:
     queue = Engine().queue()
     waiting = [offer(queue, "one"), offer(queue, "two")]
-    queue.turn(windows_wait=False)
+    queue.step(windows_wait=False)
     queue.close()
     for done in waiting:
         with pytest.raises(UnavailableError, match="stopping"):

@@ -14,7 +14,7 @@ from cluster.decoder.running_camera import RunningCamera
 from cluster.engine.simulated import SimulatedEngine
 from cluster.lab.bench.window_accounting import CameraBooks, Counted, account
 from cluster.models.loading import load_shape
-from cluster.replica import stride_book
+from cluster.replica import window_accounting
 from cluster.replica.frames_service import WindowCounters
 from cluster.replica.worker import EngineWorker
 from cluster.types import MICROSECONDS, Answer
@@ -23,7 +23,7 @@ STRIDE_S = 2.0
 
 
 class Free:
-    """Steps that take no time."""
+    """StepRunner that take no time."""
 
     spread = 0.0
 
@@ -73,7 +73,7 @@ class Replica:
 @pytest.fixture
 def bench(clip, monkeypatch):
     # The clip goes much faster than time does: what is missing of it is not taken for a clock that jumped.
-    monkeypatch.setattr(stride_book, "JUMP_S", 60.0)
+    monkeypatch.setattr(window_accounting, "JUMP_S", 60.0)
     with camera_bench(clip) as bench:
         yield bench
 

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from cluster.errors import CapacityError, NotReadyError
-from cluster.replica.asks import Conversations
+from cluster.replica.ask_queue import Conversations
 
 
 class Clock:
@@ -18,8 +18,8 @@ class Clock:
 
 
 async def say(conversations, id="", text="q", camera="gate"):
-    async with conversations.turn(camera, id) as conversation:
-        conversations.said(conversation, text, text.upper())
+    async with conversations.begin_turn(camera, id) as conversation:
+        conversations.add_turn(conversation, text, text.upper())
         return conversation
 
 
@@ -59,7 +59,7 @@ async def test_the_one_used_longest_ago_makes_room():
 async def test_one_with_a_question_under_way_stays():
     conversations = Conversations(limit=2)
     a, b = await say(conversations), await say(conversations)
-    async with conversations.turn("gate", a.id):
+    async with conversations.begin_turn("gate", a.id):
         await say(conversations, b.id)
         await say(conversations)
         assert len(conversations) == 2
@@ -71,7 +71,7 @@ async def test_one_with_a_question_under_way_stays():
 async def test_one_that_was_never_answered_is_not_kept():
     conversations = Conversations()
     with pytest.raises(RuntimeError):
-        async with conversations.turn("gate", ""):
+        async with conversations.begin_turn("gate", ""):
             raise RuntimeError
     assert len(conversations) == 0
 
@@ -79,15 +79,15 @@ async def test_one_that_was_never_answered_is_not_kept():
 async def test_forgetting_ends_one_that_waits(until):
     conversations = Conversations()
     a = await say(conversations)
-    async with conversations.turn("gate", a.id) as first:
+    async with conversations.begin_turn("gate", a.id) as first:
         waiting = asyncio.create_task(say(conversations, a.id))
         await until(lambda: a.users == 2)
         with pytest.raises(CapacityError, match="has a question waiting already"):
             await say(conversations, a.id)
-        conversations.forget("yard")
+        conversations.end_camera("yard")
         assert list(first.turns) == [("q", "Q")]
-        conversations.forget("gate")
-        conversations.said(first, "late", "LATE")
+        conversations.end_camera("gate")
+        conversations.add_turn(first, "late", "LATE")
         assert not first.turns
     with pytest.raises(NotReadyError, match="or it is over"):
         await waiting
@@ -97,7 +97,7 @@ async def test_forgetting_ends_one_that_waits(until):
 async def test_one_that_gives_up_waiting_lets_the_next_one_wait(until):
     conversations = Conversations()
     a = await say(conversations)
-    async with conversations.turn("gate", a.id):
+    async with conversations.begin_turn("gate", a.id):
         waiting = asyncio.create_task(say(conversations, a.id))
         await until(lambda: a.users == 2)
         waiting.cancel()

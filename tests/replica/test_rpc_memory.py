@@ -13,7 +13,7 @@ from memory_parts import MOMENTS, STATUS, replica, result
 from sightline.v1 import memory_pb2, memory_pb2_grpc
 
 from cluster.errors import CapacityError, ConfigError, NotReadyError
-from cluster.replica.asks import Conversations
+from cluster.replica.ask_queue import Conversations
 from cluster.replica.memory_service import MemoryServicer
 from cluster.types import AskSpec
 from cluster.wire.channel import open_channel

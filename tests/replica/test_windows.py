@@ -24,7 +24,7 @@ def test_newest_window_of_a_camera_replaces_the_waiting_one() -> None:
     assert queue.offer(request("a", 0, 0.0)) == []
     [dropped] = queue.offer(request("a", 1, 8.0))
     assert (dropped.request.window, dropped.reason) == (0, DropReason.REPLACED)
-    assert [r.window for r in queue.take(8, 8.0).requests] == [1]
+    assert [r.window for r in queue.take_batch(8, 8.0).requests] == [1]
 
 
 def test_a_deeper_queue_drops_the_oldest_of_that_camera_only() -> None:
@@ -39,8 +39,8 @@ def test_batch_takes_one_window_per_camera_and_the_earliest_first() -> None:
     queue = WindowQueue()
     for stream, arrived in (("c", 3.0), ("a", 1.0), ("b", 2.0)):
         queue.offer(request(stream, 0, arrived))
-    assert [r.stream for r in queue.take(2, 3.0).requests] == ["a", "b"]
-    assert [r.stream for r in queue.take(2, 3.0).requests] == ["c"]
+    assert [r.stream for r in queue.take_batch(2, 3.0).requests] == ["a", "b"]
+    assert [r.stream for r in queue.take_batch(2, 3.0).requests] == ["c"]
     assert len(queue) == 0
 
 
@@ -49,14 +49,14 @@ def test_patient_camera_keeps_every_window_in_order() -> None:
     for window in range(3):
         assert queue.offer(request("file", window, float(window)), late_s=5, patient=True) == []
     assert queue.waiting("file") == 3
-    assert [queue.take(4, 100.0).requests[0].window for _ in range(3)] == [0, 1, 2]
+    assert [queue.take_batch(4, 100.0).requests[0].window for _ in range(3)] == [0, 1, 2]
 
 
 def test_late_windows_are_dropped_when_a_batch_is_formed() -> None:
     queue = WindowQueue()
     queue.offer(request("a", 0, 0.0), late_s=10)
     queue.offer(request("b", 0, 5.0), late_s=10)
-    batch = queue.take(8, 11.0)
+    batch = queue.take_batch(8, 11.0)
     assert [r.stream for r in batch.requests] == ["b"]
     assert [(d.request.stream, d.reason) for d in batch.dropped] == [("a", DropReason.LATE)]
 
@@ -87,23 +87,23 @@ def test_the_most_urgent_class_goes_first_whoever_waits_longer() -> None:
     queue = WindowQueue()
     for number, priority in enumerate([Priority.BACKGROUND, Priority.NORMAL, Priority.CRITICAL]):
         queue.offer(request(priority, 0, float(number)), stride_s=8.0, priority=priority)
-    assert [r.stream for r in queue.take(8, 3.0).requests] == ["critical", "normal", "background"]
+    assert [r.stream for r in queue.take_batch(8, 3.0).requests] == ["critical", "normal", "background"]
 
 
 def test_of_one_class_the_earliest_due_goes_first() -> None:
     queue = WindowQueue()
     queue.offer(request("slow", 0, 0.0), stride_s=60.0)
     queue.offer(request("quick", 0, 5.0), stride_s=4.0)
-    assert [r.stream for r in queue.take(1, 6.0).requests] == ["quick"]
+    assert [r.stream for r in queue.take_batch(1, 6.0).requests] == ["quick"]
 
 
 def test_a_step_is_no_longer_than_its_budget_but_for_its_first_window() -> None:
     queue = WindowQueue()
     for number, seconds in enumerate([3.0, 0.5, 0.4, 0.2]):
         queue.offer(request(f"c{number}", 0, float(number)), seconds=seconds)
-    assert [r.stream for r in queue.take(8, 5.0, 1.0).requests] == ["c0"]
-    assert [r.stream for r in queue.take(8, 5.0, 1.0).requests] == ["c1", "c2"], "nothing is let past c3"
-    assert [r.stream for r in queue.take(8, 5.0, 1.0).requests] == ["c3"]
+    assert [r.stream for r in queue.take_batch(8, 5.0, 1.0).requests] == ["c0"]
+    assert [r.stream for r in queue.take_batch(8, 5.0, 1.0).requests] == ["c1", "c2"], "nothing is let past c3"
+    assert [r.stream for r in queue.take_batch(8, 5.0, 1.0).requests] == ["c3"]
 
 
 def test_a_newer_window_takes_the_turn_of_the_one_it_replaces() -> None:
@@ -111,7 +111,7 @@ def test_a_newer_window_takes_the_turn_of_the_one_it_replaces() -> None:
     queue.offer(request("a", 0, 0.0), stride_s=8.0)
     queue.offer(request("b", 0, 1.0), stride_s=8.0)
     queue.offer(request("a", 1, 8.0), stride_s=8.0)
-    assert [(r.stream, r.window) for r in queue.take(1, 8.0).requests] == [("a", 1)]
+    assert [(r.stream, r.window) for r in queue.take_batch(1, 8.0).requests] == [("a", 1)]
 
 
 def test_a_camera_that_sends_ten_times_its_rate_takes_no_turns_of_others() -> None:
@@ -125,7 +125,7 @@ def test_a_camera_that_sends_ten_times_its_rate_takes_no_turns_of_others() -> No
         if tick % 10 == 0:
             queue.offer(request(f"honest-{tick // 10 % 8}", tick, now_s), stride_s=8.0)
         if tick % 10 == 9:
-            answered.update(r.stream for r in queue.take(1, now_s).requests)
+            answered.update(r.stream for r in queue.take_batch(1, now_s).requests)
     assert answered["fast"] <= 80 / 8 + 2
     assert min(answered[f"honest-{n}"] for n in range(8)) >= 8
 
@@ -143,8 +143,8 @@ def test_a_camera_that_changes_its_class_is_served_in_the_new_one_and_once() -> 
     queue.offer(request("a", 0, 0.0), priority=Priority.BACKGROUND)
     queue.offer(request("b", 0, 1.0))
     queue.offer(request("a", 1, 2.0), priority=Priority.CRITICAL)
-    assert [(r.stream, r.window) for r in queue.take(8, 3.0).requests] == [("a", 0), ("b", 0)]
-    assert [(r.stream, r.window) for r in queue.take(8, 3.0).requests] == [("a", 1)]
+    assert [(r.stream, r.window) for r in queue.take_batch(8, 3.0).requests] == [("a", 0), ("b", 0)]
+    assert [(r.stream, r.window) for r in queue.take_batch(8, 3.0).requests] == [("a", 1)]
 
 
 def test_late_windows_of_a_starved_class_are_cancelled_though_their_turn_never_comes() -> None:
@@ -153,7 +153,7 @@ def test_late_windows_of_a_starved_class_are_cancelled_though_their_turn_never_c
     dropped = []
     for second in range(1, 14):
         queue.offer(request("critical", second, float(second)), priority=Priority.CRITICAL)
-        dropped += queue.take(1, float(second)).dropped
+        dropped += queue.take_batch(1, float(second)).dropped
     assert [(d.request.stream, d.reason) for d in dropped] == [("background", DropReason.LATE)]
     assert len(queue) == 0
 
@@ -162,10 +162,10 @@ def test_a_clock_that_jumps_cancels_what_is_late_and_stops_nothing() -> None:
     queue = WindowQueue()
     queue.offer(request("a", 0, 1000.0), stride_s=8.0, late_s=40.0)
     queue.offer(request("b", 0, 0.5), stride_s=8.0, late_s=40.0)
-    batch = queue.take(8, 0.0)
+    batch = queue.take_batch(8, 0.0)
     assert [r.stream for r in batch.requests] == ["b", "a"], "set back: nothing is late"
     queue.offer(request("a", 1, 1.0), stride_s=8.0, late_s=40.0)
-    assert [d.reason for d in queue.take(8, 1e9).dropped] == [DropReason.LATE]
+    assert [d.reason for d in queue.take_batch(8, 1e9).dropped] == [DropReason.LATE]
     assert len(queue) == 0
 
 
@@ -173,7 +173,7 @@ def test_cameras_that_went_away_without_a_word_are_forgotten() -> None:
     queue = WindowQueue(capacity=8)
     for number in range(10_000):
         queue.offer(request(f"c{number}", 0, float(number)), stride_s=1.0, late_s=5.0)
-        queue.take(8, float(number))
+        queue.take_batch(8, float(number))
     assert len(queue._cameras) <= 64
     assert sum(map(len, queue._heaps)) <= 256
 
@@ -227,7 +227,7 @@ def test_every_window_is_answered_dropped_or_discarded_exactly_once(order, opera
             ]
         elif kind == "take":
             now += how[0]
-            batch = queue.take(what, now, how[1])
+            batch = queue.take_batch(what, now, how[1])
             streams = [r.stream for r in batch.requests]
             assert len(set(streams)) == len(streams) <= what
             ranks = [classes[stream].rank for stream in streams]
@@ -256,18 +256,18 @@ def test_first_come_first_served_is_the_baseline() -> None:
         queue = WindowQueue(order=order)
         queue.offer(request("a", 0, 1.0), stride_s=8)
         queue.offer(request("b", 0, 2.0), stride_s=2)
-        assert [r.stream for r in queue.take(2, 2.0).requests] == [first, {"a": "b", "b": "a"}[first]]
+        assert [r.stream for r in queue.take_batch(2, 2.0).requests] == [first, {"a": "b", "b": "a"}[first]]
 
 
 def test_a_window_put_back_is_the_next_of_its_camera_and_keeps_its_turn() -> None:
     queue = WindowQueue(per_stream=2)
     for stream, arrived in (("a", 1.0), ("b", 2.0)):
         queue.offer(request(stream, 0, arrived), stride_s=8)
-    [taken] = queue.take(1, 3.0).requests
+    [taken] = queue.take_batch(1, 3.0).requests
     queue.offer(request("a", 1, 9.0), stride_s=8)
-    assert queue.put_back(taken, stride_s=8) == []
+    assert queue.requeue(taken, stride_s=8) == []
     assert len(queue) == 3
-    order = [queue.take(1, 9.0).requests[0] for _ in range(3)]
+    order = [queue.take_batch(1, 9.0).requests[0] for _ in range(3)]
     assert [(r.stream, r.window) for r in order] == [("a", 0), ("b", 0), ("a", 1)]
     assert len(queue) == 0
 
@@ -275,11 +275,11 @@ def test_a_window_put_back_is_the_next_of_its_camera_and_keeps_its_turn() -> Non
 def test_a_window_put_back_gives_way_like_any_other() -> None:
     queue = WindowQueue()
     queue.offer(request("a", 0, 0.0))
-    [taken] = queue.take(1, 0.0).requests
+    [taken] = queue.take_batch(1, 0.0).requests
     queue.offer(request("a", 1, 8.0))
-    [dropped] = queue.put_back(taken)
+    [dropped] = queue.requeue(taken)
     assert (dropped.request.window, dropped.reason) == (0, DropReason.REPLACED)
-    assert [r.window for r in queue.take(8, 8.0).requests] == [1]
+    assert [r.window for r in queue.take_batch(8, 8.0).requests] == [1]
     late = request("a", 2, 9.0)
-    queue.put_back(late, late_s=4)
-    assert [d.reason for d in queue.take(8, 20.0).dropped] == [DropReason.LATE]
+    queue.requeue(late, late_s=4)
+    assert [d.reason for d in queue.take_batch(8, 20.0).dropped] == [DropReason.LATE]

@@ -292,7 +292,7 @@ def test_a_process_that_stood_still_answers_nothing_before_it_knows_whose_its_ca
     held_engine.gate.clear()
     for name in ("a", "b"):
         worker.open(spec(name)).result(WAIT_S)
-    worker.confirm()
+    worker.confirm_ownership()
     for name, index in itertools.product(("a", "b"), range(3)):
         worker.offer(sample(name, index))
     assert held_engine.entered.wait(WAIT_S)
@@ -304,14 +304,14 @@ def test_a_process_that_stood_still_answers_nothing_before_it_knows_whose_its_ca
     time.sleep(0.2)
     assert [len(recorder.answers)] == [len(batch) for batch in held_engine.batches]
     assert not waiting.done()
-    worker.surrender().result(WAIT_S)
+    worker.release_all().result(WAIT_S)
     with pytest.raises(UnknownCameraError):
         waiting.result(WAIT_S)
     assert worker.open_streams() == []
     assert engine.memory_bytes() == 0
-    worker.confirm()
+    worker.confirm_ownership()
     worker.open(spec("a")).result(WAIT_S)
-    worker.confirm()
+    worker.confirm_ownership()
     feed(worker, "a", 4)
     recorder.wait(lambda r: r.answers[-1].window == 1)
     assert recorder.drops == recorder.losses == Counter()
@@ -473,7 +473,7 @@ def test_a_window_that_waits_is_backlog(start, recorder, held_engine) -> None:
 
     pending: list = []
     held_engine.entered.clear()
-    worker.run(both_at_once).result(WAIT_S)
+    worker.call_on_engine_thread(both_at_once).result(WAIT_S)
     assert held_engine.entered.wait(WAIT_S)
     waits = worker.load().backlog_s
     held_engine.gate.set()

@@ -106,7 +106,7 @@ class Place:
 
     def idle(self) -> None:
         """All commands were carried out."""
-        self.worker.run(lambda _: None).result(WAIT_S)
+        self.worker.call_on_engine_thread(lambda _: None).result(WAIT_S)
 
 
 def until(condition: Callable[[], object]) -> None:
@@ -165,13 +165,13 @@ def test_forgetting_ends_an_answer_under_way_and_not_the_questions_after_it(plac
     place.feed(12)
     with place.under_way() as done:
         later = place.ask()
-        forgotten = place.worker.forget("a", 5.0)
+        forgotten = place.worker.delete_memory("a", 5.0)
     with pytest.raises(NotReadyError, match="made to forget while"):
         done.result(WAIT_S)
     assert forgotten.result(WAIT_S).frames > 0
     answer = later.result(WAIT_S)
     assert answer.newest - answer.oldest <= 6_000_000
-    place.worker.forget("a").result(WAIT_S)
+    place.worker.delete_memory("a").result(WAIT_S)
     with pytest.raises(NotReadyError, match="nothing to remember yet"):
         place.ask().result(WAIT_S)
     place.feed(12)
@@ -188,7 +188,7 @@ def test_a_removed_camera_is_forgotten_however_far_its_decoder_is(place: Place, 
         assert place.tiers.usage("a")["host"] > 0
     with place.under_way() as done:
         waiting = place.ask()
-        removed = place.worker.remove("a")
+        removed = place.worker.remove_camera("a")
     removed.result(WAIT_S)
     for each in (done, waiting):
         with pytest.raises(UnknownCameraError, match="'a' was removed"):
@@ -210,11 +210,11 @@ def test_a_removed_camera_is_forgotten_however_far_its_decoder_is(place: Place, 
     place.open()
     place.feed(10)
     until(lambda: place.bank.memory_reports()["a"].frames)
-    assert place.worker.run(lambda engine: engine.memory_status("a")).result(WAIT_S).frames < 10
+    assert place.worker.call_on_engine_thread(lambda engine: engine.memory_status("a")).result(WAIT_S).frames < 10
 
 
 def test_removing_a_camera_that_was_never_here_is_harmless(place: Place) -> None:
-    place.worker.remove("elsewhere").result(WAIT_S)
+    place.worker.remove_camera("elsewhere").result(WAIT_S)
     assert place.worker.reports() == []
 
 
@@ -222,10 +222,10 @@ def test_an_engine_without_memory_lets_a_removed_camera_go(engine, tiny_model) -
     worker = EngineWorker(engine, Silent())
     worker.start()
     worker.open(spec("a")).result(WAIT_S)
-    worker.remove("a").result(WAIT_S)
+    worker.remove_camera("a").result(WAIT_S)
     assert worker.open_streams() == []
     with pytest.raises(NotReadyError):
-        worker.forget("a").result(WAIT_S)
+        worker.delete_memory("a").result(WAIT_S)
     assert worker.stop(WAIT_S)
     with pytest.raises(UnavailableError, match="stopping"):
         worker.ask(AskSpec("a", "Why?"), lambda _: None, timeout_s=1)

@@ -144,22 +144,22 @@ def test_a_rate_lets_no_more_through_than_it_says(pauses, burst, per_s):
     for pause in pauses:
         clock.now += pause
         try:
-            limit.take("p")
+            limit.acquire("p")
             passed += 1
         except CapacityError:
             pass
         assert passed <= burst + (clock.now - began) * per_s + 1e-6
-    limit.take("another is not held up by it")
+    limit.acquire("another is not held up by it")
 
 
 def test_who_waits_long_enough_comes_through():
     clock = Clock()
     limit = RateLimit(0.5, 1, clock=clock)
-    limit.take("p")
+    limit.acquire("p")
     with pytest.raises(CapacityError, match=r"try again in 2\.0 s"):
-        limit.take("p")
+        limit.acquire("p")
     clock.now += 2.0
-    limit.take("p")
+    limit.acquire("p")
 
 
 def test_the_audit_log_turns_its_files_over_and_loses_no_line(tmp_path):

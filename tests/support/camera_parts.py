@@ -14,7 +14,7 @@ from cluster.codec import FileSource
 from cluster.codec.supervisor import Backoff
 from cluster.config import CameraEntry, SightlineConfig, camera_settings, load_config
 from cluster.decoder.footage.ring import RingBudget
-from cluster.decoder.frame_lanes import LostStream
+from cluster.decoder.frame_lanes import LostCamera
 from cluster.decoder.frame_sender import FrameSender
 from cluster.decoder.running_camera import RunningCamera
 from cluster.replica.frames_service import SERVICE, FrameHandler, FramesServicer, WindowCounters
@@ -77,7 +77,7 @@ class Bench:
         self, loop: EventLoopThread, clip: Path, settings: dict[str, object], spans: Spans | None = None
     ) -> None:
         self.loop = loop
-        self._lost: list[LostStream] = []
+        self._lost: list[LostCamera] = []
         self._servers: list[RpcServer] = []
         self.config: SightlineConfig = load_config(None, SETTINGS)
         self.sender = loop.run(self._sender(), WAIT_S)
@@ -96,7 +96,7 @@ class Bench:
     async def _sender(self) -> FrameSender:
         return FrameSender(self._on_lost, backoff=Backoff(first_s=0.02, longest_s=0.05))
 
-    def _on_lost(self, events: list[LostStream]) -> None:
+    def _on_lost(self, events: list[LostCamera]) -> None:
         self._lost += events
         for event in events:
             self.camera.on_lost(event)

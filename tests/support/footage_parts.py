@@ -19,8 +19,8 @@ import av
 import numpy as np
 from sightline.v1 import pictures_pb2_grpc
 
-from cluster.alerts.clips.collector import FootageCollector
-from cluster.alerts.clips.store import FootageStore
+from cluster.alerts.clips.footage_collector import FootageCollector
+from cluster.alerts.clips.footage_store import FootageStore
 from cluster.alerts.incident import Incident
 from cluster.alerts.service import AlertService
 from cluster.codec.source import StreamHeader
@@ -204,22 +204,22 @@ class Site:
             max_bytes=clips.max_bytes,
             retention_s=clips.retention,
             keep_free=clips.keep_free,
-            reach_s=clips.longest_s,
+            clip_lookback_s=clips.longest_s,
         )
         self.collector = FootageCollector(
             clips,
             self.store,
             DecoderRecorder(self.decoder_of, self.channels),
-            lambda news: self.service.settle_clip(news.incident, news.clip, news.note),
+            lambda news: self.service.set_clip_state(news.incident, news.clip, news.note),
             known=self._folder / "known.json",
             run="run",
-            erase=lambda camera: self.service.forget(camera),
+            erase=lambda camera: self.service.erase_camera(camera),
         )
-        self.service = AlertService(self.config, self._folder, on_event=self.collector.offer)
+        self.service = AlertService(self.config, self._folder, on_event=self.collector.handle_event)
         await self.service.start()
-        self.collector.start(await self.service.waiting_clips(0.0))
+        self.collector.start(await self.service.pending_clips(0.0))
         self.alerting = RpcServer()
-        servicer = FootageServicer(self.collector, self.about, self.service.forget)
+        servicer = FootageServicer(self.collector, self.about, self.service.erase_camera)
         self.alerting.add(pictures.SERVICE, pictures_pb2_grpc.add_PicturesServicer_to_server, servicer)
         self.alerting_address = f"127.0.0.1:{self.alerting.bind('127.0.0.1', 0)}"
         await self.alerting.start()
@@ -263,7 +263,7 @@ class Site:
         if not self._fed[camera]:
             ring.open(header)
         for packet in packets[self._fed[camera] : upto]:
-            ring.take(packet)
+            ring.add_packet(packet)
         self._fed[camera] = upto
 
     async def incident(self, incident_id: str) -> Incident:
@@ -280,10 +280,10 @@ class Site:
     async def alert(self, end_s: float, **options: Any) -> Incident:
         """A positive window opens an incident."""
         answer = self.alarm(end_s, **options)
-        self.service.take(answer)
+        self.service.accept_answer(answer)
         await self.service._flush()
         wanted = (answer.stream, answer.question)
-        return next(each for each in self.service.opened() if (each.camera, each.subject) == wanted)
+        return next(each for each in self.service.open_incidents() if (each.camera, each.subject) == wanted)
 
 
 async def until(condition: Callable[[], object], timeout_s: float = 20.0) -> None:

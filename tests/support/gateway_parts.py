@@ -232,7 +232,7 @@ class Replica:
         finally:
             self.under_way -= 1
 
-    async def forget(self, camera, ago_s):
+    async def delete_memory(self, camera, ago_s):
         self._check(camera)
         self.forgotten.append((camera, ago_s))
         return DeletedMemory(7, 2**20)
@@ -266,7 +266,7 @@ class Served:
         """As the replicas would: to whoever watches, and to alerting."""
         self.gateway._hub.publish(answers)
         for answer in answers:
-            self.alerts.take(answer)
+            self.alerts.accept_answer(answer)
 
     async def go_on(self, every_s: float = 1.0, share: float = 0.2) -> None:
         """Let cameras see things until cancelled."""

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from actors import gateway
 from cluster.config import CameraEntry, load_config
-from cluster.control.cameras.managed import Managed
+from cluster.control.cameras.managed import ManagedCamera
 from cluster.errors import UnavailableError, UnknownCameraError
 from cluster.security.roles import Role
 from cluster.security.tokens import make_token, write_tokens
@@ -57,7 +57,7 @@ class Directory:
         self.added.remove(name)
 
     async def export(self, names=()):
-        return [Managed(entry=CameraEntry(name=name)) for name in names or self.NAMES]
+        return [ManagedCamera(entry=CameraEntry(name=name)) for name in names or self.NAMES]
 
     async def list_replicas(self):
         return [ReplicaStatus("replica-0", held=3)]

@@ -15,9 +15,9 @@ from cluster.config import load_config
 from cluster.memory.bank import MemoryBank
 from cluster.memory.tiers.arena import Arena
 from cluster.memory.tiers.stack import TierStack
-from cluster.replica.album import Album
 from cluster.replica.events import ReplicaEvents, WorkerFrames
 from cluster.replica.memory import WorkerMemory
+from cluster.replica.thumbnails import ThumbnailStore
 from cluster.replica.worker import EngineWorker
 from cluster.tracing import make_spans
 from cluster.tracing.spans import AlertTraces, ReplicaTraces
@@ -59,25 +59,25 @@ def replica(spans):
     hub, answered, traces = AnswerHub(), metrics.AnsweredCameras(), ReplicaTraces(spans["replica-0"])
     worker = EngineWorker(engine, ReplicaEvents(hub, answered, traces), per_stream=8)
     worker.start()
-    yield hub, WorkerFrames(worker, WorkerMemory(worker, Album(), timeout_s=5.0), answered, traces)
+    yield hub, WorkerFrames(worker, WorkerMemory(worker, ThumbnailStore(), timeout_s=5.0), answered, traces)
     assert worker.stop(WAIT_S)
-    answered.keep([])
+    answered.retain_cameras([])
 
 
 async def alerting(hub, traces, folder):
     """As the actor does it."""
 
     def on_event(event):
-        traces.alerted(event.incident.camera, event.incident.subject, event.kind)
+        traces.event_queued(event.incident.camera, event.incident.subject, event.kind)
 
     service = AlertService(load_config(None, CONFIG), folder, on_event=on_event)
     await service.start()
     try:
         with hub.subscribe() as answers:
             async for answer, missed in answers:
-                traces.took(answer)
+                traces.answer_received(answer)
                 # The model knows nothing: what counts here is that its answer becomes an alert.
-                service.take(replace(answer, positive=True, score=0.9), missed)
+                service.accept_answer(replace(answer, positive=True, score=0.9), missed)
     finally:
         await service.stop()
 

@@ -62,14 +62,16 @@ def test_a_window_is_one_tree_from_packet_to_alert(collector, spans):
     decoder = CameraTrace(spans, "gate", 1.0, clock=lambda: now[0])
     replica, alerting = ReplicaTraces(spans, lambda: now[0]), AlertTraces(spans, lambda: now[0])
     for index in range(4):
-        traced = decoder.frame(sample(index, index * SECOND, fresh=index == 0), 4.0, FrameTimes(999.0, 999.5, 999.8))
-        replica.frame(frame_from_proto(frame_to_proto(traced)))
+        traced = decoder.trace_frame(
+            sample(index, index * SECOND, fresh=index == 0), 4.0, FrameTimes(999.0, 999.5, 999.8)
+        )
+        replica.frame_received(frame_from_proto(frame_to_proto(traced)))
     now[0] = 1002.0
-    [answered] = replica.answered([answer(0, 4 * SECOND)])
+    [answered] = replica.window_answered([answer(0, 4 * SECOND)])
     answered = answer_from_proto(answer_to_proto(answered))
-    alerting.took(answered)
+    alerting.answer_received(answered)
     now[0] = 1002.5
-    alerting.alerted("gate", "person", "new")
+    alerting.event_queued("gate", "person", "new")
     until(lambda: collector.named("alert"), "the alert's span")
     by_id = {span.span_id: span for span in collector.spans}
     assert {span.trace_id.hex() for span in collector.spans} == {trace_id(answered.trace)}
@@ -97,20 +99,20 @@ def test_windows_take_the_trace_of_their_own_frames(collector, spans):
     decoder, replica = CameraTrace(spans, "gate", 1.0), ReplicaTraces(spans)
     traces = []
     for index in range(8):
-        traced = decoder.frame(sample(index, index * SECOND, fresh=index == 0), 4.0, FrameTimes(1, 1, 1))
+        traced = decoder.trace_frame(sample(index, index * SECOND, fresh=index == 0), 4.0, FrameTimes(1, 1, 1))
         traces.append(trace_id(traced.trace.parent))
-        replica.frame(traced)
+        replica.frame_received(traced)
     assert traces == [traces[0]] * 4 + [traces[4]] * 4
     assert traces[0] != traces[4]
-    first, second = (replica.answered([answer(k, (4 * k + 4) * SECOND)])[0] for k in range(2))
+    first, second = (replica.window_answered([answer(k, (4 * k + 4) * SECOND)])[0] for k in range(2))
     assert [trace_id(first.trace), trace_id(second.trace)] == [traces[0], traces[4]]
-    assert replica.answered([answer(2, 12 * SECOND)])[0].trace == ""
+    assert replica.window_answered([answer(2, 12 * SECOND)])[0].trace == ""
 
 
 def test_a_gated_window_has_no_stages(collector, spans):
     decoder, replica = CameraTrace(spans, "gate", 1.0), ReplicaTraces(spans)
-    replica.frame(decoder.frame(sample(0, 0, fresh=True), 4.0, FrameTimes(1, 1, 1)))
-    replica.answered([answer(0, 4 * SECOND, gated=True)])
+    replica.frame_received(decoder.trace_frame(sample(0, 0, fresh=True), 4.0, FrameTimes(1, 1, 1)))
+    replica.window_answered([answer(0, 4 * SECOND, gated=True)])
     until(lambda: collector.named("answer"), "the answer's span")
     assert not collector.named("llm")
 
@@ -120,7 +122,7 @@ def test_the_ratio_of_strides_is_traced_and_always_the_same_ones(spans, ratio):
     def chosen():
         camera = CameraTrace(spans, "gate", ratio)
         frames = [sample(i, i * SECOND, fresh=i == 0) for i in range(600)]
-        return [camera.frame(frame, 2.0, FrameTimes(1, 1, 1)).trace is not None for frame in frames]
+        return [camera.trace_frame(frame, 2.0, FrameTimes(1, 1, 1)).trace is not None for frame in frames]
 
     first = chosen()
     assert first == chosen()
@@ -131,10 +133,12 @@ def test_the_ratio_of_strides_is_traced_and_always_the_same_ones(spans, ratio):
 def test_frames_that_are_never_answered_do_not_pile_up(spans):
     decoder, replica = CameraTrace(spans, "gate", 1.0), ReplicaTraces(spans)
     for index in range(3 * FRAMES):
-        replica.frame(decoder.frame(sample(index, index * SECOND, fresh=index == 0), 4.0, FrameTimes(1, 1, 1)))
+        replica.frame_received(
+            decoder.trace_frame(sample(index, index * SECOND, fresh=index == 0), 4.0, FrameTimes(1, 1, 1))
+        )
     assert len(replica._frames["gate"]) == FRAMES
-    replica.forget("gate")
-    assert replica.answered([answer(0, 4 * SECOND)])[0].trace == ""
+    replica.remove_camera("gate")
+    assert replica.window_answered([answer(0, 4 * SECOND)])[0].trace == ""
 
 
 @pytest.mark.parametrize("parent", ["x", "00-" + "0" * 32 + "-0123456789abcdef-01", "00-12-34-01", "\0" * 55])

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from cluster.codec import Backoff, CameraState, FileSource, PushSource
-from cluster.decoder.pipeline import CameraPipeline, PipelineSettings, Turns, decoding_turns
+from cluster.decoder.pipeline import CameraPipeline, DecodeGate, PipelineSettings, make_decode_gate
 from cluster.errors import CapacityError, ConfigError
 from cluster.types import PatchGeometry
 
@@ -334,7 +334,7 @@ def test_pruning_harder_keeps_less_of_the_same_video(clips):
     assert kept[6.0] < kept[1.0]
 
 
-class CountedTurns(Turns):
+class CountedGate(DecodeGate):
     """Remembers how many had a turn at once."""
 
     def __init__(self, places):
@@ -355,9 +355,9 @@ class CountedTurns(Turns):
 
 
 def test_cameras_of_a_process_take_turns_and_lose_nothing(clips):
-    turns, sinks = CountedTurns(2), [Collector() for _ in range(5)]
+    gate, sinks = CountedGate(2), [Collector() for _ in range(5)]
     pipelines = [
-        CameraPipeline(f"cam-{number}", FileSource(clips["street"]), QWEN, PipelineSettings(), sink, turns=turns)
+        CameraPipeline(f"cam-{number}", FileSource(clips["street"]), QWEN, PipelineSettings(), sink, gate=gate)
         for number, sink in enumerate(sinks)
     ]
     for pipeline in pipelines:
@@ -365,8 +365,8 @@ def test_cameras_of_a_process_take_turns_and_lose_nothing(clips):
     for pipeline in pipelines:
         pipeline._thread.join(DEADLINE_S)
     assert [len(sink.samples) for sink in sinks] == [24] * 5
-    assert turns.most == 2
-    assert turns.inside == 0
+    assert gate.most == 2
+    assert gate.inside == 0
 
 
 def test_a_camera_that_waits_for_its_replica_holds_no_turn(clips):
@@ -376,11 +376,11 @@ def test_a_camera_that_waits_for_its_replica_holds_no_turn(clips):
         held.set()
         release.wait(DEADLINE_S)
 
-    turns, sink = Turns(1), Collector()
-    waiting = CameraPipeline("slow", FileSource(clips["street"]), QWEN, PipelineSettings(), stuck, turns=turns)
+    gate, sink = DecodeGate(1), Collector()
+    waiting = CameraPipeline("slow", FileSource(clips["street"]), QWEN, PipelineSettings(), stuck, gate=gate)
     waiting.start()
     assert held.wait(DEADLINE_S)
-    other = CameraPipeline("quick", FileSource(clips["street"]), QWEN, PipelineSettings(), sink, turns=turns)
+    other = CameraPipeline("quick", FileSource(clips["street"]), QWEN, PipelineSettings(), sink, gate=gate)
     other.start()
     other._thread.join(DEADLINE_S)
     assert len(sink.samples) == 24
@@ -391,34 +391,34 @@ def test_a_camera_that_waits_for_its_replica_holds_no_turn(clips):
 
 
 def test_a_camera_that_fails_in_its_turn_gives_it_back(clips, monkeypatch):
-    turns, sink = Turns(1), Collector()
-    broken = CameraPipeline("broken", FileSource(clips["street"]), QWEN, PipelineSettings(), sink, turns=turns)
+    gate, sink = DecodeGate(1), Collector()
+    broken = CameraPipeline("broken", FileSource(clips["street"]), QWEN, PipelineSettings(), sink, gate=gate)
     monkeypatch.setattr(broken._sampler, "feed", lambda frame: 1 / 0)
     broken.start()
     broken._thread.join(DEADLINE_S)
     assert (broken.status().state, sink.samples) == (CameraState.ERROR, [])
-    well = CameraPipeline("well", FileSource(clips["street"]), QWEN, PipelineSettings(), sink, turns=turns)
+    well = CameraPipeline("well", FileSource(clips["street"]), QWEN, PipelineSettings(), sink, gate=gate)
     well.start()
     well._thread.join(DEADLINE_S)
     assert len(sink.samples) == 24
 
 
 def test_turns_go_to_who_has_waited_longest():
-    turns, order, threads = Turns(1), [], []
+    gate, order, threads = DecodeGate(1), [], []
 
     def worker(name):
-        with turns:
+        with gate:
             order.append(name)
 
-    with turns:
+    with gate:
         for name in "abc":
             threads.append(threading.Thread(target=worker, args=name))
             threads[-1].start()
             deadline = time.monotonic() + DEADLINE_S
-            while len(turns._waiting) < len(threads):
+            while len(gate._waiting) < len(threads):
                 assert time.monotonic() < deadline
                 time.sleep(0.001)
-    with turns:
+    with gate:
         order.append("who had it before")
     for thread in threads:
         thread.join(DEADLINE_S)
@@ -426,5 +426,5 @@ def test_turns_go_to_who_has_waited_longest():
 
 
 def test_a_process_has_turns_for_its_cores():
-    turns = decoding_turns()
-    assert 1 <= turns._free <= 8
+    gate = make_decode_gate()
+    assert 1 <= gate._free <= 8

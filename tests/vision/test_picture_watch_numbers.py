@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from cluster.decoder.picture_watch import _median, _moments
+from cluster.decoder.picture_statistics import _median, _moments
 
 SHAPES = arrays.array_shapes(min_dims=1, max_dims=2, max_side=12)
 

@@ -1,6 +1,6 @@
-"""Where people are told of incidents. Each sink loads the library it needs when it first sends.
+"""Sinks: where alerts are delivered. Each loads its client library when it first sends.
 
-The ``Sink`` protocol: one place where people are told, and how it says that it could not take an alert.
+The ``Sink`` protocol and its error.
 """
 
 from __future__ import annotations
@@ -12,8 +12,7 @@ from cluster.errors import SightlineError
 
 
 class DeliveryError(SightlineError):
-    """A sink did not take an alert. ``retryable``: it may later; else only a
-    change helps."""
+    """A sink did not accept an alert. ``retryable``: it may later; otherwise only a change helps."""
 
     def __init__(self, message: str, *, retryable: bool) -> None:
         super().__init__(message)
@@ -21,16 +20,16 @@ class DeliveryError(SightlineError):
 
 
 class Sink(Protocol):
-    """Takes events until it is closed. Made on the event loop it is used on; a sink's options are its dataclass fields.
+    """Accepts events until closed. Created on the event loop it is used on; its dataclass fields are its options.
 
-    ``send`` may run several times at once, but never for two events of one incident, and is cancelled when it takes
-    too long. When it returns, the other side has taken the event over for good.
+    ``send`` may run concurrently, but never for two events of one incident, and is cancelled on timeout. When it
+    returns, the receiver has accepted the event for good.
     """
 
     async def send(self, event: AlertEvent) -> None:
-        """Raises ``DeliveryError``; anything else raised counts as retryable and is logged."""
+        """Deliver one event. Raises ``DeliveryError``; other exceptions count as retryable and are logged."""
         ...
 
     async def close(self) -> None:
-        """Let go of connections; the sink may be used again after it."""
+        """Close connections; the sink may be used again after it."""
         ...

@@ -14,10 +14,10 @@ PATH = "/api/v2/alerts"
 
 @dataclass
 class AlertmanagerSink:
-    """POSTs to ``url``'s ``/api/v2/alerts``. One incident is one alert: its labels never change while it lasts.
+    """POSTs to ``url``'s ``/api/v2/alerts``. One incident is one alert: its labels never change.
 
-    An open one ends by itself ``hold_s`` after it was last told, should the cluster vanish; alerts.update_s must be
-    shorter. ``labels`` are added, for routing.
+    An open alert expires ``hold_s`` after its last update, should the cluster vanish; alerts.update_s must be shorter.
+    ``labels`` are added, for routing.
     """
 
     url: str
@@ -34,7 +34,7 @@ class AlertmanagerSink:
     async def send(self, event: AlertEvent) -> None:
         incident = event.incident
         ends_s = incident.ended_s if incident.ended_s is not None else event.at_s + self.hold_s
-        # An incident that began and ended in one moment would be refused.
+        # Alertmanager refuses an alert that starts and ends at the same moment.
         ends_s = max(ends_s, incident.opened_s + 0.001)
         alert = {
             "labels": {

@@ -1,4 +1,4 @@
-"""Posting JSON with a deadline, and what a reply means for a delivery; shared by the sinks that speak HTTP."""
+"""HTTP client of the sinks: posts JSON with a deadline and maps replies to delivery results."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _SAID = 200
 
 
 def check_url(url: str) -> str:
-    """An http(s) address as it is.
+    """Return an http(s) address unchanged.
 
     Raises:
         ConfigError: anything else.
@@ -35,10 +35,10 @@ def check_url(url: str) -> str:
 
 
 class HttpPoster:
-    """One pool of connections to one address. ``post`` returns once the reply says that the alert was taken.
+    """Connection pool to one address. ``post`` returns once the reply confirms the alert.
 
-    408, 425, 429, all of 5xx and everything that is no reply may pass; any other reply but 2xx is final: the receiver
-    understood the alert and does not want it. Redirects are not followed, so that a signed alert goes nowhere else.
+    408, 425, 429, 5xx and connection errors are retryable; any other reply but 2xx is final: the receiver understood
+    and refused the alert. Redirects are not followed, so that a signed alert goes nowhere else.
     """
 
     def __init__(self, url: str, timeout_s: float, *, connections: int = 16) -> None:
@@ -49,7 +49,7 @@ class HttpPoster:
         self._session: aiohttp.ClientSession | None = None
 
     async def post(self, body: bytes, headers: Mapping[str, str]) -> None:
-        """Raises ``DeliveryError``."""
+        """POST one body. Raises ``DeliveryError``."""
         import aiohttp
 
         if self._session is None:
@@ -75,5 +75,5 @@ class HttpPoster:
         session, self._session = self._session, None
         if session is not None:
             await session.close()
-            # The transports of closed connections end in the next turns of the loop.
+            # The transports of closed connections end in the next iterations of the loop.
             await asyncio.sleep(0)

@@ -24,12 +24,12 @@ _OURS = ("bootstrap.servers", "message.timeout.ms", "enable.idempotence", "acks"
 
 @dataclass
 class KafkaSink:
-    """Produces the alert's JSON to ``topic``; taken when all in-sync replicas have it.
+    """Produces the alert's JSON to ``topic``; delivered when all in-sync replicas have it.
 
-    The record's key is the incident's id, so that one incident stays in one partition and in order; the header
-    ``idempotency-key`` is the alert's key. ``settings`` go to librdkafka as they are (``security.protocol``,
-    ``sasl.username`` …). Needs the extra ``sightline[kafka]``: confluent-kafka, whose librdkafka is the client that
-    Kafka's own vendor keeps and that holds no Python thread while it waits.
+    The record's key is the incident's id, which keeps an incident in one partition and in order; the header
+    ``idempotency-key`` is the alert's key. ``settings`` are passed to librdkafka (``security.protocol``,
+    ``sasl.username`` …). Needs the extra ``sightline[kafka]``: confluent-kafka, whose librdkafka is maintained by
+    Kafka's vendor and releases the GIL while it waits.
     """
 
     brokers: str
@@ -64,7 +64,7 @@ class KafkaSink:
                 taken.set_exception(error)
 
         def delivered(error: Any, _message: Any) -> None:
-            # On the thread that polls, perhaps when the loop has gone.
+            # Called on the polling thread, possibly after the loop has closed.
             if not loop.is_closed():
                 loop.call_soon_threadsafe(settle, None if error is None else _refusal(error))
 
@@ -124,7 +124,7 @@ class KafkaSink:
 
 
 def _poll(producer: Producer, closed: threading.Event) -> None:
-    """Delivery reports come out of ``poll``, which holds no lock of Python's while it waits."""
+    """Poll for delivery reports; ``poll`` releases the GIL while it waits."""
     while not closed.is_set():
         producer.poll(_POLL_S)
     producer.flush(0)

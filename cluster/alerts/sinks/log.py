@@ -1,4 +1,4 @@
-"""``log``: alerts in the process's own log, one line of JSON each; for trials and for who collects logs."""
+"""``log``: alerts in the process's log, one line of JSON each; for trials and log collectors."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _LEVELS = {"info": logging.INFO, "warning": logging.WARNING, "critical": logging
 
 @dataclass
 class LogSink:
-    """Lines of the logger ``sightline.alerts``, at a level that follows the severity."""
+    """Writes to the logger ``sightline.alerts``, at a level that follows the severity."""
 
     async def send(self, event: AlertEvent) -> None:
         logger.log(_LEVELS[event.incident.severity], "alert %s", json.dumps(event.body(), ensure_ascii=False))
 
     async def close(self) -> None:
-        """Nothing is held."""
+        """Nothing to close."""

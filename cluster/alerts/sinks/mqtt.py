@@ -22,13 +22,13 @@ _FIELDS = ("camera", "subject", "event", "severity", "kind")
 
 @dataclass
 class MqttSink:
-    """Publishes the alert's JSON; taken when the broker has acknowledged it.
+    """Publishes the alert's JSON; delivered when the broker has acknowledged it.
 
     * ``url``: ``mqtt://user:password@host:1883``, or ``mqtts://`` with TLS
-    * ``topic``: may name ``{camera}``, ``{subject}``, ``{event}``, ``{severity}``, ``{kind}``
+    * ``topic``: may contain ``{camera}``, ``{subject}``, ``{event}``, ``{severity}``, ``{kind}``
 
-    Speaks MQTT 3.1.1 through paho-mqtt, the Eclipse project's client. Nothing is left to its own queue of
-    unacknowledged messages: after a failure the connection is begun anew, and the outbox sends again.
+    Speaks MQTT 3.1.1 through paho-mqtt, the Eclipse project's client. Its own queue of unacknowledged messages is not
+    used: after a failure the connection is opened anew, and the outbox sends again.
     """
 
     url: str = field(repr=False)
@@ -87,7 +87,7 @@ class MqttSink:
         names = (incident.camera, incident.subject, event.kind, incident.severity, incident.kind)
         topic = self.topic.format(**dict(zip(_FIELDS, names, strict=True)))
         taken = asyncio.get_running_loop().create_future()
-        # The acknowledgement comes on the loop, in a later turn: nothing can be missed between these lines.
+        # The acknowledgement arrives in a later iteration of the loop, so it cannot be missed between these lines.
         sent = client.publish(topic, json.dumps(event.body(), ensure_ascii=False), qos=1)
         if sent.rc:
             raise DeliveryError(f"the connection to {self._shown} is gone", retryable=True)
@@ -113,7 +113,7 @@ class MqttSink:
         answered: asyncio.Future[str] = loop.create_future()
 
         def tell(call: Any, *arguments: Any) -> None:
-            # paho calls from a thread of its own, perhaps when the loop has gone.
+            # paho calls from its own thread, possibly after the loop has closed.
             if not loop.is_closed():
                 loop.call_soon_threadsafe(call, *arguments)
 
@@ -160,6 +160,6 @@ class MqttSink:
 
 
 def _disconnect(client: Client) -> None:
-    """Ends the client's thread as well; waits for it."""
+    """Disconnect and join the client's thread."""
     client.disconnect()
     client.loop_stop()

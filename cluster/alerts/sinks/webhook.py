@@ -50,7 +50,7 @@ class WebhookSink:
 
 
 def signature(secret: str, timestamp: str, body: bytes) -> str:
-    """What ``Sightline-Signature`` must be."""
+    """Value of the header ``Sightline-Signature``."""
     digest = hmac.new(secret.encode(), timestamp.encode() + b"." + body, hashlib.sha256).hexdigest()
     return f"v1={digest}"
 
@@ -58,7 +58,7 @@ def signature(secret: str, timestamp: str, body: bytes) -> str:
 def is_genuine(
     secret: str, headers: Mapping[str, str], body: bytes, now_s: float, *, tolerance_s: float = 300.0
 ) -> bool:
-    """What a receiver checks: signed with ``secret``, and not more than ``tolerance_s`` ago."""
+    """Receiver-side check: signed with ``secret``, and at most ``tolerance_s`` old."""
     stamp = headers.get(TIME_HEADER, "")
     if not stamp.isascii() or not stamp.isdigit() or abs(now_s - int(stamp)) > tolerance_s:
         return False

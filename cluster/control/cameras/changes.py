@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from cluster.config.camera import CameraEntry
-from cluster.control.cameras.managed import CONFIGURATION, Managed, written
+from cluster.control.cameras.managed import CONFIGURATION, ManagedCamera, written_keys
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class Change:
 
 def plan(
     wanted: Iterable[CameraEntry],
-    present: Iterable[Managed],
+    present: Iterable[ManagedCamera],
     manager: str,
     *,
     prune: bool = False,
@@ -49,8 +49,8 @@ def plan(
     known = {camera.entry.name: camera for camera in present}
     found = []
     for entry in sorted(wanted, key=lambda entry: entry.name):
-        camera, after = known.pop(entry.name, None), written(entry)
-        before = {} if camera is None else written(camera.entry)
+        camera, after = known.pop(entry.name, None), written_keys(entry)
+        before = {} if camera is None else written_keys(camera.entry)
         if camera is None:
             found.append(Change("add", entry.name, before, after))
         elif camera.manager != manager:
@@ -59,7 +59,7 @@ def plan(
             found.append(Change("same" if before == after else "update", entry.name, before, after))
     if prune:
         found += [
-            Change("remove", name, written(camera.entry), {})
+            Change("remove", name, written_keys(camera.entry), {})
             for name, camera in sorted(known.items())
             if camera.manager == manager
         ]
@@ -67,38 +67,38 @@ def plan(
 
 
 @dataclass(frozen=True, slots=True)
-class Followed:
+class CameraChanges:
     """``cameras``: all there are to be now; of them ``changed`` is new or has other settings; ``left`` belongs to
     others, whatever the configuration says."""
 
-    cameras: list[Managed]
-    changed: list[Managed]
+    cameras: list[ManagedCamera]
+    changed: list[ManagedCamera]
     removed: list[str]
     left: list[str]
 
 
-def follow_configuration(
-    last: Sequence[CameraEntry], now: Sequence[CameraEntry], cameras: Sequence[Managed]
-) -> Followed:
+def merge_configuration(
+    last: Sequence[CameraEntry], now: Sequence[CameraEntry], cameras: Sequence[ManagedCamera]
+) -> CameraChanges:
     """A cluster that goes on with another configuration than its ``last`` one: the configuration's own cameras follow
     it. What has not changed there changes nothing here, so that a camera that was removed or taken over stays so."""
-    before = {entry.name: written(entry) for entry in last}
+    before = {entry.name: written_keys(entry) for entry in last}
     known = {camera.entry.name: camera for camera in cameras}
     changed, left = [], []
     for entry in now:
-        if before.pop(entry.name, None) == written(entry):
+        if before.pop(entry.name, None) == written_keys(entry):
             continue
         camera = known.get(entry.name)
         if camera is not None and camera.manager != CONFIGURATION:
             left.append(entry.name)
             continue
         life = camera.life if camera is not None else ""
-        known[entry.name] = Managed(entry=entry, manager=CONFIGURATION, life=life)
+        known[entry.name] = ManagedCamera(entry=entry, manager=CONFIGURATION, life=life)
         changed.append(known[entry.name])
     removed = [name for name in sorted(before) if name in known and known[name].manager == CONFIGURATION]
     for name in removed:
         del known[name]
-    return Followed(list(known.values()), changed, removed, left)
+    return CameraChanges(list(known.values()), changed, removed, left)
 
 
 def _flat(value: Any, key: str = "") -> dict[str, Any]:

@@ -52,7 +52,7 @@ def check_manager(camera: str, owner: str, asking: str, *, takeover: bool = Fals
         raise ManagedElsewhereError(f"camera {camera!r} {whose}; change it there, or take it over (--takeover)")
 
 
-class Managed(Section):
+class ManagedCamera(Section):
     """What the controller keeps of a camera besides its resolved settings, and what outlives its restarts."""
 
     entry: CameraEntry = Field(description="The keys that were written.")
@@ -61,11 +61,11 @@ class Managed(Section):
     life: str = Field(default="", description="Given when it is added; another when it is removed and added again.")
 
     def to_json(self) -> str:
-        """The inverse of ``Managed.model_validate_json``, with secrets; keys that were not written stay so."""
+        """The inverse of ``ManagedCamera.model_validate_json``, with secrets; keys that were not written stay so."""
         return self.model_dump_json(exclude_unset=True, context=dict(REVEAL))
 
 
-def written(entry: CameraEntry) -> dict[str, Any]:
+def written_keys(entry: CameraEntry) -> dict[str, Any]:
     """The keys of a camera that were given: plain values, and the source as a :class:`SourceAddress`."""
     body: dict[str, Any] = entry.model_dump(mode="json", exclude_unset=True)
     if "source" in body:
@@ -75,12 +75,12 @@ def written(entry: CameraEntry) -> dict[str, Any]:
 
 def settings_of(entry: CameraEntry) -> dict[str, Any]:
     """What ``Cameras.Add`` and ``Cameras.Update`` take besides name and source."""
-    return {key: value for key, value in written(entry).items() if key not in ("name", "source")}
+    return {key: value for key, value in written_keys(entry).items() if key not in ("name", "source")}
 
 
 def entry_to_json(entry: CameraEntry, *, secrets: bool) -> str:
     """:func:`written` as JSON, the source in full only with ``secrets``."""
-    return json.dumps(written(entry), default=SourceAddress.reveal if secrets else str)
+    return json.dumps(written_keys(entry), default=SourceAddress.reveal if secrets else str)
 
 
 def entry_from_json(text: str) -> CameraEntry:

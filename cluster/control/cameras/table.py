@@ -7,7 +7,7 @@ import uuid
 from collections.abc import Iterable, Sequence
 
 from cluster.config import SightlineConfig, camera_settings
-from cluster.control.cameras.managed import Managed
+from cluster.control.cameras.managed import ManagedCamera
 from cluster.control.directory import Directory
 from cluster.errors import ConfigError
 
@@ -20,9 +20,9 @@ class CameraTable:
     def __init__(self, config: SightlineConfig, directory: Directory) -> None:
         self._config = config
         self._directory = directory
-        self._managed: dict[str, Managed] = {}
+        self._managed: dict[str, ManagedCamera] = {}
 
-    def load(self, cameras: Iterable[Managed], now_s: float) -> list[Managed]:
+    def load(self, cameras: Iterable[ManagedCamera], now_s: float) -> list[ManagedCamera]:
         """Those there are when a controller starts; returns those of them that were not there before. One that does not
         go with the configuration is logged and left out; what was written of it stays with whoever keeps it."""
         new = []
@@ -39,7 +39,9 @@ class CameraTable:
                 new.append(known)
         return new
 
-    def add(self, managed: Managed, now_s: float, *, force: bool = False, takeover: bool = False) -> Managed:
+    def add(
+        self, managed: ManagedCamera, now_s: float, *, force: bool = False, takeover: bool = False
+    ) -> ManagedCamera:
         """Take a camera in; returns it with its life.
 
         Raises:
@@ -58,7 +60,7 @@ class CameraTable:
         self._managed[name] = managed
         return managed
 
-    def update(self, managed: Managed, now_s: float, *, takeover: bool = False) -> Managed:
+    def update(self, managed: ManagedCamera, now_s: float, *, takeover: bool = False) -> ManagedCamera:
         """Other settings for a camera, in place of all it had but its life; see :meth:`Directory.update`.
 
         Raises:
@@ -77,7 +79,7 @@ class CameraTable:
         self._directory.remove(name, manager=manager, takeover=takeover)
         self._managed.pop(name, None)
 
-    def managed(self, names: Sequence[str] = ()) -> list[Managed]:
+    def managed(self, names: Sequence[str] = ()) -> list[ManagedCamera]:
         """Sorted by name; all of them without ``names``.
 
         Raises:
@@ -88,7 +90,7 @@ class CameraTable:
         return [self._managed[name] for name in sorted(names or self._managed)]
 
 
-def _alive(managed: Managed, known: Managed | None) -> Managed:
+def _alive(managed: ManagedCamera, known: ManagedCamera | None) -> ManagedCamera:
     """With the life of the camera that is ``known``; one that begins gets a new one."""
     life = known.life if known is not None and known.life else uuid.uuid4().hex[:16]
     return managed if managed.life == life else managed.model_copy(update={"life": life})

@@ -77,7 +77,7 @@ class WindowWork:
     attended: float
 
     @classmethod
-    def laid_out(cls, *, kept: float, new: float, refreshed: float, query: float, encoded: float) -> WindowWork:
+    def from_layout(cls, *, kept: float, new: float, refreshed: float, query: float, encoded: float) -> WindowWork:
         """Of a window of ``kept`` visual tokens: the new ones see the rest and on average half of themselves, the
         refreshed ones, which lie all over what is left, half of that, the questions everything."""
         rest = max(0.0, kept - new)
@@ -85,9 +85,9 @@ class WindowWork:
         return cls(encoded, refreshed + new + query, attended)
 
     @classmethod
-    def counted(cls, tokens: TokenCount) -> WindowWork:
+    def from_counts(cls, tokens: TokenCount) -> WindowWork:
         """Of an answered window."""
-        return cls.laid_out(
+        return cls.from_layout(
             kept=tokens.kept, new=tokens.new, refreshed=tokens.refreshed, query=tokens.query, encoded=tokens.encoded
         )
 

@@ -1,1 +1,1 @@
-"""What is shown and kept of a camera: its newest picture, and snapshots and clips of incidents."""
+"""Footage for people: a camera's newest picture, and snapshots and clips of incidents."""

@@ -1,4 +1,4 @@
-"""What a decoder process holds of one camera for people: its newest picture, and its newest packets."""
+"""Footage that a decoder process holds of one camera: its newest picture and its packet ring."""
 
 from __future__ import annotations
 
@@ -17,36 +17,36 @@ log = logging.getLogger(__name__)
 
 
 class CameraFootage:
-    """``ring``: None where no clips are kept. ``masks``: what of the pictures nobody may see."""
+    """``ring``: None where no clips are kept. ``masks``: privacy masks of its pictures."""
 
     def __init__(self, ring: PacketRing | None = None, masks: Sequence[Polygon] = ()) -> None:
         self.latest = LatestPicture()
         self.ring = ring
         self._masks = tuple(masks)
 
-    def painter(self) -> Painter | None:
-        """A new one for every clip and still, since one belongs to one thread; None where all may be seen."""
+    def make_painter(self) -> Painter | None:
+        """New mask painter, one per clip or still since it belongs to one thread; None without masks."""
         return PrivacyMasks(self._masks).apply if self._masks else None
 
-    def watching(self, source: Source) -> Source:
-        """The same source, whose packets also go into the ring."""
-        return source if self.ring is None else _Watched(source, self.ring)
+    def tap(self, source: Source) -> Source:
+        """Wrap the source so that its packets also go into the ring."""
+        return source if self.ring is None else _RingTap(source, self.ring)
 
-    def forget(self, before_s: float = 0.0) -> int:
-        """Everything up to ``before_s`` seconds ago; how many bytes of packets."""
-        # Whenever it was: there is another one in a moment.
-        self.latest.forget()
-        return 0 if self.ring is None else self.ring.forget(before_s)
+    def delete_before(self, before_s: float = 0.0) -> int:
+        """Delete everything older than ``before_s`` seconds; returns bytes of packets."""
+        # Whatever its age: the next sample replaces it in a moment.
+        self.latest.clear()
+        return 0 if self.ring is None else self.ring.delete_before(before_s)
 
     def close(self) -> None:
-        """The camera goes."""
-        self.latest.forget()
+        """Release the ring when the camera is removed."""
+        self.latest.clear()
         if self.ring is not None:
             self.ring.close()
 
 
-class _Watched:
-    """A source that shows a ring what it yields."""
+class _RingTap:
+    """Source that copies its packets into a ring."""
 
     def __init__(self, source: Source, ring: PacketRing) -> None:
         self._source = source
@@ -75,11 +75,11 @@ class _Watched:
 
     def _take(self, packet: EncodedPacket) -> bool:
         try:
-            self._ring.take(packet)
+            self._ring.add_packet(packet)
         except Exception:
-            # Whatever is wrong with clips, the camera itself goes on.
+            # An error of the ring must not stop the camera.
             log.exception("no clips of this camera until it connects again")
-            self._ring.forget()
+            self._ring.delete_before()
             return False
         return True
 
@@ -88,38 +88,42 @@ class _Watched:
 
 
 TYPICAL_BITS_PER_S = 4_000_000
-"""Of an ordinary camera: 1080p, 15 to 25 pictures a second."""
+"""Bit rate of an ordinary camera: 1080p, 15 to 25 pictures a second."""
 GROUP_S = 2.0
-"""Whole groups of pictures are held: so much more than wanted, with a keyframe every two seconds."""
+"""Extra seconds because whole GOPs are held, with a keyframe every two seconds."""
 MB = 1_000_000
 
 
-def reach_s(settings: CameraConfig, config: SightlineConfig, stride_s: float | None = None) -> float:
-    """How far back, seconds, when an incident opens: to the first of the windows that opened it, by what a clip shows
-    before, and by how late an answer comes at most.
+def clip_lookback_s(settings: CameraConfig, config: SightlineConfig, stride_s: float | None = None) -> float:
+    """Seconds that a clip reaches back when its incident opens: to the first positive window, plus the configured lead
+    and the longest delay of an answer.
 
     Args:
-        stride_s: of its windows, where that is another one now than in ``settings``.
+        settings: of the camera.
+        config: of the cluster.
+        stride_s: of its windows, where it currently differs from ``settings``.
     """
     stride_s = settings.window.stride_s if stride_s is None else stride_s
     asked = max((question.consecutive or 0 for question in settings.questions), default=0)
     windows_s = settings.window.length_s + (max(asked, config.alerts.consecutive) - 1) * stride_s
-    # A window waits for its turn until so many newer ones have come, and then it is dropped; its answer takes one more.
+    # A window waits until so many newer ones have come and is then dropped; its answer takes one more.
     late_s = (config.cluster.window_queue + 1) * stride_s
     return min(config.clips.before_s + windows_s, config.clips.longest_s) + late_s
 
 
-def bytes_of(seconds: float, bits_per_s: float = TYPICAL_BITS_PER_S) -> int:
-    """Bytes of so many seconds, whole groups of pictures."""
+def footage_bytes(seconds: float, bits_per_s: float = TYPICAL_BITS_PER_S) -> int:
+    """Bytes of this many seconds, in whole GOPs."""
     return round((seconds + GROUP_S) * bits_per_s / 8)
 
 
-def shortages(config: SightlineConfig) -> list[str]:
-    """Why clips of ordinary cameras will begin late, one sentence for each reason; empty where they will not."""
+def clip_shortages(config: SightlineConfig) -> list[str]:
+    """Reasons why clips of ordinary cameras will begin late, one sentence each."""
     clips = config.clips
     if not clips.enabled or not config.alerts.enabled:
         return []
-    wanted = {entry.name: bytes_of(reach_s(camera_settings(config, entry), config)) for entry in config.cameras}
+    wanted = {
+        entry.name: footage_bytes(clip_lookback_s(camera_settings(config, entry), config)) for entry in config.cameras
+    }
     rate = f"{TYPICAL_BITS_PER_S / MB:g} Mbit/s"
     found = []
     if large := [name for name, size in wanted.items() if size > clips.ring_camera_bytes]:

@@ -1,4 +1,4 @@
-"""Packets into a fragmented MP4 that browsers play, part by part: as they are, or decoded, painted and encoded anew."""
+"""Writes packets into a fragmented MP4 that browsers play: remuxed, or decoded, masked and re-encoded."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from av.video.frame import PictureType, VideoFrame
 from av.video.reformatter import ColorRange, VideoReformatter
 
 from cluster.codec.decoder import DecodeError, Decoder
-from cluster.decoder.footage.stretches import Placed, Stretch
+from cluster.decoder.footage.segments import Segment, SegmentPacket
 from cluster.errors import SourceError
 from cluster.types import MICROSECONDS
 
 PLAYED = frozenset({"h264"})
-"""Codecs that every browser plays as they are."""
+"""Codecs that every browser plays."""
 
 _FRAGMENTED = {
-    # Nothing is written twice, so that what has left is final; a part at each keyframe, or every 2 s.
+    # Nothing is rewritten, so that every part is final; a new part at each keyframe, or every 2 s.
     "movflags": "frag_keyframe+empty_moov+default_base_moof",
     "frag_duration": "2000000",
     "flush_packets": "1",
@@ -28,20 +28,20 @@ _FRAGMENTED = {
 _TIME_BASE = Fraction(1, MICROSECONDS)
 _CLOCK = Fraction(1, 90_000)
 _TICK = 23
-"""Microseconds between two packets at least: the clock of 90 kHz is coarser, and two of one tick would be refused."""
+"""Least microseconds between two packets: the 90 kHz clock is coarser, and equal ticks would be refused."""
 _REORDER = MICROSECONDS // 5
-"""Room for B-pictures of cameras that tell no decoding times."""
+"""Reordering delay assumed for B-pictures of cameras that send no decoding times."""
 _KEYFRAMES = 50
 
 Painter = Callable[[VideoFrame], VideoFrame]
-"""What must happen to a decoded picture before anybody sees it: privacy masks."""
+"""Applied to every decoded picture before it is shown: privacy masks."""
 
 
 class ClipWriter(Protocol):
-    """Packets in decoding order in, finished parts of the file out. May be called from any thread, one at a time."""
+    """Takes packets in decoding order and returns finished parts of the file. Any thread, one at a time."""
 
-    def feed(self, packets: Sequence[Placed]) -> bytes:
-        """What became ready: whole boxes, nothing of which changes later.
+    def feed(self, packets: Sequence[SegmentPacket]) -> bytes:
+        """Write packets; returns what is complete: whole boxes that never change later.
 
         Raises:
             SourceError: the packets cannot be made into a clip.
@@ -49,31 +49,31 @@ class ClipWriter(Protocol):
         ...
 
     def close(self) -> bytes:
-        """The rest. Raises like :meth:`feed`."""
+        """Finish the file; returns the rest. Raises like :meth:`feed`."""
         ...
 
     @property
     def span(self) -> tuple[int, int]:
-        """The camera's microseconds that the clip shows so far; (0, 0) while it shows nothing."""
+        """First and last time of the clip so far, camera microseconds; (0, 0) while it is empty."""
         ...
 
 
-def clip_writer(stretch: Stretch, start: int, *, painter: Painter | None, height: int) -> ClipWriter:
-    """The cheapest writer that will do.
+def clip_writer(segment: Segment, start: int, *, painter: Painter | None, height: int) -> ClipWriter:
+    """Create the cheapest sufficient writer.
 
     Args:
-        stretch: whose packets will come.
+        segment: of the packets.
         start: the clip begins with the picture at ``start``, or with the keyframe before it.
-        painter: for cameras whose pictures may not be shown as they are.
-        height: tallest picture of a clip that must be encoded anew.
+        painter: masks, which force re-encoding.
+        height: largest picture height when re-encoding.
     """
-    if painter is None and stretch.codec in PLAYED:
-        return Remuxer(stretch)
-    return Transcoder(stretch, start, painter, height)
+    if painter is None and segment.codec in PLAYED:
+        return Remuxer(segment)
+    return Transcoder(segment, start, painter, height)
 
 
 class _Parts:
-    """The file as FFmpeg writes it; :meth:`take` is what came since the last time."""
+    """File object for FFmpeg; :meth:`take` returns what was written since the last call."""
 
     def __init__(self) -> None:
         self._parts: list[bytes] = []
@@ -88,10 +88,10 @@ class _Parts:
 
 
 class Remuxer:
-    """H.264 as the camera sent it. The clip begins with the first packet, a keyframe."""
+    """Remuxes H.264 unchanged. The clip begins with the first packet, a keyframe."""
 
-    def __init__(self, stretch: Stretch) -> None:
-        self._stretch = stretch
+    def __init__(self, segment: Segment) -> None:
+        self._segment = segment
         self._parts = _Parts()
         self._container: Any = None
         self._stream: Any = None
@@ -102,7 +102,7 @@ class Remuxer:
     def span(self) -> tuple[int, int]:
         return self._first_time, self._last_time
 
-    def feed(self, packets: Sequence[Placed]) -> bytes:
+    def feed(self, packets: Sequence[SegmentPacket]) -> bytes:
         try:
             for placed in packets:
                 if self._container is None:
@@ -120,21 +120,21 @@ class Remuxer:
                 raise SourceError(f"its video cannot be put into a clip ({error})", retryable=False) from None
         return self._parts.take()
 
-    def _open(self, first: Placed) -> None:
-        stretch = self._stretch
-        width, height = stretch.width, stretch.height
+    def _open(self, first: SegmentPacket) -> None:
+        segment = self._segment
+        width, height = segment.width, segment.height
         if not width or not height:
             width, height = picture_size(first)
         self._container = av.open(self._parts, "w", format="mp4", options=_FRAGMENTED)
-        # The stubs leave out the attributes that PyAV sets from keywords.
+        # The stubs lack the attributes that PyAV sets from keywords.
         add: Any = self._container.add_mux_stream
-        self._stream = add(stretch.codec, width=width, height=height, extradata=stretch.extradata)
+        self._stream = add(segment.codec, width=width, height=height, extradata=segment.extradata)
         self._stream.time_base = _CLOCK
         self._zero = _decoded(first)
         self._last = self._zero - _TICK
         self._first_time = self._last_time = first.time
 
-    def _mux(self, placed: Placed) -> None:
+    def _mux(self, placed: SegmentPacket) -> None:
         data = placed.packet.data
         packet = av.Packet(len(data))
         packet.update(data)
@@ -148,10 +148,10 @@ class Remuxer:
 
 
 class Transcoder:
-    """Decoded, painted, made smaller where it is too large, and encoded as H.264 on one thread."""
+    """Decodes, masks, scales down if needed, and encodes as H.264 on one thread."""
 
-    def __init__(self, stretch: Stretch, start: int, painter: Painter | None, height: int) -> None:
-        self._stretch = stretch
+    def __init__(self, segment: Segment, start: int, painter: Painter | None, height: int) -> None:
+        self._segment = segment
         self._start = start
         self._painter = painter
         self._height = height
@@ -166,14 +166,14 @@ class Transcoder:
     def span(self) -> tuple[int, int]:
         return (self._zero, self._last) if self._container is not None else (0, 0)
 
-    def feed(self, packets: Sequence[Placed]) -> bytes:
+    def feed(self, packets: Sequence[SegmentPacket]) -> bytes:
         if self._decoder is None:
-            self._decoder = Decoder(self._stretch.codec, self._stretch.extradata)
+            self._decoder = Decoder(self._segment.codec, self._segment.extradata)
         for placed in packets:
             try:
                 frames = self._decoder.decode(placed.packet.data, placed.time, placed.order)
             except DecodeError:
-                # What a damaged packet leaves of a picture is not worth more than its absence.
+                # A picture from a damaged packet is worse than none.
                 continue
             self._encode(frames)
         return self._parts.take()
@@ -209,7 +209,7 @@ class Transcoder:
         scale = min(1.0, self._height / frame.height)
         self._container = av.open(self._parts, "w", format="mp4", options=_FRAGMENTED)
         self._stream = self._container.add_stream("libx264", options={"preset": "veryfast", "crf": "25"})
-        # H.264 wants even sides.
+        # H.264 needs even sides.
         self._stream.width = max(2, round(frame.width * scale / 2) * 2)
         self._stream.height = max(2, round(frame.height * scale / 2) * 2)
         self._stream.pix_fmt = "yuv420p"
@@ -225,18 +225,18 @@ class Transcoder:
             frame, self._stream.width, self._stream.height, "yuv420p", dst_color_range=ColorRange.MPEG, threads=1
         )
         small.pts, small.time_base = (time - self._zero) // 1000, Fraction(1, 1000)
-        # Else a keyframe stays one, and of a codec that has nothing else every picture would be.
+        # Otherwise keyframes stay keyframes, which in an all-intra codec is every picture.
         small.pict_type = PictureType.NONE
         self._container.mux(self._stream.encode(small))
 
 
-def picture_size(first: Placed) -> tuple[int, int]:
-    """Width and height of a keyframe's picture, by decoding it.
+def picture_size(first: SegmentPacket) -> tuple[int, int]:
+    """Width and height of a keyframe, by decoding it.
 
     Raises:
         SourceError: it cannot be decoded.
     """
-    decoder = Decoder(first.stretch.codec, first.stretch.extradata)
+    decoder = Decoder(first.segment.codec, first.segment.extradata)
     try:
         frames = [*decoder.decode(first.packet.data, 0, 0), *decoder.drain()]
     except DecodeError:
@@ -246,6 +246,6 @@ def picture_size(first: Placed) -> tuple[int, int]:
     return frames[0].width, frames[0].height
 
 
-def _decoded(placed: Placed) -> int:
-    """When it is decoded. A camera with B-pictures that tells no such times gets some room."""
+def _decoded(placed: SegmentPacket) -> int:
+    """Decoding time; shifted back for cameras with B-pictures that send none."""
     return placed.order if placed.packet.dts is not None else placed.order - _REORDER

@@ -1,4 +1,4 @@
-"""A camera's newest picture, made into a JPEG when somebody asks, and stills out of encoded packets."""
+"""A camera's newest picture as JPEG on request, and stills decoded from packets."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from av.video.frame import VideoFrame
 
 from cluster.codec.decoder import DecodeError, Decoder
 from cluster.decoder.footage.clip import Painter
-from cluster.decoder.footage.stretches import Placed
+from cluster.decoder.footage.segments import SegmentPacket
 from cluster.errors import NotReadyError, SourceError
 from cluster.types import BoolGrid, SampledPicture, UInt8Array
 from cluster.vision.sampler import overlay
@@ -25,15 +25,15 @@ QUALITY = 82
 TALLEST_STILL = 1080
 NARROWEST = 16
 _CACHED = 4
-"""Forms of one picture that are kept: plain and with kept patches, at two sizes."""
+"""Renderings kept of one picture: plain and with kept patches, at two sizes."""
 _MOST_DECODED = 64
 
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """One picture to look at.
+    """One rendered picture.
 
-    * ``etag``: another picture, or another form of it, has another one
+    * ``etag``: differs for every picture and rendering
     * ``pts``: the camera's microseconds; ``age_s``: seconds since it was sampled
     """
 
@@ -53,7 +53,7 @@ class _Shown:
 
 
 class LatestPicture:
-    """The newest sample of one camera and what the model sees of it: a reference, until somebody looks."""
+    """The newest sample of one camera and its kept patches, held by reference until rendered."""
 
     def __init__(self) -> None:
         self._shown: _Shown | None = None
@@ -62,20 +62,20 @@ class LatestPicture:
         self._made: dict[tuple[bool, int], tuple[bytes, int, int]] = {}
 
     def show(self, frame: SampledPicture, mask: BoolGrid) -> None:
-        """The camera's thread: this is the newest now."""
+        """Set the newest sample; called in the camera's thread."""
         self._shown = _Shown(frame, mask, time.monotonic())
 
-    def forget(self) -> None:
-        """Nothing is shown until the next sample."""
+    def clear(self) -> None:
+        """Drop the picture until the next sample."""
         with self._lock:
             self._shown = self._made_of = None
             self._made = {}
 
     def render(self, *, kept: bool = False, width: int = 0) -> Picture:
-        """As JPEG; the same form of the same picture is made once. Takes milliseconds: not for an event loop.
+        """Render as JPEG, cached per form. Takes milliseconds: not for an event loop.
 
         Args:
-            kept: patches that the model does not see are dark and grey.
+            kept: show pruned patches dark and grey.
             width: pixels; the sample's own for 0 or more than it has.
 
         Raises:
@@ -91,7 +91,7 @@ class LatestPicture:
                 self._made_of, self._made = shown, {}
             made = self._made.get((kept, width))
             if made is None:
-                # Smaller first: drawing what is kept takes most of the time.
+                # Resize first: drawing the kept patches dominates.
                 pixels = resized(shown.frame.rgb, width)
                 high, wide = pixels.shape[:2]
                 made = to_jpeg(overlay(pixels, shown.mask) if kept else pixels), wide, high
@@ -104,11 +104,12 @@ class LatestPicture:
 
 
 def resized(pixels: UInt8Array, width: int) -> UInt8Array:
-    """RGB ``[height, width, 3]`` of ``width`` pixels in the same shape; the same array if it has them."""
+    """Resize RGB ``[height, width, 3]`` to ``width`` pixels, keeping the aspect ratio; the same array if it has
+    them."""
     height, own = pixels.shape[:2]
     if width == own:
         return pixels
-    # Loaded when the first picture is asked for: most decoder processes never make one.
+    # Imported on first use: most decoder processes never render.
     from PIL import Image
 
     small = Image.fromarray(pixels).resize((width, max(1, round(height * width / own))), Image.Resampling.BILINEAR)
@@ -124,23 +125,23 @@ def to_jpeg(pixels: UInt8Array) -> bytes:
     return file.getvalue()
 
 
-def still(packets: Sequence[Placed], moment: int, painter: Painter | None) -> bytes:
+def still(packets: Sequence[SegmentPacket], moment: int, painter: Painter | None) -> bytes:
     """The picture at ``moment`` in the camera's own size (at most 1080 lines) as JPEG.
 
     Args:
-        packets: one group of pictures, from its keyframe on.
-        moment: the camera's microseconds; the last picture before it is taken, at most 64 after the keyframe.
-        painter: for cameras whose pictures may not be shown as they are.
+        packets: one GOP, from its keyframe on.
+        moment: the camera's microseconds; the last picture before it is used, at most 64 after the keyframe.
+        painter: privacy masks.
 
     Raises:
         SourceError: nothing can be decoded.
     """
     if not packets:
         raise SourceError("the camera sent no picture that can be decoded", retryable=False)
-    stretch = packets[0].stretch
-    decoder = Decoder(stretch.codec, stretch.extradata)
+    segment = packets[0].segment
+    decoder = Decoder(segment.codec, segment.extradata)
     found: VideoFrame | None = None
-    # What was decoded before a damage is good.
+    # Pictures decoded before a damaged packet are good.
     with contextlib.suppress(DecodeError):
         for placed in packets[:_MOST_DECODED]:
             if found is not None and placed.order > moment:

@@ -1,4 +1,4 @@
-"""The newest encoded packets of each camera, so that a clip can begin before anybody knew of it. Nothing is decoded."""
+"""Ring of each camera's newest encoded packets, so that a clip can begin before its incident. Nothing is decoded."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from cluster.codec.source import StreamHeader
-from cluster.decoder.footage.stretches import Placed, Splitter, Stretch
+from cluster.decoder.footage.segments import Segment, Segmenter, SegmentPacket
 from cluster.types import MICROSECONDS, EncodedPacket
 
 STOPPED = "the camera was stopped"
@@ -17,10 +17,10 @@ OF_CAMERA, OF_ALL = "clips.ring_camera_bytes", "clips.ring_bytes"
 
 
 class RingBudget:
-    """Bytes that all rings of a process may hold together; thread-safe.
+    """Shared byte limit of all rings of a process; thread-safe.
 
-    A ring gives way when the whole is too much and it holds more than its share, so that quiet cameras keep what they
-    have and the whole is exceeded by no more than one packet of each.
+    When the total is exceeded, rings that hold more than their share shrink, so that quiet cameras keep theirs and the
+    total is exceeded by at most one packet of each ring.
     """
 
     def __init__(self, limit: int) -> None:
@@ -36,92 +36,92 @@ class RingBudget:
 
     @property
     def short(self) -> int:
-        """Rings that do not reach back as far as they should."""
+        """Number of rings that do not reach back as far as configured."""
         return self._short
 
     def count_short(self, by: int) -> None:
-        """So many rings more do not reach back as far as they should."""
+        """Change the number of short rings."""
         with self._lock:
             self._short += by
 
-    def join(self) -> None:
-        """One ring more."""
+    def add_ring(self) -> None:
+        """Register a ring."""
         with self._lock:
             self._rings += 1
 
-    def leave(self, held: int) -> None:
-        """One ring less, which held so much."""
+    def remove_ring(self, held: int) -> None:
+        """Unregister a ring that held so many bytes."""
         with self._lock:
             self._rings -= 1
             self._held -= held
 
-    def change(self, by: int) -> None:
-        """A ring holds ``by`` bytes more."""
+    def add_bytes(self, by: int) -> None:
+        """Change the total."""
         with self._lock:
             self._held += by
 
-    def is_too_much(self, own: int) -> bool:
-        """Whether a ring that holds ``own`` bytes must give some up."""
+    def is_exceeded(self, own: int) -> bool:
+        """Whether a ring that holds ``own`` bytes must shrink."""
         with self._lock:
             return self._held > self.limit and own > self.limit // max(1, self._rings)
 
 
 @dataclass(slots=True)
-class _Group:
-    """Packets from one where a decoder can begin up to the next such."""
+class _Gop:
+    """Packets of one GOP: from one where a decoder can begin up to the next such."""
 
-    stretch: Stretch
-    packets: list[Placed] = field(default_factory=list)
+    segment: Segment
+    packets: list[SegmentPacket] = field(default_factory=list)
     bytes: int = 0
 
 
 class Recording:
-    """What one clip is made of: what the ring held, then what comes, until ``until`` is decoded.
+    """Packet source of one clip: what the ring held, then live packets, until ``until`` is decoded.
 
-    ``missing``: why it does not begin where it should, ``over``: why nothing follows, each empty when all is well.
-    Made by :meth:`PacketRing.record`; read by one thread while the camera's thread adds to it.
+    ``missing``: why it begins late; ``end_reason``: why nothing follows; each empty if not so. Created by
+    :meth:`PacketRing.record`; read by one thread while the camera's thread appends.
     """
 
-    def __init__(self, stretch: Stretch | None, start: int, until: int, most_bytes: int) -> None:
-        self.stretch = stretch
+    def __init__(self, segment: Segment | None, start: int, until: int, most_bytes: int) -> None:
+        self.segment = segment
         self.start = start
         self.until = until
         self.missing = ""
-        self.over = "" if stretch is not None else "the camera sent no picture that a clip can begin with"
+        self.end_reason = "" if segment is not None else "the camera sent no picture that a clip can begin with"
         self.losses = 0
         self.complete = False
         self._bytes_left = most_bytes
-        self._packets: deque[Placed] = deque()
+        self._packets: deque[SegmentPacket] = deque()
         self._lock = threading.Lock()
 
     @property
     def done(self) -> bool:
-        """Nothing will be added."""
-        return self.complete or bool(self.over)
+        """Whether no packet will be added."""
+        return self.complete or bool(self.end_reason)
 
-    def take(self, most: int = 32) -> list[Placed]:
+    def pop_packets(self, most: int = 32) -> list[SegmentPacket]:
         """The next packets, at most so many; empty while there are none."""
         with self._lock:
             return [self._packets.popleft() for _ in range(min(most, len(self._packets)))]
 
     def end(self, why: str) -> None:
-        """Add nothing more."""
+        """Stop recording."""
         with self._lock:
             if not self.done:
-                self.over = why
+                self.end_reason = why
 
-    def add(self, placed: Placed) -> None:
-        """The camera's next packet."""
+    def add_packet(self, placed: SegmentPacket) -> None:
+        """Append the camera's next packet."""
         with self._lock:
             if self.done:
                 return
-            if placed.stretch is not self.stretch:
-                assert self.stretch is not None
-                self.over = self.stretch.over or "the stream was interrupted"
+            if placed.segment is not self.segment:
+                assert self.segment is not None
+                self.end_reason = self.segment.end_reason or "the stream was interrupted"
             elif placed.order >= self.until:
                 self.complete = True
             elif self._bytes_left < len(placed.packet.data):
-                self.over = "it is as large as a clip may be"
+                self.end_reason = "it is as large as a clip may be"
             else:
                 self._bytes_left -= len(placed.packet.data)
                 self.losses += placed.after_loss
@@ -129,10 +129,10 @@ class Recording:
 
 
 class PacketRing:
-    """One camera's packets of about ``keep_s`` seconds, whole groups of pictures, at most ``most_bytes``.
+    """Packets of about ``keep_s`` seconds of one camera, in whole GOPs, at most ``most_bytes``.
 
-    :meth:`open`, :meth:`take` and :meth:`close` are called by the camera's thread, the rest by any. A group larger than
-    ``most_bytes`` is given up as a whole: the ring is empty until the camera's next keyframe.
+    :meth:`open`, :meth:`add_packet` and :meth:`close` are called by the camera's thread, the rest by any. A GOP larger
+    than ``most_bytes`` is dropped as a whole: the ring is empty until the next keyframe.
     """
 
     def __init__(self, keep_s: float, most_bytes: int, budget: RingBudget) -> None:
@@ -140,15 +140,15 @@ class PacketRing:
         self.most_bytes = most_bytes
         self._budget = budget
         self._lock = threading.Lock()
-        self._splitter = Splitter()
-        self._groups: deque[_Group] = deque()
+        self._segmenter = Segmenter()
+        self._gops: deque[_Gop] = deque()
         self._recordings: list[Recording] = []
         self._bytes = 0
         self._joined = True
         self._overflown = False
         self._short = ""
         self._arrived_s = 0.0
-        budget.join()
+        budget.add_ring()
 
     @property
     def bytes(self) -> int:
@@ -156,13 +156,13 @@ class PacketRing:
 
     @property
     def short(self) -> str:
-        """The setting that keeps it from reaching back ``keep_s``; empty when none does."""
+        """Setting that limits the ring to less than ``keep_s``; empty when none does."""
         return self._short
 
     def shortage(self) -> str:
-        """The same with figures, a sentence."""
+        """The same as a sentence with figures."""
         with self._lock:
-            groups = self._groups
+            groups = self._gops
             held_s = groups[-1].packets[-1].at_s - groups[0].packets[0].at_s if groups else 0.0
             rate = f" at {8e-6 * self._bytes / held_s:.1f} Mbit/s" if held_s else ""
             limit = f"{self.most_bytes / 1e6:.0f} MB"
@@ -175,91 +175,90 @@ class PacketRing:
 
     @property
     def seconds(self) -> float:
-        """Of video held."""
+        """Seconds of video held."""
         with self._lock:
-            return self._groups[-1].packets[-1].at_s - self._groups[0].packets[0].at_s if self._groups else 0.0
+            return self._gops[-1].packets[-1].at_s - self._gops[0].packets[0].at_s if self._gops else 0.0
 
     # -- the camera's thread --------------------------------------------------------------------
     def open(self, header: StreamHeader) -> None:
-        """The source connected."""
+        """Handle that the source has connected."""
         with self._lock:
-            self._splitter.open(header)
+            self._segmenter.open(header)
             self._end_recordings()
 
-    def take(self, packet: EncodedPacket) -> None:
-        """The next packet."""
+    def add_packet(self, packet: EncodedPacket) -> None:
+        """Append the next packet."""
         with self._lock:
-            placed = self._splitter.place(packet)
+            placed = self._segmenter.assign(packet)
             self._end_recordings()
             if placed is None or not self._joined:
                 return
             for recording in self._recordings:
-                recording.add(placed)
+                recording.add_packet(placed)
             if self._recordings:
                 self._recordings = [each for each in self._recordings if not each.done]
             if placed.starts:
-                self._groups.append(_Group(placed.stretch))
+                self._gops.append(_Gop(placed.segment))
                 self._overflown = False
-            elif self._overflown or not self._groups or self._groups[-1].stretch is not placed.stretch:
+            elif self._overflown or not self._gops or self._gops[-1].segment is not placed.segment:
                 return
             self._arrived_s = time.monotonic()
-            group, size = self._groups[-1], len(packet.data)
+            group, size = self._gops[-1], len(packet.data)
             group.packets.append(placed)
             group.bytes += size
             self._bytes += size
-            self._budget.change(size)
+            self._budget.add_bytes(size)
             self._trim(placed.at_s)
 
     def pause(self, why: str) -> None:
-        """The camera sends nothing any more, for now or for good; what is held stays."""
+        """Handle that the camera stopped sending; held packets stay."""
         with self._lock:
-            self._splitter.end(why)
+            self._segmenter.end(why)
             self._end_recordings(why)
 
     # -- anybody --------------------------------------------------------------------------------
     def record(self, start: int, until: int) -> Recording:
-        """A clip from ``start`` to ``until``, microseconds of the camera's clock, as far as that can be had: from the
-        group of pictures that holds ``start``, or the oldest there is; where nothing of that time is held, as much of
-        the newest instead."""
+        """Start a clip from ``start`` to ``until``, camera microseconds. It begins with the GOP of ``start``, or the
+        oldest; where nothing of that time is held, with as much of the newest instead."""
         with self._lock:
             groups, missing = self._groups_of(start, until), ""
-            if not groups and self._groups:
-                newest = self._groups[-1].packets[-1].order + 1
+            if not groups and self._gops:
+                newest = self._gops[-1].packets[-1].order + 1
                 start, until = newest - (until - start), newest
                 groups, missing = self._groups_of(start, until), "its time is not held any more, this is the newest"
-            recording = Recording(groups[0].stretch if groups else None, start, until, 2 * self.most_bytes)
+            recording = Recording(groups[0].segment if groups else None, start, until, 2 * self.most_bytes)
             recording.missing = missing
             if groups:
                 first = groups[0].packets[0].time
                 if not missing and first > start + MICROSECONDS:
                     late_s = (first - start) / MICROSECONDS
-                    gone = groups[0].stretch.cut
+                    gone = groups[0].segment.cut
                     recording.missing = (
                         f"its first {late_s:.0f} s are not held any more"
                         if gone
                         else f"the camera's video begins {late_s:.0f} s into it"
                     )
                 for placed in (each for group in groups for each in group.packets):
-                    recording.add(placed)
-                if groups[0].stretch.over:
-                    recording.end(groups[0].stretch.over)
+                    recording.add_packet(placed)
+                if groups[0].segment.end_reason:
+                    recording.end(groups[0].segment.end_reason)
                 elif not recording.done:
                     self._recordings.append(recording)
             return recording
 
-    def newest(self, time: int) -> list[Placed]:
-        """The packets from which the picture at ``time`` can be decoded: of its group, or of the newest."""
+    def gop_packets(self, time: int) -> list[SegmentPacket]:
+        """Packets to decode the picture at ``time`` from: of its GOP, or of the newest."""
         with self._lock:
-            for group in reversed(self._groups):
-                if group.packets[0].time <= time and group.stretch is self._groups[-1].stretch:
+            for group in reversed(self._gops):
+                if group.packets[0].time <= time and group.segment is self._gops[-1].segment:
                     return list(group.packets)
-            return list(self._groups[-1].packets) if self._groups else []
+            return list(self._gops[-1].packets) if self._gops else []
 
-    def forget(self, before_s: float = 0.0) -> int:
-        """Hold no group of pictures that began more than ``before_s`` seconds ago (0: none at all), and end the clips
-        under way that begin earlier; how many bytes are gone."""
+    def delete_before(self, before_s: float = 0.0) -> int:
+        """Drop GOPs that began more than ``before_s`` seconds ago (0: all) and end the recordings that begin earlier;
+        returns bytes."""
         with self._lock:
-            held, groups = self._bytes, self._groups
+            held, groups = self._bytes, self._gops
             newest = groups[-1].packets[-1] if groups else None
             keep_s = before_s - (time.monotonic() - self._arrived_s) if before_s else -math.inf
             while newest is not None and groups and newest.at_s - groups[0].packets[0].at_s > keep_s:
@@ -272,45 +271,45 @@ class PacketRing:
             return held - self._bytes
 
     def expire(self, idle_s: float) -> None:
-        """Hold nothing of a camera that has sent nothing for so long."""
+        """Drop all packets of a camera that has sent nothing for so long."""
         if self._bytes and time.monotonic() - self._arrived_s > idle_s:
-            self.forget()
+            self.delete_before()
 
     def close(self) -> None:
-        """The camera goes; twice is once."""
+        """Remove the ring from the budget; idempotent."""
         with self._lock:
             if not self._joined:
                 return
             self._joined = False
-            self._groups.clear()
+            self._gops.clear()
             self._note_short("")
-            self._budget.leave(self._bytes)
+            self._budget.remove_ring(self._bytes)
             self._bytes = 0
             self._end_recordings(STOPPED)
 
     # -- inside ---------------------------------------------------------------------------------
-    def _groups_of(self, start: int, until: int) -> list[_Group]:
-        """Groups of the stretch that shows most of the time wanted, the newest of equals; empty when none does."""
-        stretches: list[list[_Group]] = []
-        for group in self._groups:
-            if not stretches or stretches[-1][0].stretch is not group.stretch:
-                stretches.append([])
-            stretches[-1].append(group)
-        best: list[_Group] = []
+    def _groups_of(self, start: int, until: int) -> list[_Gop]:
+        """GOPs of the segment that covers most of the period, the newest of equals; empty when none does."""
+        segments: list[list[_Gop]] = []
+        for group in self._gops:
+            if not segments or segments[-1][0].segment is not group.segment:
+                segments.append([])
+            segments[-1].append(group)
+        best: list[_Gop] = []
         longest = 0
-        for groups in stretches:
+        for groups in segments:
             first, last = groups[0].packets[0].time, max(placed.time for placed in groups[-1].packets)
             if last < start:
                 continue
-            # One that goes on will show the rest as well.
-            shows = min(until, last + 1 if groups[0].stretch.over else until) - max(start, first)
+            # An open segment will cover the rest as well.
+            shows = min(until, last + 1 if groups[0].segment.end_reason else until) - max(start, first)
             if shows > 0 and shows >= longest:
                 best, longest = groups, shows
         begins = [group for group in best[1:] if group.packets[0].time <= start]
         return best[len(begins) :]
 
     def _trim(self, at_s: float) -> None:
-        groups = self._groups
+        groups = self._gops
         while len(groups) > 1:
             old = at_s - groups[1].packets[0].at_s >= self.keep_s
             short = "" if old else self._too_much()
@@ -323,15 +322,15 @@ class PacketRing:
             self._give_up(groups.popleft())
             self._overflown = True
 
-    def _give_up(self, group: _Group) -> None:
-        group.stretch.cut = True
+    def _give_up(self, group: _Gop) -> None:
+        group.segment.cut = True
         self._drop(group.bytes)
 
     def _too_much(self) -> str:
-        """The setting by which it holds too much."""
+        """Setting whose limit is exceeded."""
         if self._bytes > self.most_bytes:
             return OF_CAMERA
-        return OF_ALL if self._budget.is_too_much(self._bytes) else ""
+        return OF_ALL if self._budget.is_exceeded(self._bytes) else ""
 
     def _note_short(self, short: str) -> None:
         self._budget.count_short(bool(short) - bool(self._short))
@@ -339,12 +338,12 @@ class PacketRing:
 
     def _drop(self, size: int) -> None:
         self._bytes -= size
-        self._budget.change(-size)
+        self._budget.add_bytes(-size)
 
     def _end_recordings(self, why: str = "") -> None:
-        """Those of a stretch that is over, or with ``why`` all."""
-        ended = [each for each in self._recordings if why or (each.stretch is not None and each.stretch.over)]
+        """End recordings whose segment is over, or with ``why`` all."""
+        ended = [each for each in self._recordings if why or (each.segment is not None and each.segment.end_reason)]
         for recording in ended:
-            recording.end(why or (recording.stretch.over if recording.stretch is not None else ""))
+            recording.end(why or (recording.segment.end_reason if recording.segment is not None else ""))
         if ended:
             self._recordings = [each for each in self._recordings if not each.done]

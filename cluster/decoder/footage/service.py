@@ -1,4 +1,4 @@
-"""``Recorder``: pictures and clips of the cameras that a decoder runs, and the alerting process's way to them."""
+"""Serves pictures, snapshots and clips of a decoder's cameras (``Recorder``), with its gRPC servicer and client."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ T = TypeVar("T")
 POLL_S = 0.2
 MOST_PICTURES = 64
 MOST_REENCODED = 16
-"""Clips being encoded anew at once: they share one thread, and each takes some of the camera's own time."""
+"""Concurrent re-encoded clips: they share one thread, and slow the live cameras."""
 _NICE = 10
 _PACKETS = 16
-"""Fed in one go: clips take turns on the thread."""
+"""Packets fed at once: clips alternate on the thread."""
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
-    """A clip to be made; see ``RecordRequest`` in protos/sightline/v1/pictures.proto."""
+class RecordOrder:
+    """A clip to record; see ``RecordRequest`` in protos/sightline/v1/pictures.proto."""
 
     camera: str
     start: int
@@ -65,8 +65,8 @@ class ClipPart:
 
 @dataclass(frozen=True, slots=True)
 class ClipEnd:
-    """``first``, ``last``: the camera's microseconds that the clip shows, both 0: there is none. ``note``: why it is
-    not whole, empty when it is."""
+    """``first``, ``last``: period that the clip shows, camera microseconds, both 0 for none. ``note``: what is missing,
+    empty when it is complete."""
 
     first: int
     last: int
@@ -77,21 +77,21 @@ class Recorder:
     """Runs on one event loop; decoding, encoding and writing are done on threads.
 
     Args:
-        settings: sizes and bounds.
-        cameras: the footage of a camera; raises ``UnknownCameraError``.
+        settings: sizes and limits.
+        cameras: camera -> its footage; raises ``UnknownCameraError``.
     """
 
     def __init__(self, settings: ClipsConfig, cameras: Callable[[str], CameraFootage]) -> None:
         self._settings = settings
         self._cameras = cameras
         self._pictures = ThreadPoolExecutor(1, "pictures")
-        # Apart, so that a snapshot comes at once although clips are being encoded.
-        self._stills = ThreadPoolExecutor(1, "stills", initializer=_step_back)
-        self._clips = ThreadPoolExecutor(1, "clips", initializer=_step_back)
+        # A separate pool, so that snapshots do not wait for clips.
+        self._stills = ThreadPoolExecutor(1, "stills", initializer=_lower_thread_priority)
+        self._clips = ThreadPoolExecutor(1, "clips", initializer=_lower_thread_priority)
         self._asked = self._recording = self._reencoding = 0
 
     def close(self) -> None:
-        """Take no more work; what runs ends by itself."""
+        """Accept no more work; running work ends by itself."""
         for pool in (self._pictures, self._stills, self._clips):
             pool.shutdown(wait=False, cancel_futures=True)
 
@@ -101,7 +101,7 @@ class Recorder:
         Raises:
             UnknownCameraError: this process does not run it.
             NotReadyError: there is none yet.
-            CapacityError: too many are asked for at once.
+            CapacityError: too many concurrent requests.
         """
         footage = self._cameras(camera)
         if self._asked >= MOST_PICTURES:
@@ -112,17 +112,17 @@ class Recorder:
         finally:
             self._asked -= 1
 
-    def forget(self, camera: str, before_s: float = 0.0) -> int:
-        """What is held of a camera up to ``before_s`` seconds ago; bytes. Raises ``UnknownCameraError``."""
-        return self._cameras(camera).forget(before_s)
+    def delete_footage(self, camera: str, before_s: float = 0.0) -> int:
+        """Delete footage of a camera older than ``before_s`` seconds; returns bytes. Raises ``UnknownCameraError``."""
+        return self._cameras(camera).delete_before(before_s)
 
-    async def record(self, order: Order) -> AsyncGenerator[Snapshot | ClipPart | ClipEnd, None]:
-        """The snapshot, the clip as it grows, and its end. Close it to give up.
+    async def record(self, order: RecordOrder) -> AsyncGenerator[Snapshot | ClipPart | ClipEnd, None]:
+        """Yield the snapshot, the clip as it grows, and its end. Close the generator to cancel.
 
         Raises:
             UnknownCameraError: this process does not run the camera.
             NotReadyError: clips are off.
-            CapacityError: too many are being made.
+            CapacityError: too many recordings.
         """
         footage = self._cameras(order.camera)
         if footage.ring is None:
@@ -139,7 +139,7 @@ class Recorder:
             async for part in self._clip(footage, recording, order.deadline_s):
                 yield part
         finally:
-            # Also when its reader leaves: nothing is gathered for nobody.
+            # Also when the reader leaves: nothing more is recorded.
             self._recording -= 1
             recording.end("nobody waits for it any more")
 
@@ -147,9 +147,9 @@ class Recorder:
     async def _snapshot(self, footage: CameraFootage, moment: int) -> bytes:
         """Empty when there is no picture at all."""
         assert footage.ring is not None
-        packets = footage.ring.newest(moment)
+        packets = footage.ring.gop_packets(moment)
         try:
-            return await self._on(self._stills, lambda: still(packets, moment, footage.painter()))
+            return await self._on(self._stills, lambda: still(packets, moment, footage.make_painter()))
         except SourceError as error:
             log.debug("no still: %s", error)
         try:
@@ -160,16 +160,16 @@ class Recorder:
     async def _clip(
         self, footage: CameraFootage, recording: Recording, deadline_s: float
     ) -> AsyncIterator[ClipPart | ClipEnd]:
-        stretch = recording.stretch
-        if stretch is None:
-            yield ClipEnd(0, 0, recording.over)
+        segment = recording.segment
+        if segment is None:
+            yield ClipEnd(0, 0, recording.end_reason)
             return
-        painter = footage.painter()
-        anew = painter is not None or stretch.codec not in PLAYED
+        painter = footage.make_painter()
+        anew = painter is not None or segment.codec not in PLAYED
         if anew and self._reencoding >= MOST_REENCODED:
             yield ClipEnd(0, 0, f"{self._reencoding} clips are being encoded anew already")
             return
-        writer = clip_writer(stretch, recording.start, painter=painter, height=self._settings.reencode_height)
+        writer = clip_writer(segment, recording.start, painter=painter, height=self._settings.reencode_height)
         self._reencoding += anew
         try:
             trouble = ""
@@ -192,7 +192,7 @@ class Recorder:
         deadline = now() + deadline_s
         while True:
             done = recording.done
-            if packets := recording.take(_PACKETS):
+            if packets := recording.pop_packets(_PACKETS):
                 if data := await self._on(self._clips, lambda taken=packets: writer.feed(taken)):  # type: ignore[misc]
                     yield data
             elif done:
@@ -210,11 +210,11 @@ class Recorder:
 def _note(recording: Recording, trouble: str) -> str:
     """What is missing, in one line."""
     lost = "packets were lost on the way" if recording.losses else ""
-    return "; ".join(filter(None, (recording.missing, lost, trouble, recording.over)))
+    return "; ".join(filter(None, (recording.missing, lost, trouble, recording.end_reason)))
 
 
-def _step_back() -> None:
-    """Clips come after the live cameras: where the system knows priorities of threads, this one's is low."""
+def _lower_thread_priority() -> None:
+    """Run this thread at low priority, where the system has thread priorities: live cameras come first."""
     with contextlib.suppress(OSError, AttributeError):
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
 
@@ -226,7 +226,7 @@ Context: TypeAlias = grpc.aio.ServicerContext
 
 
 class RecorderServicer(pictures_pb2_grpc.RecorderServicer):
-    """The decoder's side. See protos/sightline/v1/pictures.proto."""
+    """The decoder's servicer. See protos/sightline/v1/pictures.proto."""
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
@@ -250,7 +250,7 @@ class RecorderServicer(pictures_pb2_grpc.RecorderServicer):
 
     async def Record(self, request: pictures_pb2.RecordRequest, context: Context) -> None:  # noqa: N802
         """See the proto."""
-        order = Order(
+        order = RecordOrder(
             camera=request.camera,
             start=request.start,
             until=request.until,
@@ -265,7 +265,7 @@ class RecorderServicer(pictures_pb2_grpc.RecorderServicer):
                         case Snapshot(data):
                             await context.write(pictures_pb2.RecordPart(snapshot=data))
                         case ClipPart(data):
-                            # Not cut up: should this process die, what has arrived ends with a whole part.
+                            # Sent in whole parts: if this process dies, what has arrived is playable.
                             await context.write(pictures_pb2.RecordPart(clip=data))
                         case ClipEnd(first, last, note):
                             end = pictures_pb2.RecordEnd(first=first, last=last, note=note)
@@ -278,13 +278,15 @@ class RecorderServicer(pictures_pb2_grpc.RecorderServicer):
     ) -> pictures_pb2.ForgetFootageReply:
         """See the proto."""
         try:
-            return pictures_pb2.ForgetFootageReply(bytes=self._recorder.forget(request.camera, request.before_s))
+            return pictures_pb2.ForgetFootageReply(
+                bytes=self._recorder.delete_footage(request.camera, request.before_s)
+            )
         except SightlineError as error:
             await abort(context, error)
 
 
 class DecoderRecorder:
-    """Has clips made where their cameras' packets are (:data:`cluster.alerts.clips.collector.Record`).
+    """Client that records at the camera's decoder (:data:`cluster.alerts.clips.footage_collector.Record`).
 
     Args:
         route: camera -> ``host:port`` of its decoder; raises ``UnavailableError`` while there is none.
@@ -294,8 +296,8 @@ class DecoderRecorder:
         self._route = route
         self._channels = channels
 
-    async def __call__(self, order: Order) -> AsyncGenerator[Snapshot | ClipPart | ClipEnd, None]:
-        """See :meth:`Recorder.record`; ``UnavailableError``: the decoder is gone, what came so far is good."""
+    async def __call__(self, order: RecordOrder) -> AsyncGenerator[Snapshot | ClipPart | ClipEnd, None]:
+        """See :meth:`Recorder.record`; ``UnavailableError``: the decoder is gone, parts received so far are good."""
         request = pictures_pb2.RecordRequest(
             camera=order.camera,
             start=order.start,

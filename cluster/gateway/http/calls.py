@@ -10,7 +10,7 @@ import grpc
 
 from cluster.errors import UnavailableError
 from cluster.gateway.guard import Guard
-from cluster.security.roles import RULES, Role, current
+from cluster.security.roles import RULES, Role, current_principal
 from cluster.wire.status import RefusedError
 
 _AHEAD = 4
@@ -80,7 +80,7 @@ class Calls:
         named = getattr(request, rule.camera) if rule.camera else []
         cameras = [named] if isinstance(named, str) else list(named)
         text = getattr(request, "text", "") if rule.role is Role.ASK else ""
-        self._guard.check(current(), method, cameras, text)
+        self._guard.check(current_principal(), method, cameras, text)
 
     def _behavior(self, method: str) -> Callable[..., Awaitable[Any]]:
         _, service, name = method.split("/")

@@ -12,7 +12,7 @@ from sightline.v1 import cameras_pb2
 from cluster.gateway.http.forms import CameraHistory, Cameras, Nothing
 from cluster.gateway.http.replies import Reply
 from cluster.gateway.http.routes import Body, Flag, Gateway, Routes, Text
-from cluster.security.roles import HISTORY, current
+from cluster.security.roles import HISTORY, current_principal
 from cluster.types import CameraStatus
 from cluster.wire.convert import status_from_proto
 
@@ -59,7 +59,7 @@ async def list_cameras(gateway: Gateway) -> Reply:
     """Cameras that the token may see."""
     # Without the message in between: it takes longer to make than all the rest, and a wall has thousands.
     gateway.calls.check(f"{SERVICE}List", cameras_pb2.ListCamerasRequest())
-    sees = current().sees
+    sees = current_principal().sees
     return Reply({"cameras": [each for each in await gateway.live.list() if sees(each.name)]})
 
 

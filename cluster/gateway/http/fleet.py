@@ -19,7 +19,7 @@ from cluster.gateway.http.door import authorization, names
 from cluster.gateway.http.forms import Fleet, Replicas
 from cluster.gateway.http.replies import Reply, Stream
 from cluster.gateway.http.routes import Backend, Body, Gateway, Routes
-from cluster.security.roles import EVENTS, FLEET, Role, current
+from cluster.security.roles import EVENTS, FLEET, Role, current_principal
 from cluster.types import CameraStatus
 from cluster.types.reports import ReplicaStatus
 from cluster.wire.convert import replica_from_proto
@@ -56,7 +56,7 @@ async def drain(name: str, body: Drain, gateway: Gateway) -> Reply:
 @router.on("GET /v1/fleet", FLEET, Fleet)
 async def fleet(gateway: Gateway) -> Reply:
     """Capacity, lag and the ladder."""
-    live, sees = gateway.live, current().sees
+    live, sees = gateway.live, current_principal().sees
     body = summary([status for name, status in live.cameras.items() if sees(name)])
     ago_s = time.monotonic() - live.seen_s
     seen_ago_s = round(ago_s, 3) if math.isfinite(ago_s) else None
@@ -105,7 +105,7 @@ async def events(request: Request, gateway: Gateway, cameras: Only = "") -> Stre
 
 
 async def _events(gateway: Backend, wanted: frozenset[str], authorized: str | None) -> AsyncGenerator[bytes, None]:
-    principal = current()
+    principal = current_principal()
     loop = asyncio.get_running_loop()
     with gateway.live.feed.read(
         lambda camera: not camera or ((not wanted or camera in wanted) and principal.sees(camera))

@@ -10,7 +10,7 @@ from sightline.v1 import incidents_pb2
 
 from cluster.alerts.grpc_service import detail_from_proto, incident_from_proto, mutes_from_proto, outbox_from_proto
 from cluster.alerts.incident import Incident
-from cluster.alerts.service import Detail
+from cluster.alerts.service import IncidentDetail
 from cluster.gateway.http.forms import Incidents, Mutes, OutboxStatus
 from cluster.gateway.http.replies import Reply, plain
 from cluster.gateway.http.routes import Body, Count, Flag, Gateway, Number, Routes, Text
@@ -61,7 +61,7 @@ async def list_incidents(
     return Reply({"incidents": [incident_from_proto(each) for each in found.incidents]})
 
 
-@router.on("GET /v1/incidents/{id}", f"{SERVICE}Get", Detail, errors=(404,))
+@router.on("GET /v1/incidents/{id}", f"{SERVICE}Get", IncidentDetail, errors=(404,))
 async def get_incident(id: str, gateway: Gateway) -> Reply:
     """One incident with its events."""
     found = await gateway.calls.unary(f"{SERVICE}Get", incidents_pb2.GetIncidentRequest(id=id))

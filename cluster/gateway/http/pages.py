@@ -21,7 +21,7 @@ from cluster.gateway.http.door import COOKIE, Door, authorization
 from cluster.gateway.http.forms import Health, Me, Nothing
 from cluster.gateway.http.replies import HttpError, Reply, packed
 from cluster.gateway.http.routes import Body, Gateway, Routes
-from cluster.security.roles import METRICS, Principal, current
+from cluster.security.roles import METRICS, Principal, current_principal
 
 LATE_S = 30.0
 """Without a word from the controller for so long, cameras cannot be served."""
@@ -85,7 +85,7 @@ async def scrape(request: Request, gateway: Gateway) -> Response:
     """Metrics of all processes, for Prometheus."""
     encode, kind = choose_encoder(request.headers.get("Accept", ""))
     # On a thread: it asks other processes.
-    seen = _Seen(gateway.registry, current())
+    seen = _Seen(gateway.registry, current_principal())
     data = await asyncio.get_running_loop().run_in_executor(_scrapes, encode, seen)
     return await packed(request, Response(data, headers={"Content-Type": kind, "Cache-Control": "no-store"}))
 

@@ -19,7 +19,7 @@ from uvicorn.server import ServerState
 
 from cluster import metrics
 from cluster.errors import SightlineError, UnavailableError
-from cluster.security.limits import StrangerPool
+from cluster.security.limits import AnonymousPool
 from cluster.wire.tls import Reloading, TlsFiles
 
 SWEEP_S = 0.5
@@ -198,7 +198,7 @@ class HttpServer:
         self._max_connections = max_connections
         # What a handshake held is freed only some turns after it was ended.
         self._at_once = 1 if tls else max(1, max_strangers // 32)
-        self._strangers: StrangerPool[Connection] = StrangerPool(max_strangers)
+        self._strangers: AnonymousPool[Connection] = AnonymousPool(max_strangers)
         self._known: set[Connection] = set()
         self._open: set[Connection] = set()
         self._header_s, self._stall_s = header_s, stall_s

@@ -23,7 +23,7 @@ from typing import Any
 
 from sightline.v1 import results_pb2_grpc
 
-from cluster.alerts.book import IncidentBook
+from cluster.alerts.open_incidents import OpenIncidents
 from cluster.alerts.tracker import IncidentTracker, Rule
 from cluster.lab.bench.alerts_processes import QUESTION
 from cluster.lab.bench.harness import BenchResult
@@ -215,11 +215,13 @@ class Bench:
 
 def expected(answers: list[Answer]) -> set[tuple[str, int, str]]:
     """(camera, start, event) of everything that must be told of these answers."""
-    book = IncidentBook("expected")
-    tracker = IncidentTracker(book, lambda _camera, _question: Rule(cooldown_s=0.0, update_s=3600.0))
+    open_incidents = OpenIncidents("expected")
+    tracker = IncidentTracker(open_incidents, lambda _camera, _question: Rule(cooldown_s=0.0, update_s=3600.0))
     for answer in answers:
-        tracker.take(answer, 0.0)
-    return {(each.incident.camera, each.incident.start, each.kind) for each in book.take().events.values()}
+        tracker.add_answer(answer, 0.0)
+    return {
+        (each.incident.camera, each.incident.start, each.kind) for each in open_incidents.pop_changes().events.values()
+    }
 
 
 def _complete(row: dict[str, Any]) -> dict[str, Any]:

@@ -43,7 +43,7 @@ async def serve_alerting(replica: str, hook: str, folder: Path) -> None:
         merger.follow([replica])
         print("{}", flush=True)
         async for answer, missed in answers:
-            service.take(answer, missed)
+            service.accept_answer(answer, missed)
 
 
 async def serve_hook(port: int, log: Path) -> None:

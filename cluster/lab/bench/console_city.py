@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from cluster.control.cameras.managed import Managed
+from cluster.control.cameras.managed import ManagedCamera
 from cluster.errors import ConfigError, NotReadyError, UnavailableError, UnknownCameraError
 from cluster.lab.scenes.dataset import SceneSet
 from cluster.lab.scenes.render import SceneRenderer
@@ -256,7 +256,7 @@ class City:
         del self.cameras[name]
         self.hot.discard(name)
 
-    async def export(self, names: Sequence[str] = ()) -> Sequence[Managed]:  # noqa: ARG002
+    async def export(self, names: Sequence[str] = ()) -> Sequence[ManagedCamera]:  # noqa: ARG002
         return ()
 
     async def list_replicas(self) -> Sequence[ReplicaStatus]:
@@ -271,7 +271,7 @@ class City:
 
     # -- pictures -------------------------------------------------------------------------------
     @property
-    def album(self) -> Album:
+    def album(self) -> ThumbnailStore:
         """The same for all cities of a process."""
         return _album()
 
@@ -301,7 +301,7 @@ class CityMemory:
         )
         yield AskResult(ask.stream, words, moments, 0, newest, 2_457_600, 98_304, 41 * 2**20, 0.62, 1.9)
 
-    async def forget(self, camera: str, ago_s: float | None) -> DeletedMemory:  # noqa: ARG002
+    async def delete_memory(self, camera: str, ago_s: float | None) -> DeletedMemory:  # noqa: ARG002
         status = await self._city.get(camera)
         return DeletedMemory(status.memory_frames, status.memory_bytes)
 
@@ -329,7 +329,7 @@ class CityMemory:
         return [self._city.album.jpeg(scene, number, kept=False, width=224) for number in range(len(moments))]
 
 
-class Album:
+class ThumbnailStore:
     """JPEGs of :data:`SCENES` scenes at four moments each; drawn when first asked for, and kept."""
 
     def __init__(self) -> None:
@@ -377,5 +377,5 @@ class Album:
 
 
 @cache
-def _album() -> Album:
-    return Album()
+def _album() -> ThumbnailStore:
+    return ThumbnailStore()

@@ -219,22 +219,22 @@ class ConsoleGateway:
         self._live.look()
 
     async def _settle(self) -> None:
-        for incident in self.alerts.opened():
+        for incident in self.alerts.open_incidents():
             if incident.clip == "waiting":
-                await self.alerts.settle_clip(incident.id, "whole", "")
+                await self.alerts.set_clip_state(incident.id, "whole", "")
 
     async def _remember(self, windows: int) -> None:
         now_s = time.time()
         for ago_s, answer in self.city.past(windows):
             self._live.history.answer(answer, now_s - ago_s + answer.timing.latency_s)
             if ago_s <= 2 * STRIDE_S and answer.stream in self.city.hot:
-                self.alerts.take(answer)
+                self.alerts.accept_answer(answer)
         await self._settle()
 
     async def _tell(self, answers: list[Answer], *, look: bool = True) -> None:
         self._hub.publish(answers)
         for answer in answers:
-            self.alerts.take(answer)
+            self.alerts.accept_answer(answer)
         # Readers of the hub get their turn: without it a long jump would look to them like a flood.
         await asyncio.sleep(0)
         if look:

@@ -106,11 +106,11 @@ def series_per_camera(cameras: int, questions: int) -> float:
     def answer_all(some: list[str]) -> None:
         for name in some:
             decoder.append(metrics.CameraMetrics(name))
-            replica.opened(StreamSpec(name, asked))
+            replica.open_camera(StreamSpec(name, asked))
             answers = [Answer(name, 0, 0, 1, each.id, 0.5, True, "", False, tokens, timing) for each in asked]
             metrics.record_window(answers[0])
-            replica.answered(answers)
-        replica.remembers(dict.fromkeys(some, 1))
+            replica.record_window(answers)
+        replica.set_memory_bytes(dict.fromkeys(some, 1))
 
     try:
         # What comes with the first camera, as a histogram of all of them does, is not per camera.
@@ -119,7 +119,7 @@ def series_per_camera(cameras: int, questions: int) -> float:
         answer_all(names[1:])
         return (_series(gateway) - before) / max(1, cameras - 1)
     finally:
-        replica.keep([])
+        replica.retain_cameras([])
         for camera in decoder:
             camera.remove()
         server.close()

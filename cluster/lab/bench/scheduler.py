@@ -51,7 +51,7 @@ def run(args: argparse.Namespace) -> BenchResult:
     rows: list[dict[str, Any]] = []
     _say("placement")
     table = _placed(args, costs, ladder)
-    figures["placement_balance"] = table.worst
+    figures["placement_balance"] = table.max_over_mean
     shares = _moved(table)
     figures["moved_on_loss"] = max(shares)
     _say("decisions")
@@ -149,10 +149,10 @@ def _decisions(args: argparse.Namespace, costs: CostModel, ladder: Ladder) -> tu
             for queue, request, priority, _, _ in windows:
                 queue.offer(request, stride_s=STRIDE_S, late_s=40.0, priority=priority, seconds=0.05)
                 if len(queue) >= 4:
-                    queue.take(8, request.arrived_s, 0.5)
+                    queue.take_batch(8, request.arrived_s, 0.5)
             queued = time.process_time()
             for _, _, _, camera, counts in windows:
-                fleet.measured(camera, counts)
+                fleet.observe_counts(camera, counts)
             counted = time.process_time()
             for name, share in reports:
                 fleet.replica_report(name, busy_share=share, backlog_s=0.2, now_s=now_s)
@@ -181,7 +181,7 @@ def _overloaded(args: argparse.Namespace, costs: CostModel, ladder: Ladder, over
         if fleet is not None:
             fleet.admit(demand, 0.0, force=True)
             plan = fleet.plan(demand.camera)
-            cameras[-1].phase, cameras[-1].rung = plan.phase, ladder.at(plan.rung)
+            cameras[-1].phase, cameras[-1].rung = plan.phase, ladder.index_of(plan.rung)
     # Dropping as few as will do: what is left fills the replica.
     drop = 1 - 1 / total if how == "drop" else 0.0
     return Replica(cameras, costs, fleet=fleet, drop=drop, budget_s=0.5, seed=args.seed).run(args.seconds)

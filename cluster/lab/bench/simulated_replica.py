@@ -80,7 +80,7 @@ class Replica:
     Args:
         fleet: decides on rungs, ``None`` to leave everyone at full quality.
         drop: share of windows that are thrown away as they come, at random.
-        budget_s: of a step (:meth:`WindowQueue.take`).
+        budget_s: of a step (:meth:`WindowQueue.take_batch`).
     """
 
     def __init__(
@@ -113,8 +113,8 @@ class Replica:
         until = self.now_s + seconds
         while self.now_s < until:
             self._arrive(self.now_s)
-            batch = self._queue.take(self._max_batch, self.now_s, self._budget_s)
-            self._count(batch.dropped)
+            batch = self._queue.take_batch(self._max_batch, self.now_s, self._budget_s)
+            self._update_metrics(batch.dropped)
             if batch.requests:
                 self._step(batch.requests)
             else:
@@ -162,7 +162,7 @@ class Replica:
         request = WindowRequest(demand.camera, camera.window, end - 1, end, at_s)
         seconds = self._work(camera)[1]
         stride_s = demand.stride_s * rung.stride
-        self._count(
+        self._update_metrics(
             self._queue.offer(
                 request, stride_s=stride_s, late_s=demand.window_s, priority=demand.priority, seconds=seconds
             )
@@ -197,7 +197,7 @@ class Replica:
             camera.since[1] += 1
             camera.since[3] += seconds / len(requests)
 
-    def _count(self, dropped: Sequence[DroppedWindow]) -> None:
+    def _update_metrics(self, dropped: Sequence[DroppedWindow]) -> None:
         for gone in dropped:
             camera = self._names[gone.request.stream]
             self.run_.classes[camera.demand.priority].dropped[gone.reason] += 1
@@ -209,7 +209,7 @@ class Replica:
             camera.since[0] += period_s
             if camera.since[0] >= camera.demand.stride_s:
                 elapsed, windows, gated, seconds, lost = camera.since
-                fleet.measured(
+                fleet.observe_counts(
                     name, Measured(elapsed, round(windows), round(gated), seconds=seconds, dropped=round(lost))
                 )
                 camera.since[:] = [0.0] * 5

@@ -17,10 +17,10 @@ from sightline.v1 import frames_pb2_grpc, ingest_pb2_grpc
 from cluster.codec.push import PushSource
 from cluster.decoder.footage.camera import CameraFootage
 from cluster.decoder.footage.ring import PacketRing, RingBudget
-from cluster.decoder.frame_lanes import LostStream
+from cluster.decoder.frame_lanes import LostCamera
 from cluster.decoder.frame_sender import FrameSender
 from cluster.decoder.packet_sink import QueueSink
-from cluster.decoder.pipeline import CameraPipeline, PipelineSettings, decoding_turns
+from cluster.decoder.pipeline import CameraPipeline, PipelineSettings, make_decode_gate
 from cluster.errors import CapacityError
 from cluster.lab.bench.codec import STAGES, instrumented
 from cluster.lab.bench.ingest_processes import Forward
@@ -47,7 +47,7 @@ class Cameras:
         self._replica, self._geometry, self._stride_s = replica, geometry, stride_s
         self._sender = FrameSender(self._on_lost)
         self._rings = RingBudget(2**30)
-        self._turns = decoding_turns()
+        self._turns = make_decode_gate()
         self._sinks: dict[str, QueueSink] = {}
         self._pipelines: list[CameraPipeline] = []
         self.lost = 0
@@ -58,7 +58,7 @@ class Cameras:
             footage = CameraFootage(PacketRing(RING_S, RING_BYTES, self._rings))
             pipeline = CameraPipeline(
                 camera,
-                footage.watching(source),
+                footage.tap(source),
                 self._geometry,
                 PipelineSettings(),
                 self._send,
@@ -84,7 +84,7 @@ class Cameras:
         if not self._sender.send(sample):
             raise CapacityError("the replica is slow")
 
-    def _on_lost(self, events: list[LostStream]) -> None:
+    def _on_lost(self, events: list[LostCamera]) -> None:
         self.lost += len(events)
 
 

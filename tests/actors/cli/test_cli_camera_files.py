@@ -11,7 +11,7 @@ from sightline.v1 import cameras_pb2_grpc
 
 from actors.cli import main
 from cluster.config import load_config, parse_camera
-from cluster.control.cameras.managed import CONFIGURATION, Managed, manager_from_outside
+from cluster.control.cameras.managed import CONFIGURATION, ManagedCamera, manager_from_outside
 from cluster.control.cameras.table import CameraTable
 from cluster.control.directory import Directory
 from cluster.gateway import cameras
@@ -33,11 +33,11 @@ class Rules:
     def __init__(self):
         self.directory = Directory()
         self.table = CameraTable(load_config(None, {"questions": [{"id": "q", "text": "Fire?"}]}), self.directory)
-        self.table.load([Managed(entry=parse_camera("written"), manager=CONFIGURATION)], 0.0)
+        self.table.load([ManagedCamera(entry=parse_camera("written"), manager=CONFIGURATION)], 0.0)
 
     def _managed(self, name, source, questions, settings, manager):
         entry = parse_camera(name, source, [asdict(question) for question in questions], settings)
-        return Managed(entry=entry, manager=manager_from_outside(manager))
+        return ManagedCamera(entry=entry, manager=manager_from_outside(manager))
 
     async def add(self, name, source, questions, settings, force=False, manager="", takeover=False):
         self.table.add(self._managed(name, source, questions, settings, manager), 0.0, takeover=takeover)

@@ -11,8 +11,8 @@ from sightline.v1 import cameras_pb2_grpc, replicas_pb2_grpc
 from cluster.config import SightlineConfig, camera_settings, load_config, parse_camera
 from cluster.control.costs import CostModel
 from cluster.control.directory import Directory
+from cluster.control.fleet_settings import FleetSettings
 from cluster.control.ladder import default
-from cluster.control.settings import FleetSettings
 from cluster.gateway import cameras, replicas
 from cluster.types import PatchGeometry
 from cluster.types.reports import DecoderInfo, ReplicaInfo

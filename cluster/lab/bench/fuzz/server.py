@@ -32,7 +32,7 @@ from cluster.alerts.incident import Erased
 from cluster.alerts.service import AlertService
 from cluster.codec.push import PushSource
 from cluster.config import SightlineConfig, camera_settings, load_config, parse_camera
-from cluster.control.cameras.managed import Managed
+from cluster.control.cameras.managed import ManagedCamera
 from cluster.decoder.packet_sink import QueueSink
 from cluster.errors import ConfigError, UnauthenticatedError, UnknownCameraError, UnknownIncidentError
 from cluster.gateway import cameras, replicas
@@ -125,11 +125,11 @@ class Table:
         if name not in CAMERAS:
             del self._cameras[name]
 
-    async def export(self, names: Sequence[str] = ()) -> Sequence[Managed]:
+    async def export(self, names: Sequence[str] = ()) -> Sequence[ManagedCamera]:
         """See ``CameraDirectory``."""
         for name in names:
             await self.get(name)
-        return [Managed(entry=parse_camera(name), manager="cluster") for name in names or self._cameras]
+        return [ManagedCamera(entry=parse_camera(name), manager="cluster") for name in names or self._cameras]
 
     async def list(self) -> Sequence[CameraStatus]:
         """See ``CameraDirectory``."""
@@ -162,7 +162,7 @@ class Remembering:
         moment = Moment(0, 8_000_000, 0.5)
         yield AskResult(ask.stream, "Nobody came.", (moment,), 0, 60_000_000, 40, 9, 2**10, 0.1, 0.2)
 
-    async def forget(self, camera: str, ago_s: float | None) -> DeletedMemory:
+    async def delete_memory(self, camera: str, ago_s: float | None) -> DeletedMemory:
         """See ``MemoryHandler``."""
         return DeletedMemory(len(camera), round(ago_s is None))
 

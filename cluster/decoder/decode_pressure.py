@@ -1,4 +1,4 @@
-"""Which cameras of a decoder process are down to keyframes, so that the others are decoded in time."""
+"""Overload policy of a decoder process: which cameras decode keyframes only, so that the others keep up."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ from statistics import median
 from cluster.types.cameras import Priority
 
 LATE, CALM = 0.5, 0.1
-"""Strides that packets wait to be decoded: so many and answers are about to come too late, so few and there is room."""
+"""Decode backlog in strides: above the first, answers are about to be late; below the second, there is capacity."""
 
 SHARE = 0.1
-"""Of the cameras that are decoded whole, how many give way in one step, and come back in the first; then twice as many
-each time, since a burst that is over must not be felt for minutes."""
+"""Share of the fully decoded cameras that is reduced in one step, and restored in the first; restoring then doubles
+each time, so that a short burst has no effect for minutes."""
 
 FALLING = 0.9
-"""A backlog that became this much smaller in one step is being worked off: nobody else has to give way."""
+"""A backlog that shrank to this share in one step is being worked off: no further reduction."""
 
 SETTLE_S = 4.0
 HOLD_S, LONGEST_HOLD_S = 10.0, 600.0
 
 SLOW_S = 60.0
-"""A backlog may take so long to show that there was no room for those who came back."""
+"""Seconds within which a backlog shows that restored cameras exceed the capacity."""
 
 
 @dataclass(frozen=True, slots=True)
-class DecodeWait:
-    """One camera: ``behind_s`` seconds that its oldest packet has waited, and how often it is to be answered."""
+class DecodeBacklog:
+    """Decode backlog of one camera: age of its oldest packet in seconds, and its stride."""
 
     camera: str
     priority: Priority
@@ -38,7 +38,7 @@ class DecodeWait:
 
 @dataclass(frozen=True, slots=True)
 class DecodeStep:
-    """Cameras that change. ``down``: to keyframes; the others are decoded whole again."""
+    """Cameras to change. ``down``: to keyframes only; otherwise back to full decoding."""
 
     down: bool
     cameras: tuple[str, ...]
@@ -46,18 +46,18 @@ class DecodeStep:
 
 
 class DecodePressure:
-    """Call :meth:`judge` every second or so with all cameras that cannot wait; seconds of any clock.
+    """Call :meth:`decide` about once a second with all cameras that cannot wait; seconds of any clock.
 
-    Threads that decode share a process's cores evenly, so that all of its cameras fall behind together, and none would
-    be answered in time. When the median camera is ``LATE``, a tenth of them give way, background ones first and
-    critical ones never, and another tenth after ``SETTLE_S`` unless the backlog shrinks. They come back, the most
-    urgent first, after each ``HOLD_S`` of calm, more at a time as it goes on; those for which there was no room after
-    all wait twice as long next time.
+    Decoding threads share the cores evenly, so that all cameras of a process fall behind together and none would be
+    answered in time. When the median camera is ``LATE``, a tenth of them are reduced, background ones first and
+    critical ones never, and another tenth after ``SETTLE_S`` unless the backlog shrinks. They are restored, the most
+    urgent first, after each ``HOLD_S`` without backlog, in growing numbers; those that caused a new backlog wait twice
+    as long next time.
     """
 
     def __init__(self) -> None:
         self.behind = 0.0
-        """Strides that the median camera is behind, of those that are decoded whole."""
+        """Median backlog, in strides, of the fully decoded cameras."""
         self._down: list[str] = []
         self._next_s = -math.inf
         self._before = math.inf
@@ -68,11 +68,11 @@ class DecodePressure:
 
     @property
     def down(self) -> frozenset[str]:
-        """Cameras that are down to keyframes."""
+        """Cameras that decode keyframes only."""
         return frozenset(self._down)
 
-    def judge(self, cameras: Sequence[DecodeWait], now_s: float) -> DecodeStep | None:
-        """The step to take now, if any; cameras that are not named any more are forgotten."""
+    def decide(self, cameras: Sequence[DecodeBacklog], now_s: float) -> DecodeStep | None:
+        """The step to take now, if any; cameras that are no longer named are dropped."""
         known = {each.camera: each for each in cameras}
         self._down = [name for name in self._down if name in known]
         down = frozenset(self._down)
@@ -89,7 +89,7 @@ class DecodePressure:
             return self._raise(known, len(whole), now_s)
         return None
 
-    def _lower(self, whole: Sequence[DecodeWait], now_s: float) -> DecodeStep | None:
+    def _lower(self, whole: Sequence[DecodeBacklog], now_s: float) -> DecodeStep | None:
         if now_s < self._next_s:
             return None
         self._next_s = now_s + SETTLE_S
@@ -109,8 +109,8 @@ class DecodePressure:
         self._down += chosen
         return DecodeStep(True, chosen, f"decoding is {self.behind:.1f} strides behind")
 
-    def _raise(self, known: dict[str, DecodeWait], whole: int, now_s: float) -> DecodeStep:
-        # Of one class those that gave way last: the others were the first because somebody had to be.
+    def _raise(self, known: dict[str, DecodeBacklog], whole: int, now_s: float) -> DecodeStep:
+        # Within a class restore those first that were reduced last.
         order = sorted(range(len(self._down)), key=lambda place: (known[self._down[place]].priority.rank, -place))
         chosen = tuple(self._down[place] for place in order[: math.ceil(self._share * max(1, whole))])
         self._share *= 2

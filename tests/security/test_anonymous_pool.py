@@ -4,11 +4,11 @@ import random
 
 import pytest
 
-from cluster.security.limits import StrangerPool
+from cluster.security.limits import AnonymousPool
 
 
 def test_the_oldest_of_whoever_has_most_goes():
-    pool: StrangerPool[str] = StrangerPool(4)
+    pool: AnonymousPool[str] = AnonymousPool(4)
     for item, peer in (("a", "x"), ("b", "y"), ("c", "y"), ("d", "z")):
         assert pool.add(item, peer) is None
     assert pool.add("e", "x") == "b", "y had two"
@@ -23,7 +23,7 @@ def test_the_oldest_of_whoever_has_most_goes():
 
 def test_whoever_comes_often_pushes_out_nobody_else():
     """By the rule as it is said, over lists."""
-    draw, pool, held = random.Random(3), StrangerPool(16), []
+    draw, pool, held = random.Random(3), AnonymousPool(16), []
     for number in range(500):
         peer = draw.choice(["crowd", "crowd", "crowd", "one", "two"])
         expected = None
@@ -45,4 +45,4 @@ def test_whoever_comes_often_pushes_out_nobody_else():
 
 def test_a_pool_of_nothing():
     with pytest.raises(ValueError, match="must hold something"):
-        StrangerPool(0)
+        AnonymousPool(0)

@@ -82,7 +82,7 @@ class KnownSecrets:
         return "".join([*found, text[end:]])
 
 
-def forms(pieces: Sequence[Piece]) -> Iterator[str]:
+def secret_forms(pieces: Sequence[Piece]) -> Iterator[str]:
     """The secrets of an address in every form that a text may have them in: as written, decoded, escaped, as header."""
     before = ""
     for piece in pieces:
@@ -214,7 +214,7 @@ class SourceAddress:
 def _read(text: str) -> tuple[str, bool]:
     """What is shown of an address, and whether it holds a secret for certain. Cameras go from process to process."""
     pieces = parse(text)
-    KNOWN.add(forms(pieces))
+    KNOWN.add(secret_forms(pieces))
     certain = any(piece.kind is Kind.SECRET and piece.shown != piece.text for piece in pieces)
     return "".join(piece.shown for piece in pieces), certain
 

@@ -1,4 +1,5 @@
-"""``IncidentBook``: the open incidents, who has muted what, and every event there is to tell. Pure: time comes in."""
+"""Table of open incidents and mutes that records every change and event (``OpenIncidents``). No I/O; time is an
+argument."""
 
 from __future__ import annotations
 
@@ -10,9 +11,9 @@ from cluster.alerts.incident import (
     AlertEvent,
     Changes,
     ClipState,
+    ErasureScope,
     EventCause,
     EventKind,
-    Forgetting,
     Incident,
     Kind,
     Mute,
@@ -29,7 +30,7 @@ MOST_MUTES = 10_000
 
 @dataclass(frozen=True, slots=True)
 class Opening:
-    """What a new incident begins with; the fields are those of :class:`Incident`."""
+    """Initial fields of a new :class:`Incident`."""
 
     camera: str
     kind: Kind
@@ -42,11 +43,11 @@ class Opening:
     text: str = ""
 
 
-class IncidentBook:
-    """At most one open incident per camera and subject. What changes is gathered in ``changes`` until taken.
+class OpenIncidents:
+    """At most one open incident per camera and subject. Changes collect in ``changes`` until :meth:`pop_changes`.
 
     Args:
-        salt: part of every id, so that two sites never give the same one.
+        salt: part of every id, so that ids of two sites differ.
         footage_url: address under which snapshots and clips are served; None where none are kept.
     """
 
@@ -59,32 +60,32 @@ class IncidentBook:
         self._changes = Changes()
 
     def load(self, incidents: Iterable[Incident], serials: Mapping[Subject, int], mutes: Iterable[Mute]) -> None:
-        """What a store has kept: open incidents, the number of the last incident of each subject, mutes."""
+        """Restore stored state: open incidents, last serial number per subject, mutes."""
         self._open = {(incident.camera, incident.subject): incident for incident in incidents}
         self._serials = dict(serials)
         self._mutes = {(mute.camera, mute.subject): mute for mute in mutes}
 
-    def take(self) -> Changes:
-        """What has changed since the last call."""
+    def pop_changes(self) -> Changes:
+        """Return the changes since the last call."""
         changes, self._changes = self._changes, Changes()
         return changes
 
-    def keep(self, where: Subject, track: Mapping[str, object] | None) -> None:
-        """Write with the rest: what a detector must know again after a restart; None when that is nothing."""
+    def store_track(self, where: Subject, track: Mapping[str, object] | None) -> None:
+        """Record detector state to restore after a restart; None deletes it."""
         self._changes.tracks[where] = track
 
     # -- incidents ------------------------------------------------------------------------------
-    def current(self, camera: str, subject: str) -> Incident | None:
-        """The open incident, if there is one."""
+    def get(self, camera: str, subject: str) -> Incident | None:
+        """The open incident of a subject, if any."""
         return self._open.get((camera, subject))
 
     @property
-    def open(self) -> list[Incident]:
-        """All that go on, oldest first."""
+    def oldest_first(self) -> list[Incident]:
+        """All open incidents, oldest first."""
         return sorted(self._open.values(), key=lambda incident: incident.opened_s)
 
-    def begin(self, opening: Opening, now_s: float) -> Incident:
-        """Open an incident and tell of it."""
+    def open_incident(self, opening: Opening, now_s: float) -> Incident:
+        """Open an incident and add its event."""
         where = (opening.camera, opening.subject)
         serial = self._serials.get(where, 0) + 1
         self._serials[where] = self._changes.serials[where] = serial
@@ -110,45 +111,45 @@ class IncidentBook:
                 clip_url=f"{where_to_look}/clip.mp4",
                 clip="waiting",
             )
-        return self._tell(incident, "new", now_s)
+        return self._add_event(incident, "new", now_s)
 
-    def extend(self, incident: Incident, now_s: float, *, tell: bool) -> Incident:
-        """Note what an open incident has grown to; ``tell``: as an event as well."""
+    def extend_incident(self, incident: Incident, now_s: float, *, tell: bool) -> Incident:
+        """Update an open incident; ``tell``: with an event."""
         incident = replace(incident, updated_s=now_s)
         if tell:
-            return self._tell(incident, "update", now_s)
-        return self._note(incident)
+            return self._add_event(incident, "update", now_s)
+        return self._record(incident)
 
-    def settle_clip(self, incident_id: str, clip: ClipState, note: str) -> bool:
-        """What became of an open incident's clip, for the record: sinks are told nothing. False when it is not open."""
+    def set_clip_state(self, incident_id: str, clip: ClipState, note: str) -> bool:
+        """Record the state of an open incident's clip, without an event. False when it is not open."""
         for incident in self._open.values():
             if incident.id == incident_id:
-                self._note(replace(incident, clip=clip, footage_note=note))
+                self._record(replace(incident, clip=clip, footage_note=note))
                 return True
         return False
 
-    def finish(self, camera: str, subject: str, now_s: float, reason: str) -> None:
-        """End the open incident, if there is one, and tell of it."""
-        incident = self.current(camera, subject)
+    def end_incident(self, camera: str, subject: str, now_s: float, reason: str) -> None:
+        """End the open incident, if any, with an event."""
+        incident = self.get(camera, subject)
         if incident is not None:
-            self._tell(replace(incident, ended_s=now_s, updated_s=now_s, reason=reason), "end", now_s)
+            self._add_event(replace(incident, ended_s=now_s, updated_s=now_s, reason=reason), "end", now_s)
 
-    def call_off(self, camera: str, now_s: float) -> None:
-        """End what goes on of a camera's questions, because it forgets: told with nothing of what was seen."""
-        for incident in self.open:
+    def end_camera_incidents(self, camera: str, now_s: float) -> None:
+        """End a camera's question incidents because its memory is erased; their events have no content."""
+        for incident in self.oldest_first:
             if incident.camera == camera and incident.kind == "question":
                 over = replace(bare(incident), ended_s=now_s, updated_s=now_s, reason=FORGOTTEN)
-                self._tell(over, "end", now_s)
+                self._add_event(over, "end", now_s)
 
-    def forget(self, forgetting: Forgetting) -> None:
-        """What goes on keeps no text that may be of before."""
-        for incident in self.open:
-            kept = forgetting.incident(incident)
+    def redact(self, scope: ErasureScope) -> None:
+        """Remove erased text from open incidents."""
+        for incident in self.oldest_first:
+            kept = scope.redact_incident(incident)
             if kept is not None and kept != incident:
-                self._note(kept)
+                self._record(kept)
 
     def acknowledge(self, incident_id: str, by: str, now_s: float) -> Incident:
-        """Someone has seen to it; told once, as an update.
+        """Mark an incident as acknowledged, with one update event.
 
         Raises:
             NotReadyError: it has ended, or there is none of that id.
@@ -158,16 +159,16 @@ class IncidentBook:
                 if incident.acknowledged_s is not None:
                     return incident
                 seen_to = replace(incident, acknowledged_by=by, acknowledged_s=now_s)
-                return self._tell(seen_to, "update", now_s, "acknowledged")
+                return self._add_event(seen_to, "update", now_s, "acknowledged")
         raise NotReadyError(f"no incident {incident_id!r} is open; `sightline incidents list` shows those that are")
 
     # -- mutes ----------------------------------------------------------------------------------
     def mute(self, mute: Mute, now_s: float) -> None:
-        """Silence a camera, a subject, or one at the other; replaces an earlier mute of the same.
+        """Mute a camera, a subject, or one at the other; replaces an earlier mute of the same.
 
         Raises:
             ConfigError: ``until_s`` lies in the past.
-            CapacityError: there are too many.
+            CapacityError: too many mutes.
         """
         if mute.until_s <= now_s:
             raise ConfigError("a mute must end in the future")
@@ -178,7 +179,7 @@ class IncidentBook:
         self._mutes[where] = self._changes.mutes[where] = mute
 
     def unmute(self, camera: str, subject: str) -> bool:
-        """Lift a mute, named as it was set; false when there was none."""
+        """Remove a mute by its camera and subject; false when there was none."""
         where = (camera, subject)
         if self._mutes.pop(where, None) is None:
             return False
@@ -186,12 +187,12 @@ class IncidentBook:
         return True
 
     def unmute_camera(self, camera: str) -> None:
-        """The camera was removed: one that gets its name is another."""
+        """Remove the mutes of a removed camera: a new one of its name is another camera."""
         for where in [where for where in self._mutes if where[0] == camera]:
             self.unmute(*where)
 
     def mutes(self, now_s: float) -> list[Mute]:
-        """Those that hold, ending soonest first."""
+        """Active mutes, those ending soonest first."""
         self._expire(now_s)
         return sorted(self._mutes.values(), key=lambda mute: mute.until_s)
 
@@ -201,7 +202,7 @@ class IncidentBook:
             self._changes.mutes[where] = None
 
     # -- inside ---------------------------------------------------------------------------------
-    def _note(self, incident: Incident) -> Incident:
+    def _record(self, incident: Incident) -> Incident:
         where = (incident.camera, incident.subject)
         if incident.open:
             self._open[where] = incident
@@ -210,13 +211,13 @@ class IncidentBook:
         self._changes.incidents[incident.id] = incident
         return incident
 
-    def _tell(self, incident: Incident, kind: EventKind, now_s: float, cause: EventCause = "") -> Incident:
+    def _add_event(self, incident: Incident, kind: EventKind, now_s: float, cause: EventCause = "") -> Incident:
         muted = any(mute.covers(incident.camera, incident.subject, now_s) for mute in self._mutes.values())
-        # What was announced is also called off, muted or not; what nobody heard of ends without a word.
+        # An announced incident is also ended for the sinks, muted or not; one never announced ends silently.
         quiet = not incident.announced if kind == "end" else muted
         if kind == "update" and not incident.announced:
             kind = "new"
         incident = replace(incident, events=incident.events + 1, muted=muted, announced=incident.announced or not quiet)
         key = event_key(incident.id, incident.events)
         self._changes.events[key] = AlertEvent(key, kind, now_s, incident, quiet, cause)
-        return self._note(incident)
+        return self._record(incident)

@@ -1,4 +1,4 @@
-"""``PictureWatch``: a few numbers per sample by which a frozen, covered or turned camera is told from a healthy one."""
+"""Image statistics per sampled picture, from which frozen, covered and turned cameras are detected."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ import numpy.typing as npt
 from cluster.types import MICROSECONDS, PictureHealth, SampledPicture, UInt8Array
 
 STILL_LEVELS = 0.2
-"""A cell whose mean luma differs by less, in grey levels, has not changed at all: a sensor's noise moves more."""
+"""Grey levels below which a cell's mean has not changed at all: sensor noise is larger."""
 
 CHANGED_LEVELS = 5.0
-"""A cell that differs by more has changed visibly: the threshold at which the luma cue is best."""
+"""Grey levels above which a cell has visibly changed: the best threshold of the luma cue."""
 
 FLAT_SPREAD = 6.0
-"""With less spread of luma there is no scene to compare."""
+"""Luma spread below which there is no scene to compare."""
 
 ROWS, COLS = 9, 16
 STRIDE = 4
@@ -27,14 +27,14 @@ ADAPT_S = 60.0
 SETTLE_S = 300.0
 
 
-class PictureWatch:
-    """Feed it every sample of one camera; :attr:`health` is what it saw last, None before the first sample.
+class PictureStatistics:
+    """Statistics of one camera's samples; :attr:`health` is that of the last one, None before the first.
 
-    The *reference scene* is a slow average (``ADAPT_S``) of coarse pictures. ``strangeness`` is the share of its cells
-    from which the picture differs by ``STRANGE_LEVELS`` grey levels and by ``STRANGE_SPREAD`` of the reference's
-    spread, once the median difference is taken out: neither exposure nor what moves in the scene makes most cells
-    strange. A picture of which ``MOST`` is strange does not enter the reference; after ``SETTLE_S`` of nothing else
-    the camera looks elsewhere for good, and what it sees then is the reference.
+    The *reference scene* is a slow average (``ADAPT_S``) of block means. ``strangeness`` is the share of its cells from
+    which the picture differs by ``STRANGE_LEVELS`` grey levels and by ``STRANGE_SPREAD`` of the reference's spread,
+    after removing the median difference: neither exposure nor moving objects make most cells strange. A picture of
+    which ``MOST`` is strange does not enter the reference; after ``SETTLE_S`` of only such pictures the camera has been
+    turned, and they become the reference.
     """
 
     def __init__(self) -> None:
@@ -44,13 +44,13 @@ class PictureWatch:
         self._familiar_pts = 0
         self._still_since = 0
 
-    def feed(self, frame: SampledPicture) -> None:
-        """Take one sample. They come in order of ``pts``; after a ``fresh`` one the clock may have started anew."""
+    def add_sample(self, frame: SampledPicture) -> None:
+        """Process one sample. Samples come in order of ``pts``; after a ``fresh`` one the clock may have restarted."""
         some = frame.luma[::STRIDE, ::STRIDE]
         difference = frame.change.luma
         seen = some
         if frame.hidden is not None and not frame.hidden.all():
-            # A privacy mask is no part of the scene: a covered lens is one beside it, too.
+            # A privacy mask is not part of the scene; a covered lens hides only the rest.
             rows, cols = (np.arange(0, side, STRIDE) // frame.grid.patch for side in frame.luma.shape)
             seen = some[~frame.hidden[np.ix_(rows, cols)]]
             difference = difference[~frame.hidden]
@@ -58,7 +58,7 @@ class PictureWatch:
         if self._last_pts is None or frame.pts <= self._last_pts:
             self._last_pts = self._familiar_pts = frame.pts
         if frame.random_access or float(difference.max()) >= STILL_LEVELS:
-            # After a gap nothing is known of the time in between: stillness is counted anew.
+            # Nothing is known of a gap: stillness is counted anew.
             self._still_since = frame.pts
         self.health = PictureHealth(
             pts=frame.pts,
@@ -73,10 +73,10 @@ class PictureWatch:
     def _strangeness(self, luma: UInt8Array, spread: float, pts: int) -> float:
         elapsed = pts - (self._last_pts or pts)
         if spread < FLAT_SPREAD:
-            # A covered lens is another matter: it does not settle as a scene.
+            # A covered lens does not become a reference scene.
             self._familiar_pts += elapsed
             return 0.0
-        scene = coarse(luma)
+        scene = block_means(luma)
         if self._reference is None:
             self._reference, self._familiar_pts = scene, pts
             return 0.0
@@ -94,7 +94,7 @@ class PictureWatch:
 
 
 def _moments(values: npt.NDArray[Any]) -> tuple[float, float]:
-    """Mean and standard deviation, in single precision; of small arrays a fraction of what numpy's own take."""
+    """Mean and standard deviation in single precision; faster than numpy's own for small arrays."""
     centred = values.astype(np.float32).ravel()
     mean = float(np.add.reduce(centred)) / centred.size
     centred -= np.float32(mean)
@@ -102,7 +102,7 @@ def _moments(values: npt.NDArray[Any]) -> tuple[float, float]:
 
 
 def _median(values: npt.NDArray[np.float32]) -> np.float32:
-    """What ``np.median`` gives, which checks much that cannot be here."""
+    """``np.median`` without its checks."""
     half = values.size // 2
     low = half if values.size % 2 else half - 1
     ordered = values.ravel().copy()
@@ -111,7 +111,7 @@ def _median(values: npt.NDArray[np.float32]) -> np.float32:
     return middle
 
 
-def coarse(luma: UInt8Array) -> npt.NDArray[np.float32]:
+def block_means(luma: UInt8Array) -> npt.NDArray[np.float32]:
     """``[ROWS, COLS]`` block means of a picture ``[height, width]``, grey levels; fewer where it is smaller."""
     tall, wide = max(1, luma.shape[0] // ROWS), max(1, luma.shape[1] // COLS)
     rows, cols = luma.shape[0] // tall, luma.shape[1] // wide

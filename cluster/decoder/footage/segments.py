@@ -1,4 +1,4 @@
-"""Which packets of a stream belong together: one codec, one picture size, one run of the camera's clock."""
+"""Splits a packet stream into segments of one codec, picture size and run of the camera's clock."""
 
 from __future__ import annotations
 
@@ -9,40 +9,40 @@ from cluster.codec.source import StreamHeader
 from cluster.types import MICROSECONDS, EncodedPacket
 
 _BACK = MICROSECONDS
-"""A clock that goes back so far was set anew; less is B-pictures, or a camera that repeats itself."""
+"""A clock that jumps back so far was reset; less is B-pictures, or a camera that repeats itself."""
 _AHEAD = 10 * MICROSECONDS
 _LATE = 1024
 _H264_SPS, _H264_PPS, _HEVC_SPS = 7, 8, 33
 
 
 @dataclass(slots=True)
-class Stretch:
+class Segment:
     """Packets that one clip can hold.
 
     * ``codec``: FFmpeg's name; ``extradata``: the decoder's configuration; ``width``, ``height``: 0 when unknown
-    * ``over``: why nothing follows, empty while it goes on
-    * ``cut``: its first packets were given up
+    * ``end_reason``: why it ended, empty while it continues
+    * ``cut``: its first packets were dropped
     """
 
     codec: str
     extradata: bytes
     width: int = 0
     height: int = 0
-    over: str = ""
+    end_reason: str = ""
     cut: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class Placed:
-    """One packet and where it stands.
+class SegmentPacket:
+    """One packet and its place.
 
-    * ``time``: when it is shown, the camera's microseconds; ``order``: when it is decoded, never before the last
-    * ``at_s``: seconds of video before it, all stretches together: grows whatever the camera's clock does
+    * ``time``: presentation time, camera microseconds; ``order``: decoding time, never before the last
+    * ``at_s``: seconds of video before it over all segments: grows whatever the camera's clock does
     * ``starts``: a decoder can begin here; ``after_loss``: packets are missing before it
     """
 
     packet: EncodedPacket
-    stretch: Stretch
+    segment: Segment
     time: int
     order: int
     at_s: float
@@ -50,11 +50,11 @@ class Placed:
     after_loss: bool
 
 
-class Splitter:
-    """Follows one camera's packets. Not thread-safe."""
+class Segmenter:
+    """Tracks one camera's packets. Not thread-safe."""
 
     def __init__(self) -> None:
-        self._stretch: Stretch | None = None
+        self._segment: Segment | None = None
         self._header = StreamHeader("", 0, 0, b"")
         self._sequence: int | None = None
         self._order: int | None = None
@@ -64,24 +64,24 @@ class Splitter:
         self._waiting = self._lost = False
 
     def open(self, header: StreamHeader) -> None:
-        """The source connected, for the first time or again."""
+        """Handle a (re)connected source."""
         self._header = header
         self._sequence = None
         self.end("the connection to the camera was lost")
 
     def end(self, why: str) -> None:
-        """Nothing that follows belongs to what was."""
-        if self._stretch is not None and not self._stretch.over:
-            self._stretch.over = why
-        self._stretch = self._order = None
+        """End the current segment."""
+        if self._segment is not None and not self._segment.end_reason:
+            self._segment.end_reason = why
+        self._segment = self._order = None
         self._sets = b""
         self._waiting, self._lost = True, False
 
-    def place(self, packet: EncodedPacket) -> Placed | None:
-        """Where a packet belongs; ``None`` for one that nobody can decode, or that came before."""
+    def assign(self, packet: EncodedPacket) -> SegmentPacket | None:
+        """Place a packet; ``None`` for one that cannot be decoded, or is a repetition."""
         if not self._in_sequence(packet):
             return None
-        if self._stretch is not None and packet.codec != self._stretch.codec:
+        if self._segment is not None and packet.codec != self._segment.codec:
             self._header = StreamHeader(packet.codec, 0, 0, b"")
             self.end("the camera changed its codec")
         order = self._ordered(packet)
@@ -90,13 +90,13 @@ class Splitter:
             self._configured(packet)
         elif self._waiting:
             return None
-        if self._stretch is None:
-            self._stretch = Stretch(
+        if self._segment is None:
+            self._segment = Segment(
                 packet.codec, self._sets or self._header.extradata, self._header.width, self._header.height
             )
         lost, self._waiting, self._lost = self._lost, False, False
         time = packet.pts if packet.pts is not None else order
-        return Placed(packet, self._stretch, time, order, self._at_s, starts, lost)
+        return SegmentPacket(packet, self._segment, time, order, self._at_s, starts, lost)
 
     def _in_sequence(self, packet: EncodedPacket) -> bool:
         expected = self._sequence
@@ -104,7 +104,7 @@ class Splitter:
             return False
         self._sequence = packet.sequence + 1
         if expected is not None and packet.sequence != expected:
-            # What follows refers to what is missing, until a decoder can begin anew.
+            # Later packets refer to missing ones, until a decoder can begin again.
             self._waiting = self._lost = True
         return True
 
@@ -117,7 +117,7 @@ class Splitter:
         if given is None:
             given = self._step if last is None else last + self._step
         if last is not None:
-            # A B-picture without a decoding time is shown before the last one, and decoded after it.
+            # A B-picture without decoding time is shown before the last one, but decoded after it.
             given = max(given, last + 1)
             self._step = min(given - last, MICROSECONDS)
             self._at_s += (given - last) / MICROSECONDS
@@ -144,8 +144,8 @@ def can_start(packet: EncodedPacket) -> bool:
 
 
 def parameter_sets(codec: str, data: bytes) -> tuple[bytes, bytes]:
-    """The sequence parameter sets, and all parameter sets, before the first picture of an Annex-B packet; both are
-    Annex-B themselves, and empty where there are none."""
+    """The sequence parameter sets, and all parameter sets, before the first picture of an Annex-B packet; both as
+    Annex-B, empty where there are none."""
     sizes, every = b"", b""
     heads = _heads(codec, data)
     ends = [*(start - 3 for start in heads[1:]), len(data)]
@@ -163,7 +163,7 @@ def parameter_sets(codec: str, data: bytes) -> tuple[bytes, bytes]:
 
 
 def _heads(codec: str, data: bytes) -> list[int]:
-    """Where units begin, up to the first picture and that included."""
+    """Offsets of NAL units up to and including the first picture."""
     found = []
     for start in unit_starts(data):
         found.append(start)

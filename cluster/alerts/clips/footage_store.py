@@ -1,4 +1,4 @@
-"""``FootageStore``: snapshots and clips as files of one folder, with a cap, an age, and room left to others."""
+"""Snapshots and clips as files of one folder, bounded by size, age and free disk space (``FootageStore``)."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ _PART = ".part"
 
 
 class StorageError(SightlineError):
-    """A snapshot or clip cannot be written; the sentence says why."""
+    """A snapshot or clip cannot be written; the message says why."""
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
-    """One file. ``camera``: :func:`camera_key`; ``at_ms``: when it was begun, milliseconds since 1970."""
+class StoredFile:
+    """One file. ``camera``: see :func:`camera_key`; ``at_ms``: start of writing, milliseconds since 1970."""
 
     at_ms: int
     camera: str
@@ -50,7 +50,7 @@ class Stored:
 
     @property
     def name(self) -> str:
-        """Of its file."""
+        """File name."""
         return f"{self.at_ms:013d}-{self.camera}-{self.incident}-{self.kind}.{KINDS[self.kind][0]}"
 
     @property
@@ -60,106 +60,106 @@ class Stored:
 
 @dataclass(frozen=True, slots=True)
 class Deleted:
-    """What is gone."""
+    """Number and bytes of deleted files."""
 
     files: int
     bytes: int
 
 
 def camera_key(camera: str) -> str:
-    """How files name a camera, whatever letters its name has."""
+    """Camera name as used in file names: safe whatever characters it has."""
     return hashlib.blake2b(camera.encode(), digest_size=8).hexdigest()
 
 
 class FootageStore:
-    """Thread-safe; every call may wait for the disk. The names of the files are the index: a restart reads them again.
+    """Thread-safe file store; every call may block on the disk. File names are the index, read again at start.
 
-    A file appears under its name only when it is whole and on the disk.
+    A file appears under its name only once it is complete and synced.
 
     Args:
-        folder: made if need be; nothing else should be in it.
-        max_bytes: most bytes of all files, the ones being written included; the oldest go first.
-        retention_s: files are deleted after so long.
-        keep_free: bytes that must be free on the disk for one to be written.
-        reach_s: a file shows at most so much of the time before it was begun.
+        folder: created if missing; must hold nothing else.
+        max_bytes: limit of all files, including those being written; the oldest are deleted first.
+        retention_s: age at which files are deleted.
+        keep_free: bytes that must stay free on the disk.
+        clip_lookback_s: longest time before the start of writing that a file can show.
 
     Raises:
-        OSError: the folder cannot be made or read.
+        OSError: the folder cannot be created or read.
     """
 
     def __init__(
-        self, folder: Path, *, max_bytes: int, retention_s: float, keep_free: int, reach_s: float = 0.0
+        self, folder: Path, *, max_bytes: int, retention_s: float, keep_free: int, clip_lookback_s: float = 0.0
     ) -> None:
         self._folder = folder
         self._max_bytes = max_bytes
         self._retention_s = retention_s
         self._keep_free = keep_free
-        self.reach_s = reach_s
+        self.clip_lookback_s = clip_lookback_s
         self._lock = threading.RLock()
-        self._files: dict[tuple[str, Kind], Stored] = {}
+        self._files: dict[tuple[str, Kind], StoredFile] = {}
         self._bytes = self._being_written = 0
-        self._drafts: set[Draft] = set()
+        self._drafts: set[DraftFile] = set()
         self.trimmed = self.expired = self.failed = 0
         self.trouble = ""
         folder.mkdir(parents=True, exist_ok=True)
         self._scan()
 
     @property
-    def held(self) -> int:
-        """Bytes of all files, and of those being written."""
+    def bytes_stored(self) -> int:
+        """Bytes of all files, including those being written."""
         return self._bytes + self._being_written
 
     def __len__(self) -> int:
         return len(self._files)
 
     # -- writing --------------------------------------------------------------------------------
-    def begin(self, camera: str, incident: str, kind: Kind, now_s: float) -> Draft:
-        """A new file; :meth:`Draft.commit` it, or :meth:`Draft.abandon` it.
+    def begin(self, camera: str, incident: str, kind: Kind, now_s: float) -> DraftFile:
+        """Start a new file; finish with :meth:`DraftFile.commit` or :meth:`DraftFile.abandon`.
 
         Raises:
-            StorageError: there is no room, or the folder cannot be written.
+            StorageError: no space, or the folder cannot be written.
         """
-        stored = Stored(int(now_s * 1000), camera_key(camera), incident, kind, 0)
+        stored = StoredFile(int(now_s * 1000), camera_key(camera), incident, kind, 0)
         with self._lock, self._explained():
-            self._check_room()
-            draft = Draft(self, stored, self._folder / (stored.name + _PART))
+            self._check_free_space()
+            draft = DraftFile(self, stored, self._folder / (stored.name + _PART))
             self._drafts.add(draft)
             return draft
 
-    def _write(self, draft: Draft, file: FileIO, data: bytes) -> None:
+    def _write(self, draft: DraftFile, file: FileIO, data: bytes) -> None:
         with self._lock:
             self._check_wanted(draft)
             with self._explained():
                 if self._being_written + len(data) > self._max_bytes:
                     raise StorageError(f"what is being written is more than clips.max_bytes = {self._max_bytes}")
-                self._make_room(len(data))
-                self._check_room()
+                self._evict(len(data))
+                self._check_free_space()
                 left = memoryview(data)
                 try:
                     while left:
                         left = left[file.write(left) :]
                 except OSError:
-                    # What is there ends with the last part that came in whole.
+                    # The content ends with the last part that was written completely.
                     file.truncate(draft.size)
                     raise
                 self._being_written += len(data)
                 draft.size += len(data)
 
-    def _check_wanted(self, draft: Draft) -> None:
+    def _check_wanted(self, draft: DraftFile) -> None:
         if draft not in self._drafts:
             raise StorageError("the camera was forgotten")
 
-    def _commit(self, draft: Draft, file: FileIO) -> Stored:
+    def _commit(self, draft: DraftFile, file: FileIO) -> StoredFile:
         self._check_wanted(draft)
         with self._explained():
-            # Outside the lock: others need not wait for this file's way to the disk.
+            # Outside the lock: other writers must not wait for this sync.
             os.fsync(file.fileno())
             file.close()
         with self._lock:
             self._check_wanted(draft)
             stored = replace(draft.stored, size=draft.size)
             with self._explained():
-                self._forget_file((stored.incident, stored.kind))
+                self._delete_file((stored.incident, stored.kind))
                 draft.path.replace(self._folder / stored.name)
                 self._sync_folder()
             self._done(draft)
@@ -170,7 +170,7 @@ class FootageStore:
             self.trouble = ""
             return stored
 
-    def _done(self, draft: Draft) -> None:
+    def _done(self, draft: DraftFile) -> None:
         with self._lock:
             if draft in self._drafts:
                 self._drafts.discard(draft)
@@ -195,25 +195,25 @@ class FootageStore:
             self.trouble = sentence
         return StorageError(sentence)
 
-    def _check_room(self) -> None:
+    def _check_free_space(self) -> None:
         free = shutil.disk_usage(self._folder).free
         if free < self._keep_free:
-            # The same words as long as it lasts: they are logged once.
+            # The message is constant while the problem lasts, so it is logged once.
             raise StorageError(
                 f"the disk is full: less than clips.keep_free = {self._keep_free / 2**20:.4g} MiB is free"
             )
 
     # -- reading --------------------------------------------------------------------------------
-    def find(self, incident: str, kind: Kind) -> Stored | None:
-        """What there is of an incident; None when it is not there (any more)."""
+    def find(self, incident: str, kind: Kind) -> StoredFile | None:
+        """File of an incident; None when there is none (any more)."""
         with self._lock:
             return self._files.get((incident, kind))
 
-    def open(self, stored: Stored) -> BinaryIO:
-        """The file, which stays readable when it is deleted meanwhile.
+    def open(self, stored: StoredFile) -> BinaryIO:
+        """Open the file; the handle stays readable if the file is deleted.
 
         Raises:
-            NotReadyError: it is gone.
+            NotReadyError: it was deleted.
         """
         try:
             return (self._folder / stored.name).open("rb")
@@ -222,24 +222,24 @@ class FootageStore:
 
     # -- deleting -------------------------------------------------------------------------------
     def sweep(self, now_s: float) -> Deleted:
-        """Delete what is older than its retention."""
+        """Delete files past their retention."""
         oldest_ms = (now_s - self._retention_s) * 1000
         with self._lock:
             gone = self._delete([each for each in self._files.values() if each.at_ms < oldest_ms])
             self.expired += gone.files
             return gone
 
-    def forget(self, camera: str, *, before_s: float | None = None) -> Deleted:
-        """Delete everything of a camera, what is being written included; with ``before_s`` (seconds since 1970) what
-        may show the time before that.
+    def delete_camera(self, camera: str, *, before_s: float | None = None) -> Deleted:
+        """Delete all files of a camera, including those being written; with ``before_s`` (seconds since 1970), only
+        those that may show earlier time.
 
         Raises:
-            StorageError: a file cannot be deleted, or is still there after it was.
+            StorageError: a file could not be deleted.
         """
         key = camera_key(camera)
-        until_ms = math.inf if before_s is None else (before_s + self.reach_s) * 1000
+        until_ms = math.inf if before_s is None else (before_s + self.clip_lookback_s) * 1000
 
-        def goes(stored: Stored) -> bool:
+        def goes(stored: StoredFile) -> bool:
             return stored.camera == key and stored.at_ms < until_ms
 
         with self._lock:
@@ -254,11 +254,11 @@ class FootageStore:
                 raise StorageError(f"{len(left)} files of camera {camera!r} could not be deleted: {left[0]}")
             return gone
 
-    def _make_room(self, size: int) -> None:
-        if self.held + size <= self._max_bytes:
+    def _evict(self, size: int) -> None:
+        if self.bytes_stored + size <= self._max_bytes:
             return
-        # More than it takes, so that not every write has to look.
-        wanted = self.held + size - self._max_bytes + self._max_bytes // 50
+        # Frees more than needed, so that not every write scans.
+        wanted = self.bytes_stored + size - self._max_bytes + self._max_bytes // 50
         chosen = []
         for stored in sorted(self._files.values(), key=lambda each: each.at_ms):
             if wanted <= 0:
@@ -267,15 +267,15 @@ class FootageStore:
             chosen.append(stored)
         self.trimmed += self._delete(chosen).files
 
-    def _delete(self, files: list[Stored]) -> Deleted:
+    def _delete(self, files: list[StoredFile]) -> Deleted:
         count = freed = 0
         for stored in files:
-            if self._forget_file((stored.incident, stored.kind)):
+            if self._delete_file((stored.incident, stored.kind)):
                 count += 1
                 freed += stored.size
         return Deleted(count, freed)
 
-    def _forget_file(self, key: tuple[str, Kind]) -> bool:
+    def _delete_file(self, key: tuple[str, Kind]) -> bool:
         stored = self._files.get(key)
         if stored is None:
             return False
@@ -292,17 +292,17 @@ class FootageStore:
     def _scan(self) -> None:
         for entry in os.scandir(self._folder):
             if entry.name.endswith(_PART):
-                # Of a process that died.
+                # Left by a process that died.
                 (self._folder / entry.name).unlink(missing_ok=True)
                 continue
             match = _NAME.fullmatch(entry.name)
             if match is None or KINDS[cast(Kind, match[4])][0] != match[5] or not entry.is_file(follow_symlinks=False):
                 continue
-            stored = Stored(int(match[1]), match[2], match[3], cast(Kind, match[4]), entry.stat().st_size)
+            stored = StoredFile(int(match[1]), match[2], match[3], cast(Kind, match[4]), entry.stat().st_size)
             self._files[stored.incident, stored.kind] = stored
             self._bytes += stored.size
         with self._lock:
-            self._make_room(0)
+            self._evict(0)
 
     def _sync_folder(self) -> None:
         handle = os.open(self._folder, os.O_RDONLY)
@@ -312,10 +312,10 @@ class FootageStore:
             os.close(handle)
 
 
-class Draft:
-    """A file being written; see :meth:`FootageStore.begin`. One thread at a time."""
+class DraftFile:
+    """A file being written, see :meth:`FootageStore.begin`. Used by one thread at a time."""
 
-    def __init__(self, store: FootageStore, stored: Stored, path: Path) -> None:
+    def __init__(self, store: FootageStore, stored: StoredFile, path: Path) -> None:
         """Raises OSError."""
         self.stored = stored
         self.path = path
@@ -324,15 +324,15 @@ class Draft:
         self._file = path.open("wb", buffering=0)
 
     def write(self, data: bytes) -> None:
-        """Append.
+        """Append data.
 
         Raises:
-            StorageError: there is no room, the disk failed, or the camera was forgotten meanwhile.
+            StorageError: no space, a disk error, or the camera's footage was deleted meanwhile.
         """
         self._store._write(self, self._file, data)
 
-    def commit(self) -> Stored:
-        """It is whole: keep it. Raises like :meth:`write`; it is abandoned then."""
+    def commit(self) -> StoredFile:
+        """Publish the complete file. Raises like :meth:`write`; the file is abandoned then."""
         try:
             return self._store._commit(self, self._file)
         except StorageError:
@@ -340,7 +340,7 @@ class Draft:
             raise
 
     def abandon(self) -> None:
-        """Leave nothing of it; twice is once."""
+        """Delete the unfinished file; idempotent."""
         self._store._done(self)
         with contextlib.suppress(OSError):
             self._file.close()

@@ -59,7 +59,7 @@ class Conversations:
         return len(self._known)
 
     @asynccontextmanager
-    async def turn(self, camera: str, id: str) -> AsyncIterator[Conversation]:
+    async def begin_turn(self, camera: str, id: str) -> AsyncIterator[Conversation]:
         """The conversation ``id``, or for an empty one a new one, for one question; :meth:`said` remembers its answer.
 
         Raises:
@@ -94,7 +94,7 @@ class Conversations:
             raise CapacityError(f"conversation {id!r} has a question waiting already; wait for its answer")
         return known
 
-    def said(self, conversation: Conversation, question: str, answer: str) -> None:
+    def add_turn(self, conversation: Conversation, question: str, answer: str) -> None:
         """One more turn. A new conversation can be gone on with from here on; one that was not answered cannot."""
         if conversation.over:
             return
@@ -104,7 +104,7 @@ class Conversations:
         if len(self._known) > self.limit:
             del self._known[next(one.id for one in self._known.values() if not one.users)]
 
-    def forget(self, camera: str) -> None:
+    def end_camera(self, camera: str) -> None:
         """The camera forgets: what was said about it may rest on what it saw, so its conversations are over, those
         with a question under way too."""
         for one in [*self._known.values(), *self._in_use]:
@@ -201,7 +201,7 @@ class AskQueue:
             self._waiting.append(_Question(spec, piece, done, self._clock() + timeout_s))
         return done
 
-    def turn(self, *, windows_wait: bool) -> None:
+    def step(self, *, windows_wait: bool) -> None:
         """Take one step of the first question, if it may be taken; end those that nobody waits for, or whose time is
         over, wherever they stand."""
         began = self._clock()
@@ -219,7 +219,7 @@ class AskQueue:
             # A long step is paid for by as long a pause as its share of the time asks for.
             self._saved_s -= self._clock() - began
 
-    def drop(self, stream: str, error: Exception, *, waiting: bool = True) -> None:
+    def cancel_camera(self, stream: str, error: Exception, *, waiting: bool = True) -> None:
         """End the questions about a camera; without ``waiting`` only one that is being answered."""
         for question in self._take(lambda each: each.spec.stream == stream and (waiting or each.run is not None)):
             _fail(question, error)

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from cluster.errors import ConfigError
-from cluster.replica.album import Album
 from cluster.replica.memory import WorkerMemory
+from cluster.replica.thumbnails import ThumbnailStore
 from cluster.types import MICROSECONDS, FrameSample, MemorySpec, PatchGrid, Question, StreamSpec
 from cluster.vision.sampler import cut_patches
 
@@ -53,17 +53,17 @@ def reduced(picture, width):
 
 @pytest.mark.parametrize("grid", [GRID, WIDE])
 def test_a_picture_comes_back(grid):
-    album, picture = Album(quality=90), scene(grid)
-    album.see(frame(grid, picture))
-    shown = opened(album.at("gate", 0))
+    album, picture = ThumbnailStore(quality=90), scene(grid)
+    album.add_frame(frame(grid, picture))
+    shown = opened(album.nearest("gate", 0))
     assert shown.shape == (120, 160, 3)
     assert np.abs(shown - reduced(picture, 160)).mean() < 3
 
 
 def test_a_picture_narrower_than_the_thumbnails_keeps_its_size():
-    album, picture = Album(width=1000, quality=95), scene(GRID)
-    album.see(frame(GRID, picture))
-    shown = opened(album.at("gate", 0))
+    album, picture = ThumbnailStore(width=1000, quality=95), scene(GRID)
+    album.add_frame(frame(GRID, picture))
+    shown = opened(album.nearest("gate", 0))
     assert shown.shape == picture.shape
     assert np.abs(shown - picture).mean() < 3
 
@@ -71,65 +71,65 @@ def test_a_picture_narrower_than_the_thumbnails_keeps_its_size():
 def test_kept_patches_are_drawn_onto_what_was_there():
     before, after = scene(WIDE, 1) // 2, 127 + scene(WIDE, 2) // 2
     groups = np.random.default_rng(3).random((WIDE.group_rows, WIDE.group_cols)) < 0.3
-    album = Album(quality=95)
-    album.see(frame(WIDE, before))
-    album.see(frame(WIDE, after, 4 * SECOND, groups))
+    album = ThumbnailStore(quality=95)
+    album.add_frame(frame(WIDE, before))
+    album.add_frame(frame(WIDE, after, 4 * SECOND, groups))
     # A frame that keeps nothing is a look at the same scene.
-    album.see(frame(WIDE, scene(WIDE, 9), 8 * SECOND, np.zeros_like(groups)))
+    album.add_frame(frame(WIDE, scene(WIDE, 9), 8 * SECOND, np.zeros_like(groups)))
     unit = WIDE.patch * WIDE.merge
     expected = np.where(groups.repeat(unit, 0).repeat(unit, 1)[..., None], after, before)
-    shown = opened(album.at("gate", 8 * SECOND))
+    shown = opened(album.nearest("gate", 8 * SECOND))
     assert np.abs(shown - reduced(expected, 160)).mean() < 6
     assert min(np.abs(shown - reduced(other, 160)).mean() for other in (before, after)) > 20
 
 
 def test_of_the_samples_of_a_frame_the_newest_is_shown():
-    album = Album(quality=90)
-    album.see(frame(GRID, np.full((GRID.height, GRID.width, 3), 200, np.uint8), earlier=scene(GRID)))
-    assert np.abs(opened(album.at("gate", 0)) - 200).max() < 4
+    album = ThumbnailStore(quality=90)
+    album.add_frame(frame(GRID, np.full((GRID.height, GRID.width, 3), 200, np.uint8), earlier=scene(GRID)))
+    assert np.abs(opened(album.nearest("gate", 0)) - 200).max() < 4
 
 
 def test_another_shape_of_the_picture_begins_anew():
-    album = Album(every_s=1)
-    album.see(frame(GRID, scene(GRID)))
+    album = ThumbnailStore(every_s=1)
+    album.add_frame(frame(GRID, scene(GRID)))
     tall = PatchGrid(rows=16, cols=12, patch=14, merge=2, temporal=1)
     nothing = np.zeros((tall.group_rows, tall.group_cols), bool)
-    album.see(frame(tall, scene(tall), SECOND, nothing))
-    assert np.abs(opened(album.at("gate", SECOND)) - 128).max() < 4, "of the other shape nothing is known"
-    assert opened(album.at("gate", SECOND)).shape[:2] == (213, 160)
+    album.add_frame(frame(tall, scene(tall), SECOND, nothing))
+    assert np.abs(opened(album.nearest("gate", SECOND)) - 128).max() < 4, "of the other shape nothing is known"
+    assert opened(album.nearest("gate", SECOND)).shape[:2] == (213, 160)
 
 
 def test_one_picture_in_eight_seconds_and_the_nearest_comes_back():
-    album, picture = Album(), scene(GRID)
+    album, picture = ThumbnailStore(), scene(GRID)
     for second in range(40):
-        album.see(frame(GRID, picture, second * SECOND))
+        album.add_frame(frame(GRID, picture, second * SECOND))
     assert album.times("gate") == [0, 8 * SECOND, 16 * SECOND, 24 * SECOND, 32 * SECOND]
     assert album.counts.stored == 5
-    file = {time: album.at("gate", time) for time in album.times("gate")}
-    assert album.at("gate", 11 * SECOND) == file[8 * SECOND]
-    assert album.at("gate", -8 * SECOND) == file[0]
-    assert album.at("gate", 40 * SECOND) == file[32 * SECOND]
+    file = {time: album.nearest("gate", time) for time in album.times("gate")}
+    assert album.nearest("gate", 11 * SECOND) == file[8 * SECOND]
+    assert album.nearest("gate", -8 * SECOND) == file[0]
+    assert album.nearest("gate", 40 * SECOND) == file[32 * SECOND]
     for nothing in (-8 * SECOND - 1, 40 * SECOND + 1):
-        assert album.at("gate", nothing) is None
-    assert album.at("yard", 0) is None
+        assert album.nearest("gate", nothing) is None
+    assert album.nearest("yard", 0) is None
 
 
 def test_time_goes_on_where_the_clock_was_set_back():
-    album = Album(every_s=1)
+    album = ThumbnailStore(every_s=1)
     for second in (1000, 1001, 3, 4):
-        album.see(frame(GRID, scene(GRID, second), second * SECOND))
+        album.add_frame(frame(GRID, scene(GRID, second), second * SECOND))
     assert album.times("gate") == [second * SECOND for second in (1000, 1001, 1002, 1003)]
-    assert np.abs(opened(album.at("gate", 1003 * SECOND)) - reduced(scene(GRID, 4), 160)).mean() < 4
+    assert np.abs(opened(album.nearest("gate", 1003 * SECOND)) - reduced(scene(GRID, 4), 160)).mean() < 4
     # From then on the memory tells its own time, which is near to that.
     for second in (1003.5, 1005):
-        album.see(frame(GRID, scene(GRID), 5 * SECOND), pts=round(second * SECOND))
+        album.add_frame(frame(GRID, scene(GRID), 5 * SECOND), pts=round(second * SECOND))
     assert album.times("gate")[-1] == 1005 * SECOND
 
 
 def test_long_ago_lies_further_apart_and_the_newest_stays():
-    album = Album(every_s=1, cap_bytes=30_000)
+    album = ThumbnailStore(every_s=1, cap_bytes=30_000)
     for second in range(300):
-        album.see(frame(GRID, scene(GRID, second % 7), second * SECOND))
+        album.add_frame(frame(GRID, scene(GRID, second % 7), second * SECOND))
     times = [time // SECOND for time in album.times("gate")]
     gaps = [later - earlier for earlier, later in pairwise(times)]
     assert times[0] == 0
@@ -153,58 +153,58 @@ def test_long_ago_lies_further_apart_and_the_newest_stays():
     ),
 )
 def test_the_cap_is_never_exceeded(cap, events):
-    album = Album(every_s=2, cap_bytes=cap)
+    album = ThumbnailStore(every_s=2, cap_bytes=cap)
     now = 0
     for stream, step, seed, what in events:
         now += step
         if what == "see":
-            album.see(frame(GRID, scene(GRID, seed), now * SECOND, stream=stream))
+            album.add_frame(frame(GRID, scene(GRID, seed), now * SECOND, stream=stream))
         elif what == "forget":
-            album.forget(stream)
+            album.delete(stream)
         else:
-            album.forget(stream, now * SECOND)
+            album.delete(stream, now * SECOND)
         for name in ("gate", "yard"):
             times = album.times(name)
-            assert album.nbytes(name) == sum(len(album.at(name, time)) for time in times) <= cap
+            assert album.nbytes(name) == sum(len(album.nearest(name, time)) for time in times) <= cap
             assert all(later - earlier >= 2 * SECOND for earlier, later in pairwise(times))
 
 
 def test_a_cap_below_one_picture_holds_none_and_is_counted():
-    album = Album(cap_bytes=100)
-    album.see(frame(GRID, scene(GRID)))
+    album = ThumbnailStore(cap_bytes=100)
+    album.add_frame(frame(GRID, scene(GRID)))
     assert (album.times("gate"), album.counts.too_large) == ([], 1)
 
 
 def test_forgetting():
-    album = Album(every_s=1)
+    album = ThumbnailStore(every_s=1)
     for second in range(6):
         for stream in ("gate", "yard"):
-            album.see(frame(GRID, scene(GRID, second), second * SECOND, stream=stream))
-    assert album.forget("gate", 4 * SECOND) == 4
+            album.add_frame(frame(GRID, scene(GRID, second), second * SECOND, stream=stream))
+    assert album.delete("gate", 4 * SECOND) == 4
     assert album.times("gate") == [4 * SECOND, 5 * SECOND]
-    assert album.at("gate", 2 * SECOND) is None
-    assert album.forget("gate") == 2
-    assert (album.times("gate"), album.nbytes("gate"), album.at("gate", 5 * SECOND)) == ([], 0, None)
-    assert album.forget("gate") == 0
+    assert album.nearest("gate", 2 * SECOND) is None
+    assert album.delete("gate") == 2
+    assert (album.times("gate"), album.nbytes("gate"), album.nearest("gate", 5 * SECOND)) == ([], 0, None)
+    assert album.delete("gate") == 0
     assert len(album.times("yard")) == 6
     # Of what was forgotten nothing shows through in what is drawn later.
     nothing = np.zeros((GRID.group_rows, GRID.group_cols), bool)
-    album.see(frame(GRID, scene(GRID), 9 * SECOND, nothing))
-    assert np.abs(opened(album.at("gate", 9 * SECOND)) - 128).max() < 4
+    album.add_frame(frame(GRID, scene(GRID), 9 * SECOND, nothing))
+    assert np.abs(opened(album.nearest("gate", 9 * SECOND)) - 128).max() < 4
 
 
 def test_without_pillow_there_are_no_pictures_and_they_are_counted(monkeypatch):
     monkeypatch.setitem(sys.modules, "PIL", None)
-    album = Album()
-    album.see(frame(GRID, scene(GRID)))
-    album.see(frame(GRID, scene(GRID), 8 * SECOND))
-    assert (album.at("gate", 0), album.counts.without_pillow, album.counts.stored) == (None, 2, 0)
+    album = ThumbnailStore()
+    album.add_frame(frame(GRID, scene(GRID)))
+    album.add_frame(frame(GRID, scene(GRID), 8 * SECOND))
+    assert (album.nearest("gate", 0), album.counts.without_pillow, album.counts.stored) == (None, 2, 0)
 
 
 @pytest.mark.parametrize("wrong", [{"width": 0}, {"every_s": 0}, {"cap_bytes": 0}])
 def test_impossible_settings(wrong):
     with pytest.raises(ConfigError, match="thumbnails have a width"):
-        Album(**wrong)
+        ThumbnailStore(**wrong)
 
 
 def spec(retention_s):
@@ -218,29 +218,29 @@ def times(album):
 
 def feed(memory, seconds, start=0):
     for second in range(start, start + seconds):
-        memory.see(frame(GRID, scene(GRID, second % 5), pts=second * SECOND))
+        memory.add_frame(frame(GRID, scene(GRID, second % 5), pts=second * SECOND))
 
 
 def test_pictures_are_kept_as_long_as_the_memory():
-    album = Album(every_s=4.0)
+    album = ThumbnailStore(every_s=4.0)
     memory = WorkerMemory(None, album, timeout_s=1.0)
-    memory.keep(spec(20.0))
+    memory.register_camera(spec(20.0))
     feed(memory, 60)
     assert min(times(album)) >= (59 - 20) * SECOND
     assert len(times(album)) >= 5
     # Kept for longer from now on: what is gone is gone, and what comes stays.
-    memory.keep(spec(3600.0))
+    memory.register_camera(spec(3600.0))
     feed(memory, 60, start=60)
     assert min(times(album)) >= (59 - 20) * SECOND
     assert len(times(album)) >= 15
-    memory.keep(replace(spec(8.0)))
+    memory.register_camera(replace(spec(8.0)))
     feed(memory, 1, start=120)
     assert min(times(album)) >= (120 - 8) * SECOND
 
 
 def test_without_a_retention_the_cap_alone_decides():
-    album = Album(every_s=4.0)
+    album = ThumbnailStore(every_s=4.0)
     memory = WorkerMemory(None, album, timeout_s=1.0)
-    memory.keep(spec(None))
+    memory.register_camera(spec(None))
     feed(memory, 60)
     assert np.array_equal(times(album), np.arange(0, 60, 4) * SECOND)

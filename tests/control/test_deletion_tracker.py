@@ -5,84 +5,84 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cluster.control.camera_record import ORDERS, Removals
+from cluster.control.camera_record import ORDERS, DeletionTracker
 
 
 def test_the_order_stays_until_every_replica_has_carried_it_out() -> None:
-    removals = Removals(2)
+    removals = DeletionTracker(2)
     assert removals.add("gate") == []
-    assert removals.orders("a") == removals.orders("b") == ["gate"]
-    assert removals.forgotten("a", ["gate"], {"a", "b"}) == []
-    assert removals.orders("a") == []
-    assert removals.orders("b") == ["gate"]
-    assert removals.forgotten("b", ["gate"], {"a", "b"}) == ["gate"]
-    assert removals.pending == []
-    assert removals.orders("c") == []
+    assert removals.orders_for("a") == removals.orders_for("b") == ["gate"]
+    assert removals.confirm("a", ["gate"], {"a", "b"}) == []
+    assert removals.orders_for("a") == []
+    assert removals.orders_for("b") == ["gate"]
+    assert removals.confirm("b", ["gate"], {"a", "b"}) == ["gate"]
+    assert removals.pending_cameras == []
+    assert removals.orders_for("c") == []
 
 
 def test_a_replica_that_is_down_is_waited_for_and_its_successor_forgets_too() -> None:
-    removals = Removals(2)
+    removals = DeletionTracker(2)
     removals.add("gate")
-    assert removals.forgotten("a", ["gate"], {"a"}) == []
-    assert removals.orders("c") == ["gate"]
+    assert removals.confirm("a", ["gate"], {"a"}) == []
+    assert removals.orders_for("c") == ["gate"]
     # It is alive and has not said so yet.
-    assert removals.forgotten("a", [], {"a", "c"}) == []
-    assert removals.forgotten("c", ["gate"], {"a", "c"}) == ["gate"]
+    assert removals.confirm("a", [], {"a", "c"}) == []
+    assert removals.confirm("c", ["gate"], {"a", "c"}) == ["gate"]
 
 
 def test_what_was_begun_before_a_restart_goes_on() -> None:
-    removals = Removals(1, ["gate"])
-    assert removals.orders("a") == ["gate"]
+    removals = DeletionTracker(1, ["gate"])
+    assert removals.orders_for("a") == ["gate"]
 
 
 def test_removed_again_is_forgotten_again() -> None:
-    removals = Removals(2)
+    removals = DeletionTracker(2)
     removals.add("gate")
-    removals.forgotten("a", ["gate"], {"a", "b"})
+    removals.confirm("a", ["gate"], {"a", "b"})
     removals.add("gate")
-    assert removals.orders("a") == ["gate"]
+    assert removals.orders_for("a") == ["gate"]
 
 
 def test_a_replica_that_was_sent_frames_once_more_forgets_once_more() -> None:
-    removals = Removals(1)
+    removals = DeletionTracker(1)
     removals.add("gate")
-    removals.forgotten("a", ["gate"], {"a"})
-    assert removals.orders("a", ["gate", "yard"], ["yard"]) == ["gate"]
+    removals.confirm("a", ["gate"], {"a"})
+    assert removals.orders_for("a", ["gate", "yard"], ["yard"]) == ["gate"]
     # It was added anew.
-    assert removals.orders("a", ["gate", "yard"], ["gate", "yard"]) == []
+    assert removals.orders_for("a", ["gate", "yard"], ["gate", "yard"]) == []
     # Nobody removed that one.
-    assert removals.orders("a", ["dock"], ["yard"]) == []
+    assert removals.orders_for("a", ["dock"], ["yard"]) == []
 
 
 def test_no_more_wait_than_the_limit() -> None:
-    removals = Removals(1, limit=2)
+    removals = DeletionTracker(1, limit=2)
     assert removals.add("one") == removals.add("two") == []
     assert removals.add("three") == ["one"]
-    assert removals.pending == ["two", "three"]
+    assert removals.pending_cameras == ["two", "three"]
 
 
 def test_a_heartbeat_tells_of_so_many() -> None:
-    removals = Removals(1)
+    removals = DeletionTracker(1)
     for number in range(ORDERS + 5):
         removals.add(f"cam-{number}")
-    first = removals.orders("a")
+    first = removals.orders_for("a")
     assert len(first) == ORDERS
-    removals.forgotten("a", first, {"a"})
-    assert len(removals.orders("a")) == 5
+    removals.confirm("a", first, {"a"})
+    assert len(removals.orders_for("a")) == 5
 
 
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from(["die", "beat", "remove"])), max_size=60))
 def test_whoever_is_alive_in_the_end_has_forgotten(events: list[tuple[str, str]]) -> None:
     """Replicas die and come back under new names; what ends as forgotten is held by none that ever ran."""
-    removals, starts = Removals(3), dict.fromkeys("abc", 0)
+    removals, starts = DeletionTracker(3), dict.fromkeys("abc", 0)
     holds = {place: {"gate"} for place in "abc"}
     removed = False
 
     def beat(place: str) -> None:
         instance, alive = f"{place}{starts[place]}", {f"{each}{starts[each]}" for each in "abc"}
-        orders = removals.orders(instance)
+        orders = removals.orders_for(instance)
         holds[place] -= set(orders)
-        removals.forgotten(instance, orders, alive)
+        removals.confirm(instance, orders, alive)
 
     for place, event in events:
         if event == "remove":
@@ -92,9 +92,9 @@ def test_whoever_is_alive_in_the_end_has_forgotten(events: list[tuple[str, str]]
             starts[place] += 1
         else:
             beat(place)
-    if removed and not removals.pending:
+    if removed and not removals.pending_cameras:
         assert not any(holds.values())
     for place in "abc":
         beat(place)
     assert removed is False or not any(holds.values())
-    assert removals.pending == []
+    assert removals.pending_cameras == []

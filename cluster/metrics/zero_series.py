@@ -40,7 +40,7 @@ Role = Literal["controller", "decoder", "replica", "gateway", "alerting", "tier"
 DECODER_DROPS = ("shed", "decoder_slow", "replica_slow", "no_replica")
 
 
-def prime(role: Role, sinks: Sequence[str] = ()) -> None:
+def create_zero_series(role: Role, sinks: Sequence[str] = ()) -> None:
     """Make the series whose labels are known beforehand, of those that a process of this role counts; ``sinks`` of
     alerts by name."""
     for level in ("info", "warning", "error"):

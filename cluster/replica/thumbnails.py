@@ -15,7 +15,7 @@ from cluster.types import MICROSECONDS, FrameSample, PatchGrid, UInt8Array
 
 
 @dataclass(slots=True)
-class AlbumCounts:
+class ThumbnailCounts:
     """Pictures that were ``stored``; given up to make room (``thinned``); larger than the cap alone (``too_large``);
     due, but Pillow is not installed (``without_pillow``)."""
 
@@ -59,7 +59,7 @@ class _Stream:
         return len(gone)
 
 
-class Album:
+class ThumbnailStore:
     """Small JPEGs of every stream, at most one per ``every_s`` of the camera's time. Thread-safe.
 
     A stream's pictures take ``cap_bytes`` at most. When one more would not fit, every second picture of the older half
@@ -86,13 +86,13 @@ class Album:
                 f"not {width}, {every_s:g} s and {cap_bytes} bytes"
             )
         self.width, self.cap_bytes, self.quality = width, cap_bytes, quality
-        self.counts = AlbumCounts()
+        self.counts = ThumbnailCounts()
         self._every = max(1, round(every_s * MICROSECONDS))
         self._streams: dict[str, _Stream] = {}
         self._lock = threading.Lock()
         self._image = _pillow()
 
-    def see(self, sample: FrameSample, pts: int | None = None) -> None:
+    def add_frame(self, sample: FrameSample, pts: int | None = None) -> None:
         """Draw a frame's patches over what the stream showed before, and keep the picture if it is time for one.
 
         ``pts``: microseconds of the frame as the stream's memory counts them; the frame's own where not given. Where
@@ -108,9 +108,9 @@ class Album:
                 _draw(sample, stream.canvas)
             time = stream.time_of(sample.pts if pts is None else pts)
             if not stream.times or time - stream.times[-1] >= self._every:
-                self._keep(stream, time)
+                self._encode(stream, time)
 
-    def at(self, stream: str, pts: int) -> bytes | None:
+    def nearest(self, stream: str, pts: int) -> bytes | None:
         """The JPEG nearest to ``pts`` (microseconds, as given to :meth:`see`), None if none is within ``every_s``."""
         with self._lock:
             held = self._streams.get(stream)
@@ -121,13 +121,13 @@ class Album:
             nearest = min(around, key=lambda place: abs(held.times[place] - pts))
             return held.files[nearest] if abs(held.times[nearest] - pts) <= self._every else None
 
-    def newest(self, stream: str) -> int | None:
+    def newest_pts(self, stream: str) -> int | None:
         """Time of the latest frame that was seen, None if none was."""
         with self._lock:
             held = self._streams.get(stream)
             return None if held is None else held.latest
 
-    def forget(self, stream: str, before_pts: int | None = None) -> int:
+    def delete(self, stream: str, before_pts: int | None = None) -> int:
         """Let go of a stream's pictures before a time, or of all that is known of it; returns how many went."""
         with self._lock:
             held = self._streams.get(stream)
@@ -150,7 +150,7 @@ class Album:
             held = self._streams.get(stream)
             return list(held.times) if held is not None else []
 
-    def _keep(self, stream: _Stream, time: int) -> None:
+    def _encode(self, stream: _Stream, time: int) -> None:
         if self._image is None:
             self.counts.without_pillow += 1
             return

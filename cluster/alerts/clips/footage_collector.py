@@ -1,4 +1,4 @@
-"""``FootageCollector``: has a snapshot and a clip made of every incident, keeps them, and says what became of them."""
+"""Records a snapshot and a clip of every incident and reports the outcome (``FootageCollector``)."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Literal, TypeVar
 
 from cluster import metrics
-from cluster.alerts.clips.store import Deleted, Draft, FootageStore, Kind, StorageError
+from cluster.alerts.clips.footage_store import Deleted, DraftFile, FootageStore, Kind, StorageError
 from cluster.alerts.incident import AlertEvent, ClipState, Incident
 from cluster.config.alerts import ClipsConfig
-from cluster.decoder.footage.service import ClipEnd, ClipPart, Order, Snapshot
+from cluster.decoder.footage.service import ClipEnd, ClipPart, RecordOrder, Snapshot
 from cluster.errors import SightlineError, UnavailableError
 from cluster.types import MICROSECONDS
 
@@ -26,40 +26,40 @@ T = TypeVar("T")
 
 SWEEP_S = 10.0
 SLACK_S = 15.0
-"""A camera may be so much behind with what a clip still waits for."""
+"""Lag of a camera, seconds, that a clip still waits for."""
 WRITE_S = 60.0
-"""For encoding a clip anew and for the way here, beyond that."""
+"""Extra seconds for transcoding and transferring a clip."""
 TRIES, PAUSE_S = 3, 1.0
 MOST_NEWS = 10_000
 KNOWN = "cameras.json"
 
 Recorded = Snapshot | ClipPart | ClipEnd
-Record = Callable[[Order], AsyncGenerator[Recorded, None]]
-"""Has a clip made where the camera's packets are; raises ``SightlineError``."""
+Record = Callable[[RecordOrder], AsyncGenerator[Recorded, None]]
+"""Records a clip at the camera's decoder; raises ``SightlineError``."""
 
 
 @dataclass(frozen=True, slots=True)
-class News:
-    """What became of an incident's clip; ``note``: what is missing and why, empty when nothing is."""
+class ClipOutcome:
+    """State of an incident's clip; ``note``: what is missing and why, empty when it is complete."""
 
     incident: str
     clip: ClipState
     note: str
 
 
-Tell = Callable[[News], Awaitable[None]]
+Tell = Callable[[ClipOutcome], Awaitable[None]]
 
 
 class FootageCollector:
-    """Runs on one event loop, between :meth:`start` and :meth:`stop`; files are written on a thread of its own.
+    """Collects footage on one event loop, between :meth:`start` and :meth:`stop`; a separate thread writes the files.
 
     Args:
-        settings: lengths and bounds; more than ``at_once`` clips are not made, counted, and said of the incident.
-        store: where they are kept.
+        settings: lengths and limits; clips beyond ``at_once`` are skipped, counted, and noted in the incident.
+        store: holds the files.
         record: see :data:`Record`.
-        tell: takes the news of an incident.
-        run: cameras that are no longer there are forgotten if they were there before in the same run.
-        erase: erases what is recorded of such a camera's incidents; raises ``SightlineError``, and is tried again.
+        tell: receives the outcome of each incident's clip.
+        run: id of this run; a removed camera's footage is deleted only if the camera was known in the same run.
+        erase: erases the records of a removed camera's incidents; raises ``SightlineError`` and is retried.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class FootageCollector:
         self._disk = ThreadPoolExecutor(1, "footage")
         self._work: dict[tuple[str, Kind], tuple[Incident, asyncio.Task[None]]] = {}
         self._covered: dict[str, int] = {}
-        self._news: dict[str, News] = {}
+        self._news: dict[str, ClipOutcome] = {}
         self._fresh = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
         self._known_file = known
@@ -90,13 +90,13 @@ class FootageCollector:
         self._owed: set[str] = set()
 
     def start(self, waiting: Iterable[Incident] = ()) -> None:
-        """Begin; ``waiting``: incidents whose clip a process before this one was to make."""
-        self._tasks = [asyncio.create_task(self._tell_news()), asyncio.create_task(self._sweep())]
+        """Start collecting; ``waiting``: incidents whose clip a previous process had not finished."""
+        self._tasks = [asyncio.create_task(self._report_outcomes()), asyncio.create_task(self._sweep())]
         for incident in waiting:
             self._begin(incident, "clip")
 
     async def stop(self) -> None:
-        """Give up what is being made: the next process says so, or makes it."""
+        """Abort the clips in progress: the next process reports or records them."""
         tasks = [*self._tasks, *(task for _, task in self._work.values())]
         for task in tasks:
             task.cancel()
@@ -104,12 +104,12 @@ class FootageCollector:
         self._disk.shutdown(wait=True, cancel_futures=True)
 
     @property
-    def under_way(self) -> int:
-        """Clips being made."""
+    def in_progress(self) -> int:
+        """Number of clips being recorded."""
         return len(self._work)
 
-    def offer(self, event: AlertEvent) -> None:
-        """Something happened; the first that happens of an incident asks for its clip."""
+    def handle_event(self, event: AlertEvent) -> None:
+        """Start recording at an incident's first event."""
         incident = event.incident
         if incident.events == 1:
             self._begin(incident, "clip")
@@ -118,40 +118,35 @@ class FootageCollector:
             if self._settings.at_end and incident.events > 1 and (covered is None or incident.end > covered):
                 self._begin(incident, "end")
 
-    async def forget(self, camera: str, before_s: float = 0.0) -> Deleted:
-        """Delete what shows a camera more than ``before_s`` seconds ago, what is being made included; 0: all.
-
-        Raises:
-            StorageError: a file could not be deleted.
-        """
+    async def delete_footage(self, camera: str, before_s: float = 0.0) -> Deleted:
+        """Delete footage older than ``before_s`` seconds, including clips in progress; 0 deletes all of the camera."""
         at_s = time.time() - before_s if before_s else None
-        if before_s <= self.store.reach_s:
+        if before_s <= self.store.clip_lookback_s:
             mine = [(*each, kind) for (_, kind), each in self._work.items() if each[0].camera == camera]
             for _, task, _ in mine:
                 task.cancel()
             await asyncio.gather(*(task for _, task, _ in mine), return_exceptions=True)
             for incident, _, kind in mine:
                 self._settle(incident, kind, "none", "no clip: the camera was forgotten")
-        return await self._on_disk(lambda: self.store.forget(camera, before_s=at_s))
+        return await self._on_disk(lambda: self.store.delete_camera(camera, before_s=at_s))
 
-    async def retain(self, lives: Mapping[str, str]) -> None:
-        """The cameras there are, and the life of each: those that were there before and are gone are forgotten, also
-        where there is one of the same name again."""
+    async def retain_cameras(self, lives: Mapping[str, str]) -> None:
+        """Delete the footage of cameras that are not in ``lives`` (name -> life), or are there with another life."""
         if lives == self._cameras:
             return
         gone = {camera for camera, life in self._cameras.items() if lives.get(camera) != life}
-        self._owed = {camera for camera in sorted(self._owed | gone) if not await self._forget_removed(camera)}
+        self._owed = {camera for camera in sorted(self._owed | gone) if not await self._delete_removed(camera)}
         self._cameras = {camera: self._cameras[camera] for camera in self._owed} | dict(lives)
         body = json.dumps({"run": self._run, "cameras": self._cameras})
         await self._on_disk(lambda: _write_known(self._known_file, body))
 
-    async def _forget_removed(self, camera: str) -> bool:
+    async def _delete_removed(self, camera: str) -> bool:
         try:
-            # The records first: an incident that ends may still ask for a clip of its end.
+            # Records first: an incident that ends may still request a clip of its end.
             try:
                 await self._erase(camera)
             finally:
-                deleted = await self.forget(camera)
+                deleted = await self.delete_footage(camera)
         except SightlineError as error:
             log.error("camera %s was removed, and what is kept of its incidents is still there: %s", camera, error)
             return False
@@ -171,12 +166,12 @@ class FootageCollector:
         task.add_done_callback(lambda _: self._work.pop(key, None))
 
     async def _make(self, incident: Incident, kind: Kind) -> None:
-        order = order_of(incident, kind, self._settings)
+        order = record_order(incident, kind, self._settings)
         if kind == "clip":
             self._covered[incident.id] = order.until
             if len(self._covered) > MOST_NEWS:
                 self._covered.pop(next(iter(self._covered)))
-        making = _Making(self, incident, kind)
+        making = _ClipJob(self, incident, kind)
         try:
             async with asyncio.timeout(order.deadline_s + WRITE_S):
                 await self._collect(order, making)
@@ -193,17 +188,17 @@ class FootageCollector:
         await self._on_disk(making.finish)
         self._settle(incident, kind, making.state, making.note)
 
-    async def _collect(self, order: Order, making: _Making) -> None:
+    async def _collect(self, order: RecordOrder, making: _ClipJob) -> None:
         for attempt in range(TRIES):
             try:
                 async with contextlib.aclosing(self._record(order)) as parts:
                     async for part in parts:
-                        await self._on_disk(lambda taken=part: making.take(taken))  # type: ignore[misc]
+                        await self._on_disk(lambda taken=part: making.add_part(taken))  # type: ignore[misc]
                         if making.stopped:
                             return
                 return
             except UnavailableError:
-                # A decoder that is being started again: of what it held nothing is left, but what comes can be had.
+                # The decoder is restarting: its buffered packets are gone, but new ones can be recorded.
                 if making.begun or attempt == TRIES - 1:
                     raise
                 await asyncio.sleep(PAUSE_S)
@@ -211,16 +206,16 @@ class FootageCollector:
     def _settle(self, incident: Incident, kind: Kind, state: ClipState, note: str) -> None:
         metrics.clips.labels(state).inc()
         if note:
-            # What is wrong with the disk is said by the store, once for all incidents.
+            # The store reports disk errors once for all incidents.
             level = logging.INFO if self.store.trouble and self.store.trouble in note else logging.WARNING
             log.log(level, "incident %s of camera %s: %s", incident.id, incident.camera, note)
         if kind == "clip":
-            self._news[incident.id] = News(incident.id, state, note)
+            self._news[incident.id] = ClipOutcome(incident.id, state, note)
             if len(self._news) > MOST_NEWS:
                 self._news.pop(next(iter(self._news)))
             self._fresh.set()
 
-    async def _tell_news(self) -> None:
+    async def _report_outcomes(self) -> None:
         while True:
             await self._fresh.wait()
             self._fresh.clear()
@@ -238,23 +233,23 @@ class FootageCollector:
             with contextlib.suppress(StorageError):
                 await self._on_disk(lambda: self.store.sweep(time.time()))
             for camera in sorted(self._owed):
-                if await self._forget_removed(camera):
+                if await self._delete_removed(camera):
                     self._owed.discard(camera)
-            metrics.footage_bytes.set(self.store.held)
+            metrics.footage_bytes.set(self.store.bytes_stored)
             await asyncio.sleep(SWEEP_S)
 
     async def _on_disk(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._disk, work)
 
 
-class _Making:
-    """What has come of one clip so far; used by the store's thread."""
+class _ClipJob:
+    """Partial result of one clip; used on the store's thread."""
 
     def __init__(self, collector: FootageCollector, incident: Incident, kind: Kind) -> None:
         self._store = collector.store
         self._incident = incident
         self._kind: Kind = kind
-        self._draft: Draft | None = None
+        self._draft: DraftFile | None = None
         self._end: ClipEnd | None = None
         self._snapshot: Literal["", "kept", "failed"] = ""
         self._shows = False
@@ -265,11 +260,11 @@ class _Making:
 
     @property
     def stopped(self) -> bool:
-        """Nothing more can be kept."""
+        """Whether writing failed and nothing more can be stored."""
         return bool(self.trouble)
 
-    def take(self, part: Recorded) -> None:
-        """Keep the next part."""
+    def add_part(self, part: Recorded) -> None:
+        """Append one part."""
         self.begun = True
         now_s = time.time()
         try:
@@ -283,7 +278,7 @@ class _Making:
                     if self._draft is None:
                         self._draft = self._store.begin(self._incident.camera, self._incident.id, self._kind, now_s)
                     self._draft.write(data)
-                    # The first part may be nothing but the file's head.
+                    # The first part may be nothing but the file header.
                     self._shows = self._shows or b"moof" in data
                 case ClipEnd():
                     self._end = part
@@ -291,7 +286,7 @@ class _Making:
             self.trouble = str(error)
 
     def finish(self) -> None:
-        """Keep what there is, and say what is missing."""
+        """Commit what was recorded and report what is missing."""
         if self._draft is not None and self._shows:
             try:
                 self._draft.commit()
@@ -308,19 +303,19 @@ class _Making:
             self.note = f"{neither}: {why or 'the camera sent nothing'}"
 
     def abandon(self) -> None:
-        """Leave nothing."""
+        """Discard everything written."""
         if self._draft is not None:
             self._draft.abandon()
 
 
-def order_of(incident: Incident, kind: Kind, settings: ClipsConfig) -> Order:
-    """What to record of an incident: from ``before_s`` before it began to ``after_s`` after what is known of it, and of
-    its end the same around its last moment."""
+def record_order(incident: Incident, kind: Kind, settings: ClipsConfig) -> RecordOrder:
+    """What to record of an incident: ``before_s`` before its start until ``after_s`` after its last known time; for its
+    end clip, the same around its last moment."""
     before, after = round(settings.before_s * MICROSECONDS), round(settings.after_s * MICROSECONDS)
     until = incident.end + after
     start = (incident.end if kind == "end" else incident.start) - before
     start = max(start, until - round(settings.longest_s * MICROSECONDS))
-    return Order(
+    return RecordOrder(
         incident.camera,
         start=start,
         until=max(until, start + 1),
@@ -330,7 +325,7 @@ def order_of(incident: Incident, kind: Kind, settings: ClipsConfig) -> Order:
     )
 
 
-def _filled(draft: Draft, data: bytes) -> None:
+def _filled(draft: DraftFile, data: bytes) -> None:
     try:
         draft.write(data)
     except StorageError:

@@ -1,4 +1,4 @@
-"""What forgetting and age leave of incidents: on the disk byte by byte, at the sinks, and while the disk fails."""
+"""What scope and age leave of incidents: on the disk byte by byte, at the sinks, and while the disk fails."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sink_parts import Receiver
 
-from cluster.alerts.incident import FORGOTTEN, AlertEvent, Changes, Delivery, Erased, Forgetting, Incident, bare
+from cluster.alerts.incident import FORGOTTEN, AlertEvent, Changes, Delivery, Erased, ErasureScope, Incident, bare
 from cluster.alerts.store import AlertStore
 from cluster.errors import NotReadyError, UnavailableError, UnknownIncidentError
 
@@ -45,9 +45,9 @@ def life(number: int, opened_s: float, ended_s: float | None, *, state="delivere
 
 
 def forget(store, camera="gate", before_s=NOW) -> Erased:
-    found = store.find(Forgetting(camera, before_s))
-    store.write(Changes(forgetting={camera: before_s}))
-    assert not store.find(Forgetting(camera, before_s))
+    found = store.preview_erasure(ErasureScope(camera, before_s))
+    store.write(Changes(erasures={camera: before_s}))
+    assert not store.preview_erasure(ErasureScope(camera, before_s))
     return found
 
 
@@ -81,7 +81,7 @@ def test_nothing_of_the_camera_is_left_in_the_file(store, tmp_path):
 def test_an_end_that_is_owed_is_told_without_what_was_seen(store, tmp_path):
     store.write(life(1, NOW - 50, NOW - 40, state="pending", clip="whole", acknowledged_by="ann"))
     assert forget(store) == Erased(1, 2)
-    [owed] = store.load().undone
+    [owed] = store.load().pending
     assert (owed.event.kind, owed.event.incident.id) == ("end", f"{1:016x}")
     assert owed.event.incident == bare(owed.event.incident)
     assert owed.event.incident.text == ""
@@ -89,7 +89,7 @@ def test_an_end_that_is_owed_is_told_without_what_was_seen(store, tmp_path):
     assert store.incidents() == []
     # It stays until it is told, and no longer.
     forget(store)
-    assert len(store.load().undone) == 1
+    assert len(store.load().pending) == 1
     store.write(Changes(deliveries={(owed.event.key, "ops"): replace(owed, state="delivered")}))
     forget(store, "", NOW - 1000)
     assert store.events_held() == 0
@@ -139,7 +139,7 @@ def test_whatever_there_is_nothing_older_is_left(tmp_path_factory, steps, before
             assert f"<{number}>".encode() not in left
         elif of == "yard" and camera == "gate":
             assert f"<{number}>".encode() in left
-    for owed in store.load().undone:
+    for owed in store.load().pending:
         hidden = camera in ("", owed.event.incident.camera) and owed.event.at_s < before_s
         assert not hidden or owed.event.kind == "end" or owed.event.incident.kind == "health"
 
@@ -150,9 +150,9 @@ def test_damaged_files_cannot_be_looked_through_and_go(tmp_path):
     store = AlertStore(path)
     assert store.damaged is not None
     # By age, not yet; for a camera, at once.
-    store.write(Changes(forgetting={"": NOW}))
+    store.write(Changes(erasures={"": NOW}))
     assert store.damaged.exists()
-    store.write(Changes(forgetting={"gate": NOW}))
+    store.write(Changes(erasures={"gate": NOW}))
     assert not store.damaged.exists()
 
 
@@ -165,10 +165,10 @@ async def test_what_goes_on_ends_and_the_sinks_are_told_no_more_than_that(tmp_pa
     async with Receiver() as receiver, running(configuration(receiver), tmp_path) as service:
         for window in (0, 1):
             for camera in ("gate", "yard"):
-                service.take(answer(make, window, camera=camera))
+                service.accept_answer(answer(make, window, camera=camera))
         await until(lambda: len(receiver.got) == 2)
-        gate = next(each for each in service.opened() if each.camera == "gate")
-        assert await service.forget("gate") == Erased(1, 1)
+        gate = next(each for each in service.open_incidents() if each.camera == "gate")
+        assert await service.erase_camera("gate") == Erased(1, 1)
         await until(lambda: len(receiver.got) == 3)
         over = bodies(receiver)[-1]
         assert (over["event"], over["incident"]["id"], over["incident"]["reason"]) == ("end", gate.id, FORGOTTEN)
@@ -178,11 +178,11 @@ async def test_what_goes_on_ends_and_the_sinks_are_told_no_more_than_that(tmp_pa
             await service.incident(gate.id)
         # Answers that replicas send again are of before; what comes opens another.
         for window in (0, 1, 2):
-            service.take(answer(make, window))
-        assert [each.camera for each in service.opened()] == ["yard"]
-        service.take(answer(make, 3))
-        assert {each.camera: each.windows for each in service.opened()} == {"yard": 2, "gate": 2}
-        assert next(each for each in service.opened() if each.camera == "gate").id != gate.id
+            service.accept_answer(answer(make, window))
+        assert [each.camera for each in service.open_incidents()] == ["yard"]
+        service.accept_answer(answer(make, 3))
+        assert {each.camera: each.windows for each in service.open_incidents()} == {"yard": 2, "gate": 2}
+        assert next(each for each in service.open_incidents() if each.camera == "gate").id != gate.id
 
 
 async def test_what_a_sink_has_not_taken_is_not_sent_any_more(tmp_path, make, until):
@@ -190,10 +190,10 @@ async def test_what_a_sink_has_not_taken_is_not_sent_any_more(tmp_path, make, un
     receiver = Receiver()
     async with running(configuration(receiver), tmp_path) as service:
         for window, score in enumerate([0.9, 0.9, 0.0, 0.0]):
-            service.take(answer(make, window, score))
+            service.accept_answer(answer(make, window, score))
         await until(lambda: service._dispatcher.status()["ops"].failures > 0)
         await until(lambda: service._dispatcher.status()["ops"].waiting == 2)
-        assert await service.forget("gate") == Erased(1, 2)
+        assert await service.erase_camera("gate") == Erased(1, 2)
         assert service._dispatcher.status()["ops"].waiting == 1
     async with receiver, running(configuration(receiver), tmp_path) as service:
         await until(lambda: len(receiver.got) == 1)
@@ -211,7 +211,7 @@ async def test_age_goes_the_same_way(tmp_path, make, until):
     async with running(configuration(receiver), tmp_path) as service:
         service._config = service._config.model_copy(update={"retention": 1.0})
         for window, score in enumerate([0.9, 0.9, 0.0, 0.0]):
-            service.take(answer(make, window, score))
+            service.accept_answer(answer(make, window, score))
         await until(lambda: service._dispatcher.status()["ops"].failures > 0)
         [ended] = await service.incidents()
         await until(lambda: time.time() > ended.ended_s + 1)
@@ -227,10 +227,10 @@ async def test_dead_letters_are_forgotten_and_not_sent_again(tmp_path, make, unt
     async with Receiver() as receiver, running(configuration(receiver), tmp_path) as service:
         receiver.reply = lambda request: 401
         for window, score in enumerate([0.9, 0.9, 0.0, 0.0]):
-            service.take(answer(make, window, score))
+            service.accept_answer(answer(make, window, score))
         await until(lambda: service._dispatcher.status()["ops"].dead == 2)
         await until(lambda: not service._settled)
-        await service.forget("gate")
+        await service.erase_camera("gate")
         assert (await service.outbox(10)).dead == []
         assert await service.resend() == 0
 
@@ -245,9 +245,9 @@ async def test_one_that_is_under_way_is_not_tried_again(tmp_path, make, until):
 
         receiver.reply = reply
         for window in (0, 1):
-            service.take(answer(make, window))
+            service.accept_answer(answer(make, window))
         await until(lambda: asked)
-        await service.forget("gate")
+        await service.erase_camera("gate")
         await until(lambda: service._dispatcher.status()["ops"].waiting == 0)
         assert told(receiver)[-1] == ("end", "gate")
 
@@ -264,29 +264,29 @@ async def test_a_disk_that_takes_nothing_is_an_error_and_it_is_done_later(tmp_pa
     monkeypatch.setattr(AlertStore, "write", full)
     async with running(configuration(), tmp_path) as service:
         for window, score in enumerate([0.9, 0.9, 0.0, 0.0]):
-            service.take(answer(make, window, score))
+            service.accept_answer(answer(make, window, score))
         await service._flush()
         broken.append(True)
         with pytest.raises(
             UnavailableError, match="the incidents of camera 'gate' are not erased yet: the disk does not"
         ):
-            await service.forget("gate")
+            await service.erase_camera("gate")
         broken.clear()
-        service.take(make.answer(9, camera="yard"))
+        service.accept_answer(make.answer(9, camera="yard"))
         await service._flush()
         await until(lambda: service._journal.trouble == "")
-        assert await service.forget("gate") == Erased()
+        assert await service.erase_camera("gate") == Erased()
     assert SEEN.encode() not in on_disk(tmp_path)
 
 
 async def test_a_clip_that_settles_later_brings_nothing_back(tmp_path, make):
     async with running(configuration(), tmp_path) as service:
         for window, score in enumerate([0.9, 0.9, 0.0, 0.0]):
-            service.take(answer(make, window, score))
+            service.accept_answer(answer(make, window, score))
         await service._flush()
         [ended] = await service.incidents()
-        await service.forget("gate")
-        await service.settle_clip(ended.id, "whole", "")
+        await service.erase_camera("gate")
+        await service.set_clip_state(ended.id, "whole", "")
         with pytest.raises(NotReadyError):
             await service.acknowledge(ended.id, "ann")
         assert await service.incidents() == []

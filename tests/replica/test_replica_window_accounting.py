@@ -12,17 +12,17 @@ from hypothesis import strategies as st
 from worker_parts import SECOND, sample
 
 from cluster.engine.window.windows import WindowClock
-from cluster.replica.stride_book import StrideBook
+from cluster.replica.window_accounting import WindowAccounting
 from cluster.types import WindowRequest
 
 STRIDE_S = 2.0
 
 
 class Replica:
-    """A camera's windows as an engine closes them, beside the book: frames of one second, ``late_s`` on their way."""
+    """A camera's windows as an engine closes them: frames of one second that take ``late_s`` to arrive."""
 
     def __init__(self) -> None:
-        self.book = StrideBook()
+        self.accounting = WindowAccounting()
         self.clock = WindowClock(round(4 * SECOND), round(STRIDE_S * SECOND))
         self.ends: list[int] = []
         self.lost: list[int] = []
@@ -36,10 +36,10 @@ class Replica:
         frame = replace(made, gap=gap, pts=round(at_s * SECOND), windows_dropped=dropped)
         arrived_s = at_s + 1 if arrived_s is None else arrived_s
         lost = 0
-        if gap and self.book.goes_on(frame, arrived_s, patient=patient):
-            self.book.gap(frame)
+        if gap and self.accounting.continues(frame, arrived_s, patient=patient):
+            self.accounting.add_gap(frame)
         elif fresh or gap:
-            lost += self.book.fresh(frame, arrived_s, STRIDE_S, patient=patient)
+            lost += self.accounting.restart(frame, arrived_s, STRIDE_S, patient=patient)
             self.clock.restart(frame.pts)
             self._last = None
         place = frame.pts + frame.duration // 8
@@ -47,9 +47,9 @@ class Replica:
         spans = self.clock.close(place, self._last) + self.clock.close(until, until)
         closed = [WindowRequest("a", span.number, span.start, span.end, arrived_s) for span in spans]
         self._last = frame.pts + frame.duration * 7 // 8
-        lost += self.book.frame(frame, arrived_s, closed)
+        lost += self.accounting.add_frame(frame, arrived_s, closed)
         if closed and answer:
-            self.book.answered()
+            self.accounting.window_answered()
             self.ends += [request.end for request in closed]
         elif closed:
             self.unanswered += len(closed)
@@ -181,10 +181,10 @@ def test_a_gap_is_believed_as_far_as_time_went(at_s: float, arrived_s: float, go
     replica = Replica()
     replica.run(0, 6)
     frame = replace(sample("a", 0, fresh=False), gap=True, pts=round(at_s * SECOND))
-    assert replica.book.goes_on(frame, arrived_s) is goes_on
-    assert not replica.book.goes_on(replace(frame, fresh=True, gap=False), arrived_s)
+    assert replica.accounting.continues(frame, arrived_s) is goes_on
+    assert not replica.accounting.continues(replace(frame, fresh=True, gap=False), arrived_s)
     other = replace(frame.grid, rows=2 * frame.grid.rows)
-    assert not replica.book.goes_on(replace(frame, grid=other), arrived_s)
+    assert not replica.accounting.continues(replace(frame, grid=other), arrived_s)
 
 
 @settings(max_examples=300, deadline=None)
@@ -211,23 +211,23 @@ def test_after_gaps_every_window_due_was_answered_or_counted_once(pieces, counts
     counted = sum(replica.lost)
     due = round(last_s / STRIDE_S)
     # The decoder may have counted some that end behind the last answer.
-    unsettled = sum(windows for _, windows in replica.book._gaps)
+    unsettled = sum(windows for _, windows in replica.accounting._gaps)
     assert len(replica.ends) + counted + dropped - unsettled == due
 
 
 def test_a_camera_that_nobody_brings_back_has_lost_its_windows_until_then() -> None:
     replica = Replica()
-    assert replica.book.abandoned(60.0, STRIDE_S) == 0
+    assert replica.accounting.count_abandoned(60.0, STRIDE_S) == 0
     replica.run(0, 7)
-    assert replica.book.under_way
-    assert replica.book.abandoned(replica_s := 7.0, STRIDE_S) == 1
-    assert replica.book.abandoned(replica_s + 60, STRIDE_S) == 30
+    assert replica.accounting.in_progress
+    assert replica.accounting.count_abandoned(replica_s := 7.0, STRIDE_S) == 1
+    assert replica.accounting.count_abandoned(replica_s + 60, STRIDE_S) == 30
 
 
 def test_what_the_engine_failed_on_was_counted_with_its_windows() -> None:
     replica = Replica()
     replica.run(0, 7)
-    replica.book.settled()
+    replica.accounting.close_window()
     assert replica.run(7.5, 8) == 0
 
 

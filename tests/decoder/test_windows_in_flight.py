@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cluster.decoder.in_flight import InFlight
+from cluster.decoder.windows_in_flight import WindowsInFlight
 from cluster.engine.window.windows import WindowClock
 from cluster.types import FrameSample, PatchGrid
 
@@ -18,183 +18,183 @@ def sample(pts_s: float, *, fresh: bool = False, gap: bool = False) -> FrameSamp
     return FrameSample("cam", 0, int(pts_s * SECOND), SECOND, fresh, fresh, GRID, mask, patches, 0.0, "", gap=gap)
 
 
-def send(counter: InFlight, first_s: float, last_s: float) -> None:
+def send(counter: WindowsInFlight, first_s: float, last_s: float) -> None:
     for second in range(int(first_s), int(last_s)):
-        counter.sent(sample(second, fresh=second == first_s))
+        counter.add_frame(sample(second, fresh=second == first_s))
 
 
 def test_nothing_sent_is_nothing_lost() -> None:
-    assert InFlight(8).lose() == 0
+    assert WindowsInFlight(8).count_lost() == 0
 
 
 def test_a_stride_that_has_begun_is_a_window_under_way() -> None:
-    counter = InFlight(8)
+    counter = WindowsInFlight(8)
     send(counter, 100, 101)
     assert counter.count() == 1
     send(counter, 100, 108)
     assert counter.count() == 1
-    counter.sent(sample(108))
+    counter.add_frame(sample(108))
     assert counter.count() == 2
 
 
 def test_settled_windows_are_not_lost() -> None:
-    counter = InFlight(8)
+    counter = WindowsInFlight(8)
     send(counter, 0, 20)
-    counter.settled(2)
-    assert counter.lose() == 1
+    counter.set_settled(2)
+    assert counter.count_lost() == 1
     assert counter.count() == 0
     send(counter, 20, 22)
-    counter.settled(0)
-    assert counter.lose() == 1
+    counter.set_settled(0)
+    assert counter.count_lost() == 1
 
 
 def test_what_a_replica_counts_itself_is_not_counted_again_when_it_dies_later() -> None:
-    counter = InFlight(8)
+    counter = WindowsInFlight(8)
     send(counter, 0, 20)
-    counter.settled(1)
+    counter.set_settled(1)
     counter.restart()
     assert counter.count() == 0
     # Another decoder had 3 windows of it answered before this one goes on.
     send(counter, 100, 120)
-    counter.settled(1 + 3)
+    counter.set_settled(1 + 3)
     assert counter.count() == 0
-    counter.settled(1)
-    assert counter.lose() == 3
+    counter.set_settled(1)
+    assert counter.count_lost() == 3
 
 
 def test_a_replica_that_opens_the_camera_anew_counts_from_zero_again() -> None:
-    counter = InFlight(8)
+    counter = WindowsInFlight(8)
     send(counter, 0, 48)
-    counter.settled(6)
+    counter.set_settled(6)
     counter.restart()
     send(counter, 100, 120)
-    counter.settled(2)
-    assert counter.lose() == 1
+    counter.set_settled(2)
+    assert counter.count_lost() == 1
 
 
 def test_window_cut_short_by_a_fresh_start_is_not_counted_twice() -> None:
-    counter = InFlight(8)
+    counter = WindowsInFlight(8)
     send(counter, 0, 20)
     send(counter, 50, 54)
     assert counter.count() == 2 + 1
 
 
 def test_windows_go_on_after_a_gap_and_those_that_nothing_was_sent_of_are_not_under_way() -> None:
-    counter = InFlight(8)
+    counter = WindowsInFlight(8)
     send(counter, 0, 20)
-    assert counter.begun_until == 24 * SECOND
+    assert counter.last_window_end == 24 * SECOND
     # Ends at 8, 16 and 24 were begun; to 32 and 40 nothing was sent; the one to 48 is in the making.
-    counter.sent(sample(41.5, gap=True))
+    counter.add_frame(sample(41.5, gap=True))
     assert counter.count() == 3 + 1
-    counter.settled(3)
+    counter.set_settled(3)
     assert counter.count() == 1
-    assert counter.begun_until == 48 * SECOND
+    assert counter.last_window_end == 48 * SECOND
     # A short one within a window.
-    counter.sent(sample(46, gap=True))
+    counter.add_frame(sample(46, gap=True))
     assert counter.count() == 1
-    counter.sent(sample(48))
+    counter.add_frame(sample(48))
     assert counter.count() == 2
 
 
 def test_a_clock_that_went_back_begins_windows_anew() -> None:
-    counter = InFlight(8)
+    counter = WindowsInFlight(8)
     send(counter, 100, 120)
-    counter.sent(sample(3, gap=True))
+    counter.add_frame(sample(3, gap=True))
     assert counter.count() == 2 + 1
-    assert counter.begun_until == 11 * SECOND
+    assert counter.last_window_end == 11 * SECOND
 
 
 def test_settling_more_than_was_begun_never_goes_below_zero() -> None:
-    counter = InFlight(8)
+    counter = WindowsInFlight(8)
     send(counter, 0, 8)
-    counter.settled(5)
+    counter.set_settled(5)
     assert counter.count() == 0
 
 
 def test_another_stride_goes_on_from_the_last_closed_window() -> None:
-    counter = InFlight(8)
+    counter = WindowsInFlight(8)
     send(counter, 0, 20)
-    counter.restride(4)
+    counter.set_stride(4)
     # Ends at 8 and 16 are past; the next is 4 s on, and has come; one more is in the making.
     assert counter.count() == 2 + 1
-    counter.sent(sample(20))
+    counter.add_frame(sample(20))
     assert counter.count() == 2 + 2
-    counter.settled(3)
-    counter.restride(8)
+    counter.set_settled(3)
+    counter.set_stride(8)
     assert counter.count() == 1
     for second in range(21, 28):
-        counter.sent(sample(second))
+        counter.add_frame(sample(second))
     assert counter.count() == 1
-    counter.sent(sample(28))
+    counter.add_frame(sample(28))
     assert counter.count() == 2
-    assert counter.lose() == 2
+    assert counter.count_lost() == 2
 
 
 def test_another_stride_before_the_first_frame_is_the_one_it_begins_with() -> None:
-    counter = InFlight(8)
-    counter.restride(2)
+    counter = WindowsInFlight(8)
+    counter.set_stride(2)
     send(counter, 0, 3)
     assert counter.count() == 2
 
 
 def test_a_camera_that_is_handed_over_goes_on_with_its_windows() -> None:
-    counter = InFlight(8)
+    counter = WindowsInFlight(8)
     send(counter, 0, 20)
-    counter.settled(2)
-    counter.sent(sample(20, gap=True), moved=True)
+    counter.set_settled(2)
+    counter.add_frame(sample(20, gap=True), moved=True)
     for second in range(21, 25):
-        counter.sent(sample(second))
+        counter.add_frame(sample(second))
     assert counter.count() == 2
-    counter.settled(3)
-    assert counter.lose() == 1
+    counter.set_settled(3)
+    assert counter.count_lost() == 1
 
 
 def test_one_that_could_not_be_loses_what_was_begun_before_its_first_frame() -> None:
-    counter = InFlight(8)
+    counter = WindowsInFlight(8)
     send(counter, 0, 20)
-    counter.sent(sample(20, gap=True), moved=True)
+    counter.add_frame(sample(20, gap=True), moved=True)
     for second in range(21, 30):
-        counter.sent(sample(second))
-    assert counter.stay_behind(2) == 1
+        counter.add_frame(sample(second))
+    assert counter.cancel_hand_over(2) == 1
     # Its windows end 8 seconds apart from 20 on.
     assert counter.count() == 2
-    counter.settled(1)
-    assert counter.lose() == 1
+    counter.set_settled(1)
+    assert counter.count_lost() == 1
 
 
 def test_one_that_sent_nothing_on_its_way_loses_what_was_under_way() -> None:
-    counter = InFlight(8)
+    counter = WindowsInFlight(8)
     send(counter, 0, 20)
-    assert counter.stay_behind(2) == 1
+    assert counter.cancel_hand_over(2) == 1
     assert counter.count() == 0
 
 
 @settings(max_examples=40, deadline=None)
 @given(st.lists(st.tuples(st.integers(1, 12), st.sampled_from([2, 4, 8])), min_size=1, max_size=8))
-def test_counts_as_many_windows_as_the_engines_own_clock(stretches: list[tuple[int, int]]) -> None:
-    stride = stretches[0][1]
-    counter, clock = InFlight(stride), WindowClock(40 * SECOND, stride * SECOND)
+def test_counts_as_many_windows_as_the_engines_own_clock(segments: list[tuple[int, int]]) -> None:
+    stride = segments[0][1]
+    counter, clock = WindowsInFlight(stride), WindowClock(40 * SECOND, stride * SECOND)
     clock.restart(0)
     closed = second = 0
-    for count, stride in stretches:
-        counter.restride(stride)
+    for count, stride in segments:
+        counter.set_stride(stride)
         clock.change_lengths(40 * SECOND, stride * SECOND)
         for _ in range(count):
-            counter.sent(sample(second, fresh=second == 0))
+            counter.add_frame(sample(second, fresh=second == 0))
             closed += len(clock.close((second + 1) * SECOND, second * SECOND))
             second += 1
-        counter.settled(closed)
+        counter.set_settled(closed)
         # What the engine has closed is settled: left is the one in the making, if a frame of it has come.
         assert counter.count() == (second * SECOND > clock.end - stride * SECOND)
 
 
 def test_windows_of_another_decoder_make_no_loss_good() -> None:
-    counter = InFlight(8)
+    counter = WindowsInFlight(8)
     # A hundred were answered before this decoder got the camera, and the replica dies with three of its own.
-    counter.begin(100)
+    counter.take_over(100)
     send(counter, 0, 40)
-    counter.settled(102)
-    assert counter.lose() == 3
+    counter.set_settled(102)
+    assert counter.count_lost() == 3
     send(counter, 40, 48)
-    counter.settled(0)
-    assert counter.lose() == 1
+    counter.set_settled(0)
+    assert counter.count_lost() == 1

@@ -16,7 +16,7 @@ ROUNDING = 0.05
 
 
 @dataclass(slots=True)
-class StrideBook:
+class WindowAccounting:
     """Every stride since a camera's first frame is a window, one that its decoder dropped and counted, or lost here.
 
     Windows follow each other while frames come. What leaves holes is video that never came: packets lost on the way, a
@@ -42,7 +42,7 @@ class StrideBook:
     # Gaps that no window has closed behind: where the frame after it is placed, and windows that the decoder counted.
     _gaps: list[tuple[int, int]] = field(default_factory=list)
 
-    def goes_on(self, sample: FrameSample, arrived_s: float, *, patient: bool = False) -> bool:
+    def continues(self, sample: FrameSample, arrived_s: float, *, patient: bool = False) -> bool:
         """Whether the camera's windows go on with this frame, or begin anew with it: a scene begins, its picture has
         another grid, or its clock runs back or further ahead than time did.
 
@@ -57,16 +57,16 @@ class StrideBook:
         late = not patient and hole_s > arrived_s - self._at_s + JUMP_S
         return sample.pts > self._newest.pts and sample.grid == self._newest.grid and not late
 
-    def gap(self, sample: FrameSample) -> None:
+    def add_gap(self, sample: FrameSample) -> None:
         """Windows go on with this frame, before which video is missing."""
         self._gaps.append((sample.pts + sample.duration // 8, self._counted(sample.windows_dropped)))
 
     @property
-    def under_way(self) -> bool:
+    def in_progress(self) -> bool:
         """Frames have come since the last window closed."""
         return self._under_way
 
-    def fresh(self, sample: FrameSample, arrived_s: float, stride_s: float, *, patient: bool = False) -> int:
+    def restart(self, sample: FrameSample, arrived_s: float, stride_s: float, *, patient: bool = False) -> int:
         """A fresh frame begins the windows anew; returns how many are lost.
 
         Args:
@@ -82,7 +82,7 @@ class StrideBook:
         self._gaps.clear()
         return lost
 
-    def frame(self, sample: FrameSample, arrived_s: float, closed: Sequence[WindowRequest]) -> int:
+    def add_frame(self, sample: FrameSample, arrived_s: float, closed: Sequence[WindowRequest]) -> int:
         """A frame was taken and ``closed`` these windows; returns how many before them ended without video and were
         passed over."""
         lost = 0
@@ -101,15 +101,15 @@ class StrideBook:
         self._under_way = not closed or sample.pts + sample.duration // 8 >= closed[-1].end
         return lost
 
-    def answered(self) -> None:
+    def window_answered(self) -> None:
         """A window was answered: what is missed from here on is missed since its end."""
         self._left = 0.0
 
-    def settled(self) -> None:
+    def close_window(self) -> None:
         """What was under way is a window now, or has been counted."""
         self._under_way = False
 
-    def abandoned(self, now_s: float, stride_s: float) -> int:
+    def count_abandoned(self, now_s: float, stride_s: float) -> int:
         """Nobody brings frames any more; returns how many windows are lost until now."""
         if self._end is None:
             return 0
