@@ -1,4 +1,4 @@
-"""One mechanism, many policies: what there is of each kind, by name, without importing any of it.
+"""Registries of policies by kind and name, imported lazily.
 
 To add a policy, write one file and add one entry here; configuration, its schema, the command line and the shared test
 matrix find it by its name. A policy's options are the fields of its dataclass, or what it takes by keyword only.

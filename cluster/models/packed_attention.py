@@ -1,8 +1,8 @@
-"""Attention over packed sequences: each attends to itself alone, sequences of one length run as one batch.
+"""Attention over packed sequences; sequences of equal length run as one batch.
 
-transformers calls SDPA once per sequence. A window of Qwen's tower has at most 64 patches, a pruned one often 4: the
-call then costs more than its arithmetic. Registered as an attention function whose name says *flash*, because that is
-how transformers decides to hand over packed sequences unsplit.
+transformers calls SDPA once per sequence. A window of Qwen's tower has at most 64 patches, a pruned one often 4, where
+the call costs more than its arithmetic. Registered under a name that contains *flash*, which makes transformers pass
+packed sequences unsplit.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ PACKED = "sightline_packed_flash"
 
 @dataclass(frozen=True, slots=True)
 class SequencePacking:
-    """Where packed sequences begin and which are equally long, worked out once for all layers.
+    """Boundaries and equal-length groups of packed sequences, computed once for all layers.
 
     * ``cu_seqlens`` ``[sequences + 1]`` int32
     * ``batches``: one ``[b, length]`` int64 index of tokens per distinct length
@@ -32,7 +32,7 @@ class SequencePacking:
 
     @classmethod
     def of(cls, lengths: Sequence[int], device: torch.device) -> SequencePacking:
-        """Pack sequences of these lengths one after the other; none may be empty."""
+        """Packing of non-empty sequences with these lengths."""
         size = torch.tensor(lengths, dtype=torch.int64)
         ends = size.cumsum(0)
         starts = ends - size

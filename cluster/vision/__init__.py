@@ -1,4 +1,4 @@
-"""Change to masks, masks to patches: the half of vision that runs beside the decoder (numpy only)."""
+"""Codec change to masks, masks to patches: the part of vision that runs in the decoder process (numpy only)."""
 
 from cluster.vision.pruners.base import PruneDecision, Pruner, make_pruner
 

@@ -1,4 +1,4 @@
-"""``VllmEngine``: windows answered by vLLM, over frames that our own tower encoded."""
+"""``VllmEngine``: windows answered by vLLM over frames encoded by our vision tower."""
 
 from __future__ import annotations
 
@@ -94,8 +94,8 @@ class VllmEngine(WindowedEngine):
 
     # -- streams --------------------------------------------------------------------------------------
     def admit(self, spec: StreamSpec) -> None:
-        """See ``Engine.admit``. A window that another process left in the tiers goes on, where the stream has a memory:
-        nothing of one without it is written there. Its KV is fetched block by block, when a window needs it."""
+        """See ``Engine.admit``. For a stream with a memory, continues a window that another process saved; its KV is
+        fetched block by block when a window needs it."""
         self._check(spec)
         keeper, held = self._keeper, spec.stream in self._streams
         if self._tiers is not None and spec.memory is not None:
@@ -108,20 +108,20 @@ class VllmEngine(WindowedEngine):
             keeper.clear_stream(spec.stream)
 
     def evict(self, stream: str, *, save: bool = True) -> None:  # noqa: ARG002
-        """See ``Engine.evict``. Nothing of it is under way in vLLM: a step ends with all its requests."""
+        """See ``Engine.evict``. Nothing is in flight in vLLM, as a step ends with all its requests."""
         if self._streams.pop(stream, None) is not None:
             self.layout.drop_stream(stream)
 
     # -- moving ---------------------------------------------------------------------------------------
     def hand_over(self, stream: str) -> Future[bool]:
-        """See ``Engine.hand_over``: the window goes through the tiers, and with mode reuse its KV."""
+        """See ``Engine.hand_over``: the window goes through the tiers, with mode ``reuse`` its KV too."""
         keeper = self._checkpoints_of(stream)
         saved = keeper is not None and keeper.hand_over(stream, self._snapshot(stream))
         self.evict(stream)
         return completed_future(saved)
 
     def import_stream(self, spec: StreamSpec, state: bytes) -> None:
-        """See ``Engine.import_stream``; a stream of that name is replaced. KV of a native engine is let go of."""
+        """See ``Engine.import_stream``; replaces a stream of that name. A native engine's KV is discarded."""
         super().import_stream(spec, state)
         taken = self._streams[spec.stream]
         taken.invalidate_kv()
@@ -134,7 +134,6 @@ class VllmEngine(WindowedEngine):
 
     # -- windows --------------------------------------------------------------------------------------
     def step(self, requests: Sequence[WindowRequest]) -> list[Answer]:
-        """See ``Engine.step``."""
         answers = super().step(requests)
         for request in requests:
             keeper = self._checkpoints_of(request.stream)
@@ -185,7 +184,7 @@ class VllmEngine(WindowedEngine):
         return done, seconds
 
     def _ask(self, windows: Sequence[PromptWindow], asks: Sequence[Sequence[PromptRequest]]) -> list[list[PromptReply]]:
-        """The replies to all questions of each window; a window of which vLLM let a question fail is asked again."""
+        """Replies to all questions of each window; windows with a failed question are asked again."""
         replies = _in_turn(self.host.answer([ask for mine in asks for ask in mine]), asks)
         failed = [number for number, given in enumerate(replies) if any(reply.failed for reply in given)]
         if failed:
@@ -213,7 +212,7 @@ class VllmEngine(WindowedEngine):
     # -- vLLM -----------------------------------------------------------------------------------------
     @property
     def vllm_stats(self) -> Any:
-        """What vLLM did (:class:`~cluster.engine.vllm.stats.VllmStats`); begins anew with its engine core."""
+        """Statistics of the current engine core (:class:`~cluster.engine.vllm.stats.VllmStats`)."""
         return self.host.stats
 
     def processes(self) -> list[int]:
@@ -221,7 +220,7 @@ class VllmEngine(WindowedEngine):
         return self.host.processes()
 
     def check(self) -> None:
-        """Whether the engine can answer, or will start its core anew when it is next asked.
+        """Check that the engine can answer or restart its core.
 
         Raises:
             UnavailableError: its engine cores failed too often in a row.
@@ -229,7 +228,7 @@ class VllmEngine(WindowedEngine):
         self.host.check()
 
     def close(self) -> None:
-        """End vLLM's processes; the engine answers nothing any more."""
+        """Stop vLLM's processes; the engine is then unusable."""
         self.host.close()
         self.layout.close()
         self._folder.cleanup()
@@ -264,7 +263,7 @@ class VllmEngine(WindowedEngine):
     def _make_layout(
         self, folder: Path, head_sizes: Sequence[int] | None
     ) -> tuple[TimeOrderLayout, ServedModel, Mapping[str, Any]]:
-        """How windows become prompts, what vLLM serves for it, and the engine arguments that takes."""
+        """Create the prompt layout, the served model, and the engine arguments they need."""
         served = write_model_folder(self.model, folder, head_sizes)
         if self.mode == "reuse":
             from cluster.engine.vllm.reuse_layout import make_reuse_layout
@@ -296,7 +295,7 @@ class VllmEngine(WindowedEngine):
 
 
 def _in_turn(replies: Sequence[PromptReply], asks: Sequence[Sequence[PromptRequest]]) -> list[list[PromptReply]]:
-    """Replies in one row, as the asks were -> as many to each as it has asks."""
+    """Split replies by window, as many to each as it has requests."""
     rest = iter(replies)
     return [list(islice(rest, len(mine))) for mine in asks]
 

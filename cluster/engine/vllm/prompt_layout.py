@@ -1,4 +1,4 @@
-"""How a window's tokens are put into prompts: in time order, or in another that a KV connector can serve."""
+"""Prompt layouts: a window's tokens in time order, or reordered for a KV connector."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from cluster.types import Question, WindowRequest
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PromptWindow:
-    """One window to be answered, its frames encoded.
+    """A window to be answered, its frames encoded.
 
-    * ``frames`` in time order; ``positions.frames[i]`` ``[3, t_i]`` are where the i-th frame's tokens stand
+    * ``frames`` in time order; ``positions.frames[i]`` ``[3, t_i]``: of the i-th frame's tokens
     * ``max_tokens``: per question, of its answer
     """
 
@@ -43,8 +43,8 @@ class PromptWindow:
 
 @dataclass(frozen=True, slots=True)
 class WindowCounts:
-    """Visual tokens of one window by where their KV came from, and the ``rows`` that vLLM computed for all its
-    questions, which ``attended`` to so many places together."""
+    """Visual tokens of one window by the origin of their KV; ``rows`` computed by vLLM for all questions, and the
+    row-slot pairs they ``attended``."""
 
     reused: int
     refreshed: int
@@ -54,17 +54,17 @@ class WindowCounts:
 
     @classmethod
     def of(cls, reused: int, refreshed: int, new: int, replies: Sequence[PromptReply]) -> WindowCounts:
-        """With rows as the replies tell: all that were not cached, each seeing itself and what stands before it."""
+        """Derive rows and pairs from the replies: uncached tokens, each attending to itself and its predecessors."""
         rows = sum(reply.prompt - reply.cached for reply in replies)
         pairs = sum(_triangle(reply.prompt) - _triangle(reply.cached) for reply in replies)
         return cls(reused, refreshed, new, rows, pairs)
 
 
 class TimeOrderLayout:
-    """Makes prompts of windows, ``[system | frames in time order | question]``: vLLM's prefix cache shares it among a
-    window's questions. Called by the engine's thread only.
+    """Prompts ``[system | frames in time order | question]``, shared among a window's questions by vLLM's prefix cache.
+    Called by the engine's thread only.
 
-    ``writer`` brings what outlives this process to the tiers; None where nothing does.
+    ``writer``: writes checkpoints to the tiers; None without any.
     """
 
     def __init__(self, model: VisionLanguageModel, served: ServedModel, writer: TierWriter | None = None) -> None:
@@ -75,7 +75,7 @@ class TimeOrderLayout:
         self.question_ids = lru_cache(maxsize=4096)(model.question_ids)
 
     def make_prompts(self, window: PromptWindow) -> list[PromptRequest]:
-        """One per question, in the order of the questions.
+        """One request per question, in order.
 
         Raises:
             ValueError: embeddings and positions do not fit each other, or the model.
@@ -87,38 +87,39 @@ class TimeOrderLayout:
         ]
 
     def retry_prompts(self, window: PromptWindow) -> list[PromptRequest]:
-        """A question of the window ended without an answer: all of them once more, without what failed."""
+        """Requests for all questions again after one failed, without the failed loads."""
         return self.make_prompts(window)
 
     def record_replies(self, window: PromptWindow, replies: Sequence[PromptReply]) -> WindowCounts:
-        """All questions of the window were answered. What the first one found cached was there from an earlier one."""
+        """Record the replies to all questions of a window. Tokens cached at the first one stem from an earlier
+        window."""
         visual = window.visual
         found = min(reply.cached for reply in replies) - len(self.system_ids)
         reused = min(max(0, found), visual)
         return WindowCounts.of(reused, 0, visual - reused, replies)
 
     def drop_stream(self, stream: str, *, everywhere: bool = False) -> None:
-        """The stream is gone from here; ``everywhere``: from wherever something of it outlives this process too."""
+        """Drop a stream's local state; ``everywhere``: in the tiers too."""
         if self.writer is not None and everywhere:
             self.writer.delete_stream(stream)
         elif self.writer is not None:
             self.writer.cancel_stream(stream)
 
     def describe_kv(self, stream: str) -> Mapping[str, Any]:  # noqa: ARG002
-        """What it takes to find again what was kept of a stream's KV, as JSON takes it; nothing where none is."""
+        """JSON-compatible record of a stream's stored KV; empty if there is none."""
         return {}
 
     def on_core_lost(self) -> None:
-        """The engine core died, and with it all that it held."""
+        """Called when the engine core died with everything it held."""
 
     def close(self) -> None:
-        """The engine ends."""
+        """Release resources when the engine ends."""
         if self.writer is not None:
             self.writer.close()
 
     # -- prompts ----------------------------------------------------------------------------------
     def prompt(self, window: PromptWindow, items: Sequence[WindowItem], question: Question, **options: Any) -> Any:
-        """``[system | items | question]``, checked; options as of :func:`window_prompt`."""
+        """Render ``[system | items | question]``, checked; options as of :func:`window_prompt`."""
         ids = self.question_ids(question.text)
         if not items:
             # Nothing is seen at all: the question's first token is given by its embedding, so that it has its place.
@@ -129,12 +130,12 @@ class TimeOrderLayout:
         return window_prompt(self.system_ids, items, ids, placeholder=0, **options)
 
     def pad_embeds(self, embeds: Tensor) -> Tensor:
-        """As vLLM takes them: on the CPU, and as wide as the model it serves."""
+        """Embeddings on the CPU, padded to the served model's width."""
         more = self.served.hidden - embeds.shape[1]
         return F.pad(embeds.cpu(), (0, more)) if more else embeds.cpu()
 
     def _items(self, window: PromptWindow) -> list[WindowItem]:
-        """One per frame that keeps anything, in time order; the last one says where the question stands."""
+        """One item per frame with kept tokens, in time order; the last one gives the question's position."""
         shown = [
             (frame, positions)
             for frame, positions in zip(window.frames, window.positions.frames, strict=True)
@@ -149,7 +150,7 @@ class TimeOrderLayout:
 
 
 def embeds_digest(frame: StreamFrame) -> str:
-    """Key of an encoded frame's embeddings, computed once."""
+    """Digest of an encoded frame's embeddings, cached in the frame."""
     if not frame.content:
         frame.content = content_digest(encoded_tokens(frame).embeds.cpu())
     return frame.content

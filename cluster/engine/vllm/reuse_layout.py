@@ -1,8 +1,8 @@
-"""Windows on vLLM that begin with KV of the last one: what is computed of them, what prompts load and what they keep.
+"""KV reuse on vLLM: prompts whose prefix is loaded from the KV of the last window.
 
-The order is ``[system | reused | refreshed, new | question]`` (:mod:`cluster.engine.vllm.connector`): vLLM takes KV
-from outside as a prefix only. A stream's refresh policy names the tokens to compute again, as in the native engine;
-policies that narrow their choice from layer to layer cannot here and compute all that they begin with.
+The order is ``[system | reused | refreshed, new | question]`` (:mod:`cluster.engine.vllm.connector`), as vLLM loads
+only prefixes. The stream's refresh policy selects the tokens to recompute, as in the native engine; policies that
+narrow from layer to layer recompute their initial selection instead.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ SYSTEM = "system"
 def make_reuse_layout(
     model: VisionLanguageModel, served: ServedModel, *, tier: TierLike | None = None, shards: int = 1
 ) -> tuple[ReuseLayout, dict[str, Any]]:
-    """The layout, and the engine arguments it needs.
+    """Create the layout and the engine arguments it needs.
 
     Args:
-        tier: where windows are written through, so that they outlive this host; None keeps them on it.
-        shards: vLLM's workers (its ``tensor_parallel_size``), each with its part of the heads.
+        tier: where windows are written through, so that they outlive this host; None keeps them local.
+        shards: vLLM's workers (``tensor_parallel_size``), each with its part of the heads.
     """
     folder = SharedFolder()
     mark = fingerprint(model)
@@ -71,9 +71,9 @@ class _FrameKV:
 
 @dataclass(slots=True, eq=False)
 class _StreamKV:
-    """``held`` by pts; numbers of tokens as of :class:`~cluster.engine.window.stream.Stream`.
+    """``held`` by pts; token numbers as of :class:`~cluster.engine.window.stream.Stream`.
 
-    ``begun``: the tier has been given what all its windows begin with.
+    ``begun``: the system prompt's block was written to the tier.
     """
 
     held: dict[int, _FrameKV] = field(default_factory=dict)
@@ -84,7 +84,7 @@ class _StreamKV:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Plan:
-    """``overlap``: visual tokens of the window that had KV."""
+    """``overlap``: visual tokens of the window with KV."""
 
     order: PromptOrder
     frames: tuple[WindowFrame, ...]
@@ -92,8 +92,7 @@ class _Plan:
 
 
 class ReuseLayout(TimeOrderLayout):
-    """Prompts over a folder of blocks. What dies with the engine core is nothing of this: blocks stay in the folder,
-    and the next core loads them."""
+    """Prompts over a folder of blocks, which survive the engine core and are loaded by the next one."""
 
     writer: BlockWriter | None
 
@@ -114,7 +113,7 @@ class ReuseLayout(TimeOrderLayout):
         self._plans: dict[str, _Plan] = {}
 
     def make_prompts(self, window: PromptWindow) -> list[PromptRequest]:
-        """See :class:`TimeOrderLayout`. The first question's request keeps what is computed."""
+        """See :class:`TimeOrderLayout`. The first question's request saves the computed blocks."""
         return self._asks(window, loads=True)
 
     def retry_prompts(self, window: PromptWindow) -> list[PromptRequest]:
@@ -135,16 +134,16 @@ class ReuseLayout(TimeOrderLayout):
         super().drop_stream(stream, everywhere=everywhere)
 
     def describe_kv(self, stream: str) -> Mapping[str, Any]:
-        """See :class:`TimeOrderLayout`: which frames have KV, and under which keys it lies."""
+        """See :class:`TimeOrderLayout`: frames with KV, and the keys of their blocks."""
         camera = self._cameras.get(stream)
         return {} if camera is None else _to_json(camera)
 
     def on_core_lost(self) -> None:
-        """See :class:`TimeOrderLayout`: what is in the folder stays."""
+        """See :class:`TimeOrderLayout`: blocks in the folder stay."""
         self._plans.clear()
 
     def close(self) -> None:
-        """Stop writing to the tier, and give the folder's memory back."""
+        """Stop writing to the tier and remove the folder."""
         super().close()
         self._folder.close()
 
@@ -220,7 +219,7 @@ class ReuseLayout(TimeOrderLayout):
 
     # -- what is held -----------------------------------------------------------------------------
     def _commit(self, window: PromptWindow, plan: _Plan) -> None:
-        """After the window was computed: what is kept of it is the camera's."""
+        """Record a computed window's blocks."""
         stream = window.stream.spec.stream
         camera = self._cameras[stream]
         start = 0
@@ -255,7 +254,7 @@ class ReuseLayout(TimeOrderLayout):
             camera.begun = True
 
     def _drop(self, window: PromptWindow, keys: Sequence[str]) -> None:
-        """Forget blocks of a window here, and in the tier where they may be there."""
+        """Delete a window's blocks here and in the tier."""
         writer = self._writer_of(window)
         if writer is None:
             self.blocks.drop_blocks(keys)
@@ -263,7 +262,7 @@ class ReuseLayout(TimeOrderLayout):
             writer.drop_blocks(window.stream.spec.stream, keys)
 
     def _drop_left_frames(self, camera: _StreamKV, window: PromptWindow) -> None:
-        """Forget blocks of frames that left the window."""
+        """Delete blocks of frames that left the window."""
         alive = {frame.pts: frame for frame in window.frames}
         gone = [pts for pts, held in camera.held.items() if alive.get(pts) is not held.frame]
         self._drop(window, [camera.held.pop(pts).key for pts in gone])
@@ -271,11 +270,11 @@ class ReuseLayout(TimeOrderLayout):
             camera.first_token = camera.next_token
 
     def _writer_of(self, window: PromptWindow) -> BlockWriter | None:
-        """Nothing of a stream without a memory is written to the tiers."""
+        """The writer; None for a stream without a memory, which is never written to the tiers."""
         return None if window.stream.spec.memory is None else self.writer
 
     def _restore_stream(self, window: PromptWindow) -> _StreamKV:
-        """The camera as a tier knows it, of those frames that the window has; a new one where it knows nothing."""
+        """Restore a stream's blocks of the window's frames from the tier; empty if there are none."""
         stream = window.stream.spec.stream
         writer = self._writer_of(window)
         kept = None if writer is None else unpack(writer.read_manifest(stream))
@@ -297,7 +296,7 @@ class ReuseLayout(TimeOrderLayout):
 
 
 def _frame_digest(frame: StreamFrame) -> str:
-    """Of a frame's mask and embeddings: the mask's alone is the same for the first frames of two recordings."""
+    """Digest of mask and embeddings; the mask's alone is equal for the first frames of two recordings."""
     shown = embeds_digest(frame) if len(encoded_tokens(frame)) else ""
     return f"{mask_digest(frame.mask, frame.index, frame.pts)}.{shown}"
 
@@ -315,7 +314,7 @@ def _to_json(camera: _StreamKV) -> dict[str, Any]:
 
 
 def _from_json(described: Mapping[str, Any]) -> _StreamKV | None:
-    """The inverse of :func:`_described`, frames yet to be found; None where nothing was."""
+    """Inverse of :func:`_to_json`, without frames; None if invalid."""
     try:
         held = {
             int(each["pts"]): _FrameKV(

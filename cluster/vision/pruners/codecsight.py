@@ -1,4 +1,4 @@
-"""CodecSight's published rule: keep what any motion vector touched since the last anchor."""
+"""CodecSight's published rule: keep what any motion vector touched since the last anchor (sticky)."""
 
 from __future__ import annotations
 
