@@ -90,7 +90,7 @@ class FileSource:
                 self._ended = True
                 return
             if not started:
-                raise SourceError(f"{self.name} holds no packet that decoding could start at", retryable=False)
+                raise SourceError(f"{self.name} has no keyframe to start decoding at", retryable=False)
             self.rounds += 1
             offset += times.length
             self._release()

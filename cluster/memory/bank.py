@@ -25,13 +25,13 @@ from cluster.types import MICROSECONDS, DeletedMemory, MemorySpec, MemoryStatus
 log = logging.getLogger(__name__)
 
 RELEASED = 4096
-"""Streams that were let go of and can still be asked about here."""
+"""Most released streams that can still be asked about."""
 
 VISITED = 64
-"""Those of them whose memory is kept at hand after a question; the next question about another one restores it."""
+"""Most released streams whose memory stays open after a question."""
 
 Window = Callable[[], bytes]
-"""State of a stream's window of one moment, as bytes when it is called."""
+"""Snapshot of a stream's window; serialised when called."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,9 +97,9 @@ class MemoryBank:
         self._prepared: dict[str, tuple[StreamMemory, bytes | None]] = {}
         self._memories: dict[str, StreamMemory] = {}
         self._retrievers: dict[str, Retriever] = {}
-        # How streams remembered that this process let go of: their sources ended, and they may be asked about.
+        # Settings of released streams, whose sources ended or moved; questions may reopen them.
         self._released: OrderedDict[str, MemorySpec] = OrderedDict()
-        # Restored for a question, and not open: another process may be writing them.
+        # Opened for questions only: another process may be writing them.
         self._visited: OrderedDict[str, None] = OrderedDict()
         self._lock = threading.Lock()
         self._reports: dict[str, MemoryReport] = {}
@@ -116,7 +116,7 @@ class MemoryBank:
         forgettings = self._forgettings
         restored = self._restored(stream, spec)
         with self._lock:
-            # What is forgotten meanwhile may be of this stream.
+            # A deletion meanwhile may concern this stream.
             if stream not in self._memories and forgettings == self._forgettings:
                 self._prepared[stream] = restored
 
@@ -136,7 +136,7 @@ class MemoryBank:
             ConfigError: an unknown policy or option.
         """
         if stream in self._visited:
-            # Another process may have written it since: what counts is in the tiers.
+            # Another process may have written it since: restore from the tiers.
             self._leave(stream)
         self._finish_leaving(stream)
         held = self._memories.get(stream)
@@ -154,7 +154,7 @@ class MemoryBank:
                 prepared = self._restored(stream, spec)
             held, window = prepared
         elif (held.spec.organiser, held.spec.organiser_options) != (spec.organiser, spec.organiser_options):
-            # Clusters of one kind cannot go on as those of another.
+            # Clusters of one organiser are unusable for another.
             with held.exclusive:
                 held.delete_frames()
                 self._let_go(stream)
@@ -187,7 +187,7 @@ class MemoryBank:
         try:
             memory.accept_chunk(chunk)
         except Exception:
-            log.exception("a frame of camera %r cannot be remembered", chunk.stream)
+            log.exception("cannot store a frame of camera %r in its memory", chunk.stream)
             memory.counts.frames_dropped += 1
         if memory.settle_due:
             self._due.add(chunk.stream)
@@ -209,7 +209,7 @@ class MemoryBank:
         are consistent."""
         for stream in list(self._due):
             memory = self._memories.get(stream)
-            # One that the writer is still busy with has its turn later.
+            # A stream whose last write is pending is scheduled later.
             if memory is not None and memory.recent and not self.writer.is_waiting(stream):
                 window = self.window(stream, memory.max_window_bytes) if self.window is not None else None
                 self._orders[stream] = _Order(memory.recent[-1].index, window or _no_window)
@@ -235,7 +235,7 @@ class MemoryBank:
         if memory is None or order is None:
             return
         with memory.exclusive:
-            # The stream may have left while this waited.
+            # The stream may have been released meanwhile.
             if self._memories.get(stream) is not memory:
                 return
             if memory.settle(order.upto):
@@ -264,7 +264,7 @@ class MemoryBank:
         memory = self._memories.get(stream) or self._reopened(stream)
         if memory is None:
             raise NotReadyError(
-                f"camera {stream!r} remembers nothing; it has seen nothing since it was made to forget, or "
+                f"camera {stream!r} has no memory: nothing was recorded since its memory was deleted, or "
                 "memory.enabled is off for it"
             )
         return memory, self._retrievers[stream]
@@ -275,10 +275,10 @@ class MemoryBank:
             return None
         self._finish_leaving(stream)
         memory = StreamMemory(stream, spec, self.tiers, self.shape, self.writer.yield_to_engine)
-        # Whoever has it open is still writing, perhaps: what no manifest names is theirs to delete.
+        # Its owner may still be writing: unnamed blocks are not ours to delete.
         outcome = memory.restore(sweep=False)
         if outcome is Outcome.RETRY:
-            raise NotReadyError(f"what camera {stream!r} remembers cannot be read now; ask again in a moment")
+            raise NotReadyError(f"the memory of camera {stream!r} cannot be read now; try again in a moment")
         if outcome is Outcome.MISS:
             return None
         self._hold(memory, retrievers.get(spec.retriever)(**spec.retriever_options))
@@ -316,7 +316,7 @@ class MemoryBank:
 
     def _let_leave(self, memory: StreamMemory, window: Window | None) -> Future[bool]:
         if not memory.frames:
-            # What was made to forget everything leaves nothing behind.
+            # Empty or deleted: nothing to keep.
             self._drop(memory.stream)
         else:
             self._part(memory)
@@ -338,7 +338,7 @@ class MemoryBank:
                 if leaving.window is not None and not memory.recent:
                     saved = memory.save(leaving.window()) is Outcome.HIT
                 if memory.recent:
-                    log.warning("camera %r: its last %d frames are not remembered", stream, len(memory.recent))
+                    log.warning("camera %r: its last %d frames were not stored in memory", stream, len(memory.recent))
                 if not saved:
                     memory.save()
             except Exception:
@@ -351,7 +351,7 @@ class MemoryBank:
         try:
             memory.settle()
         except Exception:
-            log.exception("the last frames of camera %r cannot be remembered", memory.stream)
+            log.exception("cannot store the last frames of camera %r in its memory", memory.stream)
 
     def _part(self, memory: StreamMemory) -> None:
         """Release a memory that another process owns from now on; questions may still reopen it here."""

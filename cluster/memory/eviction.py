@@ -13,11 +13,10 @@ from cluster.memory.tiers.base import Block
 if TYPE_CHECKING:
     from cluster.memory.stream import StreamMemory
 
-# Of the room in the lowest tier, what is used; and how much more than the tokens before them new ones are taken to
-# need, for they come in smaller clusters, which tiers round up more.
+# Usable share of the lowest tier, and cost of new tokens over stored ones (small clusters are rounded up more).
 _ROUNDING = 0.9
 _FRESH = 1.6
-# Compressions in a row: thinner clusters do not always take less room.
+# Most compressions in a row: thinned clusters do not always take less space.
 _TRIES = 6
 
 
@@ -27,7 +26,7 @@ def evict(memory: StreamMemory, frames: list[LayerKV]) -> list[LayerKV] | None:
     Returns the part of ``frames`` to store, or None while blocks that must be compressed are unavailable.
     """
     heads = len(memory.heads) * len(memory.heads[0])
-    # While a head's blocks are written anew, both versions of them are there.
+    # Both versions of a head's blocks exist during a rewrite.
     capacity = memory.max_bytes * _ROUNDING * heads / (heads + 1) - _fixed(memory)
     wanted = _bytes_of(memory, frames)
     for _ in range(_TRIES):
@@ -36,11 +35,11 @@ def evict(memory: StreamMemory, frames: list[LayerKV]) -> list[LayerKV] | None:
             break
         if not compress(memory, min(memory.spec.target, max(0.1, 0.9 * (capacity - wanted) / held))):
             return None
-        # Clusters that were thinned take more a token; new ones are not.
+        # Thinned clusters cost more per token; new ones are not thinned.
         wanted = min(wanted, _bytes_of(memory, frames))
     settled = memory.settled_frames()
     if _token_cost(memory) + wanted > capacity and settled:
-        # As rounding may leave it for a cap of few blocks: the older half goes.
+        # Rounding can prevent a fit under a cap of few blocks: delete the older half.
         memory.delete_frames(before_frame=settled[len(settled) // 2])
     room = capacity - _token_cost(memory)
     return frames if wanted <= room else memory.compress_frames(frames, max(0.0, room / wanted))
@@ -64,7 +63,7 @@ def compress(memory: StreamMemory, share: float) -> bool:
         chosen = memory.compressor.select(layers, int(share * layers[0].tokens))
         kept = [list(stays) for stays in chosen]
     else:
-        # Heads that lost blocks hold fewer tokens than others: each is chosen from by itself.
+        # Heads that lost blocks hold fewer tokens: compress each separately.
         columns = [
             memory.compressor_of_head(h).select(
                 [heads[h] for heads in whole], int(share * max(heads[h].tokens for heads in whole))

@@ -203,7 +203,7 @@ class HeadMemory:
         table, known = self.table, len(self.table)
 
         def members(cluster: int) -> Tensor | None:
-            # A cluster may have grown within this call, by tokens no block holds yet.
+            # Tokens added within this call are in no block yet.
             if cluster >= known or int(table.count[cluster]) != int(before.table.count[cluster]):
                 return None
             (loaded,) = resident([int(table.block[cluster])])
@@ -247,7 +247,7 @@ class HeadMemory:
         thinned, remaining = torch.unique(of_token[~stays]), torch.unique(of_token[stays])
         partly = thinned[torch.isin(thinned, remaining)].tolist()
         blocks = self.load_blocks(partly, load)
-        # Members of a cluster and of its block stand in the same order.
+        # A cluster's members and its block's rows are in the same order.
         left = {cluster: _take(block, stays[of_token == cluster].nonzero()[:, 0]) for cluster, block in blocks.items()}
         uids = [int(uid[cluster]) for cluster in partly]
         self._narrow(kept, {cluster: (of_token[kept] == cluster, block) for cluster, block in left.items()})

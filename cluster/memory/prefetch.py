@@ -254,7 +254,7 @@ class Prefetcher:
             parts: dict[int, dict[BlockKey, None]] = {}
             before = 0
             for key, weight in zip(members, weights, strict=True):
-                # The part that a block's middle falls into, so that one large block does not drag others along.
+                # By the block's middle, so that a large block does not pull others into its part.
                 part = min(int((before + weight / 2) / share), self._threads - 1)
                 parts.setdefault(part, {})[key] = None
                 before += weight
@@ -301,7 +301,7 @@ class Prefetcher:
             if failure is None:
                 fetch.answers = {key: one for key, one in zip(keys, loaded, strict=True) if key in fetch.wanted}
             elif not fetch.urgent:
-                log.warning("a load ahead of layer %d failed", fetch.layer, exc_info=failure)
+                log.warning("prefetching layer %d failed", fetch.layer, exc_info=failure)
             self._running.remove(fetch)
             self.stats.bytes += sum(came)
             if not self._running:
@@ -311,7 +311,7 @@ class Prefetcher:
             try:
                 self._on_event(FetchEvent(fetch.layer, began, ended, len(came), sum(came), fetch.predicted))
             except Exception:
-                log.exception("whoever listens to loads failed; loading goes on")
+                log.exception("the on_event callback failed; loading continues")
 
 
 def _may_come_yet(answer: Loaded | None) -> bool:

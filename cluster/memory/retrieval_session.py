@@ -83,7 +83,7 @@ class RetrievalSession:
         self.stats = RetrievalStats()
         self._prefetcher = Prefetcher(memory.tiers.load, deadline_s=deadline_s)
         self._prefetches = prefetch
-        # Layer, head and cluster of blocks that turned out to be gone.
+        # Layer, head and cluster uid of lost blocks.
         self._gone: list[tuple[int, int, int]] = []
         self._closed = False
 
@@ -111,7 +111,7 @@ class RetrievalSession:
         included."""
         keys = self._wanted(layer, query)
         if self._prefetches and layer + 1 < len(self.view.heads):
-            # Behind the wish for this layer's, which is what the caller waits for.
+            # Queued after this layer's blocks, which the caller waits for.
             self._prefetcher.prefetch([key for per_head in self._wanted(layer + 1, query) for key in per_head])
         flat = [key for per_head in keys for key in per_head]
         blocks = dict(zip(flat, self._prefetcher.fetch(flat), strict=True)) if flat else {}

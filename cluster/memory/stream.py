@@ -72,19 +72,19 @@ class StreamMemory(TieredHeads):
         super().__init__(stream, spec, tiers, shape, give_way)
         self.recent: list[KVChunk] = []
         self.waiting_bytes = 0
-        # Time of the newest frame that a restored memory holds although it may still be in the restored window.
+        # Newest frame of a restored memory; frames up to it may be in the restored window too.
         self._seen: int | None = None
         self._skipped: int | None = None
-        # Frames before this time of the camera are forgotten, also those that are not known yet.
+        # Frames before this camera time are deleted, also those not restored yet.
         self._forget_past: int | None = None
         self._gone: list[tuple[int, int, int]] = []
         self._failed_upto = -1
-        # Raw query rows of who asked last, per layer; kept off the device, where those of every stream would be much.
+        # Latest raw question rows per layer, on the CPU to save device memory.
         self._asked: list[Tensor] = []
-        # Fails on an unknown name or option before the first frame comes.
+        # Fails early on an unknown name or option.
         self.compressor = self._compressor_of(spec)
 
-    # -- what is held -----------------------------------------------------------------------------
+    # -- contents ---------------------------------------------------------------------------------
     @property
     def tokens(self) -> int:
         """Tokens of all layers and heads, waiting frames included."""
@@ -182,7 +182,7 @@ class StreamMemory(TieredHeads):
         self.counts.frames += 1
         with self._lock:
             if self._seen is not None:
-                # Still in the window that was restored, and in the memory already; unless the clock was set back.
+                # In the restored window and already in memory, unless the clock was set back.
                 was, self._seen = self._seen, None
                 if chunk.pts <= was and (self._skipped is None or chunk.pts > self._skipped):
                     self._seen, self._skipped = was, chunk.pts
@@ -249,7 +249,7 @@ class StreamMemory(TieredHeads):
                 raise
 
     def _settle(self, frames: list[KVChunk]) -> bool:
-        # What an attempt before got done, or is done again: what follows goes by the heads as they are.
+        # Finish or discard an earlier attempt, so that the heads are current.
         self.publish()
         if not self.stored.verify_lowest_tier():
             self._unwritten.update({(layer, h): head.index_bytes for layer, h, head in self.iter_heads()})
@@ -261,7 +261,7 @@ class StreamMemory(TieredHeads):
         self._expire()
         if not self._forget_old():
             return False
-        # What was forgotten just now does not wait any more.
+        # Without frames deleted just now.
         frames = [chunk for chunk in frames if chunk.index >= self.first_frame]
         if frames and not self._take_in(frames):
             return False
@@ -297,7 +297,7 @@ class StreamMemory(TieredHeads):
 
     def _added(self, number: int, h: int, layer: LayerKV, until: int, head: HeadMemory) -> HeadChange:
         frame, cell = layer.frame[h].cpu(), layer.cell[h].cpu()
-        # An earlier attempt may have got as far as this head.
+        # An earlier attempt may have included this head.
         new = (frame >= head.settled).nonzero()[:, 0]
         head.settled = max(head.settled, until)
         if not len(new):
@@ -358,7 +358,7 @@ class StreamMemory(TieredHeads):
             raise BlocksUnavailableError
         return head.split_cluster(cluster, loaded.block)
 
-    # -- forgetting -------------------------------------------------------------------------------
+    # -- deletion ---------------------------------------------------------------------------------
     @torch.inference_mode()
     def delete_frames(self, *, before_frame: int | None = None) -> None:
         """Delete frames before a number, or all, here and in every tier. Deleted frames are never read again; a tier
@@ -379,7 +379,7 @@ class StreamMemory(TieredHeads):
                 self.recent = [chunk for chunk in self.recent if chunk.index >= before_frame]
                 self.waiting_bytes = sum(map(_bytes, self.recent))
                 if not self.restored and self.log.times:
-                    # Of what is not known yet, too.
+                    # Applies to frames not restored yet, too.
                     kept = [time for n, time in zip(self.log.numbers, self.log.times, strict=True) if n >= before_frame]
                     self._forget_past = (kept[0] if kept else self.log.times[-1] + 1) - self.log.shift
             if self.restored and self._forget_old():
@@ -400,7 +400,7 @@ class StreamMemory(TieredHeads):
         if self.spec.retention_s is None or not times:
             return
         limit = times[-1] - round(self.spec.retention_s * MICROSECONDS)
-        # In steps: forgetting rewrites blocks.
+        # In steps, as deletion rewrites blocks.
         if times[0] < limit - round(self.spec.retention_s * MICROSECONDS / 16):
             self.delete_frames(before_frame=self.log.first_frame_since(limit))
 

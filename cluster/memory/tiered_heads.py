@@ -36,12 +36,12 @@ from cluster.types import MemorySpec
 
 log = logging.getLogger(__name__)
 
-# Share of the cap that frames which wait may take, in any case; and that a saved window may.
+# Divisors of the cap: share of waiting frames, and of a saved window.
 WAITING = 8
 _WINDOW = 8
-# About as many bytes of blocks, and blocks, go to the tiers in one call, which has a deadline.
+# Bytes and blocks per tier call, which has a deadline.
 _BATCH_BYTES, _BATCH = 2**20, 256
-# A head's index takes no more than so much of what its tensors take, as tiers round it up.
+# Stored size of a head's index over that of its tensors: tiers round up.
 _INDEX = 1.3
 
 
@@ -93,19 +93,19 @@ class TieredHeads:
         self.log = FrameLog()
         self.partition_of: dict[int, int] = {}
         self.partitions: VisualPartitions | None = None
-        # Of each view that is read, the generation of its blocks.
+        # Block generation of each open view.
         self._readers: list[int] = []
         self.stored = StoredBlocks(stream, tiers, self._readers)
-        # Whether it is known what the lowest tier has of another process, and is taken over.
+        # Whether the stored memory of an earlier process was looked for and restored.
         self.restored = False
-        # Whether the manifest in the lowest tier is of an earlier moment.
+        # Whether the stored manifest is outdated.
         self.unsaved = False
-        # Frames before it are forgotten.
+        # Earlier frames are deleted.
         self.first_frame = 0
-        # Heads with their new blocks, to be stored together.
+        # Changed heads with their new blocks, stored in one batch.
         self._ready: list[tuple[int, int, HeadMemory, list[tuple[BlockKey, Block]]]] = []
         self._ready_bytes = 0
-        # By layer and head: the blocks that hold the index; and of those whose index changed since, about its bytes.
+        # By layer and head: blocks of the stored index, and approximate size of each changed index.
         self._parts: dict[tuple[int, int], list[BlockKey]] = {}
         self._unwritten: dict[tuple[int, int], int] = {}
         self._window: list[BlockKey] = []
@@ -171,7 +171,7 @@ class TieredHeads:
             self.counts.lost += head.drop_clusters(uids)
             return HeadChange([], [])
 
-        # What waits to be stored may be of the head as it was.
+        # Pending changes may be of the old head.
         self.publish()
         self._change(layer, h, lose)
         self.publish()
@@ -340,7 +340,7 @@ class TieredHeads:
             "log": state | {"numbers": state["numbers"][:settled], "times": state["times"][:settled]},
             "partition_of": [[frame, partition] for frame, partition in self.partition_of.items()],
             "tokens": [head.tokens for _, _, head in self.iter_heads()],
-            # A head that nothing was put into yet has none.
+            # Empty heads have none.
             "parts": [[key.block for key in self._parts.get((layer, h), ())] for layer, h, _ in self.iter_heads()],
             "window": [key.block for key in self._window],
         }
@@ -363,7 +363,7 @@ class TieredHeads:
                 except BlocksUnavailableError:
                     return Outcome.RETRY
                 except Exception as error:
-                    log.warning("what the tiers hold of camera %r cannot be gone on with: %r", self.stream, error)
+                    log.warning("cannot restore the stored memory of camera %r: %r", self.stream, error)
                 self.counts.unreadable += not found
             self.restored = True
             if sweep:
@@ -402,7 +402,7 @@ class TieredHeads:
         if len(check_integers(saved.numbers)) != len(check_integers(saved.times)):
             raise ValueError("frames without times")
         pairs = [check_integers(pair, 2) for pair in header["partition_of"]]
-        # Nothing of this memory has changed yet.
+        # To roll back on an error.
         before = self.shape, self.rows, self.columns, self.log
         self.shape, self.rows, self.columns, self.log = shape, int(header["rows"]), int(header["columns"]), saved
         try:

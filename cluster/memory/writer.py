@@ -29,13 +29,13 @@ class StoredBlocks:
         self.nbytes = 0
         self.generation = 0
         self._sizes: dict[BlockKey, int] = {}
-        # Named by the manifest in the tier, perhaps, and not by the next one; with the generation that replaced each.
+        # Possibly named by the stored manifest but not the next one; with the generation that replaced each.
         self._replaced: dict[BlockKey, int] = {}
-        # Per tier: named by no manifest, to be deleted.
+        # Per tier: blocks to delete.
         self._unnamed: list[dict[BlockKey, int]] = [{} for _ in tiers.tiers]
-        # Tiers in which another process may have left blocks that no manifest names.
+        # Tiers that may hold unnamed blocks of another process.
         self._unlisted = set(range(len(tiers.tiers)))
-        # Never those of another process, whose blocks may still lie somewhere.
+        # Random start: numbers of other processes must not be reused.
         self._numbers = itertools.count(secrets.randbits(30) << 32)
         self._failures = self._failed()
 
@@ -139,10 +139,10 @@ class StoredBlocks:
 log = logging.getLogger(__name__)
 
 THREADS = 4
-"""Streams whose jobs run side by side: a tier that is slow for some holds up no other."""
+"""Concurrent jobs, so that a slow tier does not block other streams."""
 
 PATIENCE_S = 1.0
-"""Longest that one piece of a job waits for a step of the engine's: an engine that never rests does not stop it."""
+"""Longest wait of a job for an engine step, so that a busy engine does not starve it."""
 
 _IDLE_S = 5.0
 
@@ -234,7 +234,7 @@ def _use_one_core() -> None:
     cores, which spins after every call and slows the engine's steps by a third."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    # That holds for this thread, and for all that call torch for the first time later, unless it is set anew.
+    # The setting applies to this thread and to new ones; restore it for the latter.
     other = threading.Thread(target=torch.set_num_threads, args=(threads,))
     other.start()
     other.join()

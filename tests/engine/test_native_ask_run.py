@@ -152,7 +152,7 @@ def test_forgetting_makes_the_question_a_new_one() -> None:
     watch(engine, spec, 40)
     engine.delete_memory("cam")
     assert sum(bank.memory_status("cam").tier_bytes.values()) == 0
-    with pytest.raises(NotReadyError, match="nothing to remember"):
+    with pytest.raises(NotReadyError, match="has no memory yet"):
         engine.ask(AskSpec("cam", TEXT))
 
 

@@ -133,10 +133,10 @@ def test_rows_that_fit_no_layer_are_refused() -> None:
     layer = one_head([1.0, 2.0, 3.0])
     compressor = SnapKV(1)
     compressor.observe([ASKED, ASKED])
-    with pytest.raises(ValueError, match="rows of 2 layers were observed, the memory has 1"):
+    with pytest.raises(ValueError, match="query rows of 2 layers were observed, the memory has 1"):
         compressor.select([layer], 2)
     compressor.observe([torch.zeros(2, 1, 1)])
-    with pytest.raises(ValueError, match="do not ask 1 key heads of width 1"):
+    with pytest.raises(ValueError, match="do not fit 1 key heads of width 1"):
         compressor.select([layer], 2)
 
 

@@ -110,7 +110,7 @@ class NativeAskRun:
 
     # -- passes -----------------------------------------------------------------------------------
     def _prompt(self) -> int:
-        # As it is now: windows may have passed since the question came.
+        # Current frames: windows may have passed since the question arrived.
         held = self._window.frames if self._window is not None else []
         self._frames = [frame for frame in held if frame.has_kv and frame.tokens is not None]
         since = self._oldest_wanted()
@@ -121,7 +121,7 @@ class NativeAskRun:
             self._attention = MemoryAttention(self._model, around, self._retrieval, weigh=True)
             self._position = around.next_position
             logits = self._pass(self._prompt_ids)
-            # Now, because the memory goes on, and may forget, while the answer is spelled out.
+            # Now, as the memory changes while the answer is decoded.
             self._moments_found = self._moments()
             newest, oldest = self._newest(), self._memory.oldest
             self._span = newest if oldest is None else oldest, newest
@@ -153,7 +153,7 @@ class NativeAskRun:
         hidden = self._attention.run(embeds, positions.expand(3, -1))
         return self._model.logits(hidden[-1:])[0]
 
-    # -- what is seen -----------------------------------------------------------------------------
+    # -- time range -------------------------------------------------------------------------------
     def _newest(self) -> int:
         known = [self._memory.memory_time(frame.pts) for frame in self._frames[-1:]]
         if self._memory.newest is not None:
@@ -165,7 +165,7 @@ class NativeAskRun:
             return -(2**62)
         return self._newest() - round(self._ask.since_s * MICROSECONDS)
 
-    # -- the end ----------------------------------------------------------------------------------
+    # -- result -----------------------------------------------------------------------------------
     def _finish(self) -> None:
         stats = self._retrieval.stats if self._retrieval is not None else RetrievalStats()
         oldest, newest = self._span
@@ -184,7 +184,7 @@ class NativeAskRun:
             prompt_tokens=len(self._prompt_ids),
             answer_tokens=len(self._tokens),
         )
-        # Context of all layers: not needed any more, and as large as what was read.
+        # Free the context of all layers.
         self._attention = None
 
     def _moments(self) -> tuple[Moment, ...]:

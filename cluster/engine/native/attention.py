@@ -67,7 +67,7 @@ class RaggedAttention:
         self.cos = torch.cat([s.cos[s.rows - s.base] for s in streams])
         self.sin = torch.cat([s.sin[s.rows - s.base] for s in streams])
         self.slot_rotary = [s.rotary() for s in streams]
-        # One workspace per stream for the rotated keys of the layer at hand.
+        # One workspace per stream for the current layer's rotated keys.
         self.rotated = [s.cos.new_empty(s.kv.k.shape[1], *s.cos.shape) for s in streams]
 
     def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:

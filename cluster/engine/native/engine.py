@@ -169,7 +169,7 @@ class NativeEngine(WindowedEngine):
         memory, retriever = self._memories().get_memory(ask.stream)
         stream = self._streams.get(ask.stream)
         if memory.newest is None and not (stream and any(frame.has_kv for frame in stream.frames)):
-            raise NotReadyError(f"camera {ask.stream!r} has nothing to remember yet; ask after its first window")
+            raise NotReadyError(f"camera {ask.stream!r} has no memory yet; ask after its first window")
         return NativeAskRun(self.model, self._system, stream, memory, retriever, ask, self._ends)
 
     def delete_memory(self, stream: str, ago_s: float | None = None) -> DeletedMemory:

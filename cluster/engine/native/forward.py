@@ -84,7 +84,7 @@ class _Rows:
         self.narrowable = stream.narrowable
         self.stats = PassStats(layers=0)
         self.queries: list[Tensor] = []
-        # Where each slot stands among those that rows see.
+        # Place of each slot in the visible order.
         self.places = None if stream.order is None else np.argsort(stream.order)
         self._place()
 
@@ -134,7 +134,7 @@ def ragged_forward(model: VisionLanguageModel, streams: Sequence[StreamPass], ke
     """Run all streams' rows through all layers and write their KV to the streams' slabs."""
     rows = [_Rows(stream) for stream in streams]
     hidden = torch.cat([stream.embeds for stream in streams]).unsqueeze(0)
-    # Identity rotary, broadcast: the layers hand queries and keys on as they are.
+    # Identity rotary: layers pass queries and keys on raw.
     identity = (hidden.new_ones(1, 1, 1), hidden.new_zeros(1, 1, 1))
     ragged = _attention(rows, kernel)
     last = len(model.layers) - 1

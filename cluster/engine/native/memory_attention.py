@@ -18,7 +18,7 @@ from cluster.memory.stream import StreamMemory
 from cluster.models.base import FrameSpan, VisionLanguageModel
 from cluster.types import MICROSECONDS, PatchGrid
 
-# Seconds that the memory takes up before the window at most; what is older is squeezed into them.
+# Longest memory before the window, in seconds; a longer one is compressed into it.
 SPAN_S = 40.0
 
 
@@ -41,7 +41,7 @@ def ask_context(
     timeline, grid = _timeline(model, memory, frames, since)
     before = timeline.length_s
     spans = frame_spans(frames, after_s=before, after_slots=timeline.slots)
-    # Without a window, the place of the last remembered frame: the question stands behind that.
+    # Without a window the question follows the last remembered frame.
     last = max(0.0, before - timeline.frame_s)
     empty = FrameSpan(last, max(0, timeline.slots - 1), torch.zeros(0, 2, dtype=torch.int64), grid)
     window = model.window_positions(len(system), spans or [empty])
@@ -70,7 +70,7 @@ def _timeline(
     if frames:
         opened, grid = memory.memory_time(frames[0].pts), frames[0].grid
         if memory.newest is not None:
-            # Before the first frame of a clock that was set back has left the window.
+            # The clock was set back, and its first frame is still in the window.
             opened = max(opened, memory.newest + 1)
         frame_s = frames[0].duration / MICROSECONDS
     else:
@@ -179,7 +179,7 @@ class MemoryAttention:
         self._keep, self._weighs = keep, weigh
         self._context: dict[int, tuple[Tensor, Tensor, Tensor, Tensor]] = {}
         self._own: dict[int, tuple[Tensor, Tensor]] = {}
-        # Mass of the last row's attention on each frame (numbers as in `Local`), over all layers and heads.
+        # The last row's attention per frame (numbers as in `LocalKV`), over all layers and heads.
         self.attention_mass: dict[int, float] = {}
         self._cos = self._sin = torch.zeros(0)
 

@@ -14,7 +14,7 @@ from cluster.engine.native.forward import PassResult, PassStats, StreamPass, rag
 from cluster.engine.native.kernels import Kernel
 from cluster.models.base import VisionLanguageModel
 
-# Rows of one pass: bounds its activations when many cameras begin at once.
+# Rows per pass: bounds activations when many cameras start at once.
 ROWS = 16384
 # On a CPU, so few that a layer's activations stay in its caches: a window of 5,800 tokens then took 4 to 8 % less time.
 CPU_ROWS = 2048

@@ -49,7 +49,7 @@ def system_prompt(model: VisionLanguageModel, kernel: Kernel[Any]) -> SystemProm
     return SystemPrompt(kv.k[:, :, :count].clone(), kv.v[:, :, :count].clone())
 
 
-# Rows whose queries a memory is shown; SnapKV looks at the last 32.
+# Question rows recorded for compressors; SnapKV uses the last 32.
 WATCHED_ROWS = 64
 
 

@@ -150,7 +150,7 @@ class SimulatedEngine(WindowedEngine):
         counts = [self._count(each) for each in work]
         spread = self._costs.spread
         seconds = self._costs.seconds(counts) * math.exp(spread * self._random.standard_normal() - spread**2 / 2)
-        # Counting is part of the step that it stands for.
+        # Counting time is part of the simulated step.
         self._sleep(max(0.0, started + seconds - time.monotonic()))
         return [self._draw(each, tokens) for each, tokens in zip(work, counts, strict=True)], (0.0, 0.0, seconds)
 
@@ -185,7 +185,7 @@ class SimulatedEngine(WindowedEngine):
             f"{MARK}: {'yes' if score >= question.threshold else 'no'}, no model has looked"
             for question, score in zip(questions, scores, strict=True)
         ]
-        # Pairs of a row and a slot are nobody's figure here.
+        # Row-slot pairs are not simulated.
         return ComputedWindow(tokens, scores, texts, rows=tokens.computed, attended=0.0)
 
     def delete_memory(self, stream: str, ago_s: float | None = None) -> DeletedMemory:

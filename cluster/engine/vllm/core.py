@@ -35,9 +35,9 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-# Seconds that ending a core may take before its processes are killed, and that the rest of it is waited for.
+# Grace period before a core's processes are killed, and wait for the rest.
 SHUTDOWN_S = 2.0
-# The first request compiles what vLLM compiles.
+# The first request includes vLLM's compilation.
 WARM_UP_S = 300.0
 
 
@@ -115,14 +115,14 @@ class VllmCore:
             ValueError: vLLM refuses a prompt.
         """
         if self._llm is None or self._broken or self._llm.errored:
-            raise UnavailableError(f"vLLM's engine core {self._broken or 'has died'}; it must be started anew")
+            raise UnavailableError(f"vLLM's engine core {self._broken or 'has died'}; it must be restarted")
         try:
             return self._loop.run_until_complete(self._answer(asks, timeout_s))
         except TimeoutError:
             self._broken = f"did not answer {len(asks)} prompts within {timeout_s:g} s"
         except EngineDeadError:
             self._broken = "has died"
-        raise UnavailableError(f"vLLM's engine core {self._broken}; it must be started anew")
+        raise UnavailableError(f"vLLM's engine core {self._broken}; it must be restarted")
 
     def close(self) -> None:
         """Stop vLLM's processes; waits a few seconds at most."""
@@ -130,7 +130,7 @@ class VllmCore:
         if llm is not None:
             llm.shutdown(timeout=SHUTDOWN_S)
         if not self._loop.is_closed():
-            # What the shutdown left for the loop to do, and tasks it cancelled.
+            # Run the loop's remaining and cancelled tasks.
             self._loop.run_until_complete(_settle())
             self._loop.close()
 
@@ -176,7 +176,7 @@ class VllmCore:
         if output is not None and output.outputs and output.outputs[0].finish_reason == "error":
             return PromptReply([], [], 0, 0, failed=True)
         if output is None or not output.outputs or not output.outputs[0].logprobs:
-            raise UnavailableError("vLLM ended a request without an answer; ask again")
+            raise UnavailableError("vLLM ended a request without an answer; try again")
         answer = output.outputs[0]
         first: Any = answer.logprobs[0]
         tokens = list(answer.token_ids)
@@ -260,7 +260,7 @@ class VllmHost:
         except UnavailableError as error:
             log.error("%s", error)
             self._failures += 1
-            # Now, so that its memory is free for whoever comes after it.
+            # Now, to free its memory for the next core.
             self._stop_core()
             self._lost()
             raise
@@ -278,17 +278,17 @@ class VllmHost:
             core.close()
 
     def _restart(self) -> None:
-        log.warning("starting another vLLM engine core")
+        log.warning("restarting vLLM's engine core")
         try:
             self.max_tokens = self._start_core()
         except (ModelError, UnavailableError) as error:
             self._failures += 1
-            raise UnavailableError(f"vLLM's engine core could not be started anew: {error}") from error
+            raise UnavailableError(f"vLLM's engine core could not be restarted: {error}") from error
 
     def _start_core(self) -> int:
         core = VllmCore(self._arguments, self._watched, self._ends)
         try:
-            # What vLLM compiles on its first request must not count against the first window's time.
+            # Warm up: compilation must not count against the first window.
             core.answer([PromptRequest(tokens_input(list(self._watched[:1])), 1)], WARM_UP_S)
         except BaseException:
             core.close()
@@ -304,7 +304,7 @@ async def _cancelled(tasks: Sequence[asyncio.Task[Any]]) -> None:
     done, _ = await asyncio.wait(tasks, timeout=SHUTDOWN_S)
     for task in done:
         if not task.cancelled():
-            # Looked at, or asyncio complains that nobody did; the first one is raised already.
+            # Retrieve the exception, or asyncio logs it as unretrieved.
             task.exception()
 
 
@@ -354,6 +354,6 @@ def _refusal(error: Exception) -> str:
 
 def _first_line(error: Exception) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    # pydantic names the class first and says what is wrong in the line after the field.
+    # pydantic puts the cause on the line after the field.
     said = next((line for line in lines if ("rror" in line and ":" in line) or "should be" in line), None)
     return (said or (lines[0] if lines else type(error).__name__)).rstrip(".")

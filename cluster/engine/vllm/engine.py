@@ -83,7 +83,7 @@ class VllmEngine(WindowedEngine):
         self._score = make_score(model, places[: len(yes)], places[len(yes) :], device, score_temperature, score_bias)
         self._ends = sorted(end_token_ids(model))
         self._system = model.system_ids()
-        # Now: with ``release`` the weights are gone later.
+        # Now, as ``release`` frees the weights.
         self._fingerprint = self.fingerprint
         self._folder = tempfile.TemporaryDirectory(prefix="sightline-vllm-")
         try:
@@ -205,7 +205,7 @@ class VllmEngine(WindowedEngine):
     def delete_memory(self, stream: str, ago_s: float | None = None) -> DeletedMemory:
         """See ``Engine.delete_memory``: deletes the window's frames, here and in the tiers."""
         forgotten = super().delete_memory(stream, ago_s)
-        # All of it: what is left of the window is written anew with its next step.
+        # Everything: the rest of the window is saved again with its next step.
         self.layout.drop_stream(stream, everywhere=True)
         return forgotten
 
@@ -246,7 +246,7 @@ class VllmEngine(WindowedEngine):
             Path(self._folder.name), _cpu_head_sizes() if cpu else None
         )
         if release:
-            # Before vLLM looks how much memory is free.
+            # Before vLLM measures free memory.
             for layer in self.model.layers:
                 layer.to("meta")
             if self.model.device.type == "cuda":

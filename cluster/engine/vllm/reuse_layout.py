@@ -30,7 +30,7 @@ from cluster.engine.window.stream import StreamFrame, encoded_tokens
 from cluster.models.base import VisionLanguageModel
 from cluster.types import mask_digest
 
-# Seconds that a stream's first window here may wait for what a tier has of the one before.
+# Longest wait of a stream's first window for blocks from the tier.
 RESUME_S = 5.0
 # Key of the system prompt's block; a store's fingerprint tells models apart.
 SYSTEM = "system"
@@ -107,7 +107,7 @@ class ReuseLayout(TimeOrderLayout):
         super().__init__(model, served, writer)
         self.blocks = blocks
         self._folder = folder
-        # Its block is written by whichever window finds it missing, which then is computed in full.
+        # Written by the window that finds it missing, which is then computed in full.
         self._system = WindowFrame(SYSTEM, len(self.system_ids), SYSTEM)
         self._cameras: dict[str, _StreamKV] = {}
         self._plans: dict[str, _Plan] = {}
@@ -217,7 +217,7 @@ class ReuseLayout(TimeOrderLayout):
             items.append(WindowItem.of(embeds, at, content, after=after))
         return items
 
-    # -- what is held -----------------------------------------------------------------------------
+    # -- stored KV --------------------------------------------------------------------------------
     def _commit(self, window: PromptWindow, plan: _Plan) -> None:
         """Record a computed window's blocks."""
         stream = window.stream.spec.stream
@@ -289,7 +289,7 @@ class ReuseLayout(TimeOrderLayout):
         wanted = [(held.key, held.computed.shape[1]) for held in shown]
         there = writer.restore_blocks(stream, [(SYSTEM, self._system.tokens), *wanted], RESUME_S)
         found = {pts: held for pts, held in camera.held.items() if held.frame is not None and held.key in there}
-        # Nobody else would ask for the others again.
+        # The other blocks are unreachable.
         writer.drop_blocks(stream, [held.key for pts, held in camera.held.items() if pts not in found])
         camera.held = found
         return camera

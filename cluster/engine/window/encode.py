@@ -37,8 +37,7 @@ def encode_pending(model: VisionLanguageModel, frames: Iterable[StreamFrame]) ->
     for call in _calls(pending):
         batches = [patch_batch(frame) for frame in call]
         for frame, batch, tokens in zip(call, batches, model.encode(batches), strict=True):
-            # A copy: the call's result is one tensor, which a single frame kept from it would hold whole. Cells are
-            # for planning, which happens on the host.
+            # A copy, as a view would keep the whole call's result alive. Cells are for planning on the host.
             cells = torch.empty(tokens.cells.shape, dtype=torch.int64).copy_(tokens.cells)
             frame.tokens = FrameTokens(tokens.embeds.clone(), cells, tokens.grid)
             frame.patches = None

@@ -122,7 +122,7 @@ class Stream:
     last_motion_dropped: int | None = None
     newest: int | None = None
     counters: StreamCounters = field(default_factory=StreamCounters)
-    # Who is handed the KV of frames that no window to come can hold.
+    # Receives the KV of frames that leave the window.
     kv_sink: KVSink | None = None
 
     # -- frames in ------------------------------------------------------------------------------------
@@ -162,7 +162,7 @@ class Stream:
 
     def _request(self, closed: list[WindowSpan], arrived_s: float) -> list[WindowRequest]:
         self.outstanding.extend(closed)
-        # A window one whole window behind the newest is no longer answered, so that memory is bounded.
+        # Windows a whole window length behind the newest expire, which bounds memory.
         while self.outstanding and self.outstanding[0].end <= self.outstanding[-1].end - self.clock.window:
             del self.outstanding[0]
         self.drop_expired_frames()
@@ -221,7 +221,7 @@ class Stream:
         for chunk in kv_chunks(self.spec.stream, gone, self.kv):
             self.kv_sink(chunk)
 
-    # -- forgetting -----------------------------------------------------------------------------------
+    # -- deletion -------------------------------------------------------------------------------------
     def reset(self) -> None:
         """Start the stream afresh; window numbers continue."""
         self._emit_kv(self.frames)
@@ -267,7 +267,7 @@ def kv_chunks(stream: str, frames: Sequence[StreamFrame], kv: KVSlab) -> Iterato
         if len(frame.tokens):
             rows, columns = frame.grid.group_rows, frame.grid.group_cols
             row, column = frame.tokens.cells.to(key.device).unbind(-1)
-            # Text that a family writes around a frame counts as lying below it.
+            # Text around a frame is placed below it.
             cell = torch.where(row < 0, rows, row) * columns + column
             kept = (key[:, :, slots].clone(), value[:, :, slots].clone())
             look = frame.tokens.embeds.float().mean(0)

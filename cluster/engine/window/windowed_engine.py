@@ -112,7 +112,7 @@ class WindowedEngine(ABC):
         max_new_tokens: longest explanation.
     """
 
-    # Why it cannot be asked about a camera.
+    # Error message of memory calls.
     no_memory: ClassVar[str] = "this engine keeps no memory of camera {!r}"
 
     def __init__(self, model: VisionLanguageModel, max_new_tokens: int) -> None:
@@ -121,7 +121,7 @@ class WindowedEngine(ABC):
         self.stats = StepStats()
         self._streams: dict[str, Stream] = {}
         self._fingerprint: str | None = None
-        # Who is handed the KV of frames that leave their stream's window.
+        # Receives the KV of frames that leave their window.
         self._kv_sink: KVSink | None = None
         # Text tokens around a frame's visual ones; known once a frame was encoded.
         self._frame_text = 0
@@ -166,7 +166,7 @@ class WindowedEngine(ABC):
                 self.import_stream(spec, saved)
                 return False
             except ModelError as error:
-                log.warning("camera %s begins anew: %s", spec.stream, error)
+                log.warning("camera %s starts with an empty window: %s", spec.stream, error)
         self._streams[spec.stream] = Stream(spec, self._slab(), WindowClock(*_lengths(spec)), kv_sink=self._kv_sink)
         return True
 

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from cluster.memory.head_memory import LayerKV
 
 _STACKED = 1 << 20
-"""Most numbers of keys that are copied side by side: small layers are bound by calls, large ones by memory."""
+"""Most key elements stacked in one call: small layers are call-bound, large ones memory-bound."""
 
 
 class Compressor(ABC):
@@ -62,7 +62,7 @@ def top_mask(scores: Tensor, count: int, *, evenly: bool = False) -> Tensor:
     if count <= 0 or count >= scores.shape[1]:
         return torch.full_like(scores, count > 0, dtype=torch.bool)
     ranked = scores.nan_to_num(nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf)
-    # Without a sort, which at some thousands of tokens costs more than everything else here.
+    # Without a sort, which dominates at thousands of tokens.
     edge = ranked.topk(count, dim=1, sorted=False).values.amin(dim=1, keepdim=True)
     above, level = ranked > edge, ranked == edge
     room = count - above.sum(dim=1, keepdim=True)
@@ -128,7 +128,7 @@ class AttentionCompressor(Compressor):
     def __init__(self, columns: int, *, stand_in: int = 32) -> None:
         super().__init__(columns)
         if stand_in < 1:
-            raise ValueError(f"at least one token asks, not {stand_in}")
+            raise ValueError(f"stand_in must be at least 1, not {stand_in}")
         self.stand_in = stand_in
         self._queries: list[Tensor] = []
 
@@ -142,7 +142,7 @@ class AttentionCompressor(Compressor):
             ValueError: rows were observed of another number of layers, or of heads of another shape.
         """
         if self._queries and len(self._queries) != len(layers):
-            raise ValueError(f"rows of {len(self._queries)} layers were observed, the memory has {len(layers)}")
+            raise ValueError(f"query rows of {len(self._queries)} layers were observed, the memory has {len(layers)}")
         return [
             all_tokens(layer)
             if budget >= layer.tokens
@@ -167,7 +167,7 @@ def mean_attention(key: Tensor, queries: Tensor) -> Tensor:
     """
     heads, _, width = key.shape
     if queries.ndim != 3 or (queries.shape[0], queries.shape[2]) != (heads, width):
-        raise ValueError(f"rows {tuple(queries.shape)} do not ask {heads} key heads of width {width}")
+        raise ValueError(f"query rows {tuple(queries.shape)} do not fit {heads} key heads of width {width}")
     scores: Tensor = queries.to(key.device).float() @ key.float().transpose(1, 2) * width**-0.5
     return scores.softmax(dim=2).mean(dim=1)
 

@@ -104,7 +104,7 @@ class CoRDS(Compressor):
         if not all(0 <= share <= 1 for share in (key_weight, bonus_key_weight, recent, active, standing)) or bonus < 0:
             raise ValueError("weights and shares of CoRDS lie between 0 and 1, its bonus is not negative")
         if pieces < 1:
-            raise ValueError(f"a budget holds one piece of a frame at least, not {pieces}")
+            raise ValueError(f"pieces must be at least 1, not {pieces}")
         self.key_weight, self.bonus, self.bonus_key_weight = key_weight, bonus, bonus_key_weight
         self.recent, self.active, self.pieces, self.standing = recent, active, pieces, standing
         self._standing: dict[int, TokenWeights] = {}

@@ -24,7 +24,7 @@ class InfiniPot(AttentionCompressor):
     def __init__(self, columns: int, *, recent: float = 0.125) -> None:
         super().__init__(columns)
         if not 0 <= recent <= 1:
-            raise ValueError(f"recent is a share, not {recent}")
+            raise ValueError(f"recent must be between 0 and 1, not {recent}")
         self.recent = recent
 
     def scores(self, layer: LayerKV, attention: Tensor, budget: int) -> Tensor:

@@ -29,7 +29,7 @@ class Organiser(ABC):
     computation is on the table's device (CPU unless ``table.to`` moves it).
     """
 
-    # Whether it goes by the visual partitions of frames: nobody sorts frames for those that do not.
+    # Whether it uses visual partitions, which are computed only then.
     wants_partitions: ClassVar[bool] = False
 
     def __init__(self, width: int) -> None:

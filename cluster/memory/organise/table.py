@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-# What a state's names of further columns begin with.
+# Prefix of organiser columns in a state.
 _COLUMN = "column."
 _OWN = ("mean", "value_mean", "place", "variance", "count", "partition", "latest", "uid", "block")
 

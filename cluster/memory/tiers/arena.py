@@ -106,7 +106,7 @@ class Arena(CappedTier):
         slab_bytes: int | None = None,
     ) -> None:
         self.name, self.evicts = name, evicts
-        # Several slabs for each size of cell, or blocks of one size push those of others out of an arena that is empty.
+        # Several slabs per cell size, or blocks of one size evict others from a nearly empty arena.
         slab = slab_bytes or min(_SLAB, max(_LEAST_SLAB, 1 << (max(total_bytes // _SLABS, 1).bit_length() - 1)))
         self._slabs = Slabs(total_bytes, slab_bytes=slab, device=torch.device(device), pinned=pinned)
         self._to = torch.device(device if loads_to is None else loads_to)

@@ -29,7 +29,7 @@ _PREFIX = struct.Struct("<4sH16s")
 _SHAPE = struct.Struct("<BBHII")  # form, dtype, bytes of the fingerprint, tokens, width
 _KEY = struct.Struct("<qqqI")
 _FORMS: tuple[StoreAs, ...] = get_args(StoreAs)
-# The last for blocks that hold no KV: parts of an index as bytes.
+# uint8 is for index parts, which hold no KV.
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.uint8)
 _STEPS = 127
 
@@ -135,7 +135,7 @@ def open_block(data: bytes, key: BlockKey, *, fingerprint: str, secret: bytes = 
     if not payload:
         nothing, places = torch.empty(0, width, dtype=dtype), torch.empty(0, dtype=torch.int32)
         return Block(nothing, nothing.clone(), places, places.clone())
-    # One copy that the tensors own; each part begins where its type may.
+    # One owned copy; every part is aligned to its type.
     held = torch.frombuffer(bytearray(payload), dtype=torch.uint8)
     frame, cell = held[: 8 * count].view(torch.int32).view(2, count)
     if not quantised:

@@ -191,7 +191,7 @@ class RedisTier(CappedTier):
                         self._counts["too_large"] += 1
                     return Outcome.MISS
                 if index.total - index.size(MANIFEST) + held > cap:
-                    # As in _store: it may be empty.
+                    # As in _store: the server may be empty.
                     self._link.execute(until, "PING")
                     raise RedisUnavailableError(
                         f"the manifest of {stream} does not fit beside its blocks under its cap"
@@ -292,9 +292,9 @@ class RedisTier(CappedTier):
         if batch:
             self._send(stream, index, batch, until, outcomes)
         if Outcome.RETRY in outcomes.values():
-            # Before the cap is believed again, the server is asked for: it may have been started anew, and be empty.
+            # Reread the server's index before trusting the cap: it may have restarted empty.
             self._link.execute(until, "PING")
-        # What was not taken leaves nothing older in its place.
+        # A block that was not stored must not leave an older one under its key.
         for part in split_parts([name for name in unwanted if index.size(name)], _KEYS_AT_ONCE):
             self._delete(stream, part, until)
 
@@ -332,7 +332,7 @@ class RedisTier(CappedTier):
         except RedisFullError:
             raise
         except RedisUnavailableError:
-            # The server may have done it all the same.
+            # The server may have executed it anyway.
             self._doubt(stream)
             raise
         now = time.monotonic()
@@ -401,7 +401,7 @@ class RedisTier(CappedTier):
                 index.replace(found)
         return index
 
-    # -- the rest -------------------------------------------------------------------------------
+    # -- internal -------------------------------------------------------------------------------
     def _open(self, key: BlockKey, data: bytes | None) -> Block | BlockFault | None:
         got = None if data is None else open_block(data, key, fingerprint=self._fingerprint, secret=self._secret)
         with self._lock:
@@ -442,7 +442,7 @@ class RedisTier(CappedTier):
         with self._lock:
             self._counts["retries"] += blocks
             self._counts["full"] += full
-            # While it is down, the link says why.
+            # While down, the link has the reason.
             self._trouble = str(error) if self._link.up else ""
 
 

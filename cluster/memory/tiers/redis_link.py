@@ -76,9 +76,9 @@ class RedisLink:
                 redis_connect_func=self._connected,
             )
         except ValueError:
-            # The address may hold a password: it is not repeated.
+            # Without the address, which may hold a password.
             raise ConfigError("the address of a Redis server looks like redis://host:6379/0") from None
-        # Its commands are not typed.
+        # Untyped: its commands have no useful types.
         self._client: Any = redis.Redis(connection_pool=pool)
         try:
             self._identify()
@@ -106,7 +106,7 @@ class RedisLink:
 
         def run() -> list[Any]:
             with self._client.pipeline(transaction=whole) as pipe:
-                # An error would be given the text of its command, block and all: most of a second for a megabyte.
+                # Otherwise errors embed the command with its block: most of a second per megabyte.
                 pipe.annotate_exception = lambda *_: None
                 for command in commands:
                     pipe.execute_command(*command)
@@ -126,7 +126,7 @@ class RedisLink:
         self._client.close()
         self._client.connection_pool.disconnect()
 
-    # -- inside ---------------------------------------------------------------------------------
+    # -- internal -------------------------------------------------------------------------------
     def _guarded(self, run: Callable[[], T], until: float) -> T:
         if not self.up:
             raise RedisUnavailableError(self.reason)
@@ -134,7 +134,7 @@ class RedisLink:
             if self._unknown.is_set():
                 self._identify()
             if time.monotonic() > until - self.deadline_s * 2 / 3:
-                raise RedisUnavailableError(f"there was more to do than {self.deadline_s:g} s are enough for")
+                raise RedisUnavailableError(f"the call needs more than its deadline of {self.deadline_s:g} s")
             return run()
         except self._full as error:
             raise RedisFullError("the server is full (maxmemory) and evicts nothing") from error
@@ -153,10 +153,10 @@ class RedisLink:
         try:
             info: Any = self._client.info()
         except self._refused:
-            # Not every user may ask this; then a restart is noticed by what is missing.
+            # Not permitted for every user; a restart then shows as missing values.
             info = {}
         found = str(info.get("run_id", ""))
-        # A server that evicts may have evicted an index.
+        # An evicting server may have evicted an index.
         self.evicts = not str(info.get("maxmemory_policy", "noeviction")).startswith("noeviction")
         changed, self._run_id = self._run_id not in (None, found), found
         if changed:

@@ -109,7 +109,7 @@ class RemoteTier(CappedTier):
         outcomes: dict[int, Outcome] = {}
         sent: list[int] = []
         until = time.monotonic() + self._deadline_s
-        # The rest of the time is for the node to answer for what it got.
+        # The remaining time is for the node's reply.
         stop = until - self._deadline_s / 4
 
         def encoded() -> Iterator[kv_pb2.StoredBlock]:

@@ -120,7 +120,7 @@ class KVPeer:
 
     def cancel_call(self, call: Any) -> None:
         """Cancel a call if it still runs."""
-        # Closed meanwhile, the loop is gone and the call with it.
+        # If closed meanwhile, the loop and the call are gone.
         with contextlib.suppress(RuntimeError):
             self._thread.loop.call_soon_threadsafe(call.cancel)
 

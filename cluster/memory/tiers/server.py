@@ -154,7 +154,7 @@ class KVServicer(kv_pb2_grpc.KVServicer):
                 return
             outcome, keys = await self._on_tier(lambda: self._tier.list_blocks(request.stream))
             if outcome is not Outcome.HIT:
-                raise UnavailableError("the tier cannot say now what it holds; ask again later")
+                raise UnavailableError("the tier cannot list its blocks now; try again later")
             for at in range(0, len(keys), _LISTED):
                 part = [
                     kv_pb2.KVKey(layer=key.layer, head=key.head, block=key.block) for key in keys[at : at + _LISTED]
@@ -215,7 +215,7 @@ class KVServicer(kv_pb2_grpc.KVServicer):
             late = TimeoutError(f"the tier did not answer within {self._deadline_s:g} s")
             await abort(context, late if limit.expired() else error)
         except Exception as error:
-            # That error says that there is nobody to write to.
+            # The caller is gone.
             gone = isinstance(error, grpc.aio.InternalError)
             call.record_result("left" if gone else _RESULTS.get(code_of(error), "failed"))
             await abort(context, error)
@@ -233,7 +233,7 @@ class KVServicer(kv_pb2_grpc.KVServicer):
         with self._lock:
             if self._moving + nbytes > MAX_MANIFEST_BYTES:
                 self.counts["refused"] += 1
-                raise CapacityError(f"manifests of {self._moving} bytes are on their way already; ask again later")
+                raise CapacityError(f"manifests of {self._moving} bytes are in flight already; try again later")
             self._moving += nbytes
         try:
             yield
@@ -288,7 +288,7 @@ class KVServicer(kv_pb2_grpc.KVServicer):
         with self._lock:
             if self._under_way >= self._most:
                 self.counts["refused"] += 1
-                raise CapacityError(f"{self._most} calls work on this node's tier or wait for it; ask again later")
+                raise CapacityError(f"{self._most} calls are running or queued on this node's tier; try again later")
             self._under_way += 1
         future = self._threads.submit(work)
         future.add_done_callback(self._release)

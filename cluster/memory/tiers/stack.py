@@ -45,7 +45,7 @@ class TierStack:
             )
         self.upper, self.lowest = self.tiers[0], self.tiers[-1]
         self.counts = dict.fromkeys(("stored", "refused", "promoted"), 0)
-        # Per load under way, what was deleted meanwhile.
+        # Deletions during each running load.
         self._loads: list[list[Deletion]] = []
         self._deleting: dict[str, set[int]] = {}
         self._deletions = threading.Lock()
@@ -90,7 +90,7 @@ class TierStack:
                     continue
                 for at, got in zip(asked, tier.load([keys[at] for at in asked]), strict=True):
                     if got.outcome is Outcome.HIT or tier is self.lowest:
-                        # Only a copy on its way is better than what the lowest tier says.
+                        # Only a pending copy overrides the lowest tier's answer.
                         pending = answers[at].outcome is Outcome.PENDING
                         answers[at] = answers[at] if pending and got.block is None else got
                         source[at] = level
@@ -110,7 +110,7 @@ class TierStack:
             with self._lock:
                 self._loads = [other for other in self._loads if other is not deleted]
         for stream, which in deleted:
-            # Copies made after the deletion passed through a tier.
+            # Remove copies made after the deletion reached a tier.
             late = [key for key in keys if key.stream == stream and (which is None or key in which)]
             for tier in self.tiers[:-1]:
                 tier.drop(stream, late)
@@ -163,7 +163,7 @@ class TierStack:
             return Outcome.RETRY, None
         return self.lowest.manifest(stream)
 
-    # -- how it is ------------------------------------------------------------------------------
+    # -- state ----------------------------------------------------------------------------------
     def usage(self, stream: str) -> dict[str, int]:
         """Bytes of a stream by tier name, uppermost first."""
         return {tier.name: tier.nbytes(stream) for tier in self.tiers}
@@ -186,7 +186,7 @@ class TierStack:
         for tier in self.tiers:
             tier.close()
 
-    # -- inside ---------------------------------------------------------------------------------
+    # -- internal -------------------------------------------------------------------------------
     def _copy(self, level: int, items: Sequence[tuple[BlockKey, Block]]) -> None:
         wanted = [item for item in items if level not in self._deleting.get(item[0].stream, ())]
         if wanted:
@@ -202,7 +202,7 @@ class TierStack:
         level = self.tiers.index(tier)
         if level not in self._deleting.get(stream, ()):
             return 0
-        # One thread at a time, so that no deletion ends after another thread has begun to store anew.
+        # Serialised, so that no deletion ends after another thread began to store again.
         with self._deletions:
             if level not in self._deleting.get(stream, ()):
                 return 0

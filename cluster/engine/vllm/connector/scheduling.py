@@ -159,9 +159,7 @@ class SchedulerSide:
         """Count the workers' results."""
         for name, reason in report.failed.items():
             self.counts["failed_loads"] += 1
-            log.warning(
-                "request %s ends without an answer, since what it begins with cannot be loaded: %s", name, reason
-            )
+            log.warning("request %s ends without an answer: its prefix cannot be loaded: %s", name, reason)
         self.counts["saved_blocks"] += sum(report.saved.values())
         self.counts["lost_blocks"] += sum(report.lost.values())
 

@@ -32,7 +32,7 @@ from cluster.errors import ConfigError
 SHARED = Path("/dev/shm")
 PREFIX = "sightline-kv-"
 _LOCK = "owner"
-# Of what is free there when it begins: what else the host keeps in shared memory (vLLM's own queues) needs some.
+# Share of the free space at start; other users of shared memory (vLLM's queues) need some.
 SHARE = 0.5
 
 
@@ -78,7 +78,7 @@ def remove_abandoned(root: Path) -> int:
                 shutil.rmtree(path, ignore_errors=True)
                 removed += 1
         except OSError:
-            # Its process lives, is just making it, or it is another user's.
+            # Its process lives or is creating it, or another user owns it.
             continue
     return removed
 
@@ -261,10 +261,10 @@ class BlockStore:
         if not size:
             return Fault.DAMAGED
         try:
-            # A private mapping that keeps no file open: there are as many of them as frames in all windows.
+            # A private mapping without an open file: there are as many as frames in all windows.
             mapped = torch.from_file(str(path), shared=False, size=size, dtype=torch.uint8)
         except RuntimeError:
-            # It has just gone, or the process may map no more; neither says anything about the block.
+            # Deleted meanwhile, or out of mappings; the block itself may be fine.
             return Fault.MISSING
         data = mapped.numpy().data
         opened = _open_header(data, key)

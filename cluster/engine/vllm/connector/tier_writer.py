@@ -66,13 +66,13 @@ class TierWriter:
     def __init__(self, tier: TierLike) -> None:
         self.tier = tier
         self.counts: Counter[str] = Counter()
-        # Streams of which everything is to go before anything else is done for them; until that is done they stay here.
+        # Pending deletions of whole streams, done before anything else.
         self._clears: OrderedDict[str, WriteJob] = OrderedDict()
         self._manifests: OrderedDict[str, WriteJob] = OrderedDict()
         # By stream and key, oldest first. A stream's manifest waits for them.
         self._blocks: OrderedDict[tuple[str, str], WriteJob] = OrderedDict()
         self._busy: str | None = None
-        # What is on its way just now is not to be tried again.
+        # Do not retry the job in flight.
         self._dismissed = False
         self._changed = threading.Condition()
         self._closed = False
@@ -112,7 +112,7 @@ class TierWriter:
         with self._changed:
             self._cancel(stream)
             self._clears.pop(stream, None)
-            # What is on its way just now would arrive after the stream was forgotten.
+            # A write in flight would arrive after the deletion.
             self._changed.wait_for(lambda: self._busy != stream, timeout=FORGET_S)
         self.tier.drop(stream)
 
@@ -217,14 +217,14 @@ class BlockWriter(TierWriter):
         waiting: int = 1024,
     ) -> None:
         if waiting < 1:
-            raise ConfigError(f"a writer must let at least one block wait, not {waiting}")
+            raise ConfigError(f"waiting must be at least 1, not {waiting}")
         self.folder, self.shape = folder, shape
         self._stores = [
             BlockStore(folder, shape=shape, fingerprint=fingerprint, shard=shard, cap_bytes=cap_bytes // folder.shards)
             for shard in range(folder.shards)
         ]
         self._most = waiting
-        # Last: the thread that looks at all this begins there.
+        # Last, as it starts the thread that uses these attributes.
         super().__init__(tier)
 
     def queue_blocks(self, stream: str, keys: Sequence[str]) -> None:
@@ -257,7 +257,7 @@ class BlockWriter(TierWriter):
         with self._changed:
             for key in keys:
                 self._blocks[stream, key] = WriteJob(stream, partial(run, stream, key), counted)
-                # What goes makes room for what comes.
+                # Deletions first, to make room.
                 self._blocks.move_to_end((stream, key), last=bool(counted))
             while len(self._blocks) > self._most:
                 self._blocks.popitem(last=False)

@@ -100,7 +100,7 @@ class WindowCheckpoints:
     def discard_stale(self, stream: str) -> None:
         """Delete the tiers' checkpoint of a stream that starts anew, now or once they are available."""
         down = not all(state.up for state in self.tiers.states().values())
-        # Where there is nothing they are spared the search for it.
+        # Without a search where there is nothing.
         if down or self.writer.read_manifest(stream) is not None or any(self.tiers.usage(stream).values()):
             self.clear_stream(stream)
 
