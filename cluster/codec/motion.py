@@ -21,7 +21,7 @@ from cluster.types import BoolGrid, FloatGrid, PatchGrid
 _BLOCK = 16
 
 _MOST_WAITING = 1 << 14
-"""Vectors of pictures that wait to be folded: more are not worth their memory, 640 KiB a camera."""
+"""Most vectors per batch: 640 KiB a camera."""
 
 # More than any decoder's reference and reorder depth (H.264: 16 + 16).
 _DEPTH = 33

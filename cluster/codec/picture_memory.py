@@ -21,7 +21,7 @@ DECODED_BYTES = 192 * MIB
 """4K with 8 references, or 1080p with 16 in any format."""
 
 _SIDE = {"h264": Fraction(3, 4), "hevc": Fraction(3, 4)}
-"""Bytes a pixel beside its samples: motion that later pictures may refer to. Measured: 0.5 to 0.7."""
+"""Bytes per pixel beside its samples: stored motion for later pictures. Measured: 0.5 to 0.7."""
 _OTHER_SIDE = Fraction(1, 4)
 
 _PICTURES = {"av1": 10, "vp9": 10, "vp8": 5, "mpeg4": 5, "mjpeg": 8}

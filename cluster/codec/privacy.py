@@ -25,7 +25,7 @@ Polygon: TypeAlias = tuple[Point, ...]
 _PLANAR = frozenset(
     [f"yuv{j}{form}p" for form in ("410", "411", "420", "422", "440", "444") for j in ("", "j")] + ["gray"]
 )
-"""Formats with a plane of bytes per component, which are painted as they are. Others are converted first."""
+"""Planar 8-bit formats, masked in place. Others are converted first."""
 
 _FULL_RANGE = 2
 _NEUTRAL = 128

@@ -35,7 +35,7 @@ Window = Callable[[], bytes]
 
 
 @dataclass(frozen=True, slots=True)
-class _Order:
+class _PendingSave:
     """Pending write of one stream: settle frames up to ``upto``, then save ``window``, the window state at that
     frame."""
 
@@ -44,7 +44,7 @@ class _Order:
 
 
 @dataclass(frozen=True, slots=True)
-class _Leaving:
+class _LastWrite:
     """Memory to be released after its last write; ``saved``: whether memory and ``window`` are where another process
     finds them."""
 
@@ -91,9 +91,9 @@ class MemoryBank:
         self.writer = MemoryWriter(self._write)
         self._default = default
         self._due: set[str] = set()
-        self._orders: dict[str, _Order] = {}
-        self._leaving: dict[str, _Leaving] = {}
-        self._forgettings = 0
+        self._pending_saves: dict[str, _PendingSave] = {}
+        self._last_writes: dict[str, _LastWrite] = {}
+        self._deletions = 0
         self._prepared: dict[str, tuple[StreamMemory, bytes | None]] = {}
         self._memories: dict[str, StreamMemory] = {}
         self._retrievers: dict[str, Retriever] = {}
@@ -111,16 +111,16 @@ class MemoryBank:
         Raises:
             ConfigError: an unknown policy or option.
         """
-        if spec is None or stream in self._memories or stream in self._leaving:
+        if spec is None or stream in self._memories or stream in self._last_writes:
             return
-        forgettings = self._forgettings
-        restored = self._restored(stream, spec)
+        deletions = self._deletions
+        restored = self._restore(stream, spec)
         with self._lock:
             # A deletion meanwhile may concern this stream.
-            if stream not in self._memories and forgettings == self._forgettings:
+            if stream not in self._memories and deletions == self._deletions:
                 self._prepared[stream] = restored
 
-    def _restored(self, stream: str, spec: MemorySpec) -> tuple[StreamMemory, bytes | None]:
+    def _restore(self, stream: str, spec: MemorySpec) -> tuple[StreamMemory, bytes | None]:
         """Create a memory, restore it from the lowest tier, and return it with its saved window state."""
         memory = StreamMemory(stream, spec, self.tiers, self.shape, self.writer.yield_to_engine)
         self.tiers.set_cap(stream, spec.cap_bytes)
@@ -137,42 +137,42 @@ class MemoryBank:
         """
         if stream in self._visited:
             # Another process may have written it since: restore from the tiers.
-            self._leave(stream)
-        self._finish_leaving(stream)
+            self._close_visited(stream)
+        self._finish_last_write(stream)
         held = self._memories.get(stream)
         prepared = self._prepared.pop(stream, None)
         if spec is None:
             if held is not None:
-                self._drop(stream)
+                self._drop_memory(stream)
             self._released.pop(stream, None)
-            self._clear(stream)
+            self._clear_tiers(stream)
             return None
         retriever = retrievers.get(spec.retriever)(**spec.retriever_options)
         window = None
         if held is None:
             if prepared is None or prepared[0].spec != spec:
-                prepared = self._restored(stream, spec)
+                prepared = self._restore(stream, spec)
             held, window = prepared
         elif (held.spec.organiser, held.spec.organiser_options) != (spec.organiser, spec.organiser_options):
             # Clusters of one organiser are unusable for another.
             with held.exclusive:
                 held.delete_frames()
-                self._let_go(stream)
+                self._close_memory(stream)
             held = StreamMemory(stream, spec, self.tiers, self.shape, self.writer.yield_to_engine)
         else:
             held.change_spec(spec)
         self._released.pop(stream, None)
-        self._hold(held, retriever)
+        self._register(held, retriever)
         return window
 
-    def _hold(self, memory: StreamMemory, retriever: Retriever) -> None:
+    def _register(self, memory: StreamMemory, retriever: Retriever) -> None:
         with self._lock:
             self._prepared.pop(memory.stream, None)
             self._memories[memory.stream], self._retrievers[memory.stream] = memory, retriever
         self.tiers.set_cap(memory.stream, memory.spec.cap_bytes)
-        self._note(memory)
+        self._update_report(memory)
 
-    def _clear(self, stream: str) -> None:
+    def _clear_tiers(self, stream: str) -> None:
         """Delete a stream from the tiers, without a search where they hold nothing of it."""
         if not all(state.up for state in self.tiers.states().values()) or any(self.tiers.usage(stream).values()):
             self.tiers.drop(stream)
@@ -191,7 +191,7 @@ class MemoryBank:
             memory.counts.frames_dropped += 1
         if memory.settle_due:
             self._due.add(chunk.stream)
-        self._note(memory)
+        self._update_report(memory)
 
     def wants_queries(self, stream: str) -> bool:
         """Whether the stream's compressor uses :meth:`observe_queries`."""
@@ -212,9 +212,9 @@ class MemoryBank:
             # A stream whose last write is pending is scheduled later.
             if memory is not None and memory.recent and not self.writer.is_waiting(stream):
                 window = self.window(stream, memory.max_window_bytes) if self.window is not None else None
-                self._orders[stream] = _Order(memory.recent[-1].index, window or _no_window)
+                self._pending_saves[stream] = _PendingSave(memory.recent[-1].index, window or _no_window)
                 self.writer.schedule(stream)
-            if memory is None or not self.writer.is_waiting(stream) or stream in self._orders:
+            if memory is None or not self.writer.is_waiting(stream) or stream in self._pending_saves:
                 self._due.discard(stream)
 
     def run_maintenance(self) -> None:
@@ -225,13 +225,13 @@ class MemoryBank:
             if memory.settle_due:
                 self._due.add(stream)
             else:
-                self._orders[stream] = _Order(-1, None)
+                self._pending_saves[stream] = _PendingSave(-1, None)
                 self.writer.schedule(stream)
         self.schedule_saves()
 
     def _write(self, stream: str) -> None:
-        self._finish_leaving(stream)
-        memory, order = self._memories.get(stream), self._orders.pop(stream, None)
+        self._finish_last_write(stream)
+        memory, order = self._memories.get(stream), self._pending_saves.pop(stream, None)
         if memory is None or order is None:
             return
         with memory.exclusive:
@@ -240,7 +240,7 @@ class MemoryBank:
                 return
             if memory.settle(order.upto):
                 memory.save(None if order.window is None else order.window())
-            self._note(memory)
+            self._update_report(memory)
 
     def save_stream(self, stream: str) -> None:
         """Write memory and window state of the same moment; blocks until written."""
@@ -249,7 +249,7 @@ class MemoryBank:
             window = self.window(stream, memory.max_window_bytes) if self.window is not None else None
             if memory.settle():
                 memory.save((window or _no_window)())
-            self._note(memory)
+            self._update_report(memory)
 
     def wait_written(self, timeout_s: float = 60.0) -> bool:
         """Wait until all scheduled writes are done; False after ``timeout_s``."""
@@ -261,7 +261,7 @@ class MemoryBank:
         Raises:
             NotReadyError: it has none.
         """
-        memory = self._memories.get(stream) or self._reopened(stream)
+        memory = self._memories.get(stream) or self._reopen(stream)
         if memory is None:
             raise NotReadyError(
                 f"camera {stream!r} has no memory: nothing was recorded since its memory was deleted, or "
@@ -269,11 +269,11 @@ class MemoryBank:
             )
         return memory, self._retrievers[stream]
 
-    def _reopened(self, stream: str) -> StreamMemory | None:
+    def _reopen(self, stream: str) -> StreamMemory | None:
         spec = self._released.get(stream, self._default)
         if spec is None:
             return None
-        self._finish_leaving(stream)
+        self._finish_last_write(stream)
         memory = StreamMemory(stream, spec, self.tiers, self.shape, self.writer.yield_to_engine)
         # Its owner may still be writing: unnamed blocks are not ours to delete.
         outcome = memory.restore(sweep=False)
@@ -281,18 +281,18 @@ class MemoryBank:
             raise NotReadyError(f"the memory of camera {stream!r} cannot be read now; try again in a moment")
         if outcome is Outcome.MISS:
             return None
-        self._hold(memory, retrievers.get(spec.retriever)(**spec.retriever_options))
+        self._register(memory, retrievers.get(spec.retriever)(**spec.retriever_options))
         self._visited[stream] = None
         while len(self._visited) > VISITED:
-            self._leave(next(iter(self._visited)))
+            self._close_visited(next(iter(self._visited)))
         return memory
 
-    def _leave(self, stream: str) -> None:
+    def _close_visited(self, stream: str) -> None:
         """Release a memory that was opened for questions only."""
         if stream in self._released:
-            self._let_go(stream)
+            self._close_memory(stream)
         else:
-            self._drop(stream)
+            self._drop_memory(stream)
 
     def __contains__(self, stream: object) -> bool:
         return stream in self._memories
@@ -302,41 +302,41 @@ class MemoryBank:
         and nothing is written here."""
         memory = self._memories.get(stream)
         if memory is not None and save:
-            self._let_leave(memory, None)
+            self._schedule_last_write(memory, None)
         elif memory is not None:
             with memory.exclusive:
-                self._part(memory)
+                self._release(memory)
 
     def hand_over(self, stream: str) -> Future[bool]:
         """Write memory and window of the same moment for another process and release both. The result: whether it will
         find them."""
         memory = self._memories[stream]
         window = self.window(stream, memory.max_window_bytes) if self.window is not None and self.tiers.shared else None
-        return self._let_leave(memory, window)
+        return self._schedule_last_write(memory, window)
 
-    def _let_leave(self, memory: StreamMemory, window: Window | None) -> Future[bool]:
+    def _schedule_last_write(self, memory: StreamMemory, window: Window | None) -> Future[bool]:
         if not memory.frames:
             # Empty or deleted: nothing to keep.
-            self._drop(memory.stream)
+            self._drop_memory(memory.stream)
         else:
-            self._part(memory)
-        leaving = self._leaving[memory.stream] = _Leaving(memory, window)
+            self._release(memory)
+        last_write = self._last_writes[memory.stream] = _LastWrite(memory, window)
         self.writer.schedule(memory.stream)
-        return leaving.saved
+        return last_write.saved
 
-    def _finish_leaving(self, stream: str) -> None:
+    def _finish_last_write(self, stream: str) -> None:
         """Do a pending last write; blocks if another thread is doing it."""
-        leaving = self._leaving.get(stream)
-        if leaving is None:
+        last_write = self._last_writes.get(stream)
+        if last_write is None:
             return
-        memory, saved = leaving.memory, False
+        memory, saved = last_write.memory, False
         with memory.exclusive:
-            if leaving.saved.done():
+            if last_write.saved.done():
                 return
             try:
                 self._settle_last(memory)
-                if leaving.window is not None and not memory.recent:
-                    saved = memory.save(leaving.window()) is Outcome.HIT
+                if last_write.window is not None and not memory.recent:
+                    saved = memory.save(last_write.window()) is Outcome.HIT
                 if memory.recent:
                     log.warning("camera %r: its last %d frames were not stored in memory", stream, len(memory.recent))
                 if not saved:
@@ -344,8 +344,8 @@ class MemoryBank:
             except Exception:
                 log.exception("the memory of camera %r could not be written", stream)
             finally:
-                del self._leaving[stream]
-                leaving.saved.set_result(saved)
+                del self._last_writes[stream]
+                last_write.saved.set_result(saved)
 
     def _settle_last(self, memory: StreamMemory) -> None:
         try:
@@ -353,10 +353,10 @@ class MemoryBank:
         except Exception:
             log.exception("cannot store the last frames of camera %r in its memory", memory.stream)
 
-    def _part(self, memory: StreamMemory) -> None:
+    def _release(self, memory: StreamMemory) -> None:
         """Release a memory that another process owns from now on; questions may still reopen it here."""
         self._released[memory.stream] = memory.spec
-        self._let_go(memory.stream)
+        self._close_memory(memory.stream)
         if len(self._released) > RELEASED:
             oldest, _ = self._released.popitem(last=False)
             with self._lock:
@@ -367,12 +367,12 @@ class MemoryBank:
 
         ``newest``: time of that frame on the camera's clock (microseconds), where it has not left the window yet.
         """
-        self._finish_leaving(stream)
+        self._finish_last_write(stream)
         with self._lock:
-            self._forgettings += 1
+            self._deletions += 1
             self._prepared.pop(stream, None)
         try:
-            memory = self._memories.get(stream) or self._reopened(stream)
+            memory = self._memories.get(stream) or self._reopen(stream)
         except NotReadyError:
             if ago_s is not None:
                 raise
@@ -388,18 +388,18 @@ class MemoryBank:
             if ago_s is None or memory.newest is None:
                 memory.delete_frames()
                 self._due.discard(stream)
-                self._orders.pop(stream, None)
+                self._pending_saves.pop(stream, None)
             else:
                 latest = memory.newest if newest is None else max(memory.newest, memory.memory_time(newest))
                 memory.delete_frames(before_frame=memory.frames_since(latest - round(ago_s * MICROSECONDS)))
                 self.save_stream(stream)
-            forgotten = DeletedMemory(frames - memory.frames, max(0, held - memory.held_bytes))
+            deleted = DeletedMemory(frames - memory.frames, max(0, held - memory.held_bytes))
         if not memory.frames and stream in self._visited:
-            self._drop(stream)
+            self._drop_memory(stream)
             self._released.pop(stream, None)
         else:
-            self._note(memory)
-        return forgotten
+            self._update_report(memory)
+        return deleted
 
     def memory_status(self, stream: str) -> MemoryStatus:
         """Contents and health of a stream's memory.
@@ -417,7 +417,7 @@ class MemoryBank:
         with self._lock:
             return {stream: replace(report, state=trouble) for stream, report in self._reports.items()}
 
-    def _note(self, memory: StreamMemory) -> None:
+    def _update_report(self, memory: StreamMemory) -> None:
         oldest, newest = memory.oldest, memory.newest
         span = 0.0 if oldest is None or newest is None else (newest - oldest) / MICROSECONDS
         report = MemoryReport(memory.held_bytes, memory.frames, span, "")
@@ -425,15 +425,15 @@ class MemoryBank:
             if self._memories.get(memory.stream) is memory:
                 self._reports[memory.stream] = report
 
-    def _let_go(self, stream: str) -> None:
+    def _close_memory(self, stream: str) -> None:
         """Release a memory and keep its last report."""
         self._due.discard(stream)
-        self._orders.pop(stream, None)
+        self._pending_saves.pop(stream, None)
         self._visited.pop(stream, None)
         del self._memories[stream], self._retrievers[stream]
 
-    def _drop(self, stream: str) -> None:
-        self._let_go(stream)
+    def _drop_memory(self, stream: str) -> None:
+        self._close_memory(stream)
         with self._lock:
             self._reports.pop(stream, None)
 

@@ -40,7 +40,7 @@ class KVChunk:
 
 
 KVSink = Callable[[KVChunk], None]
-"""Takes what leaves; called in the engine's thread, in time order for each stream."""
+"""Receives KV that leaves a window; called in the engine's thread, in time order per stream."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -88,14 +88,14 @@ class LayerKV:
 
 
 Load = Callable[[list[int]], list[Loaded]]
-"""Numbers of blocks -> what the tiers say of them."""
+"""Block numbers -> loaded blocks."""
 
 Place = Callable[[Tensor, Tensor], Tensor]
 """``frame, cell [n]`` -> ``[n, 3]``: seconds, row and column of each token."""
 
 
 NAMES_BYTES = 1280
-"""Of the names and numbers beside the tensors of a head's state."""
+"""Overhead of a head's state beside its tensors."""
 
 
 class BlocksUnavailableError(Exception):

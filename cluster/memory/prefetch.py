@@ -59,7 +59,7 @@ class PrefetchStats:
 
 
 TOTALS = PrefetchStats()
-"""What all prefetchers of this process that were closed did, for its metrics."""
+"""Sum over all closed prefetchers of this process, for its metrics."""
 
 
 @dataclass(slots=True, eq=False)

@@ -76,11 +76,11 @@ class StreamMemory(TieredHeads):
         self._seen: int | None = None
         self._skipped: int | None = None
         # Frames before this camera time are deleted, also those not restored yet.
-        self._forget_past: int | None = None
-        self._gone: list[tuple[int, int, int]] = []
+        self._deleted_until: int | None = None
+        self._lost_clusters: list[tuple[int, int, int]] = []
         self._failed_upto = -1
         # Latest raw question rows per layer, on the CPU to save device memory.
-        self._asked: list[Tensor] = []
+        self._queries: list[Tensor] = []
         # Fails early on an unknown name or option.
         self.compressor = self._compressor_of(spec)
 
@@ -157,7 +157,7 @@ class StreamMemory(TieredHeads):
         """Release a snapshot. ``gone``: layer, head and uid of clusters whose blocks turned out to be lost."""
         with self._lock:
             self._readers.remove(view.generation)
-            self._gone += gone
+            self._lost_clusters += gone
 
     # -- frames in --------------------------------------------------------------------------------
     def add_chunk(self, chunk: KVChunk) -> None:
@@ -204,8 +204,8 @@ class StreamMemory(TieredHeads):
     def observe_queries(self, queries: Sequence[Tensor]) -> None:
         """Record the latest question rows per layer ``[Hkv, r, D]``, before rotary, for compressors that use them."""
         if self.wants_queries:
-            self._asked = [rows.cpu() for rows in queries]
-            self.compressor.observe(self._asked)
+            self._queries = [rows.cpu() for rows in queries]
+            self.compressor.observe(self._queries)
 
     @property
     def wants_queries(self) -> bool:
@@ -222,7 +222,7 @@ class StreamMemory(TieredHeads):
 
     def _compressor_of(self, spec: MemorySpec, heads: slice = slice(None)) -> Compressor:
         compressor: Compressor = compressors.get(spec.compressor)(self.columns, **spec.compressor_options)
-        compressor.observe([rows[heads] for rows in self._asked])
+        compressor.observe([rows[heads] for rows in self._queries])
         return compressor
 
     @torch.inference_mode()
@@ -244,7 +244,7 @@ class StreamMemory(TieredHeads):
                 self._ready, self._ready_bytes = [], 0
                 if frames and frames[0].index <= self._failed_upto:
                     self.counts.frames_dropped += len(frames)
-                    self._done(frames)
+                    self._remove_waiting(frames)
                 self._failed_upto = frames[-1].index if frames else -1
                 raise
 
@@ -255,15 +255,15 @@ class StreamMemory(TieredHeads):
             self._unwritten.update({(layer, h): head.index_bytes for layer, h, head in self.iter_heads()})
             self.unsaved = True
         with self._lock:
-            gone, self._gone = self._gone, []
+            gone, self._lost_clusters = self._lost_clusters, []
         for layer, h, uid in gone:
             self.drop_lost_clusters(layer, h, [uid])
         self._expire()
-        if not self._forget_old():
+        if not self._delete_old():
             return False
         # Without frames deleted just now.
         frames = [chunk for chunk in frames if chunk.index >= self.first_frame]
-        if frames and not self._take_in(frames):
+        if frames and not self._cluster_frames(frames):
             return False
         self._split_pending()
         if not self.publish():
@@ -271,9 +271,9 @@ class StreamMemory(TieredHeads):
         self._trim_frames()
         return True
 
-    def _take_in(self, frames: list[KVChunk]) -> bool:
+    def _cluster_frames(self, frames: list[KVChunk]) -> bool:
         if not self.heads:
-            self._begin()
+            self._create_heads()
         if self.partitions is not None:
             for chunk in frames:
                 if chunk.index not in self.partition_of:
@@ -287,15 +287,15 @@ class StreamMemory(TieredHeads):
         until = frames[-1].index + 1
         for number, layer in enumerate(layers):
             for h in range(layer.heads):
-                if not self._change(number, h, partial(self._added, number, h, layer, until)):
+                if not self._change(number, h, partial(self._add_to_head, number, h, layer, until)):
                     return False
         if not self.publish():
             return False
-        self._done(frames)
+        self._remove_waiting(frames)
         self.counts.settled += 1
         return True
 
-    def _added(self, number: int, h: int, layer: LayerKV, until: int, head: HeadMemory) -> HeadChange:
+    def _add_to_head(self, number: int, h: int, layer: LayerKV, until: int, head: HeadMemory) -> HeadChange:
         frame, cell = layer.frame[h].cpu(), layer.cell[h].cpu()
         # An earlier attempt may have included this head.
         new = (frame >= head.settled).nonzero()[:, 0]
@@ -312,23 +312,23 @@ class StreamMemory(TieredHeads):
         )
         return head.add_tokens(tokens, cell[new], self.block_loader(number, h), self.block_loader(number, h, top=True))
 
-    def _done(self, frames: Sequence[KVChunk]) -> None:
+    def _remove_waiting(self, frames: Sequence[KVChunk]) -> None:
         """Remove frames from the waiting list."""
         done = {chunk.index for chunk in frames}
         with self._lock:
             self.recent = [chunk for chunk in self.recent if chunk.index not in done]
             self.waiting_bytes = sum(map(_bytes, self.recent))
 
-    def _begin(self) -> None:
+    def _create_heads(self) -> None:
         self.compressor = self._compressor_of(self.spec)
-        super()._begin()
+        super()._create_heads()
         if organisers.get(self.spec.organiser).wants_partitions and self.recent:
             self.partitions = VisualPartitions(len(self.recent[0].mean_embedding))
 
-    def _go_on(self, saved: FrameLog, before: FrameLog, first_frame: int) -> None:
+    def _append_waiting(self, saved: FrameLog, before: FrameLog, first_frame: int) -> None:
         self.first_frame = first_frame
-        if self._forget_past is not None:
-            self.first_frame = max(self.first_frame, saved.first_frame_since(self._forget_past + saved.shift))
+        if self._deleted_until is not None:
+            self.first_frame = max(self.first_frame, saved.first_frame_since(self._deleted_until + saved.shift))
         waiting, self.recent = self.recent, []
         for chunk in waiting:
             number, time = self.log.add(chunk.pts - before.shift)
@@ -369,8 +369,8 @@ class StreamMemory(TieredHeads):
                 with self._lock:
                     self.heads, self.recent, self.log = [], [], FrameLog(next_number=self.log.next_number)
                     self.first_frame = self.log.next_number
-                    self._gone = []
-                    self._forget_stored()
+                    self._lost_clusters = []
+                    self._reset_stored()
                 self.waiting_bytes, self.restored = 0, False
                 self.partition_of, self.partitions, self._seen = {}, None, None
                 return
@@ -381,13 +381,13 @@ class StreamMemory(TieredHeads):
                 if not self.restored and self.log.times:
                     # Applies to frames not restored yet, too.
                     kept = [time for n, time in zip(self.log.numbers, self.log.times, strict=True) if n >= before_frame]
-                    self._forget_past = (kept[0] if kept else self.log.times[-1] + 1) - self.log.shift
-            if self.restored and self._forget_old():
+                    self._deleted_until = (kept[0] if kept else self.log.times[-1] + 1) - self.log.shift
+            if self.restored and self._delete_old():
                 self._trim_frames()
             with self._lock:
                 self.log.delete_before(before_frame)
 
-    def _forget_old(self) -> bool:
+    def _delete_old(self) -> bool:
         self.publish()
         for number, h, head in list(self.iter_heads()):
             kept = (head.frame >= self.first_frame).nonzero()[:, 0]

@@ -116,12 +116,12 @@ class TieredHeads:
         """Numbers of the clustered frames."""
         raise NotImplementedError
 
-    def _go_on(self, saved: FrameLog, before: FrameLog, first_frame: int) -> None:
+    def _append_waiting(self, saved: FrameLog, before: FrameLog, first_frame: int) -> None:
         """Append frames that arrived before the restore to the restored log (``before``: the log until then). Under the
         lock."""
         raise NotImplementedError
 
-    def _begin(self) -> None:
+    def _create_heads(self) -> None:
         """Create empty heads once the KV shape is known."""
         assert self.shape is not None
         organiser = organisers.get(self.spec.organiser)
@@ -359,7 +359,7 @@ class TieredHeads:
             found = False
             if data is not None:
                 try:
-                    found = self._take_over(data)
+                    found = self._load_manifest(data)
                 except BlocksUnavailableError:
                     return Outcome.RETRY
                 except Exception as error:
@@ -378,7 +378,7 @@ class TieredHeads:
         blocks = [one.block for one in loaded if one.block is not None]
         return from_byte_blocks(blocks) if len(blocks) == len(loaded) else b""
 
-    def _take_over(self, data: bytes) -> bool:
+    def _load_manifest(self, data: bytes) -> bool:
         """Restore from a manifest; False if it is of another version or organiser.
 
         Raises:
@@ -407,30 +407,30 @@ class TieredHeads:
         self.shape, self.rows, self.columns, self.log = shape, int(header["rows"]), int(header["columns"]), saved
         try:
             if layers:
-                self._begin()
+                self._create_heads()
             for number, h, head in self.iter_heads():
                 at = number * per_layer + h
                 keys = [BlockKey(self.stream, number, h, block) for block in parts[at]]
-                self._take_head(number, h, head, keys, header["tokens"][at])
+                self._load_head(number, h, head, keys, header["tokens"][at])
             partitions = VisualPartitions.restore(tensors) if tensors else None
         except BaseException:
             self.heads = []
             self.shape, self.rows, self.columns, self.log = before
-            self._forget_stored()
+            self._reset_stored()
             raise
         with self._lock:
             self.partition_of, self.partitions = {pair[0]: pair[1] for pair in pairs}, partitions
             self._window = [BlockKey(self.stream, 0, 0, block) for block in check_integers(header["window"])]
-            self._go_on(saved, before[3], int(header["first_frame"]))
+            self._append_waiting(saved, before[3], int(header["first_frame"]))
         for key in self._window:
             self.stored.add_block(key, PART_BYTES)
         return True
 
-    def _forget_stored(self) -> None:
+    def _reset_stored(self) -> None:
         self.stored = StoredBlocks(self.stream, self.tiers, self._readers)
         self._parts, self._unwritten, self._window, self.unsaved = {}, {}, [], False
 
-    def _take_head(self, layer: int, h: int, head: HeadMemory, keys: list[BlockKey], tokens: int) -> None:
+    def _load_head(self, layer: int, h: int, head: HeadMemory, keys: list[BlockKey], tokens: int) -> None:
         if not keys:
             if tokens:
                 raise ValueError(f"{tokens} tokens without an index")

@@ -99,7 +99,7 @@ CameraStateName = Literal["waiting", "connecting", "running", "backoff", "error"
 
 @dataclass(frozen=True, slots=True)
 class PictureHealth:
-    """Health features of one camera's newest sample (``cluster.decoder.picture_watch``).
+    """Health features of one camera's newest sample (``cluster.decoder.picture_statistics``).
 
     * ``pts``: of the sample, the camera's microseconds
     * ``changed``: share of cells that differ visibly from the last sample, 0..1

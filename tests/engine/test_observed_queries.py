@@ -52,7 +52,7 @@ def drive(engine: NativeEngine, samples: list[FrameSample]) -> list[Tensor]:
         for request in engine.push(sample):
             engine.step([request])
     memory, _ = engine.memories.get_memory("cam")  # type: ignore[union-attr]
-    return memory._asked
+    return memory._queries
 
 
 def projected(model: VisionLanguageModel, samples: list[FrameSample], text: str) -> list[Tensor]:

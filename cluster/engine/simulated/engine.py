@@ -74,7 +74,7 @@ DEMO_SCORES = ScoreStatistics(
 
 
 MARK = "simulated"
-"""What the text of every answer begins with."""
+"""Prefix of every answer's text."""
 
 
 class StepCosts(Protocol):

@@ -16,7 +16,7 @@ from cluster.engine.vllm.connector.transfer import Load, Save, Transfer
 from cluster.engine.window.planner import BoolArray, IntArray, prefix_order
 
 Holds = Callable[[str, int], bool]
-"""Whether there is a block of this key, with so many tokens."""
+"""Whether a block of this key and number of tokens exists."""
 
 
 @dataclass(frozen=True, slots=True)

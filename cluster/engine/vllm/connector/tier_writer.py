@@ -24,9 +24,9 @@ from cluster.errors import ConfigError
 from cluster.memory.tiers.base import Block, BlockKey, Loaded, Outcome
 
 PAUSE_S = 0.5
-"""Between two attempts at a tier that cannot take something now."""
-FORGET_S = CLOSE_S = 30.0
-"""Longest wait for a call of a tier that is under way; tiers end their calls earlier themselves."""
+"""Pause after a ``RETRY``."""
+DELETE_S = CLOSE_S = 30.0
+"""Longest wait for a running tier call; tiers have shorter deadlines."""
 
 
 T = TypeVar("T")
@@ -113,7 +113,7 @@ class TierWriter:
             self._cancel(stream)
             self._clears.pop(stream, None)
             # A write in flight would arrive after the deletion.
-            self._changed.wait_for(lambda: self._busy != stream, timeout=FORGET_S)
+            self._changed.wait_for(lambda: self._busy != stream, timeout=DELETE_S)
         self.tier.drop(stream)
 
     def wait_stream_written(self, stream: str, deadline_s: float) -> bool:

@@ -18,13 +18,13 @@ from cluster.engine.window.export import Snapshot
 from cluster.memory.tiers.stack import TierStack
 
 VERSION = 2
-"""Of the format. Number 1 had no window in it."""
+"""Format version; 1 had no window."""
 
 MAX_BYTES = 15 * 2**20
-"""A larger window is not kept: a node takes messages of 16 MiB."""
+"""Largest checkpoint: nodes accept messages of 16 MiB."""
 
 HAND_OVER_S = 5.0
-"""Longest that a stream which leaves waits for the tiers; then it begins anew where it goes."""
+"""Longest wait for the tiers at a hand-over; after that the stream starts with an empty window elsewhere."""
 
 _HEAD = struct.Struct("<4sHI")  # magic, version, bytes of the JSON behind it
 _MAGIC = b"SLVW"
