@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from cluster.engine.window.stream import StreamFrame
-from cluster.models.base import FrameTokens, PatchBatch, VisionLanguageModel
+from cluster.models.base import PatchBatch, VisionLanguageModel
 
 # Patches of one call. The tower's activations grow with it; 16 whole 448 x 448 frames fill a GPU and fit a laptop.
 CALL_PATCHES = 16384
@@ -37,9 +38,8 @@ def encode_pending(model: VisionLanguageModel, frames: Iterable[StreamFrame]) ->
     for call in _calls(pending):
         batches = [patch_batch(frame) for frame in call]
         for frame, batch, tokens in zip(call, batches, model.encode(batches), strict=True):
-            # A copy, as a view would keep the whole call's result alive. Cells are for planning on the host.
-            cells = torch.empty(tokens.cells.shape, dtype=torch.int64).copy_(tokens.cells)
-            frame.tokens = FrameTokens(tokens.embeds.clone(), cells, tokens.grid)
+            # A copy, as a view would keep the whole call's result alive.
+            frame.tokens = replace(tokens, embeds=tokens.embeds.clone())
             frame.patches = None
             flops[id(frame)] = model.tower_flops([batch])
     return flops
