@@ -140,7 +140,7 @@ class _Collector(MemoryBank):
         super().__init__(TierStack([Arena(_MANIFESTS)]))
         self.taken: dict[str, list[KVChunk]] = {}
 
-    def take(self, chunk: KVChunk) -> None:
+    def accept_chunk(self, chunk: KVChunk) -> None:
         """See :class:`MemoryBank`."""
         self.taken.setdefault(chunk.stream, []).append(chunk)
 
