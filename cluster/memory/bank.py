@@ -70,10 +70,10 @@ class MemoryBank:
     clustering, compression and writes run on the threads of :class:`MemoryWriter`.
 
     Args:
-        tiers: where KV lies.
-        window: takes down the state of a stream's window as it is now, to be saved with its memory, so that both come
-            back together; None where there is none, or it is larger than so many bytes.
-        default: how streams are remembered that another process opened and that are asked about here.
+        tiers: storage of all memories.
+        window: snapshots a stream's current window, to be saved with its memory so that both are restored together;
+            None if there is none, or it exceeds the given number of bytes.
+        default: settings for streams opened by another process that are asked about here.
         shape: of the model's KV.
     """
 

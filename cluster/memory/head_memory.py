@@ -106,7 +106,7 @@ class BlocksLostError(Exception):
     """Required blocks are lost for good; ``uids`` of their clusters."""
 
     def __init__(self, uids: Sequence[int]) -> None:
-        super().__init__(f"{len(uids)} blocks are gone")
+        super().__init__(f"{len(uids)} blocks are lost")
         self.uids = list(uids)
 
 

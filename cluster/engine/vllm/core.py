@@ -45,9 +45,9 @@ WARM_UP_S = 300.0
 class PromptRequest:
     """A rendered prompt with one question (see :mod:`cluster.engine.vllm.prompt_items`).
 
-    * ``query``: how many of its tokens are the question
+    * ``query``: number of question tokens
     * ``max_tokens``: of the answer, at least 1
-    * ``extra``: for whoever reads a request's extra arguments (a KV connector)
+    * ``extra``: the request's extra arguments, read by a KV connector
     """
 
     prompt: Any
@@ -198,8 +198,8 @@ class VllmHost:
     Args:
         arguments: complete engine arguments (:func:`engine_arguments`).
         watched, ends: see :class:`VllmCore`.
-        settings: how long an answer may take, and how often a core may fail.
-        lost: called when all that a core held is gone.
+        settings: timeout, and restarts allowed.
+        lost: called when the core's state is lost.
 
     Raises:
         ModelError: vLLM refuses an argument, or its core does not start.

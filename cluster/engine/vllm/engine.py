@@ -35,21 +35,21 @@ Mode = Literal["full", "pruned", "reuse"]
 
 
 class VllmEngine(WindowedEngine):
-    """The :class:`~cluster.engine.base.Engine` on vLLM. Not thread-safe: one thread makes all calls.
+    """The :class:`~cluster.engine.base.Engine` on vLLM. Not thread-safe.
 
-    Frames go through our tower once, in this process, and their embeddings to vLLM's engine core, in processes of its
-    own, with the window's positions. A step sends all questions of all its windows together, and raises
-    ``UnavailableError`` when the core has died or did not answer in time; the next one starts it anew.
+    Our vision tower encodes each frame once, in this process; embeddings and positions go to vLLM's engine core in its
+    own processes. A step sends all questions of all its windows together, and raises ``UnavailableError`` when the core
+    died or timed out; the next step restarts it.
 
-    * ``mode``: ``pruned`` and ``full`` differ in the frames they are sent (``full``: decoders prune nothing) and in
-      nothing else; ``reuse`` loads what it can through a KV connector
-    * ``settings``: how vLLM is run
+    * ``mode``: ``pruned`` and ``full`` differ only in the frames sent by decoders (``full``: unpruned); ``reuse`` loads
+      KV through a connector
+    * ``settings``: vLLM settings
     * ``score_temperature``, ``score_bias``, ``max_new_tokens``: as of ``NativeEngine``
-    * ``release``: the model's decoder layers leave this process's memory; nothing else may use the model then
-    * ``tiers``: where windows outlive this process, and with ``reuse`` their KV; not closed with the engine
+    * ``release``: free the model's decoder layers in this process; nothing else may use the model then
+    * ``tiers``: storage for windows, with ``reuse`` also their KV, beyond this process; not closed with the engine
 
     Raises:
-        ConfigError: vLLM is not there, of an untested version, or does not know an argument.
+        ConfigError: vLLM is not installed, of an untested version, or does not know an argument.
         ModelError: it cannot serve the model.
     """
 

@@ -73,24 +73,23 @@ _SLAB, _LEAST_SLAB, _SLABS = 2**22, 2**14, 64
 class Arena(CappedTier):
     """Blocks and manifests in slabs of host or device memory, with a total cap and one per stream.
 
-    Bytes are counted as they are taken: what is held is rounded up to the size of its cell (at most a quarter, or 4 KiB
-    of a large one). A block's parts lie in one cell, so that it moves in one copy. Loaded blocks are copies: what is
-    evicted or replaced later does not change them. A block that replaces another frees it first, so where the new
-    one is not taken there is none under that key.
+    Sizes are counted as allocated: rounded up to the cell (by at most a quarter, or 4 KiB of a large one). A block lies
+    in one cell and moves in one copy. Loaded blocks are copies, unaffected by later eviction. Replacing a block frees
+    the old one first, so a refused replacement leaves none.
 
-    A stream at its cap loses its longest unused blocks; when the arena is full, the stream that is furthest above its
-    share (the arena divided in proportion to the caps) does. Pinned blocks and manifests are never evicted.
+    A stream at its cap evicts its least recently used blocks; when the arena is full, the stream furthest above its
+    share (in proportion to the caps) does. Pinned blocks and manifests are never evicted.
 
     Args:
-        total_bytes: most memory that is ever reserved.
-        stream_bytes: cap of each stream, which :meth:`set_cap` can only lower; the total where not given.
-        evicts: False for the lowest tier, which refuses (``RETRY``) what it has no room for.
-        device: where the slabs lie, like ``cpu`` or ``cuda:0``.
-        pinned: page-locked host memory, where there is CUDA.
-        loads_to: where loaded blocks go; where the slabs lie if not given. Copies have ended when a load returns.
+        total_bytes: most memory ever reserved.
+        stream_bytes: cap of each stream, which :meth:`set_cap` can only lower; default: the total.
+        evicts: False for the lowest tier, which refuses (``RETRY``) what does not fit.
+        device: of the slabs, like ``cpu`` or ``cuda:0``.
+        pinned: page-locked host memory, with CUDA.
+        loads_to: device of loaded blocks; default: that of the slabs. Copies are complete when a load returns.
 
     Raises:
-        ConfigError: a total, a cap or a slab that can hold nothing.
+        ConfigError: a total, cap or slab size that is too small.
     """
 
     def __init__(

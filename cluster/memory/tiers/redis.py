@@ -28,24 +28,24 @@ _RENEWED_AT_ONCE = 4096
 
 class RedisTier(CappedTier):
     """One value per block, ``sightline:{namespace}:kv:{stream}:{layer}:{head}:{block}``, one for the manifest, and a
-    hash of their sizes. One process writes a stream at a time; who takes it over begins with :meth:`manifest`.
+    hash of their sizes. A stream has one writer at a time; a new one begins with :meth:`manifest`.
 
-    A value and its entry in the hash are written in one transaction; on a server that evicts, a stream is dropped by a
-    scan as well. Values of another model, settings or format version are misses (``foreign``), and so are damaged and
-    forged ones (``damaged``, deleted). The cap of a stream counts for each value its bytes and twice its name.
+    A value and its entry in the hash are written in one transaction; on a server that evicts, deleting a stream also
+    scans for values without an entry. Values of another model, settings or format version are misses (``foreign``), as
+    are damaged and forged ones (``damaged``, deleted). A value counts towards the cap with its bytes and twice its
+    name.
 
-    While the server cannot be reached, everything is ``RETRY`` at once, and what it holds may be older than what was
-    last stored.
+    While the server is down, every call returns ``RETRY`` at once, and its contents may be outdated.
 
     Args:
         url: ``redis://[user:password@]host:port/database``, ``rediss://`` or ``unix://``.
-        cap_bytes: most bytes of one stream; :meth:`set_cap` can only lower it.
-        ttl_s: blocks live at least half as long after the last :meth:`put_manifest` of their stream.
-        batch_bytes: about as much goes over the connection in one piece.
+        cap_bytes: of each stream; :meth:`set_cap` can only lower it.
+        ttl_s: blocks live at least half as long after their stream's last :meth:`put_manifest`.
+        batch_bytes: approximate bytes per pipeline.
         fingerprint, store_as, secret, deadline_s: see :class:`TierSettings`.
 
     Raises:
-        ConfigError: an address, namespace, cap or time that cannot work. A server that is down is no error.
+        ConfigError: an invalid address, namespace, cap or time. A server that is down is no error.
     """
 
     def __init__(

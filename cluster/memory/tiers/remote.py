@@ -34,24 +34,22 @@ T = TypeVar("T")
 class RemoteTier(CappedTier):
     """Client of the tier that ``KVServicer`` serves at ``address``.
 
-    When a call fails or does not end within ``deadline_s``, the tier is down: from then on everything is answered at
-    once with ``RETRY``, and only a call of the tier's own, after a growing pause, asks where the node is and whether it
-    is back. A node that comes back may be empty: ``failures`` has grown then.
+    After a failure or timeout the tier is down: every call returns ``RETRY`` at once, while a background probe with
+    growing pauses looks for the node. A node that returns may be empty: ``failures`` has grown then.
 
     Args:
         address: ``host:port``.
-        fingerprint: model and settings of the blocks; those of another one are misses.
-        cap_bytes: most bytes of one stream, as the node has it too; :meth:`set_cap` can only lower it, and the node
-            keeps to the lower one. Without bound where not given.
-        store_as: form in which blocks travel from here; see ``encode_block``.
-        secret: key of the digests, the node's too; see :mod:`cluster.memory.tiers.codec`.
-        deadline_s: longest that one call may take, waiting for the network included.
-        backoff: pauses between attempts to reach a node that is down.
-        find: where the node is now; see ``KVPeer``.
+        fingerprint: model and settings of the blocks; others are misses.
+        cap_bytes: of each stream, also set on the node; :meth:`set_cap` can only lower it; default: unbounded.
+        store_as: format of sent blocks; see ``encode_block``.
+        secret: key of the digests, shared with the node; see :mod:`cluster.memory.tiers.codec`.
+        deadline_s: of one call, network included.
+        backoff: pauses between probes of a node that is down.
+        find: looks up the node's address; see ``KVPeer``.
         tls: of this cluster's processes.
 
     Raises:
-        ConfigError: not an address, or a fingerprint or form under which nothing can be stored.
+        ConfigError: an invalid address, fingerprint or format.
     """
 
     def __init__(

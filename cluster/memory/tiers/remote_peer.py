@@ -43,18 +43,17 @@ TROUBLE = (grpc.RpcError, CallEndedError, TimeoutError, CancelledError, Transfer
 class KVPeer:
     """gRPC channel to one node, on its own event loop; thread-safe.
 
-    Once a call failed the node is down, and nobody need call it: it is asked from here, after a pause that grows until
-    a call succeeds again, and is up once it has answered. A node that was started anew may be at another address:
-    ``find`` is asked for that before each attempt. That another instance answers than before counts as a failure, also
-    where no call failed meanwhile: what was written there is gone.
+    After a failed call the node is down and calls are refused; a background task probes it with exponential backoff
+    until it answers. A restarted node may have another address, which ``find`` looks up before each probe. A changed
+    instance counts as a failure, as its blocks are lost.
 
     Args:
         address: ``host:port``.
-        fingerprint: sent with what is asked from here.
+        fingerprint: sent with probes.
         deadline_s: of every call.
-        backoff: pauses between questions to a node that is down.
-        find: says where the node is now, on a thread of its own and once at a time; whatever it raises says that nobody
-            knows, and the last address is tried.
+        backoff: pauses between probes.
+        find: looks up the node's current address, on a separate thread and never concurrently; on any exception the
+            last address is used.
         tls: of this cluster's processes.
     """
 

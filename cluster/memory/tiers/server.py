@@ -58,21 +58,21 @@ class KVServicer(kv_pb2_grpc.KVServicer):
     """Serves ``tier``, whose calls run on a thread pool.
 
     Args:
-        tier: any tier; closing it is the caller's.
-        fingerprint: model and settings of the blocks it holds; for callers with another one it holds nothing.
-        store_as: form in which blocks travel from here; see ``encode_block``.
-        secret: key of the digests, the callers' too; what does not match is not taken.
-        threads: calls that work on the tier at once.
-        waiting: calls that may wait for one of them; those beyond are refused with ``CapacityError``.
-        deadline_s: longest that one call may take, whatever its caller allows.
+        tier: any tier; closed by the caller.
+        fingerprint: model and settings of its blocks; callers with another one get misses.
+        store_as: format of sent blocks; see ``encode_block``.
+        secret: key of the digests, shared with callers; blocks that do not match are rejected.
+        threads: concurrent tier calls.
+        waiting: most queued calls; beyond, calls are refused with ``CapacityError``.
+        deadline_s: longest call, whatever its caller allows.
 
-    ``counts`` tells what was special: ``foreign``, ``damaged`` and ``too_large`` blocks and manifests, ``too_large``
-    messages, and ``refused`` calls.
+    ``counts``: ``foreign``, ``damaged`` and ``too_large`` blocks and manifests, ``too_large`` messages, and ``refused``
+    calls.
 
-    ``instance`` is another one of each servicer: callers see by it that what they stored is gone.
+    ``instance`` is unique per servicer: callers detect by it that stored blocks are lost.
 
     Raises:
-        ConfigError: a fingerprint or form under which nothing can be stored.
+        ConfigError: an invalid fingerprint or format.
     """
 
     def __init__(

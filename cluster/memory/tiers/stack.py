@@ -22,15 +22,14 @@ class TierStack:
     """Writes through to every tier and reads from the uppermost that has a block. Thread-safe; no lock is held during a
     tier's call, so a slow stream does not block others.
 
-    What an outcome says of a block or manifest is the lowest tier's word: ``HIT`` means that this one has it. Blocks
-    never change, so copies above need no care; where a tier above does not take one, there is none.
+    Outcomes are the lowest tier's: ``HIT`` means that it holds the block or manifest. Blocks are immutable, so copies
+    above never become stale.
 
-    A stream that is deleted whole is *being deleted* until every tier was certain to have done it
-    (:meth:`finish_deletions`). Until then nothing of it is given out by the tiers that still owe it, and the lowest
-    takes nothing new.
+    A deleted stream is *being deleted* until every tier confirmed it (:meth:`finish_deletions`). Until then unconfirmed
+    tiers are not read for it, and the lowest accepts nothing new.
 
     Args:
-        tiers: from the uppermost to the lowest, at least one, each with its own name.
+        tiers: from the uppermost to the lowest, at least one, with distinct names.
 
     Raises:
         ConfigError: no tiers, or two of one name.

@@ -69,7 +69,7 @@ class SharedFolder:
 
 
 def remove_abandoned(root: Path) -> int:
-    """Remove the folders of processes that are gone; returns how many."""
+    """Remove folders whose process has died; returns how many."""
     removed = 0
     for path in root.glob(f"{PREFIX}*"):
         try:
@@ -178,8 +178,8 @@ class BlockStore:
     def get(self, key: str, *, again: bool = True) -> Tensor | Fault:
         """A block's KV ``[2, layers, tokens, heads, size]``, keys before rotary, read-only.
 
-        What is damaged or foreign is deleted, so that it is promised to nobody again. ``again``: it will be asked for
-        again, and stays mapped until a :meth:`put` finds that its file is gone.
+        Damaged or foreign blocks are deleted, so that they are never promised again. ``again``: keep it mapped for
+        later calls, until a :meth:`put` finds its file deleted.
         """
         path = self.folder.path(key, self.shard)
         try:
@@ -203,10 +203,9 @@ class BlockStore:
         return held[1]
 
     def put(self, items: Sequence[tuple[str, Tensor]], *, again: bool = True) -> list[bool]:
-        """Write blocks ``[2, layers, tokens, heads, size]``, replacing those of the same key; returns which are
-        stored.
+        """Write blocks ``[2, layers, tokens, heads, size]``, replacing those of the same key; returns which are stored.
 
-        ``again``: they will be asked for here, and stay mapped as with :meth:`get`.
+        ``again``: keep them mapped as in :meth:`get`.
         """
         sizes = [self.shape.nbytes(block.shape[2]) + _LONGEST_HEADER for _, block in items]
         self._evict(sum(sizes))

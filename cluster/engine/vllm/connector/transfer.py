@@ -134,17 +134,17 @@ class Transfer:
 
 
 def transfer_config(folder: str | Path, *, cap_bytes: int, fingerprint: str, shards: int = 1) -> dict[str, Any]:
-    """``kv_transfer_config`` of vLLM's engine arguments, as a mapping.
+    """Build vLLM's ``kv_transfer_config`` engine argument.
 
-    A load that fails ends its request with an error, and whoever asked asks again with nothing loaded. vLLM's own way,
-    ``kv_load_failure_policy: recompute``, cannot be had for prompts that hold embeddings: vLLM 0.32 sends its workers
-    items under a loaded prefix without their content (``strip_covered_mm_data``), and when the load then fails and the
-    prefix is to be computed, the worker ends for want of it. It would also let a window's other questions read blocks
-    that are computed anew only in a later step.
+    A failed load ends its request with an error, and the request is repeated without loads. vLLM's
+    ``kv_load_failure_policy: recompute`` is unusable for prompts with embeddings: vLLM 0.32 sends workers the items
+    under a loaded prefix without their content (``strip_covered_mm_data``), so recomputing that prefix after a failure
+    crashes the worker. It would also let a window's other questions read blocks that are recomputed only in a later
+    step.
 
     Args:
-        folder: where blocks lie; one per engine, on a file system in memory (``/dev/shm/...``).
-        cap_bytes: most bytes there, of all workers together.
+        folder: of the blocks; one per engine, on a memory file system (``/dev/shm/...``).
+        cap_bytes: of all workers together.
         fingerprint: of the model; blocks of another are never used.
         shards: workers, vLLM's ``tensor_parallel_size``, each with its part of the heads.
 
