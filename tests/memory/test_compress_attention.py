@@ -160,5 +160,5 @@ def test_those_that_look_at_no_queries_choose_the_same(name: str) -> None:
     ],
 )
 def test_settings_that_make_no_sense_are_refused(compressor: type[AttentionCompressor], options: dict) -> None:
-    with pytest.raises(ValueError, match=r"share|pool|column"):
+    with pytest.raises(ValueError, match=r"must be between 0 and 1|pool|column"):
         compressor(**{"columns": 1, **options})
