@@ -48,7 +48,7 @@ from cluster.gateway.http.server import HttpServer
 from cluster.gateway.ingest_proxy import ProxySink
 from cluster.gateway.memory_proxy import MemoryProxy
 from cluster.gateway.merger import ResultsMerger
-from cluster.hosts import open_many_files, return_large_blocks
+from cluster.hosts import limit_malloc_retention, raise_file_limit
 from cluster.redaction import SourceAddress
 from cluster.replica import memory_service as memory
 from cluster.security.roles import PUSH, current_principal
@@ -146,8 +146,8 @@ class Gateway:
 
     def __init__(self, config: SightlineConfig) -> None:
         configure_logging("gateway", config.cluster)
-        return_large_blocks()
-        open_many_files(FILES + 2 * config.gateway.max_connections)
+        limit_malloc_retention()
+        raise_file_limit(FILES + 2 * config.gateway.max_connections)
         describe_process(config, "gateway")
         self._config = config
         self._controller = ControllerDirectory()

@@ -1,4 +1,4 @@
-"""Errors a user may meet, each one sentence that says what is wrong and what would be right."""
+"""Errors shown to users: each message is one sentence with the problem and its fix."""
 
 from __future__ import annotations
 

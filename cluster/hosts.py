@@ -1,4 +1,4 @@
-"""What a host's name or address says about where it is, and what this host lets a process have."""
+"""Host facts and process limits: loopback addresses, file descriptors, malloc."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _M_MMAP_THRESHOLD, _M_ARENA_MAX = -3, -8
 
 
 def is_loopback(host: str) -> bool:
-    """Whether ``host`` is this machine, and nobody else reaches what listens there."""
+    """Whether ``host`` is a loopback address."""
     if host == "localhost":
         return True
     try:
@@ -26,10 +26,10 @@ def is_loopback(host: str) -> bool:
     return (mapped or address).is_loopback
 
 
-def open_many_files(count: int) -> int:
-    """Let this process have ``count`` file descriptors, as far as its host allows; returns how many it may have.
+def raise_file_limit(count: int) -> int:
+    """Raise the file descriptor limit to ``count``, as far as the host allows; returns the limit.
 
-    Many systems start processes with 1024: as many idle connections, and nobody else gets in.
+    Many systems default to 1024, which as many idle connections exhaust.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY or soft >= count:
@@ -41,11 +41,11 @@ def open_many_files(count: int) -> int:
     return allowed
 
 
-def return_large_blocks() -> None:
-    """Have the C library give large blocks back to the system when they are freed, where it is glibc.
+def limit_malloc_retention() -> None:
+    """Make glibc return large freed blocks to the system.
 
-    It stops doing so for blocks of a size that was freed once, and each thread keeps its own: a flood of large messages
-    would leave most of what it took.
+    By default it keeps blocks of sizes that were freed before, per thread, so a burst of large messages would stay
+    resident.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:

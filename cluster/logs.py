@@ -1,4 +1,4 @@
-"""How log messages are written: as text, or as one JSON object a line; in both without secrets."""
+"""Log formatting as text or JSON lines, with secrets redacted."""
 
 from __future__ import annotations
 
@@ -20,18 +20,14 @@ _PLACEHOLDER = re.compile(r"%%|(?:\b(?P<what>camera|window) )?(?P<value>%[-#0 +]
 
 
 class TextFormatter(RedactingFormatter):
-    """``time level logger: message``, for people."""
+    """``time level logger: message``."""
 
     def __init__(self) -> None:
         super().__init__(TEXT)
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object a line, for machines.
-
-    ``time`` (UTC, milliseconds), ``level``, ``process``, ``logger``, ``message``; ``camera`` and ``window`` where the
-    message is about one, ``trace`` where it belongs to a trace, ``error`` with the traceback.
-    """
+    """One JSON object per line."""
 
     def __init__(self, process: str) -> None:
         super().__init__()
@@ -54,7 +50,7 @@ class JsonFormatter(logging.Formatter):
 
 
 class CountingHandler(logging.Handler):
-    """Counts messages by level, so that an alert can tell of a process that logs errors."""
+    """Counts messages by level, for alerts on logged errors."""
 
     def emit(self, record: logging.LogRecord) -> None:
         """Alerts that are written into the log are no errors of ours."""

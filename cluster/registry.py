@@ -1,4 +1,4 @@
-"""One mechanism, many policies: what there is of each kind, by name, without importing any of it.
+"""Policy registries by kind and name, with lazy imports.
 
 To add a policy, write one file and add one entry here; configuration, its schema, the command line and the shared test
 matrix find it by its name. A policy's options are the fields of its dataclass, or what it takes by keyword only.
@@ -18,7 +18,7 @@ E = TypeVar("E")
 
 
 class Registry(Generic[T]):
-    """Names -> what they stand for, imported when first asked for.
+    """Maps names to objects that are imported on first use.
 
     ``kind`` appears in error messages ("pruner", "refresh policy"); an entry is the object itself, or where it is, as
     ``"module:name"``.
@@ -29,7 +29,7 @@ class Registry(Generic[T]):
         self._entries = dict(entries or {})
 
     def register(self, name: str) -> Callable[[E], E]:
-        """Decorator that files its object, or the place of one, under ``name``.
+        """Decorator that registers its object, or its location, under ``name``.
 
         Raises:
             RuntimeError: the name is taken.
@@ -58,7 +58,7 @@ class Registry(Generic[T]):
         return entry
 
     def unknown(self, name: str) -> str:
-        """The sentence for a ``name`` that is not here."""
+        """Error message for an unknown ``name``."""
         near = difflib.get_close_matches(name, self._entries, n=1)
         hint = f" did you mean {near[0]!r}?" if near else ""
         return f"unknown {self.kind} {name!r};{hint} there are: {', '.join(self.names())}"

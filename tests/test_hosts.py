@@ -27,9 +27,9 @@ def test_files_that_a_process_may_have(soft, hard, wanted, allowed):
     """In a process of its own: a hard limit comes down for good."""
     program = f"""
 import resource
-from cluster.hosts import open_many_files
+from cluster.hosts import raise_file_limit
 resource.setrlimit(resource.RLIMIT_NOFILE, ({soft}, {hard}))
-got = open_many_files({wanted})
+got = raise_file_limit({wanted})
 print(got, *resource.getrlimit(resource.RLIMIT_NOFILE))
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
@@ -42,7 +42,7 @@ def test_large_blocks_go_back_to_the_system_when_they_are_freed():
     """Small blocks between them keep the C library's heap where it is, if large ones lie in it."""
     code = (
         "import psutil\n"
-        "from cluster.hosts import return_large_blocks\n"
+        "from cluster.hosts import limit_malloc_retention\n"
         "{}\n"
         "bytearray(12 << 20)\n"  # freed once: from here on the C library keeps blocks of this size by default
         "before = psutil.Process().memory_info().rss\n"
@@ -55,5 +55,5 @@ def test_large_blocks_go_back_to_the_system_when_they_are_freed():
     def growth(first: str) -> int:
         return int(subprocess.check_output([sys.executable, "-c", code.format(first)], text=True, timeout=60))
 
-    assert growth("return_large_blocks()") < 10 << 20
+    assert growth("limit_malloc_retention()") < 10 << 20
     assert growth("pass") > 100 << 20, "without it there is nothing to test"

@@ -1,4 +1,4 @@
-"""Packets to frames and motion: sources, their supervision, and the codec processor (steps 1 and 2)."""
+"""Video input: packet sources, their supervision, and decoding into samples with codec change (steps 1 and 2)."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ __all__ = [
 
 
 def open_source(uri: str | SourceAddress, **options: Any) -> Source:
-    """The source for a camera's address: ``rtsp://`` or ``rtsps://``, a path or ``file://``, "" or "push" for push.
+    """Create the source for a camera's address: ``rtsp://`` or ``rtsps://``, a path or ``file://``, "" or "push" for
+    push.
 
     ``options`` are the source's keyword arguments. Nothing is opened yet.
 

@@ -1,4 +1,4 @@
-"""The codec's and the picture's account of what changed between two samples, brought together."""
+"""Combines codec and picture evidence of change between two samples."""
 
 from __future__ import annotations
 
@@ -15,13 +15,12 @@ Cue = Literal["vectors+luma", "luma"]
 
 
 class ChangeAccumulator:
-    """Folds every shown picture since the last sample into one ChangeGrid; for pictures of one size.
+    """Accumulates every shown picture since the last sample into one ChangeGrid; for one picture size.
 
-    ``cue`` follows from what the decoder gives, since neither a codec's name nor a single picture tells it: an inter
-    picture without vectors is all new content, or comes from a decoder that exports none. It counts as new content
-    where another inter picture since the sample before the last had vectors; else luma alone is to be believed.
-    I-frames have none anywhere and decide nothing. ``masked`` ``[height, width]``: pixels of which nothing may be
-    told; what moves there is left out.
+    ``cue`` is derived from the decoder's output: an inter picture without vectors is either all new content or comes
+    from a decoder that exports none. It counts as new content if another inter picture since the sample before last had
+    vectors; otherwise only luma is used. I-frames never have vectors and decide nothing. ``masked`` ``[height,
+    width]``: pixels whose motion is ignored.
     """
 
     def __init__(self, width: int, height: int, grid: PatchGrid, masked: BoolGrid | None = None) -> None:
@@ -33,13 +32,13 @@ class ChangeAccumulator:
         self.reset()
 
     def reset(self) -> None:
-        """Forget everything but whether there are vectors; the last sample's luma too."""
+        """Clear everything except whether there are vectors; the last sample's luma too."""
         self._motion.reset()
         self._luma.reset()
         self._frames = self._inter = self._with_vectors = 0
 
-    def add(self, frame: VideoFrame, past: float, future: float) -> None:
-        """Fold one picture. An I-frame has no vectors; the samples' luma bridges it."""
+    def add_picture(self, frame: VideoFrame, past: float, future: float) -> None:
+        """Accumulate one picture. An I-frame has no vectors; the samples' luma covers it."""
         self._frames += 1
         if frame.pict_type == PictureType.I:
             return
@@ -49,15 +48,15 @@ class ChangeAccumulator:
             self._motion.add_uncovered()
         else:
             self._with_vectors += 1
-            self._motion.add(vectors, past, future)
+            self._motion.add_vectors(vectors, past, future)
 
-    def take(self, luma: UInt8Array) -> ChangeGrid:
-        """Close the span at a sample with this luma ``[height, width]``."""
+    def pop_change(self, luma: UInt8Array) -> ChangeGrid:
+        """The change up to a sample with this luma ``[height, width]``; starts the next interval."""
         if self._inter:
             given = self._with_vectors > 0
             self.cue = "vectors+luma" if given or self._gave else "luma"
             self._gave = given
-        planes = self._motion.take()
+        planes = self._motion.pop_planes()
         if self.cue == "luma":
             zero = np.zeros(self._shape, np.float32)
             planes = zero, zero, zero

@@ -1,4 +1,4 @@
-"""One stream's decoder: motion vectors wherever FFmpeg exports them, threads only where it does not, bounded memory."""
+"""FFmpeg decoder of one stream: motion vectors where exported, threads only elsewhere, bounded picture memory."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ class DecodeError(Exception):
 
 
 class Decoder:
-    """Feeds packets to FFmpeg. ``flush`` forgets all pictures but keeps parameter sets.
+    """Feeds packets to FFmpeg. ``flush`` drops all pictures but keeps parameter sets.
 
-    Pictures of :data:`_THREADED` codecs come out up to ``threads - 1`` packets later, and so does their damage.
+    Codecs in :data:`_THREADED` return pictures, and report damage, up to ``threads - 1`` packets later.
     """
 
     def __init__(
@@ -100,16 +100,16 @@ class Decoder:
             raise PicturesTooLargeError(self._refused)
         if not self._context.is_open:
             self._choose_threads()
-        self._memory.check_room(self._context)
+        self._memory.check_budget(self._context)
         # Packet(bytes) would lend FFmpeg memory without the zero padding that its bit readers run into.
         packet = av.Packet(len(data))
         packet.update(data)
         packet.pts, packet.dts = pts, dts
-        packet.opaque = self._memory.ride()
+        packet.opaque = self._memory.track_picture()
         return self._run(packet)
 
     def drain(self) -> list[VideoFrame]:
-        """The pictures still held back for reordering; ready for a keyframe afterwards."""
+        """Pictures still held back for reordering; the decoder is then ready for a keyframe."""
         try:
             return self._run(None)
         finally:
@@ -119,7 +119,7 @@ class Decoder:
         self._context.flush_buffers()
 
     def _choose_threads(self) -> None:
-        """Before the first packet, when the size is known."""
+        """Set the thread count before the first packet, when the size is known."""
         width, height = self._size if self._sequence is None else (self._sequence.width, self._sequence.height)
         if self.codec not in _THREADED or width * height < _THREADED_PIXELS:
             return

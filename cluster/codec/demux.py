@@ -1,4 +1,4 @@
-"""From an FFmpeg container (file or RTSP session) to packets that any decoder can join mid-stream."""
+"""Demuxing of an FFmpeg container (file or RTSP session) into packets that a decoder can join mid-stream."""
 
 from __future__ import annotations
 
@@ -46,12 +46,12 @@ class Demuxer:
 
     @property
     def frames(self) -> int:
-        """Packets of the stream as the container's index states them; 0 when it has none."""
+        """Number of packets from the container's index; 0 without one."""
         return self._stream.frames
 
     @property
     def duration(self) -> int | None:
-        """Microseconds, as the container states it."""
+        """Microseconds, from the container."""
         stream = self._stream
         if stream.duration is not None and stream.time_base is not None:
             return int(stream.duration * stream.time_base * MICROSECONDS)

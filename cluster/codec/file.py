@@ -1,4 +1,4 @@
-"""A video file as a camera: once or in a loop, as fast as it is read or at its own pace."""
+"""Video file source: once or looped, as fast as it is read or in real time."""
 
 from __future__ import annotations
 
@@ -29,9 +29,8 @@ _ONE_PICTURE = 40_000
 class FileSource:
     """Packets of a file.
 
-    ``loop``: start again at the end, with timestamps and sequence numbers that go on; the seam is a scene cut at a
-    keyframe, as when a camera is switched. ``realtime``: hand packets out at the pace of their timestamps, ``speed``
-    times as fast.
+    ``loop``: restart at the end with continuing timestamps and sequence numbers; the seam is a scene cut at a keyframe.
+    ``realtime``: pace packets by their timestamps, ``speed`` times as fast.
     """
 
     live = False
@@ -91,7 +90,7 @@ class FileSource:
                 self._ended = True
                 return
             if not started:
-                raise SourceError(f"{self.name} holds no packet that decoding could start at", retryable=False)
+                raise SourceError(f"{self.name} has no keyframe to start decoding at", retryable=False)
             self.rounds += 1
             offset += times.length
             self._release()
@@ -165,7 +164,7 @@ class FileSource:
 
 
 class _Span:
-    """First to last timestamp of a round, and the last picture's own duration taken from the one before."""
+    """First to last timestamp of a round plus the last picture's duration, taken from the one before."""
 
     def __init__(self) -> None:
         self._first: int | None = None

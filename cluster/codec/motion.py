@@ -1,4 +1,4 @@
-"""Motion vectors to planes on the patch grid (step 2).
+"""Motion vector planes on the patch grid (step 2).
 
 Every block lies inside one 16 x 16 macroblock, so vectors are gathered per macroblock, weighted by their whole
 rectangle's area, and macroblocks are spread over patches by the area they share: ``Ry @ plane @ Rx``. That is the mean
@@ -21,7 +21,7 @@ from cluster.types import BoolGrid, FloatGrid, PatchGrid
 _BLOCK = 16
 
 _MOST_WAITING = 1 << 14
-"""Vectors of pictures that wait to be folded: more are not worth their memory, 640 KiB a camera."""
+"""Most vectors per batch: 640 KiB a camera."""
 
 # More than any decoder's reference and reorder depth (H.264: 16 + 16).
 _DEPTH = 33
@@ -68,11 +68,11 @@ def overlap(pixels: int, source: int, cells: int) -> FloatGrid:
 
 
 class MotionField:
-    """Folds the vectors of every picture since the last sample, for pictures of one size on one grid.
+    """Accumulates the vectors of every picture since the last sample, for one picture size and grid.
 
-    Pictures are folded together: what a dozen numpy calls cost goes by their number, not by what they work on.
+    Pictures are processed in batches: numpy's call overhead dominates otherwise.
 
-    Macroblocks that ``masked`` ``[height, width]`` touches are as if nothing ever moved there.
+    Macroblocks touched by ``masked`` ``[height, width]`` count as motionless.
     """
 
     def __init__(self, width: int, height: int, grid: PatchGrid, masked: BoolGrid | None = None) -> None:
@@ -99,14 +99,14 @@ class MotionField:
         self._moved = False
 
     def add_uncovered(self) -> None:
-        """An inter picture without a single vector: all of it is new content."""
+        """Add an inter picture without any vector: all of it is new content."""
         if self._seen is None:
             self._intra[:] = 1.0
         else:
             self._add_uncovered(self._seen[None])
 
-    def add(self, vectors: Vectors, past: float, future: float) -> None:
-        """Take one inter picture. ``past`` and ``future`` scale its vectors (see ReferenceDistance)."""
+    def add_vectors(self, vectors: Vectors, past: float, future: float) -> None:
+        """Add one inter picture. ``past`` and ``future`` scale its vectors (see ReferenceDistance)."""
         self._pictures.append(vectors.tobytes())
         self._reach.append((-past, future))
         self._waiting += vectors.size
@@ -156,15 +156,15 @@ class MotionField:
         np.maximum(self._intra, (self._down @ planes @ self._across).max(axis=0), out=self._intra)
 
     def _without(self, masked: BoolGrid) -> BoolGrid:
-        """Blocks ``[count]`` that no masked pixel lies on."""
+        """Blocks ``[count]`` without a masked pixel."""
         height, width = masked.shape
         padded = np.zeros((self._rows * _BLOCK, self._cols * _BLOCK), np.bool_)
         padded[:height, :width] = masked
         seen: BoolGrid = ~padded.reshape(self._rows, _BLOCK, self._cols, _BLOCK).any(axis=(1, 3)).ravel()
         return seen
 
-    def take(self) -> tuple[FloatGrid, FloatGrid, FloatGrid]:
-        """``max_motion, net_motion, intra``, each ``[rows, cols]`` (see ChangeGrid); starts anew."""
+    def pop_planes(self) -> tuple[FloatGrid, FloatGrid, FloatGrid]:
+        """``max_motion, net_motion, intra``, each ``[rows, cols]`` (see ChangeGrid); resets."""
         if self._pictures:
             self._fold()
         if not self._moved:
@@ -183,7 +183,7 @@ class MotionField:
 
 
 class ReferenceDistance:
-    """How far a vector reaches: FFmpeg tells the sign of the reference's distance, never the distance.
+    """Temporal reach of motion vectors, of which FFmpeg exports only the sign.
 
     Per shown picture, the share of a vector that happened since the picture shown before it.
 
@@ -200,13 +200,13 @@ class ReferenceDistance:
         self._decoded.clear()
         self._shown = None
 
-    def decoded(self, pts: int | None, reference: bool) -> None:
-        """A packet went into the decoder."""
+    def record_decoded(self, pts: int | None, reference: bool) -> None:
+        """Record a packet sent to the decoder."""
         if pts is not None:
             self._decoded.append((pts, reference))
 
-    def shown(self, pts: int | None, reorders: bool) -> tuple[float, float]:
-        """Factors for vectors to past and to future references; (1, 1) where order or times are unknown."""
+    def scale_factors(self, pts: int | None, reorders: bool) -> tuple[float, float]:
+        """Factors for vectors to past and to future references; (1, 1) if order or times are unknown."""
         before, self._shown = self._shown, pts
         if not reorders or pts is None or before is None or before >= pts:
             return 1.0, 1.0

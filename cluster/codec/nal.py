@@ -1,8 +1,7 @@
-"""The little that must be known of H.264 and HEVC bitstreams without decoding them (ITU-T H.264, H.265).
+"""Minimal H.264 and HEVC bitstream parsing without decoding (ITU-T H.264, H.265).
 
-Framing (avcC/hvcC length prefixes to Annex-B start codes, so that packets can travel and be joined mid-stream), where
-a decoder may start, what sequence parameter sets ask of a decoder, and H.264's ``frame_num``: the only trace that a
-lost reference picture leaves, since FFmpeg conceals the loss without a word.
+Framing (avcC/hvcC length prefixes to Annex-B start codes), decoder entry points, memory demand from sequence parameter
+sets, and H.264's ``frame_num``: the only trace of a lost reference picture, since FFmpeg conceals the loss silently.
 """
 
 from __future__ import annotations
@@ -159,7 +158,7 @@ def _sei_types(data: bytes, at: int) -> list[int]:
 
 
 class _Bits:
-    """Reads an RBSP bit by bit; past the end it reads zeros, which no caller takes for more than a number."""
+    """RBSP bit reader; returns zeros past the end."""
 
     def __init__(self, payload: bytes) -> None:
         raw = payload.replace(b"\x00\x00\x03", b"\x00\x00")
@@ -187,9 +186,9 @@ class _Bits:
 
 @dataclass(frozen=True, slots=True)
 class Sequence:
-    """What a sequence parameter set asks of a decoder: coded pixels, bits a sample, and pictures held at a time.
+    """Decoder demands of a sequence parameter set: coded size, bit depth, and picture buffer.
 
-    ``pictures``: the references, the picture in decoding and the one being shown.
+    ``pictures``: the references, the one being decoded and the one being shown.
     """
 
     width: int
@@ -216,7 +215,7 @@ class _H264Sequence(Sequence):
 
 
 def sequences(codec: str, data: bytes) -> Iterator[Sequence]:
-    """Of every readable sequence parameter set in an Annex-B packet, wherever it stands."""
+    """All readable sequence parameter sets in an Annex-B packet."""
     if codec not in FRAMED_CODECS:
         return
     sps = H264_SPS if codec == "h264" else HEVC_SPS
@@ -309,18 +308,18 @@ def _skip_scaling_list(bits: _Bits, size: int) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class PictureHead:
-    """What an H.264 packet's first slice tells. ``lost``: a reference picture since the last one is missing."""
+class SliceInfo:
+    """From an H.264 packet's first slice. ``lost``: a reference picture before it is missing."""
 
     reference: bool
     lost: bool
 
 
 class H264FrameNumbers:
-    """Follows ``frame_num`` over one stream (H.264 §7.4.3).
+    """Tracks ``frame_num`` of one stream (H.264 §7.4.3) to detect lost reference pictures.
 
-    A picture's number is that of the last reference picture or one more; anything else means that one is missing.
-    Streams that allow gaps (temporal layers) or whose parameter sets were never seen are not judged.
+    A picture's number is that of the last reference picture or one more; otherwise one is missing. Streams that allow
+    gaps (temporal layers) or without known parameter sets are not judged.
     """
 
     def __init__(self, parameter_sets: bytes = b"") -> None:
@@ -328,12 +327,12 @@ class H264FrameNumbers:
         self._last: int | None = None
         self.inspect(parameter_sets)
 
-    def forget(self) -> None:
-        """After a known gap: the next picture is not compared with the last."""
+    def reset(self) -> None:
+        """After a known gap: do not compare the next picture."""
         self._last = None
 
-    def inspect(self, data: bytes) -> PictureHead:
-        """Read one Annex-B packet, in decoding order."""
+    def inspect(self, data: bytes) -> SliceInfo:
+        """Inspect one Annex-B packet, in decoding order."""
         for start in unit_starts(data):
             header = data[start]
             kind = header & 0x1F
@@ -344,11 +343,11 @@ class H264FrameNumbers:
                     self._sequence = None
             elif kind in (H264_SLICE, 2, H264_IDR):
                 return self._picture(data[start + 1 : start + 33], kind == H264_IDR, bool(header & 0x60))
-        return PictureHead(reference=False, lost=False)
+        return SliceInfo(reference=False, lost=False)
 
-    def _picture(self, payload: bytes, idr: bool, reference: bool) -> PictureHead:
+    def _picture(self, payload: bytes, idr: bool, reference: bool) -> SliceInfo:
         if self._sequence is None:
-            return PictureHead(reference, lost=False)
+            return SliceInfo(reference, lost=False)
         try:
             bits = _Bits(payload)
             bits.ue()
@@ -358,7 +357,7 @@ class H264FrameNumbers:
                 bits.bits(2)
             number = bits.bits(self._sequence.frame_num_bits)
         except ValueError:
-            return PictureHead(reference, lost=True)
+            return SliceInfo(reference, lost=True)
         last, numbers = self._last, 1 << self._sequence.frame_num_bits
         lost = last is not None and not idr and not self._sequence.gaps_allowed and (number - last) % numbers > 1
         if reference:
@@ -366,4 +365,4 @@ class H264FrameNumbers:
         elif last is None or lost:
             # Tell a loss once: what a picture without successors may follow on.
             self._last = (number - 1) % numbers
-        return PictureHead(reference, lost)
+        return SliceInfo(reference, lost)

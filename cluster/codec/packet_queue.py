@@ -1,4 +1,4 @@
-"""The bounded queue between whoever delivers packets and the thread that decodes them."""
+"""Bounded packet queue between receiver and decoder thread."""
 
 from __future__ import annotations
 
@@ -11,11 +11,8 @@ from cluster.types import EncodedPacket
 
 
 class PacketQueue:
-    """Packets bounded by count and bytes. When full, the newcomer is dropped, and with it all up to the next keyframe.
-
-    What follows a hole could not be decoded anyway; a dropped packet's missing ``sequence`` tells the consumer. Every
-    drop is counted. Thread-safe.
-    """
+    """FIFO bounded by packets and bytes. When full, new packets are dropped up to the next keyframe, as they could not
+    be decoded anyway. Drops are counted, and the consumer sees missing ``sequence`` numbers. Thread-safe."""
 
     def __init__(self, max_packets: int, max_bytes: int) -> None:
         self.max_packets = max_packets
@@ -35,7 +32,7 @@ class PacketQueue:
 
     @property
     def behind_s(self) -> float:
-        """How long the oldest packet has waited; 0 when none does."""
+        """Age of the oldest packet in seconds; 0 when empty."""
         try:
             return time.monotonic() - self._came[0]
         except IndexError:
@@ -46,11 +43,11 @@ class PacketQueue:
         return self._closed
 
     def put(self, packet: EncodedPacket) -> bool:
-        """False: dropped."""
+        """False if the packet was dropped."""
         return self.put_all((packet,)) == 1
 
     def put_all(self, packets: Sequence[EncodedPacket]) -> int:
-        """How many were taken; the others were dropped. Whoever waits is woken once for all of them."""
+        """Number of packets accepted; the consumer is woken once."""
         came = time.monotonic()
         with self._changed:
             taken = sum(self._put(packet, came) for packet in packets)
@@ -72,7 +69,7 @@ class PacketQueue:
         return True
 
     def get(self, timeout_s: float | None = None) -> EncodedPacket | None:
-        """The oldest packet; None when closed and empty, or nothing came within ``timeout_s``."""
+        """The oldest packet; None when closed and empty, or after ``timeout_s``."""
         with self._changed:
             self._changed.wait_for(lambda: self._packets or self._closed, timeout_s)
             if not self._packets:
@@ -83,7 +80,7 @@ class PacketQueue:
             return packet
 
     def close(self, *, discard: bool = False) -> None:
-        """No more packets come in; those inside may still be taken unless discarded."""
+        """Refuse new packets; queued ones stay readable unless discarded."""
         with self._changed:
             self._closed = True
             if discard:

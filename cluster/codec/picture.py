@@ -1,4 +1,4 @@
-"""A sample's pixels on the patch grid, and how they differ from the last sample's."""
+"""Sample pixels on the patch grid, and luma difference between samples."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class PictureScaler:
 
 
 class LumaDifference:
-    """Mean absolute luma difference per patch between consecutive samples, the global gain removed (its median).
+    """Mean absolute luma difference per patch between consecutive samples, without the global gain (median).
 
     Pixels that are black by a privacy mask (``masked``, of the camera's own picture) differ by nothing, and say nothing
     of the gain.

@@ -1,4 +1,4 @@
-"""Bounds what one decoder holds in decoded pictures, before it decodes them.
+"""Memory budget for decoded pictures of one decoder, enforced before decoding.
 
 Three bounds, since no single one sees everything: what H.264 and HEVC parameter sets ask for; pictures that live in
 FFmpeg, counted before every packet, since slices and reordering can hold more than parameter sets say; and FFmpeg's own
@@ -21,7 +21,7 @@ DECODED_BYTES = 192 * MIB
 """4K with 8 references, or 1080p with 16 in any format."""
 
 _SIDE = {"h264": Fraction(3, 4), "hevc": Fraction(3, 4)}
-"""Bytes a pixel beside its samples: motion that later pictures may refer to. Measured: 0.5 to 0.7."""
+"""Bytes per pixel beside its samples: stored motion for later pictures. Measured: 0.5 to 0.7."""
 _OTHER_SIDE = Fraction(1, 4)
 
 _PICTURES = {"av1": 10, "vp9": 10, "vp8": 5, "mpeg4": 5, "mjpeg": 8}
@@ -31,22 +31,22 @@ _OTHER_PICTURES = 10
 
 
 class PicturesTooLargeError(Exception):
-    """The stream asks for more memory for decoded pictures than its camera may have."""
+    """The stream needs more memory for decoded pictures than its camera may have."""
 
 
-def give_memory_back() -> None:
-    """To the system, what was freed: the C library keeps blocks of a picture's size for later."""
+def trim_heap() -> None:
+    """Return freed memory to the system; malloc keeps blocks of a picture's size otherwise."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)
 
 
 class _Picture:
-    """Rides on a packet, and on every picture of it for as long as FFmpeg holds one."""
+    """Marker attached to a packet and, by FFmpeg, to its pictures as long as they live."""
 
 
 class PictureMemory:
-    """The account of one decoder; ``budget``: bytes."""
+    """Picture memory accounting of one decoder; ``budget``: bytes."""
 
     def __init__(self, codec: str, budget: int) -> None:
         self.codec = codec
@@ -57,25 +57,25 @@ class PictureMemory:
 
     @property
     def max_pixels(self) -> int:
-        """The largest picture of which the budget holds as many as this codec's decoder needs at least."""
+        """Largest picture that fits the budget in the number this codec's decoder needs."""
         return int(self.budget / (self._least * (Fraction(3, 2) + self._side)))
 
     @property
     def live(self) -> int:
-        """Packets of which a picture lives."""
+        """Packets with a living picture."""
         return len(self._live)
 
-    def ride(self) -> _Picture:
-        """What the next packet carries, so that its pictures are counted."""
+    def track_picture(self) -> _Picture:
+        """Marker for the next packet, to count its pictures."""
         picture = _Picture()
         self._live.add(picture)
         return picture
 
     def check_parameter_sets(self, data: bytes) -> Sequence | None:
-        """Of one Annex-B packet: the last; None when it has none, or the codec has none.
+        """Check an Annex-B packet's parameter sets; returns the last, None without any.
 
         Raises:
-            PicturesTooLargeError: one asks for too much.
+            PicturesTooLargeError: one exceeds the budget.
         """
         sequence = None
         for sequence in sequences(self.codec, data):
@@ -85,7 +85,7 @@ class PictureMemory:
         return sequence
 
     def spare_pictures(self, width: int, height: int, sequence: Sequence | None) -> int:
-        """How many more than the stream needs the budget holds."""
+        """Pictures that fit the budget beyond the stream's own need."""
         if sequence is not None:
             return int(self.budget / self._picture(sequence)) - sequence.pictures
         return int(self.budget / (width * height * (Fraction(3, 2) + self._side))) - self._least
@@ -94,11 +94,11 @@ class PictureMemory:
         samples = sequence.samples_per_pixel * (2 if sequence.depth > 8 else 1)
         return sequence.width * sequence.height * (samples + self._side)
 
-    def check_room(self, context: VideoCodecContext) -> None:
-        """Room for one more picture of the size and format that the decoder is at.
+    def check_budget(self, context: VideoCodecContext) -> None:
+        """Check that one more picture of the decoder's current size and format fits.
 
         Raises:
-            PicturesTooLargeError: there is none.
+            PicturesTooLargeError: it does not.
         """
         width, height, form = context.coded_width, context.coded_height, context.format
         if not width or not height or form is None:
@@ -109,7 +109,7 @@ class PictureMemory:
             self._refuse(width, height, f"{pictures} pictures at a time", need)
 
     def too_large(self) -> str:
-        """The sentence for a picture that FFmpeg refused by its size, which it does not tell."""
+        """Error message for a picture that FFmpeg refused by its size, which it does not report."""
         return f"its {self.codec} pictures have more than {self.max_pixels / 1e6:.1f} megapixels, {self._limit}"
 
     def _refuse(self, width: int, height: int, what: str, need: int) -> None:

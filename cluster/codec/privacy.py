@@ -1,11 +1,11 @@
-"""Privacy masks: parts of a camera's picture that nobody and nothing may see, painted black as soon as it is decoded.
+"""Privacy masks: regions of a camera's picture painted black right after decoding.
 
-A mask is a polygon in shares of the picture, so that it holds for every size a camera may switch to. Every pixel it
-touches is black: with crossing edges, what winds around a pixel in any direction covers it (the nonzero rule covers
-whatever the even-odd rule covers, and more), since a hole that nobody meant is worse than a covered corner.
+A mask is a polygon in fractions of the picture, valid for every resolution. Every pixel it touches is black, by the
+nonzero winding rule (which covers all that the even-odd rule covers, and more): an unintended hole is worse than a
+covered corner.
 
-Masks go onto the camera's own pixels, before the picture is scaled. Nothing that is made of the picture later can
-then depend on what they cover, whatever a scaler blends; and clips are masked by the same code.
+Masks are applied at native resolution before scaling, so nothing derived from the picture depends on masked pixels;
+clips use the same code.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Polygon: TypeAlias = tuple[Point, ...]
 _PLANAR = frozenset(
     [f"yuv{j}{form}p" for form in ("410", "411", "420", "422", "440", "444") for j in ("", "j")] + ["gray"]
 )
-"""Formats with a plane of bytes per component, which are painted as they are. Others are converted first."""
+"""Planar 8-bit formats, masked in place. Others are converted first."""
 
 _FULL_RANGE = 2
 _NEUTRAL = 128
@@ -47,10 +47,10 @@ class PrivacyMasks:
         return bool(self.polygons)
 
     def apply(self, frame: VideoFrame) -> VideoFrame:
-        """The picture with everything masked black; without masks the one that came.
+        """The picture with masked pixels black; unchanged without masks.
 
-        The given frame is changed where it can be and is of no use afterwards. What a decoder still refers to is
-        copied first.
+        Works in place where possible (the given frame must not be used afterwards); pictures that a decoder still
+        refers to are copied.
         """
         if not self.polygons:
             return frame
@@ -75,7 +75,7 @@ class PrivacyMasks:
         return frame
 
     def raster(self, width: int, height: int) -> BoolGrid:
-        """Which pixels are masked, ``[height, width]``."""
+        """Masked pixels, ``[height, width]`` bool."""
         found = np.zeros((height, width), np.bool_)
         for polygon in self.polygons:
             found |= fill(polygon, width, height)
@@ -83,7 +83,7 @@ class PrivacyMasks:
 
 
 class _Area:
-    """One mask on one plane: a rectangle of it, and what is inside the mask there (None: all of it)."""
+    """One mask on one plane: its bounding rectangle and the mask within (None: all of it)."""
 
     def __init__(self, plane: int, chroma: bool, raster: BoolGrid) -> None:
         rows, columns = np.flatnonzero(raster.any(axis=1)), np.flatnonzero(raster.any(axis=0))
@@ -95,7 +95,7 @@ class _Area:
 
 
 def _planar(frame: VideoFrame) -> str:
-    """The format to convert to: with colours no coarser than they are, or those of masked pixels spread."""
+    """Planar format to convert to, with chroma at least as fine, so that masked colours do not bleed."""
     chroma = [component for component in frame.format.components if component.is_chroma]
     if not chroma or chroma[0].width == frame.width:
         return "yuv444p"
@@ -188,7 +188,7 @@ def _touch(touched: npt.NDArray[np.int16], start: Point, end: Point) -> None:
 
 
 def covered(raster: BoolGrid, rows: int, cols: int) -> BoolGrid:
-    """Which of ``rows x cols`` equal cells over the raster lie inside the masks as a whole, ``[rows, cols]``."""
+    """Which of ``rows x cols`` equal cells are fully masked, ``[rows, cols]``."""
     down: BoolGrid = np.logical_and.reduceat(_padded(raster), _edges(raster.shape[0], rows), axis=0)[::2]
     across: BoolGrid = np.logical_and.reduceat(_padded(down.T), _edges(raster.shape[1], cols), axis=0)[::2]
     return across.T.copy()

@@ -1,4 +1,4 @@
-"""Step 2: packets in, sampled frames and what changed between them out. Every packet is decoded once."""
+"""Codec processor (step 2): packets in, samples with their change grids out. Every packet is decoded once."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from cluster.codec.decoder import MOST_THREADS, DecodeError, Decoder
 from cluster.codec.motion import ReferenceDistance
 from cluster.codec.nal import FRAMED_CODECS, H264FrameNumbers, configuration, starts_decoding, to_annexb
 from cluster.codec.picture import PictureScaler
-from cluster.codec.picture_memory import DECODED_BYTES, PicturesTooLargeError, give_memory_back
+from cluster.codec.picture_memory import DECODED_BYTES, PicturesTooLargeError, trim_heap
 from cluster.codec.privacy import Polygon, PrivacyMasks, covered
 from cluster.codec.source import StreamHeader
 from cluster.codec.timeline import AnchorRule, Sampling, Timeline
@@ -27,8 +27,8 @@ _LATE = 1024
 
 @dataclass(frozen=True, slots=True)
 class CodecOptions:
-    """``fps``: samples per second. ``max_gap_s``: a longer step of the camera's clock is a jump, not a pause.
-    ``masks``: what of the picture nobody may see. ``decoded_bytes``: what the decoder may hold of decoded pictures."""
+    """``fps``: samples per second. ``max_gap_s``: a longer step of the camera's clock is a jump. ``masks``: privacy
+    masks. ``decoded_bytes``: memory limit for decoded pictures."""
 
     fps: float = 2.0
     anchor_interval_s: float = 8.0
@@ -39,7 +39,7 @@ class CodecOptions:
 
 @dataclass(slots=True)
 class CodecStats:
-    """Counters of one stream since its start. ``resyncs``: how often pictures were given up, by reason:
+    """Counters of one stream since its start. ``resyncs``: by reason:
 
     ``gap`` (sequence hole), ``lost_reference`` (found in the bitstream), ``corrupt``, ``timestamps``, ``resolution``,
     ``codec``, ``too_large``, and what callers of ``resync`` say. ``gaps`` counts the first two. ``refusal``: why
@@ -79,13 +79,12 @@ class _Trust(Enum):
 
 
 class CodecProcessor:
-    """One camera's decoder, sampler and change grid. One thread; never raises on bad packets.
+    """Decoder, sampler and change grid of one camera. One thread; never raises on bad packets.
 
-    After a gap, damage, a jump of the clock, or a join in mid-GOP, packets are passed over until the next keyframe
-    (what they would decode to is garbage), and the next sample is an anchor. It is *fresh*, the first of a scene, where
-    the stream begins, the clock jumped (back by more than a second, or ahead by more than ``max_gap_s`` though no video
-    is missing) or the picture's size gives another grid. Otherwise it follows a *gap*: what was seen before is still
-    true. A connection that broke is a gap, too.
+    After a gap, damage, a clock jump, or a join in mid-GOP, packets are skipped until the next keyframe, and the next
+    sample is an anchor. It is *fresh*, the first of a scene, where the stream begins, the clock jumped (back by more
+    than a second, or ahead by more than ``max_gap_s`` with no video missing) or the grid changed. Otherwise it follows
+    a *gap*, also after a reconnect: earlier content is still valid.
     """
 
     def __init__(self, geometry: PatchGeometry, options: CodecOptions | None = None) -> None:
@@ -112,24 +111,24 @@ class CodecProcessor:
 
     # -- the caller's side ----------------------------------------------------------------------
     def open(self, header: StreamHeader) -> None:
-        """Start, or start again after a reconnect; sequence numbers count anew.
+        """Start, or restart after a reconnect; sequence numbers count anew.
 
         Raises:
             SourceError: the codec is unknown, or its configuration is damaged.
         """
         self._configure(header)
         if header.new_clock:
-            self._timeline.begin_anew()
+            self._timeline.restart()
             self._fresh = True
         self._next_sequence = None
         self._lose()
 
     def change_fps(self, fps: float) -> None:
-        """Sample at another rate from here on; nothing else changes."""
-        self._sampling.change(fps)
+        """Change the sampling rate."""
+        self._sampling.change_fps(fps)
 
     def feed(self, packet: EncodedPacket) -> list[SampledPicture]:
-        """Decode one packet; the samples it completed, oldest first."""
+        """Decode one packet; returns completed samples, oldest first."""
         self.stats.packets += 1
         if not self._in_sequence(packet):
             return []
@@ -153,9 +152,8 @@ class CodecProcessor:
         return self._show(frames or [])
 
     def decode_keyframe_only(self, packet: EncodedPacket) -> list[SampledPicture]:
-        """Instead of :meth:`feed`, a fraction of its work: a keyframe is decoded by itself and shown at once, anything
-        else is passed over. The next packet fed is one after a loss, which no counter takes for a fault of the video.
-        """
+        """Cheap alternative to :meth:`feed`: decodes only keyframes, each shown at once. The next packet fed follows a
+        loss that is not counted as a video fault."""
         if packet.keyframe:
             return self.feed(packet) + self.drain()
         self.stats.packets += 1
@@ -166,7 +164,7 @@ class CodecProcessor:
         return []
 
     def drain(self) -> list[SampledPicture]:
-        """The samples among the pictures still held back; call when the video ends."""
+        """Samples among the pictures still held back, at the end of the video."""
         if self._decoder is None or self._trust is _Trust.LOST:
             return []
         try:
@@ -178,7 +176,7 @@ class CodecProcessor:
         return samples
 
     def resync(self, reason: str) -> None:
-        """Nothing decoded from here on can be relied on until the next keyframe; counted under ``reason``."""
+        """Skip to the next keyframe, counted under ``reason``."""
         self.stats.resyncs[reason] += 1
         self._lose()
 
@@ -215,7 +213,7 @@ class CodecProcessor:
         return True
 
     def _framed(self, packet: EncodedPacket) -> bytes | None:
-        """The packet's data as the decoder wants it; None when there is nothing to decode."""
+        """The packet's data in the decoder's framing; None if there is nothing to decode."""
         if packet.codec != self._header.codec:
             self.resync("codec")
             try:
@@ -249,9 +247,9 @@ class CodecProcessor:
         return True
 
     def _decode(self, packet: EncodedPacket, data: bytes, reference: bool) -> list[VideoFrame] | None:
-        """None where the decoder failed, and nothing is trusted until the next keyframe."""
+        """None if the decoder failed; decoding then resumes at the next keyframe."""
         assert self._decoder is not None
-        self._order.decoded(packet.pts, reference)
+        self._order.record_decoded(packet.pts, reference)
         try:
             return self._decoder.decode(data, packet.pts, packet.dts)
         except PicturesTooLargeError as error:
@@ -263,12 +261,12 @@ class CodecProcessor:
             return None
         # The error is gone here, and with it the last that keeps the old decoder and its pictures.
         self._decoder = self._new_decoder()
-        give_memory_back()
+        trim_heap()
         self.resync("too_large")
         return None
 
     def _decode_again(self) -> list[VideoFrame]:
-        """Threads tell of damage some packets late: from the newest keyframe on that came since, if one did."""
+        """Threads report damage some packets late: decode again from the newest keyframe since, if there is one."""
         newest = list(self._newest)
         for start in range(len(newest) - 1, 0, -1):
             if self._recover(*newest[start][:2]):
@@ -279,7 +277,7 @@ class CodecProcessor:
         self._trust = _Trust.LOST
         self.stats.trusted = False
         self._gap = True
-        self._numbers.forget()
+        self._numbers.reset()
         self._order.reset()
 
     # -- pictures -------------------------------------------------------------------------------
@@ -316,17 +314,17 @@ class CodecProcessor:
         time = self._place(frame, pts)
         if self._trust is _Trust.LOST:
             return None
-        past, future = self._order.shown(pts, self._reorders)
-        view.change.add(frame, past, future)
+        past, future = self._order.scale_factors(pts, self._reorders)
+        view.change.add_picture(frame, past, future)
         if frame.pict_type == PictureType.I or frame.key_frame:
-            self._anchors.intra_picture(time)
+            self._anchors.note_intra_picture(time)
         if time is None:
             return None
         self.stats.last_pts = time
-        return self._sample(frame, time, view) if self._sampling.due(time) else None
+        return self._sample(frame, time, view) if self._sampling.is_sample(time) else None
 
     def _trustworthy(self, frame: VideoFrame) -> bool:
-        """Whether this is the first picture that needs nothing from before the recovery.
+        """Whether this is the first picture that depends on nothing before the recovery.
 
         Leading pictures of an open GOP are shown before the keyframe and refer to what was lost. H.264 streams with
         gradual refresh have no keyframe; FFmpeg holds their pictures back until they are whole.
@@ -359,7 +357,7 @@ class CodecProcessor:
 
     def _place(self, frame: VideoFrame, pts: int | None) -> int | None:
         timeline, stats = self._timeline, self.stats
-        moment = timeline.place(pts)
+        moment = timeline.place_picture(pts)
         if moment.jumped:
             stats.resyncs["timestamps"] += 1
             self._fresh = True
@@ -384,9 +382,9 @@ class CodecProcessor:
             self.stats.decode_errors += 1
             self.resync("corrupt")
             return None
-        change = view.change.take(luma)
+        change = view.change.pop_change(luma)
         self.stats.cue = change.cue
-        anchor = self._anchors.sample(time)
+        anchor = self._anchors.is_anchor(time)
         sample = SampledPicture(
             index=self.stats.frames_sampled,
             pts=time,
@@ -407,7 +405,7 @@ class CodecProcessor:
 
 
 class _View:
-    """What depends on the picture's size: the grid, the scaler onto it, the change accumulated over it, the masks."""
+    """State that depends on the picture size: grid, scaler, accumulated change, masks."""
 
     def __init__(self, width: int, height: int, geometry: PatchGeometry, masks: PrivacyMasks) -> None:
         self.width, self.height = width, height

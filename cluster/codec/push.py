@@ -1,4 +1,4 @@
-"""A camera fed from outside: packets are offered by another thread (the gRPC server) and wait in a bounded queue."""
+"""Push source: another thread (the gRPC server) offers packets into a bounded queue."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from cluster.types import EncodedPacket
 
 
 class PushSource:
-    """Thread-safe; one client at a time begins a session, offers packets and ends it.
+    """Thread-safe source; one client at a time begins a session, offers packets and ends it.
 
-    Sequence numbers count within a session. A repeat is ignored and counted; a hole is accepted and counted, and the
-    missing number tells the codec processor. Beginning another session (or other stream parameters) lets ``packets``
-    finish what is queued of the old one and end; the next ``open`` returns the new header.
+    Sequence numbers count within a session. Repeated packets are ignored and counted; a hole is counted, and the codec
+    processor sees the missing number. A new session (or other stream parameters) lets ``packets`` finish the old queue
+    and end; the next ``open`` returns the new header.
     """
 
     live = True
@@ -39,8 +39,8 @@ class PushSource:
         self._reading: PacketQueue | None = None
 
     # -- the client's side ----------------------------------------------------------------------
-    def begin(self, header: StreamHeader, session: str) -> None:
-        """Start a session, or go on with it after a reconnect (same session and header: nothing is lost).
+    def begin_session(self, header: StreamHeader, session: str) -> None:
+        """Start a session, or resume it after a reconnect (same session and header: nothing is lost).
 
         Raises:
             SourceError: the source is closed.
@@ -60,11 +60,11 @@ class PushSource:
             self._state.notify_all()
 
     def offer(self, packet: EncodedPacket) -> bool:
-        """False: dropped because the queue is full (or closed), and counted; a gap follows."""
+        """False if the packet was dropped because the queue is full or closed; counted, and a gap follows."""
         return self.offer_all((packet,)) == 0
 
     def offer_all(self, packets: Sequence[EncodedPacket]) -> int:
-        """How many of them were dropped, see :meth:`offer`; the decoder is woken once for all of them."""
+        """Number of dropped packets, see :meth:`offer`; the decoder is woken once."""
         with self._state:
             new = []
             for packet in packets:
@@ -77,15 +77,15 @@ class PushSource:
                 new.append(packet)
             return len(new) - self._queue.put_all(new)
 
-    def end(self) -> None:
-        """The video is over: what is queued is still decoded, then the camera has ended."""
+    def end_session(self) -> None:
+        """End of the video: queued packets are still decoded, then the camera has ended."""
         with self._state:
             self._ended = True
             self._queue.close()
             self._state.notify_all()
 
     def credit(self) -> int:
-        """How many more packets fit, judged by the mean size of those waiting."""
+        """Number of packets that still fit, from the mean size of the queued ones."""
         queue = self._queue
         waiting, size = len(queue), queue.bytes
         by_count = self.max_packets - waiting
@@ -99,18 +99,18 @@ class PushSource:
 
     @property
     def dropped(self) -> int:
-        """Packets of this session dropped because the queue was full."""
+        """Packets of this session dropped by a full queue."""
         return self._dropped_before + self._queue.dropped
 
     # -- the decoder's side ---------------------------------------------------------------------
     @property
     def waited_s(self) -> float:
-        """How long the packet that was taken last had waited to be decoded."""
+        """Queueing time of the last packet."""
         return 0.0 if self._reading is None else self._reading.waited_s
 
     @property
     def behind_s(self) -> float:
-        """How long the oldest packet has waited that is still to be decoded; 0 when none does."""
+        """Age of the oldest queued packet in seconds; 0 when empty."""
         return 0.0 if self._reading is None else self._reading.behind_s
 
     @property

@@ -1,4 +1,4 @@
-"""An IP camera pulled over RTSP, interleaved in TCP so that the transport itself loses nothing."""
+"""RTSP source, interleaved over TCP."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ _OPTIONS = PROBING | {"rtsp_transport": "tcp", "fpsprobesize": "0", "analyzedura
 class RtspSource:
     """Packets of an RTSP session.
 
-    FFmpeg's network calls cannot be interrupted from Python, so each session is read by a thread of its own that hands
-    packets over through a bounded queue. ``close`` returns at once; that thread ends with its next packet or timeout.
-    A decoder that cannot keep up loses whole stretches up to the next keyframe, counted in ``dropped``.
+    FFmpeg's network calls cannot be interrupted from Python, so a thread per session reads into a bounded queue.
+    ``close`` returns at once; the thread ends at its next packet or timeout. A slow decoder loses packets up to the
+    next keyframe, counted in ``dropped``.
     """
 
     live = True
@@ -81,7 +81,7 @@ class RtspSource:
 
     @property
     def behind_s(self) -> float:
-        """How long the oldest packet has waited that is still to be decoded; 0 when none does."""
+        """Age of the oldest queued packet in seconds; 0 when empty."""
         return 0.0 if self._session is None else self._session.queue.behind_s
 
     def close(self) -> None:
@@ -91,7 +91,7 @@ class RtspSource:
 
 
 class _Session(threading.Thread):
-    """Connects and reads until the server ends, fails, freezes, or nobody wants the packets any more."""
+    """Connects and reads until the server ends, fails or freezes, or the session is abandoned."""
 
     def __init__(self, source: RtspSource, queue: PacketQueue) -> None:
         super().__init__(name=f"rtsp {source.name}", daemon=True)

@@ -1,4 +1,4 @@
-"""Step 1 of the data's way: something that yields encoded packets. Nothing here touches a pixel."""
+"""Source interface (step 1): yields encoded packets, decodes nothing."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from cluster.types import EncodedPacket
 
 @dataclass(frozen=True, slots=True)
 class StreamHeader:
-    """What is known of a stream before its first packet.
+    """Stream parameters known before the first packet.
 
-    ``codec`` is FFmpeg's name. ``width`` and ``height`` are pixels, 0 when unknown. ``extradata`` is the decoder's
-    configuration: Annex-B parameter sets for H.264 and HEVC (avcC, hvcC are understood too), else the container's own.
-    ``new_clock``: timestamps have nothing to do with those before it, as in another RTSP session.
+    ``codec``: FFmpeg's name. ``width``, ``height``: pixels, 0 when unknown. ``extradata``: decoder configuration:
+    Annex-B parameter sets for H.264 and HEVC (avcC and hvcC too), else the container's own. ``new_clock``: timestamps
+    are unrelated to earlier ones, as in another RTSP session.
     """
 
     codec: str
@@ -54,8 +54,8 @@ class SourceStatus:
 class Source(Protocol):
     """A camera's packets. ``open`` and ``packets`` are called by one thread, ``close`` by any.
 
-    * ``live``: packets have a present; when they stop without a word, the connection was lost
-    * ``pushed``: ``open`` waits for somebody else to connect, as long as it takes
+    * ``live``: real-time; silence means that the connection was lost
+    * ``pushed``: ``open`` waits for a client without a limit
     * ``ended``: the video is over; opening again would give nothing new
     """
 
@@ -66,18 +66,18 @@ class Source(Protocol):
     def ended(self) -> bool: ...
 
     def open(self) -> StreamHeader:
-        """Connect and learn what the stream is; may be called again after ``packets`` ended.
+        """Connect and read the stream's parameters; callable again after ``packets`` ended.
 
         Raises:
-            SourceError: it cannot be read; ``retryable`` says whether trying again may help.
+            SourceError: it cannot be read; ``retryable``: trying again may help.
         """
         ...
 
     def packets(self) -> Iterator[EncodedPacket]:
-        """Packets in decoding order until the video ends or the connection is gone.
+        """Packets in decoding order until the video ends or the connection is lost.
 
         Raises:
-            SourceError: reading failed on the way.
+            SourceError: reading failed.
         """
         ...
 

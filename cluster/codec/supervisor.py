@@ -1,4 +1,4 @@
-"""Keeps a source running: opens it, hands its packets on, and comes back after failures with growing patience."""
+"""Source supervision: open, forward packets, and reconnect with exponential backoff."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class SourceSupervisor:
         self._on_state: Callable[[SourceStatus], None] = _ignore
 
     def stop(self) -> None:
-        """Return from ``run`` within about a second, also while it waits or is blocked in the network."""
+        """Make ``run`` return within about a second, even while waiting or blocked in the network."""
         self._stopped.set()
         self.source.close()
 
@@ -62,9 +62,10 @@ class SourceSupervisor:
         on_packet: Callable[[EncodedPacket], None],
         on_state: Callable[[SourceStatus], None] = _ignore,
     ) -> SourceStatus:
-        """Blocking: ``on_header`` at every (re)connection, then ``on_packet`` for each packet. Returns the last status.
+        """Blocking: calls ``on_header`` at every (re)connection, then ``on_packet`` for each packet. Returns the last
+        status.
 
-        Exceptions of the callbacks are the caller's own and come through; the source is closed first.
+        Exceptions of the callbacks propagate after the source is closed.
         """
         self._on_state = on_state
         try:

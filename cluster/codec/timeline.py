@@ -1,4 +1,4 @@
-"""Which shown pictures become samples, and which samples anchors; on clocks that repeat, jump and go missing."""
+"""Timestamps, sampling and anchors on clocks that repeat, jump or are missing."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ _REPEAT = MICROSECONDS
 
 
 @dataclass(frozen=True, slots=True)
-class Moment:
-    """``time`` in microseconds, None when the picture has no place of its own; ``jumped``: the clock was set anew."""
+class PicturePlacement:
+    """``time`` in microseconds, None if the picture cannot be placed; ``jumped``: the clock was reset."""
 
     time: int | None
     jumped: bool = False
@@ -24,11 +24,11 @@ class Moment:
 class Timeline:
     """Strictly increasing times for the pictures of one stream, in display order.
 
-    * missing: the last time plus the usual interval; before any is known, up to 25 pictures are passed over, then
-      time counts from 0
-    * repeated or up to 1 s back: no place of its own; after 25 in a row the clock is taken for stuck, as if missing
+    * missing pts: the last time plus the usual interval; before any is known, up to 25 pictures are skipped, then time
+      counts from 0
+    * repeated or up to 1 s back: not placed; after 25 in a row the clock is considered stuck and its pts missing
     * further back: jumped
-    * more than ``max_gap_s`` ahead: jumped, unless video is missing before it (:meth:`resume`), for as long perhaps
+    * more than ``max_gap_s`` ahead: jumped, unless video is missing before it (:meth:`resume`)
     """
 
     def __init__(self, max_gap_s: float) -> None:
@@ -40,16 +40,16 @@ class Timeline:
         self._resuming = False
 
     def resume(self) -> None:
-        """Video is missing before the next picture: it may be any time ahead."""
+        """Video is missing before the next picture, which may be any time ahead."""
         self._unplaced = 0
         self._resuming = True
 
-    def begin_anew(self) -> None:
-        """Times to come have nothing to do with those before."""
+    def restart(self) -> None:
+        """Later times are unrelated to earlier ones."""
         self._last = None
         self._unplaced = 0
 
-    def place(self, pts: int | None) -> Moment:
+    def place_picture(self, pts: int | None) -> PicturePlacement:
         if pts is None:
             self.missing += 1
             return self._extrapolate()
@@ -68,46 +68,46 @@ class Timeline:
             return self._extrapolate() if self._unplaced >= _PATIENCE else self._pass_over()
         self.jumps += 1
         self._at(pts)
-        return Moment(pts, jumped=True)
+        return PicturePlacement(pts, jumped=True)
 
-    def _at(self, time: int) -> Moment:
+    def _at(self, time: int) -> PicturePlacement:
         self._last = time
         self._unplaced = 0
         self._resuming = False
-        return Moment(time)
+        return PicturePlacement(time)
 
-    def _pass_over(self) -> Moment:
+    def _pass_over(self) -> PicturePlacement:
         self._unplaced += 1
-        return Moment(None)
+        return PicturePlacement(None)
 
-    def _extrapolate(self) -> Moment:
+    def _extrapolate(self) -> PicturePlacement:
         interval = self._interval or _DEFAULT_INTERVAL
         if self._last is None:
             if self._unplaced < _PATIENCE:
                 return self._pass_over()
             self._last = -interval
         self._last += interval
-        return Moment(self._last)
+        return PicturePlacement(self._last)
 
 
 class Sampling:
-    """Which pictures become samples: the first at or after each tick of ``fps``, by time and not by count."""
+    """Selects samples: the first picture at or after each tick of ``fps``, by time and not by count."""
 
     def __init__(self, fps: float) -> None:
         self._next: int | None = None
-        self.change(fps)
+        self.change_fps(fps)
 
-    def change(self, fps: float) -> None:
-        """Another rate, from the tick on that comes next anyway."""
+    def change_fps(self, fps: float) -> None:
+        """Change the rate from the next tick on."""
         self.period = max(1, round(MICROSECONDS / fps))
         # Timestamps are rounded to the container's clock and jitter; a picture that early is the tick's own.
         self._slack = self.period // 20
 
     def reset(self) -> None:
-        """The next picture is a sample."""
+        """Make the next picture a sample."""
         self._next = None
 
-    def due(self, time: int) -> bool:
+    def is_sample(self, time: int) -> bool:
         """Whether the picture at ``time`` is a sample; ticks stay on one grid until reset."""
         if self._next is None:
             self._next = time + self.period
@@ -119,13 +119,13 @@ class Sampling:
 
 
 class AnchorRule:
-    """Which samples are kept whole, so that windows may open there (docs/windows.md).
+    """Selects anchors: samples kept whole, so that windows may open there (docs/windows.md).
 
     The first sample at or after an I-frame, at least ``interval_s`` after the last anchor.
 
-    Forced at the interval when the camera's I-frames stand further apart than that, or none came within it: cameras
-    send one every 10 to 250 frames, and some none at all. ``tolerance`` (microseconds, half a sampling period) keeps an
-    I-frame that comes a hair early from being passed over for a whole GOP.
+    Forced at the interval when the camera's I-frames are further apart or none came: cameras send one every 10 to 250
+    frames, some none at all. ``tolerance`` (microseconds, half a sampling period) keeps an I-frame that comes slightly
+    early from being skipped for a whole GOP.
     """
 
     def __init__(self, interval_s: float, tolerance: int) -> None:
@@ -135,20 +135,20 @@ class AnchorRule:
         self.reset()
 
     def reset(self) -> None:
-        """The next sample is an anchor."""
+        """Make the next sample an anchor."""
         self._last_anchor: int | None = None
         self._last_intra: int | None = None
         self._intra_since_sample = False
 
-    def intra_picture(self, time: int | None) -> None:
-        """An I-frame was shown."""
+    def note_intra_picture(self, time: int | None) -> None:
+        """Record that an I-frame was shown."""
         self._intra_since_sample = True
         if time is not None:
             if self._last_intra is not None:
                 self._distance = time - self._last_intra
             self._last_intra = time
 
-    def sample(self, time: int) -> bool:
+    def is_anchor(self, time: int) -> bool:
         """Whether the sample at ``time`` is an anchor."""
         intra, self._intra_since_sample = self._intra_since_sample, False
         if self._last_anchor is not None:

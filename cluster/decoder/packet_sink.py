@@ -41,7 +41,7 @@ class QueueSink:
             SourceError: the camera is being removed.
         """
         if session != self._ended:
-            self._source.begin(header, session)
+            self._source.begin_session(header, session)
             self._codec = header.codec
             self._ended = ""
         self._told = self._now()
@@ -78,7 +78,7 @@ class QueueSink:
     async def end(self) -> PushProgress:
         if not self._ended:
             self._ended = self._source.session or ""
-            self._source.end()
+            self._source.end_session()
         return self._now()
 
     async def close(self) -> None:

@@ -275,7 +275,7 @@ class CameraPipeline:
         if self._quality != self._wanted:
             self._quality = prune, fps = self._wanted
             self._processor.change_fps(self._fps * fps)
-            self._sampler.change(prune=prune, fps=self._fps * fps)
+            self._sampler.reconfigure(prune=prune, fps=self._fps * fps)
         alone = self._keyframes_only
         before = self._processor.stats.frames_decoded
         self.taken_s = time.time()

@@ -1,1 +1,1 @@
-"""Frames to answers: one protocol (``base``), what all engines share (``window``), and the engines."""
+"""Inference engines: the ``Engine`` protocol (``base``), shared window code (``window``), and implementations."""

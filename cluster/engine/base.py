@@ -1,7 +1,7 @@
-"""The ``Engine`` protocol: admit streams, take their frames, step a batch of windows, hand a stream over.
+"""The ``Engine`` protocol: admit streams, push frames, step batches of windows, hand streams over.
 
-One engine serves many streams; a call is never made from two threads at once (the replica's engine thread is
-the only caller). Two implementations: ``native`` (ours) and ``vllm``.
+One engine serves many streams and is called from one thread only (the replica's engine thread). Implementations:
+``native`` (ours), ``vllm``, and ``simulated`` for load tests.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ __all__ = ["AskRun", "Engine", "WindowRequest"]
 
 
 class AskRun(Protocol):
-    """A question being answered: ``step`` gives the next piece of the answer (perhaps empty), None at its end."""
+    """A free question being answered: ``step`` returns the next text of the answer (perhaps empty), None at its end."""
 
     @property
     def result(self) -> AskResult:
-        """How the answer came about, once ``step`` has returned None."""
+        """Answer with statistics, once ``step`` has returned None."""
         ...
 
     def step(self) -> str | None: ...
@@ -40,15 +40,15 @@ T = TypeVar("T")
 
 
 class Engine(Protocol):
-    """Turns frames into answers."""
+    """Computes answers from frames."""
 
     @property
     def geometry(self) -> PatchGeometry:
-        """How decoders must cut frames for this engine's model."""
+        """Patch geometry that decoders must use for this engine's model."""
         ...
 
     def admit(self, spec: StreamSpec) -> None:
-        """Take a stream in, or change the questions and policies of one that is there (its window survives).
+        """Add a stream, or change the questions and policies of an existing one (its window stays).
 
         Raises:
             ConfigError: an unknown policy, or a window the model cannot hold.
@@ -56,8 +56,8 @@ class Engine(Protocol):
         ...
 
     def prepare(self, spec: StreamSpec) -> None:
-        """Fetch what another process left of a stream that is about to be admitted, so that :meth:`admit` need not wait
-        for it. The only call that may come from any thread.
+        """Load the state that another process saved of a stream before :meth:`admit`, which then need not wait. The
+        only method callable from any thread.
 
         Raises:
             ConfigError: see :meth:`admit`.
@@ -65,41 +65,41 @@ class Engine(Protocol):
         ...
 
     def evict(self, stream: str, *, save: bool = True) -> None:
-        """Free what a stream holds here; unknown streams are ignored. What it remembers stays in the tiers; ``save``:
-        with what was not written yet, unless another process has the stream and writes it."""
+        """Free a stream's local state; unknown streams are ignored. Its memory stays in the tiers. ``save``: write
+        unsaved memory first, unless another process owns the stream already."""
         ...
 
     def push(self, sample: FrameSample) -> list[WindowRequest]:
         """Buffer one frame; returns the windows it closed (usually none or one, several after a jump in pts).
 
-        Costs no model work. Frames must come in order of pts; one that does not is refused with ``ValueError``. A
-        ``fresh`` frame forgets the stream's window first; one after a ``gap`` does not, unless its clock went back or
-        its grid is another. Windows whose last stride has no video are passed over: their numbers are never answered.
+        No model work. Frames must come in order of pts, else ``ValueError``. A ``fresh`` frame resets the stream's
+        window; a frame after a ``gap`` does so only if its clock went back or its grid changed. Windows whose last
+        stride has no video are skipped; their numbers are never answered.
         """
         ...
 
     def flush(self, stream: str) -> list[WindowRequest]:
-        """Close the current, incomplete window because the source ended."""
+        """Close the current, incomplete window at the end of the source."""
         ...
 
     def step(self, requests: Sequence[WindowRequest]) -> list[Answer]:
         """Answer these windows (at most one per stream, in window order) in one batch.
 
-        A window may be skipped by never stepping it: later windows then compute what it would have.
+        A window that is never stepped is skipped; later windows then compute its tokens.
         """
         ...
 
     def hand_over(self, stream: str) -> Future[bool]:
-        """Let go of a stream that goes on in another process, and have its window and memory put where that process
-        finds them when it admits it; False where it cannot be gone on with."""
+        """Release a stream to another process and save window and memory where it finds them; False if the window
+        cannot be continued."""
         ...
 
     def export_stream(self, stream: str) -> bytes:
-        """Everything needed to go on elsewhere without recomputing: frames' embeddings, position-free KV, counters."""
+        """Serialise a stream's state (embeddings, position-free KV, counters), to continue without recomputation."""
         ...
 
     def import_stream(self, spec: StreamSpec, state: bytes) -> None:
-        """The inverse of ``export_stream`` on an engine with the same model.
+        """Inverse of ``export_stream``, on an engine with the same model.
 
         Raises:
             ModelError: the state belongs to another model or version.
@@ -107,7 +107,7 @@ class Engine(Protocol):
         ...
 
     def ask(self, ask: AskSpec) -> AskRun:
-        """Begin to answer a free question over a stream's window and memory.
+        """Start answering a free question over a stream's window and memory.
 
         Raises:
             NotReadyError: the stream has no memory, or has seen nothing yet.
@@ -115,12 +115,12 @@ class Engine(Protocol):
         ...
 
     def delete_memory(self, stream: str, ago_s: float | None = None) -> DeletedMemory:
-        """Forget what a stream saw more than ``ago_s`` seconds before its newest frame, or everything: its window and,
-        in every tier, its memory."""
+        """Delete what a stream saw more than ``ago_s`` seconds before its newest frame, or everything: from its window
+        and, in every tier, its memory."""
         ...
 
     def memory_status(self, stream: str) -> MemoryStatus:
-        """What a stream remembers.
+        """Contents and health of a stream's memory.
 
         Raises:
             NotReadyError: it has no memory.
@@ -133,7 +133,7 @@ class Engine(Protocol):
 
 
 def completed_future(result: T) -> Future[T]:
-    """What is known already, for who expects to wait."""
+    """A future that is already done."""
     future: Future[T] = Future()
     future.set_result(result)
     return future

@@ -1,1 +1,1 @@
-"""KV that outlives the window: what a camera remembers, under a hard cap. Knows no engine and no model."""
+"""Camera memory: KV of frames that left the window, under a hard byte cap. Depends on no engine and no model."""

@@ -1,4 +1,4 @@
-"""The memories of all streams of one process, over tiers they share."""
+"""Camera memories of one process, stored in shared tiers."""
 
 from __future__ import annotations
 
@@ -25,27 +25,28 @@ from cluster.types import MICROSECONDS, DeletedMemory, MemorySpec, MemoryStatus
 log = logging.getLogger(__name__)
 
 RELEASED = 4096
-"""Streams that were let go of and can still be asked about here."""
+"""Most released streams that can still be asked about."""
 
 VISITED = 64
-"""Those of them whose memory is kept at hand after a question; the next question about another one restores it."""
+"""Most released streams whose memory stays open after a question."""
 
 Window = Callable[[], bytes]
-"""State of a stream's window of one moment, as bytes when it is called."""
+"""Snapshot of a stream's window; serialised when called."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Order:
-    """Settle a stream's frames up to ``upto``, and save ``window``, which they had left then."""
+class _PendingSave:
+    """Pending write of one stream: settle frames up to ``upto``, then save ``window``, the window state at that
+    frame."""
 
     upto: int
     window: Window | None
 
 
 @dataclass(frozen=True, slots=True)
-class _Leaving:
-    """A memory that is let go of once it is written, with ``window`` where there is one; ``saved``: whether both are
-    where another process finds them."""
+class _LastWrite:
+    """Memory to be released after its last write; ``saved``: whether memory and ``window`` are where another process
+    finds them."""
 
     memory: StreamMemory
     window: Window | None
@@ -54,8 +55,8 @@ class _Leaving:
 
 @dataclass(frozen=True, slots=True)
 class MemoryReport:
-    """One stream's memory for a heartbeat; ``span_s``: from its oldest frame to its newest; ``state``: what is wrong
-    with the tiers, empty where nothing is."""
+    """One camera's memory in a heartbeat. ``span_s``: oldest to newest frame; ``state``: what is wrong with the tiers,
+    or empty."""
 
     nbytes: int
     frames: int
@@ -64,15 +65,15 @@ class MemoryReport:
 
 
 class MemoryBank:
-    """Keeps what the engine lets go of. All calls but :meth:`report` and :meth:`prepare` come from the engine's thread,
-    which only hands frames over: threads of the bank's own put them into clusters, compress, and write
-    (:class:`MemoryWriter`).
+    """Accepts the KV that leaves the engine's windows and keeps one :class:`StreamMemory` per camera. All calls except
+    :meth:`memory_reports` and :meth:`prepare_stream` come from the engine's thread, which only queues frames;
+    clustering, compression and writes run on the threads of :class:`MemoryWriter`.
 
     Args:
-        tiers: where KV lies.
-        window: takes down the state of a stream's window as it is now, to be saved with its memory, so that both come
-            back together; None where there is none, or it is larger than so many bytes.
-        default: how streams are remembered that another process opened and that are asked about here.
+        tiers: storage of all memories.
+        window: snapshots a stream's current window, to be saved with its memory so that both are restored together;
+            None if there is none, or it exceeds the given number of bytes.
+        default: settings for streams opened by another process that are asked about here.
         shape: of the model's KV.
     """
 
@@ -90,89 +91,89 @@ class MemoryBank:
         self.writer = MemoryWriter(self._write)
         self._default = default
         self._due: set[str] = set()
-        self._orders: dict[str, _Order] = {}
-        self._leaving: dict[str, _Leaving] = {}
-        self._forgettings = 0
+        self._pending_saves: dict[str, _PendingSave] = {}
+        self._last_writes: dict[str, _LastWrite] = {}
+        self._deletions = 0
         self._prepared: dict[str, tuple[StreamMemory, bytes | None]] = {}
         self._memories: dict[str, StreamMemory] = {}
         self._retrievers: dict[str, Retriever] = {}
-        # How streams remembered that this process let go of: their sources ended, and they may be asked about.
+        # Settings of released streams, whose sources ended or moved; questions may reopen them.
         self._released: OrderedDict[str, MemorySpec] = OrderedDict()
-        # Restored for a question, and not open: another process may be writing them.
+        # Opened for questions only: another process may be writing them.
         self._visited: OrderedDict[str, None] = OrderedDict()
         self._lock = threading.Lock()
         self._reports: dict[str, MemoryReport] = {}
 
     def prepare_stream(self, stream: str, spec: MemorySpec | None) -> None:
-        """Restore what the tiers hold of a stream that is about to be opened, from any thread, so that the engine's
-        need not wait for them.
+        """Restore a stream from the tiers before it is opened. Callable from any thread, so that the engine's thread
+        does not wait for the tiers.
 
         Raises:
             ConfigError: an unknown policy or option.
         """
-        if spec is None or stream in self._memories or stream in self._leaving:
+        if spec is None or stream in self._memories or stream in self._last_writes:
             return
-        forgettings = self._forgettings
-        restored = self._restored(stream, spec)
+        deletions = self._deletions
+        restored = self._restore(stream, spec)
         with self._lock:
-            # What is forgotten meanwhile may be of this stream.
-            if stream not in self._memories and forgettings == self._forgettings:
+            # A deletion meanwhile may concern this stream.
+            if stream not in self._memories and deletions == self._deletions:
                 self._prepared[stream] = restored
 
-    def _restored(self, stream: str, spec: MemorySpec) -> tuple[StreamMemory, bytes | None]:
-        """A memory with what the lowest tier has of it, and the state of its window."""
+    def _restore(self, stream: str, spec: MemorySpec) -> tuple[StreamMemory, bytes | None]:
+        """Create a memory, restore it from the lowest tier, and return it with its saved window state."""
         memory = StreamMemory(stream, spec, self.tiers, self.shape, self.writer.yield_to_engine)
         self.tiers.set_cap(stream, spec.cap_bytes)
         return memory, memory.restored_window() if memory.restore() is Outcome.HIT else None
 
     def open_stream(self, stream: str, spec: MemorySpec | None) -> bytes | None:
-        """A stream begins, goes on, or has another memory from now on (None: none, and what there was is forgotten).
+        """Open, continue or reconfigure a stream's memory; ``spec`` None deletes it.
 
-        Returns the state of its window where the tiers remember the stream from another process, or from before; None
-        where they do not, or cannot be asked now: what they have is taken up when they can.
+        Returns the window state that was saved with the memory; None if there is none or the tiers cannot be read now
+        (the memory is then restored as soon as they can).
 
         Raises:
             ConfigError: an unknown policy or option.
         """
         if stream in self._visited:
-            # Another process may have written it since: what counts is in the tiers.
-            self._leave(stream)
-        self._finish_leaving(stream)
+            # Another process may have written it since: restore from the tiers.
+            self._close_visited(stream)
+        self._finish_last_write(stream)
         held = self._memories.get(stream)
         prepared = self._prepared.pop(stream, None)
         if spec is None:
             if held is not None:
-                self._drop(stream)
+                self._drop_memory(stream)
             self._released.pop(stream, None)
-            self._clear(stream)
+            self._clear_tiers(stream)
             return None
         retriever = retrievers.get(spec.retriever)(**spec.retriever_options)
         window = None
         if held is None:
             if prepared is None or prepared[0].spec != spec:
-                prepared = self._restored(stream, spec)
+                prepared = self._restore(stream, spec)
             held, window = prepared
         elif (held.spec.organiser, held.spec.organiser_options) != (spec.organiser, spec.organiser_options):
-            # Clusters of one kind cannot go on as those of another.
+            # Clusters of one organiser are unusable for another.
             with held.exclusive:
                 held.delete_frames()
-                self._let_go(stream)
+                self._close_memory(stream)
             held = StreamMemory(stream, spec, self.tiers, self.shape, self.writer.yield_to_engine)
         else:
             held.change_spec(spec)
         self._released.pop(stream, None)
-        self._hold(held, retriever)
+        self._register(held, retriever)
         return window
 
-    def _hold(self, memory: StreamMemory, retriever: Retriever) -> None:
+    def _register(self, memory: StreamMemory, retriever: Retriever) -> None:
         with self._lock:
             self._prepared.pop(memory.stream, None)
             self._memories[memory.stream], self._retrievers[memory.stream] = memory, retriever
         self.tiers.set_cap(memory.stream, memory.spec.cap_bytes)
-        self._note(memory)
+        self._update_report(memory)
 
-    def _clear(self, stream: str) -> None:
-        """Delete what the tiers hold; where there is nothing, they are spared the search for it."""
+    def _clear_tiers(self, stream: str) -> None:
+        """Delete a stream from the tiers, without a search where they hold nothing of it."""
         if not all(state.up for state in self.tiers.states().values()) or any(self.tiers.usage(stream).values()):
             self.tiers.drop(stream)
 
@@ -186,193 +187,192 @@ class MemoryBank:
         try:
             memory.accept_chunk(chunk)
         except Exception:
-            log.exception("a frame of camera %r cannot be remembered", chunk.stream)
+            log.exception("cannot store a frame of camera %r in its memory", chunk.stream)
             memory.counts.frames_dropped += 1
         if memory.settle_due:
             self._due.add(chunk.stream)
-        self._note(memory)
+        self._update_report(memory)
 
     def wants_queries(self, stream: str) -> bool:
-        """Whether :meth:`observe` matters to what is kept of a stream."""
+        """Whether the stream's compressor uses :meth:`observe_queries`."""
         memory = self._memories.get(stream)
         return memory is not None and memory.wants_queries
 
     def observe_queries(self, stream: str, queries: Sequence[Tensor]) -> None:
-        """See :meth:`StreamMemory.observe`; streams without a memory have nobody to tell."""
+        """See :meth:`StreamMemory.observe_queries`; ignored for streams without a memory."""
         memory = self._memories.get(stream)
         if memory is not None:
             memory.observe_queries(queries)
 
     def schedule_saves(self) -> None:
-        """Have streams settled and saved in which enough frames wait; called between two steps, when windows are what
-        they seem."""
+        """Schedule settling and saving of streams with enough waiting frames. Called between two steps, when windows
+        are consistent."""
         for stream in list(self._due):
             memory = self._memories.get(stream)
-            # One that the writer is still busy with has its turn later.
+            # A stream whose last write is pending is scheduled later.
             if memory is not None and memory.recent and not self.writer.is_waiting(stream):
                 window = self.window(stream, memory.max_window_bytes) if self.window is not None else None
-                self._orders[stream] = _Order(memory.recent[-1].index, window or _no_window)
+                self._pending_saves[stream] = _PendingSave(memory.recent[-1].index, window or _no_window)
                 self.writer.schedule(stream)
-            if memory is None or not self.writer.is_waiting(stream) or stream in self._orders:
+            if memory is None or not self.writer.is_waiting(stream) or stream in self._pending_saves:
                 self._due.discard(stream)
 
     def run_maintenance(self) -> None:
-        """What is to be done regularly also while no frame comes; returns at once."""
+        """Schedule periodic work (expiry, deletions, retries) of all streams; returns at once."""
         for stream, memory in self._memories.items():
             if stream in self._visited or self.writer.is_waiting(stream):
                 continue
             if memory.settle_due:
                 self._due.add(stream)
             else:
-                self._orders[stream] = _Order(-1, None)
+                self._pending_saves[stream] = _PendingSave(-1, None)
                 self.writer.schedule(stream)
         self.schedule_saves()
 
     def _write(self, stream: str) -> None:
-        """On a thread of the writer's."""
-        self._finish_leaving(stream)
-        memory, order = self._memories.get(stream), self._orders.pop(stream, None)
+        self._finish_last_write(stream)
+        memory, order = self._memories.get(stream), self._pending_saves.pop(stream, None)
         if memory is None or order is None:
             return
         with memory.exclusive:
-            # The stream may have left while this waited.
+            # The stream may have been released meanwhile.
             if self._memories.get(stream) is not memory:
                 return
             if memory.settle(order.upto):
                 memory.save(None if order.window is None else order.window())
-            self._note(memory)
+            self._update_report(memory)
 
     def save_stream(self, stream: str) -> None:
-        """Write what it takes to go on elsewhere, window and memory of the same moment; waits for it."""
+        """Write memory and window state of the same moment; blocks until written."""
         memory = self._memories.get(stream)
         if memory is not None:
             window = self.window(stream, memory.max_window_bytes) if self.window is not None else None
             if memory.settle():
                 memory.save((window or _no_window)())
-            self._note(memory)
+            self._update_report(memory)
 
     def wait_written(self, timeout_s: float = 60.0) -> bool:
-        """Wait until all that was handed over is written, as far as tiers take it; False where that takes longer."""
+        """Wait until all scheduled writes are done; False after ``timeout_s``."""
         return self.writer.wait_idle(timeout_s)
 
     def get_memory(self, stream: str) -> tuple[StreamMemory, Retriever]:
-        """A stream's memory and how it is read.
+        """A stream's memory and its retriever.
 
         Raises:
             NotReadyError: it has none.
         """
-        memory = self._memories.get(stream) or self._reopened(stream)
+        memory = self._memories.get(stream) or self._reopen(stream)
         if memory is None:
             raise NotReadyError(
-                f"camera {stream!r} remembers nothing; it has seen nothing since it was made to forget, or "
+                f"camera {stream!r} has no memory: nothing was recorded since its memory was deleted, or "
                 "memory.enabled is off for it"
             )
         return memory, self._retrievers[stream]
 
-    def _reopened(self, stream: str) -> StreamMemory | None:
+    def _reopen(self, stream: str) -> StreamMemory | None:
         spec = self._released.get(stream, self._default)
         if spec is None:
             return None
-        self._finish_leaving(stream)
+        self._finish_last_write(stream)
         memory = StreamMemory(stream, spec, self.tiers, self.shape, self.writer.yield_to_engine)
-        # Whoever has it open is still writing, perhaps: what no manifest names is theirs to delete.
+        # Its owner may still be writing: unnamed blocks are not ours to delete.
         outcome = memory.restore(sweep=False)
         if outcome is Outcome.RETRY:
-            raise NotReadyError(f"what camera {stream!r} remembers cannot be read now; ask again in a moment")
+            raise NotReadyError(f"the memory of camera {stream!r} cannot be read now; try again in a moment")
         if outcome is Outcome.MISS:
             return None
-        self._hold(memory, retrievers.get(spec.retriever)(**spec.retriever_options))
+        self._register(memory, retrievers.get(spec.retriever)(**spec.retriever_options))
         self._visited[stream] = None
         while len(self._visited) > VISITED:
-            self._leave(next(iter(self._visited)))
+            self._close_visited(next(iter(self._visited)))
         return memory
 
-    def _leave(self, stream: str) -> None:
-        """Let a memory go that was at hand for questions only."""
+    def _close_visited(self, stream: str) -> None:
+        """Release a memory that was opened for questions only."""
         if stream in self._released:
-            self._let_go(stream)
+            self._close_memory(stream)
         else:
-            self._drop(stream)
+            self._drop_memory(stream)
 
     def __contains__(self, stream: object) -> bool:
         return stream in self._memories
 
     def release_stream(self, stream: str, *, save: bool = True) -> None:
-        """Another process takes over, or none: have everything put into the tiers, and let go of the rest; nothing is
-        forgotten. Without ``save`` another has taken over already, and nothing more is written here."""
+        """Write a stream's memory and release it; nothing is deleted. Without ``save`` another process owns it already
+        and nothing is written here."""
         memory = self._memories.get(stream)
         if memory is not None and save:
-            self._let_leave(memory, None)
+            self._schedule_last_write(memory, None)
         elif memory is not None:
             with memory.exclusive:
-                self._part(memory)
+                self._release(memory)
 
     def hand_over(self, stream: str) -> Future[bool]:
-        """Another process takes over window and memory of the same moment of an open stream; both are let go of here.
-        Whether it finds them is known when they are written."""
+        """Write memory and window of the same moment for another process and release both. The result: whether it will
+        find them."""
         memory = self._memories[stream]
         window = self.window(stream, memory.max_window_bytes) if self.window is not None and self.tiers.shared else None
-        return self._let_leave(memory, window)
+        return self._schedule_last_write(memory, window)
 
-    def _let_leave(self, memory: StreamMemory, window: Window | None) -> Future[bool]:
+    def _schedule_last_write(self, memory: StreamMemory, window: Window | None) -> Future[bool]:
         if not memory.frames:
-            # What was made to forget everything leaves nothing behind.
-            self._drop(memory.stream)
+            # Empty or deleted: nothing to keep.
+            self._drop_memory(memory.stream)
         else:
-            self._part(memory)
-        leaving = self._leaving[memory.stream] = _Leaving(memory, window)
+            self._release(memory)
+        last_write = self._last_writes[memory.stream] = _LastWrite(memory, window)
         self.writer.schedule(memory.stream)
-        return leaving.saved
+        return last_write.saved
 
-    def _finish_leaving(self, stream: str) -> None:
-        """Write what leaves, where that is not done yet; waits for whoever does."""
-        leaving = self._leaving.get(stream)
-        if leaving is None:
+    def _finish_last_write(self, stream: str) -> None:
+        """Do a pending last write; blocks if another thread is doing it."""
+        last_write = self._last_writes.get(stream)
+        if last_write is None:
             return
-        memory, saved = leaving.memory, False
+        memory, saved = last_write.memory, False
         with memory.exclusive:
-            if leaving.saved.done():
+            if last_write.saved.done():
                 return
             try:
                 self._settle_last(memory)
-                if leaving.window is not None and not memory.recent:
-                    saved = memory.save(leaving.window()) is Outcome.HIT
+                if last_write.window is not None and not memory.recent:
+                    saved = memory.save(last_write.window()) is Outcome.HIT
                 if memory.recent:
-                    log.warning("camera %r: its last %d frames are not remembered", stream, len(memory.recent))
+                    log.warning("camera %r: its last %d frames were not stored in memory", stream, len(memory.recent))
                 if not saved:
                     memory.save()
             except Exception:
                 log.exception("the memory of camera %r could not be written", stream)
             finally:
-                del self._leaving[stream]
-                leaving.saved.set_result(saved)
+                del self._last_writes[stream]
+                last_write.saved.set_result(saved)
 
     def _settle_last(self, memory: StreamMemory) -> None:
         try:
             memory.settle()
         except Exception:
-            log.exception("the last frames of camera %r cannot be remembered", memory.stream)
+            log.exception("cannot store the last frames of camera %r in its memory", memory.stream)
 
-    def _part(self, memory: StreamMemory) -> None:
-        """Its owner is elsewhere from now on; it may still be asked about here."""
+    def _release(self, memory: StreamMemory) -> None:
+        """Release a memory that another process owns from now on; questions may still reopen it here."""
         self._released[memory.stream] = memory.spec
-        self._let_go(memory.stream)
+        self._close_memory(memory.stream)
         if len(self._released) > RELEASED:
             oldest, _ = self._released.popitem(last=False)
             with self._lock:
                 self._reports.pop(oldest, None)
 
     def delete_memory(self, stream: str, ago_s: float | None = None, *, newest: int | None = None) -> DeletedMemory:
-        """Forget what is older than ``ago_s`` seconds before the newest frame, or everything, in every tier.
+        """Delete frames older than ``ago_s`` seconds before the newest one, or everything, in every tier.
 
         ``newest``: time of that frame on the camera's clock (microseconds), where it has not left the window yet.
         """
-        self._finish_leaving(stream)
+        self._finish_last_write(stream)
         with self._lock:
-            self._forgettings += 1
+            self._deletions += 1
             self._prepared.pop(stream, None)
         try:
-            memory = self._memories.get(stream) or self._reopened(stream)
+            memory = self._memories.get(stream) or self._reopen(stream)
         except NotReadyError:
             if ago_s is not None:
                 raise
@@ -388,21 +388,21 @@ class MemoryBank:
             if ago_s is None or memory.newest is None:
                 memory.delete_frames()
                 self._due.discard(stream)
-                self._orders.pop(stream, None)
+                self._pending_saves.pop(stream, None)
             else:
                 latest = memory.newest if newest is None else max(memory.newest, memory.memory_time(newest))
                 memory.delete_frames(before_frame=memory.frames_since(latest - round(ago_s * MICROSECONDS)))
                 self.save_stream(stream)
-            forgotten = DeletedMemory(frames - memory.frames, max(0, held - memory.held_bytes))
+            deleted = DeletedMemory(frames - memory.frames, max(0, held - memory.held_bytes))
         if not memory.frames and stream in self._visited:
-            self._drop(stream)
+            self._drop_memory(stream)
             self._released.pop(stream, None)
         else:
-            self._note(memory)
-        return forgotten
+            self._update_report(memory)
+        return deleted
 
     def memory_status(self, stream: str) -> MemoryStatus:
-        """What a stream's memory holds and how it is.
+        """Contents and health of a stream's memory.
 
         Raises:
             NotReadyError: it has none.
@@ -411,13 +411,13 @@ class MemoryBank:
         return memory.status()
 
     def memory_reports(self) -> dict[str, MemoryReport]:
-        """Every stream as of its last frame, the tiers as they are now; from any thread."""
+        """Reports of all streams as of their last frame, with the tiers' state of now. Callable from any thread."""
         reasons = {name: state.trouble for name, state in self.tiers.states().items()}
         trouble = "; ".join(f"{name}: {reason}" for name, reason in reasons.items() if reason)
         with self._lock:
             return {stream: replace(report, state=trouble) for stream, report in self._reports.items()}
 
-    def _note(self, memory: StreamMemory) -> None:
+    def _update_report(self, memory: StreamMemory) -> None:
         oldest, newest = memory.oldest, memory.newest
         span = 0.0 if oldest is None or newest is None else (newest - oldest) / MICROSECONDS
         report = MemoryReport(memory.held_bytes, memory.frames, span, "")
@@ -425,20 +425,20 @@ class MemoryBank:
             if self._memories.get(memory.stream) is memory:
                 self._reports[memory.stream] = report
 
-    def _let_go(self, stream: str) -> None:
-        """Its last report stays."""
+    def _close_memory(self, stream: str) -> None:
+        """Release a memory and keep its last report."""
         self._due.discard(stream)
-        self._orders.pop(stream, None)
+        self._pending_saves.pop(stream, None)
         self._visited.pop(stream, None)
         del self._memories[stream], self._retrievers[stream]
 
-    def _drop(self, stream: str) -> None:
-        self._let_go(stream)
+    def _drop_memory(self, stream: str) -> None:
+        self._close_memory(stream)
         with self._lock:
             self._reports.pop(stream, None)
 
     def streams(self) -> Sequence[str]:
-        """Those that have a memory here."""
+        """Names of the streams that have a memory here."""
         return list(self._memories)
 
 

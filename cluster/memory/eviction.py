@@ -1,4 +1,4 @@
-"""Room below the cap: what stays of a stream's memory when more would come than fits."""
+"""Eviction: compress a stream's memory until new frames fit below its byte cap."""
 
 from __future__ import annotations
 
@@ -13,21 +13,20 @@ from cluster.memory.tiers.base import Block
 if TYPE_CHECKING:
     from cluster.memory.stream import StreamMemory
 
-# Of the room in the lowest tier, what is used; and how much more than the tokens before them new ones are taken to
-# need, for they come in smaller clusters, which tiers round up more.
+# Usable share of the lowest tier, and cost of new tokens over stored ones (small clusters are rounded up more).
 _ROUNDING = 0.9
 _FRESH = 1.6
-# Compressions in a row: thinner clusters do not always take less room.
+# Most compressions in a row: thinned clusters do not always take less space.
 _TRIES = 6
 
 
 def evict(memory: StreamMemory, frames: list[LayerKV]) -> list[LayerKV] | None:
-    """Compress a memory until these new frames fit below its cap.
+    """Compress a memory until ``frames`` fit below its cap.
 
-    Returns what of them is to be taken in, or None while what would have to be compressed is out of reach.
+    Returns the part of ``frames`` to store, or None while blocks that must be compressed are unavailable.
     """
     heads = len(memory.heads) * len(memory.heads[0])
-    # While a head's blocks are written anew, both versions of them are there.
+    # Both versions of a head's blocks exist during a rewrite.
     capacity = memory.max_bytes * _ROUNDING * heads / (heads + 1) - _fixed(memory)
     wanted = _bytes_of(memory, frames)
     for _ in range(_TRIES):
@@ -36,19 +35,19 @@ def evict(memory: StreamMemory, frames: list[LayerKV]) -> list[LayerKV] | None:
             break
         if not compress(memory, min(memory.spec.target, max(0.1, 0.9 * (capacity - wanted) / held))):
             return None
-        # Clusters that were thinned take more a token; new ones are not.
+        # Thinned clusters cost more per token; new ones are not thinned.
         wanted = min(wanted, _bytes_of(memory, frames))
     settled = memory.settled_frames()
     if _token_cost(memory) + wanted > capacity and settled:
-        # As rounding may leave it for a cap of few blocks: the older half goes.
+        # Rounding can prevent a fit under a cap of few blocks: delete the older half.
         memory.delete_frames(before_frame=settled[len(settled) // 2])
     room = capacity - _token_cost(memory)
     return frames if wanted <= room else memory.compress_frames(frames, max(0.0, room / wanted))
 
 
 def compress(memory: StreamMemory, share: float) -> bool:
-    """Leave ``share`` of the tokens, as the stream's compressor chooses; False while some of them are out of reach, or
-    what stays cannot be written."""
+    """Compress to ``share`` of the tokens with the stream's compressor; False if blocks are unavailable or cannot be
+    written."""
     whole: list[list[LayerKV]] = []
     loaded: list[list[dict[int, Block]]] = []
     for number in range(len(memory.heads)):
@@ -64,7 +63,7 @@ def compress(memory: StreamMemory, share: float) -> bool:
         chosen = memory.compressor.select(layers, int(share * layers[0].tokens))
         kept = [list(stays) for stays in chosen]
     else:
-        # Heads that lost blocks hold fewer tokens than others: each is chosen from by itself.
+        # Heads that lost blocks hold fewer tokens: compress each separately.
         columns = [
             memory.compressor_of_head(h).select(
                 [heads[h] for heads in whole], int(share * max(heads[h].tokens for heads in whole))
@@ -81,14 +80,14 @@ def compress(memory: StreamMemory, share: float) -> bool:
 
 
 def _bytes_of(memory: StreamMemory, frames: Sequence[LayerKV]) -> float:
-    """What more frames will take, going by what is held: tiers round blocks up, small ones most."""
+    """Estimate the bytes of more frames from the bytes per stored token: tiers round small blocks up most."""
     tokens = sum(layer.heads * layer.tokens for layer in frames)
     settled = sum(head.tokens for _, _, head in memory.iter_heads())
     return _FRESH * tokens * max(memory.token_bytes, _token_cost(memory) / settled if settled else 0.0)
 
 
 def _token_cost(memory: StreamMemory) -> int:
-    """Bytes that grow and shrink with the tokens."""
+    """Stored bytes that scale with the number of tokens."""
     return max(0, memory.stored.named_bytes - _fixed(memory))
 
 
@@ -97,8 +96,8 @@ def _fixed(memory: StreamMemory) -> int:
 
 
 def _load_head(memory: StreamMemory, layer: int, h: int) -> tuple[LayerKV, dict[int, Block]] | None:
-    """All tokens of a head in time order, and the blocks by number that they are in; what is gone for good is lost,
-    None while some is out of reach."""
+    """All tokens of a head in time order, with their blocks by number. Lost blocks are dropped; None while some are
+    unavailable."""
     memory.yield_to_engine()
     while True:
         head = memory.heads[layer][h]

@@ -1,4 +1,4 @@
-"""One layer's and head's share of a memory: which cluster each token is in, and everything of it but its KV."""
+"""Memory of one layer and key head: cluster assignment and metadata of its tokens; their KV lies in blocks."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from cluster.memory.tiers.base import Block, Loaded, Outcome
 
 @dataclass(frozen=True, slots=True, eq=False)
 class KVChunk:
-    """One frame's KV of all layers.
+    """KV of one frame in all layers.
 
-    * ``key``, ``value`` ``[L, Hkv, t, D]``, keys before rotary; their own memory, no views
-    * ``cell`` ``[t]`` int64: places in a grid of ``rows`` x ``columns`` cells, row-major; those after the last are text
-      around the frame
+    * ``key``, ``value`` ``[L, Hkv, t, D]``, keys before rotary; owned memory, no views
+    * ``cell`` ``[t]`` int64: row-major cell in a grid of ``rows`` x ``columns``; larger numbers are text around the
+      frame
     * ``index``, ``pts`` (microseconds) of the frame
-    * ``look`` ``[W]`` float32: mean of the frame's visual embeddings, for those that sort frames by what they show
+    * ``mean_embedding`` ``[W]`` float32 of the frame's visual tokens, for organisers that partition frames
     """
 
     stream: str
@@ -40,16 +40,16 @@ class KVChunk:
 
 
 KVSink = Callable[[KVChunk], None]
-"""Takes what leaves; called in the engine's thread, in time order for each stream."""
+"""Receives KV that leaves a window; called in the engine's thread, in time order per stream."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LayerKV:
     """``n`` tokens of each of ``H`` key heads, in time order.
 
-    * ``key``, ``value`` ``[H, n, D]``; keys before rotary, so that what stood at one cell at two times is comparable
-    * ``frame`` ``[H, n]`` int64: the number of the frame a token was seen in, ascending
-    * ``cell`` ``[H, n]`` int64: its place in the frame's grid, row-major
+    * ``key``, ``value`` ``[H, n, D]``; keys before rotary, so that tokens of one cell are comparable across time
+    * ``frame`` ``[H, n]`` int64: frame number, ascending
+    * ``cell`` ``[H, n]`` int64: row-major cell in the frame's grid
 
     Raises:
         ValueError: shapes do not fit, or frames do not ascend.
@@ -80,7 +80,7 @@ class LayerKV:
         return self.key.shape[1]
 
     def select(self, kept: Tensor) -> LayerKV:
-        """The tokens ``kept [H, m]`` int64, ascending in each head."""
+        """Select the tokens ``kept [H, m]`` int64, ascending in each head."""
         wide = kept[..., None].expand(-1, -1, self.key.shape[2])
         return LayerKV(
             self.key.gather(1, wide), self.value.gather(1, wide), self.frame.gather(1, kept), self.cell.gather(1, kept)
@@ -88,41 +88,41 @@ class LayerKV:
 
 
 Load = Callable[[list[int]], list[Loaded]]
-"""Numbers of blocks -> what the tiers say of them."""
+"""Block numbers -> loaded blocks."""
 
 Place = Callable[[Tensor, Tensor], Tensor]
 """``frame, cell [n]`` -> ``[n, 3]``: seconds, row and column of each token."""
 
 
 NAMES_BYTES = 1280
-"""Of the names and numbers beside the tensors of a head's state."""
+"""Overhead of a head's state beside its tensors."""
 
 
 class BlocksUnavailableError(Exception):
-    """Blocks that are needed cannot be had now."""
+    """Required blocks cannot be loaded now."""
 
 
 class BlocksLostError(Exception):
-    """Blocks that are needed are gone for good; ``uids`` of their clusters."""
+    """Required blocks are lost for good; ``uids`` of their clusters."""
 
     def __init__(self, uids: Sequence[int]) -> None:
-        super().__init__(f"{len(uids)} blocks are gone")
+        super().__init__(f"{len(uids)} blocks are lost")
         self.uids = list(uids)
 
 
 @dataclass(slots=True)
 class HeadChange:
-    """``clusters`` (numbers in the table) whose members changed, and the new block of each."""
+    """Clusters (numbers in the table) whose members changed, and their new blocks."""
 
     clusters: list[int]
     blocks: list[Block]
 
 
 class HeadMemory:
-    """Tokens in time order, in clusters. ``frame``, ``cell`` ``[n]`` int32; the KV lies in blocks, one per cluster, as
-    the table says. ``settled``: all frames before this one were taken in.
+    """Tokens of one head in time order, assigned to clusters. ``frame``, ``cell`` ``[n]`` int32; the table names one
+    block per cluster. ``settled``: all earlier frames are stored.
 
-    A head that others may read is not changed: :meth:`copy` it, change the copy, and put that in its place.
+    Copy-on-write: a head that others may read is never changed; :meth:`copy` it, change the copy and swap it in.
     """
 
     def __init__(self, organiser: Organiser, place: Place) -> None:
@@ -133,7 +133,6 @@ class HeadMemory:
         self._place = place
 
     def copy(self) -> HeadMemory:
-        """Another head of the same tokens."""
         other = copy.copy(self)
         other.organiser = self.organiser.copy()
         return other
@@ -148,15 +147,15 @@ class HeadMemory:
 
     @property
     def index_bytes(self) -> int:
-        """About what :meth:`state` takes."""
+        """Approximate size of :meth:`state`."""
         return self.frame.nbytes + self.cell.nbytes + self.table.nbytes + NAMES_BYTES
 
     def token_uids(self) -> Tensor:
-        """Uid of each token's cluster ``[n]``."""
+        """Cluster uid of each token ``[n]``."""
         return self.table.uid[self.table.of_token]
 
     def cluster_numbers(self, uids: Sequence[int]) -> list[int]:
-        """Numbers in the table of those of these clusters that there are."""
+        """Table numbers of those of the clusters ``uids`` that exist."""
         table = self.table
         wanted = torch.tensor(list(uids), dtype=torch.int64)
         at = torch.searchsorted(table.uid, wanted)
@@ -166,16 +165,16 @@ class HeadMemory:
 
     # -- blocks -----------------------------------------------------------------------------------
     def matches_cluster(self, cluster: int, block: Block) -> bool:
-        """Whether a block holds the members of a cluster; what a tier gave may be anything."""
+        """Whether a loaded block holds exactly the members of a cluster."""
         at = self.table.members(cluster).cpu()
         return torch.equal(block.frame.cpu(), self.frame[at]) and torch.equal(block.cell.cpu(), self.cell[at])
 
     def load_blocks(self, clusters: Sequence[int], load: Load) -> dict[int, Block]:
-        """The blocks of clusters, by their numbers.
+        """Load the blocks of clusters, by cluster number.
 
         Raises:
-            BlocksLostError: some are gone for good.
-            BlocksUnavailableError: some cannot be had now.
+            BlocksLostError: some are lost for good.
+            BlocksUnavailableError: some cannot be loaded now.
         """
         found: dict[int, Block] = {}
         gone, later = [], False
@@ -195,16 +194,16 @@ class HeadMemory:
 
     # -- tokens in --------------------------------------------------------------------------------
     def add_tokens(self, tokens: NewTokens, cell: Tensor, load: Load, resident: Load) -> HeadChange:
-        """Take in new tokens (``cell`` ``[t]``). ``resident`` gives only blocks that are at hand at once.
+        """Add new tokens (``cell`` ``[t]``). ``resident`` loads only blocks that are at hand at once.
 
         Raises:
-            BlocksLostError, BlocksUnavailableError: see :meth:`fetch`; the head is then of no use.
+            BlocksLostError, BlocksUnavailableError: see :meth:`load_blocks`; this copy is then unusable.
         """
         before = self.copy()
         table, known = self.table, len(self.table)
 
         def members(cluster: int) -> Tensor | None:
-            # A cluster may have grown within this call, by tokens no block holds yet.
+            # Tokens added within this call are in no block yet.
             if cluster >= known or int(table.count[cluster]) != int(before.table.count[cluster]):
                 return None
             (loaded,) = resident([int(table.block[cluster])])
@@ -225,7 +224,7 @@ class HeadMemory:
         return HeadChange(clusters, [_joined(old.get(n), block) for n, block in zip(clusters, new, strict=True)])
 
     def split_cluster(self, cluster: int, block: Block) -> HeadChange:
-        """Split a cluster that waited for being loaded; ``block`` is its own."""
+        """Split a cluster whose split was deferred; ``block`` holds its members."""
         at = self.table.members(cluster)
         new = self.organiser.split(
             cluster, block.key, block.value, self._place(block.frame, block.cell), block.frame.to(torch.int64)
@@ -237,10 +236,10 @@ class HeadMemory:
 
     # -- tokens out -------------------------------------------------------------------------------
     def keep_tokens(self, kept: Tensor, load: Load) -> HeadChange:
-        """Only the tokens ``kept`` (ascending numbers) stay.
+        """Keep only the tokens ``kept`` (ascending numbers).
 
         Raises:
-            BlocksLostError, BlocksUnavailableError: see :meth:`fetch`; nothing was done.
+            BlocksLostError, BlocksUnavailableError: see :meth:`load_blocks`; nothing was changed.
         """
         of_token, uid = self.table.of_token, self.table.uid
         stays = torch.zeros(self.tokens, dtype=torch.bool)
@@ -248,14 +247,14 @@ class HeadMemory:
         thinned, remaining = torch.unique(of_token[~stays]), torch.unique(of_token[stays])
         partly = thinned[torch.isin(thinned, remaining)].tolist()
         blocks = self.load_blocks(partly, load)
-        # Members of a cluster and of its block stand in the same order.
+        # A cluster's members and its block's rows are in the same order.
         left = {cluster: _take(block, stays[of_token == cluster].nonzero()[:, 0]) for cluster, block in blocks.items()}
         uids = [int(uid[cluster]) for cluster in partly]
         self._narrow(kept, {cluster: (of_token[kept] == cluster, block) for cluster, block in left.items()})
         return HeadChange(self.cluster_numbers(uids), list(left.values()))
 
     def drop_clusters(self, uids: Sequence[int]) -> int:
-        """The blocks of clusters are gone for good: forget their tokens; returns how many."""
+        """Drop the tokens of clusters whose blocks are lost; returns how many."""
         kept = (~torch.isin(self.token_uids(), torch.tensor(list(uids), dtype=torch.int64))).nonzero()[:, 0]
         lost = self.tokens - len(kept)
         if lost:
@@ -263,28 +262,28 @@ class HeadMemory:
         return lost
 
     def _narrow(self, kept: Tensor, thinned: Mapping[int, tuple[Tensor, Block]]) -> None:
-        """Leave only ``kept``; ``thinned``: of each cluster that loses some, its rows ``[m]`` bool among them and its
-        block of those. Nobody else's statistics are computed anew, so that nobody else's KV is needed."""
+        """Keep only ``kept``. ``thinned``: per cluster that loses members, the mask ``[m]`` of its remaining rows and
+        their block. Statistics of other clusters stay, so their KV is not needed."""
         key = torch.zeros(len(kept), self.table.mean.shape[1])
         value = torch.zeros_like(key)
         for rows, block in thinned.values():
             key[rows], value[rows] = block.key.float().cpu(), block.value.float().cpu()
         frame, cell = self.frame[kept], self.cell[kept]
-        self.table.keep(kept, key, value, self._place(frame, cell), frame.to(torch.int64))
+        self.table.keep_tokens(kept, key, value, self._place(frame, cell), frame.to(torch.int64))
         self.frame, self.cell = frame, cell
 
     # -- restoring --------------------------------------------------------------------------------
     def state(self) -> dict[str, Tensor]:
-        """Everything, by name."""
+        """Tensors by name, the inverse of :meth:`load_state`."""
         parts = {"own": self.organiser.state(), "table": self.table.state()}
         named = {f"{part}.{name}": tensor for part, tensors in parts.items() for name, tensor in tensors.items()}
         return {"frame": self.frame, "cell": self.cell, "settled": torch.tensor(self.settled), **named}
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
-        """Take up what :meth:`state` gave; for a head without tokens.
+        """Restore the tensors of :meth:`state` into an empty head.
 
         Raises:
-            ValueError: it is not the state of a head of this organiser and width, or contradicts itself.
+            ValueError: the state of another organiser or width, or inconsistent.
         """
         own = self.state()
         if own.keys() != state.keys():
@@ -297,7 +296,7 @@ class HeadMemory:
             ):
                 raise ValueError(f"{name} is {state[name].dtype} {tuple(state[name].shape)}")
         table = ClusterTable.restore(_under("table.", state))
-        table.check()
+        table.validate()
         if not len(state["frame"]) == len(state["cell"]) == table.tokens:
             raise ValueError("frames, cells and clusters of a different number of tokens")
         if bool((state["frame"][1:] < state["frame"][:-1]).any()):
@@ -308,13 +307,13 @@ class HeadMemory:
 
 
 def _take(block: Block, rows: Tensor) -> Block:
-    """Some members of a block, by number, as a block of their own."""
+    """Select members of a block by number."""
     there, host = rows.to(block.key.device), rows.cpu()
     return Block(block.key[there], block.value[there], block.frame[host], block.cell[host])
 
 
 def _joined(first: Block | None, then: Block) -> Block:
-    """Two blocks one after the other, on the device of the second."""
+    """Concatenate two blocks on the device of the second."""
     if first is None:
         return then
     device = then.key.device

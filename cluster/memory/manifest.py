@@ -1,8 +1,7 @@
-"""What it takes to find a stream's blocks again, as bytes. Nothing executable.
+"""Manifests: the bytes from which a stream's blocks are found again; JSON and tensors, nothing executable.
 
-A manifest names the blocks that hold the index of each head (everything of its tokens but the KV, which those name in
-turn) and the state of the window. These are blocks of bytes beside those of KV: written once, and only again when they
-changed.
+A manifest names the blocks that hold each head's index (all token metadata; the index names the KV blocks) and the
+window state. These are byte blocks beside the KV blocks, rewritten only when they change.
 """
 
 from __future__ import annotations
@@ -25,11 +24,11 @@ from cluster.types import MICROSECONDS
 
 @dataclass(slots=True)
 class FrameLog:
-    """``numbers`` and ``times`` (microseconds) of frames, ascending; ``following``: number of the next one; ``shift``:
-    from the camera's clock to the memory's.
+    """Numbers and times (microseconds) of stored frames, ascending. ``next_number``: of the next frame; ``shift``: from
+    the camera's clock to the memory's.
 
-    Frames are numbered anew, because a camera whose decoder was restarted counts from 0 again; and a clock that was set
-    back goes on from where it was.
+    Frames are renumbered, since a restarted decoder counts from 0 again; a clock that was set back continues from its
+    last time.
     """
 
     numbers: list[int] = field(default_factory=list)
@@ -41,7 +40,7 @@ class FrameLog:
         return len(self.numbers)
 
     def add(self, pts: int) -> tuple[int, int]:
-        """A frame came at ``pts`` of the camera's clock: its number and time here."""
+        """Add a frame at the camera's ``pts``; returns its number and time in this log."""
         if self.times and pts + self.shift <= self.times[-1]:
             self.shift = self.times[-1] + MICROSECONDS - pts
         number, time = self.next_number, pts + self.shift
@@ -51,11 +50,10 @@ class FrameLog:
         return number, time
 
     def time_of(self, pts: int) -> int:
-        """The camera's time as it counts here."""
+        """Convert a camera's pts to this log's time."""
         return pts + self.shift if self.times else pts
 
     def frame_time(self, number: int) -> int:
-        """Time of a frame."""
         return self.times[bisect.bisect_left(self.numbers, number)]
 
     def seconds(self, frame: Tensor) -> Tensor:
@@ -74,12 +72,12 @@ class FrameLog:
         del self.numbers[:place], self.times[:place]
 
     def keep_frames(self, numbers: Collection[int]) -> None:
-        """Only these frames are held from now on."""
+        """Drop all other frames."""
         kept = [place for place, number in enumerate(self.numbers) if number in numbers]
         self.numbers, self.times = [self.numbers[place] for place in kept], [self.times[place] for place in kept]
 
     def state(self) -> dict[str, Any]:
-        """Everything, as JSON can hold it; ``FrameLog(**state)`` is its inverse."""
+        """JSON-compatible state; ``FrameLog(**state)`` is its inverse."""
         return asdict(self)
 
 
@@ -93,7 +91,7 @@ DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.
 
 @dataclass(slots=True)
 class Manifest:
-    """``header``: numbers and names, JSON; ``tensors``: by name."""
+    """JSON ``header`` and named ``tensors`` of one stored memory."""
 
     header: dict[str, Any]
     tensors: dict[str, Tensor] = field(default_factory=dict)
@@ -105,23 +103,23 @@ class Manifest:
     def load(cls, data: bytes) -> Manifest | None:
         """The inverse of :meth:`dump`; None for anything else, or another version's."""
         try:
-            header, tensors = header_of(data), load_parts(data)
+            header, tensors = read_header(data), load_parts(data)
         except (ValueError, KeyError, TypeError):
             return None
         return cls(header, tensors) if header.pop("version", None) == VERSION else None
 
 
 def dump_tensors(tensors: dict[str, Tensor], header: dict[str, Any] | None = None) -> bytes:
-    """Named tensors as bytes, with our header."""
+    """Serialise named tensors (safetensors) with a JSON header."""
     whole = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     return save_tensors(whole, metadata={"sightline": json.dumps(header or {})})
 
 
 def load_parts(data: bytes) -> dict[str, Tensor]:
-    """Named tensors out of bytes.
+    """Deserialise named tensors.
 
     Raises:
-        ValueError: these are none.
+        ValueError: not safetensors.
     """
     try:
         return load_tensors(data)
@@ -129,8 +127,8 @@ def load_parts(data: bytes) -> dict[str, Tensor]:
         raise ValueError(str(error)) from error
 
 
-def header_of(data: bytes) -> dict[str, Any]:
-    """Our JSON header of safetensors, which begin with the length of theirs as eight little-endian bytes.
+def read_header(data: bytes) -> dict[str, Any]:
+    """Read the JSON header from safetensors bytes, which begin with its length in eight little-endian bytes.
 
     Raises:
         ValueError, KeyError, TypeError: there is none.
@@ -144,8 +142,8 @@ def header_of(data: bytes) -> dict[str, Any]:
     return header
 
 
-def byte_blocks(data: bytes) -> list[Block]:
-    """Bytes as blocks of uint8, two rows each; ``frame`` has how many bytes are in it."""
+def to_byte_blocks(data: bytes) -> list[Block]:
+    """Split bytes into uint8 blocks of two rows; ``frame`` holds the byte count."""
     blocks = []
     for at in range(0, len(data), PART_BYTES):
         part = data[at : at + PART_BYTES]
@@ -155,8 +153,8 @@ def byte_blocks(data: bytes) -> list[Block]:
     return blocks
 
 
-def block_bytes(blocks: Iterable[Block]) -> bytes:
-    """The inverse of :func:`byte_blocks`.
+def from_byte_blocks(blocks: Iterable[Block]) -> bytes:
+    """Inverse of :func:`to_byte_blocks`.
 
     Raises:
         ValueError: blocks of something else.
@@ -170,11 +168,11 @@ def block_bytes(blocks: Iterable[Block]) -> bytes:
     return b"".join(parts)
 
 
-def whole_numbers(found: Any, count: int | None = None) -> list[int]:
-    """A list of whole numbers out of JSON, of ``count`` where that is given.
+def check_integers(found: Any, count: int | None = None) -> list[int]:
+    """Check that a JSON value is a list of integers, of length ``count`` if given, and return it.
 
     Raises:
-        ValueError: it is something else.
+        ValueError: it is not.
     """
     if not isinstance(found, Sequence) or not all(type(each) is int for each in found):
         raise ValueError("a list of whole numbers is something else")

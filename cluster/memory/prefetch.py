@@ -1,8 +1,8 @@
-"""Loads the blocks that the next layer will probably read while this one computes (Mosaic, section VII-B).
+"""Prefetcher: load the blocks that the next layer will probably read while this layer computes (Mosaic, section VII-B).
 
-The query of layer ``l`` says which clusters layer ``l + 1`` will want (:meth:`Prefetcher.begin`). Once the query of
-layer ``l + 1`` is there, :meth:`Prefetcher.take` gives the blocks it really wants: what was predicted is there or on
-its way, the rest is loaded now, so the prediction changes when blocks come and never which.
+The query of layer ``l`` predicts the clusters of layer ``l + 1`` (:meth:`Prefetcher.prefetch`). With the query of layer
+``l + 1``, :meth:`Prefetcher.fetch` returns the blocks actually wanted: predicted ones are loaded or in flight, the
+others are loaded now. A prediction changes when blocks arrive, never which.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _NOT_NOW = Loaded(Outcome.RETRY)
 
 @dataclass(frozen=True, slots=True)
 class FetchEvent:
-    """One load. Times are ``time.perf_counter``'s; ``blocks`` and ``bytes`` are those that came."""
+    """One finished load. Times are of ``time.perf_counter``; ``blocks`` and ``bytes`` count what was returned."""
 
     layer: int
     began_s: float
@@ -39,13 +39,12 @@ class FetchEvent:
 
 @dataclass(slots=True)
 class PrefetchStats:
-    """What happened so far.
+    """Counters of one prefetcher.
 
-    * ``predicted`` blocks asked for ahead; of these ``used`` were taken, ``late`` of them while still on their way, and
-      ``wasted`` were not
-    * ``missed`` blocks were taken and not predicted (or their load had failed), ``expired`` ones did not come in time
-    * ``waited_s``: how long the caller stood still; ``transfer_s``: how long at least one load was under way
-    * ``bytes`` of blocks that came, wasted ones too
+    * ``predicted`` blocks; of these ``used`` were fetched (``late``: while still in flight) and ``wasted`` were not
+    * ``missed``: fetched without a prediction, or after its load failed; ``expired``: not loaded before the deadline
+    * ``waited_s``: time the caller was blocked; ``transfer_s``: time with at least one load in flight
+    * ``bytes`` loaded, wasted ones included
     """
 
     predicted: int = 0
@@ -60,12 +59,12 @@ class PrefetchStats:
 
 
 TOTALS = PrefetchStats()
-"""What all prefetchers of this process that were closed did, for its metrics."""
+"""Sum over all closed prefetchers of this process, for its metrics."""
 
 
 @dataclass(slots=True, eq=False)
 class _Fetch:
-    """Blocks of one layer that one call loads; ``wanted`` shrinks as they turn out not to be."""
+    """Blocks of one layer loaded in one call; ``wanted`` shrinks as predictions are discarded."""
 
     layer: int
     wanted: dict[BlockKey, None]
@@ -77,16 +76,16 @@ class _Fetch:
 
 
 class Prefetcher:
-    """Serves one question at a time, from one thread; a context manager.
+    """Loads blocks for one question at a time, called from one thread; a context manager.
 
     Args:
-        load: a tier's ``load``, called from several threads at once. It ends within the tier's own deadline.
-        threads: loads of predicted blocks at once; as many again are kept free for those that are wanted now. A
-            layer's blocks are split into this many loads, so that their latencies pass side by side.
-        deadline_s: longest wait of one :meth:`take`.
-        on_event: told of every load, in the thread that made it.
-        weigh: about how many bytes a block has, to split a layer's blocks evenly; all count the same without it.
-        capacity: most blocks that are predicted and not taken; beyond it the oldest are given up.
+        load: a tier's ``load``; called from several threads, returns within the tier's own deadline.
+        threads: concurrent loads of predicted blocks; as many more are reserved for blocks wanted now. A layer's blocks
+            are split into this many loads, so that their latencies overlap.
+        deadline_s: longest wait of one :meth:`fetch`.
+        on_event: called after every load, in the loading thread.
+        weigh: approximate bytes of a block, to split a layer's blocks evenly; without it all count the same.
+        capacity: most predicted blocks not yet fetched; beyond it the oldest are discarded.
     """
 
     def __init__(
@@ -129,9 +128,8 @@ class Prefetcher:
         self.close()
 
     def prefetch(self, keys: Sequence[BlockKey]) -> None:
-        """Start loading what will probably be wanted, the likeliest first; returns at once.
-
-        What is there or on its way already is not asked for twice.
+        """Start loading predicted blocks, the most likely first; returns at once. Blocks loaded or in flight are not
+        requested twice.
 
         Raises:
             RuntimeError: the prefetcher is closed.
@@ -148,9 +146,8 @@ class Prefetcher:
             self._to_do.notify(len(self._queue))
 
     def fetch(self, keys: Sequence[BlockKey]) -> list[Loaded]:
-        """The blocks that are wanted, in the order of ``keys``; ``RETRY`` for those that did not come in time.
-
-        Predicted blocks of the same layers that are not among them are given up.
+        """The wanted blocks in the order of ``keys``; ``RETRY`` for those that miss the deadline. Other predictions for
+        the same layers are discarded.
 
         Raises:
             RuntimeError: the prefetcher is closed.
@@ -176,13 +173,13 @@ class Prefetcher:
         return [answers[key] for key in keys]
 
     def discard_predictions(self) -> None:
-        """Give up all that is predicted: the question is answered, and another may come."""
+        """Discard all predictions, after a question is answered."""
         with self._lock:
             for key in list(self._expected):
                 self._give_up(key)
 
     def close(self) -> None:
-        """Give everything up and end the threads; a load that does not end is left behind. Harmless when repeated."""
+        """Discard everything and end the threads; a hanging load is abandoned. Idempotent."""
         self.discard_predictions()
         with self._lock:
             if not self._closed:
@@ -205,7 +202,7 @@ class Prefetcher:
             raise RuntimeError("this prefetcher is closed; make another for the next question")
 
     def _sources(self, wanted: Iterable[BlockKey]) -> dict[BlockKey, _Fetch]:
-        """The load that each block comes with: one that was begun before, or one that is wanted now."""
+        """The fetch that each block comes with: an earlier prediction, or a new one."""
         sources: dict[BlockKey, _Fetch] = {}
         missing = []
         for key in wanted:
@@ -246,7 +243,7 @@ class Prefetcher:
             self._queue.remove(fetch)
 
     def _split(self, keys: Sequence[BlockKey], *, predicted: bool) -> list[_Fetch]:
-        """Loads of one layer each, at most ``threads`` a layer, of about equal weight, in the order of ``keys``."""
+        """At most ``threads`` fetches per layer, of similar weight, in the order of ``keys``."""
         by_layer: dict[int, list[BlockKey]] = {}
         for key in keys:
             by_layer.setdefault(key.layer, []).append(key)
@@ -257,7 +254,7 @@ class Prefetcher:
             parts: dict[int, dict[BlockKey, None]] = {}
             before = 0
             for key, weight in zip(members, weights, strict=True):
-                # The part that a block's middle falls into, so that one large block does not drag others along.
+                # By the block's middle, so that a large block does not pull others into its part.
                 part = min(int((before + weight / 2) / share), self._threads - 1)
                 parts.setdefault(part, {})[key] = None
                 before += weight
@@ -265,7 +262,7 @@ class Prefetcher:
         return fetches
 
     def _next(self) -> _Fetch | None:
-        """What is wanted now before what may be; the latter only on its own share of the threads."""
+        """The next fetch: urgent ones first; predictions only on their share of the threads."""
         ahead = sum(not fetch.urgent for fetch in self._running)
         for urgent in (True, False):
             for fetch in self._queue:
@@ -304,7 +301,7 @@ class Prefetcher:
             if failure is None:
                 fetch.answers = {key: one for key, one in zip(keys, loaded, strict=True) if key in fetch.wanted}
             elif not fetch.urgent:
-                log.warning("a load ahead of layer %d failed", fetch.layer, exc_info=failure)
+                log.warning("prefetching layer %d failed", fetch.layer, exc_info=failure)
             self._running.remove(fetch)
             self.stats.bytes += sum(came)
             if not self._running:
@@ -314,9 +311,9 @@ class Prefetcher:
             try:
                 self._on_event(FetchEvent(fetch.layer, began, ended, len(came), sum(came), fetch.predicted))
             except Exception:
-                log.exception("whoever listens to loads failed; loading goes on")
+                log.exception("the on_event callback failed; loading continues")
 
 
 def _may_come_yet(answer: Loaded | None) -> bool:
-    """Whether asking again may give more than what the load ahead brought."""
+    """Whether loading again may return more."""
     return answer is not None and answer.outcome in (Outcome.PENDING, Outcome.RETRY)

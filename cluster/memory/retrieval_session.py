@@ -1,4 +1,4 @@
-"""One question's reading of a stream's memory: per layer, the clusters its query needs, fetched one layer ahead."""
+"""Retrieval for one question: per layer, the clusters its query selects, prefetched one layer ahead."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from cluster.memory.tiers.base import Block, BlockKey, Loaded, Outcome
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RetrievedKV:
-    """What a layer attends to, heads side by side and filled up to the longest.
+    """KV that a layer attends to, heads padded to the longest.
 
     * ``key``, ``value`` ``[H, m, D]``; keys before rotary
-    * ``frame``, ``cell`` ``[H, m]`` int64; ``there`` ``[H, m]`` bool: no filling
+    * ``frame``, ``cell`` ``[H, m]`` int64; ``valid`` ``[H, m]`` bool: False for padding
     """
 
     key: Tensor
@@ -36,8 +36,9 @@ class RetrievedKV:
 
 @dataclass(slots=True)
 class RetrievalStats:
-    """``held``, ``attended``: tokens of all layers and heads that there are, and that were fetched; ``clusters``
-    fetched; ``out_of_reach``: clusters no tier could give now; ``gone``: those that no tier has any more."""
+    """Tokens summed over layers and heads: ``held_tokens`` in memory, ``fetched_tokens``. Clusters fetched
+    (``clusters``), not loadable now (``unavailable``) and lost for good (``lost``). ``tokens_by_frame``: fetched, by
+    frame number."""
 
     held_tokens: int = 0
     fetched_tokens: int = 0
@@ -49,19 +50,19 @@ class RetrievalStats:
 
     @property
     def fetched_share(self) -> float:
-        """Share of what is held that was fetched."""
+        """Share of the held tokens that was fetched."""
         return self.fetched_tokens / self.held_tokens if self.held_tokens else 0.0
 
 
 class RetrievalSession:
-    """Reads a memory, as it is at the beginning, for one question; a context manager.
+    """Reads a snapshot of a memory for one question; a context manager.
 
     Args:
         memory: of the camera that is asked about.
-        retriever: which clusters a query needs.
+        retriever: selects the clusters for a query.
         first_frame: older frames are left out.
-        prefetch: fetch the next layer's clusters, as this layer's query predicts them, while this layer computes.
-        device, dtype: where and in which type the attention wants them.
+        prefetch: prefetch the next layer's clusters, predicted from this layer's query.
+        device, dtype: of the returned tensors.
     """
 
     def __init__(
@@ -87,7 +88,7 @@ class RetrievalSession:
         self.stats = RetrievalStats()
         self._prefetcher = Prefetcher(memory.tiers.load, deadline_s=deadline_s)
         self._prefetches = prefetch
-        # Layer, head and cluster of blocks that turned out to be gone.
+        # Layer, head and cluster uid of lost blocks.
         self._gone: list[tuple[int, int, int]] = []
         self._closed = False
 
@@ -101,21 +102,21 @@ class RetrievalSession:
 
     @property
     def prefetcher(self) -> Prefetcher:
-        """For its statistics."""
         return self._prefetcher
 
     def close(self) -> None:
-        """End the loads, and tell the memory what turned out to be gone."""
+        """End the loads and report lost clusters to the memory."""
         self._prefetcher.close()
         if not self._closed:
             self._closed = True
             self.memory.close_view(self.view, self._gone)
 
     def fetch(self, layer: int, query: Tensor) -> RetrievedKV:
-        """What the raw query rows ``[H, r, D]`` of a layer attend to, in time order; waiting frames always are."""
+        """KV for the raw query rows ``[H, r, D]`` of a layer, in time order; frames not clustered yet are always
+        included."""
         keys = self._wanted(layer, query)
         if self._prefetches and layer + 1 < len(self.view.heads):
-            # Behind the wish for this layer's, which is what the caller waits for.
+            # Queued after this layer's blocks, which the caller waits for.
             self._prefetcher.prefetch([key for per_head in self._wanted(layer + 1, query) for key in per_head])
         flat = [key for per_head in keys for key in per_head]
         blocks = dict(zip(flat, self._prefetcher.fetch(flat), strict=True)) if flat else {}
@@ -131,7 +132,7 @@ class RetrievalSession:
         return self._side_by_side(parts)
 
     def _wanted(self, layer: int, query: Tensor) -> list[list[BlockKey]]:
-        """Per head, the blocks its query rows need."""
+        """Per head, the blocks that its query rows select."""
         if not self.view.heads:
             return []
         wanted = []
@@ -143,7 +144,7 @@ class RetrievalSession:
         return wanted
 
     def _blocks(self, layer: int, h: int, blocks: dict[BlockKey, Loaded], keys: Sequence[BlockKey]) -> Block:
-        """The blocks of one head that could be had, as one, without frames that are too old."""
+        """The loaded blocks of one head, concatenated, without frames before ``first_frame``."""
         head = self.view.heads[layer][h]
         self.stats.held_tokens += head.tokens
         clusters = {number: cluster for cluster, number in enumerate(head.table.block.tolist())}
@@ -169,7 +170,7 @@ class RetrievalSession:
         return whole
 
     def _waiting(self, layer: int, h: int, width: int) -> Block:
-        """Frames that are in no cluster of this head yet."""
+        """Tokens of frames that are not clustered in this head yet."""
         first = max(self.first_frame, self.view.heads[layer][h].settled if self.view.heads else 0)
         parts = [
             Block(
@@ -201,7 +202,7 @@ class RetrievalSession:
 
 
 def _one(parts: Sequence[Block], width: int, dtype: torch.dtype) -> Block:
-    """Several blocks as one; none as an empty one."""
+    """Concatenate blocks; an empty block for none."""
     none = Block(
         torch.zeros(0, width, dtype=dtype), torch.zeros(0, width, dtype=dtype), *[torch.zeros(0, dtype=torch.int32)] * 2
     )

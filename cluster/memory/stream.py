@@ -1,9 +1,8 @@
-"""What one stream remembers: frames come in, blocks of clusters lie in the tiers, and the cap is never exceeded.
+"""Memory of one stream: frames in, clustered blocks in the tiers, never above the byte cap.
 
-Frames wait as they came until there are enough of them. Then, head by head, their tokens are put into clusters, every
-cluster whose members changed is written to the tiers as a new block, and the head that names the new blocks takes the
-place of the one before. While the lowest tier cannot be asked, frames wait, and beyond what the cap allows the oldest
-that wait are dropped and counted.
+Frames wait until ``block_frames`` of them are there. Then, head by head, their tokens are clustered, every changed
+cluster is written to the tiers as a new block, and the head that names the new blocks replaces the previous one. While
+the lowest tier is unavailable, frames wait; beyond the cap the oldest waiting ones are dropped and counted.
 """
 
 from __future__ import annotations
@@ -35,9 +34,9 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MemoryView:
-    """A memory as it was at one moment, for who reads it while it goes on; nothing in it changes.
+    """Immutable snapshot of a memory for a reader.
 
-    ``heads`` by layer; ``recent``: frames that wait; ``first_frame``: older ones are forgotten.
+    ``heads`` by layer; ``recent``: frames not clustered yet; ``first_frame``: older ones are deleted.
     """
 
     stream: str
@@ -49,17 +48,17 @@ class MemoryView:
 
 
 class StreamMemory(TieredHeads):
-    """The memory of one stream.
+    """Memory of one stream.
 
-    One thread hands frames in (:meth:`accept`, :meth:`observe`) and reads (:meth:`view`); what takes time may run on
-    another (:meth:`settle`, :meth:`save`, :meth:`forget`), one call of these at a time.
+    One thread adds frames (:meth:`accept_chunk`, :meth:`observe_queries`) and reads (:meth:`open_view`); slow work may
+    run on another (:meth:`settle`, :meth:`save`, :meth:`delete_frames`), one such call at a time.
 
     Args:
         stream: its name.
-        spec: how it remembers.
-        tiers: where blocks lie; other streams share them.
-        shape: of the model's KV; what another process left in another shape is not gone on with.
-        give_way: called between two pieces of what takes time.
+        spec: compressor, organiser, retriever and limits.
+        tiers: storage, shared with other streams.
+        shape: of the model's KV; a stored memory of another shape is not restored.
+        yield_to_engine: called between two pieces of slow work.
     """
 
     def __init__(
@@ -73,22 +72,22 @@ class StreamMemory(TieredHeads):
         super().__init__(stream, spec, tiers, shape, give_way)
         self.recent: list[KVChunk] = []
         self.waiting_bytes = 0
-        # Time of the newest frame that a restored memory holds although it may still be in the restored window.
+        # Newest frame of a restored memory; frames up to it may be in the restored window too.
         self._seen: int | None = None
         self._skipped: int | None = None
-        # Frames before this time of the camera are forgotten, also those that are not known yet.
-        self._forget_past: int | None = None
-        self._gone: list[tuple[int, int, int]] = []
+        # Frames before this camera time are deleted, also those not restored yet.
+        self._deleted_until: int | None = None
+        self._lost_clusters: list[tuple[int, int, int]] = []
         self._failed_upto = -1
-        # Raw query rows of who asked last, per layer; kept off the device, where those of every stream would be much.
-        self._asked: list[Tensor] = []
-        # Fails on an unknown name or option before the first frame comes.
+        # Latest raw question rows per layer, on the CPU to save device memory.
+        self._queries: list[Tensor] = []
+        # Fails early on an unknown name or option.
         self.compressor = self._compressor_of(spec)
 
-    # -- what is held -----------------------------------------------------------------------------
+    # -- contents ---------------------------------------------------------------------------------
     @property
     def tokens(self) -> int:
-        """Tokens of all layers and heads."""
+        """Tokens of all layers and heads, waiting frames included."""
         with self._lock:
             heads, recent = [head for row in self.heads for head in row], list(self.recent)
         waiting = sum(chunk.tokens * chunk.key.shape[0] * chunk.key.shape[1] for chunk in recent)
@@ -96,32 +95,31 @@ class StreamMemory(TieredHeads):
 
     @property
     def oldest(self) -> int | None:
-        """Time (microseconds) of the oldest frame of which anything is held."""
+        """Time (microseconds) of the oldest stored frame."""
         with self._lock:
             return self.log.times[0] if self.log.times else None
 
     @property
     def newest(self) -> int | None:
-        """Time (microseconds) of the newest frame that came in."""
+        """Time (microseconds) of the newest frame."""
         with self._lock:
             return self.log.times[-1] if self.log.times else None
 
     def memory_time(self, pts: int) -> int:
-        """The camera's time as the memory counts it."""
+        """Convert a camera's pts to memory time."""
         return self.log.time_of(pts)
 
     @property
     def held_bytes(self) -> int:
-        """Bytes of blocks and index in the lowest tier, and of the frames that wait."""
+        """Bytes of blocks and index in the lowest tier, plus waiting frames."""
         return self.stored.nbytes + self.waiting_bytes
 
     @property
     def frames(self) -> int:
-        """Frames of which anything is held."""
+        """Number of stored frames."""
         return len(self.log)
 
     def status(self) -> MemoryStatus:
-        """What there is and how it is."""
         return MemoryStatus(
             camera=self.stream,
             frames=self.frames,
@@ -138,7 +136,7 @@ class StreamMemory(TieredHeads):
         )
 
     def frame_time(self, frame: int) -> int:
-        """Time (microseconds) of a frame of which something is held."""
+        """Time (microseconds) of a stored frame."""
         return self.log.frame_time(frame)
 
     def frames_since(self, pts: int) -> int:
@@ -147,7 +145,7 @@ class StreamMemory(TieredHeads):
             return self.log.first_frame_since(pts)
 
     def open_view(self) -> MemoryView:
-        """As it is now. Blocks that it names are kept until :meth:`close_view`."""
+        """Take a snapshot; its blocks are kept until :meth:`close_view`."""
         with self._lock:
             heads = tuple(tuple(row) for row in self.heads)
             times = FrameLog(list(self.log.numbers), list(self.log.times), self.log.next_number, self.log.shift)
@@ -156,25 +154,24 @@ class StreamMemory(TieredHeads):
         return view
 
     def close_view(self, view: MemoryView, gone: Sequence[tuple[int, int, int]] = ()) -> None:
-        """A view is not read any more; ``gone``: layer, head and cluster (uid) of blocks that turned out to be gone."""
+        """Release a snapshot. ``gone``: layer, head and uid of clusters whose blocks turned out to be lost."""
         with self._lock:
             self._readers.remove(view.generation)
-            self._gone += gone
+            self._lost_clusters += gone
 
     # -- frames in --------------------------------------------------------------------------------
     def add_chunk(self, chunk: KVChunk) -> None:
-        """:meth:`accept`, and :meth:`settle` where that is due."""
+        """:meth:`accept_chunk`, then :meth:`settle` if due."""
         self.accept_chunk(chunk)
         if self.settle_due:
             self.settle()
 
     @torch.inference_mode()
     def accept_chunk(self, chunk: KVChunk) -> None:
-        """Take in one frame that left the window, after all that left before; it gets a number and time of the memory's
-        own (:class:`FrameLog`), and waits.
+        """Queue one frame that left the window, in time order; :class:`FrameLog` assigns its number and time.
 
         Raises:
-            ValueError: its KV has another shape than that of the frames before.
+            ValueError: its KV has another shape than that of earlier frames.
         """
         layers, heads, _, width = chunk.key.shape
         shape = MemoryShape(layers, heads, width, chunk.key.dtype)
@@ -185,7 +182,7 @@ class StreamMemory(TieredHeads):
         self.counts.frames += 1
         with self._lock:
             if self._seen is not None:
-                # Still in the window that was restored, and in the memory already; unless the clock was set back.
+                # In the restored window and already in memory, unless the clock was set back.
                 was, self._seen = self._seen, None
                 if chunk.pts <= was and (self._skipped is None or chunk.pts > self._skipped):
                     self._seen, self._skipped = was, chunk.pts
@@ -201,40 +198,39 @@ class StreamMemory(TieredHeads):
 
     @property
     def settle_due(self) -> bool:
-        """Whether enough frames wait."""
+        """Whether enough frames wait for :meth:`settle`."""
         return len(self.recent) >= self.spec.block_frames or self.waiting_bytes >= self.spec.cap_bytes // WAITING
 
     def observe_queries(self, queries: Sequence[Tensor]) -> None:
-        """Raw queries per layer ``[Hkv, r, D]`` of who asked last, for compressors that go by them."""
+        """Record the latest question rows per layer ``[Hkv, r, D]``, before rotary, for compressors that use them."""
         if self.wants_queries:
-            self._asked = [rows.cpu() for rows in queries]
-            self.compressor.observe(self._asked)
+            self._queries = [rows.cpu() for rows in queries]
+            self.compressor.observe(self._queries)
 
     @property
     def wants_queries(self) -> bool:
-        """Whether what is kept depends on who asked last (:meth:`observe`)."""
+        """Whether the compressor uses :meth:`observe_queries`."""
         return self.compressor.wants_queries
 
     def change_spec(self, spec: MemorySpec) -> None:
-        """Other settings from here on; the organiser stays."""
+        """Change the settings; the organiser stays."""
         self.spec, self.compressor = spec, self._compressor_of(spec)
 
     def compressor_of_head(self, h: int) -> Compressor:
-        """For tokens of one key head: one that is told only of the rows that ask this head."""
+        """A compressor for one key head, with that head's question rows only."""
         return self._compressor_of(self.spec, slice(h, h + 1))
 
     def _compressor_of(self, spec: MemorySpec, heads: slice = slice(None)) -> Compressor:
         compressor: Compressor = compressors.get(spec.compressor)(self.columns, **spec.compressor_options)
-        compressor.observe([rows[heads] for rows in self._asked])
+        compressor.observe([rows[heads] for rows in self._queries])
         return compressor
 
     @torch.inference_mode()
     def settle(self, upto: int | None = None) -> bool:
-        """Put the frames that wait into clusters and write them to the tiers; ``upto``: up to this frame. False where
-        they go on waiting.
+        """Cluster waiting frames up to number ``upto`` and write them to the tiers; False if they go on waiting.
 
         Raises:
-            Exception: whatever went wrong. What was held is as it was, but for a compression that was due; frames that
+            Exception: from a policy or tier. The memory is unchanged except for a finished compression; frames that
                 fail twice are dropped.
         """
         with self.exclusive:
@@ -248,26 +244,26 @@ class StreamMemory(TieredHeads):
                 self._ready, self._ready_bytes = [], 0
                 if frames and frames[0].index <= self._failed_upto:
                     self.counts.frames_dropped += len(frames)
-                    self._done(frames)
+                    self._remove_waiting(frames)
                 self._failed_upto = frames[-1].index if frames else -1
                 raise
 
     def _settle(self, frames: list[KVChunk]) -> bool:
-        # What an attempt before got done, or is done again: what follows goes by the heads as they are.
+        # Finish or discard an earlier attempt, so that the heads are current.
         self.publish()
         if not self.stored.verify_lowest_tier():
             self._unwritten.update({(layer, h): head.index_bytes for layer, h, head in self.iter_heads()})
             self.unsaved = True
         with self._lock:
-            gone, self._gone = self._gone, []
+            gone, self._lost_clusters = self._lost_clusters, []
         for layer, h, uid in gone:
             self.drop_lost_clusters(layer, h, [uid])
         self._expire()
-        if not self._forget_old():
+        if not self._delete_old():
             return False
-        # What was forgotten just now does not wait any more.
+        # Without frames deleted just now.
         frames = [chunk for chunk in frames if chunk.index >= self.first_frame]
-        if frames and not self._take_in(frames):
+        if frames and not self._cluster_frames(frames):
             return False
         self._split_pending()
         if not self.publish():
@@ -275,9 +271,9 @@ class StreamMemory(TieredHeads):
         self._trim_frames()
         return True
 
-    def _take_in(self, frames: list[KVChunk]) -> bool:
+    def _cluster_frames(self, frames: list[KVChunk]) -> bool:
         if not self.heads:
-            self._begin()
+            self._create_heads()
         if self.partitions is not None:
             for chunk in frames:
                 if chunk.index not in self.partition_of:
@@ -291,17 +287,17 @@ class StreamMemory(TieredHeads):
         until = frames[-1].index + 1
         for number, layer in enumerate(layers):
             for h in range(layer.heads):
-                if not self._change(number, h, partial(self._added, number, h, layer, until)):
+                if not self._change(number, h, partial(self._add_to_head, number, h, layer, until)):
                     return False
         if not self.publish():
             return False
-        self._done(frames)
+        self._remove_waiting(frames)
         self.counts.settled += 1
         return True
 
-    def _added(self, number: int, h: int, layer: LayerKV, until: int, head: HeadMemory) -> HeadChange:
+    def _add_to_head(self, number: int, h: int, layer: LayerKV, until: int, head: HeadMemory) -> HeadChange:
         frame, cell = layer.frame[h].cpu(), layer.cell[h].cpu()
-        # An earlier attempt may have got as far as this head.
+        # An earlier attempt may have included this head.
         new = (frame >= head.settled).nonzero()[:, 0]
         head.settled = max(head.settled, until)
         if not len(new):
@@ -316,23 +312,23 @@ class StreamMemory(TieredHeads):
         )
         return head.add_tokens(tokens, cell[new], self.block_loader(number, h), self.block_loader(number, h, top=True))
 
-    def _done(self, frames: Sequence[KVChunk]) -> None:
-        """Frames that wait no longer."""
+    def _remove_waiting(self, frames: Sequence[KVChunk]) -> None:
+        """Remove frames from the waiting list."""
         done = {chunk.index for chunk in frames}
         with self._lock:
             self.recent = [chunk for chunk in self.recent if chunk.index not in done]
             self.waiting_bytes = sum(map(_bytes, self.recent))
 
-    def _begin(self) -> None:
+    def _create_heads(self) -> None:
         self.compressor = self._compressor_of(self.spec)
-        super()._begin()
+        super()._create_heads()
         if organisers.get(self.spec.organiser).wants_partitions and self.recent:
             self.partitions = VisualPartitions(len(self.recent[0].mean_embedding))
 
-    def _go_on(self, saved: FrameLog, before: FrameLog, first_frame: int) -> None:
+    def _append_waiting(self, saved: FrameLog, before: FrameLog, first_frame: int) -> None:
         self.first_frame = first_frame
-        if self._forget_past is not None:
-            self.first_frame = max(self.first_frame, saved.first_frame_since(self._forget_past + saved.shift))
+        if self._deleted_until is not None:
+            self.first_frame = max(self.first_frame, saved.first_frame_since(self._deleted_until + saved.shift))
         waiting, self.recent = self.recent, []
         for chunk in waiting:
             number, time = self.log.add(chunk.pts - before.shift)
@@ -341,7 +337,7 @@ class StreamMemory(TieredHeads):
             self._seen, self._skipped = (saved.times[-1] - saved.shift if saved.times else None), None
 
     def compress_frames(self, frames: list[LayerKV], share: float) -> list[LayerKV]:
-        """What the compressor keeps of new frames that are to be taken in to ``share``."""
+        """Compress new frames to ``share`` of their tokens before they are stored."""
         budget = max(1, int(share * frames[0].tokens))
         chosen = self.compressor.select(frames, budget)
         self.counts.compressed_away += sum(
@@ -350,7 +346,7 @@ class StreamMemory(TieredHeads):
         return [layer.select(stays) for layer, stays in zip(frames, chosen, strict=True)]
 
     def _split_pending(self) -> None:
-        """Clusters to split whose members are at hand are split now; the others when they were loaded for somebody."""
+        """Split marked clusters whose members are resident; others wait until they are loaded."""
         for number, h, head in list(self.iter_heads()):
             for uid in head.table.uid[head.organiser.pending].tolist():
                 self._change(number, h, partial(self._split, number, h, uid))
@@ -362,19 +358,19 @@ class StreamMemory(TieredHeads):
             raise BlocksUnavailableError
         return head.split_cluster(cluster, loaded.block)
 
-    # -- forgetting -------------------------------------------------------------------------------
+    # -- deletion ---------------------------------------------------------------------------------
     @torch.inference_mode()
     def delete_frames(self, *, before_frame: int | None = None) -> None:
-        """Forget frames before a number, or everything: in every tier, and here. Nothing of them is read from now on;
-        what a tier cannot do now is done later."""
+        """Delete frames before a number, or all, here and in every tier. Deleted frames are never read again; a tier
+        that is unavailable deletes them later."""
         with self.exclusive:
             if before_frame is None:
                 self.tiers.drop(self.stream)
                 with self._lock:
                     self.heads, self.recent, self.log = [], [], FrameLog(next_number=self.log.next_number)
                     self.first_frame = self.log.next_number
-                    self._gone = []
-                    self._forget_stored()
+                    self._lost_clusters = []
+                    self._reset_stored()
                 self.waiting_bytes, self.restored = 0, False
                 self.partition_of, self.partitions, self._seen = {}, None, None
                 return
@@ -383,15 +379,15 @@ class StreamMemory(TieredHeads):
                 self.recent = [chunk for chunk in self.recent if chunk.index >= before_frame]
                 self.waiting_bytes = sum(map(_bytes, self.recent))
                 if not self.restored and self.log.times:
-                    # Of what is not known yet, too.
+                    # Applies to frames not restored yet, too.
                     kept = [time for n, time in zip(self.log.numbers, self.log.times, strict=True) if n >= before_frame]
-                    self._forget_past = (kept[0] if kept else self.log.times[-1] + 1) - self.log.shift
-            if self.restored and self._forget_old():
+                    self._deleted_until = (kept[0] if kept else self.log.times[-1] + 1) - self.log.shift
+            if self.restored and self._delete_old():
                 self._trim_frames()
             with self._lock:
                 self.log.delete_before(before_frame)
 
-    def _forget_old(self) -> bool:
+    def _delete_old(self) -> bool:
         self.publish()
         for number, h, head in list(self.iter_heads()):
             kept = (head.frame >= self.first_frame).nonzero()[:, 0]
@@ -404,18 +400,18 @@ class StreamMemory(TieredHeads):
         if self.spec.retention_s is None or not times:
             return
         limit = times[-1] - round(self.spec.retention_s * MICROSECONDS)
-        # In steps: forgetting rewrites blocks.
+        # In steps, as deletion rewrites blocks.
         if times[0] < limit - round(self.spec.retention_s * MICROSECONDS / 16):
             self.delete_frames(before_frame=self.log.first_frame_since(limit))
 
     def settled_frames(self) -> list[int]:
-        """Numbers of the frames that are in clusters."""
+        """Numbers of the clustered frames."""
         with self._lock:
             waiting = self.recent[0].index if self.recent else self.log.next_number
             return [number for number in self.log.numbers if number < waiting]
 
     def _trim_frames(self) -> None:
-        """Frames of which nothing is held any more need no time."""
+        """Remove frames without tokens from the log."""
         held = [head.frame for _, _, head in self.iter_heads() if head.tokens]
         there = set(torch.unique(torch.cat(held)).tolist()) if held else set()
         with self._lock:
@@ -425,7 +421,7 @@ class StreamMemory(TieredHeads):
 
 
 def join_frames(block: Sequence[KVChunk]) -> list[LayerKV]:
-    """Frames one after the other, layer by layer."""
+    """Concatenate frames in time, per layer."""
     key = torch.cat([chunk.key for chunk in block], dim=2)
     value = torch.cat([chunk.value for chunk in block], dim=2)
     cell = torch.cat([chunk.cell for chunk in block])

@@ -1,7 +1,7 @@
-"""The heads of one stream's memory, their blocks in the tiers, and the manifest that names these.
+"""Heads of one stream's memory, their blocks in the tiers, and the manifest that names them.
 
-A head changes as a copy, which takes its place once the tiers have its new blocks; what is saved is at every moment a
-whole memory of some moment before.
+Heads are changed copy-on-write: the copy replaces the original once the tiers hold its new blocks, so the saved state
+is always a consistent earlier memory.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from cluster.memory.manifest import (
     PART_BYTES,
     FrameLog,
     Manifest,
-    block_bytes,
-    byte_blocks,
+    check_integers,
     dump_tensors,
+    from_byte_blocks,
     load_parts,
-    whole_numbers,
+    to_byte_blocks,
 )
 from cluster.memory.organise.mosaic import VisualPartitions
 from cluster.memory.tiers.base import Block, BlockKey, Loaded, Outcome
@@ -36,18 +36,19 @@ from cluster.types import MemorySpec
 
 log = logging.getLogger(__name__)
 
-# Share of the cap that frames which wait may take, in any case; and that a saved window may.
+# Divisors of the cap: share of waiting frames, and of a saved window.
 WAITING = 8
 _WINDOW = 8
-# About as many bytes of blocks, and blocks, go to the tiers in one call, which has a deadline.
+# Bytes and blocks per tier call, which has a deadline.
 _BATCH_BYTES, _BATCH = 2**20, 256
-# A head's index takes no more than so much of what its tensors take, as tiers round it up.
+# Stored size of a head's index over that of its tensors: tiers round up.
 _INDEX = 1.3
 
 
 @dataclass(slots=True)
 class MemoryCounts:
-    """What happened: ``frames`` that came, blocks of them that were ``settled``, tokens of all layers and heads."""
+    """Counters: ``frames`` accepted, batches ``settled``; tokens (``compressed_away``, ``lost``) over all layers and
+    heads."""
 
     frames: int = 0
     settled: int = 0
@@ -61,7 +62,7 @@ class MemoryCounts:
 
 @dataclass(frozen=True, slots=True)
 class MemoryShape:
-    """Of a model's KV, as a memory keeps it: ``layers``, key ``heads`` of each, ``width`` of a key."""
+    """Shape of the stored KV: ``layers``, key ``heads`` per layer, ``width`` of a key."""
 
     layers: int
     heads: int
@@ -70,14 +71,14 @@ class MemoryShape:
 
 
 class TieredHeads:
-    """What a memory holds in clusters. One call that changes it at a time, by who holds ``exclusive``.
+    """Clustered part of a memory. Hold ``exclusive`` for every call that changes it.
 
     Args:
         stream: its name.
-        spec: how it remembers.
-        tiers: where blocks lie; other streams share them.
-        shape: of the model's KV; what another process left in another shape is not gone on with.
-        give_way: called between two pieces of what takes time.
+        spec: compressor, organiser, retriever and limits.
+        tiers: storage, shared with other streams.
+        shape: of the model's KV; a stored memory of another shape is not restored.
+        yield_to_engine: called between two pieces of slow work.
     """
 
     def __init__(
@@ -92,19 +93,19 @@ class TieredHeads:
         self.log = FrameLog()
         self.partition_of: dict[int, int] = {}
         self.partitions: VisualPartitions | None = None
-        # Of each view that is read, the generation of its blocks.
+        # Block generation of each open view.
         self._readers: list[int] = []
         self.stored = StoredBlocks(stream, tiers, self._readers)
-        # Whether it is known what the lowest tier has of another process, and is taken over.
+        # Whether the stored memory of an earlier process was looked for and restored.
         self.restored = False
-        # Whether the manifest in the lowest tier is of an earlier moment.
+        # Whether the stored manifest is outdated.
         self.unsaved = False
-        # Frames before it are forgotten.
+        # Earlier frames are deleted.
         self.first_frame = 0
-        # Heads with their new blocks, to be stored together.
+        # Changed heads with their new blocks, stored in one batch.
         self._ready: list[tuple[int, int, HeadMemory, list[tuple[BlockKey, Block]]]] = []
         self._ready_bytes = 0
-        # By layer and head: the blocks that hold the index; and of those whose index changed since, about its bytes.
+        # By layer and head: blocks of the stored index, and approximate size of each changed index.
         self._parts: dict[tuple[int, int], list[BlockKey]] = {}
         self._unwritten: dict[tuple[int, int], int] = {}
         self._window: list[BlockKey] = []
@@ -112,16 +113,16 @@ class TieredHeads:
         self._lock = threading.Lock()
 
     def settled_frames(self) -> list[int]:
-        """Numbers of the frames that are in clusters."""
+        """Numbers of the clustered frames."""
         raise NotImplementedError
 
-    def _go_on(self, saved: FrameLog, before: FrameLog, first_frame: int) -> None:
-        """Frames that came while the past was unknown follow what was restored; under the lock. ``before``: the log as
-        it was."""
+    def _append_waiting(self, saved: FrameLog, before: FrameLog, first_frame: int) -> None:
+        """Append frames that arrived before the restore to the restored log (``before``: the log until then). Under the
+        lock."""
         raise NotImplementedError
 
-    def _begin(self) -> None:
-        """Empty heads, as soon as the shape of the KV is known."""
+    def _create_heads(self) -> None:
+        """Create empty heads once the KV shape is known."""
         assert self.shape is not None
         organiser = organisers.get(self.spec.organiser)
         heads = [
@@ -146,13 +147,13 @@ class TieredHeads:
 
     @property
     def max_window_bytes(self) -> int:
-        """Most bytes that a saved window may have."""
+        """Largest window state that is saved."""
         return self.spec.cap_bytes // _WINDOW
 
     @property
     def max_bytes(self) -> int:
-        """Most bytes that blocks, index and window may take, of one version or two: what the cap leaves beside frames
-        that wait."""
+        """Most bytes of blocks, index and window, counting both versions during a rewrite: the cap less the share of
+        waiting frames."""
         cap = min(self.spec.cap_bytes, self.tiers.capacity(self.stream))
         return cap - cap // WAITING
 
@@ -164,20 +165,20 @@ class TieredHeads:
 
     # -- blocks -----------------------------------------------------------------------------------
     def drop_lost_clusters(self, layer: int, h: int, uids: Sequence[int]) -> None:
-        """Blocks of clusters turned out to be gone for good (damaged, evicted, or of another memory)."""
+        """Drop clusters whose blocks are lost (damaged, evicted, or of another memory)."""
 
         def lose(head: HeadMemory) -> HeadChange:
             self.counts.lost += head.drop_clusters(uids)
             return HeadChange([], [])
 
-        # What waits to be stored may be of the head as it was.
+        # Pending changes may be of the old head.
         self.publish()
         self._change(layer, h, lose)
         self.publish()
 
     def keep_tokens(self, layer: int, h: int, kept: Tensor, blocks: dict[int, Block] | None = None) -> bool:
-        """Leave only the tokens ``kept`` (ascending numbers) of a head; ``blocks``: its own, if at hand. False where
-        that cannot be done now."""
+        """Keep only the tokens ``kept`` (ascending numbers) of a head; ``blocks``: its blocks by number, if loaded.
+        False if blocks are unavailable."""
 
         def at_hand(numbers: list[int]) -> list[Loaded]:
             assert blocks is not None
@@ -187,8 +188,8 @@ class TieredHeads:
         return self._change(layer, h, lambda head: head.keep_tokens(kept, load))
 
     def _change(self, layer: int, h: int, work: Callable[[HeadMemory], HeadChange]) -> bool:
-        """Have a copy of a head changed; it takes the head's place with :meth:`publish`. False where that cannot be
-        done now."""
+        """Apply ``work`` to a copy of a head, to be swapped in by :meth:`publish`. False if blocks are unavailable or
+        there is no room."""
         if any((layer, h) == ready[:2] for ready in self._ready) and not self.publish():
             return False
         self.yield_to_engine()
@@ -214,13 +215,13 @@ class TieredHeads:
         return not full or self.publish()
 
     def _free_bytes(self) -> float:
-        """Bytes that more blocks may take, once what is ready and the index of what changed are written."""
+        """Bytes left for new blocks after pending blocks and index are written."""
         index = sum(self._unwritten.values()) + sum(head.index_bytes for _, _, head, _ in self._ready)
         return self.max_bytes - self.stored.nbytes - self._ready_bytes - _INDEX * index
 
     def publish(self) -> bool:
-        """Store the new blocks of the heads that changed, and put these in the place of those before; False, and the
-        changes are given up, where the lowest tier does not take the blocks."""
+        """Store the new blocks of changed heads and swap the heads in. False, and changes are discarded, if the lowest
+        tier refuses."""
         ready, self._ready, self._ready_bytes = self._ready, [], 0
         items = [item for *_, blocks in ready for item in blocks]
         self.yield_to_engine()
@@ -238,16 +239,16 @@ class TieredHeads:
         return True
 
     def key_of(self, layer: int, h: int, cluster: int) -> BlockKey:
-        """Where the block of cluster number ``cluster`` (of a head's table) lies."""
+        """Key of the block of a head's cluster."""
         return BlockKey(self.stream, layer, h, int(self.heads[layer][h].table.block[cluster]))
 
     def block_loader(self, layer: int, h: int, *, top: bool = False) -> Load:
-        """What the tiers have of one head's blocks; ``top``: only what the uppermost has."""
+        """A loader of one head's blocks by number; ``top``: from the uppermost tier only."""
         source = self.tiers.upper if top else self.tiers
         return lambda numbers: source.load([BlockKey(self.stream, layer, h, number) for number in numbers])
 
     def iter_heads(self) -> Iterator[tuple[int, int, HeadMemory]]:
-        """(layer, head, what it holds)."""
+        """(layer, head number, head) of all heads."""
         for number, heads in enumerate(self.heads):
             for h, head in enumerate(heads):
                 yield number, h, head
@@ -255,9 +256,12 @@ class TieredHeads:
     # -- saving and restoring ---------------------------------------------------------------------
     @torch.inference_mode()
     def save(self, window: bytes | None = b"") -> Outcome:
-        """Write to the tiers what it takes to find the blocks again, then delete what it no longer names; ``HIT``: the
-        lowest tier has it. ``window``: the engine's state of the stream at the moment when all that is settled had left
-        it; None: that which is saved already stands."""
+        """Write the manifest and changed index parts, then delete blocks it no longer names. ``HIT``: the lowest tier
+        has it.
+
+        ``window``: the engine's window state at the moment when all settled frames had left it; None keeps the saved
+        one.
+        """
         with self.exclusive:
             if not self.restored:
                 return Outcome.RETRY
@@ -266,7 +270,7 @@ class TieredHeads:
             return Outcome.HIT if self._commit() else Outcome.RETRY
 
     def make_durable(self) -> bool:
-        """:meth:`save` in the middle of changes, which makes room."""
+        """:meth:`save` in the middle of changes, to free replaced blocks."""
         return self.publish() and self._commit()
 
     def _commit(self) -> bool:
@@ -281,7 +285,7 @@ class TieredHeads:
         return True
 
     def _write_parts(self) -> bool:
-        """Write the index of the heads whose index changed; False where the lowest tier does not take it."""
+        """Write the index of changed heads; False if the lowest tier refuses."""
         items: list[tuple[BlockKey, Block]] = []
         parts: dict[tuple[int, int], list[BlockKey]] = {}
         changed = sorted(self._unwritten)
@@ -317,10 +321,10 @@ class TieredHeads:
         return True
 
     def _byte_items(self, data: bytes, layer: int, h: int) -> list[tuple[BlockKey, Block]]:
-        return [(self.stored.new_key(layer, h), block) for block in byte_blocks(data)]
+        return [(self.stored.new_key(layer, h), block) for block in to_byte_blocks(data)]
 
     def _manifest(self) -> Manifest:
-        """A memory as it is. Frames that wait are in no block and not in it: who restores goes on without them."""
+        """Manifest of the current heads; waiting frames are not part of it."""
         with self._lock:
             state = self.log.state()
         settled = len(self.settled_frames())
@@ -336,7 +340,7 @@ class TieredHeads:
             "log": state | {"numbers": state["numbers"][:settled], "times": state["times"][:settled]},
             "partition_of": [[frame, partition] for frame, partition in self.partition_of.items()],
             "tokens": [head.tokens for _, _, head in self.iter_heads()],
-            # A head that nothing was put into yet has none.
+            # Empty heads have none.
             "parts": [[key.block for key in self._parts.get((layer, h), ())] for layer, h, _ in self.iter_heads()],
             "window": [key.block for key in self._window],
         }
@@ -344,9 +348,8 @@ class TieredHeads:
 
     @torch.inference_mode()
     def restore(self, *, sweep: bool = True) -> Outcome:
-        """Take over what the lowest tier holds of this stream. ``RETRY``: it cannot be asked now, and nothing is
-        written before it was; ``MISS``: it holds nothing that can be gone on with. ``sweep``: what no manifest names is
-        deleted."""
+        """Restore the stream from the lowest tier. ``RETRY``: unavailable, and nothing may be written yet; ``MISS``:
+        nothing usable. ``sweep``: delete blocks that no manifest names."""
         with self.exclusive:
             if self.restored:
                 return Outcome.HIT if self.heads else Outcome.MISS
@@ -356,11 +359,11 @@ class TieredHeads:
             found = False
             if data is not None:
                 try:
-                    found = self._take_over(data)
+                    found = self._load_manifest(data)
                 except BlocksUnavailableError:
                     return Outcome.RETRY
                 except Exception as error:
-                    log.warning("what the tiers hold of camera %r cannot be gone on with: %r", self.stream, error)
+                    log.warning("cannot restore the stored memory of camera %r: %r", self.stream, error)
                 self.counts.unreadable += not found
             self.restored = True
             if sweep:
@@ -370,17 +373,17 @@ class TieredHeads:
             return Outcome.HIT if found else Outcome.MISS
 
     def restored_window(self) -> bytes:
-        """The window's state that was saved with what was restored; empty where there is none, or it cannot be had."""
+        """Window state saved with the restored memory; empty if there is none or it cannot be loaded."""
         loaded = self.tiers.load(self._window)
         blocks = [one.block for one in loaded if one.block is not None]
-        return block_bytes(blocks) if len(blocks) == len(loaded) else b""
+        return from_byte_blocks(blocks) if len(blocks) == len(loaded) else b""
 
-    def _take_over(self, data: bytes) -> bool:
-        """Become what a manifest says; False where there is none that is understood here.
+    def _load_manifest(self, data: bytes) -> bool:
+        """Restore from a manifest; False if it is of another version or organiser.
 
         Raises:
-            BlocksUnavailableError: the blocks of the index cannot be had now.
-            Exception: it contradicts itself, or this memory.
+            BlocksUnavailableError: index blocks cannot be loaded now.
+            Exception: the manifest is inconsistent or does not fit this memory.
         """
         manifest = Manifest.load(data)
         if manifest is None or manifest.header["organiser"] != self.spec.organiser:
@@ -390,44 +393,44 @@ class TieredHeads:
         shape = MemoryShape(layers, per_layer, int(header["width"]), DTYPES[header["dtype"]]) if layers else self.shape
         if self.shape is not None and shape != self.shape:
             raise ValueError(f"KV of {shape} is not that of {self.shape}")
-        whole_numbers(header["tokens"], layers * per_layer)
-        parts = [whole_numbers(part) for part in header["parts"]]
+        check_integers(header["tokens"], layers * per_layer)
+        parts = [check_integers(part) for part in header["parts"]]
         if len(parts) != layers * per_layer:
             raise ValueError("another number of heads than it says")
         saved = FrameLog(**header["log"])
-        whole_numbers([saved.next_number, saved.shift])
-        if len(whole_numbers(saved.numbers)) != len(whole_numbers(saved.times)):
+        check_integers([saved.next_number, saved.shift])
+        if len(check_integers(saved.numbers)) != len(check_integers(saved.times)):
             raise ValueError("frames without times")
-        pairs = [whole_numbers(pair, 2) for pair in header["partition_of"]]
-        # Nothing of this memory has changed yet.
+        pairs = [check_integers(pair, 2) for pair in header["partition_of"]]
+        # To roll back on an error.
         before = self.shape, self.rows, self.columns, self.log
         self.shape, self.rows, self.columns, self.log = shape, int(header["rows"]), int(header["columns"]), saved
         try:
             if layers:
-                self._begin()
+                self._create_heads()
             for number, h, head in self.iter_heads():
                 at = number * per_layer + h
                 keys = [BlockKey(self.stream, number, h, block) for block in parts[at]]
-                self._take_head(number, h, head, keys, header["tokens"][at])
+                self._load_head(number, h, head, keys, header["tokens"][at])
             partitions = VisualPartitions.restore(tensors) if tensors else None
         except BaseException:
             self.heads = []
             self.shape, self.rows, self.columns, self.log = before
-            self._forget_stored()
+            self._reset_stored()
             raise
         with self._lock:
             self.partition_of, self.partitions = {pair[0]: pair[1] for pair in pairs}, partitions
-            self._window = [BlockKey(self.stream, 0, 0, block) for block in whole_numbers(header["window"])]
-            self._go_on(saved, before[3], int(header["first_frame"]))
+            self._window = [BlockKey(self.stream, 0, 0, block) for block in check_integers(header["window"])]
+            self._append_waiting(saved, before[3], int(header["first_frame"]))
         for key in self._window:
             self.stored.add_block(key, PART_BYTES)
         return True
 
-    def _forget_stored(self) -> None:
+    def _reset_stored(self) -> None:
         self.stored = StoredBlocks(self.stream, self.tiers, self._readers)
         self._parts, self._unwritten, self._window, self.unsaved = {}, {}, [], False
 
-    def _take_head(self, layer: int, h: int, head: HeadMemory, keys: list[BlockKey], tokens: int) -> None:
+    def _load_head(self, layer: int, h: int, head: HeadMemory, keys: list[BlockKey], tokens: int) -> None:
         if not keys:
             if tokens:
                 raise ValueError(f"{tokens} tokens without an index")
@@ -441,7 +444,7 @@ class TieredHeads:
             self._unwritten[layer, h], self._parts[layer, h] = head.index_bytes, []
             self.unsaved = True
             return
-        head.load_state(load_parts(block_bytes(blocks)))
+        head.load_state(load_parts(from_byte_blocks(blocks)))
         self._parts[layer, h] = keys
         for key, block in zip(keys, blocks, strict=True):
             self.stored.add_block(key, block.nbytes)

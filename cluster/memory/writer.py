@@ -1,4 +1,4 @@
-"""Threads that do what takes time for the memories of many streams, one job of a stream at a time, between steps."""
+"""Background writes of camera memories: one job per stream at a time, yielding to the engine's steps."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from cluster.memory.tiers.stack import TierStack
 
 
 class StoredBlocks:
-    """Which blocks of a stream the lowest tier holds or may hold. Not thread-safe, but for :attr:`readers`.
+    """Bookkeeping of a stream's blocks in the lowest tier. Not thread-safe except for :attr:`readers`.
 
-    * ``nbytes``: of all of them, rounded up as host memory does it
-    * ``generation``: how often blocks were replaced; ``readers``: the generation that each question under way reads
+    * ``nbytes``: of all of them, in allocated cells
+    * ``generation``: counts replacements; ``readers``: the generation that each open view reads
     """
 
     def __init__(self, stream: str, tiers: TierStack, readers: Sequence[int]) -> None:
@@ -29,28 +29,28 @@ class StoredBlocks:
         self.nbytes = 0
         self.generation = 0
         self._sizes: dict[BlockKey, int] = {}
-        # Named by the manifest in the tier, perhaps, and not by the next one; with the generation that replaced each.
+        # Possibly named by the stored manifest but not the next one; with the generation that replaced each.
         self._replaced: dict[BlockKey, int] = {}
-        # Per tier: named by no manifest, to be deleted.
+        # Per tier: blocks to delete.
         self._unnamed: list[dict[BlockKey, int]] = [{} for _ in tiers.tiers]
-        # Tiers in which another process may have left blocks that no manifest names.
+        # Tiers that may hold unnamed blocks of another process.
         self._unlisted = set(range(len(tiers.tiers)))
-        # Never those of another process, whose blocks may still lie somewhere.
+        # Random start: numbers of other processes must not be reused.
         self._numbers = itertools.count(secrets.randbits(30) << 32)
         self._failures = self._failed()
 
     @property
     def named_bytes(self) -> int:
-        """Bytes of the blocks that the next manifest names."""
+        """Bytes of blocks that the next manifest names."""
         spare = self._replaced.keys() | self._unnamed[-1].keys()
         return self.nbytes - sum(self._sizes.get(key, 0) for key in spare)
 
     def new_key(self, layer: int, head: int) -> BlockKey:
-        """A key that nothing was ever stored under."""
+        """A key that was never used."""
         return BlockKey(self.stream, layer, head, next(self._numbers))
 
     def store(self, items: Sequence[tuple[BlockKey, Block]], *, copies: bool = True) -> bool:
-        """Whether the lowest tier has all of them; if not, what it may have of them is deleted later."""
+        """Store blocks; False if the lowest tier lacks any, and all of them are then deleted later."""
         for key, block in items:
             self.add_block(key, block.nbytes)
         try:
@@ -63,23 +63,23 @@ class StoredBlocks:
         return done
 
     def add_block(self, key: BlockKey, nbytes: int) -> None:
-        """The lowest tier holds this block."""
+        """Record a block in the lowest tier."""
         self._sizes[key] = cell_size(nbytes)
         self.nbytes += self._sizes[key]
 
     def mark_replaced(self, keys: Iterable[BlockKey]) -> None:
-        """The index does not name these any more."""
+        """Mark blocks that the index no longer names."""
         self.generation += 1
         self._replaced.update(dict.fromkeys(keys, self.generation))
 
     def manifest_written(self) -> None:
-        """The lowest tier has a manifest of what the index names now."""
+        """Call when the lowest tier has a manifest of the current index."""
         for unnamed in self._unnamed:
             unnamed.update(self._replaced)
         self._replaced.clear()
 
     def delete_unnamed(self) -> None:
-        """Delete what no manifest names, in every tier that can now."""
+        """Delete blocks that no manifest names and no open view reads, in every available tier."""
         for level, unnamed in enumerate(self._unnamed):
             if level in self._unlisted:
                 outcome, keys = self.tiers.tiers[level].list_blocks(self.stream)
@@ -96,12 +96,12 @@ class StoredBlocks:
                         self.nbytes -= self._sizes.pop(key, 0)
 
     def keep_unlisted(self) -> None:
-        """Delete nothing but what is replaced here: another process may be writing this stream."""
+        """Delete only blocks replaced here, as another process may be writing this stream."""
         self._unlisted.clear()
 
     def verify_lowest_tier(self) -> bool:
-        """Ask the lowest tier what it holds, once after each time that it failed, since a server that was restarted may
-        be empty; write again what it lacks and a tier above has. False where something was missing."""
+        """After a failure of the lowest tier, compare its blocks with the record (a restarted server may be empty) and
+        rewrite missing ones from the tiers above. False if something was missing."""
         failures = self._failed()
         if failures == self._failures or not self.tiers.shared:
             return True
@@ -139,20 +139,19 @@ class StoredBlocks:
 log = logging.getLogger(__name__)
 
 THREADS = 4
-"""Streams whose jobs run side by side: a tier that is slow for some holds up no other."""
+"""Concurrent jobs, so that a slow tier does not block other streams."""
 
 PATIENCE_S = 1.0
-"""Longest that one piece of a job waits for a step of the engine's: an engine that never rests does not stop it."""
+"""Longest wait of a job for an engine step, so that a busy engine does not starve it."""
 
 _IDLE_S = 5.0
 
 
 class MemoryWriter:
-    """Calls ``work(stream)`` for every stream that was woken, in the order in which they were; a stream that is woken
-    while its job runs gets another one after it. Thread-safe. Threads start when there is something to do, and end when
-    there was nothing for a while.
+    """Calls ``work(stream)`` for scheduled streams in order; a stream scheduled while its job runs gets another one.
+    Thread-safe. Threads start on demand and end when idle.
 
-    At most one entry waits per stream, so the queue is bounded by the number of streams.
+    At most one entry waits per stream, which bounds the queue.
     """
 
     def __init__(self, work: Callable[[str], None], *, threads: int = THREADS) -> None:
@@ -165,7 +164,7 @@ class MemoryWriter:
         self._stepped = threading.Condition()
 
     def schedule(self, stream: str) -> None:
-        """There is something to do for a stream; returns at once."""
+        """Queue a job for a stream; returns at once."""
         with self._changed:
             self._waiting[stream] = None
             if len(self._waiting) + len(self._busy) > self._threads < self._most:
@@ -175,7 +174,7 @@ class MemoryWriter:
 
     @contextmanager
     def engine_step(self) -> Iterator[None]:
-        """While the engine computes windows: jobs stand aside from their next piece on."""
+        """Context of an engine step, during which jobs pause at their next :meth:`yield_to_engine`."""
         self._stepping = True
         try:
             yield
@@ -185,21 +184,21 @@ class MemoryWriter:
                 self._stepped.notify_all()
 
     def yield_to_engine(self) -> None:
-        """Between two pieces of a job: wait for the step that runs, if one does, for :data:`PATIENCE_S` at most.
+        """Called between two pieces of a job: wait for a running engine step, at most :data:`PATIENCE_S`.
 
-        The two would share Python's lock and the cores, and no window is to wait for its camera's past.
+        Both share the GIL and the cores, and windows have priority over memory writes.
         """
         if self._stepping:
             with self._stepped:
                 self._stepped.wait_for(lambda: not self._stepping, PATIENCE_S)
 
     def is_waiting(self, stream: str) -> bool:
-        """Whether a job of this stream waits or runs."""
+        """Whether a job of this stream is queued or running."""
         with self._changed:
             return stream in self._waiting or stream in self._busy
 
     def wait_idle(self, timeout_s: float) -> bool:
-        """Wait until nothing waits or runs; False where that takes longer."""
+        """Wait until no job is queued or running; False after ``timeout_s``."""
         with self._changed:
             return self._changed.wait_for(lambda: not self._waiting and not self._busy, timeout_s)
 
@@ -231,11 +230,11 @@ class MemoryWriter:
 
 
 def _use_one_core() -> None:
-    """Have torch compute on this thread alone when it is called here. Each thread that calls it otherwise gets as many
-    helpers as there are cores, which spin for a while after every call and slow the engine's steps down by a third."""
+    """Limit torch to one thread in the calling thread. Otherwise each writer thread gets its own OpenMP pool of all
+    cores, which spins after every call and slows the engine's steps by a third."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    # That holds for this thread, and for all that call torch for the first time later, unless it is set anew.
+    # The setting applies to this thread and to new ones; restore it for the latter.
     other = threading.Thread(target=torch.set_num_threads, args=(threads,))
     other.start()
     other.join()

@@ -1,4 +1,4 @@
-"""Vision-language models: one file per family, checkpoints and layers from transformers.
+"""Vision-language models: one file per family; checkpoints and layers come from transformers.
 
 ``load_model("tiny-qwen2_5_vl")`` gives a random-weight preset, ``load_model("/path/or/hub-id")`` a checkpoint.
 

@@ -1,8 +1,7 @@
-"""What an engine needs of a vision-language model family. One family, one file, one registry entry.
+"""Interface of a vision-language model family. One family, one file, one registry entry.
 
-A family wraps a transformers checkpoint class. The checkpoint, its linear layers and its loading stay the library's;
-a family only says how patches are packed through the tower, which tokens stand around a frame, which positions
-tokens have, and how keys are rotated.
+A family wraps a transformers checkpoint class and adds: packing of patches through the tower, text tokens around a
+frame, token positions, and rotary embeddings. Loading and linear layers stay the library's.
 """
 
 from __future__ import annotations
@@ -56,8 +55,8 @@ class FrameTokens:
 
 @dataclass(frozen=True, slots=True)
 class FrameSpan:
-    """A frame's place in a window, enough to position its tokens: seconds since the window's first frame, its slot
-    (how many frame periods since then), and its cells."""
+    """A frame's place in a window: seconds since the window's first frame, slot (frame periods since then), and
+    cells."""
 
     time_s: float
     slot: int
@@ -74,10 +73,9 @@ class WindowPositions:
 
 
 class VisionLanguageModel(ABC):
-    """A transformers checkpoint of one family, on one device, in evaluation mode, without gradients.
+    """A transformers checkpoint of one family on one device, in evaluation mode, without gradients.
 
-    Everything but vision, prompt and positions is the same in all families. ``random_weights``: nothing was trained, so
-    answers mean nothing (presets). ``settings``: of its ``sightline.json``.
+    ``random_weights``: untrained preset whose answers mean nothing. ``settings``: from its ``sightline.json``.
     """
 
     family: ClassVar[str]
@@ -127,23 +125,23 @@ class VisionLanguageModel(ABC):
     @classmethod
     @abstractmethod
     def untrained(cls, text: dict[str, Any], vision: dict[str, Any]) -> tuple[Any, Any]:
-        """A transformers model with these entries of its text and vision configuration, and a small tokenizer."""
+        """A transformers model with this text and vision configuration, and a small tokenizer."""
 
     @abstractmethod
     def _encode_kept(self, frames: Sequence[PatchBatch]) -> list[Tensor]:
-        """Run frames that each keep something through the tower: their visual tokens ``[t, D]``, in order of cells."""
+        """Visual tokens ``[t, D]`` of frames with at least one kept patch, in order of cells."""
 
     def _frame_tokens(self, frame: PatchBatch, visual: Tensor) -> FrameTokens:
-        """Visual tokens ``[t, D]`` and whatever text the family writes around a frame."""
+        """Visual tokens ``[t, D]`` with the text that the family writes around a frame."""
         return FrameTokens(embeds=visual, cells=frame.cells, grid=frame.grid)
 
     # -- vision -----------------------------------------------------------------------------------
     @torch.no_grad()
     def encode(self, frames: Sequence[PatchBatch]) -> list[FrameTokens]:
-        """Run the kept patches of many frames (of any streams) through the tower in packed calls.
+        """Encode the kept patches of many frames (of any streams) in packed tower calls.
 
-        Frames never attend to each other. With every patch kept it equals the transformers tower. A frame with no
-        patch gives a ``FrameTokens`` of length 0 (no text around it either).
+        Frames never attend to each other. With every patch kept the result equals the transformers tower. A frame
+        without patches gives a ``FrameTokens`` of length 0 (without text).
         """
         kept = [frame for frame in frames if len(frame.cells)]
         visual = iter([tokens for part in self._parts(kept) for tokens in self._encode_kept(part)])
@@ -176,17 +174,17 @@ class VisionLanguageModel(ABC):
 
     # -- text -----------------------------------------------------------------------------------
     def system_ids(self) -> list[int]:
-        """Token ids before the first frame; the same for every stream, so its KV is computed once and shared."""
+        """Token ids before the first frame, equal for every stream, so that their KV is computed once and shared."""
         before = f"<|im_start|>system\n{SYSTEM_PROMPT}<|im_end|>\n<|im_start|>user\n"
         return self._ids(before + self.video_brackets[0])
 
     def question_ids(self, text: str) -> list[int]:
-        """Token ids from the end of the last frame to where the answer's first token is predicted."""
+        """Token ids from the end of the last frame to the prediction of the answer's first token."""
         return self._prompt_ids(self.video_brackets[1], text, f"{INSTRUCTION}{_ANSWER}")
 
     def ask_ids(self, text: str, *, follow_up: bool = False) -> list[int]:
-        """Like :meth:`question_ids`, for a free question about the past; ``follow_up``: after the last answer's tokens
-        instead of the last frame. What the checkpoint was trained with follows it, by default nothing."""
+        """:meth:`question_ids` of a free question; ``follow_up``: after the last answer instead of the last frame. Ends
+        with the checkpoint's ``open_instruction``, by default nothing."""
         before = "<|im_end|>\n<|im_start|>user\n" if follow_up else self.video_brackets[1]
         return self._prompt_ids(before, text, f"{self.settings.open_instruction or ''}{_ANSWER}")
 
@@ -194,9 +192,9 @@ class VisionLanguageModel(ABC):
         return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
 
     def _prompt_ids(self, before: str, text: str, after: str) -> list[int]:
-        """Ids of a template around somebody's ``text``, in which special tokens are letters like any others.
+        """Token ids of a template around untrusted ``text``, whose special tokens are tokenised as plain characters.
 
-        A text that spells none is tokenized together with the template, as the checkpoint was trained.
+        Text without special tokens is tokenised together with the template, as in training.
         """
         together, around = self._ids(before + text + after), [*self._ids(before), *self._ids(after)]
         if self._special_among(together) == self._special_among(around):
@@ -204,8 +202,7 @@ class VisionLanguageModel(ABC):
         return [*self._ids(before), *self.text_ids(text), *self._ids(after)]
 
     def text_ids(self, text: str) -> list[int]:
-        """Token ids of somebody's words alone, of which none is a special token whatever the words are; the other
-        methods treat the text they are given alike."""
+        """Token ids of untrusted text alone, never special tokens."""
         plain = list(self.tokenizer(text, add_special_tokens=False, split_special_tokens=True)["input_ids"])
         if not self._special_among(plain):
             return plain
@@ -217,7 +214,7 @@ class VisionLanguageModel(ABC):
 
     @cached_property
     def _special(self) -> frozenset[int]:
-        """Ids that mean something to the model which a text must not say: special tokens and others in brackets."""
+        """Token ids that untrusted text must not contain: special tokens and other bracketed ones."""
         added = self.tokenizer.added_tokens_decoder.items()
         return frozenset(
             number
@@ -243,20 +240,20 @@ class VisionLanguageModel(ABC):
         return sorted(yes - shared), sorted(no - shared)
 
     def _first_ids(self, words: Sequence[str]) -> set[int]:
-        """Tokens that are one of the words; only if there are none, tokens that begin one ("Y" also begins "You")."""
+        """Tokens equal to one of the words, else tokens that begin one ("Y" also begins "You")."""
         spelled = [self._ids(variant) for word in words for variant in (word, f" {word}")]
         return {ids[0] for ids in spelled if len(ids) == 1} or {self._ids(word)[0] for word in words}
 
     # -- positions ------------------------------------------------------------------------------
     @abstractmethod
     def window_positions(self, first: int, frames: Sequence[FrameSpan]) -> WindowPositions:
-        """Positions of a window's tokens as the full, unpruned layout would give them; ``first`` follows the system
-        prompt. A pruned token leaves a hole: what is kept stands where it would have stood."""
+        """Positions of a window's tokens in the unpruned layout; ``first`` follows the system prompt. Pruned tokens
+        leave holes."""
 
     @abstractmethod
     def token_positions(self, first: int, time_s: Tensor, slot: Tensor, cells: Tensor, grid: PatchGrid) -> Tensor:
-        """Positions ``[3, n]`` of single tokens of frames at ``time_s`` ``[n]`` float64 and ``slot`` ``[n]``, in cells
-        ``[n, 2]``: what :meth:`window_positions` gives them in their frames."""
+        """Positions ``[3, n]`` of single tokens at ``time_s`` ``[n]`` float64, ``slot`` ``[n]`` and cells ``[n, 2]``,
+        equal to those of :meth:`window_positions`."""
 
     @abstractmethod
     def rotary(self, positions: Tensor) -> tuple[Tensor, Tensor]:
@@ -265,7 +262,7 @@ class VisionLanguageModel(ABC):
     # -- language model ---------------------------------------------------------------------------
     @property
     def layers(self) -> Sequence[nn.Module]:
-        """The decoder layers, in order, whose ``self_attn`` calls the registered attention function."""
+        """Decoder layers in order; their ``self_attn`` calls the registered attention function."""
         return list(self._text_model.layers)
 
     @property
@@ -292,7 +289,7 @@ class VisionLanguageModel(ABC):
 
     @contextmanager
     def _library_attention(self) -> Iterator[None]:
-        """Run transformers' own SDPA everywhere, whatever attention function an engine has set."""
+        """Context with transformers' own SDPA, whatever attention function is installed."""
         configs = {id(m.config): m.config for m in self.model.modules() if hasattr(m, "config")}
         before = [(config, config._attn_implementation) for config in configs.values()]
         for config in configs.values():

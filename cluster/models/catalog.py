@@ -1,4 +1,4 @@
-"""What can be loaded, known without importing torch: a wrong name must cost a second, not a started cluster."""
+"""Catalogue of loadable models, without importing torch, so that a wrong name fails before the cluster starts."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ BUNDLED = {"demo": Path(__file__).parent / "demo"}
 
 
 def locate(name: str) -> str:
-    """A bundled model's folder in place of its name; any other name as it is."""
+    """Folder of a bundled model's name; other names unchanged."""
     return str(BUNDLED[name]) if name in BUNDLED else name
 
 
 def check_model(name: str) -> None:
-    """Whether ``load_model(name)`` has a chance: a preset, a bundled model, or a ``config.json`` of a known family.
+    """Check that ``name`` is a preset, a bundled model, or has a ``config.json`` of a known family.
 
     Looks at the file system, and at the hub for a hub id; weights are neither read nor fetched.
 

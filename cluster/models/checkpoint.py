@@ -1,4 +1,4 @@
-"""A transformers model that is loaded and not yet wrapped, and what all families do with one."""
+"""Loaded transformers checkpoints before wrapping, and helpers shared by the families."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A transformers model with its tokenizer, not yet wrapped.
+    """A transformers model with its tokenizer, not wrapped yet.
 
-    ``mean`` and ``std`` (RGB) are the image processor's, ``None`` where the checkpoint has none: the family's own then.
-    ``max_pixels`` bounds a frame for families of native resolution. ``settings``: how the checkpoint wants to be asked.
+    ``mean``, ``std`` (RGB): of the image processor; ``None``: the family's defaults. ``max_pixels``: frame limit for
+    families of native resolution.
     """
 
     model: Any
@@ -44,7 +44,7 @@ class Checkpoint:
 
 
 def linear_weights(module: nn.Module) -> int:
-    """Weights of all linear layers in ``module``: twice this is the FLOPs of one row through each of them."""
+    """Number of weights in the linear layers of ``module``; twice this is their FLOPs per row."""
     return sum(m.weight.numel() for m in module.modules() if isinstance(m, nn.Linear))
 
 
@@ -86,9 +86,9 @@ def _trained(special: tuple[str, ...], texts: tuple[str, ...]) -> str:
 
 
 def preset_tokenizer(special: Sequence[str], *, eos: str, pad: str, texts: Sequence[str] = ()) -> Any:
-    """A ``PreTrainedTokenizerFast`` whose first ids are ``special``; at most ``VOCABULARY`` ids, always the same.
+    """Build a deterministic ``PreTrainedTokenizerFast`` of at most ``VOCABULARY`` ids, the first being ``special``.
 
-    ``texts``: more to train it on; a word that is often in them becomes a token of its own.
+    ``texts``: additional training text; frequent words become single tokens.
     """
     return PreTrainedTokenizerFast(
         tokenizer_object=Tokenizer.from_str(_trained(tuple(special), tuple(texts))),

@@ -21,7 +21,7 @@ from cluster.models.checkpoint import (
     normalise,
     preset_tokenizer,
 )
-from cluster.models.packed_attention import PACKED, Packing
+from cluster.models.packed_attention import PACKED, SequencePacking
 from cluster.types import PatchGeometry, PatchGrid
 
 SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<img>", "</img>", "<IMG_CONTEXT>")
@@ -86,7 +86,7 @@ class InternVL(VisionLanguageModel):
         embeddings = self._tower.embeddings
         unit = self.geometry.merge**2
         lengths = [1 + len(frame.cells) * unit for frame in frames]
-        packing = Packing.of(lengths, self.device, self.dtype)
+        packing = SequencePacking.of(lengths, self.device, self.dtype)
         ends = torch.tensor(lengths).cumsum(0)
         is_patch = torch.ones(sum(lengths), dtype=torch.bool)
         is_patch[ends - torch.tensor(lengths)] = False
@@ -106,7 +106,7 @@ class InternVL(VisionLanguageModel):
         merged = self.model.model.multi_modal_projector(hidden.reshape(-1, unit * hidden.shape[-1]))
         return list(torch.split(merged.to(self.dtype), [len(frame.cells) for frame in frames]))
 
-    def _run_layers(self, hidden: Tensor, packing: Packing) -> Tensor:
+    def _run_layers(self, hidden: Tensor, packing: SequencePacking) -> Tensor:
         """``hidden [1, n, D]`` through the tower, to the layer whose features the checkpoint uses."""
         # transformers' layer passes nothing on to its attention, so its two residual lines stand here.
         for layer in self._tower.encoder.layer[: self._depth]:

@@ -1,4 +1,4 @@
-"""A name or a path -> a model: presets by name, checkpoints by local path or hub id."""
+"""Model loading: presets by name, checkpoints by local path or hub id."""
 
 from __future__ import annotations
 
@@ -64,13 +64,13 @@ def load_model(
 
 
 def load_shape(name: str) -> VisionLanguageModel:
-    """A model on the meta device, without weights or memory, to count tokens and FLOPs with; it computes nothing.
+    """Load a model on the meta device, without weights, to count tokens and FLOPs.
 
-    ``name``: a published model (``qwen2_5_vl-7b``, or its hub id), a preset, a bundled model, or a checkpoint's folder;
-    the latter needs its ``config.json`` and tokenizer, no weights.
+    ``name``: a published model (``qwen2_5_vl-7b``, or its hub id), a preset, a bundled model, or a checkpoint's folder
+    with ``config.json`` and tokenizer.
 
     Raises:
-        ModelError: there is no such thing, or it is of no supported family.
+        ModelError: not found, or of an unsupported family.
     """
     name = PUBLISHED.get(name, name)
     shape = SHAPES.get(name) or PRESETS.get(name)

@@ -1,9 +1,8 @@
-"""Attention over packed sequences: each attends to itself alone, sequences of one length run as one batch.
+"""Attention over packed sequences; sequences of equal length run as one batch.
 
-transformers calls SDPA once per sequence. A window of Qwen's tower has at most 64 patches, a pruned one often 4: the
-call then costs more than its arithmetic. In half precision on a GPU all sequences are one variable-length call.
-Registered as an attention function whose name says *flash*, because that is how transformers decides to hand over
-packed sequences unsplit.
+transformers calls SDPA once per sequence. A window of Qwen's tower has at most 64 patches, a pruned one often 4, where
+the call costs more than its arithmetic. In half precision on a GPU all sequences are one variable-length call.
+Registered under a name that contains *flash*, which makes transformers pass packed sequences unsplit.
 """
 
 from __future__ import annotations
@@ -22,12 +21,12 @@ PACKED = "sightline_packed_flash"
 
 
 @dataclass(frozen=True, slots=True)
-class Packing:
-    """Where packed sequences begin and how long they are, worked out once for all layers.
+class SequencePacking:
+    """Boundaries and lengths of packed sequences, computed once for all layers.
 
     * ``cu_seqlens`` ``[sequences + 1]`` int32
     * ``longest``: tokens of the longest sequence
-    * ``batches``: one ``[b, length]`` int64 index of tokens per distinct length; none where one call does it
+    * ``batches``: one ``[b, length]`` int64 index of tokens per distinct length; none where one varlen call is used
     """
 
     cu_seqlens: Tensor
@@ -35,8 +34,8 @@ class Packing:
     batches: tuple[Tensor, ...]
 
     @classmethod
-    def of(cls, lengths: Sequence[int], device: torch.device, dtype: torch.dtype) -> Packing:
-        """Pack sequences of these lengths one after the other; none may be empty."""
+    def of(cls, lengths: Sequence[int], device: torch.device, dtype: torch.dtype) -> SequencePacking:
+        """Packing of non-empty sequences with these lengths."""
         size = torch.tensor(lengths, dtype=torch.int64)
         ends = size.cumsum(0)
         starts = ends - size
@@ -56,7 +55,7 @@ def packed_attention(
     value: Tensor,
     attention_mask: Tensor | None,  # noqa: ARG001 sequences are kept apart by the packing
     *,
-    packing: Packing,
+    packing: SequencePacking,
     scaling: float,
     **kwargs: Any,  # noqa: ARG001
 ) -> tuple[Tensor, None]:

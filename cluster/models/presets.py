@@ -1,6 +1,6 @@
-"""Sizes of models that need no download: random-weight presets of every family, and the shapes of published ones.
+"""Model sizes without a download: random-weight presets of every family, and shapes of published models.
 
-``tiny`` is for tests, ``demo`` for a laptop, ``bench`` large enough that arithmetic and not Python decides.
+``tiny`` is for tests, ``demo`` for a laptop, ``bench`` is dominated by arithmetic rather than Python.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ SHAPES: dict[str, Preset] = {
 
 @torch.no_grad()
 def initialise(model: nn.Module, seed: int) -> None:
-    """Random weights that keep activations near unit scale at any width, so that answers depend on the picture.
+    """Random weights with activations near unit scale at any width, so that answers depend on the picture.
 
     The library's 0.02 leaves a narrow model's attention uniform and its logits flat. Here linear layers have variance
     1/fan_in, query and key somewhat more (attention that looks somewhere), embeddings 1/width (unit logits).

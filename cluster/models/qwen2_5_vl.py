@@ -22,7 +22,7 @@ from cluster.models.checkpoint import (
     normalise,
     preset_tokenizer,
 )
-from cluster.models.packed_attention import PACKED, Packing
+from cluster.models.packed_attention import PACKED, SequencePacking
 from cluster.types import PatchGeometry, PatchGrid
 
 SPECIAL_TOKENS = (
@@ -95,8 +95,8 @@ class Qwen25VL(VisionLanguageModel):
         # Stable and lexicographic: inside a window groups stay row-major.
         order = lexicographic_order(windows)
         window_lengths = torch.unique_consecutive(windows[order], dim=0, return_counts=True)[1] * unit
-        windowed = Packing.of(window_lengths.tolist(), self.device, self.dtype)
-        full = Packing.of([count * unit for count in counts], self.device, self.dtype)
+        windowed = SequencePacking.of(window_lengths.tolist(), self.device, self.dtype)
+        full = SequencePacking.of([count * unit for count in counts], self.device, self.dtype)
 
         hidden = self._embed_patches(torch.cat([frame.patches for frame in frames]).to(self.device))
         rows = order.to(self.device)

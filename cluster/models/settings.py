@@ -1,6 +1,6 @@
-"""``sightline.json`` beside a checkpoint: how the model wants to be asked, as it was trained and calibrated.
+"""``sightline.json`` beside a checkpoint: the settings it was trained and calibrated with.
 
-All entries may be missing; what a configuration sets itself wins. Read without torch.
+All entries are optional; the configuration takes precedence. Read without torch.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _POSITIVE = ("window_s", "stride_s", "fps", "anchor_interval_s", "max_pixels", "
 
 @dataclass(frozen=True, slots=True)
 class ModelSettings:
-    """What a checkpoint says of itself; ``None`` or empty where it says nothing.
+    """A checkpoint's settings; ``None`` or empty if not given.
 
     * ``window_s, stride_s, fps, anchor_interval_s``: the window it was trained for, seconds and samples per second
     * ``max_pixels``: largest frame, for families of native resolution
@@ -44,12 +44,10 @@ class ModelSettings:
 
     @classmethod
     def load(cls, folder: str | Path) -> ModelSettings:
-        """Of the checkpoint in ``folder``; one that has no such file (or is no folder) has no settings.
-
-        Entries of other names are passed over: a newer writer may know more.
+        """Load the settings in ``folder``; empty without the file. Unknown entries are ignored.
 
         Raises:
-            ModelError: the file is not JSON, or an entry has a value it cannot have.
+            ModelError: the file is not JSON, or an entry has an invalid value.
         """
         path = Path(folder) / FILE
         if not path.is_file():
@@ -64,7 +62,7 @@ class ModelSettings:
         return cls(**{name: _checked(path, name, value) for name, value in body.items() if name in known})
 
     def threshold_of(self, kind: str) -> float | None:
-        """The threshold for one kind of event, if the model has any."""
+        """Threshold for one kind of event, if the model has any."""
         return self.thresholds.get(kind, self.threshold)
 
 

@@ -1,4 +1,4 @@
-"""The types that cross a border between two packages.
+"""Types shared between packages.
 
 All are frozen, slotted dataclasses over numpy arrays; nothing here imports torch, Ray or PyAV, so
 that a decoder process stays small. Shapes are named in the docstrings; times are integer

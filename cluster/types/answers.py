@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class WindowRequest:
-    """A window that is ready to be answered. ``start <= pts < end`` of its frames, except that it opens at the last
-    complete frame at or before ``start``. ``arrived_s``: monotonic clock when its last frame came."""
+    """A window ready to be answered: frames with ``start <= pts < end``, opening at the last complete frame at or
+    before ``start``. ``arrived_s``: monotonic time of its last frame's arrival."""
 
     stream: str
     window: int
@@ -40,7 +40,8 @@ class TokenCount:
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Seconds spent on one window; ``latency_s``: arrival of its last frame to its answer, queueing included."""
+    """Seconds spent on one window; ``latency_s``: from the arrival of its last frame to its answer, queueing
+    included."""
 
     queue_s: float = 0.0
     vision_s: float = 0.0
@@ -51,9 +52,9 @@ class Timing:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """One question answered on one window. ``score`` is P(yes) in 0..1; ``gated``: the last answer still stands;
-    ``incarnation``: of the stream, new each time its replica opens it: windows are numbered within it;
-    ``trace``: the window's trace as W3C's ``traceparent``, empty for all but the few that are traced."""
+    """One question's answer on one window. ``score``: P(yes) in 0..1; ``gated``: the last answer, still valid;
+    ``incarnation``: changes each time a replica opens the stream; windows are numbered within it; ``trace``: W3C
+    ``traceparent``, empty unless traced."""
 
     stream: str
     window: int

@@ -1,4 +1,4 @@
-"""How a camera is: its state, its picture's health, its counters."""
+"""Camera state, picture health, specifications and counters."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from cluster.errors import ConfigError
 
 
 class Priority(StrEnum):
-    """Classes in the order in which they are served; ``rank`` is 0 for the most urgent."""
+    """Priority classes in serving order; ``rank`` is 0 for the most urgent."""
 
     CRITICAL = "critical"
     NORMAL = "normal"
@@ -49,12 +49,12 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class MemorySpec:
-    """What a stream remembers of the frames that left its window, and how.
+    """Settings of a stream's memory.
 
-    * ``cap_bytes``: most bytes of KV in any tier; ``target``: share of it that a compression leaves
-    * ``keep``: share of each block's tokens that is taken in at all; 1 leaves choosing to the cap
-    * ``retention_s``: older frames are forgotten; ``None`` keeps them while there is room
-    * ``block_frames``: frames that are put in order together; until then they wait as they came
+    * ``cap_bytes``: most bytes of KV in any tier; ``target``: share of it left after a compression
+    * ``keep``: share of each batch's tokens that is stored at all; 1 leaves selection to the cap
+    * ``retention_s``: older frames are deleted; ``None`` keeps them while there is room
+    * ``block_frames``: frames that are clustered together; until then they wait unclustered
     * ``compressor``, ``organiser``, ``retriever`` by name, each with its options
     """
 
@@ -73,11 +73,11 @@ class MemorySpec:
 
 @dataclass(frozen=True, slots=True)
 class StreamSpec:
-    """What an engine must know of a camera to answer its questions on a sliding window.
+    """A camera's specification for an engine.
 
-    ``patient``: its frames may be held back (a file read as fast as it goes), so that no window is ever dropped.
-    ``priority``: a class of :class:`~cluster.types.cameras.Priority` by name. ``life``: of the camera, another
-    when it was removed and added again: nothing of the old one counts for the new one.
+    ``patient``: frames may be held back (a file read as fast as possible), so no window is ever dropped. ``priority``:
+    name of a :class:`~cluster.types.cameras.Priority`. ``life``: changes when the camera is removed and added again,
+    which invalidates everything stored before.
     """
 
     stream: str
@@ -99,7 +99,7 @@ CameraStateName = Literal["waiting", "connecting", "running", "backoff", "error"
 
 @dataclass(frozen=True, slots=True)
 class PictureHealth:
-    """What one camera's newest sample says of the camera itself (``cluster.decoder.picture_statistics``).
+    """Health features of one camera's newest sample (``cluster.decoder.picture_statistics``).
 
     * ``pts``: of the sample, the camera's microseconds
     * ``changed``: share of cells that differ visibly from the last sample, 0..1

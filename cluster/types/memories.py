@@ -1,4 +1,4 @@
-"""Free questions about the past, and what a camera remembers."""
+"""Free questions about the past, and memory status."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ class AskSpec:
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """A stretch of time that an answer rests on: ``[start, end)`` in the camera's microseconds, and its share of the
-    attention that the answer gave to pictures."""
+    """A time span that an answer is based on: ``[start, end)`` in the camera's microseconds, and its share of the
+    answer's attention to pictures."""
 
     start: int
     end: int
@@ -34,7 +34,7 @@ class Moment:
 
 @dataclass(frozen=True, slots=True)
 class AskResult:
-    """How an answer came about; ``text`` is the whole of it.
+    """An answer with its statistics; ``text`` is the whole answer.
 
     * ``moments``: heaviest first; ``newest``: the newest frame the answer may know of, ``oldest`` the oldest
     * ``tokens_held``, ``tokens_read``: of the memory, all layers and heads; ``bytes_read`` from the tiers
@@ -59,7 +59,7 @@ class AskResult:
 
 @dataclass(frozen=True, slots=True)
 class DeletedMemory:
-    """What a camera no longer remembers."""
+    """Frames and bytes deleted from a camera's memory."""
 
     frames: int
     bytes: int
@@ -67,11 +67,11 @@ class DeletedMemory:
 
 @dataclass(frozen=True, slots=True)
 class MemoryStatus:
-    """What one camera remembers.
+    """Contents and health of one camera's memory.
 
-    * ``oldest``, ``newest``: camera's microseconds of the frames of which anything is held; 0 while there are none
-    * ``tokens``: of all layers and heads; ``tier_bytes``: of KV, by tier, ``recent`` for what is in no tier yet
-    * ``counts``: what happened so far; ``tier_states``: by tier, empty while it works, else why not
+    * ``oldest``, ``newest``: camera's microseconds of the stored frames; 0 while there are none
+    * ``tokens``: over all layers and heads; ``tier_bytes``: of KV, by tier, ``recent`` for frames in no tier yet
+    * ``counts``: counters so far; ``tier_states``: by tier, empty while it works, else why not
     """
 
     camera: str

@@ -1,4 +1,4 @@
-"""From packets to sampled pictures: a camera's patch grid, what its codec saw change, what was sampled."""
+"""Packets, patch grids, codec change and sampled frames."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 @dataclass(frozen=True, slots=True)
 class FrameTrace:
-    """The trace that a frame belongs to: ``parent`` as W3C's ``traceparent``, ``sent_s`` Unix seconds when it left."""
+    """Trace context of a frame: ``parent`` as W3C ``traceparent``, ``sent_s`` Unix time of sending."""
 
     parent: str
     sent_s: float
@@ -21,7 +21,7 @@ class FrameTrace:
 
 @dataclass(frozen=True, slots=True)
 class FrameSample:
-    """What travels from a decoder to the replica that owns the stream: the kept patches and nothing else.
+    """Message from a decoder to the stream's replica: the kept patches of one frame.
 
     * ``mask`` ``[rows, cols]`` bool, whole merge groups
     * ``patches`` ``[n, T, C, p, p]`` uint8 (RGB), ``n = mask.sum()``, in **group order**: groups row-major over the
@@ -51,17 +51,17 @@ class FrameSample:
 
     @property
     def random_access(self) -> bool:
-        """Complete, and needs no frame before it: a receiver that missed some goes on here."""
+        """Complete and independent of earlier frames: a receiver that missed some resumes here."""
         return self.fresh or self.gap
 
     @property
     def tokens(self) -> int:
-        """Visual tokens this frame costs."""
+        """Visual tokens of this frame."""
         return len(self.patches) // (self.grid.merge**2)
 
     @property
     def complete(self) -> bool:
-        """Nothing pruned: a window may open here, since every cell of the scene is present."""
+        """Whether nothing is pruned, so that a window may open here."""
         return len(self.patches) == self.grid.rows * self.grid.cols
 
     @property
@@ -70,7 +70,7 @@ class FrameSample:
 
 
 def mask_digest(mask: BoolGrid, index: int, pts: int) -> str:
-    """Content key of one frame's kept cells: a cached value made under another mask must never match."""
+    """Digest of one frame's kept cells, so that values cached under another mask never match."""
     hasher = hashlib.blake2b(np.packbits(mask).tobytes(), digest_size=12)
     hasher.update(f"{mask.shape}{index}:{pts}".encode())
     return hasher.hexdigest()
@@ -85,7 +85,7 @@ MICROSECONDS = 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class PatchGrid:
-    """How one camera's frames are cut into patches: ``rows x cols`` patches of ``patch`` pixels.
+    """Patch grid of one camera's frames: ``rows x cols`` patches of ``patch`` pixels.
 
     ``merge x merge`` patches make one visual token (a *group*); ``temporal`` samples make one frame.
     """
@@ -122,10 +122,10 @@ class PatchGrid:
 
 @dataclass(frozen=True, slots=True)
 class PatchGeometry:
-    """What a model family tells the decoders about its patches; says nothing else about the model.
+    """A model family's patch geometry for decoders.
 
-    ``square`` set: every camera is resized to ``square x square`` pixels (InternVL's tile).
-    Otherwise the grid follows the camera's shape within ``max_pixels`` (Qwen's native resolution).
+    ``square`` set: every camera is resized to ``square x square`` pixels (InternVL's tile). Otherwise the grid follows
+    the camera's shape within ``max_pixels`` (Qwen's native resolution).
     """
 
     patch: int
@@ -159,7 +159,7 @@ class PatchGeometry:
 
 @dataclass(frozen=True, slots=True)
 class EncodedPacket:
-    """One encoded packet as it left the source. ``data`` is Annex-B for H.264/HEVC, or the container's own form.
+    """One encoded packet from a source. ``data``: Annex-B for H.264/HEVC, else the container's own framing.
 
     ``sequence`` counts packets of one session from 0 without holes; a hole is a gap in transport.
     """
@@ -174,7 +174,7 @@ class EncodedPacket:
 
 @dataclass(frozen=True, slots=True)
 class ChangeGrid:
-    """What the codec saw change since the last sample, on the patch grid.
+    """Codec change since the last sample, on the patch grid.
 
     All planes are ``[rows, cols]`` float32.
 

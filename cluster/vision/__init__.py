@@ -1,5 +1,5 @@
-"""Change to masks, masks to patches: the half of vision that runs beside the decoder (numpy only)."""
+"""Codec change to masks, masks to patches: the part of vision that runs in the decoder process (numpy only)."""
 
-from cluster.vision.pruners.base import Decision, Pruner, make_pruner
+from cluster.vision.pruners.base import PruneDecision, Pruner, make_pruner
 
-__all__ = ["Decision", "Pruner", "make_pruner"]
+__all__ = ["PruneDecision", "Pruner", "make_pruner"]

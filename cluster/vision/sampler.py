@@ -1,4 +1,4 @@
-"""Cuts the kept patches out of the sampled pictures: what leaves a decoder for a replica."""
+"""Cuts kept patches out of sampled pictures into :class:`FrameSample` messages for the replica."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Literal
 import numpy as np
 
 from cluster.types import MICROSECONDS, BoolGrid, FrameSample, PatchGrid, SampledPicture, UInt8Array, mask_digest
-from cluster.vision.pruners.base import Pruner, everything
+from cluster.vision.pruners.base import Pruner, keep_everything
 from cluster.vision.pruners.cells import any_in_group, expand_groups
 
 
@@ -35,7 +35,7 @@ def cut_patches(pictures: list[UInt8Array], groups: BoolGrid, grid: PatchGrid) -
 
 @dataclass(slots=True)
 class _Pending:
-    """A sample that waits for the rest of its temporal patch; ``period``: microseconds until the next one."""
+    """A sample waiting for the rest of its temporal patch; ``period``: microseconds until the next one."""
 
     frame: SampledPicture
     mask: BoolGrid
@@ -44,11 +44,11 @@ class _Pending:
 
 
 class PatchSampler:
-    """Unites ``T = grid.temporal`` consecutive samples of one camera into one :class:`FrameSample`.
+    """Combines ``T = grid.temporal`` consecutive samples of one camera into one :class:`FrameSample`.
 
-    The pruner works sample by sample; the masks of the ``T`` samples are united, and one anchor, gap or fresh sample
-    makes the whole one. Samples that wait when a random access one arrives are dropped (``dropped``): they cannot be
-    united across missing video. Not thread-safe but for :meth:`force_anchor`.
+    Pruning is per sample; the masks of the ``T`` samples are united, and one anchor, gap or fresh sample marks the
+    frame. A random access sample drops waiting ones (``dropped``), since frames never span missing video. Not
+    thread-safe except for :meth:`force_anchor`.
     """
 
     def __init__(self, stream: str, pruner: Pruner, fps: float) -> None:
@@ -65,18 +65,18 @@ class PatchSampler:
         self._forced = False
 
     def force_anchor(self) -> None:
-        """The next :class:`FrameSample` keeps everything and follows a gap: its reader has missed frames."""
+        """Make the next :class:`FrameSample` complete and following a gap, as its receiver missed frames."""
         self._forced = True
 
-    def change(self, *, prune: float, fps: float) -> None:
-        """From the next sample on: the pruner's threshold times ``prune``, and ``fps`` samples a second. One that waits
-        stays: the pruner counts on what it kept of it."""
+    def reconfigure(self, *, prune: float, fps: float) -> None:
+        """From the next sample on, scale the pruner's threshold by ``prune`` and sample at ``fps``. A waiting sample
+        stays, as the pruner counts on it being sent."""
         if self._threshold is not None:
             setattr(self._pruner, self._pruner.knob, self._threshold * prune)
         self.fps = fps
 
     def feed(self, frame: SampledPicture) -> FrameSample | None:
-        """Take the next sample; returns a frame once ``T`` samples are together."""
+        """Add a sample; returns a frame once ``T`` are together."""
         if self._pending and (frame.random_access or frame.grid != self._pending[0].frame.grid):
             self.dropped += len(self._pending)
             self._pending.clear()
@@ -90,7 +90,8 @@ class PatchSampler:
         return self._unite()
 
     def flush(self) -> FrameSample | None:
-        """The stream ended: complete what waits by repeating its last picture, as the model's own processor does."""
+        """At the end of the stream, complete a waiting frame by repeating its last picture, as the model's own
+        processor does."""
         if not self._pending:
             return None
         while len(self._pending) < self._pending[0].frame.grid.temporal:
@@ -105,7 +106,7 @@ class PatchSampler:
         fresh = any(part.frame.fresh for part in parts)
         gap = not fresh and (forced or any(part.frame.gap for part in parts))
         anchor = fresh or gap or any(part.frame.anchor for part in parts)
-        mask = everything(first) if anchor else np.logical_or.reduce([part.mask for part in parts])
+        mask = keep_everything(first) if anchor else np.logical_or.reduce([part.mask for part in parts])
         if first.hidden is not None and not anchor:
             # Black for good. A frame that keeps everything has it once more all the same: a window opens where every
             # cell is present, and there it must not be told apart by its masks.
@@ -137,7 +138,7 @@ _LINE = (64, 224, 140)
 
 
 def overlay(picture: UInt8Array, mask: BoolGrid) -> UInt8Array:
-    """``picture`` ``[height, width, 3]`` with pruned cells dark and grey, and a line around what is kept.
+    """``picture`` ``[height, width, 3]`` with pruned cells dark and grey, and an outline around kept ones.
 
     ``mask`` ``[rows, cols]`` may be coarser than the picture by any factor; returns a new array of the picture's shape.
     """
@@ -153,7 +154,7 @@ def overlay(picture: UInt8Array, mask: BoolGrid) -> UInt8Array:
 
 
 def _border(kept: BoolGrid) -> BoolGrid:
-    """Kept pixels beside a pruned one."""
+    """Kept pixels adjacent to a pruned one."""
     border = np.zeros_like(kept)
     down, across = kept[1:] != kept[:-1], kept[:, 1:] != kept[:, :-1]
     border[1:] |= down

@@ -18,8 +18,8 @@ def anchors(gop_s: float | None, *, interval_s: float = 8.0, until_s: float = 60
     for index in range(int(until_s * fps)):
         time = index * step
         if index == 0 or (gop_s is not None and index % round(gop_s * fps) == 0):
-            rule.intra_picture(time)
-        if index % (fps // 2) == 0 and rule.sample(time):
+            rule.note_intra_picture(time)
+        if index % (fps // 2) == 0 and rule.is_anchor(time):
             taken.append(time / MICROSECONDS)
     return taken
 
@@ -50,11 +50,11 @@ def test_a_long_gop_is_cut_by_forced_anchors() -> None:
 
 def test_reset_makes_the_next_sample_an_anchor() -> None:
     rule = AnchorRule(8.0, 0)
-    rule.intra_picture(0)
-    assert rule.sample(0)
-    assert not rule.sample(1)
+    rule.note_intra_picture(0)
+    assert rule.is_anchor(0)
+    assert not rule.is_anchor(1)
     rule.reset()
-    assert rule.sample(2)
+    assert rule.is_anchor(2)
 
 
 @settings(deadline=None)

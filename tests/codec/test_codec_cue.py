@@ -31,10 +31,10 @@ def accumulate(path: Path, every: int, *, export: bool, threads: int) -> list[Ch
         change = ChangeAccumulator(width, height, grid)
         spans = []
         for index, frame in enumerate(container.decode(stream)):
-            change.add(frame, 1.0, 1.0)
+            change.add_picture(frame, 1.0, 1.0)
             if index % every == every - 1:
                 luma = frame.reformat(grid.width, grid.height, "gray").to_ndarray()
-                spans.append(change.take(luma))
+                spans.append(change.pop_change(luma))
         return spans
 
 

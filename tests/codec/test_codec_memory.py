@@ -200,7 +200,7 @@ def test_a_refused_camera_says_why_and_runs_again_when_it_asks_for_less() -> Non
     small, large = H264Writer(320, 192, 1), H264Writer(1920, 1088, 16)
     source, sent = PushSource(), []
     pipeline = CameraPipeline("gate", source, GEOMETRY, PipelineSettings(fps=FPS, decoded_bytes=8 * 2**20), sent.append)
-    source.begin(StreamHeader("h264", 0, 0, b""), "session")
+    source.begin_session(StreamHeader("h264", 0, 0, b""), "session")
     pipeline.start()
     video = packets([large.key(), large.skipped(1), small.key(), small.skipped(1)], keyframes=(0, 2))
     try:

@@ -163,8 +163,8 @@ def test_the_field_equals_a_rasterisation(
             continue
         field = MotionField(width, height, PatchGrid(rows, cols, 8, 1, 1))
         for _ in range(repeats):
-            field.add(vectors, *factors)
-        most, net, intra = field.take()
+            field.add_vectors(vectors, *factors)
+        most, net, intra = field.pop_planes()
         x, y, fastest, uncovered = rasterise(vectors, width, height, *factors)
 
         def cells(plane: np.ndarray, cell_width: int = cell_width, shape: tuple[int, int] = (rows, cols)) -> np.ndarray:
@@ -174,7 +174,7 @@ def test_the_field_equals_a_rasterisation(
         np.testing.assert_allclose(net, expected, rtol=1e-4, atol=1e-4)
         np.testing.assert_allclose(most, cells(fastest).max((1, 3)), rtol=1e-5)
         np.testing.assert_allclose(intra, cells(uncovered).mean((1, 3)), atol=1e-6)
-        assert all(not plane.any() for plane in field.take())
+        assert all(not plane.any() for plane in field.pop_planes())
 
 
 @settings(deadline=None, max_examples=40)
@@ -190,8 +190,8 @@ def test_pictures_that_are_folded_together_are_as_pictures_one_by_one(given_pict
         if not together:
             patch.setattr(motion, "_MOST_WAITING", 1)
         for part, factors in zip(parts, reach, strict=True):
-            field.add(part, *factors)
-        most, net, intra = field.take()
+            field.add_vectors(part, *factors)
+        most, net, intra = field.pop_planes()
     planes = [rasterise(part, width, height, *factors) for part, factors in zip(parts, reach, strict=True)]
     cells = [np.array(each).reshape(-1, rows, 16, cols, 16) for each in planes]
     x, y = (sum(each[axis].mean((1, 3)) for each in cells) for axis in (0, 1)) if cells else (0.0, 0.0)
@@ -205,15 +205,15 @@ def test_a_block_without_a_vector_is_seen_beside_hidden_ones() -> None:
     field = MotionField(16, 24, PatchGrid(3, 2, 8, 1, 1))
     # One block of the picture has a vector, one none; two that cropping hides have one each.
     hidden = np.array([(-1, 16, 16, x, y, 0, 0, 4) for x, y in ((8, 8), (24, 8), (24, 24))], dtype=VECTOR)
-    field.add(hidden, 1.0, 1.0)
-    assert field.take()[2][2].tolist() == [1.0, 1.0]
+    field.add_vectors(hidden, 1.0, 1.0)
+    assert field.pop_planes()[2][2].tolist() == [1.0, 1.0]
 
 
 def test_blocks_hidden_by_cropping_are_ignored() -> None:
     field = MotionField(32, 24, PatchGrid(3, 4, 8, 1, 1))
     hidden = np.array([(-1, 16, 16, 8, 56, 40, 0, 4), (-1, 16, 16, 8, 8, 8, 0, 4)], dtype=VECTOR)
-    field.add(hidden, 1.0, 1.0)
-    most, _, intra = field.take()
+    field.add_vectors(hidden, 1.0, 1.0)
+    most, _, intra = field.pop_planes()
     assert most[0, 0] == 2.0
     assert most.max() == 2.0
     assert intra[0, 0] == 0.0
@@ -224,13 +224,13 @@ def test_vectors_are_shared_out_over_the_pictures_they_span() -> None:
     # Decoded I0 P3 B1 B2 (B1, B2 not references), shown 0 1 2 3.
     order = ReferenceDistance()
     for pts, reference in ((0, True), (3, True), (1, False), (2, False)):
-        order.decoded(pts, reference)
-    assert order.shown(0, True) == (1.0, 1.0)
-    assert order.shown(1, True) == (1.0, 0.5)
-    assert order.shown(2, True) == (0.5, 1.0)
-    assert order.shown(3, True) == (pytest.approx(1 / 3), 1.0)
-    assert order.shown(None, True) == (1.0, 1.0)
-    assert order.shown(7, False) == (1.0, 1.0)
+        order.record_decoded(pts, reference)
+    assert order.scale_factors(0, True) == (1.0, 1.0)
+    assert order.scale_factors(1, True) == (1.0, 0.5)
+    assert order.scale_factors(2, True) == (0.5, 1.0)
+    assert order.scale_factors(3, True) == (pytest.approx(1 / 3), 1.0)
+    assert order.scale_factors(None, True) == (1.0, 1.0)
+    assert order.scale_factors(7, False) == (1.0, 1.0)
 
 
 def test_geometry_of_the_tests_is_eight_pixel_cells() -> None:

@@ -25,9 +25,9 @@ def drained(source: PushSource) -> list[int]:
 
 def test_packets_come_out_in_order_and_the_end_is_told() -> None:
     source = PushSource()
-    source.begin(HEADER, "a")
+    source.begin_session(HEADER, "a")
     assert all(source.offer(packet(index)) for index in range(5))
-    source.end()
+    source.end_session()
     assert source.open() == HEADER
     assert not source.ended or source.queued == 5
     assert drained(source) == [0, 1, 2, 3, 4]
@@ -36,10 +36,10 @@ def test_packets_come_out_in_order_and_the_end_is_told() -> None:
 
 def test_repeats_are_ignored_and_holes_pass() -> None:
     source = PushSource()
-    source.begin(HEADER, "a")
+    source.begin_session(HEADER, "a")
     for sequence in (0, 1, 1, 0, 2, 5, 4, 6):
         assert source.offer(packet(sequence))
-    source.end()
+    source.end_session()
     source.open()
     assert drained(source) == [0, 1, 2, 5, 6]
     assert (source.repeated, source.gaps, source.next_sequence) == (3, 1, 7)
@@ -47,7 +47,7 @@ def test_repeats_are_ignored_and_holes_pass() -> None:
 
 def test_a_full_queue_drops_up_to_the_next_keyframe() -> None:
     source = PushSource(max_packets=3)
-    source.begin(HEADER, "a")
+    source.begin_session(HEADER, "a")
     assert [source.offer(packet(index)) for index in range(5)] == [True, True, True, False, False]
     assert source.credit() == 0
     source.open()
@@ -57,7 +57,7 @@ def test_a_full_queue_drops_up_to_the_next_keyframe() -> None:
     assert source.credit() == 1
     assert not source.offer(packet(5))
     assert source.offer(packet(6, keyframe=True))
-    source.end()
+    source.end_session()
     assert [packet.sequence for packet in packets] == [1, 2, 6]
     assert source.dropped == 3
     assert source.next_sequence == 7
@@ -65,32 +65,32 @@ def test_a_full_queue_drops_up_to_the_next_keyframe() -> None:
 
 def test_a_reconnect_in_the_same_session_loses_nothing() -> None:
     source = PushSource()
-    source.begin(HEADER, "a")
+    source.begin_session(HEADER, "a")
     source.offer(packet(0))
     source.open()
     packets = source.packets()
     assert next(packets).sequence == 0
-    source.begin(HEADER, "a")
+    source.begin_session(HEADER, "a")
     assert source.next_sequence == 1
     source.offer(packet(1))
-    source.end()
+    source.end_session()
     assert [packet.sequence for packet in packets] == [1]
 
 
 def test_another_session_follows_once_the_first_is_drained() -> None:
     source = PushSource()
-    source.begin(HEADER, "a")
+    source.begin_session(HEADER, "a")
     source.offer(packet(0))
     source.open()
     other = StreamHeader("hevc", 32, 32, b"x")
-    source.begin(other, "b")
+    source.begin_session(other, "b")
     assert source.next_sequence == 0
     source.offer(packet(0, keyframe=True))
     source.offer(packet(1))
     assert drained(source) == [0]
     assert not source.ended
     assert source.open() == other
-    source.end()
+    source.end_session()
     assert drained(source) == [0, 1]
     assert source.ended
 
@@ -99,7 +99,7 @@ def test_another_session_follows_once_the_first_is_drained() -> None:
 def test_closing_wakes_a_blocked_reader(announced: bool) -> None:
     source = PushSource()
     if announced:
-        source.begin(HEADER, "a")
+        source.begin_session(HEADER, "a")
     outcome: list[object] = []
 
     def read() -> None:
@@ -116,13 +116,13 @@ def test_closing_wakes_a_blocked_reader(announced: bool) -> None:
     assert not thread.is_alive()
     assert outcome in ([[]], [False])
     with pytest.raises(SourceError, match="no longer takes packets"):
-        source.begin(HEADER, "b")
+        source.begin_session(HEADER, "b")
     assert not source.offer(packet(0))
 
 
 def test_a_slow_consumer_on_another_thread_gets_everything_within_credit() -> None:
     source = PushSource(max_packets=4)
-    source.begin(HEADER, "a")
+    source.begin_session(HEADER, "a")
     got: list[int] = []
 
     def read() -> None:
@@ -136,7 +136,7 @@ def test_a_slow_consumer_on_another_thread_gets_everything_within_credit() -> No
         for _ in range(source.credit()):
             assert source.offer(packet(sequence))
             sequence += 1
-    source.end()
+    source.end_session()
     thread.join(10)
     assert got == list(range(sequence))
     assert source.dropped == 0
@@ -183,7 +183,7 @@ def test_packets_that_come_together_are_as_packets_one_by_one(
 ) -> None:
     together, single = (PushSource(max_packets=max_packets, max_bytes=max_bytes) for _ in range(2))
     for source in (together, single):
-        source.begin(HEADER, "a")
+        source.begin_session(HEADER, "a")
     sequence = 0
     for batch in batches:
         packets = []
@@ -196,7 +196,7 @@ def test_packets_that_come_together_are_as_packets_one_by_one(
         assert getattr(together, attribute) == getattr(single, attribute)
     found = []
     for source in (together, single):
-        source.end()
+        source.end_session()
         source.open()
         found.append(list(source.packets()))
     assert found[0] == found[1]

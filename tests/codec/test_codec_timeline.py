@@ -13,7 +13,7 @@ FRAME = 40_000
 
 def times(*pts: int | None, max_gap_s: float = 10.0) -> list[int | None]:
     timeline = Timeline(max_gap_s)
-    return [timeline.place(each).time for each in pts]
+    return [timeline.place_picture(each).time for each in pts]
 
 
 def test_a_steady_clock_passes_unchanged() -> None:
@@ -35,7 +35,7 @@ def test_a_stream_without_any_clock_counts_from_zero() -> None:
 
 def test_a_repeated_moment_is_passed_over() -> None:
     timeline = Timeline(10.0)
-    got = [timeline.place(pts).time for pts in (0, FRAME, FRAME, 0, 2 * FRAME)]
+    got = [timeline.place_picture(pts).time for pts in (0, FRAME, FRAME, 0, 2 * FRAME)]
     assert got == [0, FRAME, None, None, 2 * FRAME]
     assert timeline.repeated == 2
 
@@ -48,16 +48,16 @@ def test_a_stuck_clock_is_taken_for_none() -> None:
 def test_jumps_are_told_and_accepted() -> None:
     for there in (11 * MICROSECONDS, -2 * MICROSECONDS):
         timeline = Timeline(10.0)
-        timeline.place(0)
-        moment = timeline.place(there)
+        timeline.place_picture(0)
+        moment = timeline.place_picture(there)
         assert moment.jumped
-        assert timeline.place(there + FRAME).time == there + FRAME
+        assert timeline.place_picture(there + FRAME).time == there + FRAME
         assert timeline.jumps == 1
 
 
 def test_a_pause_is_no_jump() -> None:
     timeline = Timeline(10.0)
-    assert [timeline.place(pts).jumped for pts in (0, FRAME, 9 * MICROSECONDS)] == [False] * 3
+    assert [timeline.place_picture(pts).jumped for pts in (0, FRAME, 9 * MICROSECONDS)] == [False] * 3
 
 
 @settings(deadline=None)
@@ -66,7 +66,7 @@ def test_times_only_grow_except_at_told_jumps(pts: list[int | None]) -> None:
     timeline = Timeline(10.0)
     last = None
     for each in pts:
-        moment = timeline.place(each)
+        moment = timeline.place_picture(each)
         if moment.time is None:
             continue
         assert last is None or moment.jumped or moment.time > last
@@ -76,7 +76,7 @@ def test_times_only_grow_except_at_told_jumps(pts: list[int | None]) -> None:
 def test_samples_stand_on_one_grid() -> None:
     sampling = Sampling(2.0)
     # 12.5 frames a second: half a second is 6.25 frames, so the distance alternates and never drifts.
-    taken = [index for index in range(126) if sampling.due(index * 80_000)]
+    taken = [index for index in range(126) if sampling.is_sample(index * 80_000)]
     assert len(taken) == 21
     assert {after - before for before, after in itertools.pairwise(taken)} == {6, 7}
     assert taken[-1] in (125, 124)
@@ -84,12 +84,12 @@ def test_samples_stand_on_one_grid() -> None:
 
 def test_a_slower_camera_gives_every_frame() -> None:
     sampling = Sampling(2.0)
-    assert all(sampling.due(index * MICROSECONDS) for index in range(10))
+    assert all(sampling.is_sample(index * MICROSECONDS) for index in range(10))
 
 
 def test_a_frame_a_little_early_is_the_ticks_own() -> None:
     sampling = Sampling(2.0)
-    assert [sampling.due(time) for time in (0, 499_990, 500_010, 999_999)] == [True, True, False, True]
+    assert [sampling.is_sample(time) for time in (0, 499_990, 500_010, 999_999)] == [True, True, False, True]
 
 
 @settings(deadline=None)
@@ -103,7 +103,7 @@ def test_there_is_at_most_one_sample_per_tick_and_none_is_missed(fps: float, ste
     for step in steps:
         first = time if first is None else first
         tick = (time + sampling.period // 20 - first) // sampling.period
-        assert sampling.due(time) == (tick > last_tick)
+        assert sampling.is_sample(time) == (tick > last_tick)
         last_tick = max(last_tick, tick)
         time += step
 
@@ -113,10 +113,10 @@ def test_another_rate_begins_at_the_tick_that_comes_next() -> None:
     taken = []
     for time in range(0, 8 * MICROSECONDS, 100_000):
         if time == 1_200_000:
-            sampling.change(1.0)
+            sampling.change_fps(1.0)
         if time == 5_200_000:
-            sampling.change(4.0)
-        if sampling.due(time):
+            sampling.change_fps(4.0)
+        if sampling.is_sample(time):
             taken.append(time / MICROSECONDS)
     assert taken[:6] == [0, 0.5, 1.0, 1.5, 2.5, 3.5]
     # 4 Hz does not fit into 10 pictures a second: the first at or after each tick.

@@ -178,7 +178,7 @@ def test_counts_as_many_windows_as_the_engines_own_clock(segments: list[tuple[in
     closed = second = 0
     for count, stride in segments:
         counter.set_stride(stride)
-        clock.reshape(40 * SECOND, stride * SECOND)
+        clock.change_lengths(40 * SECOND, stride * SECOND)
         for _ in range(count):
             counter.add_frame(sample(second, fresh=second == 0))
             closed += len(clock.close((second + 1) * SECOND, second * SECOND))

@@ -16,7 +16,7 @@ from cluster.engine.native.attention import RaggedAttention, Slots
 from cluster.engine.native.kernels.cpu_flash import CPUFlashKernel
 from cluster.engine.native.kernels.sdpa import SDPAKernel
 from cluster.engine.window.kv import KVSlab
-from cluster.engine.window.planner import prefix_order, question_runs, runs_of, tails_of
+from cluster.engine.window.planner import causal_runs, prefix_order, question_runs, question_tails
 from cluster.lab.bench.soak import SyntheticCamera
 from cluster.models.base import VisionLanguageModel
 from cluster.registry import refresh_policies
@@ -58,7 +58,7 @@ def test_rows_see_what_an_explicit_mask_lets_them_see(
     system, base = 3, 2
     computed = np.concatenate((overlap, np.ones(new, dtype=bool)))
     visual = system + len(computed)
-    tails = tails_of(visual, [4, 2], [0, 1])
+    tails = question_tails(visual, [4, 2], [0, 1])
     slots = tails[-1].stop
     kv = KVSlab(1, KV_HEADS, SIZE, torch.float64, torch.device("cpu"))
     kv.reserve(0, base + slots)
@@ -73,7 +73,7 @@ def test_rows_see_what_an_explicit_mask_lets_them_see(
     key, value = torch.randn(2, 1, KV_HEADS, len(rows), SIZE, dtype=torch.float64)
 
     order = prefix_order(system, computed, slots)
-    runs = [*runs_of(np.argsort(order)[window]), *(run.moved(len(window)) for run in question_runs(visual, tails))]
+    runs = [*causal_runs(np.argsort(order)[window]), *(run.moved(len(window)) for run in question_runs(visual, tails))]
     place = Slots(kv, base, torch.from_numpy(rows) + base, cos, sin, order=torch.from_numpy(order))
     before = kv.k.clone()
     got = RaggedAttention([place], [runs], kernel)(0, query, key, value, SCALE)

@@ -14,13 +14,13 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from cluster.engine.native.attention import rotate
-from cluster.engine.native.kernels import kernel_for
+from cluster.engine.native.kernels import choose_kernel
 from cluster.engine.native.kernels import sdpa as sdpa_module
-from cluster.engine.native.kernels.blocks import blocks_of
+from cluster.engine.native.kernels.blocks import make_blocks
 from cluster.engine.native.kernels.cpu_flash import CPUFlashKernel
 from cluster.engine.native.kernels.sdpa import SDPAKernel
-from cluster.engine.native.kernels.varlen import VarlenKernel, packs_of
-from cluster.engine.window.planner import Run, question_runs, runs_of, tails_of
+from cluster.engine.native.kernels.varlen import VarlenKernel, make_packs
+from cluster.engine.window.planner import Run, causal_runs, question_runs, question_tails
 from cluster.errors import ConfigError
 from cluster.registry import kernels
 
@@ -73,8 +73,8 @@ def by_hand(streams: list[list[Run]], query: Tensor, keys: list[Tensor], values:
 
 def window(mask: np.ndarray, system: int, questions: list[tuple[int, int]], row: int) -> tuple[list[Run], int]:
     """Runs of one stream from ``row`` on, and its slots."""
-    runs = runs_of(np.flatnonzero(mask) + system, row)
-    tails = tails_of(system + len(mask), [t for t, _ in questions], [r for _, r in questions])
+    runs = causal_runs(np.flatnonzero(mask) + system, row)
+    tails = question_tails(system + len(mask), [t for t, _ in questions], [r for _, r in questions])
     rows = sum(run.count for run in runs)
     runs += [run.moved(row + rows) for run in question_runs(system + len(mask), tails)]
     return runs, tails[-1].stop
@@ -131,18 +131,18 @@ def test_long_runs_are_cut_to_bounded_masks(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_scattered_tokens_are_joined_and_long_runs_are_not() -> None:
-    scattered = runs_of(np.arange(30, 2300, 9))
-    blocks = blocks_of(scattered)
+    scattered = causal_runs(np.arange(30, 2300, 9))
+    blocks = make_blocks(scattered)
     assert 5 <= len(blocks) <= 20
     assert sum(block.rows for block in blocks) == len(scattered)
-    apart = runs_of(np.concatenate([np.arange(0, 256), np.arange(600, 856)]))
-    assert [block.visible for block in blocks_of(apart)] == [None, None]
+    apart = causal_runs(np.concatenate([np.arange(0, 256), np.arange(600, 856)]))
+    assert [block.visible for block in make_blocks(apart)] == [None, None]
 
 
 def test_packs_hold_every_run_once_within_the_limit() -> None:
-    streams_runs = [runs_of(np.arange(5, 100, 3)), runs_of(np.arange(20, 60))]
+    streams_runs = [causal_runs(np.arange(5, 100, 3)), causal_runs(np.arange(20, 60))]
     streams_runs[1] = [run.moved(streams_runs[0][-1].row + 1) for run in streams_runs[1]]
-    packs = packs_of(streams_runs, torch.device("cpu"), limit=300)
+    packs = make_packs(streams_runs, torch.device("cpu"), limit=300)
     assert [packs[0].row, packs[-1].stop_row] == [0, 72]
     assert all(a.stop_row == b.row for a, b in itertools.pairwise(packs))
     assert all(int(pack.cu_k[-1]) <= 300 or len(pack.cu_k) == 2 for pack in packs)
@@ -160,12 +160,12 @@ def test_rotation_is_the_library_s() -> None:
 
 def test_the_kernel_fits_device_and_dtype() -> None:
     cpu = torch.device("cpu")
-    assert isinstance(kernel_for(cpu, torch.float32), CPUFlashKernel)
-    assert isinstance(kernel_for(cpu, torch.bfloat16), CPUFlashKernel)
-    assert isinstance(kernel_for(cpu, torch.float16), SDPAKernel)
-    assert isinstance(kernel_for(torch.device("cuda"), torch.bfloat16), VarlenKernel)
-    assert isinstance(kernel_for(torch.device("cuda"), torch.float32), SDPAKernel)
-    assert isinstance(kernel_for(cpu, torch.float32, "sdpa"), SDPAKernel)
+    assert isinstance(choose_kernel(cpu, torch.float32), CPUFlashKernel)
+    assert isinstance(choose_kernel(cpu, torch.bfloat16), CPUFlashKernel)
+    assert isinstance(choose_kernel(cpu, torch.float16), SDPAKernel)
+    assert isinstance(choose_kernel(torch.device("cuda"), torch.bfloat16), VarlenKernel)
+    assert isinstance(choose_kernel(torch.device("cuda"), torch.float32), SDPAKernel)
+    assert isinstance(choose_kernel(cpu, torch.float32, "sdpa"), SDPAKernel)
     with pytest.raises(ConfigError, match=r"did you mean 'sdpa'"):
-        kernel_for(cpu, torch.float32, "sdp")
+        choose_kernel(cpu, torch.float32, "sdp")
     assert kernels.names() == ["cpu_flash", "sdpa", "varlen"]

@@ -30,19 +30,19 @@ def test_what_is_held_survives_growing_and_moving(front: int, steps: list[tuple[
     prompt = torch.stack([-value(i + 1) for i in range(front)], dim=2) if front else torch.zeros(LAYERS, HEADS, 0, SIZE)
     for leave, enter, extra in steps:
         gone = round(leave * len(held))
-        kv.drop(gone)
+        kv.drop_slots(gone)
         held = held[gone:]
         new = list(range(fresh, fresh + enter))
         fresh += enter
         most = max(most, len(held) + enter + extra)
         kv.reserve(front, len(held) + enter + extra)
-        kv.put_front(prompt, prompt)
+        kv.prepend(prompt, prompt)
         for offset, token in enumerate(new):
             kv.k[:, :, kv.start + len(held) + offset] = value(token)
             kv.v[:, :, kv.start + len(held) + offset] = -value(token)
         held += new
         kv.length = len(held)
-        k, v = kv.stretch()
+        k, v = kv.live_kv()
         expected = torch.stack([value(t) for t in held], dim=2) if held else torch.zeros(LAYERS, HEADS, 0, SIZE)
         assert torch.equal(k, expected)
         assert torch.equal(v, -expected)
@@ -54,4 +54,4 @@ def test_what_is_held_survives_growing_and_moving(front: int, steps: list[tuple[
 
 def test_more_than_is_held_cannot_be_dropped() -> None:
     with pytest.raises(ValueError, match="3 slots cannot be dropped of 0"):
-        slab().drop(3)
+        slab().drop_slots(3)

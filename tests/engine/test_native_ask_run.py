@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from cluster.engine.native import NativeEngine
-from cluster.engine.native.ask_run import NativeAskRun, merged
+from cluster.engine.native.ask_run import NativeAskRun, merge_moments
 from cluster.engine.native.memory_attention import Timeline
 from cluster.errors import NotReadyError
 from cluster.lab.bench.soak import SyntheticCamera
@@ -73,7 +73,7 @@ def test_with_everything_retrieved_memory_and_window_are_one(
     with_kv = sum(frame.has_kv for frame in stream.frames)
     assert with_kv >= 8
     # Frames that came after the last window have no KV and are not part of it.
-    stream.drop(min(gone, with_kv))
+    stream.drop_frames(min(gone, with_kv))
     memory, _ = bank.get_memory("cam")
     assert memory.frames == min(gone, with_kv)
     assert score_of(engine, engine.ask(AskSpec("cam", TEXT))) == pytest.approx(wanted, abs=1e-4)
@@ -152,7 +152,7 @@ def test_forgetting_makes_the_question_a_new_one() -> None:
     watch(engine, spec, 40)
     engine.delete_memory("cam")
     assert sum(bank.memory_status("cam").tier_bytes.values()) == 0
-    with pytest.raises(NotReadyError, match="nothing to remember"):
+    with pytest.raises(NotReadyError, match="has no memory yet"):
         engine.ask(AskSpec("cam", TEXT))
 
 
@@ -228,16 +228,18 @@ def test_a_restored_window_goes_on_after_the_gap(gap: int, survives: bool) -> No
 def test_an_old_memory_is_squeezed_into_the_span() -> None:
     line = Timeline(opened_s=1000.0, oldest_s=0.0, span_s=40.0, frame_s=1.0)
     assert line.length_s == 40.0
-    assert line.place(torch.tensor([0.0, 500.0, 999.0], dtype=torch.float64)).tolist() == pytest.approx([0, 20, 39.96])
+    assert line.to_memory_time(torch.tensor([0.0, 500.0, 999.0], dtype=torch.float64)).tolist() == pytest.approx(
+        [0, 20, 39.96]
+    )
     short = Timeline(opened_s=30.0, oldest_s=10.0, span_s=40.0, frame_s=1.0)
-    assert short.place(torch.tensor([10.0, 29.0], dtype=torch.float64)).tolist() == [0.0, 19.0]
+    assert short.to_memory_time(torch.tensor([10.0, 29.0], dtype=torch.float64)).tolist() == [0.0, 19.0]
 
 
 def test_moments_are_stretches_above_the_mean() -> None:
     second = MICROSECONDS
     masses = [(0, 0.1), (second, 0.4), (2 * second, 0.3), (9 * second, 0.0), (10 * second, 0.2)]
-    assert merged(masses, 1.0, second) == (
+    assert merge_moments(masses, 1.0, second) == (
         Moment(second, 3 * second, pytest.approx(0.7)),
         Moment(10 * second, 11 * second, pytest.approx(0.2)),
     )
-    assert merged([], 1.0, second) == ()
+    assert merge_moments([], 1.0, second) == ()

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from cluster.engine.native import NativeEngine
 from cluster.engine.native.plan import WATCHED_ROWS, watched_rows
-from cluster.engine.window.encode import batch_of
+from cluster.engine.window.encode import patch_batch
 from cluster.engine.window.stream import StreamFrame
 from cluster.lab.bench.soak import SyntheticCamera
 from cluster.memory.bank import MemoryBank
@@ -52,7 +52,7 @@ def drive(engine: NativeEngine, samples: list[FrameSample]) -> list[Tensor]:
         for request in engine.push(sample):
             engine.step([request])
     memory, _ = engine.memories.get_memory("cam")  # type: ignore[union-attr]
-    return memory._asked
+    return memory._queries
 
 
 def projected(model: VisionLanguageModel, samples: list[FrameSample], text: str) -> list[Tensor]:
@@ -62,7 +62,7 @@ def projected(model: VisionLanguageModel, samples: list[FrameSample], text: str)
         layer.self_attn.q_proj.register_forward_hook(lambda _module, _inputs, out: seen.append(out[0]))
         for layer in model.layers
     ]
-    batches = [batch_of(StreamFrame.of(sample)) for sample in samples]
+    batches = [patch_batch(StreamFrame.of(sample)) for sample in samples]
     model.reference_logits(batches, [sample.pts / 1e6 for sample in samples], text)
     for hook in hooks:
         hook.remove()

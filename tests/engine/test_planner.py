@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cluster.engine.window.planner import Run, evenly, question_runs, runs_of, tails_of
+from cluster.engine.window.planner import Run, causal_runs, question_runs, question_tails, spread_evenly
 
 masks = st.lists(st.booleans(), max_size=80).map(lambda flags: np.array(flags, dtype=bool))
 
@@ -17,7 +17,7 @@ masks = st.lists(st.booleans(), max_size=80).map(lambda flags: np.array(flags, d
 @given(mask=masks, system=st.integers(0, 9), row=st.integers(0, 5))
 def test_runs_cover_exactly_the_computed_tokens(mask: np.ndarray, system: int, row: int) -> None:
     slots = np.flatnonzero(mask) + system
-    runs = runs_of(slots, row)
+    runs = causal_runs(slots, row)
     covered = [slot for run in runs for slot in range(run.tail, run.stop)]
     assert covered == slots.tolist()
     assert [r for run in runs for r in range(run.row, run.row + run.count)] == list(range(row, row + len(slots)))
@@ -32,7 +32,7 @@ def test_runs_cover_exactly_the_computed_tokens(mask: np.ndarray, system: int, r
 @given(mask=masks, system=st.integers(0, 9))
 def test_attended_pairs_are_those_of_causal_attention(mask: np.ndarray, system: int) -> None:
     slots = np.flatnonzero(mask) + system
-    assert sum(run.attended for run in runs_of(slots)) == int((slots + 1).sum())
+    assert sum(run.attended for run in causal_runs(slots)) == int((slots + 1).sum())
 
 
 @settings(deadline=None)
@@ -41,7 +41,7 @@ def test_attended_pairs_are_those_of_causal_attention(mask: np.ndarray, system: 
     questions=st.lists(st.tuples(st.integers(1, 9), st.integers(0, 4)), min_size=1, max_size=5),
 )
 def test_questions_see_the_window_and_themselves(window: int, questions: list[tuple[int, int]]) -> None:
-    tails = tails_of(window, [tokens for tokens, _ in questions], [room for _, room in questions])
+    tails = question_tails(window, [tokens for tokens, _ in questions], [room for _, room in questions])
     assert tails[0].start == window
     assert all(a.stop == b.start for a, b in itertools.pairwise(tails))
     runs = question_runs(window, tails)
@@ -59,7 +59,7 @@ def test_attended_of_one_decoded_token() -> None:
 @given(count=st.integers(1, 300), share=st.floats(0, 1))
 def test_evenly_spread_indices(count: int, share: float) -> None:
     size = round(count * share)
-    indices = evenly(count, size)
+    indices = spread_evenly(count, size)
     assert len(set(indices.tolist())) == size
     assert all(0 <= index < count for index in indices)
     if size > 1:

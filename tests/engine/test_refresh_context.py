@@ -62,7 +62,7 @@ def test_nothing_is_refreshed_while_kv_is_exact(engine, make_camera, make_spec, 
     assert [answer.tokens.refreshed > 0 for answer in first] == [False] * 4 + [True] * 2
     again = run(engine, [replace(camera.sample(i), fresh=i == 0) for i in range(12)])
     assert [answer.tokens.refreshed > 0 for answer in again] == [False] * 4 + [True] * 2
-    engine._streams["cam"].lose_kv()
+    engine._streams["cam"].invalidate_kv()
     after = run(engine, [camera.sample(i) for i in range(12, 16)])
     assert [answer.tokens.reused > 0 for answer in after] == [False, True]
     assert [answer.tokens.refreshed > 0 for answer in after] == [False, True]

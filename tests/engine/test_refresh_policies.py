@@ -124,7 +124,7 @@ def test_topk_keeps_what_deviates_most() -> None:
     old = torch.zeros(len(STANDARD), 2, 4)
     new_k, new_v = old.clone(), old.clone()
     new_k[7], new_v[11], new_k[20], new_v[20], new_k[3] = 2.0, -3.0, 1.0, 1.0, 0.5
-    keep = selection.narrowing.keep(KVChange(1, new_k, new_v, old, old))
+    keep = selection.narrowing.select_kept(KVChange(1, new_k, new_v, old, old))
     assert keep.nonzero()[:, 0].tolist() == [7, 11, 20]
 
 
@@ -138,7 +138,7 @@ def test_first_percent_takes_the_first_of_each_frame_fewer_the_deeper() -> None:
     for layer in range(LAYERS - 1):
         if narrowing.after(layer):
             kv = torch.zeros(amounts[-1], 1, 1)
-            amounts.append(int(narrowing.keep(KVChange(layer, kv, kv, kv, kv)).sum()))
+            amounts.append(int(narrowing.select_kept(KVChange(layer, kv, kv, kv, kv)).sum()))
         else:
             amounts.append(amounts[-1])
     assert amounts == sorted(amounts, reverse=True)
@@ -171,7 +171,7 @@ def test_every_policy_spends_exactly_its_budget(
             layers += tokens
             if layer + 1 < LAYERS and selection.narrowing.after(layer):
                 kv = torch.zeros(tokens, 1, 1)
-                tokens = int(selection.narrowing.keep(KVChange(layer, kv, kv, kv, kv)).sum())
+                tokens = int(selection.narrowing.select_kept(KVChange(layer, kv, kv, kv, kv)).sum())
         # CacheBlend's budget is what goes on after the probe, VLCache's the mean over layers.
         assert budget == (tokens if name == "topk_deviation" else layers / LAYERS)
 

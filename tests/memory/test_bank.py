@@ -283,7 +283,7 @@ def test_a_camera_that_ended_is_remembered_and_one_that_was_removed_is_not(
     here.engine.delete_memory("cam")
     assert redis_server.names() == set()
     assert here.tiers.usage("cam") == {"host": 0, "redis": 0}
-    with pytest.raises(NotReadyError, match="remembers nothing"):
+    with pytest.raises(NotReadyError, match="has no memory: nothing was recorded since its memory was deleted"):
         here.ask()
     assert here.bank.memory_reports() == {}
 
@@ -322,7 +322,7 @@ def test_what_is_forgotten_while_redis_is_down_is_gone_when_it_is_back(site: Mak
     own_redis.freeze()
     here.engine.delete_memory("cam")
     assert here.tiers.deleting == {"cam"}
-    with pytest.raises(NotReadyError, match="nothing to remember yet"):
+    with pytest.raises(NotReadyError, match="has no memory yet"):
         here.ask()
     own_redis.thaw()
     here.recovered()
@@ -350,8 +350,8 @@ def test_memories_at_hand_for_questions_are_bounded(
     here = Site(model, None)
     names = [f"cam-{number}" for number in range(5)]
     chunks: list[KVChunk] = []
-    here.engine._leave = chunks.append
-    here.engine._streams["cam"].leave = chunks.append
+    here.engine._kv_sink = chunks.append
+    here.engine._streams["cam"].kv_sink = chunks.append
     here.watch(16)
     for name in names:
         bank.open_stream(name, stream(name).memory)
@@ -414,8 +414,8 @@ def test_an_answer_under_way_ends_as_it_began_whatever_happens_to_the_camera(sit
 
 def test_a_camera_that_has_seen_nothing_says_so(site: Make) -> None:
     here = site()
-    with pytest.raises(NotReadyError, match="nothing to remember yet"):
+    with pytest.raises(NotReadyError, match="has no memory yet"):
         here.ask()
     here.watch(1)
-    with pytest.raises(NotReadyError, match="nothing to remember yet"):
+    with pytest.raises(NotReadyError, match="has no memory yet"):
         here.ask()

@@ -13,7 +13,15 @@ from torch.nn import functional as F
 
 from cluster.lab.evaluation.memory.score import coverage_area, nearest_distances
 from cluster.memory.compress import top_tokens
-from cluster.memory.compress.cords import CoRDS, TokenWeights, centroids, cut, greedy_cover, handed_on, log_det_greedy
+from cluster.memory.compress.cords import (
+    CoRDS,
+    TokenWeights,
+    centroids,
+    greedy_cover,
+    log_det_greedy,
+    reassign_weights,
+    split_frames,
+)
 from cluster.memory.compress.infinipot_v import InfiniPotV, pool_steps, pooled_norms, temporal_redundancy, variation
 from cluster.memory.head_memory import LayerKV
 from cluster.registry import compressors
@@ -321,8 +329,8 @@ def test_of_the_last_frame_what_fits_is_spread_over_it() -> None:
 
 
 def test_large_frames_are_chosen_piece_by_piece() -> None:
-    assert cut(torch.tensor([[0, 0, 0, 0, 0, 1, 1, 2]]), 2).tolist() == [[0, 0, 1, 1, 2, 3, 3, 4]]
-    assert cut(torch.tensor([[0, 0, 0, 1, 1, 1], [0, 1, 1, 1, 1, 2]]), 9).tolist() == [
+    assert split_frames(torch.tensor([[0, 0, 0, 0, 0, 1, 1, 2]]), 2).tolist() == [[0, 0, 1, 1, 2, 3, 3, 4]]
+    assert split_frames(torch.tensor([[0, 0, 0, 1, 1, 1], [0, 1, 1, 1, 1, 2]]), 9).tolist() == [
         [0, 0, 0, 1, 1, 1],
         [0, 1, 1, 1, 1, 2],
     ]
@@ -362,7 +370,7 @@ def test_what_is_held_stands_for_all_there_was(seed: int) -> None:
             (kept,) = compressor.select([held], 22)
             held, compressions = held.select(kept), compressions + 1
     assert compressions > 1
-    assert compressor.standing_of(0, held).sum(dim=1).tolist() == pytest.approx([layers.tokens] * 2)
+    assert compressor.token_weights(0, held).sum(dim=1).tolist() == pytest.approx([layers.tokens] * 2)
 
 
 def test_tokens_without_their_places_are_refused() -> None:
@@ -391,7 +399,7 @@ def test_the_newest_frame_stays_whole(name: str) -> None:
 def test_weights_go_to_the_nearest_that_stays() -> None:
     points, weight = torch.randn(2, 40, 3, generator=torch.Generator().manual_seed(8)), torch.rand(2, 40)
     stays = torch.rand(2, 40, generator=torch.Generator().manual_seed(9)) < 0.2
-    found = handed_on(points, weight, stays)
+    found = reassign_weights(points, weight, stays)
     for head in range(2):
         wanted = torch.zeros(40)
         for i in range(40):
@@ -405,12 +413,12 @@ def test_weights_go_to_the_nearest_that_stays() -> None:
 def test_tokens_are_known_again_by_frame_and_cell() -> None:
     layer = ragged(2, 5, layers=1)[0]
     standing = TokenWeights()
-    assert bool((standing.of(layer) == 1).all())
+    assert bool((standing.weights_of(layer) == 1).all())
     chosen = torch.tensor([[0, 3, 7], [1, 2, 9]])
-    standing.keep(layer, chosen, torch.tensor([[5.0, 6.0, 7.0], [2.0, 3.0, 4.0]]))
+    standing.update(layer, chosen, torch.tensor([[5.0, 6.0, 7.0], [2.0, 3.0, 4.0]]))
     # The middle one was forgotten, and newer ones came.
     later = layer.select(torch.tensor([[0, 7, 13, 14], [1, 9, 13, 14]]))
-    assert standing.of(later).tolist() == [[5.0, 7.0, 1.0, 1.0], [2.0, 4.0, 1.0, 1.0]]
+    assert standing.weights_of(later).tolist() == [[5.0, 7.0, 1.0, 1.0], [2.0, 4.0, 1.0, 1.0]]
 
 
 def test_the_papers_anchors_of_28_layers_and_what_follows_them() -> None:

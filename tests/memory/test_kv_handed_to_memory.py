@@ -20,7 +20,7 @@ def left() -> tuple[NativeEngine, list[KVChunk], dict[int, tuple[torch.Tensor, t
     torch.set_num_threads(1)
     model = load_model("demo-qwen2_5_vl", device="cpu", dtype="float32")
     chunks: list[KVChunk] = []
-    engine = NativeEngine(model, leave=chunks.append)
+    engine = NativeEngine(model, kv_sink=chunks.append)
     camera = SyntheticCamera("cam", model.geometry, width=SIDE, height=SIDE, kept=0.3, seed=1)
     engine.admit(StreamSpec("cam", (Question("q", "Is there a car?"),), 6.0, 2.0, static_gate=False))
     held: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
@@ -36,7 +36,7 @@ def left() -> tuple[NativeEngine, list[KVChunk], dict[int, tuple[torch.Tensor, t
 
 def _held(engine: NativeEngine) -> dict[int, tuple[torch.Tensor, torch.Tensor]]:
     stream = engine._streams["cam"]
-    key, value = stream.kv.stretch()
+    key, value = stream.kv.live_kv()
     found, first = {}, 0
     for frame in stream.frames:
         if frame.has_kv:
@@ -73,5 +73,5 @@ def test_a_stream_that_begins_afresh_hands_on_what_it_held(left) -> None:
     before = len(chunks)
     with_kv = [frame.index for frame in engine._streams["cam"].frames if frame.has_kv]
     assert with_kv
-    engine._streams["cam"].forget()
+    engine._streams["cam"].reset()
     assert [chunk.index for chunk in chunks[before:]] == with_kv

@@ -143,5 +143,5 @@ def test_every_token_is_its_own_cluster() -> None:
 
 @pytest.mark.parametrize("options", [{"bits": 0}, {"threshold": -1}])
 def test_hashes_of_nothing_are_refused(options: dict[str, int]) -> None:
-    with pytest.raises(ConfigError, match="hash nothing"):
+    with pytest.raises(ConfigError, match="bits must be at least 1 and threshold not negative"):
         ReSV(WIDTH, **options)

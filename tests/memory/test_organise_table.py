@@ -52,7 +52,7 @@ def test_numbers_close_up_and_uids_stay() -> None:
     # The second cluster goes, the first loses one member; what is given for the third is not looked at.
     kept = torch.tensor([0, 3, 4])
     key = torch.tensor([[2.0], [9.0], [99.0]])
-    touched = table.keep(kept, key, key, torch.zeros(3, 3), torch.tensor([0, 3, 3]))
+    touched = table.keep_tokens(kept, key, key, torch.zeros(3, 3), torch.tensor([0, 3, 3]))
     assert touched.tolist() == [True, False]
     assert table.of_token.tolist() == [0, 0, 1]
     assert table.uid.tolist() == [0, 2]
@@ -67,7 +67,7 @@ def test_numbers_close_up_and_uids_stay() -> None:
 def test_when_nothing_stays_the_table_is_empty_and_its_uids_are_used_up() -> None:
     table = filled()
     none = torch.zeros(0, dtype=torch.int64)
-    assert len(table.keep(none, torch.zeros(0, 1), torch.zeros(0, 1), torch.zeros(0, 3), none)) == 0
+    assert len(table.keep_tokens(none, torch.zeros(0, 1), torch.zeros(0, 1), torch.zeros(0, 3), none)) == 0
     assert len(table) == table.tokens == 0
     table.add(tokens([1.0]), torch.tensor([0]))
     assert table.uid.tolist() == [3]
@@ -76,7 +76,9 @@ def test_when_nothing_stays_the_table_is_empty_and_its_uids_are_used_up() -> Non
 def test_a_divided_cluster_by_hand() -> None:
     table = filled()
     key = torch.tensor([[2.0], [4.0], [9.0]])
-    new = table.divide(0, torch.tensor([False, False, True]), key, -key, torch.zeros(3, 3), torch.tensor([0, 0, 3]))
+    new = table.split_cluster(
+        0, torch.tensor([False, False, True]), key, -key, torch.zeros(3, 3), torch.tensor([0, 0, 3])
+    )
     assert new == 3
     assert table.mean.tolist() == [[3.0], [10.0], [1.0], [9.0]]
     assert table.variance.tolist() == [1.0, 0.0, 0.0, 0.0]
@@ -112,7 +114,7 @@ def test_wrong_numbers_are_refused(cluster: list[int]) -> None:
 def test_tokens_that_cannot_stay_are_refused(kept: list[int]) -> None:
     count = len(kept)
     with pytest.raises(ValueError, match="ascending numbers below 5"):
-        filled().keep(
+        filled().keep_tokens(
             torch.tensor(kept), torch.zeros(count, 1), torch.zeros(count, 1), torch.zeros(count, 3), torch.zeros(count)
         )
 
@@ -121,7 +123,7 @@ def test_tokens_that_cannot_stay_are_refused(kept: list[int]) -> None:
 def test_divisions_into_nothing_are_refused(leave: list[bool]) -> None:
     rows = torch.zeros(3, 1)
     with pytest.raises(ValueError, match="divided"):
-        filled().divide(0, torch.tensor(leave), rows, rows, torch.zeros(3, 3), torch.zeros(3))
+        filled().split_cluster(0, torch.tensor(leave), rows, rows, torch.zeros(3, 3), torch.zeros(3))
 
 
 @pytest.mark.parametrize("short", ["value", "frame", "place", "partition"])

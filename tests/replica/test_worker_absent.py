@@ -34,7 +34,7 @@ class AbsentEngine:
         self.steps.append([(request.stream, request.window) for request in requests])
         if self.absences:
             self.absences -= 1
-            raise UnavailableError("the engine core has died; it must be started anew")
+            raise UnavailableError("the engine core has died; it must be restarted")
         return self._engine.step(requests)
 
 
@@ -123,7 +123,7 @@ def test_what_waits_is_bounded_and_what_leaves_is_counted(start, absent) -> None
     assert log.drops == [("a", "replaced", 1)] * 3
     assert worker.depths()["windows"] == 2
     # The heartbeat says why, for as long as it is so.
-    assert worker.load().trouble == "the engine core has died; it must be started anew"
+    assert worker.load().trouble == "the engine core has died; it must be restarted"
     absent.absences = 0
     until(lambda: log.answers == [("a", 3), ("a", 4)])
     assert worker.load().trouble == ""

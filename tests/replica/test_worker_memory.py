@@ -172,7 +172,7 @@ def test_forgetting_ends_an_answer_under_way_and_not_the_questions_after_it(plac
     answer = later.result(WAIT_S)
     assert answer.newest - answer.oldest <= 6_000_000
     place.worker.delete_memory("a").result(WAIT_S)
-    with pytest.raises(NotReadyError, match="nothing to remember yet"):
+    with pytest.raises(NotReadyError, match="has no memory yet"):
         place.ask().result(WAIT_S)
     place.feed(12)
     assert place.ask().result(WAIT_S).oldest >= 12_000_000
@@ -232,10 +232,10 @@ def test_an_engine_without_memory_lets_a_removed_camera_go(engine, tiny_model) -
 
 
 def test_a_camera_nobody_knows_or_that_saw_nothing_says_so(place: Place) -> None:
-    with pytest.raises(NotReadyError, match="remembers nothing"):
+    with pytest.raises(NotReadyError, match="has no memory: nothing was recorded since its memory was deleted"):
         place.ask("nobody").result(WAIT_S)
     place.open()
-    with pytest.raises(NotReadyError, match="nothing to remember yet"):
+    with pytest.raises(NotReadyError, match="has no memory yet"):
         place.ask().result(WAIT_S)
 
 

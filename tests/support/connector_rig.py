@@ -22,7 +22,7 @@ os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
 
 from dense_oracle import DenseOracle, tokens_of
 
-from cluster.engine.vllm.connector.prompt_order import Order, WindowFrame, reordered
+from cluster.engine.vllm.connector.prompt_order import PromptOrder, WindowFrame, order_prompt
 from cluster.engine.vllm.connector.store import BlockFolder
 from cluster.engine.vllm.connector.transfer import FIELD, Save, Transfer, transfer_config
 from cluster.lab.bench.soak import SyntheticCamera
@@ -58,7 +58,7 @@ class Result:
 
 @dataclass
 class Window:
-    order: Order
+    order: PromptOrder
     results: list[Result]
 
 
@@ -69,11 +69,11 @@ class Rig:
         from vllm.engine.arg_utils import AsyncEngineArgs
         from vllm.v1.engine.async_llm import AsyncLLM
 
-        from cluster.engine.vllm.served_model import serve_folder
+        from cluster.engine.vllm.served_model import write_model_folder
 
         self.model, self.blocks = model, blocks
         config.mkdir()
-        served = serve_folder(model, config, [32, 64])
+        served = write_model_folder(model, config, [32, 64])
         self.hidden = served.hidden
         generator = torch.Generator().manual_seed(0)
         self.ids = torch.randperm(model.text_config.vocab_size, generator=generator)[:24]
@@ -192,7 +192,7 @@ class Camera:
         refresh: Callable[[FrameSample, int], np.ndarray] | None = None,
         *,
         loads: bool = True,
-    ) -> Order:
+    ) -> PromptOrder:
         """Frames ``[first, last)``; ``refresh``: (frame, tokens) -> rows of a held frame to compute; its anchors."""
         samples = self.samples(first, last)
         refresh = refresh or (lambda sample, tokens: np.full(tokens, sample.anchor))
@@ -209,16 +209,16 @@ class Camera:
         positions = torch.cat([torch.arange(system).expand(3, -1), *laid.frames], dim=1).numpy()
         self.after, self.frames = laid.next, samples
         holds = lambda key, tokens: loads and self.rig.folder.tokens(key) == tokens  # noqa: E731
-        return reordered(self.source.stream, self.rig.system, frames, np.concatenate(masks), positions, holds)
+        return order_prompt(self.source.stream, self.rig.system, frames, np.concatenate(masks), positions, holds)
 
     def samples(self, first: int, last: int) -> list[FrameSample]:
         return [self.source.sample(index) for index in range(first, last)]
 
-    def ask(self, order: Order, questions: Sequence[str] = QUESTIONS[:1], *, tokens: int = 1) -> Window:
+    def ask(self, order: PromptOrder, questions: Sequence[str] = QUESTIONS[:1], *, tokens: int = 1) -> Window:
         """Compute a window on vLLM; its blocks are the camera's from then on, where they were kept."""
         return self.rig.run(self.asking(order, questions, tokens=tokens))
 
-    async def asking(self, order: Order, questions: Sequence[str] = QUESTIONS[:1], *, tokens: int = 1) -> Window:
+    async def asking(self, order: PromptOrder, questions: Sequence[str] = QUESTIONS[:1], *, tokens: int = 1) -> Window:
         """See :meth:`ask`."""
         from cluster.engine.vllm.prompt_items import WindowItem
 
@@ -253,7 +253,7 @@ class Camera:
                 self.keys.pop(sample.index, None)
         return Window(order, list(results))
 
-    def expected(self, order: Order, questions: Sequence[str] = QUESTIONS[:1]) -> list[Tensor]:
+    def expected(self, order: PromptOrder, questions: Sequence[str] = QUESTIONS[:1]) -> list[Tensor]:
         """The oracle's log-probabilities of the rig's ids; it keeps its own KV of this camera."""
         logits = self.oracle.window(self.frames, order.computed, questions, reused_first=True)
         return [each.log_softmax(-1)[self.rig.ids] for each in logits]

@@ -42,7 +42,7 @@ class Everything:
     def keep(self, kept: torch.Tensor) -> torch.Tensor:
         for name in ("key", "value", "place", "frame"):
             setattr(self, name, getattr(self, name)[kept])
-        return self.organiser.table.keep(kept, self.key, self.value, self.place, self.frame)
+        return self.organiser.table.keep_tokens(kept, self.key, self.value, self.place, self.frame)
 
     def check(self) -> None:
         """Every statistic, computed anew from the members."""

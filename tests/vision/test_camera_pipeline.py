@@ -247,10 +247,10 @@ def test_pushed_packets_give_the_same_frames_as_the_file(clips):
     run_to_end(FileSource(clips["noisy"]), direct)
     source = PushSource(max_packets=1000)
     file = FileSource(clips["noisy"])
-    source.begin(file.open(), "edge-1")
+    source.begin_session(file.open(), "edge-1")
     for packet in file.packets():
         assert source.offer(packet)
-    source.end()
+    source.end_session()
     status = run_to_end(source, pushed)
     assert status.state is CameraState.ENDED
     assert [sample.digest for sample in pushed.samples] == [sample.digest for sample in direct.samples]
@@ -261,11 +261,11 @@ def test_the_camera_recovers_from_lost_packets(clips):
     """Forty packets get lost in mid-GOP: nothing until the next keyframe, then a complete frame of the same scene."""
     source = PushSource(max_packets=1000)
     file = FileSource(clips["street"])
-    source.begin(file.open(), "edge-1")
+    source.begin_session(file.open(), "edge-1")
     for packet in file.packets():
         if not 60 <= packet.sequence < 100:
             source.offer(packet)
-    source.end()
+    source.end_session()
     sink = Collector()
     status = run_to_end(source, sink)
     assert status.state is CameraState.ENDED
@@ -281,7 +281,7 @@ def test_the_camera_recovers_from_lost_packets(clips):
 def test_an_unknown_codec_is_an_error(clips):
     source = PushSource()
     header = FileSource(clips["street"]).open()
-    source.begin(replace(header, codec="cinepack"), "edge-1")
+    source.begin_session(replace(header, codec="cinepack"), "edge-1")
     status = run_to_end(source, Collector())
     assert status.state is CameraState.ERROR
     assert "cinepack" in status.reason

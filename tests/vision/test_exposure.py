@@ -26,7 +26,7 @@ def test_flat_pictures_are_compensated_by_offset_alone():
 
 def test_black_pictures_fit():
     zero = np.zeros((4, 4), np.float32)
-    assert fit_exposure(zero, zero).negligible
+    assert fit_exposure(zero, zero).is_identity
 
 
 def test_apply_rounds_and_clips():
@@ -37,4 +37,4 @@ def test_apply_rounds_and_clips():
 def test_negligible_exposure_returns_the_same_array():
     luma = np.arange(4, dtype=np.uint8)
     assert Exposure(1.001, 0.1).apply(luma) is luma
-    assert not Exposure(1.01, 0.0).negligible
+    assert not Exposure(1.01, 0.0).is_identity

@@ -6,7 +6,7 @@ from pasting import paste_patches
 
 from cluster.types import PatchGrid, mask_digest
 from cluster.vision import make_pruner
-from cluster.vision.pruners.base import Decision, Pruner
+from cluster.vision.pruners.base import PruneDecision, Pruner
 from cluster.vision.sampler import PatchSampler, cut_patches
 
 GRIDS = [PatchGrid(8, 12, 14, 2, 2), PatchGrid(4, 6, 7, 1, 3), PatchGrid(6, 6, 4, 3, 1), PatchGrid(4, 4, 14, 2, 1)]
@@ -22,7 +22,7 @@ class Scripted(Pruner):
     def prune(self, frame):
         self.seen.append(frame)
         mask = self.masks.pop(0) if self.masks else np.zeros((frame.grid.rows, frame.grid.cols), bool)
-        return Decision(mask | frame.anchor | frame.fresh, 0.25 * len(self.seen))
+        return PruneDecision(mask | frame.anchor | frame.fresh, 0.25 * len(self.seen))
 
 
 def group_mask(grid, groups):
@@ -213,16 +213,16 @@ def test_quality_is_a_factor_on_what_was_configured(noise_frame):
     pruner = Stepped([])
     sampler = PatchSampler("yard", pruner, fps=2.0)
     for prune, level in ((1.5, 6.0), (2.0, 8.0), (1.0, 4.0)):
-        sampler.change(prune=prune, fps=2.0)
+        sampler.reconfigure(prune=prune, fps=2.0)
         assert pruner.level == level
-    PatchSampler("yard", Scripted([]), fps=2.0).change(prune=1.5, fps=2.0)
+    PatchSampler("yard", Scripted([]), fps=2.0).reconfigure(prune=1.5, fps=2.0)
 
 
 def test_every_policy_of_the_registry_prunes_harder_or_has_nothing_to_turn(noise_frame):
     for name in ("replenish", "codecsight", "none"):
         pruner = make_pruner(name, {})
         before = getattr(pruner, pruner.knob) if pruner.knob else None
-        PatchSampler("yard", pruner, fps=2.0).change(prune=2.0, fps=2.0)
+        PatchSampler("yard", pruner, fps=2.0).reconfigure(prune=2.0, fps=2.0)
         assert (before is None) == (name == "none")
         assert before is None or getattr(pruner, pruner.knob) == 2 * before
 
@@ -234,7 +234,7 @@ def test_a_sample_that_waits_for_its_pair_survives_another_rate(noise_frame, gri
     sampler.feed(noise_frame(0))
     assert sampler.feed(noise_frame(1)).duration == 1_000_000
     sampler.feed(noise_frame(2))
-    sampler.change(prune=1.0, fps=1.0)
+    sampler.reconfigure(prune=1.0, fps=1.0)
     # The next tick was due already; the one after it is a second later.
     sample = sampler.feed(noise_frame(3))
     assert np.array_equal(sample.mask, change)

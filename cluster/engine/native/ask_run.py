@@ -1,4 +1,4 @@
-"""A free question on its way through the model: its prompt over window and memory, then one token of answer a step."""
+"""Free questions: prompt over window and memory, then one token of the answer per step."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ _MOMENTS = 5
 
 
 class Window(Protocol):
-    """Frames in time order, of which those with KV come first, and their KV in the same order."""
+    """A stream's frames in time order (those with KV first) and their KV in the same order."""
 
     frames: list[StreamFrame]
     kv: KVSlab
 
 
 class NativeAskRun:
-    """One question. ``step`` is called until it returns None; one thread makes all calls.
+    """One free question. ``step`` is called until it returns None; all calls from one thread.
 
     Args:
         model: loaded, with the engine's attention installed.
@@ -68,31 +68,31 @@ class NativeAskRun:
         self._attention: MemoryAttention | None = None
         self._retrieval: RetrievalSession | None = None
         self._position = 0
-        self._rests_on: tuple[Moment, ...] = ()
+        self._moments_found: tuple[Moment, ...] = ()
         self._span = (0, 0)
-        self._prompt_ids = _conversation(model, ask)
+        self._prompt_ids = _prompt_tokens(model, ask)
 
     @property
     def result(self) -> AskResult:
-        """How the answer came about; there once ``step`` has returned None."""
+        """The answer with its statistics; available once ``step`` has returned None."""
         if self._result is None:
             raise RuntimeError("the question is not answered yet")
         return self._result
 
     @property
     def retrieval(self) -> RetrievalSession:
-        """What was read of the memory; there after the first step."""
+        """The retrieval session; available after the first step."""
         assert self._retrieval is not None
         return self._retrieval
 
     @property
     def logits(self) -> Tensor:
-        """``[vocab]`` where the answer's first token is predicted; there after the first step."""
+        """``[vocab]`` at the answer's first token; available after the first step."""
         return self._logits
 
     @torch.inference_mode()
     def step(self) -> str | None:
-        """The next piece of the answer (perhaps empty: half a character), or None when it is complete."""
+        """The next text of the answer (empty within a character), or None at its end."""
         if self._result is not None:
             return None
         token = self._prompt() if self._attention is None else self._next()
@@ -110,19 +110,19 @@ class NativeAskRun:
 
     # -- passes -----------------------------------------------------------------------------------
     def _prompt(self) -> int:
-        # As it is now: windows may have passed since the question came.
+        # Current frames: windows may have passed since the question arrived.
         held = self._window.frames if self._window is not None else []
         self._frames = [frame for frame in held if frame.has_kv and frame.tokens is not None]
         since = self._oldest_wanted()
         self._frames = [frame for frame in self._frames if self._memory.memory_time(frame.pts) >= since]
-        kv = self._window.kv.stretch() if self._window is not None else None
+        kv = self._window.kv.live_kv() if self._window is not None else None
         around = ask_context(self._model, self._system, self._memory, self._frames, kv, since=since)
         with self._reading(since) as self._retrieval:
             self._attention = MemoryAttention(self._model, around, self._retrieval, weigh=True)
-            self._position = around.following
+            self._position = around.next_position
             logits = self._pass(self._prompt_ids)
-            # Now, because the memory goes on, and may forget, while the answer is spelled out.
-            self._rests_on = self._moments()
+            # Now, as the memory changes while the answer is decoded.
+            self._moments_found = self._moments()
             newest, oldest = self._newest(), self._memory.oldest
             self._span = newest if oldest is None else oldest, newest
         self._logits = logits
@@ -145,7 +145,7 @@ class NativeAskRun:
         return int(self._pass(self._tokens[-1:]).argmax())
 
     def _pass(self, ids: Sequence[int]) -> Tensor:
-        """Run rows through all layers; logits ``[vocab]`` after the last of them."""
+        """Run tokens through all layers; logits ``[vocab]`` of the last one."""
         assert self._attention is not None
         positions = torch.arange(self._position, self._position + len(ids), device=self._model.device)
         self._position += len(ids)
@@ -153,7 +153,7 @@ class NativeAskRun:
         hidden = self._attention.run(embeds, positions.expand(3, -1))
         return self._model.logits(hidden[-1:])[0]
 
-    # -- what is seen -----------------------------------------------------------------------------
+    # -- time range -------------------------------------------------------------------------------
     def _newest(self) -> int:
         known = [self._memory.memory_time(frame.pts) for frame in self._frames[-1:]]
         if self._memory.newest is not None:
@@ -165,14 +165,14 @@ class NativeAskRun:
             return -(2**62)
         return self._newest() - round(self._ask.since_s * MICROSECONDS)
 
-    # -- the end ----------------------------------------------------------------------------------
+    # -- result -----------------------------------------------------------------------------------
     def _finish(self) -> None:
         stats = self._retrieval.stats if self._retrieval is not None else RetrievalStats()
         oldest, newest = self._span
         self._result = AskResult(
             stream=self._ask.stream,
             text=self._text.strip(),
-            moments=self._rests_on,
+            moments=self._moments_found,
             oldest=oldest,
             newest=newest,
             tokens_held=stats.held_tokens,
@@ -184,25 +184,26 @@ class NativeAskRun:
             prompt_tokens=len(self._prompt_ids),
             answer_tokens=len(self._tokens),
         )
-        # Context of all layers: not needed any more, and as large as what was read.
+        # Free the context of all layers.
         self._attention = None
 
     def _moments(self) -> tuple[Moment, ...]:
-        """The stretches of neighbouring frames that the answer gave most to."""
+        """Time spans with the largest attention mass."""
         assert self._attention is not None
         window = [self._memory.memory_time(frame.pts) for frame in self._frames]
         seen = None if self._retrieval is None else self._retrieval.view.log
         at = sorted(
             (seen.frame_time(number) if seen is not None and number >= 0 else window[-2 - number], mass)
-            for number, mass in self._attention.mass.items()
+            for number, mass in self._attention.attention_mass.items()
         )
         total = sum(mass for _, mass in at) or 1.0
         frame_us = round(MICROSECONDS * (self._model.geometry.temporal / 2.0))
-        return merged(at, total, frame_us)
+        return merge_moments(at, total, frame_us)
 
 
-def merged(masses: Sequence[tuple[int, float]], total: float, frame_us: int) -> tuple[Moment, ...]:
-    """(time, mass) in time order -> the heaviest stretches. A frame above the mean begins one or goes on with it."""
+def merge_moments(masses: Sequence[tuple[int, float]], total: float, frame_us: int) -> tuple[Moment, ...]:
+    """Merge (time, mass) pairs in time order into the heaviest time spans. A frame above the mean starts or extends
+    one."""
     if not masses:
         return ()
     mean = total / len(masses)
@@ -218,8 +219,8 @@ def merged(masses: Sequence[tuple[int, float]], total: float, frame_us: int) -> 
     return tuple(sorted(found, key=lambda moment: -moment.weight)[:_MOMENTS])
 
 
-def _conversation(model: VisionLanguageModel, ask: AskSpec) -> list[int]:
-    """Tokens of all turns and the question, from the end of the last frame on."""
+def _prompt_tokens(model: VisionLanguageModel, ask: AskSpec) -> list[int]:
+    """Tokens of all turns and the question, after the last frame."""
     ids: list[int] = []
     for number, (text, answer) in enumerate(ask.turns):
         ids += model.ask_ids(text, follow_up=number > 0)

@@ -1,4 +1,4 @@
-"""The attention function that runs inside transformers' decoder layers, and the state it works on.
+"""Attention function inside transformers' decoder layers, and its state.
 
 The layers are called with an identity rotary, so queries and keys arrive raw. For each layer the function writes the
 fresh raw K, V to their slots, rotates queries and *all* of a window's keys by where they stand in this window, and
@@ -48,7 +48,7 @@ class Slots:
     order: Tensor | None = None
 
     def window(self, tensor: Tensor, layer: int) -> Tensor:
-        """This window's stretch ``[Hkv, slots, d]`` of the slab's K or V: a view, or in ``order`` a copy."""
+        """This window's slots ``[Hkv, slots, d]`` of the slab's K or V: a view, or with ``order`` a copy."""
         stretch = tensor[layer, :, self.base : self.base + self.cos.shape[0]]
         return stretch if self.order is None else stretch.index_select(1, self.order)
 
@@ -58,7 +58,7 @@ class Slots:
 
 
 class RaggedAttention:
-    """Attention of one pass: the packed rows of several streams over the slots of each."""
+    """Attention of one pass: packed rows of several streams, each over its own slots."""
 
     def __init__(self, streams: Sequence[Slots], runs: Sequence[Sequence[Run]], kernel: Kernel[Any]) -> None:
         self.streams = streams
@@ -67,7 +67,7 @@ class RaggedAttention:
         self.cos = torch.cat([s.cos[s.rows - s.base] for s in streams])
         self.sin = torch.cat([s.sin[s.rows - s.base] for s in streams])
         self.slot_rotary = [s.rotary() for s in streams]
-        # One workspace per stream for the rotated keys of the layer at hand.
+        # One workspace per stream for the current layer's rotated keys.
         self.rotated = [s.cos.new_empty(s.kv.k.shape[1], *s.cos.shape) for s in streams]
 
     def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
@@ -111,7 +111,8 @@ def attention(
     ragged: RaggedAttention | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, Tensor | None]:
-    """What transformers calls in every layer. Outside of a pass (the reference, ``generate``) it is the library's."""
+    """Attention function called by transformers in every layer. Outside a pass (the reference, ``generate``) it is the
+    library's."""
     if ragged is None:
         result: tuple[Tensor, None] = sdpa_attention_forward(
             module, query, key, value, attention_mask, scaling=scaling, **kwargs
@@ -120,8 +121,8 @@ def attention(
     return ragged(int(module.layer_idx), query, key, value, scaling), None  # type: ignore[arg-type]
 
 
-def install(model: VisionLanguageModel) -> None:
-    """Make a model's decoder layers call :func:`attention`; done once, harmless when repeated."""
+def install_attention(model: VisionLanguageModel) -> None:
+    """Make a model's decoder layers call :func:`attention`. Idempotent."""
     AttentionInterface.register(NAME, attention)
     AttentionMaskInterface.register(NAME, sdpa_mask)
     for layer in model.layers:

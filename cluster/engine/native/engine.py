@@ -1,4 +1,4 @@
-"""``NativeEngine``: torch over transformers checkpoints, with KV reuse that no serving engine can express."""
+"""``NativeEngine``: torch over transformers checkpoints, with selective KV reuse."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from torch import Tensor
 
 from cluster.engine.base import completed_future
 from cluster.engine.native.ask_run import NativeAskRun
-from cluster.engine.native.attention import install
-from cluster.engine.native.explanations import explain
+from cluster.engine.native.attention import install_attention
+from cluster.engine.native.explanations import decode_explanations
 from cluster.engine.native.forward import PassResult
-from cluster.engine.native.kernels import kernel_for
+from cluster.engine.native.kernels import choose_kernel
 from cluster.engine.native.passes import pass_rows, run_passes
-from cluster.engine.native.plan import Prompt, WindowPlan, commit, plan_window, system_prompt
+from cluster.engine.native.plan import Prompt, WindowPlan, commit_plan, plan_window, system_prompt
 from cluster.engine.window.kv import KVSlab
-from cluster.engine.window.score import end_tokens, score_of
-from cluster.engine.window.windowed_engine import Computed, WindowedEngine, Work
+from cluster.engine.window.score import end_token_ids, make_score
+from cluster.engine.window.windowed_engine import ComputedWindow, WindowedEngine, WindowWork
 from cluster.errors import NotReadyError
 from cluster.memory.bank import MemoryBank
 from cluster.memory.head_memory import KVSink
@@ -33,13 +33,13 @@ from cluster.types import Answer, AskSpec, DeletedMemory, MemoryStatus, Question
 
 
 class NativeEngine(WindowedEngine):
-    """The :class:`~cluster.engine.base.Engine` over one model. Not thread-safe: one thread makes all calls.
+    """The :class:`~cluster.engine.base.Engine` over one model. Not thread-safe.
 
     * ``score_temperature``, ``score_bias``: calibration of the yes/no score; ``None``: the model's own, else 1 and 0
     * ``max_new_tokens``: longest explanation
-    * ``kernel``: an attention kernel by name; ``None`` takes the fastest for the model's device and dtype
-    * ``memories``: keep the KV of frames that leave their stream's window, and are asked; without them nothing is
-    * ``leave``: is handed that KV instead
+    * ``kernel``: an attention kernel by name; ``None``: the fastest for the model's device and dtype
+    * ``memories``: stores KV of frames that leave their window, and serves questions; ``None``: no memory
+    * ``kv_sink``: receives that KV instead
     """
 
     def __init__(
@@ -51,11 +51,11 @@ class NativeEngine(WindowedEngine):
         max_new_tokens: int = 32,
         kernel: str | None = None,
         memories: MemoryBank | None = None,
-        leave: KVSink | None = None,
+        kv_sink: KVSink | None = None,
     ) -> None:
         super().__init__(model, max_new_tokens)
-        self._leave = leave if memories is None else memories.accept_chunk
-        self.kernel = kernel_for(model.device, model.dtype, kernel)
+        self._kv_sink = kv_sink if memories is None else memories.accept_chunk
+        self.kernel = choose_kernel(model.device, model.dtype, kernel)
         self.pass_rows = pass_rows(model.device)
         self.memories = memories
         if memories is not None and memories.window is None:
@@ -63,10 +63,10 @@ class NativeEngine(WindowedEngine):
             k = KVSlab.of(model).k
             memories.shape = MemoryShape(k.shape[0], k.shape[1], k.shape[3], k.dtype)
         yes, no = model.yes_no_ids()
-        self._score = score_of(model, yes, no, model.device, score_temperature, score_bias)
-        self._ends = end_tokens(model)
+        self._score = make_score(model, yes, no, model.device, score_temperature, score_bias)
+        self._ends = end_token_ids(model)
         self._prompt = lru_cache(maxsize=1024)(self._make_prompt)
-        install(model)
+        install_attention(model)
         self._system = system_prompt(model, self.kernel)
 
     # -- streams --------------------------------------------------------------------------------------
@@ -81,11 +81,11 @@ class NativeEngine(WindowedEngine):
     def evict(self, stream: str, *, save: bool = True) -> None:
         held = self._streams.pop(stream, None)
         if held is not None and self.memories is not None and stream in self.memories:
-            held.forget()
+            held.reset()
             self.memories.release_stream(stream, save=save)
 
     def hand_over(self, stream: str) -> Future[bool]:
-        """See ``Engine.hand_over``: through the tiers of its memories."""
+        """See ``Engine.hand_over``: through the memory's tiers."""
         open_here = stream in self._streams and self.memories is not None and stream in self.memories
         saved = self.memories.hand_over(stream) if self.memories is not None and open_here else completed_future(False)
         self.evict(stream)
@@ -104,7 +104,7 @@ class NativeEngine(WindowedEngine):
         self.memories.schedule_saves()
         return answers
 
-    def _compute(self, work: Sequence[Work]) -> tuple[list[Computed], tuple[float, float, float]]:
+    def _compute(self, work: Sequence[WindowWork]) -> tuple[list[ComputedWindow], tuple[float, float, float]]:
         clock = _Stopwatch(self.model.device)
         self._encode(work)
         clock.lap()
@@ -113,22 +113,24 @@ class NativeEngine(WindowedEngine):
             clock.lap()
             results = run_passes(self.model, [plan.work for plan in plans], self.kernel, self.pass_rows)
             scores, firsts = self._read(plans, results)
-            texts, decoded = explain(self.model, self.kernel, plans, firsts, self._ends)
+            texts, decoded = decode_explanations(self.model, self.kernel, plans, firsts, self._ends)
         except BaseException:
             for each in work:
-                each.stream.lose_kv()
+                each.stream.invalidate_kv()
             raise
         vision_s, plan_s, llm_s = clock.stop()
-        done: list[Computed] = []
+        done: list[ComputedWindow] = []
         for i, (each, plan, result) in enumerate(zip(work, plans, results, strict=True)):
-            commit(plan, result)
+            commit_plan(plan, result)
             if result.queries and self.memories is not None:
                 self.memories.observe_queries(each.request.stream, result.queries)
             rows, attended = result.stats.mean(result.stats.rows), result.stats.mean(result.stats.attended)
-            done.append(Computed(self._count(each, plan, result), scores[i], texts[i], rows, attended, decoded[i]))
+            done.append(
+                ComputedWindow(self._count(each, plan, result), scores[i], texts[i], rows, attended, decoded[i])
+            )
         return done, (vision_s, plan_s, llm_s)
 
-    def _plan(self, each: Work) -> WindowPlan:
+    def _plan(self, each: WindowWork) -> WindowPlan:
         prompts = [self._prompt(question) for question in each.stream.spec.questions]
         watch = self.memories is not None and self.memories.wants_queries(each.request.stream)
         return plan_window(self.model, self._system, each.stream, each.request, each.frames, prompts, watch=watch)
@@ -136,7 +138,7 @@ class NativeEngine(WindowedEngine):
     def _read(
         self, plans: Sequence[WindowPlan], results: Sequence[PassResult]
     ) -> tuple[list[list[float]], list[list[int]]]:
-        """Scores and first tokens of all questions, read where each one's answer begins."""
+        """Scores and first tokens of all questions, from the last row of each."""
         rows: list[Tensor] = []
         for plan, result in zip(plans, results, strict=True):
             ends = np.cumsum([len(prompt) for prompt in plan.prompts]) - 1
@@ -152,7 +154,7 @@ class NativeEngine(WindowedEngine):
             del flat_scores[:count], flat_firsts[:count]
         return scores, firsts
 
-    def _count(self, each: Work, plan: WindowPlan, result: PassResult) -> TokenCount:
+    def _count(self, each: WindowWork, plan: WindowPlan, result: PassResult) -> TokenCount:
         refreshed = round(result.stats.mean(result.stats.narrowable_rows))
         return TokenCount(
             full=self._full(plan.frames),
@@ -166,11 +168,11 @@ class NativeEngine(WindowedEngine):
 
     # -- asking ---------------------------------------------------------------------------------------
     def ask(self, ask: AskSpec) -> NativeAskRun:
-        """See ``Engine.ask``; the work is done by the answer's ``step``."""
+        """See ``Engine.ask``; all model work is in the run's ``step``."""
         memory, retriever = self._memories().get_memory(ask.stream)
         stream = self._streams.get(ask.stream)
         if memory.newest is None and not (stream and any(frame.has_kv for frame in stream.frames)):
-            raise NotReadyError(f"camera {ask.stream!r} has nothing to remember yet; ask after its first window")
+            raise NotReadyError(f"camera {ask.stream!r} has no memory yet; ask after its first window")
         return NativeAskRun(self.model, self._system, stream, memory, retriever, ask, self._ends)
 
     def delete_memory(self, stream: str, ago_s: float | None = None) -> DeletedMemory:
@@ -193,7 +195,7 @@ class NativeEngine(WindowedEngine):
 
 
 class _Stopwatch:
-    """Seconds between laps: of the device where there is one, by events in its queue, which nobody waits for."""
+    """Seconds between laps; on a GPU measured by events in its queue, without waiting."""
 
     def __init__(self, device: torch.device) -> None:
         self._events = device.type == "cuda" and torch.cuda.is_available()
@@ -209,7 +211,7 @@ class _Stopwatch:
             self._laps.append(time.perf_counter())
 
     def stop(self) -> tuple[float, ...]:
-        """The last lap ends here."""
+        """End the last lap; seconds of each."""
         self.lap()
         if not self._events:
             return tuple(after - before for before, after in pairwise(self._laps))

@@ -1,4 +1,4 @@
-"""Greedy decoding of explanations, all questions of all streams side by side."""
+"""Greedy decoding of explanations, batched over all questions of all streams."""
 
 from __future__ import annotations
 
@@ -19,27 +19,27 @@ from cluster.models.base import VisionLanguageModel
 
 @dataclass(slots=True)
 class Explanation:
-    """One question's answer in the making: its tokens so far, the first from the window's own pass."""
+    """An explanation being decoded; its first token comes from the window's pass."""
 
     tail: Tail
     tokens: list[int] = field(default_factory=list)
     ended: bool = False
 
-    def add(self, token: int, ends: frozenset[int]) -> None:
+    def add_token(self, token: int, ends: frozenset[int]) -> None:
         self.ended = token in ends
         if not self.ended:
             self.tokens.append(token)
         self.ended |= len(self.tokens) >= self.tail.reserved
 
 
-def explain(
+def decode_explanations(
     model: VisionLanguageModel,
     kernel: Kernel[Any],
     plans: Sequence[WindowPlan],
     firsts: Sequence[Sequence[int]],
     ends: frozenset[int],
 ) -> tuple[list[list[str | None]], list[int]]:
-    """Continue each question that wants an explanation from its first token.
+    """Decode an explanation for each question that wants one, from its first token.
 
     ``firsts[i][j]``: the first token of question ``j`` of plan ``i``. Returns the texts (``None`` where none was asked
     for) and the tokens computed per plan. An explanation's KV lies in the slots kept after its question, which the next
@@ -51,7 +51,7 @@ def explain(
         for prompt, tail, token in zip(plan.prompts, plan.tails, tokens, strict=True):
             explanation = Explanation(tail) if prompt.question.explain else None
             if explanation is not None:
-                explanation.add(token, ends)
+                explanation.add_token(token, ends)
             row.append(explanation)
         wanted.append(row)
     computed = [0] * len(plans)
@@ -65,13 +65,13 @@ def explain(
         for i, going in active:
             computed[i] += len(going)
             for explanation in going:
-                explanation.add(chosen.pop(0), ends)
+                explanation.add_token(chosen.pop(0), ends)
     texts = [[None if e is None else _text(model, e.tokens) for e in row] for row in wanted]
     return texts, computed
 
 
 def _next(model: VisionLanguageModel, plan: WindowPlan, going: Sequence[Explanation]) -> StreamPass:
-    """One row per explanation: its newest token, which sees the window, its question and the tokens before it."""
+    """One row per explanation: its newest token, which attends to the window, its question and its earlier tokens."""
     slots = [e.tail.start + e.tail.tokens + len(e.tokens) - 1 for e in going]
     runs = [
         Run(row, 1, plan.slots, e.tail.start, slot + 1) for row, (e, slot) in enumerate(zip(going, slots, strict=True))

@@ -1,4 +1,4 @@
-"""The ragged forward: the rows of many streams packed into one sequence through transformers' decoder layers."""
+"""Ragged forward pass: rows of many streams packed into one sequence through transformers' decoder layers."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from torch import Tensor
 from cluster.engine.native.attention import RaggedAttention, Slots
 from cluster.engine.native.kernels import Kernel
 from cluster.engine.window.kv import KVSlab
-from cluster.engine.window.planner import BoolArray, IntArray, Run, runs_of
+from cluster.engine.window.planner import BoolArray, IntArray, Run, causal_runs
 from cluster.engine.window.refresh.base import KVChange, Narrowing
 from cluster.models.base import VisionLanguageModel
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StreamPass:
-    """What one stream brings to a pass: rows to compute and the slots they see.
+    """One stream's input to a pass: rows to compute and the slots they attend to.
 
     * ``base``: where local slot 0 lies in the slab
     * ``slots`` ``[v]``: local slots of the window rows, ascending
@@ -49,7 +49,7 @@ class StreamPass:
 
 @dataclass(slots=True)
 class PassStats:
-    """Work of one stream in one pass, summed over layers: rows, and pairs of a row and a slot it saw."""
+    """Work of one stream in one pass, summed over layers: rows, and row-slot pairs attended."""
 
     layers: int
     rows: int = 0
@@ -62,7 +62,7 @@ class PassStats:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PassResult:
-    """What a pass gives one stream.
+    """Output of a pass for one stream.
 
     * ``hidden`` ``[m, D]``: its tail rows after the last layer
     * ``slots``: local slots of the window rows that went through all layers
@@ -76,7 +76,7 @@ class PassResult:
 
 
 class _Rows:
-    """The rows of one stream that are still in the pass."""
+    """Rows of one stream that are still in the pass."""
 
     def __init__(self, stream: StreamPass) -> None:
         self.stream = stream
@@ -84,7 +84,7 @@ class _Rows:
         self.narrowable = stream.narrowable
         self.stats = PassStats(layers=0)
         self.queries: list[Tensor] = []
-        # Where each slot stands among those that rows see.
+        # Place of each slot in the visible order.
         self.places = None if stream.order is None else np.argsort(stream.order)
         self._place()
 
@@ -93,7 +93,7 @@ class _Rows:
 
     def _place(self) -> None:
         self.runs = [
-            *runs_of(self.slots if self.places is None else self.places[self.slots]),
+            *causal_runs(self.slots if self.places is None else self.places[self.slots]),
             *(run.moved(len(self.slots)) for run in self.stream.tail_runs),
         ]
         self.attended = sum(run.attended for run in self.runs)
@@ -131,10 +131,10 @@ class _Rows:
 
 
 def ragged_forward(model: VisionLanguageModel, streams: Sequence[StreamPass], kernel: Kernel[Any]) -> list[PassResult]:
-    """Run the rows of all streams through all layers; fresh KV is in the streams' slabs afterwards."""
+    """Run all streams' rows through all layers and write their KV to the streams' slabs."""
     rows = [_Rows(stream) for stream in streams]
     hidden = torch.cat([stream.embeds for stream in streams]).unsqueeze(0)
-    # Identity rotary, broadcast: the layers hand queries and keys on as they are.
+    # Identity rotary: layers pass queries and keys on raw.
     identity = (hidden.new_ones(1, 1, 1), hidden.new_zeros(1, 1, 1))
     ragged = _attention(rows, kernel)
     last = len(model.layers) - 1
@@ -190,4 +190,4 @@ def _narrowable_kv(rows: _Rows, layer: int) -> tuple[Tensor, Tensor]:
 
 def _keep(rows: _Rows, layer: int, old: tuple[Tensor, Tensor], new: tuple[Tensor, Tensor]) -> BoolArray:
     assert rows.stream.narrowing is not None
-    return rows.narrow(rows.stream.narrowing.keep(KVChange(layer, *new, *old)))
+    return rows.narrow(rows.stream.narrowing.select_kept(KVChange(layer, *new, *old)))

@@ -1,4 +1,4 @@
-"""Attention of a question's or a frame's rows over a window and a memory, and where in time all they see stands."""
+"""Attention of question rows over window and memory, and the temporal positions of both."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from torch.nn import functional as F
 
 from cluster.engine.native.attention import rotate
 from cluster.engine.native.plan import SystemPrompt
-from cluster.engine.window.stream import StreamFrame, spans_of, tokens_of
+from cluster.engine.window.stream import StreamFrame, encoded_tokens, frame_spans
 from cluster.memory.retrieval_session import RetrievalSession, RetrievedKV
 from cluster.memory.stream import StreamMemory
 from cluster.models.base import FrameSpan, VisionLanguageModel
 from cluster.types import MICROSECONDS, PatchGrid
 
-# Seconds that the memory takes up before the window at most; what is older is squeezed into them.
+# Longest memory before the window, in seconds; a longer one is compressed into it.
 SPAN_S = 40.0
 
 
@@ -31,7 +31,7 @@ def ask_context(
     *,
     since: int | None = None,
 ) -> AskContext:
-    """What rows see of a camera beside what they recall.
+    """Build the local attention context (system prompt and window) of a question.
 
     Args:
         frames: the window, encoded; those with KV come first.
@@ -40,8 +40,8 @@ def ask_context(
     """
     timeline, grid = _timeline(model, memory, frames, since)
     before = timeline.length_s
-    spans = spans_of(frames, after_s=before, after_slots=timeline.slots)
-    # Without a window, the place of the last remembered frame: the question stands behind that.
+    spans = frame_spans(frames, after_s=before, after_slots=timeline.slots)
+    # Without a window the question follows the last remembered frame.
     last = max(0.0, before - timeline.frame_s)
     empty = FrameSpan(last, max(0, timeline.slots - 1), torch.zeros(0, 2, dtype=torch.int64), grid)
     window = model.window_positions(len(system), spans or [empty])
@@ -49,13 +49,13 @@ def ask_context(
     positions = torch.cat(
         [torch.arange(len(system), device=device).expand(3, -1), *(part.to(device) for part in window.frames)], dim=1
     )
-    known = [tokens_of(frame) for frame in frames if frame.has_kv]
+    known = [encoded_tokens(frame) for frame in frames if frame.has_kv]
     count = len(system) + sum(map(len, known))
     cos, sin = (part.to(model.dtype) for part in model.rotary(positions[:, :count]))
     held_k, held_v = _last(kv, count - len(system), system)
     key = torch.cat([system.k, held_k], dim=2)
     number = [torch.full((len(held),), -2 - i, device=device) for i, held in enumerate(known)]
-    local = Local(
+    local = LocalKV(
         rotate(key, cos, sin, torch.empty_like(key)),
         torch.cat([system.v, held_v], dim=2),
         torch.cat([torch.full((len(system),), -1, device=device), *number]),
@@ -70,7 +70,7 @@ def _timeline(
     if frames:
         opened, grid = memory.memory_time(frames[0].pts), frames[0].grid
         if memory.newest is not None:
-            # Before the first frame of a clock that was set back has left the window.
+            # The clock was set back, and its first frame is still in the window.
             opened = max(opened, memory.newest + 1)
         frame_s = frames[0].duration / MICROSECONDS
     else:
@@ -84,7 +84,7 @@ def _timeline(
 
 
 def _last(kv: tuple[Tensor, Tensor] | None, count: int, system: SystemPrompt) -> tuple[Tensor, Tensor]:
-    """The last ``count`` slots of raw KV; of none, of the system prompt's shape."""
+    """The last ``count`` slots of raw KV; the system prompt's shape with none."""
     key, value = (system.k, system.v) if kv is None else kv
     first = key.shape[2] - count
     return key[:, :, first:], value[:, :, first:]
@@ -92,10 +92,10 @@ def _last(kv: tuple[Tensor, Tensor] | None, count: int, system: SystemPrompt) ->
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """Where remembered frames stand: ``span_s`` before the window, which begins at ``opened_s`` (camera's seconds).
+    """Maps remembered frames to positions before the window, which begins at ``opened_s`` (camera's seconds).
 
-    A memory older than the span is squeezed into it evenly: positions stay where the model knows them, and order and
-    proportion are kept.
+    A memory longer than ``span_s`` is compressed into it linearly, which keeps positions in the model's trained range,
+    and order and proportion intact.
     """
 
     opened_s: float
@@ -105,28 +105,28 @@ class Timeline:
 
     @property
     def length_s(self) -> float:
-        """Seconds that the memory takes up before the window."""
+        """Seconds that the memory occupies before the window."""
         return min(self.span_s, max(0.0, self.opened_s - self.oldest_s))
 
-    def place(self, seconds: Tensor) -> Tensor:
-        """Camera's seconds ``[n]`` float64 before the window -> seconds from the memory's beginning."""
+    def to_memory_time(self, seconds: Tensor) -> Tensor:
+        """Camera's seconds ``[n]`` float64 -> seconds from the memory's beginning."""
         age = max(self.opened_s - self.oldest_s, 1e-9)
         return ((seconds - self.oldest_s) * (self.length_s / age)).clamp(min=0.0)
 
     @property
     def slots(self) -> int:
-        """Slots that the memory takes up before the window."""
+        """Frame slots that the memory occupies before the window."""
         return math.ceil(self.length_s / self.frame_s - 1e-6)
 
-    def slot(self, placed: Tensor) -> Tensor:
-        """Placed seconds -> the frame's slot."""
+    def slot_at(self, placed: Tensor) -> Tensor:
+        """Frame slot at a memory time."""
         return torch.floor(placed / self.frame_s + 1e-6).to(torch.int64)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Local:
-    """What rows see beside the memory, of one layer each: ``key`` rotated, ``value`` ``[L, Hkv, s, d]``;
-    ``frame [s]``: -1 for the system prompt, -2 and below for the window's frames, counted down."""
+class LocalKV:
+    """KV outside the memory per layer: ``key`` rotated, ``value`` ``[L, Hkv, s, d]``; ``frame [s]``: -1 for the system
+    prompt, -2 and below for the window's frames, counting down."""
 
     key: Tensor
     value: Tensor
@@ -135,35 +135,35 @@ class Local:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AskContext:
-    """What the rows of a question or of a frame see, and where it stands.
+    """Local context and positions of a question.
 
     * ``local``: system prompt and window
-    * ``first``: position that follows the system prompt
-    * ``timeline``: where the memory stands; ``grid``: of its frames
-    * ``fresh`` ``[3, n]`` int64: positions of the tokens of the frames that have no KV yet
-    * ``following``: position that follows the last frame
+    * ``first_position``: follows the system prompt
+    * ``timeline``, ``grid``: of the memory's frames
+    * ``pending_positions`` ``[3, n]`` int64: of tokens of frames without KV
+    * ``next_position``: follows the last frame
     """
 
-    local: Local
-    first: int
+    local: LocalKV
+    first_position: int
     timeline: Timeline
     grid: PatchGrid
-    fresh: Tensor
-    following: int
+    pending_positions: Tensor
+    next_position: int
 
 
 class MemoryAttention:
-    """Called by every decoder layer for the rows of one question or frame (see ``attention.attention``): each attends
-    to its context, to what is recalled for all of them, and to the rows before it.
+    """Attention called by every decoder layer for a question's rows (see ``attention.attention``): over the local
+    context, the retrieved KV, and the earlier rows.
 
-    The first pass fetches what each layer needs and keeps it for the tokens of the answer, which attend to the same.
+    The first pass retrieves each layer's KV; later passes, for the answer's tokens, reuse it.
 
     Args:
         model: for positions and rotary.
-        around: what is seen beside the memory.
-        retrieval: of the memory; nothing is recalled without.
-        keep: is handed each layer's raw keys and values ``[Hkv, n, d]`` of the rows.
-        weigh: add up what each frame is given (``mass``).
+        around: the local context.
+        retrieval: session over the memory; None retrieves nothing.
+        keep: receives each layer's raw keys and values ``[Hkv, n, d]`` of the rows.
+        weigh: accumulate attention mass per frame (``attention_mass``).
     """
 
     def __init__(
@@ -179,13 +179,13 @@ class MemoryAttention:
         self._keep, self._weighs = keep, weigh
         self._context: dict[int, tuple[Tensor, Tensor, Tensor, Tensor]] = {}
         self._own: dict[int, tuple[Tensor, Tensor]] = {}
-        # Mass of the last row's attention on each frame (numbers as in `Local`), over all layers and heads.
-        self.mass: dict[int, float] = {}
+        # The last row's attention per frame (numbers as in `LocalKV`), over all layers and heads.
+        self.attention_mass: dict[int, float] = {}
         self._cos = self._sin = torch.zeros(0)
 
     def run(self, embeds: Tensor, positions: Tensor) -> Tensor:
-        """Rows ``[n, W]`` at ``positions [3, n]`` through all layers: their hidden states after the last ``[n, W]``."""
-        self._stand(positions)
+        """Run rows ``[n, W]`` at ``positions [3, n]`` through all layers; hidden states ``[n, W]`` after the last."""
+        self._set_positions(positions)
         hidden = embeds.unsqueeze(0)
         identity = (hidden.new_ones(1, 1, 1), hidden.new_zeros(1, 1, 1))
         for layer in self._model.layers:
@@ -193,7 +193,7 @@ class MemoryAttention:
             hidden = output[0] if isinstance(output, tuple) else output
         return hidden[0]
 
-    def _stand(self, positions: Tensor) -> None:
+    def _set_positions(self, positions: Tensor) -> None:
         cos, sin = self._model.rotary(positions)
         self._cos, self._sin = cos.to(self._model.dtype), sin.to(self._model.dtype)
 
@@ -204,7 +204,7 @@ class MemoryAttention:
         group = heads // kv_heads
         beginning = layer not in self._context
         if beginning:
-            self._context[layer] = self._remember(layer, query[0].reshape(kv_heads, group * rows, size))
+            self._context[layer] = self._load_context(layer, query[0].reshape(kv_heads, group * rows, size))
         if self._keep is not None:
             self._keep(layer, key[0], value[0])
         context_key, context_value, there, frame = self._context[layer]
@@ -229,19 +229,18 @@ class MemoryAttention:
             scale=scale,
         )
         if beginning and self._weighs:
-            self._weigh(turned[:, :, -1], keys, mask[:, :, -1], frame, scale)
+            self._add_mass(turned[:, :, -1], keys, mask[:, :, -1], frame, scale)
         return out.permute(2, 0, 1, 3).reshape(1, rows, heads, size)
 
-    def _remember(self, layer: int, query: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Rotated keys and values ``[Hkv, s, d]`` of all that a layer's rows see, which of them are real, and the
-        frame of each."""
+    def _load_context(self, layer: int, query: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """A layer's context: rotated keys and values ``[Hkv, s, d]``, validity, and frame of each slot."""
         local = self._around.local
         heads = query.shape[0]
         there = torch.ones(heads, local.frame.shape[0], dtype=torch.bool, device=query.device)
         if self._retrieval is None:
             return local.key[layer], local.value[layer], there, local.frame.expand(heads, -1)
         recalled = self._retrieval.fetch(layer, query)
-        turned = self._rotated(recalled, self._retrieval) if recalled.tokens else recalled.key
+        turned = self._rotate_retrieved(recalled, self._retrieval) if recalled.tokens else recalled.key
         return (
             torch.cat([local.key[layer], turned.to(local.key.dtype)], dim=1),
             torch.cat([local.value[layer], recalled.value], dim=1),
@@ -249,31 +248,33 @@ class MemoryAttention:
             torch.cat([local.frame.expand(heads, -1), recalled.frame], dim=1),
         )
 
-    def _rotated(self, recalled: RetrievedKV, retrieval: RetrievalSession) -> Tensor:
+    def _rotate_retrieved(self, recalled: RetrievedKV, retrieval: RetrievalSession) -> Tensor:
         memory = retrieval.memory
         heads, count, size = recalled.key.shape
         around = self._around
         frame = torch.where(recalled.valid, recalled.frame, recalled.frame.amax()).flatten()
-        placed = around.timeline.place(retrieval.view.log.seconds(frame)).to(frame.device)
+        placed = around.timeline.to_memory_time(retrieval.view.log.seconds(frame)).to(frame.device)
         row = torch.div(recalled.cell, memory.columns, rounding_mode="floor").flatten()
         text = row >= memory.rows
         column = recalled.cell.flatten() - torch.where(text, memory.rows, row) * memory.columns
         cells = torch.stack([torch.where(text, -1, row), column], dim=1)
-        slot = around.timeline.slot(placed)
-        positions = self._model.token_positions(around.first, placed, slot, cells, around.grid)
+        slot = around.timeline.slot_at(placed)
+        positions = self._model.token_positions(around.first_position, placed, slot, cells, around.grid)
         cos, sin = (part.to(recalled.key.dtype).view(heads, count, size) for part in self._model.rotary(positions))
         return rotate(recalled.key, cos, sin, torch.empty_like(recalled.key))
 
-    def _weigh(self, query: Tensor, keys: Tensor, mask: Tensor, frame: Tensor, scale: float) -> None:
-        """Add up what the last row gives to each frame; ``query [Hkv, G, d]``."""
+    def _add_mass(self, query: Tensor, keys: Tensor, mask: Tensor, frame: Tensor, scale: float) -> None:
+        """Accumulate the last row's attention per frame; ``query [Hkv, G, d]``."""
         scores = torch.einsum("hgd,hsd->hgs", query.float(), keys.float()) * scale
         mass = scores.masked_fill(~mask, float("-inf")).softmax(-1).sum(1)[:, : frame.shape[1]]
         for number, total in _sums(frame, mass):
             if number != -1:
-                self.mass[number] = self.mass.get(number, 0.0) + total
+                self.attention_mass[number] = self.attention_mass.get(number, 0.0) + total
 
 
 def _sums(frame: Tensor, mass: Tensor) -> Sequence[tuple[int, float]]:
+    # On the host: how many frames there are is not known before.
+    frame, mass = frame.cpu(), mass.cpu()
     numbers, index = torch.unique(frame, return_inverse=True)
     totals = mass.new_zeros(len(numbers)).index_add_(0, index.flatten(), mass.flatten())
     return list(zip(numbers.tolist(), totals.tolist(), strict=True))

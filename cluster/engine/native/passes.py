@@ -1,4 +1,4 @@
-"""A step's work as passes of bounded size: small windows together, large ones piece by piece."""
+"""Splits a step's work into passes of bounded size: small windows batched, large ones in pieces."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from cluster.engine.native.forward import PassResult, PassStats, StreamPass, rag
 from cluster.engine.native.kernels import Kernel
 from cluster.models.base import VisionLanguageModel
 
-# Rows of one pass: bounds its activations when many cameras begin at once.
+# Rows per pass: bounds activations when many cameras start at once.
 ROWS = 16384
 # On a CPU, so few that a layer's activations stay in its caches: a window of 5,800 tokens then took 4 to 8 % less time.
 CPU_ROWS = 2048
 
 
 def pass_rows(device: torch.device) -> int:
-    """The bound that serves a device best."""
+    """The fastest row limit for a device."""
     return CPU_ROWS if device.type == "cpu" else ROWS
 
 
 def run_passes(
     model: VisionLanguageModel, works: Sequence[StreamPass], kernel: Kernel[Any], rows: int
 ) -> list[PassResult]:
-    """:func:`~cluster.engine.native.forward.ragged_forward` of all streams in passes of about ``rows`` rows; the
-    results are those of one pass.
+    """Run :func:`~cluster.engine.native.forward.ragged_forward` in passes of about ``rows`` rows; results equal those
+    of a single pass.
 
-    A window's rows may run after one another: causality hides the later ones from the earlier, and the KV of those is
-    in the slab by then. A window that narrows stays whole, since it chooses among all its rows.
+    A window's rows may run in sequence: by causality earlier rows do not see later ones, and their KV is in the slab by
+    then. A narrowing window is not split, as it selects among all its rows.
     """
     results: list[list[PassResult]] = [[] for _ in works]
     for group in _groups([_pieces(work, rows) for work in works], rows):
@@ -43,7 +43,7 @@ def run_passes(
 
 
 def _pieces(work: StreamPass, rows: int) -> list[StreamPass]:
-    """A stream's rows in even pieces of at most ``rows``; those of its tail are in the last, and may exceed them."""
+    """Even pieces of at most ``rows`` rows; the tail stays in the last piece, which may exceed the limit."""
     count = -(-len(work.slots) // rows)
     if work.narrowing is not None or count < 2:
         return [work]
@@ -66,7 +66,7 @@ def _pieces(work: StreamPass, rows: int) -> list[StreamPass]:
 
 
 def _groups(streams: Sequence[Sequence[StreamPass]], rows: int) -> list[list[tuple[int, StreamPass]]]:
-    """Pieces with their stream's number, in order, together as long as they fit; never two of one stream."""
+    """Group pieces, with their stream's number, up to ``rows`` rows; never two of one stream."""
     groups: list[list[tuple[int, StreamPass]]] = []
     filled = rows
     for stream, pieces in enumerate(streams):
@@ -80,7 +80,7 @@ def _groups(streams: Sequence[Sequence[StreamPass]], rows: int) -> list[list[tup
 
 
 def _joined(parts: Sequence[PassResult]) -> PassResult:
-    """The pieces' results as one: the tail is in the last."""
+    """Combine the results of a stream's pieces; the tail is in the last."""
     last = parts[-1]
     if len(parts) == 1:
         return last

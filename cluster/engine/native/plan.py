@@ -1,4 +1,4 @@
-"""One window of one stream, ready to be computed: frames, layout, what to refresh, and what goes into the pass."""
+"""Plan of one window: layout, refreshed tokens, and input of the pass."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from cluster.engine.window.planner import (
     Tail,
     prefix_order,
     question_runs,
-    tails_of,
+    question_tails,
 )
 from cluster.engine.window.refresh.context import choose_refreshed
-from cluster.engine.window.stream import Stream, StreamFrame, spans_of, tokens_of
+from cluster.engine.window.stream import Stream, StreamFrame, encoded_tokens, frame_spans
 from cluster.models.base import FrameTokens, VisionLanguageModel
 from cluster.types import Question, WindowRequest
 
 
 @torch.inference_mode()
 def system_prompt(model: VisionLanguageModel, kernel: Kernel[Any]) -> SystemPrompt:
-    """Run a model's system prompt; the engine's attention must be installed."""
+    """Compute a model's system prompt KV; requires the engine's attention."""
     ids = torch.tensor(model.system_ids(), dtype=torch.int64)
     count = len(ids)
     kv = KVSlab.of(model)
@@ -49,13 +49,13 @@ def system_prompt(model: VisionLanguageModel, kernel: Kernel[Any]) -> SystemProm
     return SystemPrompt(kv.k[:, :, :count].clone(), kv.v[:, :, :count].clone())
 
 
-# Rows whose queries a memory is shown; SnapKV looks at the last 32.
+# Question rows recorded for compressors; SnapKV uses the last 32.
 WATCHED_ROWS = 64
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SystemPrompt:
-    """The prompt before the first frame; ``k, v [L, Hkv, s, d]``, raw keys, computed once per model."""
+    """System prompt before the first frame; ``k, v [L, Hkv, s, d]``, raw keys, computed once per model."""
 
     k: Tensor
     v: Tensor
@@ -66,7 +66,7 @@ class SystemPrompt:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Prompt:
-    """One question as tokens; ``reserved`` slots for the tokens of its explanation; ``embeds [tokens, D]``."""
+    """A tokenised question; ``reserved`` slots for its explanation; ``embeds [tokens, D]``."""
 
     question: Question
     embeds: Tensor
@@ -120,15 +120,15 @@ def plan_window(
     *,
     watch: bool = False,
 ) -> WindowPlan:
-    """Lay out a window whose ``frames`` are all encoded; older frames leave the stream and its KV.
+    """Plan a window of encoded ``frames``; older frames leave the stream and its KV.
 
-    ``watch``: the raw queries of the last rows of every question are wanted.
+    ``watch``: record the raw queries of every question's last rows.
     """
-    stream.drop(stream.frames.index(frames[0]))
-    tokens = [tokens_of(frame) for frame in frames]
+    stream.drop_frames(stream.frames.index(frames[0]))
+    tokens = [encoded_tokens(frame) for frame in frames]
     visual = sum(map(len, tokens))
     cached = sum(len(held) for held, frame in zip(tokens, frames, strict=True) if frame.has_kv)
-    tails = tails_of(len(system) + visual, [len(p) for p in prompts], [p.reserved for p in prompts])
+    tails = question_tails(len(system) + visual, [len(p) for p in prompts], [p.reserved for p in prompts])
     slots = tails[-1].stop
 
     policy, selection = choose_refreshed(stream, request.window, frames, len(system), len(model.layers))
@@ -137,7 +137,7 @@ def plan_window(
     rows = np.flatnonzero(computed)
 
     stream.kv.reserve(len(system), slots - len(system))
-    stream.kv.put_front(system.k, system.v)
+    stream.kv.prepend(system.k, system.v)
     positions, following = _positions(model, len(system), frames, tails)
     cos, sin = model.rotary(positions)
     work = StreamPass(
@@ -158,17 +158,17 @@ def plan_window(
     return WindowPlan(stream, request, frames, prompts, tails, len(system), visual, cached, computed, following, work)
 
 
-def commit(plan: WindowPlan, result: PassResult) -> None:
-    """After the pass: the window's frames have KV, and each token knows under which context."""
+def commit_plan(plan: WindowPlan, result: PassResult) -> None:
+    """Record the KV and its context after the pass."""
     through = np.zeros(plan.visual, dtype=bool)
     through[result.slots - plan.system] = True
-    plan.stream.commit(plan.request.window, plan.frames, through)
+    plan.stream.record_computed(plan.request.window, plan.frames, through)
 
 
 def watched_rows(lengths: Sequence[int]) -> IntArray:
-    """Of questions of these lengths, one after the other, the last rows of each: ``WATCHED_ROWS`` at most together.
+    """The last rows of each question, at most ``WATCHED_ROWS`` together.
 
-    Of more questions than that, the last row of some that are spread evenly.
+    With more questions than that, the last row of evenly spread ones.
     """
     share = max(1, WATCHED_ROWS // len(lengths))
     ends = np.cumsum(lengths)
@@ -194,7 +194,7 @@ def _positions(
     model: VisionLanguageModel, system: int, frames: Sequence[StreamFrame], tails: Sequence[Tail]
 ) -> tuple[Tensor, int]:
     """Positions ``[3, slots]`` of all slots, and that of a question's first token."""
-    window = model.window_positions(system, spans_of(frames))
+    window = model.window_positions(system, frame_spans(frames))
     device = model.device
     parts = [torch.arange(system, device=device).expand(3, -1), *(part.to(device) for part in window.frames)]
     parts += [

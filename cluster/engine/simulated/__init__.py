@@ -1,4 +1,4 @@
-"""The simulated engine, for load tests only: recorded statistics answer, and a cost model says how long it takes.
+"""Simulated engine for load tests: recorded score statistics and a cost model instead of a GPU.
 
 Hundreds of real streams, actors and sockets then run on a few cores.
 """

@@ -14,11 +14,11 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from cluster.engine.window.encode import cells_of
+from cluster.engine.window.encode import frame_cells
 from cluster.engine.window.kv import KVSlab
 from cluster.engine.window.refresh.context import choose_refreshed
 from cluster.engine.window.stream import StreamFrame
-from cluster.engine.window.windowed_engine import Computed, WindowedEngine, Work
+from cluster.engine.window.windowed_engine import ComputedWindow, WindowedEngine, WindowWork
 from cluster.errors import ConfigError, NotReadyError
 from cluster.models.base import FrameTokens, VisionLanguageModel
 from cluster.types import DeletedMemory, FrameSample, TokenCount, WindowRequest
@@ -26,7 +26,8 @@ from cluster.types import DeletedMemory, FrameSample, TokenCount, WindowRequest
 
 @dataclass(frozen=True, slots=True)
 class ScoreStatistics:
-    """``windows[i]`` scores lay in ``[edges[i], edges[i + 1])``; ``source``: one sentence, where they come from."""
+    """Histogram of scores: ``windows[i]`` lay in ``[edges[i], edges[i + 1])``; ``source``: their origin, one
+    sentence."""
 
     edges: tuple[float, ...]
     windows: tuple[int, ...]
@@ -41,7 +42,7 @@ class ScoreStatistics:
 
     @classmethod
     def load(cls, path: str | Path) -> ScoreStatistics:
-        """The calibration histogram in the JSON of `sightline eval accuracy`.
+        """Load the calibration histogram from the JSON of `sightline eval accuracy`.
 
         Raises:
             ConfigError: no such file, or it holds no histogram.
@@ -58,7 +59,7 @@ class ScoreStatistics:
         return cls(edges, windows, f"the calibration histogram in {path}")
 
     def draw(self, random: np.random.Generator) -> float:
-        """One score: a bin by how many windows it had, evenly within it."""
+        """Draw one score from the histogram."""
         ends = np.cumsum(self.windows)
         number = int(np.searchsorted(ends, random.random() * ends[-1], side="right"))
         low, high = self.edges[number], self.edges[number + 1]
@@ -73,11 +74,11 @@ DEMO_SCORES = ScoreStatistics(
 
 
 MARK = "simulated"
-"""What the text of every answer begins with."""
+"""Prefix of every answer's text."""
 
 
 class StepCosts(Protocol):
-    """What a step takes. ``spread``: standard deviation of the log of a step's seconds over what is said here."""
+    """Cost model of a step. ``spread``: standard deviation of the log of a step's time over the model's."""
 
     @property
     def spread(self) -> float: ...
@@ -88,7 +89,7 @@ class StepCosts(Protocol):
 
 
 class SimulatedEngine(WindowedEngine):
-    """The :class:`~cluster.engine.base.Engine` that stands in for a model. One thread makes all calls.
+    """The :class:`~cluster.engine.base.Engine` without a model. All calls from one thread.
 
     It keeps frames, windows, static gate, refresh policies and counts of tokens as the native engine does, on the same
     code. A step takes the seconds that ``costs`` say times ``exp(spread z - spread**2 / 2)`` with ``z`` normal, whose
@@ -126,47 +127,47 @@ class SimulatedEngine(WindowedEngine):
         self._fingerprint = f"{MARK}:{shape.family}:{shape.geometry}"
 
     def push(self, sample: FrameSample) -> list[WindowRequest]:
-        """See ``Engine.push``; what the frame shows is not kept."""
+        """See ``Engine.push``; patches are discarded."""
         closed = super().push(sample)
         self._streams[sample.stream].frames[-1].patches = None
         return closed
 
     def _slab(self) -> KVSlab:
-        """KV of no layers: its slots are counted and take no memory."""
+        """A KV slab of no layers: counts slots, takes no memory."""
         return KVSlab(0, 0, 0, torch.float32, torch.device("cpu"))
 
     def _encode_frames(self, frames: Sequence[StreamFrame]) -> Mapping[int, int]:
-        """Take pending frames for encoded. Text that a family writes around frames is not counted."""
+        """Mark pending frames as encoded. Text around frames is not counted."""
         for frame in frames:
             if frame.tokens is None:
-                cells = cells_of(frame)
+                cells = frame_cells(frame)
                 frame.tokens = FrameTokens(torch.zeros(len(cells), 0), cells, frame.grid)
         return {}
 
-    def _compute(self, work: Sequence[Work]) -> tuple[list[Computed], tuple[float, float, float]]:
+    def _compute(self, work: Sequence[WindowWork]) -> tuple[list[ComputedWindow], tuple[float, float, float]]:
         started = time.monotonic()
         self._encode(work)
         counts = [self._count(each) for each in work]
         spread = self._costs.spread
         seconds = self._costs.seconds(counts) * math.exp(spread * self._random.standard_normal() - spread**2 / 2)
-        # Counting is part of the step that it stands for.
+        # Counting time is part of the simulated step.
         self._sleep(max(0.0, started + seconds - time.monotonic()))
         return [self._draw(each, tokens) for each, tokens in zip(work, counts, strict=True)], (0.0, 0.0, seconds)
 
-    def _count(self, each: Work) -> TokenCount:
-        """Take a window for computed: its tokens, as the native engine's plan would have them.
+    def _count(self, each: WindowWork) -> TokenCount:
+        """Mark a window as computed and count its tokens as the native engine's plan would.
 
         A policy that narrows between layers is counted at its first layer.
         """
         stream, frames, window = each.stream, each.frames, each.request.window
-        stream.drop(stream.frames.index(frames[0]))
+        stream.drop_frames(stream.frames.index(frames[0]))
         kept = sum(frame.size for frame in frames)
         cached = sum(frame.size for frame in frames if frame.has_kv)
         _, selection = choose_refreshed(stream, window, frames, self._system, len(self.model.layers))
         computed = np.ones(kept, dtype=bool)
         computed[:cached] = selection.mask
         refreshed = int(selection.mask.sum())
-        stream.commit(window, frames, computed)
+        stream.record_computed(window, frames, computed)
         return TokenCount(
             full=self._full(frames),
             kept=kept,
@@ -177,17 +178,17 @@ class SimulatedEngine(WindowedEngine):
             encoded=each.encoded,
         )
 
-    def _draw(self, each: Work, tokens: TokenCount) -> Computed:
+    def _draw(self, each: WindowWork, tokens: TokenCount) -> ComputedWindow:
         questions = each.stream.spec.questions
         scores = [self._scores.draw(self._random) for _ in questions]
         texts = [
             f"{MARK}: {'yes' if score >= question.threshold else 'no'}, no model has looked"
             for question, score in zip(questions, scores, strict=True)
         ]
-        # Pairs of a row and a slot are nobody's figure here.
-        return Computed(tokens, scores, texts, rows=tokens.computed, attended=0.0)
+        # Row-slot pairs are not simulated.
+        return ComputedWindow(tokens, scores, texts, rows=tokens.computed, attended=0.0)
 
     def delete_memory(self, stream: str, ago_s: float | None = None) -> DeletedMemory:
-        """Forgets the window as asked, then raises ``NotReadyError`` like every engine without memory."""
+        """Delete from the window, then raise ``NotReadyError`` like every engine without memory."""
         super().delete_memory(stream, ago_s)
         raise NotReadyError(self.no_memory.format(stream))

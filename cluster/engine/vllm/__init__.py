@@ -14,9 +14,9 @@ Data flow of a window (modules marked * import vLLM; nothing of vLLM is patched)
 
 A prompt by hand::
 
-    served = serve_folder(model, folder, head_sizes)
+    served = write_model_folder(model, folder, head_sizes)
     items = [WindowItem.of(embeds, positions, content_digest(embeds), after=next_position)]
     check_items(items, served.hidden, model.dtype)
     prompt = window_prompt(model.system_ids(), items, model.question_ids(text), placeholder=0)
-    replies = VllmCore(arguments, yes_and_no_ids, end_ids).answer([Ask(prompt, query=...)], timeout_s=60)
+    replies = VllmCore(arguments, yes_and_no_ids, end_ids).answer([PromptRequest(prompt, query=...)], timeout_s=60)
 """

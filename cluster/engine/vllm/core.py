@@ -1,7 +1,7 @@
-"""vLLM's engine core in its own processes: started, asked with a deadline, ended, and begun anew when it died.
+"""vLLM engine core in its own processes: start, deadline, shutdown, and restart after failures.
 
-``AsyncLLM`` and not ``LLMEngine``: the latter waits for its core without a limit, and forever once the core was
-killed. Its event loop belongs to this object and runs only inside its calls.
+``AsyncLLM`` and not ``LLMEngine``, which waits for its core without a limit, even one that was killed. The event loop
+belongs to this object and runs only inside its calls.
 """
 
 from __future__ import annotations
@@ -35,19 +35,19 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-# Seconds that ending a core may take before its processes are killed, and that the rest of it is waited for.
+# Grace period before a core's processes are killed, and wait for the rest.
 SHUTDOWN_S = 2.0
-# The first request compiles what vLLM compiles.
+# The first request includes vLLM's compilation.
 WARM_UP_S = 300.0
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
-    """One prompt with one question. ``prompt`` is rendered (see :mod:`cluster.engine.vllm.prompt_items`).
+class PromptRequest:
+    """A rendered prompt with one question (see :mod:`cluster.engine.vllm.prompt_items`).
 
-    * ``query``: how many of its tokens are the question
+    * ``query``: number of question tokens
     * ``max_tokens``: of the answer, at least 1
-    * ``extra``: for whoever reads a request's extra arguments (a KV connector)
+    * ``extra``: the request's extra arguments, read by a KV connector
     """
 
     prompt: Any
@@ -57,10 +57,10 @@ class Ask:
 
 
 @dataclass(frozen=True, slots=True)
-class Reply:
-    """``scores``: log-probabilities of the watched ids at the first token; ``tokens``: of the answer, its end left
-    out; ``prompt`` tokens, of which ``cached`` were not computed. ``failed``: vLLM ended the request without an answer
-    (a KV connector could not load what it had promised), and nothing else is set."""
+class PromptReply:
+    """``scores``: log-probabilities of the watched ids at the first token; ``tokens`` of the answer without the end
+    token; ``prompt`` tokens, of which ``cached`` were not computed. ``failed``: vLLM ended the request without an
+    answer (a connector load failed), and nothing else is set."""
 
     scores: list[float]
     tokens: list[int]
@@ -97,7 +97,7 @@ class VllmCore:
 
     @property
     def max_tokens(self) -> int:
-        """Longest prompt with its answer, as vLLM settled it."""
+        """Longest prompt including its answer."""
         assert self._llm is not None
         return int(self._llm.model_config.max_model_len)
 
@@ -107,30 +107,30 @@ class VllmCore:
             return []
         return [process.pid for process in self._llm.engine_core.resources.engine_manager.processes]
 
-    def answer(self, asks: Sequence[Ask], timeout_s: float) -> list[Reply]:
-        """All prompts at once: vLLM batches them as they fit.
+    def answer(self, asks: Sequence[PromptRequest], timeout_s: float) -> list[PromptReply]:
+        """Run all prompts in one batch.
 
         Raises:
-            UnavailableError: the core has died, or did not answer in time; it is of no more use.
+            UnavailableError: the core died or timed out and cannot be used again.
             ValueError: vLLM refuses a prompt.
         """
         if self._llm is None or self._broken or self._llm.errored:
-            raise UnavailableError(f"vLLM's engine core {self._broken or 'has died'}; it must be started anew")
+            raise UnavailableError(f"vLLM's engine core {self._broken or 'has died'}; it must be restarted")
         try:
             return self._loop.run_until_complete(self._answer(asks, timeout_s))
         except TimeoutError:
             self._broken = f"did not answer {len(asks)} prompts within {timeout_s:g} s"
         except EngineDeadError:
             self._broken = "has died"
-        raise UnavailableError(f"vLLM's engine core {self._broken}; it must be started anew")
+        raise UnavailableError(f"vLLM's engine core {self._broken}; it must be restarted")
 
     def close(self) -> None:
-        """End vLLM's processes; waits for a few seconds at most."""
+        """Stop vLLM's processes; waits a few seconds at most."""
         llm, self._llm = self._llm, None
         if llm is not None:
             llm.shutdown(timeout=SHUTDOWN_S)
         if not self._loop.is_closed():
-            # What the shutdown left for the loop to do, and tasks it cancelled.
+            # Run the loop's remaining and cancelled tasks.
             self._loop.run_until_complete(_settle())
             self._loop.close()
 
@@ -140,8 +140,8 @@ class VllmCore:
         recorder = partial(StatsRecorder, stats=self.stats)
         return AsyncLLM.from_engine_args(config, stat_loggers=[recorder])
 
-    async def _answer(self, asks: Sequence[Ask], timeout_s: float) -> list[Reply]:
-        tasks = [asyncio.create_task(self._one(ask)) for ask in asks]
+    async def _answer(self, asks: Sequence[PromptRequest], timeout_s: float) -> list[PromptReply]:
+        tasks = [asyncio.create_task(self._generate(ask)) for ask in asks]
         try:
             done, pending = await asyncio.wait(tasks, timeout=timeout_s, return_when=asyncio.FIRST_EXCEPTION)
             failed = next((task.exception() for task in done if task.exception() is not None), None)
@@ -153,7 +153,7 @@ class VllmCore:
         finally:
             await _cancelled(tasks)
 
-    async def _one(self, ask: Ask) -> Reply:
+    async def _generate(self, ask: PromptRequest) -> PromptReply:
         assert self._llm is not None
         params = SamplingParams(
             temperature=0.0,
@@ -172,17 +172,17 @@ class VllmCore:
             raise ValueError(f"vLLM refuses a window: {_first_line(error)}") from error
         return self._reply(last)
 
-    def _reply(self, output: RequestOutput | None) -> Reply:
+    def _reply(self, output: RequestOutput | None) -> PromptReply:
         if output is not None and output.outputs and output.outputs[0].finish_reason == "error":
-            return Reply([], [], 0, 0, failed=True)
+            return PromptReply([], [], 0, 0, failed=True)
         if output is None or not output.outputs or not output.outputs[0].logprobs:
-            raise UnavailableError("vLLM ended a request without an answer; ask again")
+            raise UnavailableError("vLLM ended a request without an answer; try again")
         answer = output.outputs[0]
         first: Any = answer.logprobs[0]
         tokens = list(answer.token_ids)
         if tokens and tokens[-1] in self._ends:
             del tokens[-1]
-        return Reply(
+        return PromptReply(
             scores=[float(first[number].logprob) for number in self._watched],
             tokens=tokens,
             prompt=len(output.prompt_token_ids or ()),
@@ -191,15 +191,15 @@ class VllmCore:
 
 
 class VllmHost:
-    """A :class:`VllmCore` that is ended when it fails, and started anew when it is asked again.
+    """A :class:`VllmCore` that is stopped when it fails and restarted at the next request.
 
     ``max_tokens``: longest prompt with its answer.
 
     Args:
         arguments: complete engine arguments (:func:`engine_arguments`).
         watched, ends: see :class:`VllmCore`.
-        settings: how long an answer may take, and how often a core may fail.
-        lost: called when all that a core held is gone.
+        settings: timeout, and restarts allowed.
+        lost: called when the core's state is lost.
 
     Raises:
         ModelError: vLLM refuses an argument, or its core does not start.
@@ -218,11 +218,11 @@ class VllmHost:
         self._failures = 0
         self._closed = False
         self._core: VllmCore | None = None
-        self.max_tokens = self._begin()
+        self.max_tokens = self._start_core()
 
     @property
     def stats(self) -> VllmStats:
-        """What the engine core there is now did."""
+        """Statistics of the current engine core."""
         return VllmStats() if self._core is None else self._core.stats
 
     def processes(self) -> list[int]:
@@ -230,7 +230,7 @@ class VllmHost:
         return [] if self._core is None else self._core.processes()
 
     def check(self) -> None:
-        """Whether it can answer, or will start its core anew when it is next asked.
+        """Check that it can answer or restart its core.
 
         Raises:
             UnavailableError: its cores failed too often in a row, or it was closed.
@@ -243,8 +243,8 @@ class VllmHost:
                 "its log says why they did"
             )
 
-    def ask(self, asks: Sequence[Ask]) -> list[Reply]:
-        """All prompts at once.
+    def answer(self, asks: Sequence[PromptRequest]) -> list[PromptReply]:
+        """Run all prompts in one batch.
 
         Raises:
             UnavailableError: the core died, or did not answer in time; the next call starts another, while
@@ -253,43 +253,43 @@ class VllmHost:
         """
         self.check()
         if self._core is None:
-            self._revive()
+            self._restart()
         assert self._core is not None
         try:
             replies = self._core.answer(asks, self.settings.timeout_s)
         except UnavailableError as error:
             log.error("%s", error)
             self._failures += 1
-            # Now, so that its memory is free for whoever comes after it.
-            self._end()
+            # Now, to free its memory for the next core.
+            self._stop_core()
             self._lost()
             raise
         self._failures = 0
         return replies
 
     def close(self) -> None:
-        """End vLLM's processes."""
+        """Stop vLLM's processes."""
         self._closed = True
-        self._end()
+        self._stop_core()
 
-    def _end(self) -> None:
+    def _stop_core(self) -> None:
         core, self._core = self._core, None
         if core is not None:
             core.close()
 
-    def _revive(self) -> None:
-        log.warning("starting another vLLM engine core")
+    def _restart(self) -> None:
+        log.warning("restarting vLLM's engine core")
         try:
-            self.max_tokens = self._begin()
+            self.max_tokens = self._start_core()
         except (ModelError, UnavailableError) as error:
             self._failures += 1
-            raise UnavailableError(f"vLLM's engine core could not be started anew: {error}") from error
+            raise UnavailableError(f"vLLM's engine core could not be restarted: {error}") from error
 
-    def _begin(self) -> int:
+    def _start_core(self) -> int:
         core = VllmCore(self._arguments, self._watched, self._ends)
         try:
-            # What vLLM compiles on its first request must not count against the first window's time.
-            core.answer([Ask(tokens_input(list(self._watched[:1])), 1)], WARM_UP_S)
+            # Warm up: compilation must not count against the first window.
+            core.answer([PromptRequest(tokens_input(list(self._watched[:1])), 1)], WARM_UP_S)
         except BaseException:
             core.close()
             raise
@@ -298,13 +298,13 @@ class VllmHost:
 
 
 async def _cancelled(tasks: Sequence[asyncio.Task[Any]]) -> None:
-    """Abort what still runs; a core that does not take the abort is not waited for."""
+    """Cancel running requests; a core that does not react is not waited for."""
     for task in tasks:
         task.cancel()
     done, _ = await asyncio.wait(tasks, timeout=SHUTDOWN_S)
     for task in done:
         if not task.cancelled():
-            # Looked at, or asyncio complains that nobody did; the first one is raised already.
+            # Retrieve the exception, or asyncio logs it as unretrieved.
             task.exception()
 
 
@@ -319,7 +319,7 @@ async def _settle() -> None:
 
 @contextmanager
 def _environment() -> Iterator[None]:
-    """What vLLM's processes find in their environment; what the operator set himself wins.
+    """Environment of vLLM's processes; variables that the operator set take precedence.
 
     They are spawned, since a fork of a process that has used its arithmetic threads hangs in them. On a CPU they get as
     many threads as this process, wherever there is room: towers and language models run in turns.
@@ -354,6 +354,6 @@ def _refusal(error: Exception) -> str:
 
 def _first_line(error: Exception) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    # pydantic names the class first and says what is wrong in the line after the field.
+    # pydantic puts the cause on the line after the field.
     said = next((line for line in lines if ("rror" in line and ":" in line) or "should be" in line), None)
     return (said or (lines[0] if lines else type(error).__name__)).rstrip(".")

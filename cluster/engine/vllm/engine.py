@@ -1,4 +1,4 @@
-"""``VllmEngine``: windows answered by vLLM, over frames that our own tower encoded."""
+"""``VllmEngine``: windows answered by vLLM over frames encoded by our vision tower."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 
 from cluster.engine.base import completed_future
-from cluster.engine.vllm.served_model import ServedModel, serve_folder
+from cluster.engine.vllm.served_model import ServedModel, write_model_folder
 from cluster.engine.vllm.settings import VllmSettings, engine_arguments
 from cluster.engine.window.checks import NOMINAL_FPS
-from cluster.engine.window.score import end_tokens, score_of
-from cluster.engine.window.stream import spans_of
-from cluster.engine.window.windowed_engine import Computed, WindowedEngine, Work
+from cluster.engine.window.score import end_token_ids, make_score
+from cluster.engine.window.stream import frame_spans
+from cluster.engine.window.windowed_engine import ComputedWindow, WindowedEngine, WindowWork
 from cluster.errors import ConfigError, UnavailableError
 from cluster.models.base import VisionLanguageModel
 from cluster.types import Answer, DeletedMemory, StreamSpec, TokenCount, WindowRequest
 
 if TYPE_CHECKING:
     from cluster.engine.vllm.connector.window_checkpoint import WindowCheckpoints
-    from cluster.engine.vllm.core import Ask, Reply
-    from cluster.engine.vllm.prompt_layout import TimeOrderLayout, Window
+    from cluster.engine.vllm.core import PromptReply, PromptRequest
+    from cluster.engine.vllm.prompt_layout import PromptWindow, TimeOrderLayout
     from cluster.memory.tiers.stack import TierStack
 
 
@@ -35,21 +35,21 @@ Mode = Literal["full", "pruned", "reuse"]
 
 
 class VllmEngine(WindowedEngine):
-    """The :class:`~cluster.engine.base.Engine` on vLLM. Not thread-safe: one thread makes all calls.
+    """The :class:`~cluster.engine.base.Engine` on vLLM. Not thread-safe.
 
-    Frames go through our tower once, in this process, and their embeddings to vLLM's engine core, in processes of its
-    own, with the window's positions. A step sends all questions of all its windows together, and raises
-    ``UnavailableError`` when the core has died or did not answer in time; the next one starts it anew.
+    Our vision tower encodes each frame once, in this process; embeddings and positions go to vLLM's engine core in its
+    own processes. A step sends all questions of all its windows together, and raises ``UnavailableError`` when the core
+    died or timed out; the next step restarts it.
 
-    * ``mode``: ``pruned`` and ``full`` differ in the frames they are sent (``full``: decoders prune nothing) and in
-      nothing else; ``reuse`` loads what it can through a KV connector
-    * ``settings``: how vLLM is run
+    * ``mode``: ``pruned`` and ``full`` differ only in the frames sent by decoders (``full``: unpruned); ``reuse`` loads
+      KV through a connector
+    * ``settings``: vLLM settings
     * ``score_temperature``, ``score_bias``, ``max_new_tokens``: as of ``NativeEngine``
-    * ``release``: the model's decoder layers leave this process's memory; nothing else may use the model then
-    * ``tiers``: where windows outlive this process, and with ``reuse`` their KV; not closed with the engine
+    * ``release``: free the model's decoder layers in this process; nothing else may use the model then
+    * ``tiers``: storage for windows, with ``reuse`` also their KV, beyond this process; not closed with the engine
 
     Raises:
-        ConfigError: vLLM is not there, of an untested version, or does not know an argument.
+        ConfigError: vLLM is not installed, of an untested version, or does not know an argument.
         ModelError: it cannot serve the model.
     """
 
@@ -74,16 +74,16 @@ class VllmEngine(WindowedEngine):
         self.mode = mode
         self._tiers = tiers
         self._keeper: WindowCheckpoints | None = None
-        self.settings = (settings or VllmSettings()).checked()
+        self.settings = (settings or VllmSettings()).validated()
         yes, no = model.yes_no_ids()
         self._watched = [*yes, *no]
         # Scores are read off the watched tokens' log-probabilities: the normalisation they share cancels out.
         places = range(len(self._watched))
         device = torch.device("cpu")
-        self._score = score_of(model, places[: len(yes)], places[len(yes) :], device, score_temperature, score_bias)
-        self._ends = sorted(end_tokens(model))
+        self._score = make_score(model, places[: len(yes)], places[len(yes) :], device, score_temperature, score_bias)
+        self._ends = sorted(end_token_ids(model))
         self._system = model.system_ids()
-        # Now: with ``release`` the weights are gone later.
+        # Now, as ``release`` frees the weights.
         self._fingerprint = self.fingerprint
         self._folder = tempfile.TemporaryDirectory(prefix="sightline-vllm-")
         try:
@@ -94,78 +94,77 @@ class VllmEngine(WindowedEngine):
 
     # -- streams --------------------------------------------------------------------------------------
     def admit(self, spec: StreamSpec) -> None:
-        """See ``Engine.admit``. A window that another process left in the tiers goes on, where the stream has a memory:
-        nothing of one without it is written there. Its KV is fetched block by block, when a window needs it."""
+        """See ``Engine.admit``. For a stream with a memory, continues a window that another process saved; its KV is
+        fetched block by block when a window needs it."""
         self._check(spec)
         keeper, held = self._keeper, spec.stream in self._streams
         if self._tiers is not None and spec.memory is not None:
             self._tiers.set_cap(spec.stream, spec.memory.cap_bytes)
-        found = None if held or spec.memory is None or keeper is None else keeper.found(spec.stream)
+        found = None if held or spec.memory is None or keeper is None else keeper.find_window(spec.stream)
         new = self._admit(spec, found)
         if keeper is not None and new:
-            keeper.begin(spec.stream)
+            keeper.discard_stale(spec.stream)
         elif keeper is not None and held and spec.memory is None:
-            keeper.clear(spec.stream)
+            keeper.clear_stream(spec.stream)
 
     def evict(self, stream: str, *, save: bool = True) -> None:  # noqa: ARG002
-        """See ``Engine.evict``. Nothing of it is under way in vLLM: a step ends with all its requests."""
+        """See ``Engine.evict``. Nothing is in flight in vLLM, as a step ends with all its requests."""
         if self._streams.pop(stream, None) is not None:
-            self.layout.forget(stream)
+            self.layout.drop_stream(stream)
 
     # -- moving ---------------------------------------------------------------------------------------
     def hand_over(self, stream: str) -> Future[bool]:
-        """See ``Engine.hand_over``: the window goes through the tiers, and with mode reuse its KV."""
-        keeper = self._keeper_of(stream)
+        """See ``Engine.hand_over``: the window goes through the tiers, with mode ``reuse`` its KV too."""
+        keeper = self._checkpoints_of(stream)
         saved = keeper is not None and keeper.hand_over(stream, self._snapshot(stream))
         self.evict(stream)
         return completed_future(saved)
 
     def import_stream(self, spec: StreamSpec, state: bytes) -> None:
-        """See ``Engine.import_stream``; a stream of that name is replaced. KV of a native engine is let go of."""
+        """See ``Engine.import_stream``; replaces a stream of that name. A native engine's KV is discarded."""
         super().import_stream(spec, state)
         taken = self._streams[spec.stream]
-        taken.lose_kv()
+        taken.invalidate_kv()
         taken.kv = self._slab()
-        self.layout.forget(spec.stream)
+        self.layout.drop_stream(spec.stream)
 
-    def _keeper_of(self, stream: str) -> WindowCheckpoints | None:
+    def _checkpoints_of(self, stream: str) -> WindowCheckpoints | None:
         held = self._streams.get(stream)
         return None if held is None or held.spec.memory is None else self._keeper
 
     # -- windows --------------------------------------------------------------------------------------
     def step(self, requests: Sequence[WindowRequest]) -> list[Answer]:
-        """See ``Engine.step``."""
         answers = super().step(requests)
         for request in requests:
-            keeper = self._keeper_of(request.stream)
+            keeper = self._checkpoints_of(request.stream)
             if keeper is not None:
-                keeper.note(request.stream, self._snapshot(request.stream))
+                keeper.queue_window(request.stream, self._snapshot(request.stream))
         return answers
 
-    def _compute(self, work: Sequence[Work]) -> tuple[list[Computed], tuple[float, float, float]]:
-        from cluster.engine.vllm.prompt_layout import Window
+    def _compute(self, work: Sequence[WindowWork]) -> tuple[list[ComputedWindow], tuple[float, float, float]]:
+        from cluster.engine.vllm.prompt_layout import PromptWindow
 
         began = time.perf_counter()
         self._encode(work)
         encoded = time.perf_counter()
         windows = [
-            Window(
+            PromptWindow(
                 each.stream,
                 each.request,
                 each.frames,
-                self.model.window_positions(len(self._system), spans_of(each.frames)),
+                self.model.window_positions(len(self._system), frame_spans(each.frames)),
                 each.stream.spec.questions,
                 [self.max_new_tokens if question.explain else 1 for question in each.stream.spec.questions],
             )
             for each in work
         ]
-        asks = [self.layout.asks(window) for window in windows]
+        asks = [self.layout.make_prompts(window) for window in windows]
         planned = time.perf_counter()
         replies = self._ask(windows, asks)
         seconds = (encoded - began, planned - encoded, time.perf_counter() - planned)
-        done: list[Computed] = []
+        done: list[ComputedWindow] = []
         for each, window, mine, given in zip(work, windows, asks, replies, strict=True):
-            counted = self.layout.done(window, given)
+            counted = self.layout.record_replies(window, given)
             tokens = TokenCount(
                 full=self._full(each.frames),
                 kept=window.visual,
@@ -181,16 +180,16 @@ class VllmEngine(WindowedEngine):
                 for question, reply in zip(window.questions, given, strict=True)
             ]
             decoded = sum(max(0, len(reply.tokens) - 1) for reply in given)
-            done.append(Computed(tokens, scores, texts, counted.rows, counted.attended, decoded))
+            done.append(ComputedWindow(tokens, scores, texts, counted.rows, counted.attended, decoded))
         return done, seconds
 
-    def _ask(self, windows: Sequence[Window], asks: Sequence[Sequence[Ask]]) -> list[list[Reply]]:
-        """The replies to all questions of each window; a window of which vLLM let a question fail is asked again."""
-        replies = _in_turn(self.host.ask([ask for mine in asks for ask in mine]), asks)
+    def _ask(self, windows: Sequence[PromptWindow], asks: Sequence[Sequence[PromptRequest]]) -> list[list[PromptReply]]:
+        """Replies to all questions of each window; windows with a failed question are asked again."""
+        replies = _in_turn(self.host.answer([ask for mine in asks for ask in mine]), asks)
         failed = [number for number, given in enumerate(replies) if any(reply.failed for reply in given)]
         if failed:
-            retried = [self.layout.again(windows[number]) for number in failed]
-            given_now = _in_turn(self.host.ask([ask for mine in retried for ask in mine]), retried)
+            retried = [self.layout.retry_prompts(windows[number]) for number in failed]
+            given_now = _in_turn(self.host.answer([ask for mine in retried for ask in mine]), retried)
             for number, given in zip(failed, given_now, strict=True):
                 if any(reply.failed for reply in given):
                     raise UnavailableError(
@@ -206,14 +205,14 @@ class VllmEngine(WindowedEngine):
     def delete_memory(self, stream: str, ago_s: float | None = None) -> DeletedMemory:
         """See ``Engine.delete_memory``: deletes the window's frames, here and in the tiers."""
         forgotten = super().delete_memory(stream, ago_s)
-        # All of it: what is left of the window is written anew with its next step.
-        self.layout.forget(stream, everywhere=True)
+        # Everything: the rest of the window is saved again with its next step.
+        self.layout.drop_stream(stream, everywhere=True)
         return forgotten
 
     # -- vLLM -----------------------------------------------------------------------------------------
     @property
     def vllm_stats(self) -> Any:
-        """What vLLM did (:class:`~cluster.engine.vllm.stats.VllmStats`); begins anew with its engine core."""
+        """Statistics of the current engine core (:class:`~cluster.engine.vllm.stats.VllmStats`)."""
         return self.host.stats
 
     def processes(self) -> list[int]:
@@ -221,7 +220,7 @@ class VllmEngine(WindowedEngine):
         return self.host.processes()
 
     def check(self) -> None:
-        """Whether the engine can answer, or will start its core anew when it is next asked.
+        """Check that the engine can answer or restart its core.
 
         Raises:
             UnavailableError: its engine cores failed too often in a row.
@@ -229,7 +228,7 @@ class VllmEngine(WindowedEngine):
         self.host.check()
 
     def close(self) -> None:
-        """End vLLM's processes; the engine answers nothing any more."""
+        """Stop vLLM's processes; the engine is then unusable."""
         self.host.close()
         self.layout.close()
         self._folder.cleanup()
@@ -247,31 +246,31 @@ class VllmEngine(WindowedEngine):
             Path(self._folder.name), _cpu_head_sizes() if cpu else None
         )
         if release:
-            # Before vLLM looks how much memory is free.
+            # Before vLLM measures free memory.
             for layer in self.model.layers:
                 layer.to("meta")
             if self.model.device.type == "cuda":
                 torch.cuda.empty_cache()
         try:
             arguments = engine_arguments(self.served, self.model.dtype, self.settings.arguments, needed, cpu=cpu)
-            self.host = VllmHost(arguments, self._watched, self._ends, self.settings, self.layout.lost)
+            self.host = VllmHost(arguments, self._watched, self._ends, self.settings, self.layout.on_core_lost)
         except BaseException:
             self.layout.close()
             raise
         if self._tiers is not None and self.layout.writer is not None:
-            self._keeper = WindowCheckpoints(self._tiers, self.layout.writer, self.layout.held)
+            self._keeper = WindowCheckpoints(self._tiers, self.layout.writer, self.layout.describe_kv)
 
     def _make_layout(
         self, folder: Path, head_sizes: Sequence[int] | None
     ) -> tuple[TimeOrderLayout, ServedModel, Mapping[str, Any]]:
-        """How windows become prompts, what vLLM serves for it, and the engine arguments that takes."""
-        served = serve_folder(self.model, folder, head_sizes)
+        """Create the prompt layout, the served model, and the engine arguments they need."""
+        served = write_model_folder(self.model, folder, head_sizes)
         if self.mode == "reuse":
-            from cluster.engine.vllm.reuse_layout import reuse_layout
+            from cluster.engine.vllm.reuse_layout import make_reuse_layout
 
             given = self.settings.arguments
             shards = int(given.get("tensor_parallel_size", 1)) * int(given.get("pipeline_parallel_size", 1))
-            layout, needed = reuse_layout(self.model, served, tier=self._tiers, shards=shards)
+            layout, needed = make_reuse_layout(self.model, served, tier=self._tiers, shards=shards)
             return layout, served, needed
         from cluster.engine.vllm.connector.tier_writer import TierWriter
         from cluster.engine.vllm.prompt_layout import TimeOrderLayout
@@ -295,8 +294,8 @@ class VllmEngine(WindowedEngine):
             )
 
 
-def _in_turn(replies: Sequence[Reply], asks: Sequence[Sequence[Ask]]) -> list[list[Reply]]:
-    """Replies in one row, as the asks were -> as many to each as it has asks."""
+def _in_turn(replies: Sequence[PromptReply], asks: Sequence[Sequence[PromptRequest]]) -> list[list[PromptReply]]:
+    """Split replies by window, as many to each as it has requests."""
     rest = iter(replies)
     return [list(islice(rest, len(mine))) for mine in asks]
 

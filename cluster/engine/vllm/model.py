@@ -1,4 +1,4 @@
-"""The model that vLLM serves: a family's language model over given embeddings at given three-axis positions."""
+"""The model class served by vLLM: a family's language model over given embeddings at given three-axis positions."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from cluster.engine.vllm.prompt_items import MODALITY, WindowItem, window_prompt
 
 
 class WindowInfo(BaseProcessingInfo):
-    """Limits, from the configuration that :mod:`cluster.engine.vllm.served_model` writes."""
+    """Item limits, from the configuration written by :mod:`cluster.engine.vllm.served_model`."""
 
     def get_supported_mm_limits(self) -> Mapping[str, int | None]:
         return {MODALITY: None}
@@ -51,7 +51,7 @@ class WindowInfo(BaseProcessingInfo):
 
 
 class WindowDummies(BaseDummyInputsBuilder[WindowInfo]):
-    """The largest item, to measure memory with."""
+    """Dummy inputs of the largest size, for memory profiling."""
 
     def get_dummy_text(self, mm_counts: Mapping[str, int]) -> str:
         del mm_counts
@@ -63,7 +63,7 @@ class WindowDummies(BaseDummyInputsBuilder[WindowInfo]):
 
 
 class WindowProcessor(BaseMultiModalProcessor[WindowInfo]):
-    """Windows come rendered (:func:`cluster.engine.vllm.prompt_items.window_prompt`): there is nothing to process."""
+    """Pass-through processor: windows are rendered by :func:`cluster.engine.vllm.prompt_items.window_prompt`."""
 
     requires_tokenizer = False
 
@@ -101,7 +101,7 @@ class WindowProcessor(BaseMultiModalProcessor[WindowInfo]):
 
 @MULTIMODAL_REGISTRY.register_processor(WindowProcessor, info=WindowInfo, dummy_inputs=WindowDummies)
 class SightlineWindowModel(nn.Module, SupportsMultiModal, SupportsPP, SupportsMRoPE):
-    """vLLM's own Qwen2, the language model of every family we have; the tower runs elsewhere."""
+    """vLLM's Qwen2, the language model of all supported families; the vision tower runs elsewhere."""
 
     packed_modules_mapping = {  # noqa: RUF012 -- the name and form vLLM reads
         "qkv_proj": ["q_proj", "k_proj", "v_proj"],
@@ -137,14 +137,14 @@ class SightlineWindowModel(nn.Module, SupportsMultiModal, SupportsPP, SupportsMR
         self.make_empty_intermediate_tensors = self.language_model.make_empty_intermediate_tensors
 
     def embed_multimodal(self, **kwargs: object) -> MultiModalEmbeddings:
-        """``embeds``: of each item ``[n, D]``, or all of them stacked where they are of one length."""
+        """``embeds``: per item ``[n, D]``, or all stacked if of one length."""
         embeds: Any = kwargs["embeds"]
         return list(embeds)
 
     def get_mrope_input_positions(
         self, input_tokens: list[int], mm_features: list[MultiModalFeatureSpec]
     ) -> tuple[Tensor, int]:
-        """Exactly the positions that came with the items."""
+        """The positions that came with the items."""
         return feature_positions(len(input_tokens), mm_features)
 
     def forward(

@@ -1,4 +1,4 @@
-"""What vLLM loads in each of its processes before a model (entry point ``vllm.general_plugins``): our model's name."""
+"""vLLM plugin (entry point ``vllm.general_plugins``): registers our model class in each of its processes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ OWNED = "SIGHTLINE_OWNS_VLLM"
 
 
 def register() -> None:
-    """Tell vLLM where the class of :data:`ARCHITECTURE` is; it is imported only where that model is served."""
+    """Register :data:`ARCHITECTURE` with vLLM; the class is imported only when that model is served."""
     from vllm import ModelRegistry
 
     if ARCHITECTURE not in ModelRegistry.get_supported_archs():
@@ -22,10 +22,9 @@ def register() -> None:
 
 
 def end_with_parent() -> None:
-    """An engine core of ours ends when the process that started it does, however that ended.
+    """End an engine core of ours when its parent process ends, however it ended.
 
-    vLLM's own would go on for ever after a kill, with all the memory of the device, and the next replica could not
-    start.
+    vLLM's own would survive a kill and keep the device's memory, so the next replica could not start.
     """
     parent = multiprocessing.parent_process()
     if OWNED not in os.environ or parent is None:

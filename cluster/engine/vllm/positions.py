@@ -1,4 +1,4 @@
-"""Positions of a whole prompt from those of its items. Imports nothing of vLLM."""
+"""Positions of a whole prompt from those of its items. Does not import vLLM."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 def prompt_positions(length: int, items: Sequence[tuple[int, Tensor, int]]) -> tuple[Tensor, int]:
-    """Positions ``[3, length]`` int64 of a prompt, and how far the next token stands ahead of its number.
+    """Positions ``[3, length]`` int64 of a prompt, and the offset of the next token's position from its index.
 
     Args:
         length: tokens of the prompt.

@@ -1,4 +1,4 @@
-"""A window as vLLM takes it: token ids, and embeddings with their positions as multimodal items of the prompt."""
+"""Rendered prompts for vLLM: token ids, and embeddings with positions as multimodal items."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ MODALITY = "image"
 
 @dataclass(frozen=True, slots=True)
 class WindowItem:
-    """Neighbouring tokens of a prompt that are given by their embeddings.
+    """Neighbouring prompt tokens given by their embeddings.
 
     * ``embeds`` ``[n, D]`` on the CPU, in the model's dtype
-    * ``positions`` ``[3, n]`` int64, whatever they are: order in the prompt and position are two things
-    * ``after``: position of the first text token behind the item; only the last one before text needs it
-    * ``digest``: key of its content *and* its positions: what vLLM's caches go by
+    * ``positions`` ``[3, n]`` int64, independent of the order in the prompt
+    * ``after``: position of the first text token after the item; only needed before text
+    * ``digest``: of content *and* positions, the key in vLLM's caches
     """
 
     embeds: Tensor
@@ -39,7 +39,7 @@ class WindowItem:
 
     @classmethod
     def of(cls, embeds: Tensor, positions: Tensor, content: str, *, after: int | None = None) -> WindowItem:
-        """An item whose embeddings are known by ``content`` (see :func:`content_digest`)."""
+        """Create an item; ``content``: its :func:`content_digest`."""
         hasher = hashlib.blake2b(f"{content}:{after}:".encode(), digest_size=16)
         hasher.update(positions.contiguous().numpy().tobytes())
         return cls(embeds, positions, after, hasher.hexdigest())
@@ -49,17 +49,17 @@ class WindowItem:
 
 
 def content_digest(embeds: Tensor) -> str:
-    """Key of embeddings ``[n, D]`` on the CPU by their bytes."""
+    """Digest of embeddings ``[n, D]`` on the CPU."""
     flat = embeds.contiguous().view(torch.uint8)
     return hashlib.blake2b(flat.numpy().data, digest_size=16).hexdigest()
 
 
 def check_items(items: Sequence[WindowItem], hidden: int, dtype: torch.dtype) -> None:
-    """Refuse what would fail, or worse be answered, inside vLLM.
+    """Check items for errors that vLLM would not detect.
 
     Raises:
-        ValueError: embeddings of another shape or type than the model's, without a position each, or text behind an
-            item that does not say where it stands.
+        ValueError: embeddings of another shape or type than the model's, without a position each, or text after an item
+            without ``after``.
     """
     for number, item in enumerate(items):
         shape = (len(item), hidden)
@@ -87,14 +87,14 @@ def window_prompt(
     placeholder: int,
     salt: str | None = None,
 ) -> MultiModalInput:
-    """``[before | items | behind]`` as a rendered prompt, which ``AsyncLLM.generate`` takes.
+    """Render ``[before | items | behind]`` for ``AsyncLLM.generate``.
 
     Args:
         before: token ids of the system prompt, at positions 0, 1, …
-        items: in the order in which their tokens stand in the prompt; see :func:`check_items`.
+        items: in prompt order; see :func:`check_items`.
         behind: token ids of the question, from the last item's ``after`` on.
-        placeholder: a token id that stands where embeddings do; never looked at.
-        salt: prompts of another salt share nothing in vLLM's prefix cache.
+        placeholder: token id in place of embeddings; never read.
+        salt: prompts with different salts share nothing in vLLM's prefix cache.
     """
     ids = list(before)
     places = []
@@ -104,7 +104,7 @@ def window_prompt(
     ids += behind
     return mm_input(
         ids,
-        MultiModalKwargsItems({MODALITY: [kwargs_of(item) for item in items]}),
+        MultiModalKwargsItems({MODALITY: [item_kwargs(item) for item in items]}),
         {MODALITY: [item.digest for item in items]},
         {MODALITY: places},
         cache_salt=salt,
@@ -112,18 +112,18 @@ def window_prompt(
 
 
 def without_content(prompt: Any, count: int) -> Any:
-    """``prompt`` (see :func:`window_prompt`) with its first ``count`` items bare of embeddings; positions stay.
+    """``prompt`` (see :func:`window_prompt`) without the embeddings of its first ``count`` items; positions stay.
 
-    Nobody looks at embeddings of tokens that are loaded, and a window's are megabytes for each of its questions. Such a
-    prompt can only be computed where its first items are loaded: a request whose load fails must end.
+    Embeddings of loaded tokens are never read, and a window's are megabytes per question. Such a prompt can only be
+    computed if its first items are loaded: a request whose load fails must end.
     """
     for item in prompt["mm_kwargs"][MODALITY][:count]:
         item.pop("embeds")
     return prompt
 
 
-def kwargs_of(item: WindowItem) -> MultiModalKwargsItem:
-    """An item in the form that reaches the registered model."""
+def item_kwargs(item: WindowItem) -> MultiModalKwargsItem:
+    """An item as the registered model's keyword arguments."""
     here, host = MultiModalBatchedField(), MultiModalBatchedField(keep_on_cpu=True)
     after = torch.tensor(-1 if item.after is None else item.after)
     return MultiModalKwargsItem(

@@ -1,4 +1,4 @@
-"""How a window's tokens are put into prompts: in time order, or in another that a KV connector can serve."""
+"""Prompt layouts: a window's tokens in time order, or reordered for a KV connector."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from cluster.engine.vllm.connector.tier_writer import TierWriter
-from cluster.engine.vllm.core import Ask, Reply
+from cluster.engine.vllm.core import PromptReply, PromptRequest
 from cluster.engine.vllm.prompt_items import WindowItem, check_items, content_digest, window_prompt
 from cluster.engine.vllm.served_model import ServedModel
-from cluster.engine.window.stream import Stream, StreamFrame, tokens_of
+from cluster.engine.window.stream import Stream, StreamFrame, encoded_tokens
 from cluster.models.base import VisionLanguageModel, WindowPositions
 from cluster.types import Question, WindowRequest
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Window:
-    """One window to be answered, its frames encoded.
+class PromptWindow:
+    """A window to be answered, its frames encoded.
 
-    * ``frames`` in time order; ``positions.frames[i]`` ``[3, t_i]`` are where the i-th frame's tokens stand
+    * ``frames`` in time order; ``positions.frames[i]`` ``[3, t_i]``: of the i-th frame's tokens
     * ``max_tokens``: per question, of its answer
     """
 
@@ -38,13 +38,13 @@ class Window:
     @property
     def visual(self) -> int:
         """Tokens of all frames."""
-        return sum(len(tokens_of(frame)) for frame in self.frames)
+        return sum(len(encoded_tokens(frame)) for frame in self.frames)
 
 
 @dataclass(frozen=True, slots=True)
 class WindowCounts:
-    """Visual tokens of one window by where their KV came from, and the ``rows`` that vLLM computed for all its
-    questions, which ``attended`` to so many places together."""
+    """Visual tokens of one window by the origin of their KV; ``rows`` computed by vLLM for all questions, and the
+    row-slot pairs they ``attended``."""
 
     reused: int
     refreshed: int
@@ -53,18 +53,18 @@ class WindowCounts:
     attended: int
 
     @classmethod
-    def of(cls, reused: int, refreshed: int, new: int, replies: Sequence[Reply]) -> WindowCounts:
-        """With rows as the replies tell: all that were not cached, each seeing itself and what stands before it."""
+    def of(cls, reused: int, refreshed: int, new: int, replies: Sequence[PromptReply]) -> WindowCounts:
+        """Derive rows and pairs from the replies: uncached tokens, each attending to itself and its predecessors."""
         rows = sum(reply.prompt - reply.cached for reply in replies)
         pairs = sum(_triangle(reply.prompt) - _triangle(reply.cached) for reply in replies)
         return cls(reused, refreshed, new, rows, pairs)
 
 
 class TimeOrderLayout:
-    """Makes prompts of windows, ``[system | frames in time order | question]``: vLLM's prefix cache shares it among a
-    window's questions. Called by the engine's thread only.
+    """Prompts ``[system | frames in time order | question]``, shared among a window's questions by vLLM's prefix cache.
+    Called by the engine's thread only.
 
-    ``writer`` brings what outlives this process to the tiers; None where nothing does.
+    ``writer``: writes checkpoints to the tiers; None without any.
     """
 
     def __init__(self, model: VisionLanguageModel, served: ServedModel, writer: TierWriter | None = None) -> None:
@@ -74,67 +74,68 @@ class TimeOrderLayout:
         self.system_ids = model.system_ids()
         self.question_ids = lru_cache(maxsize=4096)(model.question_ids)
 
-    def asks(self, window: Window) -> list[Ask]:
-        """One per question, in the order of the questions.
+    def make_prompts(self, window: PromptWindow) -> list[PromptRequest]:
+        """One request per question, in order.
 
         Raises:
             ValueError: embeddings and positions do not fit each other, or the model.
         """
         items = self._items(window)
         return [
-            Ask(self.prompt(window, items, question), len(self.question_ids(question.text)), max_tokens)
+            PromptRequest(self.prompt(window, items, question), len(self.question_ids(question.text)), max_tokens)
             for question, max_tokens in zip(window.questions, window.max_tokens, strict=True)
         ]
 
-    def again(self, window: Window) -> list[Ask]:
-        """A question of the window ended without an answer: all of them once more, without what failed."""
-        return self.asks(window)
+    def retry_prompts(self, window: PromptWindow) -> list[PromptRequest]:
+        """Requests for all questions again after one failed, without the failed loads."""
+        return self.make_prompts(window)
 
-    def done(self, window: Window, replies: Sequence[Reply]) -> WindowCounts:
-        """All questions of the window were answered. What the first one found cached was there from an earlier one."""
+    def record_replies(self, window: PromptWindow, replies: Sequence[PromptReply]) -> WindowCounts:
+        """Record the replies to all questions of a window. Tokens cached at the first one stem from an earlier
+        window."""
         visual = window.visual
         found = min(reply.cached for reply in replies) - len(self.system_ids)
         reused = min(max(0, found), visual)
         return WindowCounts.of(reused, 0, visual - reused, replies)
 
-    def forget(self, stream: str, *, everywhere: bool = False) -> None:
-        """The stream is gone from here; ``everywhere``: from wherever something of it outlives this process too."""
+    def drop_stream(self, stream: str, *, everywhere: bool = False) -> None:
+        """Drop a stream's local state; ``everywhere``: in the tiers too."""
         if self.writer is not None and everywhere:
-            self.writer.forget(stream)
+            self.writer.delete_stream(stream)
         elif self.writer is not None:
-            self.writer.release(stream)
+            self.writer.cancel_stream(stream)
 
-    def held(self, stream: str) -> Mapping[str, Any]:  # noqa: ARG002
-        """What it takes to find again what was kept of a stream's KV, as JSON takes it; nothing where none is."""
+    def describe_kv(self, stream: str) -> Mapping[str, Any]:  # noqa: ARG002
+        """JSON-compatible record of a stream's stored KV; empty if there is none."""
         return {}
 
-    def lost(self) -> None:
-        """The engine core died, and with it all that it held."""
+    def on_core_lost(self) -> None:
+        """Called when the engine core died with everything it held."""
 
     def close(self) -> None:
-        """The engine ends."""
+        """Release resources when the engine ends."""
         if self.writer is not None:
             self.writer.close()
 
     # -- prompts ----------------------------------------------------------------------------------
-    def prompt(self, window: Window, items: Sequence[WindowItem], question: Question, **options: Any) -> Any:
-        """``[system | items | question]``, checked; options as of :func:`window_prompt`."""
+    def prompt(self, window: PromptWindow, items: Sequence[WindowItem], question: Question, **options: Any) -> Any:
+        """Render ``[system | items | question]``, checked; options as of :func:`window_prompt`."""
         ids = self.question_ids(question.text)
         if not items:
             # Nothing is seen at all: the question's first token is given by its embedding, so that it has its place.
-            embeds, at = self.embeds(self.model.embed(torch.tensor(ids[:1]))), window.positions.next
+            embeds, at = self.pad_embeds(self.model.embed(torch.tensor(ids[:1]))), window.positions.next
             items = [WindowItem.of(embeds, torch.full((3, 1), at), content_digest(embeds), after=at + 1)]
             ids = ids[1:]
         check_items(items, self.served.hidden, self.model.dtype)
         return window_prompt(self.system_ids, items, ids, placeholder=0, **options)
 
-    def embeds(self, embeds: Tensor) -> Tensor:
-        """As vLLM takes them: on the CPU, and as wide as the model it serves."""
+    def pad_embeds(self, embeds: Tensor) -> Tensor:
+        """Embeddings on the CPU, padded to the served model's width."""
         more = self.served.hidden - embeds.shape[1]
         return F.pad(embeds.cpu(), (0, more)) if more else embeds.cpu()
 
-    def _items(self, window: Window) -> list[WindowItem]:
-        """One per frame that keeps anything, in time order; the last one says where the question stands."""
+    def _items(self, window: PromptWindow) -> list[WindowItem]:
+        """One item per frame with kept tokens, in time order; the last one gives the question's position."""
         shown = [
             (frame, positions)
             for frame, positions in zip(window.frames, window.positions.frames, strict=True)
@@ -142,16 +143,16 @@ class TimeOrderLayout:
         ]
         items = []
         for number, (frame, positions) in enumerate(shown):
-            embeds = self.embeds(tokens_of(frame).embeds)
+            embeds = self.pad_embeds(encoded_tokens(frame).embeds)
             after = window.positions.next if number == len(shown) - 1 else None
-            items.append(WindowItem.of(embeds, positions.cpu().contiguous(), content_of(frame), after=after))
+            items.append(WindowItem.of(embeds, positions.cpu().contiguous(), embeds_digest(frame), after=after))
         return items
 
 
-def content_of(frame: StreamFrame) -> str:
-    """Key of an encoded frame's embeddings, computed once."""
+def embeds_digest(frame: StreamFrame) -> str:
+    """Digest of an encoded frame's embeddings, cached in the frame."""
     if not frame.content:
-        frame.content = content_digest(tokens_of(frame).embeds.cpu())
+        frame.content = content_digest(encoded_tokens(frame).embeds.cpu())
     return frame.content
 
 

@@ -1,8 +1,8 @@
-"""Windows on vLLM that begin with KV of the last one: what is computed of them, what prompts load and what they keep.
+"""KV reuse on vLLM: prompts whose prefix is loaded from the KV of the last window.
 
-The order is ``[system | reused | refreshed, new | question]`` (:mod:`cluster.engine.vllm.connector`): vLLM takes KV
-from outside as a prefix only. A stream's refresh policy names the tokens to compute again, as in the native engine;
-policies that narrow their choice from layer to layer cannot here and compute all that they begin with.
+The order is ``[system | reused | refreshed, new | question]`` (:mod:`cluster.engine.vllm.connector`), as vLLM loads
+only prefixes. The stream's refresh policy selects the tokens to recompute, as in the native engine; policies that
+narrow from layer to layer recompute their initial selection instead.
 """
 
 from __future__ import annotations
@@ -14,36 +14,36 @@ from typing import Any
 import numpy as np
 import torch
 
-from cluster.engine.vllm.connector.prompt_order import Order, Piece, WindowFrame, reordered
+from cluster.engine.vllm.connector.prompt_order import Piece, PromptOrder, WindowFrame, order_prompt
 from cluster.engine.vllm.connector.store import BlockFolder, KVShape, SharedFolder
 from cluster.engine.vllm.connector.tier_writer import BlockWriter, TierLike
 from cluster.engine.vllm.connector.transfer import transfer_config
 from cluster.engine.vllm.connector.window_checkpoint import unpack
-from cluster.engine.vllm.core import Ask, Reply
+from cluster.engine.vllm.core import PromptReply, PromptRequest
 from cluster.engine.vllm.prompt_items import WindowItem, without_content
-from cluster.engine.vllm.prompt_layout import TimeOrderLayout, Window, WindowCounts, content_of
+from cluster.engine.vllm.prompt_layout import PromptWindow, TimeOrderLayout, WindowCounts, embeds_digest
 from cluster.engine.vllm.served_model import ServedModel
 from cluster.engine.window.export import fingerprint
 from cluster.engine.window.planner import IntArray
 from cluster.engine.window.refresh.context import choose_refreshed
-from cluster.engine.window.stream import StreamFrame, tokens_of
+from cluster.engine.window.stream import StreamFrame, encoded_tokens
 from cluster.models.base import VisionLanguageModel
 from cluster.types import mask_digest
 
-# Seconds that a stream's first window here may wait for what a tier has of the one before.
+# Longest wait of a stream's first window for blocks from the tier.
 RESUME_S = 5.0
 # Key of the system prompt's block; a store's fingerprint tells models apart.
 SYSTEM = "system"
 
 
-def reuse_layout(
+def make_reuse_layout(
     model: VisionLanguageModel, served: ServedModel, *, tier: TierLike | None = None, shards: int = 1
 ) -> tuple[ReuseLayout, dict[str, Any]]:
-    """The layout, and the engine arguments it needs.
+    """Create the layout and the engine arguments it needs.
 
     Args:
-        tier: where windows are written through, so that they outlive this host; None keeps them on it.
-        shards: vLLM's workers (its ``tensor_parallel_size``), each with its part of the heads.
+        tier: where windows are written through, so that they outlive this host; None keeps them local.
+        shards: vLLM's workers (``tensor_parallel_size``), each with its part of the heads.
     """
     folder = SharedFolder()
     mark = fingerprint(model)
@@ -59,7 +59,7 @@ def reuse_layout(
 
 
 @dataclass(slots=True, eq=False)
-class _Held:
+class _FrameKV:
     """KV of one frame. ``computed [3, t]``, ``first``: as of :class:`StreamFrame`."""
 
     frame: StreamFrame | None
@@ -70,13 +70,13 @@ class _Held:
 
 
 @dataclass(slots=True, eq=False)
-class _Camera:
-    """``held`` by pts; numbers of tokens as of :class:`~cluster.engine.window.stream.Stream`.
+class _StreamKV:
+    """``held`` by pts; token numbers as of :class:`~cluster.engine.window.stream.Stream`.
 
-    ``begun``: the tier has been given what all its windows begin with.
+    ``begun``: the system prompt's block was written to the tier.
     """
 
-    held: dict[int, _Held] = field(default_factory=dict)
+    held: dict[int, _FrameKV] = field(default_factory=dict)
     next_token: int = 0
     first_token: int = 0
     begun: bool = False
@@ -84,16 +84,15 @@ class _Camera:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Plan:
-    """``overlap``: visual tokens of the window that had KV."""
+    """``overlap``: visual tokens of the window with KV."""
 
-    order: Order
+    order: PromptOrder
     frames: tuple[WindowFrame, ...]
     overlap: int
 
 
 class ReuseLayout(TimeOrderLayout):
-    """Prompts over a folder of blocks. What dies with the engine core is nothing of this: blocks stay in the folder,
-    and the next core loads them."""
+    """Prompts over a folder of blocks, which survive the engine core and are loaded by the next one."""
 
     writer: BlockWriter | None
 
@@ -108,48 +107,48 @@ class ReuseLayout(TimeOrderLayout):
         super().__init__(model, served, writer)
         self.blocks = blocks
         self._folder = folder
-        # Its block is written by whichever window finds it missing, which then is computed in full.
+        # Written by the window that finds it missing, which is then computed in full.
         self._system = WindowFrame(SYSTEM, len(self.system_ids), SYSTEM)
-        self._cameras: dict[str, _Camera] = {}
+        self._cameras: dict[str, _StreamKV] = {}
         self._plans: dict[str, _Plan] = {}
 
-    def asks(self, window: Window) -> list[Ask]:
-        """See :class:`TimeOrderLayout`. The first question's request keeps what is computed."""
+    def make_prompts(self, window: PromptWindow) -> list[PromptRequest]:
+        """See :class:`TimeOrderLayout`. The first question's request saves the computed blocks."""
         return self._asks(window, loads=True)
 
-    def again(self, window: Window) -> list[Ask]:
+    def retry_prompts(self, window: PromptWindow) -> list[PromptRequest]:
         """See :class:`TimeOrderLayout`: the window computed in full, in time order."""
         return self._asks(window, loads=False)
 
-    def done(self, window: Window, replies: Sequence[Reply]) -> WindowCounts:
+    def record_replies(self, window: PromptWindow, replies: Sequence[PromptReply]) -> WindowCounts:
         plan = self._plans.pop(window.stream.spec.stream)
         self._commit(window, plan)
         reused = plan.order.reused
         return WindowCounts.of(reused, plan.overlap - reused, window.visual - plan.overlap, replies)
 
-    def forget(self, stream: str, *, everywhere: bool = False) -> None:
+    def drop_stream(self, stream: str, *, everywhere: bool = False) -> None:
         self._plans.pop(stream, None)
         camera = self._cameras.pop(stream, None)
         if camera is not None:
-            self.blocks.drop([held.key for held in camera.held.values()])
-        super().forget(stream, everywhere=everywhere)
+            self.blocks.drop_blocks([held.key for held in camera.held.values()])
+        super().drop_stream(stream, everywhere=everywhere)
 
-    def held(self, stream: str) -> Mapping[str, Any]:
-        """See :class:`TimeOrderLayout`: which frames have KV, and under which keys it lies."""
+    def describe_kv(self, stream: str) -> Mapping[str, Any]:
+        """See :class:`TimeOrderLayout`: frames with KV, and the keys of their blocks."""
         camera = self._cameras.get(stream)
-        return {} if camera is None else _described(camera)
+        return {} if camera is None else _to_json(camera)
 
-    def lost(self) -> None:
-        """See :class:`TimeOrderLayout`: what is in the folder stays."""
+    def on_core_lost(self) -> None:
+        """See :class:`TimeOrderLayout`: blocks in the folder stay."""
         self._plans.clear()
 
     def close(self) -> None:
-        """Stop writing to the tier, and give the folder's memory back."""
+        """Stop writing to the tier and remove the folder."""
         super().close()
         self._folder.close()
 
     # -- planning ---------------------------------------------------------------------------------
-    def _asks(self, window: Window, *, loads: bool) -> list[Ask]:
+    def _asks(self, window: PromptWindow, *, loads: bool) -> list[PromptRequest]:
         stream = window.stream.spec.stream
         plan = self._plans[stream] = self._plan(window, loads=loads)
         order = plan.order
@@ -160,24 +159,26 @@ class ReuseLayout(TimeOrderLayout):
             prompt = self.prompt(window, items, question, salt=order.salt)
             transfer = order.followers if number else order.transfer
             extra = {"kv_transfer_params": transfer.to_params()}
-            asks.append(Ask(without_content(prompt, bare), len(self.question_ids(question.text)), longest, extra))
+            asks.append(
+                PromptRequest(without_content(prompt, bare), len(self.question_ids(question.text)), longest, extra)
+            )
         return asks
 
-    def _plan(self, window: Window, *, loads: bool) -> _Plan:
+    def _plan(self, window: PromptWindow, *, loads: bool) -> _Plan:
         stream = window.stream.spec.stream
         camera = self._cameras.get(stream)
         if camera is None:
-            camera = self._cameras[stream] = self._resumed(window)
-        self._let_go(camera, window)
+            camera = self._cameras[stream] = self._restore_stream(window)
+        self._drop_left_frames(camera, window)
         frames, masks, overlap = [], [], 0
-        as_held = [self._as_held(frame, camera) for frame in window.frames]
+        as_held = [self._with_reuse_state(frame, camera) for frame in window.frames]
         layers, first = len(self.model.layers), camera.first_token
         _, selection = choose_refreshed(
             window.stream, window.request.window, as_held, self._system.tokens, layers, first_token=first
         )
         for frame in window.frames:
-            held, tokens = camera.held.get(frame.pts), len(tokens_of(frame))
-            frames.append(WindowFrame(_content(frame), tokens, None if held is None else held.key))
+            held, tokens = camera.held.get(frame.pts), len(encoded_tokens(frame))
+            frames.append(WindowFrame(_frame_digest(frame), tokens, None if held is None else held.key))
             if held is None:
                 masks.append(np.ones(tokens, dtype=bool))
             else:
@@ -185,7 +186,7 @@ class ReuseLayout(TimeOrderLayout):
                 overlap += tokens
         system = torch.arange(self._system.tokens).expand(3, -1)
         positions = torch.cat([system, *(part.cpu() for part in window.positions.frames)], dim=1).numpy()
-        order = reordered(
+        order = order_prompt(
             stream,
             self._system,
             frames,
@@ -195,13 +196,13 @@ class ReuseLayout(TimeOrderLayout):
         )
         return _Plan(order, tuple(frames), overlap)
 
-    def _as_held(self, frame: StreamFrame, camera: _Camera) -> StreamFrame:
+    def _with_reuse_state(self, frame: StreamFrame, camera: _StreamKV) -> StreamFrame:
         held = camera.held.get(frame.pts)
         return (
             replace(frame, computed=None) if held is None else replace(frame, first=held.first, computed=held.computed)
         )
 
-    def _reordered_items(self, window: Window, plan: _Plan) -> list[WindowItem]:
+    def _reordered_items(self, window: PromptWindow, plan: _Plan) -> list[WindowItem]:
         pieces, hidden = plan.order.pieces, self.served.hidden
         items = []
         for number, piece in enumerate(pieces):
@@ -209,16 +210,16 @@ class ReuseLayout(TimeOrderLayout):
             if piece.start < plan.order.transfer.loaded:
                 embeds = torch.zeros(1, hidden, dtype=self.model.dtype).expand(count, hidden)
             else:
-                embeds = self.embeds(_rows_of(tokens_of(window.frames[piece.frame]).embeds, piece))
+                embeds = self.pad_embeds(_rows_of(encoded_tokens(window.frames[piece.frame]).embeds, piece))
             at = torch.from_numpy(plan.order.positions[:, piece.start : piece.start + count].copy())
             after = window.positions.next if number == len(pieces) - 1 else None
             content = f"{plan.frames[piece.frame].content}:{piece.rows}"
             items.append(WindowItem.of(embeds, at, content, after=after))
         return items
 
-    # -- what is held -----------------------------------------------------------------------------
-    def _commit(self, window: Window, plan: _Plan) -> None:
-        """After the window was computed: what is kept of it is the camera's."""
+    # -- stored KV --------------------------------------------------------------------------------
+    def _commit(self, window: PromptWindow, plan: _Plan) -> None:
+        """Record a computed window's blocks."""
         stream = window.stream.spec.stream
         camera = self._cameras[stream]
         start = 0
@@ -237,7 +238,7 @@ class ReuseLayout(TimeOrderLayout):
                 camera.held.pop(frame.pts, None)
                 continue
             if held is None:
-                held = _Held(frame, shown.content, key, camera.next_token, np.zeros((3, shown.tokens), np.int64))
+                held = _FrameKV(frame, shown.content, key, camera.next_token, np.zeros((3, shown.tokens), np.int64))
                 camera.held[frame.pts] = held
                 camera.next_token += shown.tokens
             if context is None:
@@ -249,54 +250,54 @@ class ReuseLayout(TimeOrderLayout):
         self._drop(window, replaced)
         writer = self._writer_of(window)
         if writer is not None:
-            writer.keep(stream, kept if camera.begun else [*kept, SYSTEM])
+            writer.queue_blocks(stream, kept if camera.begun else [*kept, SYSTEM])
             camera.begun = True
 
-    def _drop(self, window: Window, keys: Sequence[str]) -> None:
-        """Forget blocks of a window here, and in the tier where they may be there."""
+    def _drop(self, window: PromptWindow, keys: Sequence[str]) -> None:
+        """Delete a window's blocks here and in the tier."""
         writer = self._writer_of(window)
         if writer is None:
-            self.blocks.drop(keys)
+            self.blocks.drop_blocks(keys)
         else:
-            writer.drop(window.stream.spec.stream, keys)
+            writer.drop_blocks(window.stream.spec.stream, keys)
 
-    def _let_go(self, camera: _Camera, window: Window) -> None:
-        """Forget blocks of frames that left the window."""
+    def _drop_left_frames(self, camera: _StreamKV, window: PromptWindow) -> None:
+        """Delete blocks of frames that left the window."""
         alive = {frame.pts: frame for frame in window.frames}
         gone = [pts for pts, held in camera.held.items() if alive.get(pts) is not held.frame]
         self._drop(window, [camera.held.pop(pts).key for pts in gone])
         if not camera.held:
             camera.first_token = camera.next_token
 
-    def _writer_of(self, window: Window) -> BlockWriter | None:
-        """Nothing of a stream without a memory is written to the tiers."""
+    def _writer_of(self, window: PromptWindow) -> BlockWriter | None:
+        """The writer; None for a stream without a memory, which is never written to the tiers."""
         return None if window.stream.spec.memory is None else self.writer
 
-    def _resumed(self, window: Window) -> _Camera:
-        """The camera as a tier knows it, of those frames that the window has; a new one where it knows nothing."""
+    def _restore_stream(self, window: PromptWindow) -> _StreamKV:
+        """Restore a stream's blocks of the window's frames from the tier; empty if there are none."""
         stream = window.stream.spec.stream
         writer = self._writer_of(window)
-        kept = None if writer is None else unpack(writer.noted(stream))
-        camera = None if kept is None else _camera_of(kept.held)
+        kept = None if writer is None else unpack(writer.read_manifest(stream))
+        camera = None if kept is None else _from_json(kept.held)
         if camera is None or writer is None:
-            return _Camera()
+            return _StreamKV()
         for frame in window.frames:
             held = camera.held.get(frame.pts)
-            if held is not None and len(tokens_of(frame)) and held.content == _content(frame):
+            if held is not None and len(encoded_tokens(frame)) and held.content == _frame_digest(frame):
                 held.frame = frame
         shown = [held for held in camera.held.values() if held.frame is not None]
         wanted = [(held.key, held.computed.shape[1]) for held in shown]
-        there = writer.restore(stream, [(SYSTEM, self._system.tokens), *wanted], RESUME_S)
+        there = writer.restore_blocks(stream, [(SYSTEM, self._system.tokens), *wanted], RESUME_S)
         found = {pts: held for pts, held in camera.held.items() if held.frame is not None and held.key in there}
-        # Nobody else would ask for the others again.
-        writer.drop(stream, [held.key for pts, held in camera.held.items() if pts not in found])
+        # The other blocks are unreachable.
+        writer.drop_blocks(stream, [held.key for pts, held in camera.held.items() if pts not in found])
         camera.held = found
         return camera
 
 
-def _content(frame: StreamFrame) -> str:
-    """Of a frame's mask and embeddings: the mask's alone is the same for the first frames of two recordings."""
-    shown = content_of(frame) if len(tokens_of(frame)) else ""
+def _frame_digest(frame: StreamFrame) -> str:
+    """Digest of mask and embeddings; the mask's alone is equal for the first frames of two recordings."""
+    shown = embeds_digest(frame) if len(encoded_tokens(frame)) else ""
     return f"{mask_digest(frame.mask, frame.index, frame.pts)}.{shown}"
 
 
@@ -304,7 +305,7 @@ def _rows_of(embeds: torch.Tensor, piece: Piece) -> torch.Tensor:
     return embeds if piece.rows is None else embeds[torch.tensor(piece.rows, device=embeds.device)]
 
 
-def _described(camera: _Camera) -> dict[str, Any]:
+def _to_json(camera: _StreamKV) -> dict[str, Any]:
     held = [
         {"pts": pts, "content": h.content, "key": h.key, "first": h.first, "computed": h.computed.tolist()}
         for pts, h in camera.held.items()
@@ -312,15 +313,15 @@ def _described(camera: _Camera) -> dict[str, Any]:
     return {"next_token": camera.next_token, "first_token": camera.first_token, "frames": held}
 
 
-def _camera_of(described: Mapping[str, Any]) -> _Camera | None:
-    """The inverse of :func:`_described`, frames yet to be found; None where nothing was."""
+def _from_json(described: Mapping[str, Any]) -> _StreamKV | None:
+    """Inverse of :func:`_to_json`, without frames; None if invalid."""
     try:
         held = {
-            int(each["pts"]): _Held(
+            int(each["pts"]): _FrameKV(
                 None, str(each["content"]), str(each["key"]), int(each["first"]), np.array(each["computed"], np.int64)
             )
             for each in described["frames"]
         }
-        return _Camera(held, next_token=int(described["next_token"]), first_token=int(described["first_token"]))
+        return _StreamKV(held, next_token=int(described["next_token"]), first_token=int(described["first_token"]))
     except (ValueError, KeyError, TypeError):
         return None

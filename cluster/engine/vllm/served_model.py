@@ -1,10 +1,9 @@
-"""The folder vLLM loads a model's language model from, and the shape it has there. Imports nothing of vLLM.
+"""Model folder for vLLM: configuration and weights of the language model. Does not import vLLM.
 
-vLLM gets a ``config.json`` of ours: the language model alone, under the name of our registered class, with three-axis
-rotary positions in every family (one-axis families get three equal axes, for which any sections are the same).
-Weights stay in the checkpoint's own folder where it has one. They are written anew for random weights, and where the
-attention kernels refuse the model's head size: then heads are made wider with zeros, which changes nothing
-(:func:`widened`).
+vLLM gets a ``config.json`` of ours: the language model alone, under our registered class, with three-axis rotary
+positions in every family (one-axis families get three equal axes, for which any sections are equivalent). Weights stay
+in the checkpoint's folder. They are written anew for random weights, and where the attention kernels do not support the
+head size: heads are then padded with zeros, which changes nothing (:func:`pad_weights`).
 """
 
 from __future__ import annotations
@@ -30,8 +29,8 @@ TEXT_MODELS = ("qwen2", "qwen2_5_vl_text")
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """``weights``: folder or hub id of the weights; ``config``: folder of the configuration; ``hidden``: width of
-    embeddings as vLLM takes them, at least the model's; ``kv_bytes``: of one token, all layers and heads."""
+    """``weights``: folder or hub id; ``config``: folder of the configuration; ``hidden``: width of embeddings, at least
+    the model's; ``kv_bytes``: of one token, all layers and heads."""
 
     weights: str
     config: Path
@@ -39,16 +38,16 @@ class ServedModel:
     kv_bytes: int
 
 
-def serve_folder(model: VisionLanguageModel, folder: Path, head_sizes: Sequence[int] | None) -> ServedModel:
-    """Write into ``folder`` what vLLM needs to serve ``model`` and its own checkpoint does not have.
+def write_model_folder(model: VisionLanguageModel, folder: Path, head_sizes: Sequence[int] | None) -> ServedModel:
+    """Write into ``folder`` what vLLM needs to serve ``model`` beyond its checkpoint.
 
     Args:
         model: loaded.
         folder: empty.
-        head_sizes: those the attention kernels take, ascending; ``None``: all.
+        head_sizes: supported by the attention kernels, ascending; ``None``: all.
 
     Raises:
-        ModelError: its language model is of a kind that our registered class does not serve, or no head is that wide.
+        ModelError: an unsupported language model, or no head size is large enough.
     """
     config = model.text_config
     if config.model_type not in TEXT_MODELS:
@@ -57,15 +56,15 @@ def serve_folder(model: VisionLanguageModel, folder: Path, head_sizes: Sequence[
             f"and this model's is {config.model_type!r}; use engine native"
         )
     head = _head(config)
-    wide = head_for(config, head_sizes)
+    wide = padded_head_size(config, head_sizes)
     checkpoint = str(getattr(model.model, "name_or_path", "") or "")
     body = text_config(model)
     if wide != head:
-        body |= widened_config(config, wide)
+        body |= pad_config(config, wide)
     if wide != head or model.random_weights or not checkpoint:
         tensors = language_weights(model)
         if wide != head:
-            tensors = widened(tensors, config, wide)
+            tensors = pad_weights(tensors, config, wide)
         save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
         checkpoint = str(folder)
     (folder / "config.json").write_text(json.dumps(body, indent=2), encoding="utf-8")
@@ -73,11 +72,11 @@ def serve_folder(model: VisionLanguageModel, folder: Path, head_sizes: Sequence[
     return ServedModel(checkpoint, folder, body["hidden_size"], kv_bytes)
 
 
-def head_for(config: Any, sizes: Sequence[int] | None) -> int:
+def padded_head_size(config: Any, sizes: Sequence[int] | None) -> int:
     """The smallest of ``sizes`` (ascending; ``None``: any) that a language model's heads fit into.
 
     Raises:
-        ModelError: none is that wide.
+        ModelError: none is large enough.
     """
     head = _head(config)
     wide = head if sizes is None else next((size for size in sizes if size >= head), None)
@@ -98,8 +97,8 @@ def language_weights(model: VisionLanguageModel) -> dict[str, Tensor]:
     return {name: value.detach().cpu().clone().contiguous() for name, value in tensors.items()}
 
 
-def widened(tensors: dict[str, Tensor], config: Any, head: int) -> dict[str, Tensor]:
-    """Weights of the same function with heads of ``head`` instead of ``d``, and a residual stream wider in proportion.
+def pad_weights(tensors: dict[str, Tensor], config: Any, head: int) -> dict[str, Tensor]:
+    """Equivalent weights with heads of ``head`` instead of ``d``, and a proportionally wider residual stream.
 
     What is added is zero. Rotary pairs (i, i + d/2) move to (i, i + head/2), where the configuration's larger base
     turns the first d/2 of them as before; queries are scaled by sqrt(head / d), which attention divides by again, and
@@ -142,8 +141,8 @@ def widened(tensors: dict[str, Tensor], config: Any, head: int) -> dict[str, Ten
     return out
 
 
-def widened_config(config: Any, head: int) -> dict[str, Any]:
-    """What changes in a configuration with heads of ``head``; see :func:`widened`."""
+def pad_config(config: Any, head: int) -> dict[str, Any]:
+    """Configuration changes for heads of ``head``; see :func:`pad_weights`."""
     old = _head(config)
     hidden = config.num_attention_heads * head
     rope = dict(config.rope_parameters)
@@ -198,7 +197,7 @@ def _head(config: Any) -> int:
 
 
 def _sections(config: Any) -> list[int]:
-    """How a head's rotary pairs are shared out among the axes; all the same where positions have one."""
+    """Rotary pairs per axis; equal shares where positions have one axis."""
     given = config.rope_parameters.get("mrope_section")
     pairs = _head(config) // 2
     return [int(count) for count in given] if given else [pairs - 2, 1, 1]

@@ -1,4 +1,4 @@
-"""What an operator may say about vLLM, checked before anything starts. Imports vLLM only inside its functions."""
+"""vLLM settings from the operator, validated before anything starts. Imports vLLM only inside its functions."""
 
 from __future__ import annotations
 
@@ -59,20 +59,19 @@ CPU_KV_BYTES = 2**30
 
 @dataclass(frozen=True, slots=True)
 class VllmSettings:
-    """How vLLM is run.
+    """vLLM settings.
 
     * ``arguments``: vLLM's engine arguments by their own names
-    * ``timeout_s``: seconds it may take for one batch of windows before its engine core counts as broken
-    * ``restarts``: engine cores in a row that may be started anew without one batch answered, before the engine
-      gives up and every step fails
+    * ``timeout_s``: of one batch of windows; then its engine core counts as broken
+    * ``restarts``: consecutive restarts of the engine core without an answered batch, before the engine gives up
     """
 
     arguments: Mapping[str, Any] = field(default_factory=dict)
     timeout_s: float = 60.0
     restarts: int = 2
 
-    def checked(self) -> VllmSettings:
-        """Itself, if vLLM is there in a version that is tested and knows all arguments.
+    def validated(self) -> VllmSettings:
+        """Itself, if vLLM is installed in a tested version and knows all arguments.
 
         Raises:
             ConfigError: one sentence.
@@ -100,7 +99,7 @@ class VllmSettings:
 def engine_arguments(
     served: ServedModel, dtype: torch.dtype, given: Mapping[str, Any], needed: Mapping[str, Any], *, cpu: bool
 ) -> dict[str, Any]:
-    """All of vLLM's engine arguments: ``given`` by the operator, ``needed`` by how windows are laid out, and ours.
+    """All engine arguments: ``given`` by the operator, ``needed`` by the layout, and ours.
 
     Raises:
         ConfigError: an argument is both given and needed, or the KV cache cannot hold one prompt.
@@ -130,7 +129,7 @@ def engine_arguments(
 
 
 def _check_memory(arguments: Mapping[str, Any], token_bytes: int) -> None:
-    """Where both the KV cache's memory and the longest prompt are given, whether one fits into the other."""
+    """If both KV cache memory and longest prompt are given, check that one fits the other."""
     memory, longest = arguments.get("kv_cache_memory_bytes"), arguments.get("max_model_len")
     if not isinstance(memory, int) or not isinstance(longest, int):
         return
@@ -145,7 +144,7 @@ def _check_memory(arguments: Mapping[str, Any], token_bytes: int) -> None:
 
 
 def tier_fingerprint(fingerprint: str, arguments: Mapping[str, Any]) -> str:
-    """What two replicas must have in common to go on with each other's windows: the model, and how vLLM computes it."""
+    """Fingerprint that replicas must share to continue each other's windows: the model, and how vLLM computes it."""
     chosen = [f"{name}={arguments[name]}" for name in _CHANGE_KV if arguments.get(name) is not None]
     return " ".join([fingerprint, "vllm", *chosen])
 
@@ -168,7 +167,7 @@ def version_text() -> str:
 
 
 def check_version(text: str | None = None) -> None:
-    """Whether this version of vLLM (the installed one) is among those tested.
+    """Check that this version of vLLM (the installed one) is tested.
 
     Raises:
         ConfigError: it is not, or vLLM is not installed.

@@ -1,4 +1,4 @@
-"""vLLM's own numbers: counted per engine as its steps report them, and its Prometheus metrics for our exposition."""
+"""vLLM statistics: counters per engine core, and its Prometheus metrics for our exposition."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ PREFIX = "vllm:"
 
 @dataclass(slots=True)
 class VllmStats:
-    """Tokens that vLLM's prefix cache was asked for and had since its engine core began."""
+    """Tokens looked up and found in vLLM's prefix cache since its engine core started."""
 
     queries: int = 0
     hits: int = 0
 
 
 class StatsRecorder(StatLoggerBase):
-    """Adds up what the scheduler reports into ``stats``; see ``AsyncLLM(stat_loggers=...)``."""
+    """Accumulates scheduler statistics into ``stats``; see ``AsyncLLM(stat_loggers=...)``."""
 
     def __init__(self, vllm_config: Any, engine_index: int = 0, *, stats: VllmStats | None = None) -> None:
         del vllm_config, engine_index
@@ -43,7 +43,7 @@ class StatsRecorder(StatLoggerBase):
 
 
 class VllmCollector(Collector):
-    """vLLM's Prometheus metrics of this process, as it names them; register it beside ours."""
+    """vLLM's Prometheus metrics of this process under their own names; register it beside ours."""
 
     def collect(self) -> Iterator[Metric]:
         """See prometheus_client."""

@@ -1,1 +1,1 @@
-"""Windows as every engine has them: streams, plans, refresh policies, scores, export."""
+"""Window code shared by all engines: streams, layouts, refresh policies, scores, export."""

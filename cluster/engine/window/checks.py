@@ -1,4 +1,4 @@
-"""What an engine refuses: streams that its model cannot serve, and frames that were cut for another."""
+"""Validation of streams and frames against an engine's model."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NOMINAL_FPS = 2.0
 
 
 def check_spec(spec: StreamSpec, model: VisionLanguageModel) -> None:
-    """Refuse a stream that cannot be served.
+    """Check that a stream can be served.
 
     Raises:
         ConfigError: unknown policy, impossible lengths, no questions, or a window longer than the model's positions.
@@ -43,7 +43,7 @@ def check_spec(spec: StreamSpec, model: VisionLanguageModel) -> None:
 
 
 def _longest_position(spec: StreamSpec, model: VisionLanguageModel) -> int:
-    """Of a window with its largest frames at the nominal rate: what is pruned leaves holes, so this bounds it."""
+    """Largest position of an unpruned window at the nominal rate; pruned tokens leave holes, so this is a bound."""
     geometry = model.geometry
     side = geometry.square or math.isqrt(geometry.max_pixels)
     grid = geometry.grid(side, side)
@@ -56,7 +56,7 @@ def _longest_position(spec: StreamSpec, model: VisionLanguageModel) -> int:
 
 
 def check_sample(sample: FrameSample, geometry: PatchGeometry) -> None:
-    """Refuse a frame that was not cut for this model.
+    """Check that a frame fits the model's geometry.
 
     Raises:
         ValueError: its grid, mask or patches do not fit.

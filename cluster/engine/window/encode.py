@@ -1,4 +1,4 @@
-"""Pending frames through the vision tower: of all streams together, in calls of bounded size."""
+"""Vision encoding: pending frames of all streams through the tower in calls of bounded size."""
 
 from __future__ import annotations
 
@@ -16,29 +16,29 @@ from cluster.models.base import PatchBatch, VisionLanguageModel
 CALL_PATCHES = 16384
 
 
-def batch_of(frame: StreamFrame) -> PatchBatch:
-    """A pending frame's patches for the tower."""
+def patch_batch(frame: StreamFrame) -> PatchBatch:
+    """Patches of a pending frame as the tower's input."""
     assert frame.patches is not None
-    return PatchBatch(torch.from_numpy(frame.patches), cells_of(frame), frame.grid)
+    return PatchBatch(torch.from_numpy(frame.patches), frame_cells(frame), frame.grid)
 
 
-def cells_of(frame: StreamFrame) -> Tensor:
+def frame_cells(frame: StreamFrame) -> Tensor:
     """Kept cells ``[t, 2]`` int64 of a frame on the merged grid, row-major."""
     merge = frame.grid.merge
     return torch.from_numpy(np.argwhere(frame.mask[::merge, ::merge]))
 
 
 def encode_pending(model: VisionLanguageModel, frames: Iterable[StreamFrame]) -> dict[int, int]:
-    """Encode those of ``frames`` that still hold patches, and let the patches go.
+    """Encode those of ``frames`` that still hold patches, and free the patches.
 
     Returns the tower's FLOPs per frame, by ``id(frame)``.
     """
     pending = [frame for frame in frames if frame.tokens is None]
     flops: dict[int, int] = {}
     for call in _calls(pending):
-        batches = [batch_of(frame) for frame in call]
+        batches = [patch_batch(frame) for frame in call]
         for frame, batch, tokens in zip(call, batches, model.encode(batches), strict=True):
-            # A copy: the call's result is one tensor, which a single frame kept from it would hold whole.
+            # A copy, as a view would keep the whole call's result alive.
             frame.tokens = replace(tokens, embeds=tokens.embeds.clone())
             frame.patches = None
             flops[id(frame)] = model.tower_flops([batch])

@@ -1,6 +1,6 @@
-"""A stream's state as bytes and back (safetensors with a JSON header), and its model's fingerprint.
+"""Serialised stream state (safetensors with a JSON header), and the model's fingerprint.
 
-Keys are raw, so the KV means the same wherever and whenever the stream goes on. Frames not yet encoded travel as
+Keys are stored before rotary, so the KV is valid in any process and window. Frames not encoded yet are exported as
 patches.
 """
 
@@ -22,7 +22,7 @@ from cluster.engine.window.kv import KVSlab
 from cluster.engine.window.stream import LastWindow, Stream, StreamCounters, StreamFrame
 from cluster.engine.window.windows import WindowClock, WindowSpan
 from cluster.errors import ModelError
-from cluster.memory.manifest import header_of
+from cluster.memory.manifest import read_header
 from cluster.models.base import FrameTokens, VisionLanguageModel
 from cluster.types import Answer, PatchGrid, Question, StreamSpec, Timing, TokenCount
 
@@ -47,7 +47,7 @@ _SCALARS = ("index", "pts", "duration", "anchor", "complete", "activity", "size"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Snapshot:
-    """The state of one stream at one moment, before it is bytes; whatever becomes of the stream, it stays the same."""
+    """Immutable state of one stream at one moment, not serialised yet."""
 
     header: dict[str, Any]
     tensors: dict[str, Tensor]
@@ -58,14 +58,14 @@ class Snapshot:
         return sum(tensor.nbytes for tensor in self.tensors.values())
 
     def dump(self) -> bytes:
-        """What :func:`load` reads; from any thread."""
+        """Serialise for :func:`load`; callable from any thread."""
         tensors = {name: tensor.cpu().contiguous() for name, tensor in self.tensors.items()}
         return save_tensors(tensors, metadata={"sightline": json.dumps(self.header)})
 
 
 def snapshot(stream: Stream, fingerprint: str) -> Snapshot:
-    """The state of one stream; ``fingerprint`` is that of the model it was computed with."""
-    k, v = stream.kv.stretch()
+    """Take a snapshot of a stream; ``fingerprint`` of its model."""
+    k, v = stream.kv.live_kv()
     # Slots of a window that broke off, or of questions, are not part of the stretch: what is dumped is committed.
     tensors: dict[str, Tensor] = {}
     for number, frame in enumerate(stream.frames):
@@ -94,7 +94,7 @@ def snapshot(stream: Stream, fingerprint: str) -> Snapshot:
 
 
 def load(state: bytes, spec: StreamSpec, kv: KVSlab, fingerprint: str) -> Stream:
-    """The inverse of :meth:`Snapshot.dump`, into the empty slab ``kv``.
+    """Inverse of :meth:`Snapshot.dump`, into the empty slab ``kv``.
 
     Raises:
         ModelError: not a stream's state, of another version, or computed with another model.
@@ -130,7 +130,7 @@ def load(state: bytes, spec: StreamSpec, kv: KVSlab, fingerprint: str) -> Stream
 
 def _header(state: bytes) -> dict[str, Any]:
     try:
-        return header_of(state)
+        return read_header(state)
     except (ValueError, KeyError, TypeError) as error:
         raise ModelError(f"not the state of a stream: {error}") from error
 
@@ -171,7 +171,7 @@ def _fill(kv: KVSlab, k: Tensor, v: Tensor) -> None:
     length = k.shape[2]
     kv.reserve(0, length)
     kv.length = length
-    held_k, held_v = kv.stretch()
+    held_k, held_v = kv.live_kv()
     held_k.copy_(k)
     held_v.copy_(v)
 

@@ -1,10 +1,9 @@
-"""Position-free KV of one stream: keys before rotary, in slots that are given up from the front.
+"""Position-free KV of one stream: keys before rotary, in a ring of slots.
 
-Layout ``K, V [L, Hkv, capacity, d]``: a layer's keys of one head lie together, which is how attention reads them, and
-a rotation writes them without a transpose. Frames enter at the end and leave at the start, so what a stream holds is
-always one stretch. The system prompt's KV is copied directly in front of the window, over slots whose frames have left
-(or that were never used): the window is then one contiguous stretch for every kernel. When the end of the slab is
-reached, the stretch moves to its front.
+Layout ``K, V [L, Hkv, capacity, d]``: the keys of a layer and head are contiguous, as attention reads them. Frames
+enter at the end and leave at the start, so a stream's KV is one contiguous range. The system prompt's KV is copied
+directly before it, over free slots, so that the window is one contiguous range for every kernel. At the end of the slab
+the range moves to its front.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ ROUNDING = 64
 
 
 class KVSlab:
-    """Slots of one stream; ``[start, start + length)`` hold the KV of its frames."""
+    """KV slots of one stream; ``[start, start + length)`` are in use."""
 
     def __init__(self, layers: int, heads: int, head_size: int, dtype: torch.dtype, device: torch.device) -> None:
         self.start = 0
@@ -31,7 +30,7 @@ class KVSlab:
 
     @classmethod
     def of(cls, model: VisionLanguageModel) -> KVSlab:
-        """An empty one for a stream of this model."""
+        """Create an empty slab for a stream of this model."""
         config = model.text_config
         heads = config.num_attention_heads
         size = getattr(config, "head_dim", None) or config.hidden_size // heads
@@ -47,14 +46,14 @@ class KVSlab:
         return self.k.nbytes + self.v.nbytes
 
     def clear(self) -> None:
-        """Forget everything; the memory stays."""
+        """Drop all slots; the memory stays allocated."""
         self.start = self.length = 0
 
-    def drop(self, count: int) -> None:
-        """The oldest ``count`` slots are given up.
+    def drop_slots(self, count: int) -> None:
+        """Drop the oldest ``count`` slots.
 
         Raises:
-            ValueError: there are not that many.
+            ValueError: there are fewer.
         """
         if not 0 <= count <= self.length:
             raise ValueError(f"{count} slots cannot be dropped of {self.length}")
@@ -62,7 +61,7 @@ class KVSlab:
         self.length -= count
 
     def reserve(self, front: int, count: int) -> None:
-        """Make room for ``front`` slots before the stretch and for the stretch to be ``count`` slots long."""
+        """Make room for ``front`` slots before the range and for the range to grow to ``count`` slots."""
         if self.start >= front and self.start + count <= self.capacity:
             return
         if front + count > self.capacity:
@@ -82,13 +81,13 @@ class KVSlab:
         grown[:, :, front : front + self.length] = tensor[:, :, self.start : self.start + self.length]
         return grown
 
-    def put_front(self, k: Tensor, v: Tensor) -> None:
-        """Copy ``k, v [L, Hkv, s, d]`` into the ``s`` slots before the stretch."""
+    def prepend(self, k: Tensor, v: Tensor) -> None:
+        """Copy ``k, v [L, Hkv, s, d]`` into the ``s`` slots before the range."""
         front = self.start - k.shape[2]
         self.k[:, :, front : self.start] = k
         self.v[:, :, front : self.start] = v
 
-    def stretch(self) -> tuple[Tensor, Tensor]:
-        """``K, V [L, Hkv, length, d]`` of the frames held, as views."""
+    def live_kv(self) -> tuple[Tensor, Tensor]:
+        """``K, V [L, Hkv, length, d]`` of the slots in use, as views."""
         held = slice(self.start, self.start + self.length)
         return self.k[:, :, held], self.v[:, :, held]

@@ -34,11 +34,11 @@ class Run:
 
     @property
     def attended(self) -> int:
-        """Pairs of a row and a slot it sees."""
+        """Row-slot pairs."""
         return self.count * (self.prefix + self.stop - self.tail) - self.count * (self.count - 1) // 2
 
     def moved(self, rows: int) -> Run:
-        """The same run with its rows ``rows`` further on."""
+        """The same run with its rows shifted by ``rows``."""
         return Run(self.row + rows, self.count, self.prefix, self.tail, self.stop)
 
 
@@ -55,8 +55,8 @@ class Tail:
         return self.start + self.tokens + self.reserved
 
 
-def runs_of(slots: IntArray, row: int = 0) -> list[Run]:
-    """Ascending slots ``[n]`` -> their runs of neighbours ``[s, e)``, each attending causally to ``[0, e)``.
+def causal_runs(slots: IntArray, row: int = 0) -> list[Run]:
+    """Runs of neighbours ``[s, e)`` in ascending slots ``[n]``, each attending causally to ``[0, e)``.
 
     ``row`` is that of the first slot.
     """
@@ -81,8 +81,8 @@ def prefix_order(system: int, computed: BoolArray, slots: int) -> IntArray:
     return np.concatenate((np.arange(system), visual, np.arange(system + len(computed), slots)))
 
 
-def tails_of(first: int, tokens: Sequence[int], reserved: Sequence[int]) -> list[Tail]:
-    """Questions of these lengths, one after the other from slot ``first``."""
+def question_tails(first: int, tokens: Sequence[int], reserved: Sequence[int]) -> list[Tail]:
+    """Tails of questions of these lengths, placed one after the other from slot ``first``."""
     tails: list[Tail] = []
     for count, more in zip(tokens, reserved, strict=True):
         tails.append(Tail(first, count, more))
@@ -91,7 +91,7 @@ def tails_of(first: int, tokens: Sequence[int], reserved: Sequence[int]) -> list
 
 
 def question_runs(window: int, tails: Sequence[Tail]) -> list[Run]:
-    """One run per question: it sees the window's slots ``[0, window)`` and itself, never another question."""
+    """One run per question: it attends to the window's slots ``[0, window)`` and itself, never another question."""
     runs: list[Run] = []
     row = 0
     for tail in tails:
@@ -100,6 +100,6 @@ def question_runs(window: int, tails: Sequence[Tail]) -> list[Run]:
     return runs
 
 
-def evenly(count: int, size: int) -> IntArray:
-    """``size`` of ``count`` indices, ascending, spread as evenly as integers allow."""
+def spread_evenly(count: int, size: int) -> IntArray:
+    """``size`` of ``count`` indices, ascending, evenly spread."""
     return ((np.arange(size, dtype=np.int64) * 2 + 1) * count) // (2 * size) if size else np.zeros(0, np.int64)

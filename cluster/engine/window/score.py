@@ -1,4 +1,4 @@
-"""From logits to a calibrated score for yes or no, and the tokens that end an answer."""
+"""Calibrated yes/no score from logits, and end-of-answer tokens."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class YesNoScore:
         return torch.sigmoid(margin / self.temperature + self.bias)
 
 
-def score_of(
+def make_score(
     model: VisionLanguageModel,
     yes: Sequence[int],
     no: Sequence[int],
@@ -42,7 +42,7 @@ def score_of(
     temperature: float | None,
     bias: float | None,
 ) -> YesNoScore:
-    """The score with this calibration; where it is ``None``, with the model's own, else with 1 and 0."""
+    """Create the score with this calibration; ``None``: the model's own, else 1 and 0."""
     own = model.settings
     if temperature is None:
         temperature = 1.0 if own.score_temperature is None else own.score_temperature
@@ -51,7 +51,7 @@ def score_of(
     return YesNoScore(yes, no, temperature=temperature, bias=bias, device=device)
 
 
-def end_tokens(model: VisionLanguageModel) -> frozenset[int]:
+def end_token_ids(model: VisionLanguageModel) -> frozenset[int]:
     """Ids that end an answer, from the tokenizer and the checkpoint's generation settings."""
     settings = getattr(model.model, "generation_config", None)
     found: set[int] = set()

@@ -1,4 +1,4 @@
-"""What the engine holds of one stream: the frames of its windows, their KV, and its last answers."""
+"""State of one stream: frames of its windows, their KV, and its last answers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from cluster.engine.base import WindowRequest
 from cluster.engine.window.kv import KVSlab
 from cluster.engine.window.planner import BoolArray, IntArray
-from cluster.engine.window.windows import WindowClock, WindowSpan, opening, place, reach
+from cluster.engine.window.windows import WindowClock, WindowSpan, covered_until, opening_index, window_time
 from cluster.memory.head_memory import KVChunk, KVSink
 from cluster.models.base import FrameSpan, FrameTokens
 from cluster.types import MICROSECONDS, Answer, BoolGrid, FrameSample, PatchGrid, Question, StreamSpec, UInt8Array
@@ -19,14 +19,14 @@ from cluster.types import MICROSECONDS, Answer, BoolGrid, FrameSample, PatchGrid
 
 @dataclass(slots=True, eq=False)
 class StreamFrame:
-    """One frame of a stream: patches until it is encoded, embeddings from then on, KV once a window computed it.
+    """One frame: patches until encoded, then embeddings, and KV once a window computed it.
 
     * ``size``: visual tokens (0: fully pruned; it takes time and no slots)
     * ``patches``: uint8 as in ``FrameSample``, ``None`` once encoded
     * ``first``: number of its first token among all tokens of the stream that ever got KV
     * ``computed`` ``[3, t]``, ``None`` without KV: per token the window it was last computed in, the number of that
       window's first token, and that window's opening (pts)
-    * ``content``: digest of ``tokens``, for engines that know frames by it; "" before it was asked for
+    * ``content``: digest of ``tokens``; "" until needed
     """
 
     index: int
@@ -60,12 +60,12 @@ class StreamFrame:
         )
 
     @property
-    def place(self) -> int:
-        return place(self)
+    def window_time(self) -> int:
+        return window_time(self)
 
     @property
     def moving(self) -> bool:
-        """Something changed in it against what was seen before, be it an anchor or not."""
+        """Whether anything changed in it, anchor or not."""
         return self.activity > 0
 
     @property
@@ -86,7 +86,7 @@ class StreamFrame:
 
 @dataclass(frozen=True, slots=True)
 class LastWindow:
-    """The last window that was computed, and what it answered to which questions."""
+    """The last computed window, its questions and answers."""
 
     window: int
     end: int
@@ -96,7 +96,7 @@ class LastWindow:
 
 @dataclass(slots=True)
 class StreamCounters:
-    """What happened to a stream's windows since it was admitted."""
+    """Window counters since the stream was admitted."""
 
     computed: int = 0
     gated: int = 0
@@ -105,7 +105,7 @@ class StreamCounters:
 
 @dataclass(slots=True, eq=False)
 class Stream:
-    """One stream. ``frames`` are ascending in pts; those with KV come first and lie in ``kv`` in the same order."""
+    """One stream. ``frames`` ascend in pts; those with KV come first and lie in ``kv`` in the same order."""
 
     spec: StreamSpec
     kv: KVSlab
@@ -122,14 +122,14 @@ class Stream:
     last_motion_dropped: int | None = None
     newest: int | None = None
     counters: StreamCounters = field(default_factory=StreamCounters)
-    # Who is handed the KV of frames that no window to come can hold.
-    leave: KVSink | None = None
+    # Receives the KV of frames that leave the window.
+    kv_sink: KVSink | None = None
 
     # -- frames in ------------------------------------------------------------------------------------
     def push(self, sample: FrameSample, arrived_s: float) -> list[WindowRequest]:
         """See ``Engine.push``."""
         if self.newest is None or sample.fresh or (sample.gap and not self._follows(sample)):
-            self.forget()
+            self.reset()
             self.clock.restart(sample.pts)
         elif sample.pts <= self.newest:
             raise ValueError(
@@ -137,22 +137,22 @@ class Stream:
                 "send frames in order, or mark the first one of a restarted clock as fresh"
             )
         frame = StreamFrame.of(sample)
-        closed = self.clock.close(frame.place, reach(self.frames[-1]) if self.frames else None)
+        closed = self.clock.close(frame.window_time, covered_until(self.frames[-1]) if self.frames else None)
         self.frames.append(frame)
         self.newest = frame.pts
-        until = frame.place + frame.duration
+        until = frame.window_time + frame.duration
         closed += self.clock.close(until, until)
         return self._request(closed, arrived_s)
 
     def _follows(self, sample: FrameSample) -> bool:
-        """Whether windows go on with this frame, which its sender calls one after a gap without knowing what is here:
-        not where another decoder, or another process's window, tells of a camera that was set up anew since."""
+        """Whether the window continues with this frame, which follows a gap: not if its clock went back or its grid
+        changed, as after another decoder set the camera up anew."""
         assert self.newest is not None
         return sample.pts > self.newest and (not self.frames or sample.grid == self.frames[-1].grid)
 
     def flush(self, arrived_s: float) -> list[WindowRequest]:
         """See ``Engine.flush``: the window ends where its last frame does."""
-        if not self.frames or (self.frames[-1].place < self.clock.end - self.clock.stride):
+        if not self.frames or (self.frames[-1].window_time < self.clock.end - self.clock.stride):
             return []
         frame = self.frames[-1]
         span = WindowSpan(self.clock.number, self.clock.start, frame.pts + frame.duration)
@@ -162,15 +162,15 @@ class Stream:
 
     def _request(self, closed: list[WindowSpan], arrived_s: float) -> list[WindowRequest]:
         self.outstanding.extend(closed)
-        # A window one whole window behind the newest is no longer answered, so that memory is bounded.
+        # Windows a whole window length behind the newest expire, which bounds memory.
         while self.outstanding and self.outstanding[0].end <= self.outstanding[-1].end - self.clock.window:
             del self.outstanding[0]
-        self.trim()
+        self.drop_expired_frames()
         return [WindowRequest(self.spec.stream, s.number, s.start, s.end, arrived_s) for s in closed]
 
     # -- windows --------------------------------------------------------------------------------------
-    def take(self, request: WindowRequest) -> bool:
-        """Whether this window can still be answered; those before it no longer can."""
+    def claim_window(self, request: WindowRequest) -> bool:
+        """Whether this window can still be answered; earlier ones no longer can."""
         while self.outstanding and self.outstanding[0].number < request.window:
             del self.outstanding[0]
         if self.outstanding and self.outstanding[0].number == request.window:
@@ -180,16 +180,15 @@ class Stream:
         return False
 
     def window_frames(self, start: int, end: int) -> list[StreamFrame]:
-        """The frames of a window, from the one it opens at."""
-        first = opening(self.frames, start)
-        return [frame for frame in self.frames[first:] if frame.place < end]
+        """Frames of a window, from its opening frame on."""
+        first = opening_index(self.frames, start)
+        return [frame for frame in self.frames[first:] if frame.window_time < end]
 
-    def commit(self, window: int, frames: Sequence[StreamFrame], computed: BoolArray) -> None:
-        """After a window was computed, whose ``frames`` are the oldest here: they have KV, and each token that was
-        ``computed [t]`` knows under which context."""
+    def record_computed(self, window: int, frames: Sequence[StreamFrame], computed: BoolArray) -> None:
+        """Record that ``frames`` (the oldest) have KV, and the context of each ``computed [t]`` token."""
         for frame in frames:
             if frame.computed is None:
-                count = len(tokens_of(frame))
+                count = len(encoded_tokens(frame))
                 frame.first, frame.computed = self.next_token, np.zeros((3, count), np.int64)
                 self.next_token += count
         context = np.array([[window], [frames[0].first], [frames[0].pts]])
@@ -201,31 +200,31 @@ class Stream:
             start = stop
         self.kv.length = start
 
-    def trim(self) -> None:
-        """Let go of frames that no window to come can hold."""
+    def drop_expired_frames(self) -> None:
+        """Drop frames that no future window can hold."""
         start = self.outstanding[0].start if self.outstanding else self.clock.start
-        self.drop(opening(self.frames, start))
+        self.drop_frames(opening_index(self.frames, start))
 
-    def drop(self, count: int) -> None:
-        """Let go of the oldest ``count`` frames and their KV."""
+    def drop_frames(self, count: int) -> None:
+        """Drop the oldest ``count`` frames and their KV."""
         gone, self.frames = self.frames[:count], self.frames[count:]
-        self._hand_on(gone)
-        self.kv.drop(sum(len(frame.tokens) for frame in gone if frame.has_kv and frame.tokens is not None))
-        moving = [frame.place for frame in gone if frame.moving]
+        self._emit_kv(gone)
+        self.kv.drop_slots(sum(len(frame.tokens) for frame in gone if frame.has_kv and frame.tokens is not None))
+        moving = [frame.window_time for frame in gone if frame.moving]
         if moving:
             self.last_motion_dropped = moving[-1]
 
-    def _hand_on(self, gone: Sequence[StreamFrame]) -> None:
-        """Give the oldest frames' KV to whoever keeps it; those that no window computed have none."""
-        if self.leave is None:
+    def _emit_kv(self, gone: Sequence[StreamFrame]) -> None:
+        """Pass the KV of the oldest frames to ``kv_sink``; frames without KV are skipped."""
+        if self.kv_sink is None:
             return
-        for chunk in chunks_of(self.spec.stream, gone, self.kv):
-            self.leave(chunk)
+        for chunk in kv_chunks(self.spec.stream, gone, self.kv):
+            self.kv_sink(chunk)
 
-    # -- forgetting -----------------------------------------------------------------------------------
-    def forget(self) -> None:
-        """The stream begins afresh: nothing before counts, window numbers go on."""
-        self._hand_on(self.frames)
+    # -- deletion -------------------------------------------------------------------------------------
+    def reset(self) -> None:
+        """Start the stream afresh; window numbers continue."""
+        self._emit_kv(self.frames)
         self.frames = []
         self.outstanding.clear()
         self.kv.clear()
@@ -235,17 +234,17 @@ class Stream:
         self.last_motion_dropped = None
         self.newest = None
 
-    def forget_before(self, pts: int | None) -> None:
-        """Let go of frames before ``pts`` (None: of all) and of their KV, and hand it to nobody."""
-        leave, self.leave = self.leave, None
+    def delete_frames_before(self, pts: int | None) -> None:
+        """Delete frames before ``pts`` (None: all) and their KV, without passing it on."""
+        kv_sink, self.kv_sink = self.kv_sink, None
         if pts is None:
-            self.forget()
+            self.reset()
         else:
-            self.drop(sum(frame.pts < pts for frame in self.frames))
-        self.leave = leave
+            self.drop_frames(sum(frame.pts < pts for frame in self.frames))
+        self.kv_sink = kv_sink
 
-    def lose_kv(self) -> None:
-        """A computation broke off halfway: what it wrote cannot be told from what was there, so compute all again."""
+    def invalidate_kv(self) -> None:
+        """Discard all KV after a computation failed halfway; everything is recomputed."""
         self.first_token = self.next_token
         self.kv.clear()
         for frame in self.frames:
@@ -256,9 +255,9 @@ class Stream:
         return self.kv.nbytes + sum(frame.nbytes for frame in self.frames)
 
 
-def chunks_of(stream: str, frames: Sequence[StreamFrame], kv: KVSlab) -> Iterator[KVChunk]:
-    """The oldest ``frames`` of ``kv`` as they are handed on; those without KV or without a token are passed over."""
-    key, value = kv.stretch()
+def kv_chunks(stream: str, frames: Sequence[StreamFrame], kv: KVSlab) -> Iterator[KVChunk]:
+    """KV of the oldest ``frames`` in ``kv``; frames without KV or tokens are skipped."""
+    key, value = kv.live_kv()
     first = 0
     for frame in frames:
         if not frame.has_kv or frame.tokens is None:
@@ -268,7 +267,7 @@ def chunks_of(stream: str, frames: Sequence[StreamFrame], kv: KVSlab) -> Iterato
         if len(frame.tokens):
             rows, columns = frame.grid.group_rows, frame.grid.group_cols
             row, column = frame.tokens.cells.to(key.device).unbind(-1)
-            # Text that a family writes around a frame counts as lying below it.
+            # Text around a frame is placed below it.
             cell = torch.where(row < 0, rows, row) * columns + column
             kept = (key[:, :, slots].clone(), value[:, :, slots].clone())
             look = frame.tokens.embeds.float().mean(0)
@@ -276,26 +275,26 @@ def chunks_of(stream: str, frames: Sequence[StreamFrame], kv: KVSlab) -> Iterato
 
 
 def _owned(array: UInt8Array) -> UInt8Array:
-    """The array itself if its memory is its own; a copy of a view, which would keep a whole message alive."""
+    """The array, copied if it is a view, which would keep a whole message alive."""
     return array if array.base is None and array.flags.writeable else array.copy()
 
 
-def tokens_of(frame: StreamFrame) -> FrameTokens:
-    """Tokens of a frame that went through the tower."""
+def encoded_tokens(frame: StreamFrame) -> FrameTokens:
+    """Tokens of an encoded frame."""
     assert frame.tokens is not None
     return frame.tokens
 
 
-def spans_of(frames: Sequence[StreamFrame], *, after_s: float = 0.0, after_slots: int = 0) -> list[FrameSpan]:
-    """Places of a window's frames, behind ``after_s`` seconds and ``after_slots`` slots of what stands before it.
+def frame_spans(frames: Sequence[StreamFrame], *, after_s: float = 0.0, after_slots: int = 0) -> list[FrameSpan]:
+    """Temporal places of a window's frames, after ``after_s`` seconds and ``after_slots`` slots of earlier content.
 
-    Slots count frames: those of a camera whose rate changes, or that lost some, still ascend by whole frames.
+    Slots count frames: frames of a camera whose rate changes, or that lost some, still ascend by whole frames.
     """
     return [
         FrameSpan(
             time_s=after_s + (frame.pts - frames[0].pts) / MICROSECONDS,
             slot=after_slots + number,
-            cells=tokens_of(frame).cells,
+            cells=encoded_tokens(frame).cells,
             grid=frame.grid,
         )
         for number, frame in enumerate(frames)

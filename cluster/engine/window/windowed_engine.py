@@ -1,4 +1,4 @@
-"""What every engine does alike: streams, their windows, their export, and a step around a batch of windows."""
+"""Base class of the engines: streams, windows, export, and a step around a batch of windows."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class WindowStats:
 
 @dataclass(frozen=True, slots=True)
 class StepStats:
-    """One call of ``step``: the windows computed, and how many were gated or came too late to be answered."""
+    """One call of ``step``: computed windows, and the numbers of gated and expired ones."""
 
     windows: tuple[WindowStats, ...] = ()
     gated: int = 0
@@ -78,8 +78,8 @@ class StepStats:
 
 
 @dataclass(slots=True, eq=False)
-class Work:
-    """A window on its way through a step; ``encoded``: visual tokens that the tower has yet to make."""
+class WindowWork:
+    """A window within a step; ``encoded``: visual tokens still to be encoded."""
 
     stream: Stream
     request: WindowRequest
@@ -89,8 +89,8 @@ class Work:
 
 
 @dataclass(frozen=True, slots=True)
-class Computed:
-    """What an engine made of one :class:`Work`.
+class ComputedWindow:
+    """Result of one :class:`WindowWork`.
 
     * ``scores``, ``texts``: by question; a text is ``None`` where no explanation was asked for
     * ``rows``, ``attended``, ``decoded``: ``computed`` and the rest of :class:`WindowStats`
@@ -105,14 +105,14 @@ class Computed:
 
 
 class WindowedEngine(ABC):
-    """An :class:`~cluster.engine.base.Engine` but for how windows are computed. One thread makes all calls.
+    """An :class:`~cluster.engine.base.Engine` except for the computation of windows. All calls from one thread.
 
     Args:
         model: whose tower encodes the frames.
         max_new_tokens: longest explanation.
     """
 
-    # Why it cannot be asked about a camera.
+    # Error message of memory calls.
     no_memory: ClassVar[str] = "this engine keeps no memory of camera {!r}"
 
     def __init__(self, model: VisionLanguageModel, max_new_tokens: int) -> None:
@@ -121,21 +121,22 @@ class WindowedEngine(ABC):
         self.stats = StepStats()
         self._streams: dict[str, Stream] = {}
         self._fingerprint: str | None = None
-        # Who is handed the KV of frames that leave their stream's window.
-        self._leave: KVSink | None = None
+        # Receives the KV of frames that leave their window.
+        self._kv_sink: KVSink | None = None
         # Text tokens around a frame's visual ones; known once a frame was encoded.
         self._frame_text = 0
 
     @abstractmethod
-    def _compute(self, work: Sequence[Work]) -> tuple[list[Computed], tuple[float, float, float]]:
-        """Compute a batch, of one window per stream; seconds of tower, plan and language model for all of them."""
+    def _compute(self, work: Sequence[WindowWork]) -> tuple[list[ComputedWindow], tuple[float, float, float]]:
+        """Compute a batch of windows, one per stream; returns results and the seconds of tower, planning and language
+        model."""
 
     def _encode_frames(self, frames: Sequence[StreamFrame]) -> Mapping[int, int]:
-        """Put the tower's tokens into frames that have none yet; FLOPs by the id of the frame."""
+        """Encode pending frames; FLOPs by the id of the frame."""
         return encode_pending(self.model, frames)
 
     def _slab(self) -> KVSlab:
-        """For a stream's KV."""
+        """Create a stream's KV slab."""
         return KVSlab.of(self.model)
 
     def _check(self, spec: StreamSpec) -> None:
@@ -147,26 +148,26 @@ class WindowedEngine(ABC):
         return self.model.geometry
 
     def prepare(self, spec: StreamSpec) -> None:  # noqa: B027
-        """See ``Engine.prepare``: an engine without memory has nothing to fetch."""
+        """See ``Engine.prepare``: nothing to load without memory."""
 
     def admit(self, spec: StreamSpec) -> None:
         self._check(spec)
         self._admit(spec, None)
 
     def _admit(self, spec: StreamSpec, saved: bytes | None) -> bool:
-        """Take a stream in with a window that was ``saved``, if that can be used; whether the stream begins anew."""
+        """Add a stream, from its ``saved`` window if usable; returns whether it starts anew."""
         held = self._streams.get(spec.stream)
         if held is not None:
             held.spec = spec
-            held.clock.reshape(*_lengths(spec))
+            held.clock.change_lengths(*_lengths(spec))
             return False
         if saved is not None:
             try:
                 self.import_stream(spec, saved)
                 return False
             except ModelError as error:
-                log.warning("camera %s begins anew: %s", spec.stream, error)
-        self._streams[spec.stream] = Stream(spec, self._slab(), WindowClock(*_lengths(spec)), leave=self._leave)
+                log.warning("camera %s starts with an empty window: %s", spec.stream, error)
+        self._streams[spec.stream] = Stream(spec, self._slab(), WindowClock(*_lengths(spec)), kv_sink=self._kv_sink)
         return True
 
     def evict(self, stream: str, *, save: bool = True) -> None:  # noqa: ARG002
@@ -186,8 +187,7 @@ class WindowedEngine(ABC):
         return self._stream(stream).flush(time.monotonic())
 
     def memory_bytes(self, stream: str | None = None) -> int:
-        """See ``Engine.memory_bytes``; what streams share (weights, system prompt, questions, vLLM's own KV cache) is
-        not counted."""
+        """See ``Engine.memory_bytes``; without shared state (weights, system prompt, questions, vLLM's KV cache)."""
         return sum(held.nbytes for name, held in self._streams.items() if stream in (None, name))
 
     def _stream(self, name: str) -> Stream:
@@ -198,13 +198,13 @@ class WindowedEngine(ABC):
     # -- moving ---------------------------------------------------------------------------------------
     @property
     def fingerprint(self) -> str:
-        """What another engine's model must have to take over a stream of this one."""
+        """Fingerprint that another engine must share to import this engine's streams."""
         if self._fingerprint is None:
             self._fingerprint = export.fingerprint(self.model)
         return self._fingerprint
 
     def hand_over(self, stream: str) -> Future[bool]:
-        """See ``Engine.hand_over``: without memory there are no tiers to put a window into."""
+        """See ``Engine.hand_over``: without memory there are no tiers for the window."""
         self.evict(stream)
         return completed_future(False)
 
@@ -215,39 +215,39 @@ class WindowedEngine(ABC):
         return export.snapshot(self._stream(stream), self.fingerprint)
 
     def import_stream(self, spec: StreamSpec, state: bytes) -> None:
-        """See ``Engine.import_stream``; a stream of that name is replaced."""
+        """See ``Engine.import_stream``; replaces a stream of that name."""
         self._check(spec)
         taken = export.load(state, spec, self._slab(), self.fingerprint)
-        taken.leave = self._leave
-        taken.clock.reshape(*_lengths(spec))
+        taken.kv_sink = self._kv_sink
+        taken.clock.change_lengths(*_lengths(spec))
         self._streams[spec.stream] = taken
 
     # -- windows --------------------------------------------------------------------------------------
     @torch.inference_mode()
     def step(self, requests: Sequence[WindowRequest]) -> list[Answer]:
-        """See ``Engine.step``. Windows too old to be answered give no answers and are counted in ``stats``; after an
-        error the same windows may be stepped again."""
+        """See ``Engine.step``. Windows too old to be answered are counted in ``stats``; after an error the same windows
+        may be stepped again."""
         started = time.monotonic()
         names = [request.stream for request in requests]
         if len(set(names)) < len(names):
             raise ValueError("a step takes at most one window per stream")
         answers: dict[str, list[Answer]] = {}
-        work: list[Work] = []
+        work: list[WindowWork] = []
         gated = expired = 0
         for request in requests:
             stream = self._streams.get(request.stream)
-            if stream is None or not stream.take(request):
+            if stream is None or not stream.claim_window(request):
                 expired += 1
                 continue
             frames = stream.window_frames(request.start, request.end)
-            last = _standing(stream, request)
+            last = _last_valid_answers(stream, request)
             if last is not None:
                 gated += 1
                 stream.counters.gated += 1
                 answers[request.stream] = self._repeat(last, request, frames, started)
             elif frames:
                 pending = sum(frame.size for frame in frames if frame.tokens is None)
-                work.append(Work(stream, request, frames, pending))
+                work.append(WindowWork(stream, request, frames, pending))
         try:
             computed, seconds = self._compute(work) if work else ([], (0.0, 0.0, 0.0))
         except BaseException:
@@ -260,11 +260,11 @@ class WindowedEngine(ABC):
             timing = _timing(each.request, started, *seconds)
             answers[each.request.stream] = self._answer(each, done, timing)
             windows.append(self._window_stats(each, done, timing))
-            each.stream.trim()
+            each.stream.drop_expired_frames()
         self.stats = StepStats(tuple(windows), gated, expired)
         return [answer for request in requests for answer in answers.get(request.stream, [])]
 
-    def _encode(self, work: Sequence[Work]) -> None:
+    def _encode(self, work: Sequence[WindowWork]) -> None:
         frames = [frame for each in work for frame in each.frames]
         flops = self._encode_frames(frames)
         for each in work:
@@ -273,8 +273,8 @@ class WindowedEngine(ABC):
         if text:
             self._frame_text = text[0]
 
-    def _answer(self, each: Work, done: Computed, timing: Timing) -> list[Answer]:
-        """Answers of a computed window, which is its stream's last one from here on."""
+    def _answer(self, each: WindowWork, done: ComputedWindow, timing: Timing) -> list[Answer]:
+        """Create the answers of a computed window and record it as the stream's last one."""
         stream, request = each.stream, each.request
         given = [
             _answer_of(request, question, score, text, done.tokens, timing)
@@ -285,7 +285,7 @@ class WindowedEngine(ABC):
         stream.counters.computed += 1
         return given
 
-    def _window_stats(self, each: Work, done: Computed, timing: Timing) -> WindowStats:
+    def _window_stats(self, each: WindowWork, done: ComputedWindow, timing: Timing) -> WindowStats:
         return WindowStats(
             stream=each.request.stream,
             window=each.request.window,
@@ -299,7 +299,7 @@ class WindowedEngine(ABC):
         )
 
     def _full(self, frames: Sequence[StreamFrame]) -> int:
-        """Tokens of frames of which nothing is pruned."""
+        """Tokens of these frames without pruning."""
         return sum(frame.grid.tokens + self._frame_text for frame in frames)
 
     def _repeat(
@@ -331,7 +331,7 @@ class WindowedEngine(ABC):
         if held is None:
             return DeletedMemory(0, 0)
         frames, nbytes, newest = len(held.frames), held.nbytes, held.newest
-        held.forget_before(None if ago_s is None or newest is None else newest - round(ago_s * MICROSECONDS))
+        held.delete_frames_before(None if ago_s is None or newest is None else newest - round(ago_s * MICROSECONDS))
         return DeletedMemory(frames - len(held.frames), nbytes - held.nbytes)
 
     def memory_status(self, stream: str) -> MemoryStatus:
@@ -343,11 +343,11 @@ def _lengths(spec: StreamSpec) -> tuple[int, int]:
     return round(spec.window_s * MICROSECONDS), round(spec.stride_s * MICROSECONDS)
 
 
-def _standing(stream: Stream, request: WindowRequest) -> LastWindow | None:
-    """The static gate: the window whose answers still stand for this request, ``None`` if it must be computed.
+def _last_valid_answers(stream: Stream, request: WindowRequest) -> LastWindow | None:
+    """Static gate: the last window if its answers are still valid for this request, else ``None``.
 
-    They stand when nothing changed in any frame since that window's end, anchors included, the questions are the same,
-    and at most ``max_idle_s`` of the camera's time has passed.
+    They are valid while nothing changed in any frame since that window's end (anchors included), the questions are the
+    same, and at most ``max_idle_s`` of camera time has passed.
     """
     spec, last = stream.spec, stream.last
     if not spec.static_gate or last is None or stream.windows_since_fresh < FIRST_WINDOWS:
@@ -356,7 +356,7 @@ def _standing(stream: Stream, request: WindowRequest) -> LastWindow | None:
         return None
     if stream.last_motion_dropped is not None and stream.last_motion_dropped >= last.end:
         return None
-    since = [frame for frame in stream.frames if last.end <= frame.place < request.end]
+    since = [frame for frame in stream.frames if last.end <= frame.window_time < request.end]
     return last if since and not any(frame.moving for frame in since) else None
 
 

@@ -1,9 +1,9 @@
-"""When windows close, and which frames they hold. Pure functions of timestamps; all times integer microseconds.
+"""Window schedule: when windows close and which frames they hold. Pure functions of timestamps in integer microseconds.
 
-Window ``k`` of a stream whose first frame came at ``origin`` ends at ``origin + (k + 1) * stride`` and covers
-``[end - window, end)``, clipped to the stream's beginning: a camera answers after its first stride, on windows that
-grow until a full one exists. A window opens at the last complete frame at or before its start, so that every cell of
-the scene is present in it (CodecSight section 3.4.1: the overlap starts at an anchor).
+Window ``k`` of a stream whose first frame came at ``origin`` ends at ``origin + (k + 1) * stride`` and covers ``[end -
+window, end)``, clipped to the stream's beginning: a camera answers after its first stride, on windows that grow to full
+length. A window opens at the last complete frame at or before its start, so that every cell of the scene is present
+(CodecSight section 3.4.1: the overlap starts at an anchor).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ FIRST_WINDOWS = 2
 
 
 class Timed(Protocol):
-    """What placing a frame takes: when it was taken, how long it stands for, and whether nothing of it was pruned."""
+    """A frame's pts, duration and completeness."""
 
     @property
     def pts(self) -> int: ...
@@ -34,23 +34,23 @@ class Timed(Protocol):
     def complete(self) -> bool: ...
 
 
-def slack(duration: int) -> int:
-    """How far a timestamp may be off: an eighth of the time a frame stands for.
+def clock_tolerance(duration: int) -> int:
+    """Timestamp tolerance: an eighth of a frame's duration.
 
-    A camera's clock is rounded (90 kHz ticks, 29.97 frames a second): a frame due at 8 s may carry 7.999989 s, and
-    would fall into the window before, or not, as the rounding goes.
+    Camera clocks are rounded (90 kHz ticks, 29.97 frames a second): a frame due at 8 s may carry 7.999989 s and would
+    otherwise fall into either window.
     """
     return duration // 8
 
 
-def place(frame: Timed) -> int:
-    """Where a frame counts as being: it belongs to the windows with ``start <= place < end``."""
-    return frame.pts + slack(frame.duration)
+def window_time(frame: Timed) -> int:
+    """Time by which a frame is assigned: it belongs to the windows with ``start <= window_time < end``."""
+    return frame.pts + clock_tolerance(frame.duration)
 
 
-def reach(frame: Timed) -> int:
-    """Until when a frame is surely video: what lies beyond is of a stride that it does not reach into by rounding."""
-    return frame.pts + frame.duration - slack(frame.duration)
+def covered_until(frame: Timed) -> int:
+    """End of a frame's video less the tolerance, so that rounding never extends it into the next stride."""
+    return frame.pts + frame.duration - clock_tolerance(frame.duration)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ class WindowSpan:
 
 @dataclass(slots=True)
 class WindowClock:
-    """Closes windows as time passes. ``end`` is that of the next window to close, ``number`` its number."""
+    """Closes windows as time passes. ``end`` and ``number`` of the next window to close."""
 
     window: int
     stride: int
@@ -73,25 +73,24 @@ class WindowClock:
     end: int = 0
 
     def restart(self, origin: int) -> None:
-        """A stream begins (again): windows start over, their numbers go on."""
+        """Restart at a new origin; window numbers continue."""
         self.origin = origin
         self.end = origin + self.stride
 
-    def reshape(self, window: int, stride: int) -> None:
-        """Other lengths from here on; the next window ends one new stride after the last closed one."""
+    def change_lengths(self, window: int, stride: int) -> None:
+        """Change the lengths; the next window ends one new stride after the last closed one."""
         self.end += stride - self.stride
         self.window, self.stride = window, stride
 
     @property
     def start(self) -> int:
-        """Where the next window to close starts."""
+        """Start of the next window to close."""
         return max(self.origin, self.end - self.window)
 
     def close(self, now: int, video: int | None) -> list[WindowSpan]:
-        """Windows that end at or before ``now``, of a stream whose video reaches until ``video`` (:func:`reach`).
+        """Windows that end at or before ``now``; ``video``: end of the stream's video (:func:`covered_until`).
 
-        A window is passed over where its last stride has no video at all: there is nothing new to answer it by. Its
-        number stays unused.
+        A window whose last stride has no video is skipped and its number unused.
         """
         closed: list[WindowSpan] = []
         while self.end <= now:
@@ -105,17 +104,17 @@ class WindowClock:
         return closed
 
 
-def opening(frames: Sequence[Timed], start: int) -> int:
-    """Index of the frame a window from ``start`` opens at: the last complete one at or before it.
+def opening_index(frames: Sequence[Timed], start: int) -> int:
+    """Index of the frame that opens a window from ``start``: the last complete one at or before it.
 
     Without one within ``LOOKBACK``, the first frame at or after ``start``; ``len(frames)`` when there is none.
     """
     found: int | None = None
     first: int | None = None
     for index, frame in enumerate(frames):
-        if first is None and place(frame) >= start:
+        if first is None and window_time(frame) >= start:
             first = index
-        if frame.pts - slack(frame.duration) > start:
+        if frame.pts - clock_tolerance(frame.duration) > start:
             break
         if frame.complete and frame.pts >= start - LOOKBACK:
             found = index

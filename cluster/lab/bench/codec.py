@@ -55,8 +55,8 @@ ENCODER_OPTIONS = {
 
 STAGES: list[tuple[str, type, str]] = [
     ("decode", Decoder, "decode"),
-    ("motion", MotionField, "add"),
-    ("motion", MotionField, "take"),
+    ("motion", MotionField, "add_vectors"),
+    ("motion", MotionField, "pop_planes"),
     ("scale", PictureScaler, "__call__"),
     ("luma", LumaDifference, "__call__"),
     ("mask", PrivacyMasks, "apply"),

@@ -93,7 +93,7 @@ def read_clip(
     processor = CodecProcessor(geometry, CodecOptions(fps=fps))
     clock = Clock()
     frames: list[SampledPicture] = []
-    with _clocked(ChangeAccumulator, ("add", "take"), clock):
+    with _clocked(ChangeAccumulator, ("add_picture", "pop_change"), clock):
         processor.open(source.open())
         packets = source.packets()
         for packet in packets:

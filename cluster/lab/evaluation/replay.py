@@ -16,7 +16,7 @@ import torch
 from cluster.codec.file import FileSource
 from cluster.codec.processor import CodecOptions, CodecProcessor
 from cluster.engine.native.engine import NativeEngine
-from cluster.engine.window.windows import opening, place
+from cluster.engine.window.windows import opening_index, window_time
 from cluster.lab.evaluation.datasets import LabelledVideo
 from cluster.lab.evaluation.policies import Setting
 from cluster.lab.evaluation.results import VideoRun, WindowResult
@@ -231,8 +231,8 @@ class _Viewer:
         so the engine's cached ones are used, and what encoding them again would have cost is counted.
         """
         # Windows to come open no earlier.
-        self._frames = self._frames[opening(self._frames, request.start) :]
-        frames = [frame for frame in self._frames if place(frame) < request.end]
+        self._frames = self._frames[opening_index(self._frames, request.start) :]
+        frames = [frame for frame in self._frames if window_time(frame) < request.end]
         for grid in {frame.grid for frame in frames} - self._tower.keys():
             self._tower[grid] = complete_frame_flops(self.engine.model, grid)
         return sum(self._tower[frame.grid] for frame in frames), sum(frame.grid.tokens for frame in frames)

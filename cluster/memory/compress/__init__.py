@@ -1,6 +1,6 @@
-"""Compressors, one per file: which tokens a memory keeps when its budget is reached.
+"""Compressors, one per file: which tokens a memory keeps when it reaches its budget.
 
-What a compressor is: it names the tokens that stay.
+A compressor implements :meth:`Compressor.select`, which returns the tokens to keep.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from torch.nn import functional as F
 from cluster.memory.head_memory import LayerKV
 
 _STACKED = 1 << 20
-"""Most numbers of keys that are copied side by side: small layers are bound by calls, large ones by memory."""
+"""Most key elements stacked in one call: small layers are call-bound, large ones memory-bound."""
 
 
 class Compressor(ABC):
-    """Chooses what a memory keeps. ``columns``: cells of one row of the grid, for those that look at neighbours.
+    """Selects the tokens that a memory keeps. ``columns``: cells per row of the grid.
 
-    ``wants_queries``: it goes by the rows that asked last (:meth:`observe`), which cost something to keep.
+    ``wants_queries``: selection uses the latest question rows (:meth:`observe`), which cost something to record.
     """
 
     wants_queries: ClassVar[bool] = False
@@ -34,13 +34,13 @@ class Compressor(ABC):
 
     @abstractmethod
     def select(self, layers: Sequence[LayerKV], budget: int) -> list[Tensor]:
-        """Tokens that stay, per layer ``[H, m]`` int64 with ``m <= budget``, ascending in each head.
+        """Tokens to keep, per layer ``[H, m]`` int64 with ``m <= budget``, ascending in each head.
 
         ``layers`` are in the model's order. A budget of all tokens or more keeps all.
         """
 
     def observe(self, queries: Sequence[Tensor]) -> None:
-        """Take note of who asked last, before the next ``select``; most compressors do not look at it.
+        """Record the latest question rows, used by the next ``select``.
 
         Args:
             queries: per layer ``[H, r, D]``, before rotary: of the rows that asked last, the query heads that share a
@@ -50,20 +50,19 @@ class Compressor(ABC):
 
 
 def all_tokens(layer: LayerKV) -> Tensor:
-    """All tokens of a layer, as a choice."""
+    """Selection of all tokens of a layer."""
     return torch.arange(layer.tokens, device=layer.key.device).expand(layer.heads, -1)
 
 
 def top_mask(scores: Tensor, count: int, *, evenly: bool = False) -> Tensor:
     """``[H, n]`` bool: the ``count`` highest of ``scores [H, n]`` in each head.
 
-    Of equals at the edge, the earliest, or ``evenly`` as many spread over all of them. What is not a number counts as
-    the lowest.
+    Ties at the threshold: the earliest, or with ``evenly`` spread over all of them. NaN ranks lowest.
     """
     if count <= 0 or count >= scores.shape[1]:
         return torch.full_like(scores, count > 0, dtype=torch.bool)
     ranked = scores.nan_to_num(nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf)
-    # Without a sort, which at some thousands of tokens costs more than everything else here.
+    # Without a sort, which dominates at thousands of tokens.
     edge = ranked.topk(count, dim=1, sorted=False).values.amin(dim=1, keepdim=True)
     above, level = ranked > edge, ranked == edge
     room = count - above.sum(dim=1, keepdim=True)
@@ -82,23 +81,23 @@ def top_tokens(scores: Tensor, count: int, *, evenly: bool = False) -> Tensor:
 
 
 def frame_slots(frame: Tensor) -> Tensor:
-    """Frames ``[H, n]`` numbered anew in each head: 0, 1, 2 ..."""
+    """Consecutive frame numbers of ``frame [H, n]`` in each head: 0, 1, 2 ..."""
     return F.pad((frame[:, 1:] != frame[:, :-1]).cumsum(dim=1), (1, 0))
 
 
 def frame_sizes(slot: Tensor) -> Tensor:
-    """Tokens ``[H, f]`` of each frame of the tokens ``slot [H, n]``; 0 where a head has fewer frames than others."""
+    """Token counts ``[H, f]`` of the frames in ``slot [H, n]``; 0 where a head has fewer frames than others."""
     count = slot.new_zeros(len(slot), int(slot[:, -1].max()) + 1)
     return count.scatter_add_(1, slot, torch.ones_like(slot))
 
 
 def concatenate(parts: Sequence[Tensor]) -> Tensor:
-    """Parts one after the other; a single one as it is, not copied."""
+    """``torch.cat``, without a copy for a single part."""
     return parts[0] if len(parts) == 1 else torch.cat(list(parts))
 
 
 def group_layers(layers: Sequence[LayerKV]) -> Iterator[list[LayerKV]]:
-    """Neighbouring layers of one shape, together as long as copying them side by side is cheap."""
+    """Groups of neighbouring layers of one shape, as long as stacking them is cheap."""
     group: list[LayerKV] = []
     for layer in layers:
         full = group and (len(group) + 1) * layer.key.numel() > _STACKED
@@ -111,16 +110,17 @@ def group_layers(layers: Sequence[LayerKV]) -> Iterator[list[LayerKV]]:
 
 
 class AttentionCompressor(Compressor):
-    """Ranks the tokens of a head by the attention that the rows which asked last pay to them.
+    """Ranks the tokens of a head by the attention of the latest question rows.
 
-    Until rows were observed, the keys of the newest tokens (``stand_in``, 32: SnapKV's observation window) ask.
+    Before any rows were observed, the keys of the newest ``stand_in`` tokens (SnapKV's observation window) serve as
+    queries.
 
-    Deviation from all papers ranked this way: a memory holds keys before rotary and does not know at which positions
-    they will be read, so attention is by content alone; and where keys stand in for queries, they see later tokens too.
+    Deviation from all papers ranked this way: keys are stored before rotary and their future positions are unknown, so
+    attention ignores positions; keys that serve as queries also see later tokens.
 
     Args:
-        columns: cells of one row; unused.
-        stand_in: newest tokens whose keys ask where no rows were observed.
+        columns: unused.
+        stand_in: newest tokens whose keys serve as queries.
     """
 
     wants_queries: ClassVar[bool] = True
@@ -128,7 +128,7 @@ class AttentionCompressor(Compressor):
     def __init__(self, columns: int, *, stand_in: int = 32) -> None:
         super().__init__(columns)
         if stand_in < 1:
-            raise ValueError(f"at least one token asks, not {stand_in}")
+            raise ValueError(f"stand_in must be at least 1, not {stand_in}")
         self.stand_in = stand_in
         self._queries: list[Tensor] = []
 
@@ -142,7 +142,7 @@ class AttentionCompressor(Compressor):
             ValueError: rows were observed of another number of layers, or of heads of another shape.
         """
         if self._queries and len(self._queries) != len(layers):
-            raise ValueError(f"rows of {len(self._queries)} layers were observed, the memory has {len(layers)}")
+            raise ValueError(f"query rows of {len(self._queries)} layers were observed, the memory has {len(layers)}")
         return [
             all_tokens(layer)
             if budget >= layer.tokens
@@ -167,7 +167,7 @@ def mean_attention(key: Tensor, queries: Tensor) -> Tensor:
     """
     heads, _, width = key.shape
     if queries.ndim != 3 or (queries.shape[0], queries.shape[2]) != (heads, width):
-        raise ValueError(f"rows {tuple(queries.shape)} do not ask {heads} key heads of width {width}")
+        raise ValueError(f"query rows {tuple(queries.shape)} do not fit {heads} key heads of width {width}")
     scores: Tensor = queries.to(key.device).float() @ key.float().transpose(1, 2) * width**-0.5
     return scores.softmax(dim=2).mean(dim=1)
 

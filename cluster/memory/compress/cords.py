@@ -1,4 +1,4 @@
-"""CoRDS (papers: eq. 2, 4, 6-10): frames that cover what there was, in keys and values, and point in new directions."""
+"""CoRDS (papers: eq. 2, 4, 6-10): a coreset of frames in key and value space with a novelty bonus."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ _PART = 1024
 
 
 class TokenWeights:
-    """Weights of one layer's tokens, from one compression to the next.
+    """Coreset weights of one layer's tokens, carried from one compression to the next.
 
-    A token weighs one until others are left out for it, so that together those of a head weigh as much as all tokens
-    that it ever held, less those that went another way (forgotten, lost). Tokens are known by frame and cell.
+    A token starts with weight one and takes over the weights of tokens dropped in its favour, so a head's weights sum
+    to all tokens it ever held, less those deleted or lost. Tokens are identified by frame and cell.
     """
 
     def __init__(self) -> None:
         self._known: tuple[Tensor, Tensor] | None = None
 
-    def of(self, layer: LayerKV) -> Tensor:
-        """Weights ``[H, n]`` float32 of a layer's tokens; one for those that no compression chose before."""
+    def weights_of(self, layer: LayerKV) -> Tensor:
+        """Weights ``[H, n]`` float32 of a layer's tokens; one for tokens that no compression has seen."""
         if self._known is None or len(self._known[0]) != layer.heads or not self._known[0].shape[1]:
             return torch.ones(layer.frame.shape, device=layer.key.device)
         names, weights = (each.to(layer.key.device) for each in self._known)
@@ -36,16 +36,16 @@ class TokenWeights:
         place = torch.searchsorted(names, asked).clamp_(max=names.shape[1] - 1)
         return weights.gather(1, place).where(names.gather(1, place) == asked, 1.0)
 
-    def keep(self, layer: LayerKV, chosen: Tensor, weights: Tensor) -> None:
-        """From here on the tokens ``chosen [H, m]`` of a layer weigh ``weights [H, m]``."""
+    def update(self, layer: LayerKV, chosen: Tensor, weights: Tensor) -> None:
+        """Set the weights ``[H, m]`` of the ``chosen [H, m]`` tokens of a layer."""
         names, order = _names(layer.frame, layer.cell).gather(1, chosen).sort(dim=1)
         self._known = names, weights.gather(1, order)
 
 
-def handed_on(points: Tensor, weight: Tensor, stays: Tensor) -> Tensor:
-    """Weights ``[H, u]`` once each point ``[H, u, D]`` gave its ``weight [H, u]`` to the nearest that ``stays [H, u]``.
+def reassign_weights(points: Tensor, weight: Tensor, stays: Tensor) -> Tensor:
+    """Weights ``[H, u]`` after each point ``[H, u, D]`` gave its ``weight`` to the nearest point in ``stays [H, u]``.
 
-    At least one stays in each head.
+    At least one point stays in each head.
     """
     given = torch.zeros_like(weight)
     # Not all at once: distances of all to all can be larger than what is compressed.
@@ -104,13 +104,13 @@ class CoRDS(Compressor):
         if not all(0 <= share <= 1 for share in (key_weight, bonus_key_weight, recent, active, standing)) or bonus < 0:
             raise ValueError("weights and shares of CoRDS lie between 0 and 1, its bonus is not negative")
         if pieces < 1:
-            raise ValueError(f"a budget holds one piece of a frame at least, not {pieces}")
+            raise ValueError(f"pieces must be at least 1, not {pieces}")
         self.key_weight, self.bonus, self.bonus_key_weight = key_weight, bonus, bonus_key_weight
         self.recent, self.active, self.pieces, self.standing = recent, active, pieces, standing
         self._standing: dict[int, TokenWeights] = {}
 
     def anchors(self, layers: int) -> list[int]:
-        """Layers that choose for themselves: 0, 2, 4 of 28."""
+        """Layers that select for themselves: 0, 2, 4 of 28."""
         return list(range(0, max(1, int(self.active * layers) - 1), 2))
 
     def select(self, layers: Sequence[LayerKV], budget: int) -> list[Tensor]:
@@ -127,14 +127,14 @@ class CoRDS(Compressor):
                 chosen.append(self._select(index, layer, budget))
         return chosen
 
-    def standing_of(self, number: int, layer: LayerKV) -> Tensor:
-        """For how many tokens each of an anchor layer stands ``[H, n]``: itself, and those left out for it."""
-        return self._standing.setdefault(number, TokenWeights()).of(layer)
+    def token_weights(self, number: int, layer: LayerKV) -> Tensor:
+        """Weights ``[H, n]`` of an anchor layer's tokens: itself and the tokens dropped in its favour."""
+        return self._standing.setdefault(number, TokenWeights()).weights_of(layer)
 
     def _select(self, number: int, layer: LayerKV, budget: int) -> Tensor:
-        slot = cut(frame_slots(layer.frame), max(1, budget // self.pieces))
+        slot = split_frames(frame_slots(layer.frame), max(1, budget // self.pieces))
         keys, values, tokens = (*(centroids(x, slot) for x in (layer.key, layer.value)), frame_sizes(slot))
-        each = self.standing_of(number, layer)
+        each = self.token_weights(number, layer)
         weight = each.new_zeros(tokens.shape).scatter_add_(1, slot, each)
         rank = greedy_cover(
             keys,
@@ -153,16 +153,16 @@ class CoRDS(Compressor):
         chosen = top_tokens(scores, budget, evenly=True)
         place = slot.gather(1, chosen)
         inside = torch.zeros_like(tokens).scatter_add_(1, place, torch.ones_like(place))
-        weight = handed_on(self._joint(keys, values), weight, inside > 0)
-        self._standing[number].keep(layer, chosen, (weight / inside.clamp(min=1)).gather(1, place))
+        weight = reassign_weights(self._joint(keys, values), weight, inside > 0)
+        self._standing[number].update(layer, chosen, (weight / inside.clamp(min=1)).gather(1, place))
         return chosen
 
     def _joint(self, keys: Tensor, values: Tensor) -> Tensor:
-        """Points whose squared distances are those of eq. 4."""
+        """Points whose squared Euclidean distances equal eq. 4."""
         return torch.cat([keys * self.key_weight**0.5, values * (1 - self.key_weight) ** 0.5], dim=-1)
 
 
-def cut(slot: Tensor, most: int) -> Tensor:
+def split_frames(slot: Tensor, most: int) -> Tensor:
     """Pieces ``[H, n]``, numbered in order, of at most ``most`` neighbouring tokens of the frames ``slot [H, n]``."""
     count = frame_sizes(slot)
     inside = torch.arange(slot.shape[1], device=slot.device) - (count.cumsum(dim=1) - count).gather(1, slot)

@@ -1,4 +1,4 @@
-"""InfiniPot (papers: infinipot-v, B.3 and [21]): what a proxy prompt attends to, and the newest share."""
+"""InfiniPot (papers: infinipot-v, B.3 and [21]): attention of a proxy prompt, plus the newest share."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class InfiniPot(AttentionCompressor):
     def __init__(self, columns: int, *, recent: float = 0.125) -> None:
         super().__init__(columns)
         if not 0 <= recent <= 1:
-            raise ValueError(f"recent is a share, not {recent}")
+            raise ValueError(f"recent must be between 0 and 1, not {recent}")
         self.recent = recent
 
     def scores(self, layer: LayerKV, attention: Tensor, budget: int) -> Tensor:

@@ -1,4 +1,4 @@
-"""InfiniPot-V (papers: algorithm 2): what is unlike the recent frames at its place, then what has large values."""
+"""InfiniPot-V (papers: algorithm 2): temporal redundancy (TaR), then value norm (VaN)."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class InfiniPotV(Compressor):
     ) -> None:
         super().__init__(columns)
         if not 0 <= share <= 1 or not 0 < recent <= 1:
-            raise ValueError(f"share and recent are shares, not {share} and {recent}")
+            raise ValueError(f"share and recent must be between 0 and 1, not {share} and {recent}")
         self.share, self.recent, self.steps = share, recent, steps
 
     def select(self, layers: Sequence[LayerKV], budget: int) -> list[Tensor]:
@@ -75,11 +75,11 @@ class InfiniPotV(Compressor):
         tokens = slot.shape[1]
         order = torch.arange(tokens, device=slot.device)
         stays = only | (order >= tokens - max(1, int(self.recent * tokens)))
-        # What stays counts among what TaR takes, and comes first there.
+        # Kept tokens count towards TaR's share and rank first.
         taken = top_mask(distinct.masked_fill(stays, torch.inf), int(self.share * budget))
-        # The paper gives these the highest norm there is; half more, and none of them loses to an equal one.
+        # The paper assigns the maximal norm; 1.5 times that avoids ties.
         scores = (pooled / pooled.amax(dim=1, keepdim=True).clamp(min=1e-30)).masked_fill(taken, 1.5)
-        # What must stay ranks above all; of more than fits, the newest.
+        # Mandatory tokens rank above all, newest first.
         return top_tokens(torch.where(stays, 2 + order / tokens, scores), budget)
 
     def first_recent(self, slot: Tensor) -> Tensor:

@@ -25,7 +25,7 @@ class LiveVLM(AttentionCompressor):
     def __init__(self, columns: int, *, short: float = 0.5) -> None:
         super().__init__(columns)
         if not 0 <= short <= 1:
-            raise ValueError(f"short is a share, not {short}")
+            raise ValueError(f"short must be between 0 and 1, not {short}")
         self.short = short
 
     def scores(self, layer: LayerKV, attention: Tensor, budget: int) -> Tensor:

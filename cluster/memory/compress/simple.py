@@ -1,4 +1,4 @@
-"""The baselines that look at nothing but time: everything, a sliding window, evenly spread frames."""
+"""Content-free baselines: keep all, sliding window, uniform frame sampling."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from cluster.memory.head_memory import LayerKV
 
 
 class Full(Compressor):
-    """Keeps everything, whatever the budget: the reference."""
+    """Keeps everything, ignoring the budget: the reference."""
 
     def select(self, layers: Sequence[LayerKV], budget: int) -> list[Tensor]:
         del budget
@@ -43,7 +43,7 @@ class Uniform(Compressor):
 
 
 def _halving(count: int) -> Tensor:
-    """``0 .. count - 1`` such that any beginning of it is spread evenly: last, first, then ever finer halves."""
+    """``0 .. count - 1`` in an order whose every prefix is evenly spread: last, first, then ever finer halves."""
     order = [count - 1]
     gaps = [(0, count - 1)]
     if count > 1:

@@ -1,4 +1,4 @@
-"""SnapKV (papers: infinipot-v, eq. 1-2 and B.3): what the last rows attend to, with what stands beside it."""
+"""SnapKV (papers: infinipot-v, eq. 1-2 and B.3): pooled attention of the latest question rows."""
 
 from __future__ import annotations
 

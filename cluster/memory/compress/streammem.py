@@ -1,5 +1,5 @@
-"""StreamMem (arXiv 2508.15717, named in papers: cords): a fixed budget for what proxy queries find salient, and
-something of every frame."""
+"""StreamMem (arXiv 2508.15717, named in papers: cords): fixed budget by proxy-query saliency, at least one token per
+frame."""
 
 from __future__ import annotations
 

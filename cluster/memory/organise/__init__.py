@@ -1,6 +1,6 @@
-"""Organisers, one per file: how remembered tokens are grouped, so that a question fetches groups and not tokens.
+"""Organisers, one per file: cluster remembered tokens, so that retrieval fetches clusters instead of tokens.
 
-What an organiser is: it puts every token of a head into a cluster, as they come.
+An organiser assigns each token of a head to a cluster as it arrives.
 """
 
 from __future__ import annotations
@@ -22,43 +22,42 @@ Members = Callable[[int], Tensor | None]
 
 
 class Organiser(ABC):
-    """Groups the tokens of one layer and head. ``width``: of a key; options are keyword arguments with defaults.
+    """Clusters the tokens of one layer and head. ``width``: of a key; options are keyword arguments with defaults.
 
-    What an organiser knows of each cluster lies in ``table.columns``, so that the table's ``keep``, ``state`` and
-    ``restore`` carry it along; to go on from a state, make an organiser of the same options, give it the restored
-    table and call ``load_state``. All runs on the table's device: the CPU, unless ``table.to`` moves it.
+    Per-cluster state lies in ``table.columns``, which the table's ``keep_tokens``, ``state`` and ``restore`` carry
+    along. To resume, create an organiser with the same options, set its restored table and call ``load_state``. All
+    computation is on the table's device (CPU unless ``table.to`` moves it).
     """
 
-    # Whether it goes by the visual partitions of frames: nobody sorts frames for those that do not.
+    # Whether it uses visual partitions, which are computed only then.
     wants_partitions: ClassVar[bool] = False
 
     def __init__(self, width: int) -> None:
         self.table = ClusterTable(width)
 
     def copy(self) -> Organiser:
-        """Another organiser that goes on from the same clusters."""
+        """An independent copy over the same clusters."""
         other = copy.copy(self)
         other.table = self.table.copy()
         return other
 
     @abstractmethod
     def add(self, tokens: NewTokens, members: Members) -> Tensor:
-        """Take in tokens, in time order.
+        """Assign tokens to clusters, in time order.
 
-        Never moves a token that is there already: a cluster that should be split is marked in ``pending``.
+        Never moves existing tokens: a cluster to be split is marked in ``pending``.
 
         Returns:
-            ``[t]`` int64: the clusters that the tokens joined.
+            ``[t]`` int64: the cluster of each token.
         """
 
     @property
     def pending(self) -> Tensor:
-        """``[c]`` bool: clusters to ``split``, at once where their members are on the device, and else when they are
-        next loaded."""
+        """``[c]`` bool: clusters to ``split`` as soon as their members are loaded."""
         return torch.zeros(len(self.table), dtype=torch.bool, device=self.table.device)
 
     def split(self, cluster: int, key: Tensor, value: Tensor, place: Tensor, frame: Tensor) -> int | None:
-        """Split a cluster in two and clear its mark; parts that are still to be split are marked anew.
+        """Split a cluster in two and clear its mark; parts that still need a split are marked again.
 
         Args:
             cluster: its number.
@@ -72,9 +71,9 @@ class Organiser(ABC):
         return None
 
     def state(self) -> dict[str, Tensor]:
-        """What is not in the table."""
+        """State that is not in the table."""
         return {}
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
-        """Take up what ``state`` gave."""
+        """Restore what ``state`` returned."""
         del state

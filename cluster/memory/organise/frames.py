@@ -1,4 +1,4 @@
-"""One cluster per frame, as ReKV has it."""
+"""One cluster per frame (ReKV)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Frames(Organiser):
     def add(self, tokens: NewTokens, members: Members) -> Tensor:
         del members
         numbers, index = torch.unique_consecutive(tokens.frame.to(self.table.device), return_inverse=True)
-        # Frames come in order, so only the newest cluster can be of a frame that is seen again.
+        # Frames arrive in order: only the newest cluster can be of the same frame.
         goes_on = len(numbers) > 0 and len(self.table) > 0 and int(self.table.latest[-1]) == int(numbers[0])
         cluster: Tensor = index + len(self.table) - int(goes_on)
         self.table.add(tokens, cluster)

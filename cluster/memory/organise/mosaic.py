@@ -1,4 +1,4 @@
-"""Mosaic's clusters (sections V and VI): by direction inside a visual partition, split when they become too wide."""
+"""Mosaic clusters (sections V and VI): cosine clusters within a visual partition, split when their variance grows."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from cluster.memory.organise import Members, NewTokens, Organiser
 
 
 class VisualPartitions:
-    """Online k-means by cosine over one embedding per frame.
+    """Online k-means by cosine similarity over one embedding per frame.
 
     A frame joins the partition whose centre is most like it; one that is like none of them founds a partition, as long
     as there are not too many. Centres are means of unit vectors.
@@ -29,9 +29,7 @@ class VisualPartitions:
 
     def __init__(self, width: int, *, limit: int = 16, similarity: float = 0.6) -> None:
         if limit < 1 or not -1 <= similarity <= 1:
-            raise ConfigError(
-                f"there is one visual partition or more, and likeness is a cosine, not {limit} and {similarity:g}"
-            )
+            raise ConfigError(f"limit must be at least 1 and similarity a cosine, not {limit} and {similarity:g}")
         self.limit, self.similarity = limit, similarity
         self.summed = torch.zeros(0, width)
         self.count = torch.zeros(0, dtype=torch.int64)
@@ -40,7 +38,7 @@ class VisualPartitions:
         return len(self.count)
 
     def add(self, embedding: Tensor) -> int:
-        """Number of the partition that a frame of this ``embedding [D]`` belongs to, 0 or more."""
+        """Partition number of a frame with this ``embedding [D]``."""
         unit = normalize(embedding.float().to(self.summed.device), dim=0)
         likeness = normalize(self.summed, dim=1) @ unit
         if not len(self) or (len(self) < self.limit and float(likeness.amax()) < self.similarity):
@@ -53,7 +51,7 @@ class VisualPartitions:
         return number
 
     def state(self) -> dict[str, Tensor]:
-        """Everything, options too; copies."""
+        """Tensors by name, options included; copies."""
         return {
             "summed": self.summed.clone(),
             "count": self.count.clone(),
@@ -63,20 +61,20 @@ class VisualPartitions:
 
     @classmethod
     def restore(cls, state: Mapping[str, Tensor]) -> VisualPartitions:
-        """The partitions whose ``state()`` this is."""
+        """Inverse of :meth:`state`."""
         made = cls(state["summed"].shape[1], limit=int(state["limit"]), similarity=float(state["similarity"]))
         made.summed, made.count = state["summed"].clone(), state["count"].clone()
         return made
 
 
-# Rounds after which a division that still changes is good enough.
+# Most iterations of two-means.
 _ROUNDS = 10
-# Directions that are nearer than this are the same.
+# Smaller cosine distances count as equal directions.
 _SAME = 1e-6
 
 
 def two_means(key: Tensor, weight: Tensor, group: Tensor, groups: int) -> Tensor:
-    """Divide each group of points by direction into two parts, each nearer to its own mean direction.
+    """Split each group of points in two by direction, each part nearer to its own mean direction.
 
     Begins with the point least like the mean and the point least like that one, so that nothing is left to chance.
 
@@ -126,40 +124,40 @@ def _first_least(values: Tensor, group: Tensor, groups: int) -> Tensor:
 
 
 _PENDING, _OWNER = "pending", "owner"
-# Instead of an owner.
+# No owner.
 _NOBODY = 0
 _COUNTERS = ("splits", "deferred", "founded", "groupings")
 
 
 class Mosaic(Organiser):
-    """A token joins the cluster of its partition whose mean is most like it by cosine, unless that made it invalid.
+    """A token joins the most similar cluster (cosine to its mean) of its partition, unless that would make it invalid.
 
-    A cluster of ``n`` tokens is invalid when the variance of its keys, as a share of their mean squared norm, is above
-    ``tau(n) = tau_large - (tau_large - tau_small) * exp(-n / kappa)``. The tokens of one call that are most like the
-    same cluster are looked at together:
+    A cluster of ``n`` tokens is invalid when the variance of its keys, as a share of their mean squared norm, exceeds
+    ``tau(n) = tau_large - (tau_large - tau_small) * exp(-n / kappa)``. The tokens of one call that prefer the same
+    cluster are tested together:
 
-    * they leave it valid: all of them join;
-    * invalid, and its members are at hand: all join, and it is marked to be split at once;
-    * invalid, and its members are offloaded: those nearest to the mean join, as many as leave it valid. The others
-      found clusters of their own beside it, one each or several that are valid together, which retrieval sees like any
-      other, and the split is put off: the cluster is marked, and the new ones remember for whom they were founded.
+    * it stays valid: all of them join;
+    * invalid, members loaded: all join, and it is marked for an immediate split;
+    * invalid, members offloaded: the nearest ones join while it stays valid. The others found clusters of their own
+      (retrieved like any other), each cluster valid, and the split is deferred: the cluster is marked, and the new ones
+      record which cluster they were founded for.
 
-    ``split`` divides a marked cluster's members as two-means would divide them together with the clusters that were
-    founded for it. These stay clusters of their own, for a block in a tier is one cluster's; if they turn out to be
-    the second part by themselves, no member moves and the split was not needed. The paper merges them first.
+    ``split`` divides a marked cluster by two-means over its members and the clusters founded for it. The latter stay
+    separate, as a block holds one cluster; if they turn out to be the whole second part, no member moves and no split
+    was needed. The paper merges them first.
 
-    The paper names a stricter threshold for small clusters and also wants them split less readily. On the keys of real
-    clips the second works better: at as many clusters, more of the true top keys are found.
+    The paper names a stricter threshold for small clusters, yet wants them split less readily. On keys of real clips
+    the latter works better: more of the true top keys are found with as many clusters.
 
     Args:
         width: of a key.
-        tau_small, tau_large: the threshold of the smallest and of large clusters, shares of the squared norm.
-        kappa: members at which 63 % of the way between them is covered.
-        defer: False: never put a split off; all members must be at hand.
+        tau_small, tau_large: threshold of the smallest and of large clusters, shares of the squared norm.
+        kappa: cluster size at which 63 % of the way between them is covered.
+        defer: False: never defer a split; all members must be loaded.
 
     Attributes:
-        splits: clusters that were divided. deferred: times that a split was put off. founded: clusters that new tokens
-            founded. groupings: divisions of new tokens among themselves on that occasion, which move nothing.
+        splits: clusters split. deferred: splits deferred. founded: clusters founded by new tokens. groupings: splits
+            among new tokens only, which move nothing.
 
     Raises:
         ConfigError: thresholds that are no shares, or a ``kappa`` that is not positive.
@@ -185,7 +183,7 @@ class Mosaic(Organiser):
         self.tau_small, self.tau_large, self.kappa, self.defer = tau_small, tau_large, kappa, defer
         self.splits = self.deferred = self.founded = self.groupings = 0
         self.table.columns[_PENDING] = torch.zeros(0, dtype=torch.bool)
-        # Uid, plus one, of the cluster that it was founded for.
+        # Uid + 1 of the cluster it was founded for; 0: none.
         self.table.columns[_OWNER] = torch.zeros(0, dtype=torch.int64)
 
     @property
@@ -200,16 +198,16 @@ class Mosaic(Organiser):
             setattr(self, name, int(state[name]))
 
     def add(self, tokens: NewTokens, members: Members) -> Tensor:
-        """See the class.
+        """Assign tokens to clusters, see the class.
 
         Raises:
-            ValueError: members are not at hand though ``defer`` is off.
+            ValueError: members are not loaded though ``defer`` is off.
         """
         tokens = tokens.to(self.table.device)
         key, table = tokens.key.float(), self.table
         cluster = torch.full((len(key),), -1, dtype=torch.int64, device=key.device)
         marked: list[int] = []
-        # Tokens that found clusters, and whom these are founded for.
+        # Tokens that found clusters, and for which clusters.
         outside: list[tuple[Tensor, int]] = []
         for partition in torch.unique(tokens.partition).tolist():
             which = (tokens.partition == partition).nonzero()[:, 0]
@@ -225,7 +223,7 @@ class Mosaic(Organiser):
                 if members(number) is not None:
                     continue
                 if not self.defer:
-                    raise ValueError(f"cluster {number} has to be split, but its members are not at hand")
+                    raise ValueError(f"cluster {number} must be split, but its members are not loaded")
                 self.deferred += 1
                 these = which[wanted == number]
                 these = these[(key[these] - table.mean[number]).square().sum(1).argsort(stable=True)]
@@ -247,14 +245,14 @@ class Mosaic(Organiser):
         leave = self._division(cluster, wide, around)
         if leave is None:
             return None
-        new = table.divide(cluster, leave, key, value, place, frame)
+        new = table.split_cluster(cluster, leave, key, value, place, frame)
         self.splits += 1
         for part in (cluster, new):
             self.pending[part] = self._invalid(table.variance[part], table.mean[part], table.count[part])
         return new
 
     def _division(self, cluster: int, key: Tensor, around: Tensor) -> Tensor | None:
-        """Members that should leave a cluster, if any, seen together with the clusters ``around`` it."""
+        """Mask of the members that leave a cluster, considering the clusters founded for it; None for no split."""
         table, n = self.table, len(key)
         points = torch.cat([key, table.mean[around]])
         weight = torch.cat([key.new_ones(n), table.count[around].float()])
@@ -275,11 +273,11 @@ class Mosaic(Organiser):
         return self.tau_large - (self.tau_large - self.tau_small) * torch.exp(-count / self.kappa)
 
     def _invalid(self, variance: Tensor, mean: Tensor, count: Tensor) -> Tensor:
-        """Whether clusters of these statistics are too wide; mean squared norms are variance and squared mean."""
+        """Whether clusters with these statistics are too wide; the mean squared norm is variance plus squared mean."""
         return variance > self._tau(count) * (variance + mean.square().sum(-1))
 
     def _invalidated(self, key: Tensor, wanted: Tensor) -> list[int]:
-        """Clusters that would be invalid if ``key [t, D]`` all joined the clusters they want."""
+        """Clusters that would become invalid if all of ``key [t, D]`` joined the clusters they prefer."""
         joined, group = torch.unique(wanted, return_inverse=True)
         apart = key - self.table.mean[wanted]
         summed = apart.new_zeros(len(joined), apart.shape[1]).index_add_(0, group, apart)
@@ -288,7 +286,7 @@ class Mosaic(Organiser):
         return invalid
 
     def _fitting(self, number: int, key: Tensor) -> int:
-        """How many of the first of ``key [t, D]`` may join a cluster."""
+        """Number of the first of ``key [t, D]`` that may join a cluster."""
         apart = key - self.table.mean[number]
         joining = torch.arange(1, len(key) + 1, device=key.device)
         invalid = self._after(
@@ -307,8 +305,8 @@ class Mosaic(Organiser):
         return self._invalid((spread - shift.square().sum(1)).clamp(min=0), table.mean[clusters] + shift, total)
 
     def _found(self, key: Tensor, cluster: Tensor, outside: list[tuple[Tensor, int]]) -> Tensor:
-        """Put the tokens ``outside`` into new clusters, each lot divided until none is invalid; their numbers go into
-        ``cluster [t]``. Returns for each whom it was founded for ``[f]``."""
+        """Put the tokens ``outside`` into new clusters, splitting each group until valid; writes their numbers to
+        ``cluster [t]`` and returns for which cluster each was founded ``[f]``."""
         lots = [(these, owner) for these, owner in outside if len(these)]
         owner = torch.tensor([owner for _, owner in lots], dtype=torch.int64, device=key.device)
         if not lots:
@@ -316,7 +314,7 @@ class Mosaic(Organiser):
         these = torch.cat([these for these, _ in lots])
         points = key[these]
         part = torch.cat([torch.full_like(lot, number) for number, (lot, _) in enumerate(lots)])
-        # Tokens of parts that may have to be divided.
+        # Tokens of groups that may need a split.
         left = torch.arange(len(these), device=key.device)
         while len(left):
             numbers, group = torch.unique(part[left], return_inverse=True)

@@ -1,4 +1,4 @@
-"""ReSV's clusters (V-Rex, section 4): keys whose hash bits are near each other."""
+"""ReSV clusters (V-Rex, section 4): keys within a Hamming distance of a founder's hash."""
 
 from __future__ import annotations
 
@@ -31,14 +31,11 @@ class ReSV(Organiser):
     def __init__(self, width: int, *, bits: int = 32, threshold: int = 7, seed: int = 0) -> None:
         super().__init__(width)
         if bits < 1 or threshold < 0:
-            raise ConfigError(
-                f"{bits} hyperplanes with a threshold of {threshold} hash nothing; there is one at least, "
-                "and the threshold is 0 or more"
-            )
+            raise ConfigError(f"bits must be at least 1 and threshold not negative, not {bits} and {threshold}")
         self.threshold = threshold
         rng = torch.Generator().manual_seed(seed)
         self._planes = torch.randn(width, bits, generator=rng)
-        # As +1 and -1: a Hamming distance is then half of what a product lacks to the number of bits.
+        # As +1 and -1: Hamming distance = (bits - dot product) / 2.
         self.table.columns[_BITS] = torch.zeros(0, bits, dtype=torch.int8)
 
     def hash(self, key: Tensor) -> Tensor:
@@ -50,15 +47,15 @@ class ReSV(Organiser):
         del members
         signs, known = self.hash(tokens.key).to(self.table.device), len(self.table)
         apart = _hamming(signs, self.table.columns[_BITS].float())
-        # A token that some older cluster would take never founds one: founders are sought among the others only.
+        # Only tokens that no existing cluster accepts can found one.
         alone = (apart > self.threshold).all(1).nonzero()[:, 0]
         founders = alone[self._founders(signs[alone])]
         among = _hamming(signs, signs[founders])
-        # A cluster is there from its founder on.
+        # A cluster exists from its founder on.
         later = founders > torch.arange(len(signs), device=signs.device)[:, None]
         among[later] = signs.shape[1] + 1
         distance = torch.cat([apart, among], dim=1)
-        # Of equal distances the older cluster's; min() leaves open which of several equals it names.
+        # Ties go to the older cluster; min() does not specify the index.
         rank = distance.to(torch.int64) * distance.shape[1] + torch.arange(distance.shape[1], device=signs.device)
         cluster = rank.amin(1) % distance.shape[1] if len(signs) else rank.new_zeros(0)
         self.table.add(tokens, cluster)

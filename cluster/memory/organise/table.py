@@ -1,4 +1,4 @@
-"""The table of one layer's and head's clusters: what every organiser fills and every retriever reads."""
+"""Cluster statistics of one layer and head, written by organisers and read by retrievers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-# What a state's names of further columns begin with.
+# Prefix of organiser columns in a state.
 _COLUMN = "column."
 _OWN = ("mean", "value_mean", "place", "variance", "count", "partition", "latest", "uid", "block")
 
@@ -168,10 +168,10 @@ class ClusterTable:
         return (self.of_token == cluster).nonzero()[:, 0]
 
     def order(self) -> Tensor:
-        """All tokens, such that those of one cluster lie together, clusters in order and each in time order."""
+        """Token numbers sorted by cluster, then time."""
         return self.of_token.argsort(stable=True)
 
-    def keep(self, kept: Tensor, key: Tensor, value: Tensor, place: Tensor, frame: Tensor) -> Tensor:
+    def keep_tokens(self, kept: Tensor, key: Tensor, value: Tensor, place: Tensor, frame: Tensor) -> Tensor:
         """Only the tokens ``kept`` ``[m]`` (ascending) stay; numbers of tokens and clusters close up, uids stay.
 
         Args:
@@ -206,7 +206,9 @@ class ClusterTable:
             self._set(again, _Groups.of(key[of], value[of], place[of], frame[of], group[of], len(again)))
         return touched
 
-    def divide(self, cluster: int, leave: Tensor, key: Tensor, value: Tensor, place: Tensor, frame: Tensor) -> int:
+    def split_cluster(
+        self, cluster: int, leave: Tensor, key: Tensor, value: Tensor, place: Tensor, frame: Tensor
+    ) -> int:
         """Members where ``leave`` ``[n]`` is True become the cluster ``len(self)``, of the same partition.
 
         Args:
@@ -235,24 +237,23 @@ class ClusterTable:
         return new
 
     def to(self, device: torch.device | str) -> None:
-        """Move everything to a device."""
         for name in (*_OWN, "of_token"):
             setattr(self, name, getattr(self, name).to(device))
         self.columns = {name: column.to(device) for name, column in self.columns.items()}
 
     def copy(self) -> ClusterTable:
-        """Another table of the same clusters."""
+        """An independent copy."""
         other = copy.copy(self)
         for name in (*_OWN, "of_token"):
             setattr(other, name, getattr(self, name).clone())
         other.columns = {name: column.clone() for name, column in self.columns.items()}
         return other
 
-    def check(self) -> None:
-        """Whether the numbers in it fit each other.
+    def validate(self) -> None:
+        """Check the table's consistency.
 
         Raises:
-            ValueError: they do not.
+            ValueError: it is inconsistent.
         """
         columns = [getattr(self, name) for name in _OWN] + list(self.columns.values())
         if any(len(column) != len(self) for column in columns):
@@ -265,14 +266,14 @@ class ClusterTable:
             raise ValueError("uids that do not ascend")
 
     def state(self) -> dict[str, Tensor]:
-        """Everything, under names that ``restore`` knows; copies."""
+        """Tensors by name for ``restore``; copies."""
         named = {name: getattr(self, name).clone() for name in (*_OWN, "of_token")}
         named |= {_COLUMN + name: column.clone() for name, column in self.columns.items()}
         return named | {"next_uid": torch.tensor(self.next_uid)}
 
     @classmethod
     def restore(cls, state: Mapping[str, Tensor]) -> ClusterTable:
-        """The table whose ``state()`` this is.
+        """Inverse of :meth:`state`.
 
         Raises:
             ValueError: something is missing.

@@ -1,4 +1,4 @@
-"""Every token a cluster of its own: what InfiniGen-P retrieves over."""
+"""One cluster per token: the retrieval unit of InfiniGen-P."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from cluster.memory.organise import Members, NewTokens, Organiser
 
 
 class Tokens(Organiser):
-    """No grouping: as many representatives as tokens, and as many transfers as tokens are wanted."""
+    """No clustering: one representative and one transfer per token."""
 
     def add(self, tokens: NewTokens, members: Members) -> Tensor:
         del members

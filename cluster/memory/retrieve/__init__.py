@@ -1,6 +1,6 @@
-"""Retrievers, one per file: which clusters a question needs.
+"""Retrievers, one per file: which clusters a question reads.
 
-What a retriever is: it names the clusters that a question needs.
+A retriever implements :meth:`Retriever.select`, which returns cluster numbers.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from cluster.memory.organise.table import ClusterTable
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Retrieved:
-    """``clusters`` ``[m]`` int64, ascending; ``examined``: share of the scores that had to be put in order."""
+    """``clusters`` ``[m]`` int64, ascending; ``examined``: share of the scores that were sorted."""
 
     clusters: Tensor
     examined: float
@@ -27,13 +27,14 @@ class Retrieved:
 
 
 class Retriever(ABC):
-    """Options are keyword arguments with defaults."""
+    """Selects clusters for query rows. Options are keyword arguments with defaults."""
 
     @abstractmethod
     def select(self, query: Tensor, table: ClusterTable) -> Retrieved:
-        """Clusters for the query rows ``[r, D]`` of one key head, before rotary like the means, on the table's device.
+        """Select clusters for the query rows ``[r, D]`` of one key head, before rotary like the means, on the table's
+        device.
 
-        An empty table or no rows give nothing.
+        An empty table or no rows select nothing.
         """
 
 

@@ -1,4 +1,4 @@
-"""The best clusters up to a budget: what ReKV does over frames and InfiniGen-P over tokens."""
+"""Top-k clusters up to a token budget: ReKV over frames, InfiniGen-P over tokens."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from cluster.memory.retrieve import Retrieved, Retriever, best_scores
 
 
 class TopK(Retriever):
-    """Clusters of the highest score until their tokens reach a budget; that which reaches it is taken too.
+    """Highest-scoring clusters until their tokens reach a budget; the one that reaches it is included.
 
     A cluster's score is the largest dot product of any row with its mean; of equal scores the lower number comes first.
 

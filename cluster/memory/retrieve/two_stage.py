@@ -1,4 +1,4 @@
-"""Partitions first, then clusters inside them (Mosaic, section V)."""
+"""Two-stage retrieval (Mosaic, section V): partitions first, then clusters within them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from cluster.memory.retrieve import Retrieved, Retriever, best_scores
 
 
 class TwoStage(Retriever):
-    """The partitions nearest to the question, and of their clusters the nearest.
+    """The partitions nearest to the question, and the nearest of their clusters.
 
     A partition's representative is the mean of its members' keys at this layer, so that the layer's query can be
     compared with it. Scores are the largest dot product of any row; of equal scores the lower number comes first.

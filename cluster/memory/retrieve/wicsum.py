@@ -1,4 +1,4 @@
-"""WiCSum (V-Rex, section 4): as many clusters as hold a share of the attention, and no fixed number."""
+"""WiCSum (V-Rex, section 4): as many clusters as hold a share of the expected attention."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from cluster.errors import ConfigError
 from cluster.memory.organise.table import ClusterTable
 from cluster.memory.retrieve import Retrieved, Retriever
 
-# Clusters that are looked at first; twice as many each time that is not enough.
+# Clusters sorted first; doubled until sufficient.
 _FIRST = 16
 
 
 class WiCSum(Retriever):
-    """As many clusters as hold more than a share of the attention that the question is expected to give.
+    """Selects the clusters that hold more than a share of the expected attention.
 
     Args:
         ratio: the share, 0 to 1; at 1 everything is taken.
@@ -59,13 +59,13 @@ def wicsum(query: Tensor, mean: Tensor, count: Tensor, ratio: float = 0.3) -> Re
     wanted = ratio * weight.sum(1, keepdim=True)
     looked = min(_FIRST, clusters)
     while True:
-        # Sorted stably among the heaviest, so that equal weights do not depend on how many are looked at.
+        # Stable, so that ties do not depend on the number sorted.
         top = _heaviest(weight, looked)
         running = weight.gather(1, top).cumsum(1)
         if looked == clusters or (ratio < 1 and bool((running[:, -1:] > wanted).all())):
             break
         looked = min(2 * looked, clusters)
-    # A row still takes the cluster with which it exceeds its share, and none after that.
+    # The cluster with which a row exceeds its share is its last.
     taken = (running - weight.gather(1, top)) <= wanted
     chosen = torch.zeros(clusters, dtype=torch.bool, device=mean.device)
     chosen[top[taken]] = True
@@ -77,7 +77,7 @@ def _heaviest(weight: Tensor, count: int) -> Tensor:
     if count == weight.shape[1]:
         return weight.argsort(dim=1, descending=True, stable=True)
     least = weight.topk(count, dim=1).values[:, -1:]
-    # Entries equal to the smallest that made it may be more than fit: the lowest numbers of them do.
+    # Of ties at the threshold, the lowest numbers are taken.
     above = weight > least
     equal = weight == least
     room = count - above.sum(1, keepdim=True)

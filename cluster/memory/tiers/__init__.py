@@ -1,1 +1,1 @@
-"""Tiers, one per file: where remembered KV lies."""
+"""Storage tiers of remembered KV, one per file."""

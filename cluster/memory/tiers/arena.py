@@ -1,4 +1,4 @@
-"""A tier in this process's own memory, on the host or on a device."""
+"""Tier in this process's memory, on the host or a device."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from cluster.memory.tiers.slabs import Cell, Slabs
 
 @dataclass(slots=True, eq=False)
 class _Held:
-    """``cell`` holds key, value, frame and cell of a block, one after the other."""
+    """A stored block: ``cell`` holds key, value, frame and cell, one after the other."""
 
     cell: Cell
     dtype: torch.dtype
@@ -30,8 +30,8 @@ class _Held:
 
 @dataclass(slots=True, eq=False)
 class _Stream:
-    """``used``: bytes of the cells of its blocks and its manifest. ``idle``: what may be evicted, by size of its cell,
-    and of each size the longest unused first. ``manifest``: its cell, and how much of that it takes."""
+    """``used``: bytes in cells, manifest included. ``idle``: evictable blocks by cell size, least recently used first.
+    ``manifest``: its cell and length."""
 
     used: int = 0
     held: dict[BlockKey, _Held] = field(default_factory=dict)
@@ -39,13 +39,13 @@ class _Stream:
     manifest: tuple[Cell, int] | None = None
 
     def oldest(self) -> BlockKey | None:
-        """What was unused longest."""
+        """Least recently used block."""
         firsts = [next(iter(queue.items())) for queue in self.idle.values()]
         return min(firsts, key=lambda first: first[1])[0] if firsts else None
 
     def oldest_for(self, size: int, now: int) -> BlockKey | None:
-        """What to give up for a cell of this size. One of that size is sure to make room and is preferred, unless it
-        was used nearer to now than to when the longest unused was."""
+        """Block to evict for a cell of this size: the LRU block of that size, which surely makes room, unless it was
+        used more recently than halfway between the overall LRU block's use and now."""
         oldest = self.oldest()
         if oldest is None or size not in self.idle:
             return oldest
@@ -54,13 +54,13 @@ class _Stream:
         return alike if used - since <= now - used else oldest
 
     def rest(self, key: BlockKey, tick: int) -> None:
-        """``key`` was used just now and may be evicted once it is the oldest."""
+        """Mark as used now and evictable."""
         queue = self.idle.setdefault(self.held[key].cell.nbytes, OrderedDict())
         queue[key] = tick
         queue.move_to_end(key)
 
     def wake(self, key: BlockKey) -> None:
-        """``key`` may no longer be evicted."""
+        """Mark as not evictable."""
         size = self.held[key].cell.nbytes
         queue = self.idle.get(size)
         if queue is not None and queue.pop(key, None) is not None and not queue:
@@ -71,26 +71,25 @@ _SLAB, _LEAST_SLAB, _SLABS = 2**22, 2**14, 64
 
 
 class Arena(CappedTier):
-    """Blocks and manifests in slabs of host or device memory, under a cap for all and one for each stream.
+    """Blocks and manifests in slabs of host or device memory, with a total cap and one per stream.
 
-    Bytes are counted as they are taken: what is held is rounded up to the size of its cell (at most a quarter, or 4 KiB
-    of a large one). A block's parts lie in one cell, so that it moves in one copy. Loaded blocks are copies: what is
-    evicted or replaced later does not change them. A block that replaces another frees it first, so where the new
-    one is not taken there is none under that key.
+    Sizes are counted as allocated: rounded up to the cell (by at most a quarter, or 4 KiB of a large one). A block lies
+    in one cell and moves in one copy. Loaded blocks are copies, unaffected by later eviction. Replacing a block frees
+    the old one first, so a refused replacement leaves none.
 
-    A stream at its cap loses its longest unused blocks; when the arena is full, the stream that is furthest above its
-    share (the arena divided in proportion to the caps) does. Pinned blocks and manifests are never evicted.
+    A stream at its cap evicts its least recently used blocks; when the arena is full, the stream furthest above its
+    share (in proportion to the caps) does. Pinned blocks and manifests are never evicted.
 
     Args:
-        total_bytes: most memory that is ever reserved.
-        stream_bytes: cap of each stream, which :meth:`set_cap` can only lower; the total where not given.
-        evicts: False for the lowest tier, which refuses (``RETRY``) what it has no room for.
-        device: where the slabs lie, like ``cpu`` or ``cuda:0``.
-        pinned: page-locked host memory, where there is CUDA.
-        loads_to: where loaded blocks go; where the slabs lie if not given. Copies have ended when a load returns.
+        total_bytes: most memory ever reserved.
+        stream_bytes: cap of each stream, which :meth:`set_cap` can only lower; default: the total.
+        evicts: False for the lowest tier, which refuses (``RETRY``) what does not fit.
+        device: of the slabs, like ``cpu`` or ``cuda:0``.
+        pinned: page-locked host memory, with CUDA.
+        loads_to: device of loaded blocks; default: that of the slabs. Copies are complete when a load returns.
 
     Raises:
-        ConfigError: a total, a cap or a slab that can hold nothing.
+        ConfigError: a total, cap or slab size that is too small.
     """
 
     def __init__(
@@ -106,7 +105,7 @@ class Arena(CappedTier):
         slab_bytes: int | None = None,
     ) -> None:
         self.name, self.evicts = name, evicts
-        # Several slabs for each size of cell, or blocks of one size push those of others out of an arena that is empty.
+        # Several slabs per cell size, or blocks of one size evict others from a nearly empty arena.
         slab = slab_bytes or min(_SLAB, max(_LEAST_SLAB, 1 << (max(total_bytes // _SLABS, 1).bit_length() - 1)))
         self._slabs = Slabs(total_bytes, slab_bytes=slab, device=torch.device(device), pinned=pinned)
         self._to = torch.device(device if loads_to is None else loads_to)
@@ -124,25 +123,25 @@ class Arena(CappedTier):
 
     @property
     def reserved(self) -> int:
-        """Bytes of all slabs, in use or not."""
+        """Bytes of all slabs, used or not."""
         return self._slabs.reserved
 
     def contents(self) -> tuple[int, int]:
-        """How many streams have blocks here, and how many blocks there are."""
+        """Number of streams with blocks, and of blocks."""
         with self._lock:
             blocks = [len(there.held) for there in self._streams.values() if there.held]
             return len(blocks), sum(blocks)
 
     def set_cap(self, stream: str, nbytes: int | None) -> None:
-        """See :class:`CappedTier`; evicts at once what is above it."""
+        """See :class:`CappedTier`; evicts what exceeds the new cap at once."""
         with self._lock:
             super().set_cap(stream, nbytes)
             if self.evicts and stream in self._streams:
                 self._shrink(self._streams[stream], self.cap(stream))
 
     def pin(self, keys: Sequence[BlockKey]) -> list[bool]:
-        """Keep these from being evicted until they are unpinned or dropped, through replacement too; says which are
-        held. Pinning twice is pinning once."""
+        """Protect blocks from eviction until unpinned or dropped; replacing a block keeps its pin. Returns which exist.
+        Idempotent."""
         with self._lock:
             found = [self._find(key) for key in keys]
             for key, held in zip(keys, found, strict=True):
@@ -152,7 +151,6 @@ class Arena(CappedTier):
             return [held is not None for held in found]
 
     def unpin(self, keys: Sequence[BlockKey]) -> None:
-        """Let these be evicted again."""
         with self._lock:
             for key in keys:
                 held = self._find(key)
@@ -166,7 +164,7 @@ class Arena(CappedTier):
             return [Outcome.MISS if self._find(key) is None else Outcome.HIT for key in keys]
 
     def store(self, items: Sequence[tuple[BlockKey, Block]]) -> list[Outcome]:
-        """See :class:`Tier`. What a later block of ``items`` evicted counts as not held."""
+        """See :class:`Tier`. A block evicted by a later one of ``items`` counts as not held."""
         with self._lock:
             outcomes = [self._put(key, block) for key, block in items]
             self._settle()
@@ -178,7 +176,7 @@ class Arena(CappedTier):
 
     def load(self, keys: Sequence[BlockKey]) -> list[Loaded]:
         with self._lock:
-            loaded = [self._take(key) for key in keys]
+            loaded = [self._copy_out(key) for key in keys]
             self._settle()
             return loaded
 
@@ -202,7 +200,7 @@ class Arena(CappedTier):
             return len(gone)
 
     def put_manifest(self, stream: str, manifest: bytes) -> Outcome:
-        """See :class:`Tier`. Where it is not ``HIT`` the last one stays. Blocks make room for it."""
+        """See :class:`Tier`. Evicts blocks to make room; without ``HIT`` the previous manifest stays."""
         with self._lock:
             if not self._state.up:
                 return Outcome.RETRY
@@ -249,7 +247,7 @@ class Arena(CappedTier):
 
     # -- under the lock -------------------------------------------------------------------------
     def _settle(self) -> None:
-        """Wait for the copies of this call, so that no cell is read before it is written, or written while read."""
+        """Wait for this call's copies, so that no cell is read before it is written or overwritten while read."""
         for device in {self._to, self._slabs.device}:
             if device.type == "cuda":
                 torch.cuda.current_stream(device).synchronize()
@@ -280,7 +278,7 @@ class Arena(CappedTier):
             return Outcome.MISS
         if self.evicts:
             self._shrink(there, cap - size)
-        cell = self._room(used) if there.used + size <= cap else None
+        cell = self._allocate(used) if there.used + size <= cap else None
         if cell is None:
             return Outcome.RETRY
         held = _Held(cell, block.key.dtype, count, width, used, old is not None and old.pinned)
@@ -299,7 +297,7 @@ class Arena(CappedTier):
         self._count("bytes_in", used)
         return Outcome.HIT
 
-    def _take(self, key: BlockKey) -> Loaded:
+    def _copy_out(self, key: BlockKey) -> Loaded:
         held = self._find(key)
         if held is None:
             self._count("misses", 1)
@@ -312,8 +310,8 @@ class Arena(CappedTier):
         return Loaded(Outcome.HIT, _parts(copied, held))
 
     def _empty_slabs(self, nbytes: int) -> bool:
-        """Whether slabs of so many bytes were emptied, those first whose last use is the longest ago; if there are too
-        few without a pinned block, none is. By the age of blocks alone, all would be nearly empty before one was."""
+        """Empty slabs of ``nbytes`` in total, least recently used first; False, and none is emptied, if too few have no
+        pinned block. Evicting by block age alone would leave all slabs nearly empty before one is free."""
         slabs: dict[tuple[int, int], list[tuple[int, BlockKey]]] = {}
         fixed: set[tuple[int, int]] = set()
         for there in self._streams.values():
@@ -334,8 +332,8 @@ class Arena(CappedTier):
             self._evict(key)
         return True
 
-    def _room(self, nbytes: int) -> Cell | None:
-        """A cell, after evicting as much as it takes."""
+    def _allocate(self, nbytes: int) -> Cell | None:
+        """Allocate a cell, evicting as needed."""
         size = self._slabs.cell_bytes(nbytes)
         while (cell := self._slabs.allocate(nbytes)) is None and self.evicts:
             caps = sum(self.cap(name) for name, there in self._streams.items() if there.used)
@@ -367,7 +365,7 @@ class Arena(CappedTier):
         self._give_back(there, there.held.pop(key).cell)
 
     def _take_manifest(self, there: _Stream) -> bytes | None:
-        """The manifest, which is not held any more."""
+        """Remove and return the manifest."""
         found = _manifest_of(there)
         if there.manifest is not None:
             self._give_back(there, there.manifest[0])
@@ -375,7 +373,7 @@ class Arena(CappedTier):
         return found
 
     def _keep_manifest(self, there: _Stream, manifest: bytes) -> bool:
-        """Whether there was room for it."""
+        """Store the manifest; False if there is no room."""
         lacking = self._slabs.cell_bytes(len(manifest), alone=True) - self._slabs.spare
         if lacking > 0 and not (self.evicts and self._empty_slabs(lacking)):
             return False

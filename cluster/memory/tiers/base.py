@@ -1,7 +1,7 @@
-"""What a tier is: a place that holds blocks of KV under a byte cap, and says at once what it can give.
+"""Tier interface: storage for KV blocks under a byte cap, with bounded call times.
 
-A block is one cluster of one layer and head: its members lie together, so one cluster is one transfer. The lowest tier
-holds everything a stream remembers; those above it hold copies of what is wanted most.
+A block is one cluster of one layer and head, so one cluster is one transfer. The lowest tier holds everything a stream
+remembers; tiers above hold copies of recently used blocks.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ class Outcome(Enum):
 
 @dataclass(frozen=True, slots=True, order=True)
 class BlockKey:
-    """``block``: number of the block in its stream. A block never changes and its number is never used again: a cluster
-    whose members change is written under a new one."""
+    """``block``: number of the block in its stream. Blocks are immutable and numbers are never reused: a changed
+    cluster is written under a new number."""
 
     stream: str
     layer: int
@@ -65,7 +65,7 @@ class Block:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Loaded:
-    """``block`` is there where ``outcome`` is ``HIT``, whole, and None otherwise."""
+    """``block`` is complete if ``outcome`` is ``HIT``, else None."""
 
     outcome: Outcome
     block: Block | None = None
@@ -73,8 +73,8 @@ class Loaded:
 
 @dataclass(slots=True)
 class TierState:
-    """Whether a tier works, why not, and what happened so far (``hits``, ``misses``, ``retries``, ``stored``,
-    ``evicted``, ``damaged`` … blocks; ``bytes_in``, ``bytes_out``)."""
+    """Whether a tier is up, why not, and its counters (``hits``, ``misses``, ``retries``, ``stored``, ``evicted``,
+    ``damaged`` … blocks; ``bytes_in``, ``bytes_out``)."""
 
     up: bool = True
     reason: str = ""
@@ -82,13 +82,13 @@ class TierState:
 
     @property
     def trouble(self) -> str:
-        """What is wrong: it is down, or up and refuses, as when it is full. Empty where nothing is."""
+        """Why the tier is down or refuses (full); empty if all is well."""
         return self.reason or ("" if self.up else "down")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TierSettings:
-    """What a replica's tiers are opened with (configuration ``tiers:`` and ``security:``).
+    """Settings of a replica's tiers (configuration ``tiers:`` and ``security:``).
 
     Attributes:
         fingerprint: of the model and settings that blocks belong to.
@@ -116,18 +116,18 @@ class TierSettings:
 
     @property
     def storage(self) -> dict[str, Any]:
-        """What every tier outside of this process takes."""
+        """Arguments common to all tiers outside this process."""
         return {name: getattr(self, name) for name in ("fingerprint", "store_as", "secret", "deadline_s")}
 
 
 class Tier(ABC):
-    """Thread-safe. Every call ends within the tier's own deadline; none raises because the tier is down."""
+    """Thread-safe. Every call ends within the tier's deadline; none raises because the tier is down."""
 
     name: str
 
     @classmethod
     def from_settings(cls, settings: TierSettings) -> Self | None:
-        """The tier as configured; None where the configuration leaves it out."""
+        """Create the tier as configured; None if it is not."""
         raise NotImplementedError(f"{cls.__name__} cannot be configured")
 
     @abstractmethod
@@ -136,60 +136,60 @@ class Tier(ABC):
 
     @abstractmethod
     def store(self, items: Sequence[tuple[BlockKey, Block]]) -> list[Outcome]:
-        """Take blocks in, replacing what has the same key. ``HIT``: held. ``RETRY``: not held for now. ``MISS``: can
-        never be held (larger than the stream's cap). The cap is not exceeded, not even meanwhile."""
+        """Store blocks, replacing those with the same keys. ``HIT``: held. ``RETRY``: not held for now. ``MISS``: can
+        never be held (larger than the stream's cap). The cap is never exceeded, not even temporarily."""
 
     @abstractmethod
     def load(self, keys: Sequence[BlockKey]) -> list[Loaded]:
-        """The blocks, in the order of ``keys``; each whole or not at all."""
+        """Load blocks in the order of ``keys``, each whole or not at all."""
 
     @abstractmethod
     def drop(self, stream: str, keys: Sequence[BlockKey] | None = None) -> int | None:
-        """Delete a stream's blocks (all of them, its manifest too, without ``keys``); returns how many there were, None
-        where it is not certain that they are gone: ask again later."""
+        """Delete a stream's blocks; without ``keys`` all of them and its manifest. Returns how many existed, None if
+        the deletion is uncertain and must be repeated."""
 
     @abstractmethod
     def list_blocks(self, stream: str) -> tuple[Outcome, list[BlockKey]]:
-        """Every block of a stream that the tier holds, also those that no manifest names; ``RETRY``: cannot say now."""
+        """All blocks of a stream, named by a manifest or not; ``RETRY``: unavailable now."""
 
     @abstractmethod
     def put_manifest(self, stream: str, manifest: bytes) -> Outcome:
-        """Keep what it takes to find a stream's blocks again after its replica died; replaces the last one."""
+        """Replace the stream's manifest."""
 
     @abstractmethod
     def manifest(self, stream: str) -> tuple[Outcome, bytes | None]:
-        """What ``put_manifest`` kept."""
+        """Read the stream's manifest."""
 
     @abstractmethod
     def nbytes(self, stream: str | None = None) -> int:
-        """Bytes of KV held for one stream, or for all."""
+        """Bytes held for one stream, or for all."""
 
     @abstractmethod
     def state(self) -> TierState:
-        """How the tier is, without asking anybody."""
+        """Current state, without a call to a server."""
 
     @abstractmethod
     def close(self) -> None:
-        """Let go of what the tier holds; harmless when repeated."""
+        """Release everything. Idempotent."""
 
 
 class CappedTier(Tier):
-    """A tier with a cap for each stream: ``cap_bytes``, or a lower one of its own."""
+    """A tier with a byte cap per stream: ``cap_bytes``, or a lower one set by :meth:`set_cap`."""
 
     def __init__(self, cap_bytes: int) -> None:
         self._default_cap = cap_bytes
         self._caps: dict[str, int] = {}
 
     def cap(self, stream: str) -> int:
-        """Most bytes a stream may hold."""
+        """Byte cap of a stream."""
         return min(self._caps.get(stream, self._default_cap), self._default_cap)
 
     def set_cap(self, stream: str, nbytes: int | None) -> None:
-        """A lower cap for a stream, None for the one all have. Where a tier does not evict, what is above it stays, and
-        nothing more is taken.
+        """Set a lower cap for a stream, None for the default. A tier that does not evict keeps what exceeds it and
+        refuses more.
 
         Raises:
-            ConfigError: a cap that can hold nothing.
+            ConfigError: the cap is not positive.
         """
         if nbytes is None:
             self._caps.pop(stream, None)

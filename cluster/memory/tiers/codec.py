@@ -1,9 +1,8 @@
-"""Blocks and manifests as bytes, and back only when the bytes are exactly those of what is asked for.
+"""Binary format of blocks and manifests, with authentication.
 
-The digest covers the format's version, the whole name (camera, layer, head, cluster), the fingerprint and the content.
-With a ``secret`` it is keyed (BLAKE2b, RFC 7693), so that only who has the secret can make bytes that are taken for a
-block, and a block stored under another name is not taken for that one. It does not tell an old block or manifest from
-a newer one of the same name.
+The digest covers format version, full key (camera, layer, head, cluster), fingerprint and content. With a ``secret`` it
+is a keyed BLAKE2b (RFC 7693): only holders of the secret can produce valid blocks, and a block stored under another key
+is rejected. Replay of an older block or manifest of the same key is not detected.
 """
 
 from __future__ import annotations
@@ -30,24 +29,24 @@ _PREFIX = struct.Struct("<4sH16s")
 _SHAPE = struct.Struct("<BBHII")  # form, dtype, bytes of the fingerprint, tokens, width
 _KEY = struct.Struct("<qqqI")
 _FORMS: tuple[StoreAs, ...] = get_args(StoreAs)
-# The last for blocks that hold no KV: parts of an index as bytes.
+# uint8 is for index parts, which hold no KV.
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.uint8)
 _STEPS = 127
 
 
-class Fault(Enum):
-    """Why bytes are not the block. ``FOREIGN``: whole, of another format version, model or settings. ``DAMAGED``: cut,
-    changed, the block of another key, or sealed with another secret (forged)."""
+class BlockFault(Enum):
+    """Why bytes are not the block. ``FOREIGN``: intact, but of another format version, model or settings. ``DAMAGED``:
+    truncated, changed, of another key, or sealed with another secret (forged)."""
 
     FOREIGN = "foreign"
     DAMAGED = "damaged"
 
 
 def check_storage(fingerprint: str, store_as: str) -> None:
-    """Refuse settings under which no block could be encoded.
+    """Validate storage settings.
 
     Raises:
-        ConfigError: no fingerprint, one of more than 1,024 bytes, or an unknown form.
+        ConfigError: no fingerprint, one of more than 1,024 bytes, or an unknown storage format.
     """
     if not 0 < len(fingerprint.encode()) <= 1024:
         raise ConfigError("a fingerprint of model and settings has 1 to 1024 bytes of UTF-8")
@@ -56,7 +55,7 @@ def check_storage(fingerprint: str, store_as: str) -> None:
 
 
 def check_block(block: Block) -> tuple[int, int]:
-    """Members and width of a block that a tier can take.
+    """Validate a block; returns its number of members and width.
 
     Raises:
         ValueError: KV of a type other than float32, float16, bfloat16 and uint8, or shapes that do not fit.
@@ -76,7 +75,7 @@ def check_block(block: Block) -> tuple[int, int]:
 def encode_block(
     key: BlockKey, block: Block, *, fingerprint: str, store_as: str = "plain", secret: bytes = b""
 ) -> bytes:
-    """``block`` as bytes: header, digest, frames and cells, then keys and values.
+    """Encode a block: header, digest, frames and cells, then keys and values.
 
     ``int8`` keeps keys and values as whole steps of ``absmax / 127`` of each channel (column) over the members, with
     the steps in float32. A block of bytes, without members, or with KV that is not finite, is kept plain all the same.
@@ -110,34 +109,33 @@ def encode_block(
     return _PREFIX.pack(_MAGIC, VERSION, _digest(key, VERSION, memoryview(body), secret)) + body
 
 
-def open_block(data: bytes, key: BlockKey, *, fingerprint: str, secret: bytes = b"") -> Block | Fault:
-    """The block that :func:`encode_block` made of ``key`` under this fingerprint and secret, on the CPU, or why it is
-    not that."""
+def open_block(data: bytes, key: BlockKey, *, fingerprint: str, secret: bytes = b"") -> Block | BlockFault:
+    """Decode the block of ``key`` under this fingerprint and secret, on the CPU; or why it is not that block."""
     whole = memoryview(data)
     if len(whole) < _PREFIX.size:
-        return Fault.DAMAGED
+        return BlockFault.DAMAGED
     magic, version, digest = _PREFIX.unpack_from(whole)
     body = whole[_PREFIX.size :]
     if magic != _MAGIC or not compare_digest(digest, _digest(key, version, body, secret)):
-        return Fault.DAMAGED
+        return BlockFault.DAMAGED
     if version != VERSION:
-        return Fault.FOREIGN
+        return BlockFault.FOREIGN
     if len(body) < _SHAPE.size:
-        return Fault.DAMAGED
+        return BlockFault.DAMAGED
     form, kind, owned, count, width = _SHAPE.unpack_from(body)
     payload = body[_SHAPE.size + owned :]
     if body[_SHAPE.size : _SHAPE.size + owned] != fingerprint.encode():
-        return Fault.FOREIGN
+        return BlockFault.FOREIGN
     if form >= len(_FORMS) or kind >= len(_DTYPES):
-        return Fault.DAMAGED
+        return BlockFault.DAMAGED
     quantised, dtype = _FORMS[form] == "int8", _DTYPES[kind]
     kept = torch.int8 if quantised else dtype
     if len(payload) != 8 * count + (8 * width if quantised else 0) + 2 * count * width * kept.itemsize:
-        return Fault.DAMAGED
+        return BlockFault.DAMAGED
     if not payload:
         nothing, places = torch.empty(0, width, dtype=dtype), torch.empty(0, dtype=torch.int32)
         return Block(nothing, nothing.clone(), places, places.clone())
-    # One copy that the tensors own; each part begins where its type may.
+    # One owned copy; every part is aligned to its type.
     held = torch.frombuffer(bytearray(payload), dtype=torch.uint8)
     frame, cell = held[: 8 * count].view(torch.int32).view(2, count)
     if not quantised:
@@ -150,35 +148,35 @@ def open_block(data: bytes, key: BlockKey, *, fingerprint: str, secret: bytes = 
 
 
 def decode_block(data: bytes, key: BlockKey, *, fingerprint: str, secret: bytes = b"") -> Block | None:
-    """Like :func:`open_block`, with None for anything that is not the block; never raises."""
+    """Like :func:`open_block`, with None for every fault; never raises."""
     found = open_block(data, key, fingerprint=fingerprint, secret=secret)
     return found if isinstance(found, Block) else None
 
 
 def seal_manifest(stream: str, manifest: bytes, *, fingerprint: str, secret: bytes = b"") -> bytes:
-    """A stream's manifest with the same protection as a block."""
+    """Encode a stream's manifest with the protection of a block."""
     owner = fingerprint.encode()
     body = len(owner).to_bytes(2, "little") + owner + manifest
     return _PREFIX.pack(_MANIFEST, VERSION, _digest(_manifest_key(stream), VERSION, memoryview(body), secret)) + body
 
 
-def open_manifest(data: bytes, stream: str, *, fingerprint: str, secret: bytes = b"") -> bytes | Fault:
-    """What :func:`seal_manifest` sealed for this stream under this fingerprint and secret, or why it is not that."""
+def open_manifest(data: bytes, stream: str, *, fingerprint: str, secret: bytes = b"") -> bytes | BlockFault:
+    """Decode what :func:`seal_manifest` encoded for this stream, or why it is not that."""
     whole = memoryview(data)
     if len(whole) < _PREFIX.size + 2:
-        return Fault.DAMAGED
+        return BlockFault.DAMAGED
     magic, version, digest = _PREFIX.unpack_from(whole)
     body = whole[_PREFIX.size :]
     if magic != _MANIFEST or not compare_digest(digest, _digest(_manifest_key(stream), version, body, secret)):
-        return Fault.DAMAGED
+        return BlockFault.DAMAGED
     owned = 2 + int.from_bytes(body[:2], "little")
     if version != VERSION or body[2:owned] != fingerprint.encode():
-        return Fault.FOREIGN
+        return BlockFault.FOREIGN
     return bytes(body[owned:])
 
 
 def quantisation_error(block: Block) -> float:
-    """What ``int8`` costs: root mean square of the change over that of what is kept, the worse of keys and values."""
+    """Relative RMS error of ``int8`` storage, the worse of keys and values."""
     worst = 0.0
     for part in (block.key, block.value):
         true = part.detach().to("cpu", torch.float32)
@@ -190,7 +188,7 @@ def quantisation_error(block: Block) -> float:
 
 
 def _quantise(part: Tensor) -> tuple[Tensor, Tensor]:
-    """Whole steps ``[n, D]`` int8 and the size of a step ``[D]`` float32; ``n`` is at least 1."""
+    """``[n, D]`` int8 and the step sizes ``[D]`` float32; ``n`` is at least 1."""
     wide = part.float()
     step = wide.abs().amax(0) / _STEPS
     step = torch.where(step > 0, step, 1.0)

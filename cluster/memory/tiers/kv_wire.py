@@ -1,4 +1,4 @@
-"""Blocks of remembered KV on the wire: keys, outcomes, and messages that stay small."""
+"""Protobuf conversion of KV keys and outcomes, and batching into bounded messages."""
 
 from __future__ import annotations
 
@@ -39,28 +39,28 @@ _FROM_PROTO: dict[int, Outcome] = {number: outcome for outcome, number in _TO_PR
 
 
 def key_to_proto(key: BlockKey) -> kv_pb2.KVKey:
-    """A key as its message."""
+    """Convert a key to its message."""
     return kv_pb2.KVKey(stream=key.stream, layer=key.layer, head=key.head, block=key.block)
 
 
 def key_from_proto(message: kv_pb2.KVKey) -> BlockKey:
-    """A message as the key it stands for."""
+    """Convert a message to its key."""
     return BlockKey(message.stream, message.layer, message.head, message.block)
 
 
 def outcome_to_proto(outcome: Outcome) -> kv_pb2.KVOutcome:
-    """An outcome as its number."""
+    """Convert an outcome to its enum number."""
     return _TO_PROTO[outcome]
 
 
 def outcome_from_proto(number: int) -> Outcome:
-    """A number as its outcome; ``RETRY`` for one that a newer peer sent and this version does not know."""
+    """Outcome of a protobuf number; ``RETRY`` for one that only a newer peer knows."""
     return _FROM_PROTO.get(number, Outcome.RETRY)
 
 
 def batches(items: Iterable[T], size: Callable[[T], int]) -> Iterator[list[T]]:
-    """``items`` in order, in lists that hold about :data:`BATCH_BYTES` and, with one item more, hold no more than
-    :data:`MAX_KV_BYTES`; an item of more than that is the caller's to refuse."""
+    """``items`` in order, in lists of about :data:`BATCH_BYTES` and at most :data:`MAX_KV_BYTES`; the caller refuses
+    larger items."""
     batch: list[T] = []
     held = 0
     for item in items:
@@ -73,7 +73,7 @@ def batches(items: Iterable[T], size: Callable[[T], int]) -> Iterator[list[T]]:
         yield batch
 
 
-def runs(keys: Sequence[BlockKey], most: int) -> Iterator[Sequence[BlockKey]]:
+def message_runs(keys: Sequence[BlockKey], most: int) -> Iterator[Sequence[BlockKey]]:
     """``keys`` in order, cut where the layer changes and after ``most``."""
     start = 0
     for end in range(1, len(keys) + 1):

@@ -1,4 +1,4 @@
-"""What a node's tier process holds and what its callers get: blocks, bytes, and calls by result with their seconds."""
+"""Prometheus metrics of a node's tier process: blocks, bytes, and calls by result and duration."""
 
 from __future__ import annotations
 
@@ -26,40 +26,39 @@ _EVENTS = ("stored", "evicted", "dropped", "damaged", "foreign", "too_large")
 
 
 class NodeTierCall:
-    """One call to the tier: make it when the call comes, and say once how it ended."""
+    """Measures one call to the tier, from construction to :meth:`record_result`."""
 
     def __init__(self, method: str) -> None:
         self._method, self._began_s = method, time.monotonic()
 
-    def ended(self, result: NodeTierResult) -> None:
-        """Count it, and the seconds it took until now."""
+    def record_result(self, result: NodeTierResult) -> None:
+        """Count the call and its duration."""
         node_tier_requests.labels(self._method, result).inc()
         node_tier_seconds.labels(self._method).observe(time.monotonic() - self._began_s)
 
-    def told(self, outcomes: Iterable[Outcome]) -> None:
-        """Count what was said of each of some blocks."""
+    def record_outcomes(self, outcomes: Iterable[Outcome]) -> None:
+        """Count the outcomes of its blocks."""
         for outcome, blocks in Counter(outcomes).items():
             node_tier_blocks.labels(self._method, outcome.value).inc(blocks)
 
 
 class NodeTierCollector(Collector):
-    """Looks into the tier at a scrape; register it beside :data:`cluster.metrics.REGISTRY`'s own.
+    """Collects the tier's metrics at a scrape; register it beside :data:`cluster.metrics.REGISTRY`'s own.
 
     Args:
-        limit_bytes: most that the tier may hold.
-        look: its memory and its service; ``None`` before a replica said which model its blocks are of. When that
-            changes they are new ones, and what they count begins at zero.
+        limit_bytes: capacity of the tier.
+        look: returns its arena and service; ``None`` before a replica announced its model. Both are new, with counters
+            at zero, when the model changes.
     """
 
     def __init__(self, limit_bytes: int, look: Callable[[], tuple[Arena, KVServicer] | None]) -> None:
         self._limit_bytes, self._look = limit_bytes, look
 
     def describe(self) -> list[Metric]:
-        """Nothing, which keeps registration from collecting."""
+        """Empty, so that registration does not collect."""
         return []
 
     def collect(self) -> Iterator[Metric]:
-        """See prometheus_client."""
         bytes_, counts = {"held": 0, "reserved": 0, "limit": self._limit_bytes}, dict.fromkeys(_EVENTS, 0)
         cameras = blocks = 0
         found = self._look()
@@ -67,7 +66,7 @@ class NodeTierCollector(Collector):
             arena, service = found
             bytes_ |= {"held": arena.nbytes(), "reserved": arena.reserved}
             cameras, blocks = arena.contents()
-            counted = arena.state().counts | service.counted()
+            counted = arena.state().counts | service.wire_counts()
             counts |= {event: counted[event] for event in _EVENTS if event in counted}
         held = GaugeMetricFamily(
             "sightline_node_tier_bytes",

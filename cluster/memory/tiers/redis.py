@@ -1,4 +1,4 @@
-"""A tier in a Redis server: blocks outlive the process that wrote them."""
+"""Tier in a Redis server: blocks survive the process that wrote them."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from typing import Any, Self
 
 from cluster.errors import ConfigError
 from cluster.memory.tiers.base import Block, BlockKey, CappedTier, Loaded, Outcome, TierSettings, TierState
-from cluster.memory.tiers.codec import Fault, check_storage, encode_block, open_block, open_manifest, seal_manifest
-from cluster.memory.tiers.redis_link import FullError, NotNowError, RedisLink, StreamIndex, parts
+from cluster.memory.tiers.codec import BlockFault, check_storage, encode_block, open_block, open_manifest, seal_manifest
+from cluster.memory.tiers.redis_link import RedisFullError, RedisLink, RedisUnavailableError, StreamIndex, split_parts
 
 MANIFEST = "manifest"
 """Its name among those of a stream's blocks, in the hash of sizes."""
@@ -28,24 +28,24 @@ _RENEWED_AT_ONCE = 4096
 
 class RedisTier(CappedTier):
     """One value per block, ``sightline:{namespace}:kv:{stream}:{layer}:{head}:{block}``, one for the manifest, and a
-    hash of their sizes. One process writes a stream at a time; who takes it over begins with :meth:`manifest`.
+    hash of their sizes. A stream has one writer at a time; a new one begins with :meth:`manifest`.
 
-    A value and its entry in the hash are written in one transaction; on a server that evicts, a stream is dropped by a
-    scan as well. Values of another model, settings or format version are misses (``foreign``), and so are damaged and
-    forged ones (``damaged``, deleted). The cap of a stream counts for each value its bytes and twice its name.
+    A value and its entry in the hash are written in one transaction; on a server that evicts, deleting a stream also
+    scans for values without an entry. Values of another model, settings or format version are misses (``foreign``), as
+    are damaged and forged ones (``damaged``, deleted). A value counts towards the cap with its bytes and twice its
+    name.
 
-    While the server cannot be reached, everything is ``RETRY`` at once, and what it holds may be older than what was
-    last stored.
+    While the server is down, every call returns ``RETRY`` at once, and its contents may be outdated.
 
     Args:
         url: ``redis://[user:password@]host:port/database``, ``rediss://`` or ``unix://``.
-        cap_bytes: most bytes of one stream; :meth:`set_cap` can only lower it.
-        ttl_s: blocks live at least half as long after the last :meth:`put_manifest` of their stream.
-        batch_bytes: about as much goes over the connection in one piece.
+        cap_bytes: of each stream; :meth:`set_cap` can only lower it.
+        ttl_s: blocks live at least half as long after their stream's last :meth:`put_manifest`.
+        batch_bytes: approximate bytes per pipeline.
         fingerprint, store_as, secret, deadline_s: see :class:`TierSettings`.
 
     Raises:
-        ConfigError: an address, namespace, cap or time that cannot work. A server that is down is no error.
+        ConfigError: an invalid address, namespace, cap or time. A server that is down is no error.
     """
 
     def __init__(
@@ -92,12 +92,12 @@ class RedisTier(CappedTier):
     # -- Tier -----------------------------------------------------------------------------------
     def lookup(self, keys: Sequence[BlockKey]) -> list[Outcome]:
         outcomes: list[Outcome] = []
-        until = self._link.until()
+        until = self._link.deadline()
         try:
-            for part in parts(keys, _KEYS_AT_ONCE):
-                found = self._link.ask_all(until, [("EXISTS", self._key(key)) for key in part])
+            for part in split_parts(keys, _KEYS_AT_ONCE):
+                found = self._link.execute_all(until, [("EXISTS", self._key(key)) for key in part])
                 outcomes += [Outcome.HIT if there else Outcome.MISS for there in found]
-        except NotNowError as error:
+        except RedisUnavailableError as error:
             self._refused(error, len(keys) - len(outcomes))
         return outcomes + [Outcome.RETRY] * (len(keys) - len(outcomes))
 
@@ -106,12 +106,12 @@ class RedisTier(CappedTier):
         streams: dict[str, list[tuple[BlockKey, Block]]] = defaultdict(list)
         for key, block in dict(items).items():
             streams[key.stream].append((key, block))
-        until = self._link.until()
+        until = self._link.deadline()
         try:
             with self._writer(until):
                 for stream, mine in streams.items():
                     self._store(stream, mine, until, outcomes)
-        except NotNowError as error:
+        except RedisUnavailableError as error:
             self._refused(error, 0)
         told = [outcomes.get(key, Outcome.RETRY) for key, _ in items]
         with self._lock:
@@ -120,68 +120,67 @@ class RedisTier(CappedTier):
 
     def load(self, keys: Sequence[BlockKey]) -> list[Loaded]:
         loaded: list[Loaded] = []
-        until = self._link.until()
+        until = self._link.deadline()
         try:
             for part in self._by_size(keys):
                 with self._lock:
                     seen = [self._index(key.stream).entries.get(_field(key)) for key in part]
-                values = self._link.ask(until, "MGET", *map(self._key, part))
+                values = self._link.execute(until, "MGET", *map(self._key, part))
                 opened = [self._open(key, data) for key, data in zip(part, values, strict=True)]
                 loaded += [
                     Loaded(Outcome.HIT, got) if isinstance(got, Block) else Loaded(Outcome.MISS) for got in opened
                 ]
                 with self._lock:
                     for key, was, got in zip(part, seen, opened, strict=True):
-                        if got is None or got is Fault.DAMAGED:
-                            self._index(key.stream).missing(_field(key), was)
-        except NotNowError as error:
+                        if got is None or got is BlockFault.DAMAGED:
+                            self._index(key.stream).mark_missing(_field(key), was)
+        except RedisUnavailableError as error:
             self._refused(error, len(keys) - len(loaded))
         return loaded + [Loaded(Outcome.RETRY)] * (len(keys) - len(loaded))
 
     def list_blocks(self, stream: str) -> tuple[Outcome, list[BlockKey]]:
-        """See :class:`Tier`. Asks the server; one that evicts, also for blocks whose entry was evicted."""
-        until = self._link.until()
+        """See :class:`Tier`. Asks the server; if it evicts, also scans for blocks whose entry was evicted."""
+        until = self._link.deadline()
         try:
-            names = {name.decode() for name in self._link.ask(until, "HKEYS", self._sizes(stream))}
+            names = {name.decode() for name in self._link.execute(until, "HKEYS", self._sizes(stream))}
             if self._link.evicts:
                 first = len(self._named(stream, ""))
                 names.update(name[first:] for found in self._unnamed(stream, until) for name in found)
-        except NotNowError as error:
+        except RedisUnavailableError as error:
             self._refused(error, 1)
             return Outcome.RETRY, []
         return Outcome.HIT, [BlockKey(stream, *map(int, name.split(":"))) for name in sorted(names - {MANIFEST})]
 
     def drop(self, stream: str, keys: Sequence[BlockKey] | None = None) -> int | None:
-        """See :class:`Tier`."""
-        until, gone = self._link.until(), 0
+        until, gone = self._link.deadline(), 0
         try:
             with self._writer(until):
                 index = self._known(stream, until)
                 if keys is not None:
                     names = [_field(key) for key in dict.fromkeys(keys) if key.stream == stream]
-                    for part in parts(names, _KEYS_AT_ONCE):
+                    for part in split_parts(names, _KEYS_AT_ONCE):
                         gone += self._delete(stream, part, until)
                     return gone
                 with self._lock:
                     index.gone.clear()
                     names = [name for name in index.entries if name != MANIFEST]
-                for part in parts(names, _KEYS_AT_ONCE):
+                for part in split_parts(names, _KEYS_AT_ONCE):
                     gone += self._delete(stream, part, until)
                 if self._link.evicts:
                     gone += self._delete_unnamed(stream, until)
-                self._link.ask(until, "UNLINK", self._sizes(stream), self._named(stream, MANIFEST))
+                self._link.execute(until, "UNLINK", self._sizes(stream), self._named(stream, MANIFEST))
                 with self._lock:
                     del self._indexes[stream]
-        except NotNowError as error:
+        except RedisUnavailableError as error:
             self._doubt(stream)
             self._refused(error, 1)
             return None
         return gone
 
     def put_manifest(self, stream: str, manifest: bytes) -> Outcome:
-        """See :class:`Tier`. Where it is not ``HIT`` the last one stays. Also gives the stream's blocks their time to
-        live anew, the oldest first, where half of it has passed."""
-        until = self._link.until()
+        """See :class:`Tier`. Without ``HIT`` the previous manifest stays. Also renews the time to live of the stream's
+        blocks, oldest first, once half of it has passed."""
+        until = self._link.deadline()
         data = seal_manifest(stream, manifest, fingerprint=self._fingerprint, secret=self._secret)
         held = self._held(stream, MANIFEST, data)
         try:
@@ -192,22 +191,24 @@ class RedisTier(CappedTier):
                         self._counts["too_large"] += 1
                     return Outcome.MISS
                 if index.total - index.size(MANIFEST) + held > cap:
-                    # As in _store: it may be empty.
-                    self._link.ask(until, "PING")
-                    raise NotNowError(f"the manifest of {stream} does not fit beside its blocks under its cap")
+                    # As in _store: the server may be empty.
+                    self._link.execute(until, "PING")
+                    raise RedisUnavailableError(
+                        f"the manifest of {stream} does not fit beside its blocks under its cap"
+                    )
                 self._write(stream, index, {MANIFEST: data}, until)
                 self._renew(stream, until)
-        except NotNowError as error:
-            self._refused(error, 1, full=isinstance(error, FullError))
+        except RedisUnavailableError as error:
+            self._refused(error, 1, full=isinstance(error, RedisFullError))
             return Outcome.RETRY
         return Outcome.HIT
 
     def manifest(self, stream: str) -> tuple[Outcome, bytes | None]:
-        """See :class:`Tier`. Another process may have written the stream until now: its blocks are looked up anew."""
+        """See :class:`Tier`. Rereads the stream's index, as another process may have written it."""
         self._doubt(stream)
         try:
-            data = self._link.ask(self._link.until(), "GET", self._named(stream, MANIFEST))
-        except NotNowError as error:
+            data = self._link.execute(self._link.deadline(), "GET", self._named(stream, MANIFEST))
+        except RedisUnavailableError as error:
             self._refused(error, 1)
             return Outcome.RETRY, None
         if data is None:
@@ -220,15 +221,14 @@ class RedisTier(CappedTier):
         return Outcome.MISS, None
 
     def nbytes(self, stream: str | None = None) -> int:
-        """Bytes as the cap counts them, by the sizes written down: what the server evicted counts until it is missed.
-        Of all streams that this process has to do with, where none is named. Asks the server only about a stream not
-        known yet."""
+        """Bytes as counted towards the cap; values the server evicted count until noticed. Without ``stream``, of all
+        streams that this process used. Asks the server only about unknown streams."""
         if stream is not None:
-            until = self._link.until()
+            until = self._link.deadline()
             try:
                 with self._writer(until):
                     self._known(stream, until)
-            except NotNowError:
+            except RedisUnavailableError:
                 pass
         with self._lock:
             if stream is not None:
@@ -260,9 +260,9 @@ class RedisTier(CappedTier):
     @contextmanager
     def _writer(self, until: float) -> Iterator[None]:
         if not self._link.up:
-            raise NotNowError(self._link.reason)
+            raise RedisUnavailableError(self._link.reason)
         if not self._writing.acquire(timeout=max(0.0, until - time.monotonic()) / 3):
-            raise NotNowError("another write takes too long")
+            raise RedisUnavailableError("another write takes too long")
         try:
             yield
         finally:
@@ -292,10 +292,10 @@ class RedisTier(CappedTier):
         if batch:
             self._send(stream, index, batch, until, outcomes)
         if Outcome.RETRY in outcomes.values():
-            # Before the cap is believed again, the server is asked for: it may have been started anew, and be empty.
-            self._link.ask(until, "PING")
-        # What was not taken leaves nothing older in its place.
-        for part in parts([name for name in unwanted if index.size(name)], _KEYS_AT_ONCE):
+            # Reread the server's index before trusting the cap: it may have restarted empty.
+            self._link.execute(until, "PING")
+        # A block that was not stored must not leave an older one under its key.
+        for part in split_parts([name for name in unwanted if index.size(name)], _KEYS_AT_ONCE):
             self._delete(stream, part, until)
 
     def _send(
@@ -309,7 +309,7 @@ class RedisTier(CappedTier):
         values = {_field(key): data for key, data in batch.items()}
         try:
             self._write(stream, index, values, until)
-        except FullError as error:
+        except RedisFullError as error:
             self._refused(error, 0, full=len(batch))
             outcomes.update(dict.fromkeys(batch, Outcome.RETRY))
             self._delete(stream, [name for name in values if index.size(name)], until)
@@ -320,7 +320,7 @@ class RedisTier(CappedTier):
         outcomes.update(dict.fromkeys(batch, Outcome.HIT))
 
     def _write(self, stream: str, index: StreamIndex, values: dict[str, bytes], until: float) -> None:
-        """Values and their entries, all of them or none."""
+        """Write values and their entries in one transaction."""
         sizes = {name: self._held(stream, name, data) for name, data in values.items()}
         commands: list[tuple[Any, ...]] = [
             ("HSET", self._sizes(stream), *(part for pair in sizes.items() for part in pair)),
@@ -328,11 +328,11 @@ class RedisTier(CappedTier):
             *(("SET", self._named(stream, name), data, "EX", self._ttl_s) for name, data in values.items()),
         ]
         try:
-            self._link.ask_all(until, commands, whole=True)
-        except FullError:
+            self._link.execute_all(until, commands, whole=True)
+        except RedisFullError:
             raise
-        except NotNowError:
-            # The server may have done it all the same.
+        except RedisUnavailableError:
+            # The server may have executed it anyway.
             self._doubt(stream)
             raise
         now = time.monotonic()
@@ -342,29 +342,29 @@ class RedisTier(CappedTier):
             self._trouble = ""
 
     def _delete(self, stream: str, names: Sequence[str], until: float) -> int:
-        """Blocks first, then their entries: at no time is a block without one."""
+        """Delete blocks before their entries, so that no block is ever without one."""
         if not names:
             return 0
 
         blocks = [self._named(stream, name) for name in names]
         commands = [("UNLINK", *blocks), ("HDEL", self._sizes(stream), *names)]
-        gone: int = self._link.ask_all(until, commands, whole=True)[0]
+        gone: int = self._link.execute_all(until, commands, whole=True)[0]
         with self._lock:
             self._index(stream).remove(names)
             self._counts["dropped"] += gone
         return gone
 
     def _delete_unnamed(self, stream: str, until: float) -> int:
-        """Blocks of the stream that no entry names, because the server evicted those."""
-        return sum(self._link.ask(until, "UNLINK", *names) for names in self._unnamed(stream, until) if names)
+        """Delete blocks whose entry the server evicted."""
+        return sum(self._link.execute(until, "UNLINK", *names) for names in self._unnamed(stream, until) if names)
 
     def _unnamed(self, stream: str, until: float) -> Iterator[list[str]]:
-        """Names of all values of a stream, found by a scan."""
+        """Names of all values of a stream, by scan."""
         pattern = re.sub(r"([*?\[\]\\^])", r"\\\1", self._named(stream, "")) + "*"
         ours = re.compile(re.escape(self._named(stream, "")) + r"-?\d+:-?\d+:-?\d+")
         at = 0
         while True:
-            at, found = self._link.ask(until, "SCAN", at, "MATCH", pattern, "COUNT", 5000)
+            at, found = self._link.execute(until, "SCAN", at, "MATCH", pattern, "COUNT", 5000)
             yield [name.decode() for name in found if ours.fullmatch(name.decode())]
             if not int(at):
                 return
@@ -373,46 +373,46 @@ class RedisTier(CappedTier):
         index, now = self._known(stream, until), time.monotonic()
         self._sweep(stream, index, until)
         with self._lock:
-            due = index.due(now - self._ttl_s / 2, _RENEWED_AT_ONCE)
-        for names in parts(due, _KEYS_AT_ONCE):
+            due = index.renewal_due(now - self._ttl_s / 2, _RENEWED_AT_ONCE)
+        for names in split_parts(due, _KEYS_AT_ONCE):
             commands: list[tuple[Any, ...]] = [("EXPIRE", self._sizes(stream), 2 * self._ttl_s)]
             commands += [("EXPIRE", self._named(stream, name), self._ttl_s) for name in names]
-            there = self._link.ask_all(until, commands)[1:]
+            there = self._link.execute_all(until, commands)[1:]
             with self._lock:
                 for name, alive in zip(names, there, strict=True):
                     if alive:
                         index.put(name, index.size(name), now)
                     else:
-                        index.missing(name, index.entries.get(name))
+                        index.mark_missing(name, index.entries.get(name))
 
     def _sweep(self, stream: str, index: StreamIndex, until: float) -> None:
         with self._lock:
-            names = index.swept()
-        for part in parts(names, _KEYS_AT_ONCE):
+            names = index.pop_gone()
+        for part in split_parts(names, _KEYS_AT_ONCE):
             self._delete(stream, part, until)
 
     def _known(self, stream: str, until: float) -> StreamIndex:
-        """The stream's index, read from the server where it must be."""
+        """The stream's index, read from the server if needed."""
         with self._lock:
             index = self._index(stream)
         if not index.known:
-            found = self._link.ask(until, "HGETALL", self._sizes(stream))
+            found = self._link.execute(until, "HGETALL", self._sizes(stream))
             with self._lock:
                 index.replace(found)
         return index
 
-    # -- the rest -------------------------------------------------------------------------------
-    def _open(self, key: BlockKey, data: bytes | None) -> Block | Fault | None:
+    # -- internal -------------------------------------------------------------------------------
+    def _open(self, key: BlockKey, data: bytes | None) -> Block | BlockFault | None:
         got = None if data is None else open_block(data, key, fingerprint=self._fingerprint, secret=self._secret)
         with self._lock:
             self._counts["hits" if isinstance(got, Block) else "misses"] += 1
-            if isinstance(got, Fault):
+            if isinstance(got, BlockFault):
                 self._counts[got.value] += 1
             self._counts["bytes_out"] += len(data) if data is not None else 0
         return got
 
     def _by_size(self, keys: Sequence[BlockKey]) -> Iterator[list[BlockKey]]:
-        """In pieces of about ``batch_bytes``; what is not known to be small counts as an eighth of that."""
+        """Batches of about ``batch_bytes``; blocks of unknown size count as an eighth of that."""
         part: list[BlockKey] = []
         filled = 0
         for key in keys:
@@ -438,11 +438,11 @@ class RedisTier(CappedTier):
             for index in self._indexes.values():
                 index.known = False
 
-    def _refused(self, error: NotNowError, blocks: int, *, full: int = 0) -> None:
+    def _refused(self, error: RedisUnavailableError, blocks: int, *, full: int = 0) -> None:
         with self._lock:
             self._counts["retries"] += blocks
             self._counts["full"] += full
-            # While it is down, the link says why.
+            # While down, the link has the reason.
             self._trouble = str(error) if self._link.up else ""
 
 

@@ -1,4 +1,4 @@
-"""The connection to a Redis server: up or down, and back up by itself."""
+"""Connection to a Redis server with deadlines, failure detection and recovery."""
 
 from __future__ import annotations
 
@@ -16,28 +16,27 @@ T = TypeVar("T")
 _CONNECTIONS = 16
 
 
-class NotNowError(Exception):
-    """The server did not do it: it is down, slow, or refuses. The message says which."""
+class RedisUnavailableError(Exception):
+    """The server is down, too slow, or refuses; the message says which."""
 
 
-class FullError(NotNowError):
+class RedisFullError(RedisUnavailableError):
     """The server has reached its memory limit."""
 
 
 class RedisLink:
-    """Runs commands with a deadline. After a failure everything is refused at once, and a thread of its own asks the
-    server, after pauses that double, whether it is back; the thread ends when it is.
+    """Runs commands with a deadline. After a failure all commands are refused at once, and a probe thread with
+    exponential backoff waits for the server to return.
 
-    A call may take ``deadline_s``: no command begins after the first third of it, and one command waits at most a
-    sixth for a connection, a sixth for connecting, and a third for each read of its answer. (A server that trickles its
-    answer can take longer than that.)
+    A call may take ``deadline_s``: no command starts after the first third; one command waits at most a sixth for a
+    connection, a sixth to connect, and a third per read. (A server that trickles its answer can exceed that.)
 
     Args:
-        on_change: called when the server behind the address is another process than before: what it holds may have
-            changed. That counts as a failure, also where no command met it.
+        on_change: called when another server process answers at the address, so its contents may differ. Counts as a
+            failure.
 
     Raises:
-        ConfigError: not the address of a Redis server.
+        ConfigError: not a Redis address.
     """
 
     def __init__(
@@ -77,37 +76,37 @@ class RedisLink:
                 redis_connect_func=self._connected,
             )
         except ValueError:
-            # The address may hold a password: it is not repeated.
+            # Without the address, which may hold a password.
             raise ConfigError("the address of a Redis server looks like redis://host:6379/0") from None
-        # Its commands are not typed.
+        # Untyped: its commands have no useful types.
         self._client: Any = redis.Redis(connection_pool=pool)
         try:
             self._identify()
         except self._errors as error:
             self._fail(error)
 
-    def until(self) -> float:
-        """When a call that begins now must have ended."""
+    def deadline(self) -> float:
+        """Deadline (monotonic) of a call that begins now."""
         return time.monotonic() + self.deadline_s
 
-    def ask(self, until: float, *command: Any) -> Any:
-        """The answer to one command.
+    def execute(self, until: float, *command: Any) -> Any:
+        """Execute one command.
 
         Raises:
-            NotNowError: the server is down, too little time is left, or the server refuses.
+            RedisUnavailableError: the server is down, too little time is left, or the server refuses.
         """
         return self._guarded(lambda: self._client.execute_command(*command), until)
 
-    def ask_all(self, until: float, commands: Iterable[tuple[Any, ...]], *, whole: bool = False) -> list[Any]:
-        """The answers to commands that are sent together; ``whole``: all of them are done or none.
+    def execute_all(self, until: float, commands: Iterable[tuple[Any, ...]], *, whole: bool = False) -> list[Any]:
+        """Execute commands in one pipeline; ``whole``: in a transaction.
 
         Raises:
-            NotNowError: as above; without ``whole``, some may have been done.
+            RedisUnavailableError: as above; without ``whole``, some commands may have been executed.
         """
 
         def run() -> list[Any]:
             with self._client.pipeline(transaction=whole) as pipe:
-                # An error would be given the text of its command, block and all: most of a second for a megabyte.
+                # Otherwise errors embed the command with its block: most of a second per megabyte.
                 pipe.annotate_exception = lambda *_: None
                 for command in commands:
                     pipe.execute_command(*command)
@@ -117,7 +116,7 @@ class RedisLink:
         return self._guarded(run, until)
 
     def close(self) -> None:
-        """End the connections; harmless when repeated."""
+        """Close the connections. Idempotent."""
         self._closed.set()
         with self._lock:
             self.up, self.reason = False, "closed"
@@ -127,23 +126,23 @@ class RedisLink:
         self._client.close()
         self._client.connection_pool.disconnect()
 
-    # -- inside ---------------------------------------------------------------------------------
+    # -- internal -------------------------------------------------------------------------------
     def _guarded(self, run: Callable[[], T], until: float) -> T:
         if not self.up:
-            raise NotNowError(self.reason)
+            raise RedisUnavailableError(self.reason)
         try:
             if self._unknown.is_set():
                 self._identify()
             if time.monotonic() > until - self.deadline_s * 2 / 3:
-                raise NotNowError(f"there was more to do than {self.deadline_s:g} s are enough for")
+                raise RedisUnavailableError(f"the call needs more than its deadline of {self.deadline_s:g} s")
             return run()
         except self._full as error:
-            raise FullError("the server is full (maxmemory) and evicts nothing") from error
+            raise RedisFullError("the server is full (maxmemory) and evicts nothing") from error
         except self._refused as error:
-            raise NotNowError(f"the server refuses: {error}") from error
+            raise RedisUnavailableError(f"the server refuses: {error}") from error
         except self._errors as error:
             self._fail(error)
-            raise NotNowError(self.reason) from error
+            raise RedisUnavailableError(self.reason) from error
 
     def _connected(self, connection: Any) -> None:
         connection.on_connect()
@@ -154,10 +153,10 @@ class RedisLink:
         try:
             info: Any = self._client.info()
         except self._refused:
-            # Not every user may ask this; then a restart is noticed by what is missing.
+            # Not permitted for every user; a restart then shows as missing values.
             info = {}
         found = str(info.get("run_id", ""))
-        # A server that evicts may have evicted an index.
+        # An evicting server may have evicted an index.
         self.evicts = not str(info.get("maxmemory_policy", "noeviction")).startswith("noeviction")
         changed, self._run_id = self._run_id not in (None, found), found
         if changed:
@@ -192,7 +191,7 @@ class RedisLink:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Entry:
-    """A value that counts as ``size`` bytes, whose time to live began at ``renewed``."""
+    """Size in bytes of a stored value, and when its time to live was last renewed."""
 
     size: int
     renewed: float
@@ -200,10 +199,11 @@ class Entry:
 
 @dataclass(slots=True, eq=False)
 class StreamIndex:
-    """Mirrors the stream's hash of sizes on the server. ``known``: it has been read, and no write is in doubt since.
+    """Local mirror of the stream's hash of sizes on the server. Not thread-safe.
 
-    ``entries``: by field (``layer:head:cluster``, ``manifest``), the longest not renewed first. ``gone``: fields whose
-    value turned out to be missing or damaged, to be swept by the next write. Not thread-safe.
+    * ``known``: it was read, and no write has been in doubt since
+    * ``entries``: by field (``layer:head:cluster``, ``manifest``), least recently renewed first
+    * ``gone``: fields whose value is missing or damaged, deleted with the next write
     """
 
     known: bool = False
@@ -222,31 +222,31 @@ class StreamIndex:
             self.total -= there.size if there is not None else 0
 
     def size(self, name: str) -> int:
-        """Bytes of the value, 0 if there is none."""
+        """Bytes of a value, 0 if there is none."""
         there = self.entries.get(name)
         return 0 if there is None else there.size
 
     def replace(self, found: Mapping[bytes, bytes]) -> None:
-        """Take over what the server's hash says; the age of everything is unknown, so all is due."""
+        """Replace all entries by the server's hash; all are due for renewal, as their age is unknown."""
         self.entries = OrderedDict((name.decode(), Entry(int(size), 0.0)) for name, size in found.items())
         self.total = sum(entry.size for entry in self.entries.values())
         self.gone.clear()
         self.known = True
 
-    def missing(self, name: str, seen: Entry | None) -> None:
-        """The value was not there, or was no good, when the entry was ``seen``."""
+    def mark_missing(self, name: str, seen: Entry | None) -> None:
+        """Record that a value was missing or damaged when its entry was ``seen``."""
         if seen is not None and self.entries.get(name) is seen:
             self.remove([name])
             self.gone.add(name)
 
-    def swept(self) -> list[str]:
-        """The fields to delete, and forget them; not those written again since."""
+    def pop_gone(self) -> list[str]:
+        """Return and clear the fields to delete, except those written again since."""
         names = [name for name in self.gone if name not in self.entries]
         self.gone.clear()
         return names
 
-    def due(self, before: float, limit: int) -> list[str]:
-        """Fields not renewed since ``before``."""
+    def renewal_due(self, before: float, limit: int) -> list[str]:
+        """At most ``limit`` fields not renewed since ``before``."""
         names: list[str] = []
         for name, entry in self.entries.items():
             if entry.renewed >= before or len(names) == limit:
@@ -255,6 +255,6 @@ class StreamIndex:
         return names
 
 
-def parts(whole: Sequence[T], most: int) -> Iterator[Sequence[T]]:
-    """``whole`` in pieces of at most so many."""
+def split_parts(whole: Sequence[T], most: int) -> Iterator[Sequence[T]]:
+    """Slices of at most ``most`` items."""
     return (whole[at : at + most] for at in range(0, len(whole), most))

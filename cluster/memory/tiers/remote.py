@@ -1,4 +1,4 @@
-"""A tier on another node: blocks go there and come back by gRPC."""
+"""Tier on another node, over gRPC."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from cluster.memory.tiers.kv_wire import (
     key_to_proto,
     outcome_from_proto,
 )
-from cluster.memory.tiers.remote_peer import TROUBLE, KVPeer, OutOfTimeError
+from cluster.memory.tiers.remote_peer import TROUBLE, KVPeer, TransferTimeoutError
 from cluster.wire.channel import CallEndedError, split_address, write
 from cluster.wire.tls import PeerTls
 
@@ -32,26 +32,24 @@ T = TypeVar("T")
 
 
 class RemoteTier(CappedTier):
-    """The tier that ``KVServicer`` serves at ``address``.
+    """Client of the tier that ``KVServicer`` serves at ``address``.
 
-    When a call fails or does not end within ``deadline_s``, the tier is down: from then on everything is answered at
-    once with ``RETRY``, and only a call of the tier's own, after a growing pause, asks where the node is and whether it
-    is back. A node that comes back may be empty: ``failures`` has grown then.
+    After a failure or timeout the tier is down: every call returns ``RETRY`` at once, while a background probe with
+    growing pauses looks for the node. A node that returns may be empty: ``failures`` has grown then.
 
     Args:
         address: ``host:port``.
-        fingerprint: model and settings of the blocks; those of another one are misses.
-        cap_bytes: most bytes of one stream, as the node has it too; :meth:`set_cap` can only lower it, and the node
-            keeps to the lower one. Without bound where not given.
-        store_as: form in which blocks travel from here; see ``encode_block``.
-        secret: key of the digests, the node's too; see :mod:`cluster.memory.tiers.codec`.
-        deadline_s: longest that one call may take, waiting for the network included.
-        backoff: pauses between attempts to reach a node that is down.
-        find: where the node is now; see ``KVPeer``.
+        fingerprint: model and settings of the blocks; others are misses.
+        cap_bytes: of each stream, also set on the node; :meth:`set_cap` can only lower it; default: unbounded.
+        store_as: format of sent blocks; see ``encode_block``.
+        secret: key of the digests, shared with the node; see :mod:`cluster.memory.tiers.codec`.
+        deadline_s: of one call, network included.
+        backoff: pauses between probes of a node that is down.
+        find: looks up the node's address; see ``KVPeer``.
         tls: of this cluster's processes.
 
     Raises:
-        ConfigError: not an address, or a fingerprint or form under which nothing can be stored.
+        ConfigError: an invalid address, fingerprint or format.
     """
 
     def __init__(
@@ -94,24 +92,22 @@ class RemoteTier(CappedTier):
 
     @property
     def address(self) -> str:
-        """``host:port`` of the node as far as is known."""
+        """Current ``host:port`` of the node."""
         return self._peer.address
 
     def lookup(self, keys: Sequence[BlockKey]) -> list[Outcome]:
-        """See ``Tier``."""
         request = kv_pb2.LookupRequest(fingerprint=self._fingerprint, keys=map(key_to_proto, keys))
-        reply = self._peer.ask(self._peer.stub.Lookup, request) if keys else None
+        reply = self._peer.call(self._peer.stub.Lookup, request) if keys else None
         if reply is None or len(reply.outcomes) != len(keys):
             return self._not_now(len(keys))
         return [outcome_from_proto(number) for number in reply.outcomes]
 
     def store(self, items: Sequence[tuple[BlockKey, Block]]) -> list[Outcome]:
-        """See ``Tier``. Blocks are encoded batch by batch, while the ones before travel; ``RETRY`` for those that the
-        deadline leaves no time for."""
+        """See ``Tier``. Batches are encoded while earlier ones are in flight; ``RETRY`` for those past the deadline."""
         outcomes: dict[int, Outcome] = {}
         sent: list[int] = []
         until = time.monotonic() + self._deadline_s
-        # The rest of the time is for the node to answer for what it got.
+        # The remaining time is for the node's reply.
         stop = until - self._deadline_s / 4
 
         def encoded() -> Iterator[kv_pb2.StoredBlock]:
@@ -132,21 +128,20 @@ class RemoteTier(CappedTier):
             try:
                 reply = self._send(self._peer.stub.Store, self._stores(encoded()), until)
             except TROUBLE as error:
-                self._peer.failed(error)
+                self._peer.record_failure(error)
             else:
-                self._peer.worked()
+                self._peer.record_success()
                 outcomes.update(zip(sent, map(outcome_from_proto, reply.outcomes), strict=False))
         told = [outcomes.get(at, Outcome.RETRY) for at in range(len(items))]
         self._count(stored=told.count(Outcome.HIT), retries=told.count(Outcome.RETRY))
         return told
 
     def load(self, keys: Sequence[BlockKey]) -> list[Loaded]:
-        """See ``Tier``."""
-        return list(self.load_each(keys))
+        return list(self.iter_loaded(keys))
 
-    def load_each(self, keys: Sequence[BlockKey]) -> Iterator[Loaded]:
-        """The blocks in the order of ``keys``, each as soon as it is there: ask for a layer's blocks after another's,
-        and the first can be used while the second travels. What is done in between counts towards the deadline."""
+    def iter_loaded(self, keys: Sequence[BlockKey]) -> Iterator[Loaded]:
+        """Yield blocks in the order of ``keys`` as they arrive, so that the first layer is usable while the second is
+        in flight. The consumer's time counts towards the deadline."""
         given = 0
         if keys and self._peer.ready():
             until = time.monotonic() + self._deadline_s
@@ -157,14 +152,13 @@ class RemoteTier(CappedTier):
                         given += 1
                         yield self._opened(keys[given - 1], answer)
             except TROUBLE as error:
-                self._peer.failed(error)
+                self._peer.record_failure(error)
             else:
-                self._peer.worked()
+                self._peer.record_success()
         for outcome in self._not_now(len(keys) - given):
             yield Loaded(outcome)
 
     def list_blocks(self, stream: str) -> tuple[Outcome, list[BlockKey]]:
-        """See ``Tier``."""
         if not self._peer.ready():
             return self._not_now(1)[0], []
         request = kv_pb2.ListRequest(fingerprint=self._fingerprint, stream=stream)
@@ -173,17 +167,17 @@ class RemoteTier(CappedTier):
             for message in self._receive(self._peer.stub.List, request, until):
                 found += [BlockKey(stream, key.layer, key.head, key.block) for key in message.keys]
         except TROUBLE as error:
-            self._peer.failed(error)
+            self._peer.record_failure(error)
             return self._not_now(1)[0], []
-        self._peer.worked()
+        self._peer.record_success()
         return Outcome.HIT, found
 
     def drop(self, stream: str, keys: Sequence[BlockKey] | None = None) -> int | None:
-        """See ``Tier``. A drop that could not be done is counted as a retry."""
+        """See ``Tier``. A failed drop is counted as a retry."""
         request = kv_pb2.DropRequest(
             fingerprint=self._fingerprint, stream=stream, all=keys is None, keys=map(key_to_proto, keys or ())
         )
-        reply = self._peer.ask(self._peer.stub.Drop, request)
+        reply = self._peer.call(self._peer.stub.Drop, request)
         if reply is None:
             self._count(retries=1)
             return None
@@ -192,8 +186,8 @@ class RemoteTier(CappedTier):
         return int(reply.dropped)
 
     def put_manifest(self, stream: str, manifest: bytes) -> Outcome:
-        """See ``Tier``. In pieces; the last one stays until the node has all of them. ``MISS`` for one larger than the
-        stream's cap, or than any may be."""
+        """See ``Tier``. Sent in pieces; the previous one stays until the node has all of them. ``MISS`` above the
+        stream's cap or the maximum."""
         data = seal_manifest(stream, manifest, fingerprint=self._fingerprint, secret=self._secret)
         if len(data) > min(self.cap(stream), MAX_MANIFEST_BYTES):
             self._count(too_large=1)
@@ -215,14 +209,13 @@ class RemoteTier(CappedTier):
         try:
             reply = self._send(self._peer.stub.PutManifest, pieces(), time.monotonic() + self._deadline_s)
         except TROUBLE as error:
-            self._peer.failed(error)
+            self._peer.record_failure(error)
             return self._not_now(1)[0]
-        self._peer.worked()
+        self._peer.record_success()
         self._count(bytes_out=len(data))
         return outcome_from_proto(reply.outcome)
 
     def manifest(self, stream: str) -> tuple[Outcome, bytes | None]:
-        """See ``Tier``."""
         if not self._peer.ready():
             return self._not_now(1)[0], None
         request = kv_pb2.GetManifestRequest(fingerprint=self._fingerprint, stream=stream)
@@ -236,9 +229,9 @@ class RemoteTier(CappedTier):
                 if len(data) > MAX_MANIFEST_BYTES:
                     break
         except TROUBLE as error:
-            self._peer.failed(error)
+            self._peer.record_failure(error)
             return self._not_now(1)[0], None
-        self._peer.worked()
+        self._peer.record_success()
         if outcome is not Outcome.HIT:
             self._count(retries=outcome is Outcome.RETRY)
             return outcome, None
@@ -250,8 +243,8 @@ class RemoteTier(CappedTier):
         return Outcome.MISS, None
 
     def nbytes(self, stream: str | None = None) -> int:
-        """See ``Tier``; 0 while the node cannot be asked."""
-        reply = self._peer.ask(
+        """See ``Tier``; 0 while the node is down."""
+        reply = self._peer.call(
             self._peer.stub.Usage, kv_pb2.UsageRequest(fingerprint=self._fingerprint, stream=stream or "")
         )
         return 0 if reply is None else int(reply.bytes)
@@ -264,7 +257,7 @@ class RemoteTier(CappedTier):
             return TierState(up, reason, dict(self._counts + counts))
 
     def close(self) -> None:
-        """See ``Tier``. Blocks stay where they are."""
+        """See ``Tier``. Blocks stay on the node."""
         self._peer.close()
 
     def _stores(self, blocks: Iterator[kv_pb2.StoredBlock]) -> Iterator[kv_pb2.StoreRequest]:
@@ -273,7 +266,7 @@ class RemoteTier(CappedTier):
             self._count(bytes_out=sum(len(block.data) for block in batch))
 
     def _send(self, method: Callable[..., Any], messages: Iterator[Any], until: float) -> Any:
-        """The reply to messages. They need not all have been sent: who refuses does not wait for the last."""
+        """Stream messages and return the reply; a refusal may come before the last one is sent."""
         call = self._peer.run(_start(lambda left: method(timeout=left), until), until)
         try:
             with contextlib.suppress(CallEndedError):
@@ -281,14 +274,14 @@ class RemoteTier(CappedTier):
                     self._step(write(call, message), until)
             return self._peer.run(self._reply(call), until)
         finally:
-            self._peer.end(call)
+            self._peer.cancel_call(call)
 
     async def _reply(self, call: Any) -> Any:
-        """What the server says to all that was written, or its status."""
+        """The reply to everything written, or its status."""
         with contextlib.suppress(grpc.aio.InternalError):
             await call.done_writing()
         reply = await call
-        await self._peer.met(call)
+        await self._peer.check_instance(call)
         return reply
 
     def _receive(self, method: Callable[..., Any], request: Any, until: float) -> Iterator[Any]:
@@ -297,22 +290,22 @@ class RemoteTier(CappedTier):
         try:
             while (message := self._step(call.read(), until)) is not grpc.aio.EOF:
                 if not known:
-                    self._peer.run(self._peer.met(call), until)
+                    self._peer.run(self._peer.check_instance(call), until)
                     known = True
                 yield message
         finally:
-            self._peer.end(call)
+            self._peer.cancel_call(call)
 
     def _step(self, work: Coroutine[Any, Any, T], until: float) -> T:
-        """One message. A deadline that passes soon after the last one says that there is much to move, or that the
-        caller took its time, and not that the node is down."""
+        """Await one message. A deadline shortly after the last one means a large transfer or a slow consumer, not a
+        node that is down."""
         began = time.monotonic()
         try:
             return self._peer.run(work, until)
         except (grpc.aio.AioRpcError, TimeoutError) as error:
             late = isinstance(error, TimeoutError) or error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
             if late and time.monotonic() - began < self._deadline_s / 2:
-                raise OutOfTimeError from None
+                raise TransferTimeoutError from None
             raise
 
     def _opened(self, key: BlockKey, answer: kv_pb2.LoadedBlock) -> Loaded:

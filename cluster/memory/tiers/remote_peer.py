@@ -1,4 +1,4 @@
-"""The node at the other end of a remote tier: calls with a deadline, and whether it is up."""
+"""Connection to the node of a remote tier: calls with deadlines, failure detection and recovery."""
 
 from __future__ import annotations
 
@@ -32,29 +32,28 @@ _GRACE_S = 0.25
 _REFUSED = (grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.INVALID_ARGUMENT)
 
 
-class OutOfTimeError(Exception):
-    """The deadline passed while blocks were coming."""
+class TransferTimeoutError(Exception):
+    """The deadline passed during a transfer."""
 
 
-TROUBLE = (grpc.RpcError, CallEndedError, TimeoutError, CancelledError, OutOfTimeError)
+TROUBLE = (grpc.RpcError, CallEndedError, TimeoutError, CancelledError, TransferTimeoutError)
 """What a call may end with that is no defect of this side; for :meth:`KVPeer.failed`."""
 
 
 class KVPeer:
-    """A channel to one node, on an event loop of its own; thread-safe.
+    """gRPC channel to one node, on its own event loop; thread-safe.
 
-    Once a call failed the node is down, and nobody need call it: it is asked from here, after a pause that grows until
-    a call succeeds again, and is up once it has answered. A node that was started anew may be at another address:
-    ``find`` is asked for that before each attempt. That another instance answers than before counts as a failure, also
-    where no call failed meanwhile: what was written there is gone.
+    After a failed call the node is down and calls are refused; a background task probes it with exponential backoff
+    until it answers. A restarted node may have another address, which ``find`` looks up before each probe. A changed
+    instance counts as a failure, as its blocks are lost.
 
     Args:
         address: ``host:port``.
-        fingerprint: sent with what is asked from here.
+        fingerprint: sent with probes.
         deadline_s: of every call.
-        backoff: pauses between questions to a node that is down.
-        find: says where the node is now, on a thread of its own and once at a time; whatever it raises says that nobody
-            knows, and the last address is tried.
+        backoff: pauses between probes.
+        find: looks up the node's current address, on a separate thread and never concurrently; on any exception the
+            last address is used.
         tls: of this cluster's processes.
     """
 
@@ -80,31 +79,31 @@ class KVPeer:
         self._channel, self.stub = self._thread.run(self._connect(), 5.0)
 
     def ready(self) -> bool:
-        """Whether it is worth calling."""
+        """Whether the node is up."""
         with self._lock:
             return self._up
 
     def state(self) -> tuple[bool, str, Counter[str]]:
-        """Whether it is up, why not, and how many calls were ``failures``, ``refused`` and ``late``. ``failures`` also
-        counts the other instances that were met, which ``restarts`` counts alone."""
+        """Whether it is up, why not, and the numbers of calls that were ``failures``, ``refused`` and ``late``.
+        ``failures`` includes changed instances, which ``restarts`` counts alone."""
         with self._lock:
             return self._up, self._reason, self._counts.copy()
 
-    def ask(self, method: Callable[..., Any], request: Any) -> Any:
-        """The reply to one request, or None when there is none."""
+    def call(self, method: Callable[..., Any], request: Any) -> Any:
+        """Reply to one request, or None on failure."""
         if not self.ready():
             return None
         until = time.monotonic() + self._deadline_s
         try:
             reply = self.run(self._unary(method, request), until)
         except TROUBLE as error:
-            self.failed(error)
+            self.record_failure(error)
             return None
-        self.worked()
+        self.record_success()
         return reply
 
     def run(self, work: Coroutine[Any, Any, T], until: float) -> T:
-        """What ``work`` returns, run on the event loop.
+        """Run a coroutine on the event loop.
 
         Raises:
             TimeoutError: it did not end by ``until`` (monotonic).
@@ -118,21 +117,20 @@ class KVPeer:
             work.close()
             raise CancelledError from None
 
-    def end(self, call: Any) -> None:
-        """Give up a call, if it still runs."""
-        # Closed meanwhile, the loop is gone and the call with it.
+    def cancel_call(self, call: Any) -> None:
+        """Cancel a call if it still runs."""
+        # If closed meanwhile, the loop and the call are gone.
         with contextlib.suppress(RuntimeError):
             self._thread.loop.call_soon_threadsafe(call.cancel)
 
-    def worked(self) -> None:
-        """A call succeeded."""
+    def record_success(self) -> None:
         with self._lock:
             self._failures = 0
 
-    def failed(self, error: BaseException) -> None:
-        """A call failed. The node is down, unless it only refused or was slow; several threads may find out at once."""
+    def record_failure(self, error: BaseException) -> None:
+        """Record a failed call. The node is then down, unless it only refused or was slow. Thread-safe."""
         with self._lock:
-            if isinstance(error, OutOfTimeError):
+            if isinstance(error, TransferTimeoutError):
                 self._counts["late"] += 1
             elif isinstance(error, grpc.aio.AioRpcError) and error.code() in _REFUSED:
                 self._counts["refused"] += 1
@@ -143,8 +141,8 @@ class KVPeer:
                     self._failures += 1
                     asyncio.run_coroutine_threadsafe(self._recover(), self._thread.loop)
 
-    async def met(self, call: Any) -> None:
-        """A call has begun to answer: who is it?"""
+    async def check_instance(self, call: Any) -> None:
+        """Compare the instance that answers with the last one."""
         found = dict(await call.initial_metadata()).get(INSTANCE)
         with self._lock:
             if found is not None and found != self._instance:
@@ -154,7 +152,7 @@ class KVPeer:
                 self._instance = found
 
     def close(self) -> None:
-        """End what runs; harmless when repeated."""
+        """Idempotent."""
         with self._lock:
             if self._closed:
                 return
@@ -191,7 +189,7 @@ class KVPeer:
         return channel, kv_pb2_grpc.KVStub(channel)
 
     async def _found(self) -> str:
-        """Where the node is now; where it was last, if nobody can say within a deadline."""
+        """Look up the node's address; the last one if that fails or takes too long."""
         if self._find is None:
             return self.address
         if self._looking is None:
@@ -209,7 +207,7 @@ class KVPeer:
         return address
 
     async def _reconnect(self, address: str) -> None:
-        """Over a new channel, if the address is another or the certificate was renewed since this one was opened."""
+        """Open a new channel if the address or the certificate changed."""
         if address != self.address or (self._tls is not None and self._tls.renewals() != self._renewals):
             old, self.address = self._channel, address
             self._channel, self.stub = await self._connect()
@@ -218,5 +216,5 @@ class KVPeer:
     async def _unary(self, method: Callable[..., Any], request: Any) -> Any:
         call = method(request, timeout=self._deadline_s)
         reply = await call
-        await self.met(call)
+        await self.check_instance(call)
         return reply

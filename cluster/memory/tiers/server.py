@@ -1,4 +1,4 @@
-"""``KV``, the node's side: other nodes look up, store and load blocks in this node's tier."""
+"""``KV`` service: serves this node's tier to other nodes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from sightline.v1 import kv_pb2, kv_pb2_grpc
 from cluster import metrics
 from cluster.errors import CapacityError, UnavailableError
 from cluster.memory.tiers.base import Block, BlockKey, CappedTier, Loaded, Outcome, Tier
-from cluster.memory.tiers.codec import Fault, check_storage, encode_block, open_block, open_manifest
+from cluster.memory.tiers.codec import BlockFault, check_storage, encode_block, open_block, open_manifest
 from cluster.memory.tiers.kv_wire import (
     BATCH_BYTES,
     INSTANCE,
@@ -26,9 +26,9 @@ from cluster.memory.tiers.kv_wire import (
     MAX_MANIFEST_BYTES,
     batches,
     key_from_proto,
+    message_runs,
     outcome_from_proto,
     outcome_to_proto,
-    runs,
 )
 from cluster.memory.tiers.metrics import NodeTierCall, NodeTierResult
 from cluster.wire.status import abort, code_of
@@ -55,24 +55,24 @@ class _Sized(Protocol):
 
 
 class KVServicer(kv_pb2_grpc.KVServicer):
-    """Serves ``tier``, whose calls run on threads of their own.
+    """Serves ``tier``, whose calls run on a thread pool.
 
     Args:
-        tier: any tier; closing it is the caller's.
-        fingerprint: model and settings of the blocks it holds; for callers with another one it holds nothing.
-        store_as: form in which blocks travel from here; see ``encode_block``.
-        secret: key of the digests, the callers' too; what does not match is not taken.
-        threads: calls that work on the tier at once.
-        waiting: calls that may wait for one of them; those beyond are refused with ``CapacityError``.
-        deadline_s: longest that one call may take, whatever its caller allows.
+        tier: any tier; closed by the caller.
+        fingerprint: model and settings of its blocks; callers with another one get misses.
+        store_as: format of sent blocks; see ``encode_block``.
+        secret: key of the digests, shared with callers; blocks that do not match are rejected.
+        threads: concurrent tier calls.
+        waiting: most queued calls; beyond, calls are refused with ``CapacityError``.
+        deadline_s: longest call, whatever its caller allows.
 
-    ``counts`` tells what was special: ``foreign``, ``damaged`` and ``too_large`` blocks and manifests, ``too_large``
-    messages, and ``refused`` calls.
+    ``counts``: ``foreign``, ``damaged`` and ``too_large`` blocks and manifests, ``too_large`` messages, and ``refused``
+    calls.
 
-    ``instance`` is another one of each servicer: callers see by it that what they stored is gone.
+    ``instance`` is unique per servicer: callers detect by it that stored blocks are lost.
 
     Raises:
-        ConfigError: a fingerprint or form under which nothing can be stored.
+        ConfigError: an invalid fingerprint or format.
     """
 
     def __init__(
@@ -96,55 +96,51 @@ class KVServicer(kv_pb2_grpc.KVServicer):
         self._under_way = self._moving = 0
 
     def close(self) -> None:
-        """Take no more work; what runs ends by itself."""
+        """Accept no more calls; running ones end by themselves."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
-    def counted(self) -> dict[str, int]:
-        """``counts`` as they are now; from any thread."""
+    def wire_counts(self) -> dict[str, int]:
+        """Snapshot of ``counts``; from any thread."""
         with self._lock:
             return dict(self.counts)
 
     async def Lookup(self, request: kv_pb2.LookupRequest, context: Context) -> kv_pb2.LookupReply:  # noqa: N802
-        """See protos/sightline/v1/kv.proto."""
         async with self._answering("lookup", request, context) as call:
             keys = [key_from_proto(key) for key in request.keys]
             outcomes = [Outcome.MISS] * len(keys)
             if self._is_ours(request.fingerprint, len(keys)):
                 outcomes = await self._on_tier(lambda: self._tier.lookup(keys))
-            call.told(outcomes)
+            call.record_outcomes(outcomes)
             return kv_pb2.LookupReply(outcomes=map(outcome_to_proto, outcomes))
 
     async def Store(  # noqa: N802
         self, request_iterator: AsyncIterable[kv_pb2.StoreRequest], context: Context
     ) -> kv_pb2.StoreReply:
-        """See protos/sightline/v1/kv.proto."""
         reply = kv_pb2.StoreReply()
         async with self._answering("store", None, context) as call:
             async for request in request_iterator:
                 self._check_size(request)
                 outcomes = await self._on_tier(self._storing(request))
                 metrics.node_tier_moved_bytes.labels("in").inc(sum(len(stored.data) for stored in request.blocks))
-                call.told(outcomes)
+                call.record_outcomes(outcomes)
                 reply.outcomes.extend(map(outcome_to_proto, outcomes))
         return reply
 
     async def Load(self, request: kv_pb2.LoadRequest, context: Context) -> None:  # noqa: N802
-        """See protos/sightline/v1/kv.proto."""
         async with self._answering("load", request, context) as call:
             keys = [key_from_proto(key) for key in request.keys]
             if not self._is_ours(request.fingerprint, len(keys)):
                 miss = kv_pb2.LoadedBlock(outcome=kv_pb2.KV_OUTCOME_MISS)
-                call.told([Outcome.MISS] * len(keys))
+                call.record_outcomes([Outcome.MISS] * len(keys))
                 await context.write(kv_pb2.LoadReply(blocks=[miss] * len(keys)))
                 return
-            for run in runs(keys, _RUN):
+            for run in message_runs(keys, _RUN):
                 for reply in await self._on_tier(self._loading(run)):
-                    call.told(outcome_from_proto(block.outcome) for block in reply.blocks)
+                    call.record_outcomes(outcome_from_proto(block.outcome) for block in reply.blocks)
                     metrics.node_tier_moved_bytes.labels("out").inc(sum(len(block.data) for block in reply.blocks))
                     await context.write(reply)
 
     async def Drop(self, request: kv_pb2.DropRequest, context: Context) -> kv_pb2.DropReply:  # noqa: N802
-        """See protos/sightline/v1/kv.proto."""
         async with self._answering("drop", request, context):
             keys = None if request.all else [key_from_proto(key) for key in request.keys]
             dropped: int | None = 0
@@ -153,13 +149,12 @@ class KVServicer(kv_pb2_grpc.KVServicer):
             return kv_pb2.DropReply(dropped=dropped or 0, done=dropped is not None)
 
     async def List(self, request: kv_pb2.ListRequest, context: Context) -> None:  # noqa: N802
-        """See protos/sightline/v1/kv.proto."""
         async with self._answering("list", request, context):
             if not self._is_ours(request.fingerprint, 0):
                 return
             outcome, keys = await self._on_tier(lambda: self._tier.list_blocks(request.stream))
             if outcome is not Outcome.HIT:
-                raise UnavailableError("the tier cannot say now what it holds; ask again later")
+                raise UnavailableError("the tier cannot list its blocks now; try again later")
             for at in range(0, len(keys), _LISTED):
                 part = [
                     kv_pb2.KVKey(layer=key.layer, head=key.head, block=key.block) for key in keys[at : at + _LISTED]
@@ -169,7 +164,6 @@ class KVServicer(kv_pb2_grpc.KVServicer):
     async def PutManifest(  # noqa: N802
         self, request_iterator: AsyncIterable[kv_pb2.PutManifestRequest], context: Context
     ) -> kv_pb2.PutManifestReply:
-        """See protos/sightline/v1/kv.proto."""
         async with self._answering("put_manifest", None, context):
             outcome = Outcome.MISS
             requests = aiter(request_iterator)
@@ -182,7 +176,6 @@ class KVServicer(kv_pb2_grpc.KVServicer):
             return kv_pb2.PutManifestReply(outcome=outcome_to_proto(outcome))
 
     async def GetManifest(self, request: kv_pb2.GetManifestRequest, context: Context) -> None:  # noqa: N802
-        """See protos/sightline/v1/kv.proto."""
         async with self._answering("get_manifest", request, context):
             outcome, manifest = Outcome.MISS, None
             if self._is_ours(request.fingerprint, 1):
@@ -196,7 +189,6 @@ class KVServicer(kv_pb2_grpc.KVServicer):
                     await context.write(kv_pb2.GetManifestReply(piece=whole[at : at + BATCH_BYTES]))
 
     async def Usage(self, request: kv_pb2.UsageRequest, context: Context) -> kv_pb2.UsageReply:  # noqa: N802
-        """See protos/sightline/v1/kv.proto."""
         async with self._answering("usage", request, context):
             held = 0
             if self._is_ours(request.fingerprint, 0):
@@ -216,19 +208,19 @@ class KVServicer(kv_pb2_grpc.KVServicer):
                 yield call
         except asyncio.CancelledError:
             left_s = context.time_remaining()
-            call.ended("left" if left_s is None or left_s > _NEARLY_S else "late")
+            call.record_result("left" if left_s is None or left_s > _NEARLY_S else "late")
             raise
         except TimeoutError as error:
-            call.ended("late")
+            call.record_result("late")
             late = TimeoutError(f"the tier did not answer within {self._deadline_s:g} s")
             await abort(context, late if limit.expired() else error)
         except Exception as error:
-            # That error says that there is nobody to write to.
+            # The caller is gone.
             gone = isinstance(error, grpc.aio.InternalError)
-            call.ended("left" if gone else _RESULTS.get(code_of(error), "failed"))
+            call.record_result("left" if gone else _RESULTS.get(code_of(error), "failed"))
             await abort(context, error)
         else:
-            call.ended("ok")
+            call.record_result("ok")
 
     @contextmanager
     def _on_the_way(self, nbytes: int) -> Iterator[None]:
@@ -241,7 +233,7 @@ class KVServicer(kv_pb2_grpc.KVServicer):
         with self._lock:
             if self._moving + nbytes > MAX_MANIFEST_BYTES:
                 self.counts["refused"] += 1
-                raise CapacityError(f"manifests of {self._moving} bytes are on their way already; ask again later")
+                raise CapacityError(f"manifests of {self._moving} bytes are in flight already; try again later")
             self._moving += nbytes
         try:
             yield
@@ -267,9 +259,9 @@ class KVServicer(kv_pb2_grpc.KVServicer):
     def _put_manifest(self, first: kv_pb2.PutManifestRequest, whole: bytes) -> Outcome:
         """Kept as it came; one damaged on its way may come again, a foreign one need not."""
         found = open_manifest(whole, first.stream, fingerprint=self._fingerprint, secret=self._secret)
-        if isinstance(found, Fault):
+        if isinstance(found, BlockFault):
             self._count(found.value, 1)
-            return Outcome.MISS if found is Fault.FOREIGN else Outcome.RETRY
+            return Outcome.MISS if found is BlockFault.FOREIGN else Outcome.RETRY
         self._set_cap(first.stream, first.cap_bytes)
         return self._tier.put_manifest(first.stream, whole)
 
@@ -296,7 +288,7 @@ class KVServicer(kv_pb2_grpc.KVServicer):
         with self._lock:
             if self._under_way >= self._most:
                 self.counts["refused"] += 1
-                raise CapacityError(f"{self._most} calls work on this node's tier or wait for it; ask again later")
+                raise CapacityError(f"{self._most} calls are running or queued on this node's tier; try again later")
             self._under_way += 1
         future = self._threads.submit(work)
         future.add_done_callback(self._release)
@@ -326,7 +318,7 @@ class KVServicer(kv_pb2_grpc.KVServicer):
                     caps[key.stream] = stored.cap_bytes
                 else:
                     self._count(found.value, 1)
-                outcomes.append(Outcome.MISS if found is Fault.FOREIGN else Outcome.RETRY)
+                outcomes.append(Outcome.MISS if found is BlockFault.FOREIGN else Outcome.RETRY)
             for stream, cap_bytes in caps.items():
                 self._set_cap(stream, cap_bytes)
             held = self._tier.store([(key, block) for _, key, block in good])

@@ -1,4 +1,4 @@
-"""Memory reserved in slabs and handed out in cells of a few sizes, so that it neither moves nor grows past its cap."""
+"""Slab allocator: cells of a few sizes in reserved memory that neither moves nor grows past its cap."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _CUDA_PAGE = 2 * 1024 * 1024
 
 @dataclass(slots=True, eq=False)
 class _Slab:
-    """``free``: where its cells of ``size`` bytes begin that nobody has; None where it is one cell."""
+    """``free``: offsets of its free cells of ``size`` bytes; None for a slab that is a single cell."""
 
     memory: Tensor
     size: int
@@ -29,7 +29,7 @@ class _Slab:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Cell:
-    """``memory`` ``[nbytes]`` uint8: what was asked for, rounded up; nothing else lies in it."""
+    """``memory`` ``[nbytes]`` uint8: the requested size, rounded up; not shared."""
 
     memory: Tensor
     _slab: _Slab = field(repr=False)
@@ -41,17 +41,17 @@ class Cell:
 
     @property
     def slab(self) -> tuple[int, int]:
-        """The same for cells that lie in one slab, and the bytes of that slab."""
+        """Identity and bytes of the slab it lies in."""
         return id(self._slab), self._slab.memory.nbytes
 
 
 class Slabs:
-    """Cells in sizes 1.25 apart, each slab cut into cells of one size; what is larger than an eighth of a slab, or asks
-    for it, gets memory of its own. An empty slab serves any size again. Not thread-safe.
+    """Cells in size classes 1.25 apart; each slab is cut into cells of one class. Larger than an eighth of a slab, or
+    on request, a cell gets memory of its own. An empty slab can be reused for any class. Not thread-safe.
 
     Args:
-        total_bytes: most that is ever reserved, full or not.
-        pinned: page-locked memory, where there is CUDA to profit from it; of no effect elsewhere.
+        total_bytes: most memory ever reserved.
+        pinned: page-locked memory, with CUDA only.
 
     Raises:
         ConfigError: the total is less than one slab, or a slab is too small to be cut.
@@ -71,7 +71,7 @@ class Slabs:
         self._empty: list[Tensor] = []
 
     def cell_bytes(self, nbytes: int, *, alone: bool = False) -> int:
-        """What ``nbytes`` take when they are held."""
+        """Size of the cell for ``nbytes``."""
         if nbytes <= self._sizes[-1] and not alone:
             return self._sizes[bisect_left(self._sizes, nbytes)]
         if self.pinned:
@@ -80,8 +80,7 @@ class Slabs:
         return _up(max(1, nbytes), _CUDA_PAGE if self.device.type == "cuda" else _SMALLEST if alone else _PAGE)
 
     def allocate(self, nbytes: int, *, alone: bool = False) -> Cell | None:
-        """A cell for ``nbytes``; None when there is no room for it now. ``alone``: in memory of its own, for what is of
-        a size that few others have."""
+        """Allocate a cell for ``nbytes``; None when full. ``alone``: in memory of its own, for rare sizes."""
         size = self.cell_bytes(nbytes, alone=alone)
         if alone or size > self._sizes[-1]:
             memory = self._reserve(size)
@@ -94,7 +93,7 @@ class Slabs:
             starts = range(0, self.slab_bytes - size + 1, size)
             slab = _Slab(whole, size, list(reversed(starts)))
             partial[id(slab)] = slab
-        # The slab that was opened first: later ones empty sooner.
+        # The oldest slab first, so that newer ones empty sooner.
         slab = next(iter(partial.values()))
         assert slab.free is not None
         at = slab.free.pop()
@@ -104,11 +103,11 @@ class Slabs:
 
     @property
     def spare(self) -> int:
-        """Bytes that memory of its own can have now."""
+        """Bytes still available for memory of its own."""
         return self.total_bytes - self.reserved + self.slab_bytes * len(self._empty)
 
     def free(self, cell: Cell) -> None:
-        """Take back what :meth:`allocate` gave, once."""
+        """Free a cell, once."""
         slab = cell._slab
         if slab.free is None:
             self.reserved -= slab.size
@@ -121,7 +120,7 @@ class Slabs:
             self._empty.append(slab.memory)
 
     def release(self) -> None:
-        """Give the memory of empty slabs back."""
+        """Return the memory of empty slabs."""
         self.reserved -= self.slab_bytes * len(self._empty)
         self._empty.clear()
 
@@ -132,11 +131,11 @@ class Slabs:
         if self.reserved + size > self.total_bytes:
             return None
         try:
-            # Written to by threads that infer and by threads that only load: no inference tensor may be.
+            # Written by inference and other threads, so it must not be an inference tensor.
             with torch.inference_mode(mode=False):
                 memory = torch.empty(size, dtype=torch.uint8, device=self.device, pin_memory=self.pinned)
         except RuntimeError:
-            # The machine has less than it was said to have: full, only sooner.
+            # The machine has less memory than configured: treat as full.
             return None
         self.reserved += size
         return memory
@@ -147,7 +146,7 @@ def _up(nbytes: int, multiple: int) -> int:
 
 
 def _ladder(largest: int) -> list[int]:
-    """Sizes from the smallest to ``largest``, each at most a quarter above the last or the next multiple of 64."""
+    """Size classes up to ``largest``, each at most a quarter above the last, or the next multiple of 64."""
     sizes = [_SMALLEST]
     while (following := _up(int(sizes[-1] * _STEP), _ALIGN)) <= largest:
         sizes.append(following)
@@ -159,6 +158,6 @@ _DEFAULT_SIZES = _ladder(_DEFAULT_SLAB // _PER_SLAB)
 
 
 def cell_size(nbytes: int) -> int:
-    """What ``nbytes`` take in host memory cut from slabs of the default size."""
+    """Size in host memory of ``nbytes``, in slabs of the default size."""
     at = bisect_left(_DEFAULT_SIZES, nbytes)
     return _DEFAULT_SIZES[at] if at < len(_DEFAULT_SIZES) else _up(nbytes, _PAGE)

@@ -1,4 +1,4 @@
-"""Tiers one above the other: what is remembered lies in the lowest, and copies of what is wanted lie above."""
+"""Tier stack: the lowest tier holds everything, upper tiers cache copies."""
 
 from __future__ import annotations
 
@@ -19,18 +19,17 @@ Deletion = tuple[str, frozenset[BlockKey] | None]
 
 
 class TierStack:
-    """Writes through to every tier and reads from the uppermost that has it. Thread-safe; no lock is held while a tier
-    works, so that one stream's slow call holds up no other's.
+    """Writes through to every tier and reads from the uppermost that has a block. Thread-safe; no lock is held during a
+    tier's call, so a slow stream does not block others.
 
-    What an outcome says of a block or manifest is the lowest tier's word: ``HIT`` means that this one has it. Blocks
-    never change, so copies above need no care; where a tier above does not take one, there is none.
+    Outcomes are the lowest tier's: ``HIT`` means that it holds the block or manifest. Blocks are immutable, so copies
+    above never become stale.
 
-    A stream that is deleted whole is *being deleted* until every tier was certain to have done it
-    (:meth:`finish_deletions`). Until then nothing of it is given out by the tiers that still owe it, and the lowest
-    takes nothing new.
+    A deleted stream is *being deleted* until every tier confirmed it (:meth:`finish_deletions`). Until then unconfirmed
+    tiers are not read for it, and the lowest accepts nothing new.
 
     Args:
-        tiers: from the uppermost to the lowest, at least one, each with its own name.
+        tiers: from the uppermost to the lowest, at least one, with distinct names.
 
     Raises:
         ConfigError: no tiers, or two of one name.
@@ -45,7 +44,7 @@ class TierStack:
             )
         self.upper, self.lowest = self.tiers[0], self.tiers[-1]
         self.counts = dict.fromkeys(("stored", "refused", "promoted"), 0)
-        # Per load under way, what was deleted meanwhile.
+        # Deletions during each running load.
         self._loads: list[list[Deletion]] = []
         self._deleting: dict[str, set[int]] = {}
         self._deletions = threading.Lock()
@@ -53,14 +52,16 @@ class TierStack:
 
     @property
     def shared(self) -> bool:
-        """Whether another process finds what the lowest tier has: the uppermost is this one's own memory."""
+        """Whether other processes can read the lowest tier: with one tier it is this process's own memory."""
         return len(self.tiers) > 1
 
     # -- blocks ---------------------------------------------------------------------------------
     def store(self, items: Sequence[tuple[BlockKey, Block]], *, copies: bool = True) -> list[Outcome]:
-        """Take blocks in. ``RETRY``: the lowest tier may have it or not, ``MISS``: it never will. ``copies``: put what
-        it took into the tiers above as well."""
-        blocked = {stream for stream in {key.stream for key, _ in items} if self._finished(stream, self.lowest) is None}
+        """Store blocks. ``RETRY``: the lowest tier may or may not have it, ``MISS``: it never will. ``copies``: also
+        store what it took in the tiers above."""
+        blocked = {
+            stream for stream in {key.stream for key, _ in items} if self._finish_deletion(stream, self.lowest) is None
+        }
         passed = [item for item in items if item[0].stream not in blocked]
         told = dict(zip((key for key, _ in passed), self.lowest.store(passed) if passed else (), strict=True))
         outcomes = [told.get(key, Outcome.RETRY) for key, _ in items]
@@ -73,8 +74,8 @@ class TierStack:
         return outcomes
 
     def load(self, keys: Sequence[BlockKey]) -> list[Loaded]:
-        """The blocks, in the order of ``keys``; each tier is asked once for all that those above it lack. What came
-        from below is kept above. ``MISS`` is the lowest tier's word; ``RETRY`` if it could not say."""
+        """Load blocks in the order of ``keys``; each tier gets one call for what the tiers above lack, and hits are
+        copied upwards. ``MISS`` is the lowest tier's answer; ``RETRY`` if it had none."""
         answers = [Loaded(Outcome.MISS)] * len(keys)
         source = [0] * len(keys)
         deleted: list[Deletion] = []
@@ -88,7 +89,7 @@ class TierStack:
                     continue
                 for at, got in zip(asked, tier.load([keys[at] for at in asked]), strict=True):
                     if got.outcome is Outcome.HIT or tier is self.lowest:
-                        # Only a copy on its way is better than what the lowest tier says.
+                        # Only a pending copy overrides the lowest tier's answer.
                         pending = answers[at].outcome is Outcome.PENDING
                         answers[at] = answers[at] if pending and got.block is None else got
                         source[at] = level
@@ -108,7 +109,7 @@ class TierStack:
             with self._lock:
                 self._loads = [other for other in self._loads if other is not deleted]
         for stream, which in deleted:
-            # Copies made after the deletion passed through a tier.
+            # Remove copies made after the deletion reached a tier.
             late = [key for key in keys if key.stream == stream and (which is None or key in which)]
             for tier in self.tiers[:-1]:
                 tier.drop(stream, late)
@@ -118,90 +119,89 @@ class TierStack:
 
     # -- whole streams --------------------------------------------------------------------------
     def drop(self, stream: str, keys: Sequence[BlockKey] | None = None) -> int | None:
-        """Delete blocks of a stream, or all of it and its manifest, in every tier; returns how many the tier that had
-        most of them deleted, None where some tier is not certain. Of a whole stream, what is not done now is done by
-        :meth:`finish_deletions`, as long as this process lives; blocks are the caller's to ask for again."""
+        """Delete blocks of a stream, or all of it and its manifest, in every tier. Returns the largest count of a tier,
+        None if some tier is uncertain. An incomplete deletion of a whole stream is repeated by :meth:`finish_deletions`
+        while this process lives; repeating that of single blocks is the caller's task."""
         if keys is not None:
             gone = [self.drop_blocks(level, stream, keys) for level in range(len(self.tiers))]
         else:
-            self._tell_loads((stream, None))
+            self._note_deletion((stream, None))
             with self._lock:
                 self._deleting[stream] = set(range(len(self.tiers)))
-            gone = [self._finished(stream, tier) for tier in self.tiers]
+            gone = [self._finish_deletion(stream, tier) for tier in self.tiers]
         certain = [number for number in gone if number is not None]
         return max(certain) if len(certain) == len(gone) else None
 
     def drop_blocks(self, level: int, stream: str, keys: Sequence[BlockKey]) -> int | None:
-        """Delete blocks in one tier; returns how many there were, None where it is not certain."""
-        self._tell_loads((stream, frozenset(keys)))
+        """Delete blocks in one tier; returns how many existed, None if uncertain."""
+        self._note_deletion((stream, frozenset(keys)))
         return self.tiers[level].drop(stream, keys)
 
     def finish_deletions(self) -> None:
-        """Try again what tiers could not delete; costs nothing where there is nothing."""
+        """Retry incomplete deletions; free if there are none."""
         for stream in list(self._deleting):
             for tier in self.tiers:
-                self._finished(stream, tier)
+                self._finish_deletion(stream, tier)
 
     @property
     def deleting(self) -> frozenset[str]:
-        """Streams that some tier has not deleted yet."""
+        """Streams whose deletion is incomplete in some tier."""
         with self._lock:
             return frozenset(self._deleting)
 
     # -- manifests ------------------------------------------------------------------------------
     def put_manifest(self, stream: str, manifest: bytes) -> Outcome:
-        """Replace a stream's manifest. ``RETRY``: the lowest tier may have it or not, ``MISS``: it never will."""
-        if self._finished(stream, self.lowest) is None:
+        """Replace a stream's manifest. ``RETRY``: the lowest tier may or may not have it, ``MISS``: it never will."""
+        if self._finish_deletion(stream, self.lowest) is None:
             return Outcome.RETRY
         return self.lowest.put_manifest(stream, manifest)
 
     def manifest(self, stream: str) -> tuple[Outcome, bytes | None]:
-        """The lowest tier's manifest; ``RETRY`` where it cannot be asked."""
-        if self._finished(stream, self.lowest) is None:
+        """The lowest tier's manifest; ``RETRY`` if unavailable."""
+        if self._finish_deletion(stream, self.lowest) is None:
             return Outcome.RETRY, None
         return self.lowest.manifest(stream)
 
-    # -- how it is ------------------------------------------------------------------------------
+    # -- state ----------------------------------------------------------------------------------
     def usage(self, stream: str) -> dict[str, int]:
-        """Bytes a stream takes, by the tier's name, uppermost first."""
+        """Bytes of a stream by tier name, uppermost first."""
         return {tier.name: tier.nbytes(stream) for tier in self.tiers}
 
     def states(self) -> dict[str, TierState]:
-        """How each tier is, by its name, uppermost first."""
+        """State of each tier by name, uppermost first."""
         return {tier.name: tier.state() for tier in self.tiers}
 
     def capacity(self, stream: str) -> int:
-        """Most bytes a stream may hold: the cap of the lowest tier, without bound if that has none."""
+        """Byte cap of a stream in the lowest tier, unbounded if that has none."""
         return self.lowest.cap(stream) if isinstance(self.lowest, CappedTier) else sys.maxsize
 
     def set_cap(self, stream: str, nbytes: int) -> None:
-        """Another cap for a stream, in every tier that has caps of its own."""
+        """Set a stream's cap in every tier that has caps."""
         for tier in self.tiers:
             if isinstance(tier, CappedTier):
                 tier.set_cap(stream, nbytes)
 
     def close(self) -> None:
-        """Close every tier."""
         for tier in self.tiers:
             tier.close()
 
-    # -- inside ---------------------------------------------------------------------------------
+    # -- internal -------------------------------------------------------------------------------
     def _copy(self, level: int, items: Sequence[tuple[BlockKey, Block]]) -> None:
         wanted = [item for item in items if level not in self._deleting.get(item[0].stream, ())]
         if wanted:
             self.tiers[level].store(wanted)
 
-    def _tell_loads(self, deletion: Deletion) -> None:
+    def _note_deletion(self, deletion: Deletion) -> None:
         with self._lock:
             for deleted in self._loads:
                 deleted.append(deletion)
 
-    def _finished(self, stream: str, tier: Tier) -> int | None:
-        """How many blocks a tier deletes now of a stream that it was to delete; None while it is not certain to."""
+    def _finish_deletion(self, stream: str, tier: Tier) -> int | None:
+        """Number of blocks a tier deletes now of a stream that is being deleted; None while uncertain."""
         level = self.tiers.index(tier)
         if level not in self._deleting.get(stream, ()):
             return 0
-        # One thread at a time, so that no deletion ends after another thread has begun to store anew.
+        # Serialised, so that no deletion ends after another thread began to store again.
         with self._deletions:
             if level not in self._deleting.get(stream, ()):
                 return 0

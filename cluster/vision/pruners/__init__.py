@@ -1,1 +1,1 @@
-"""Pruners, one per file: which patches of a frame are worth encoding."""
+"""Pruners, one per file: select the patches of a frame to encode."""

@@ -1,4 +1,4 @@
-"""A pruner turns what the codec saw change into the patches worth encoding.
+"""Pruner interface: from the codec's change to the patches to encode.
 
 To add a policy: one file with a dataclass that derives from :class:`Pruner`, its parameters as fields, and an entry in
 ``cluster.registry``. The shared tests run it.
@@ -20,13 +20,12 @@ from cluster.vision.pruners.cells import any_in_group
 
 
 @dataclass(frozen=True, slots=True)
-class Decision:
-    """What to keep of one sample.
+class PruneDecision:
+    """Patches to encode of one sample.
 
     * ``mask`` ``[rows, cols]`` bool: cells to encode, always whole ``merge x merge`` groups
-    * ``activity``: share of groups that changed by themselves, before dilation and memory, 0..1; of an anchor too,
-      against what was known before it. The static gate goes by it: a change that is in no sample's activity is one that
-      nobody looks at. 1 for a random access sample, which has nothing to be compared with
+    * ``activity``: share of groups that changed, before dilation and memory, 0..1, of anchors too. Input of the static
+      gate: a change in no sample's activity goes unseen. 1 for a random access sample, which has no predecessor
     """
 
     mask: BoolGrid
@@ -34,29 +33,30 @@ class Decision:
 
 
 class Pruner(ABC):
-    """One camera's pruning policy; keeps state from sample to sample and belongs to one thread."""
+    """One camera's pruning policy. Stateful; used by one thread."""
 
     knob: ClassVar[str] = ""
     """The parameter that the quality ladder raises to keep less; empty where there is none."""
 
     @abstractmethod
-    def prune(self, frame: SampledPicture) -> Decision:
-        """Decide on the next sample, in order of time.
+    def prune(self, frame: SampledPicture) -> PruneDecision:
+        """Decide on the next sample in time order.
 
-        Anchors and random access samples keep everything. The latter, or one on another grid, forget all state first.
+        Anchors and random access samples keep everything. A random access sample, or one on another grid, resets all
+        state.
         """
 
 
 def parameters(policy: type[Pruner]) -> list[str]:
-    """The names a policy can be configured with."""
+    """Parameter names of a policy."""
     return [each.name for each in fields(policy) if each.init] if is_dataclass(policy) else []
 
 
 def make_pruner(name: str, options: Mapping[str, float] | None = None) -> Pruner:
-    """A new pruner for one camera.
+    """Create a pruner for one camera.
 
     Raises:
-        ConfigError: no such policy, or a parameter it does not have.
+        ConfigError: no such policy or parameter.
     """
     policy: type[Pruner] = pruners.get(name)
     known = parameters(policy)
@@ -66,11 +66,11 @@ def make_pruner(name: str, options: Mapping[str, float] | None = None) -> Pruner
     return policy(**(options or {}))
 
 
-def everything(frame: SampledPicture) -> BoolGrid:
-    """The mask that keeps all cells of ``frame``."""
+def keep_everything(frame: SampledPicture) -> BoolGrid:
+    """A mask of all cells of ``frame``."""
     return np.ones((frame.grid.rows, frame.grid.cols), dtype=np.bool_)
 
 
-def share_of_groups(changed: BoolGrid, merge: int) -> float:
+def changed_group_share(changed: BoolGrid, merge: int) -> float:
     """Share of groups with at least one changed cell, 0..1."""
     return float(any_in_group(changed, merge).mean())

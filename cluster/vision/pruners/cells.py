@@ -1,4 +1,4 @@
-"""Arithmetic on the patch grid that the pruning policies share: patch means, whole groups, neighbours."""
+"""Patch grid arithmetic shared by the pruners: patch means, merge groups, neighbours."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def dilate(mask: BoolGrid) -> BoolGrid:
 
 
 def neighbours(mask: BoolGrid) -> UInt8Array:
-    """How many of each cell's eight neighbours are set, ``[rows, cols]`` uint8; beyond the edge none is."""
+    """Number of set cells among each cell's eight neighbours, ``[rows, cols]`` uint8; outside counts as unset."""
     count = np.zeros((mask.shape[0] + 2, mask.shape[1] + 2), dtype=np.uint8)
     count[1:-1, 1:-1] = mask
     columns = count[:-2] + count[1:-1] + count[2:]

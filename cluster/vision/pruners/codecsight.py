@@ -1,4 +1,4 @@
-"""CodecSight's published rule: keep what any motion vector touched since the last anchor."""
+"""CodecSight's published rule: keep what any motion vector touched since the last anchor (sticky)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from cluster.types import BoolGrid, SampledPicture
-from cluster.vision.pruners.base import Decision, Pruner, everything, share_of_groups
+from cluster.vision.pruners.base import PruneDecision, Pruner, changed_group_share, keep_everything
 from cluster.vision.pruners.cells import complete_groups
 
 
@@ -38,7 +38,7 @@ class CodecSight(Pruner):
     # Changed by luma and kept by no vector since the last anchor, which is the first to show it.
     _unkept: BoolGrid | None = field(default=None, init=False, repr=False)
 
-    def prune(self, frame: SampledPicture) -> Decision:
+    def prune(self, frame: SampledPicture) -> PruneDecision:
         change = frame.change
         dynamic = (change.max_motion + self.alpha * change.luma) > self.tau
         dynamic |= change.intra > self.intra_threshold
@@ -50,11 +50,11 @@ class CodecSight(Pruner):
         else:
             # An I-frame has no vectors: what appears in it is seen by its luma alone.
             known = dynamic | changed | self._unkept if frame.anchor else dynamic
-            activity = share_of_groups(known, frame.grid.merge)
+            activity = changed_group_share(known, frame.grid.merge)
             if not frame.anchor:
                 self._active |= dynamic
                 self._unkept |= changed & ~dynamic
-                return Decision(complete_groups(self._active, frame.grid.merge), activity)
-        keep_all = everything(frame)
+                return PruneDecision(complete_groups(self._active, frame.grid.merge), activity)
+        keep_all = keep_everything(frame)
         self._active, self._unkept = ~keep_all, ~keep_all
-        return Decision(keep_all, activity)
+        return PruneDecision(keep_all, activity)

@@ -1,4 +1,4 @@
-"""A camera's global gain between two samples, so that auto-exposure and flicker do not count as change."""
+"""Global exposure change between two samples, so that auto-exposure and flicker do not count as change."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ _ROUNDS = 3
 
 @dataclass(frozen=True, slots=True)
 class Exposure:
-    """``reference = gain x now + offset`` in grey levels."""
+    """Linear exposure model ``reference = gain x now + offset`` in grey levels."""
 
     gain: float = 1.0
     offset: float = 0.0
 
     @property
-    def negligible(self) -> bool:
-        """No grey level moves by half a level or more."""
+    def is_identity(self) -> bool:
+        """Whether no grey level changes by half a level or more."""
         return max(abs(self.offset), abs(255 * (self.gain - 1) + self.offset)) < 0.5
 
     def apply(self, luma: UInt8Array) -> UInt8Array:
-        """``luma`` as the reference exposure would have shown it, same shape."""
-        if self.negligible:
+        """Map ``luma`` to the reference exposure."""
+        if self.is_identity:
             return luma
         levels = np.arange(256, dtype=np.float32) * self.gain + self.offset
         table = np.clip(np.rint(levels), 0, 255).astype(np.uint8)
@@ -37,18 +37,18 @@ class Exposure:
 
 
 def _median(values: npt.NDArray[np.floating]) -> float:
-    """Upper median; a tenth of the time of ``np.median``, which checks much that cannot be here."""
+    """Upper median, ten times as fast as ``np.median``."""
     ordered = values.copy()
     ordered.partition(values.size // 2)
     return float(ordered[values.size // 2])
 
 
 def fit_exposure(now: FloatGrid, reference: FloatGrid) -> Exposure:
-    """Robust line through the cells' mean luma, both ``[rows, cols]``.
+    """Robust linear fit of the cells' mean luma, both ``[rows, cols]``.
 
-    Least squares on the cells that agree, found by starting from the median offset (or the median ratio, whichever
-    leaves the smaller median error: auto-exposure multiplies, flat lighting adds) and keeping cells within three
-    median absolute deviations. Right as long as less than half of the picture changed for another reason.
+    Starts from the median offset or the median ratio, whichever has the smaller median error (auto-exposure multiplies,
+    flat lighting adds), then least squares on the cells within three median absolute deviations. Correct while less
+    than half of the picture changed otherwise.
     """
     x = now.ravel()
     y = reference.ravel()

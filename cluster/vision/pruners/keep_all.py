@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from cluster.types import SampledPicture
-from cluster.vision.pruners.base import Decision, Pruner, everything, share_of_groups
+from cluster.vision.pruners.base import PruneDecision, Pruner, changed_group_share, keep_everything
 
 
 @dataclass(slots=True)
@@ -18,7 +18,7 @@ class KeepAll(Pruner):
     luma_threshold: float = 5.0
     """Grey levels to the previous sample above which a cell counts as active; only ``activity`` depends on it."""
 
-    def prune(self, frame: SampledPicture) -> Decision:
+    def prune(self, frame: SampledPicture) -> PruneDecision:
         active = frame.change.luma > self.luma_threshold
-        activity = 1.0 if frame.random_access else share_of_groups(active, frame.grid.merge)
-        return Decision(everything(frame), activity)
+        activity = 1.0 if frame.random_access else changed_group_share(active, frame.grid.merge)
+        return PruneDecision(keep_everything(frame), activity)

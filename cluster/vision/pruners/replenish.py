@@ -1,4 +1,4 @@
-"""Replenishment: encode a cell again when it no longer looks as it did when it was last encoded."""
+"""Conditional replenishment: re-encode a cell when it differs from its last encoded state."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import ClassVar
 import numpy as np
 
 from cluster.types import BoolGrid, ChangeGrid, FloatGrid, PatchGrid, SampledPicture, UInt8Array
-from cluster.vision.pruners.base import Decision, Pruner, everything, share_of_groups
+from cluster.vision.pruners.base import PruneDecision, Pruner, changed_group_share, keep_everything
 from cluster.vision.pruners.cells import cell_means, complete_groups, dilate, neighbours
 from cluster.vision.pruners.exposure import Exposure, fit_exposure
 
@@ -19,23 +19,23 @@ _RISE = 0.4
 
 @dataclass(slots=True)
 class Replenish(Pruner):
-    """Keep what differs from the picture the model already has.
+    """Keep cells that differ from the picture the model already has.
 
-    Every cell remembers its luma from when it was last encoded. Its *difference* is the mean ``|luma - remembered|``
-    over its pixels, after the camera's global exposure is brought back to that of the last anchor and a uniform shift
-    of the cell's brightness within ``shade`` is forgiven. A cell *changed* when
+    Every cell stores its luma from when it was last encoded. Its *difference* is the mean ``|luma - stored|`` over its
+    pixels, after mapping the camera's global exposure to that of the last anchor and ignoring a uniform brightness
+    shift within ``shade``. A cell *changed* when
 
     * its difference exceeds its threshold, or
-    * motion vectors or intra coverage say so, and it is *suspicious*: ``weak`` of the margin above the noise will do.
+    * it has motion vectors or intra coverage and is *suspicious*: above ``weak`` of the margin over the noise.
 
     Suspicious neighbours of changed cells are kept too (one-cell dilation), and the mask is completed to whole groups.
-    What is kept becomes the new memory, so slow drift accumulates until it is seen.
+    Kept cells update the stored luma, so slow drift accumulates until it is seen.
 
-    The threshold is the camera's noise plus ``margin``, where noise comes from its own quiet seconds: of each sample
-    the upper quartile of the cells' differences, of the last ``memory`` samples the quietest quarter. A cell that
-    flickers seven tenths of the time (foliage, water, a screen) gets a higher threshold of its own, learnt over minutes
-    and never above ``tolerance`` times the camera's: an event there is still seen when it stands out by that much. A
-    lane with traffic or a place where people stop is quiet often enough to keep the camera's threshold.
+    The threshold is the camera's noise plus ``margin``. Noise is measured in quiet moments: per sample the upper
+    quartile of the cells' differences, then the quietest quarter of the last ``memory`` samples. A cell that flickers
+    seven tenths of the time (foliage, water, a screen) learns a higher threshold of its own over minutes, at most
+    ``tolerance`` times the camera's. A lane with traffic or a place where people stop is quiet often enough to keep the
+    camera's threshold.
     """
 
     knob: ClassVar[str] = "margin"
@@ -78,12 +78,12 @@ class Replenish(Pruner):
 
     _memory: _Memory | None = field(default=None, init=False, repr=False)
 
-    def prune(self, frame: SampledPicture) -> Decision:
+    def prune(self, frame: SampledPicture) -> PruneDecision:
         grid = frame.grid
         means = cell_means(frame.luma, grid)
         if self._memory is None or frame.random_access or self._memory.grid != grid:
             self._memory = _Memory.of(frame, means, self.memory)
-            return Decision(everything(frame), 1.0)
+            return PruneDecision(keep_everything(frame), 1.0)
         memory = self._memory
         seen = np.ones(means.shape, np.bool_) if frame.hidden is None else ~frame.hidden
         # What is black by a mask follows no exposure.
@@ -97,17 +97,17 @@ class Replenish(Pruner):
         changed |= self._codec_says(frame.change) & suspicious
         changed &= seen
         memory.learn(difference, self.patience, seen)
-        activity = share_of_groups(changed, grid.merge)
+        activity = changed_group_share(changed, grid.merge)
         if frame.anchor:
             memory.replace(frame, cell_means(frame.luma, grid))
-            return Decision(everything(frame), activity)
+            return PruneDecision(keep_everything(frame), activity)
         mask = complete_groups(changed | (dilate(changed) & suspicious), grid.merge)
         memory.update(mask, luma, means)
-        return Decision(mask, activity)
+        return PruneDecision(mask, activity)
 
     @property
     def threshold(self) -> float:
-        """The camera's present threshold in grey levels."""
+        """The camera's current threshold in grey levels."""
         if self._memory is None or not self._calibrated:
             return self.lowest
         levels = sorted(self._memory.levels)
@@ -115,7 +115,7 @@ class Replenish(Pruner):
         return min(max(noise + self.margin, self.lowest), self.highest)
 
     def cell_thresholds(self) -> FloatGrid | float:
-        """Threshold of each cell in grey levels, ``[rows, cols]`` (one number before the first sample)."""
+        """Per-cell thresholds in grey levels, ``[rows, cols]`` (one number before the first sample)."""
         camera = self.threshold
         if self._memory is None:
             return camera
@@ -127,7 +127,7 @@ class Replenish(Pruner):
         return self._memory is not None and len(self._memory.levels) >= self.calibrated_after
 
     def _credit(self) -> float:
-        """Grey levels less than the threshold that other evidence makes up for; none while the noise is unknown."""
+        """Grey levels by which other evidence lowers the threshold; none while the noise is unknown."""
         return (1.0 - self.weak) * self.margin if self._calibrated else 0.0
 
     def _codec_says(self, change: ChangeGrid) -> BoolGrid:
@@ -137,7 +137,7 @@ class Replenish(Pruner):
 
 @dataclass(slots=True)
 class _Memory:
-    """What one camera's cells looked like when last encoded, in the exposure of the last anchor."""
+    """Stored luma of one camera's cells when last encoded, in the exposure of the last anchor."""
 
     grid: PatchGrid
     luma: UInt8Array
@@ -150,7 +150,7 @@ class _Memory:
         return cls(frame.grid, frame.luma.copy(), means, np.zeros_like(means), deque(maxlen=samples))
 
     def difference(self, luma: UInt8Array, means: FloatGrid, shade: float) -> FloatGrid:
-        """Mean absolute difference of each cell to its memory, ``[rows, cols]`` grey levels."""
+        """Mean absolute difference of each cell to its stored luma, ``[rows, cols]`` grey levels."""
         grid = self.grid
         forgiven = shade * self.means
         shift = np.rint(np.clip(means - self.means, -forgiven, forgiven)).astype(np.int16)
@@ -162,7 +162,7 @@ class _Memory:
         return cell_means(np.minimum(difference, 255, out=difference).astype(np.uint8), grid)
 
     def learn(self, difference: FloatGrid, patience: float, seen: BoolGrid) -> None:
-        """Follow each cell's quiet level by fixed steps, and the camera's by the cells that can be ``seen``."""
+        """Update each cell's quiet level by fixed steps, and the camera's from the ``seen`` cells."""
         self.noise += np.clip(difference - self.noise, -patience, patience * _RISE)
         visible = difference[seen]
         if visible.size:

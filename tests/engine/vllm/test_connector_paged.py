@@ -7,7 +7,7 @@ import torch
 
 pytest.importorskip("vllm.version", reason="vLLM is not installed here (make setup-vllm)")
 
-from cluster.engine.vllm.connector.paged import PackedPaged, PagedKV, RowPaged, _reader, paged_kv, slots_of
+from cluster.engine.vllm.connector.paged import PackedPaged, PagedKV, RowPaged, _reader, block_slots, paged_kv
 from cluster.errors import ModelError
 
 BLOCKS, HEADS, BLOCK, SIZE = 5, 2, 32, 64
@@ -41,7 +41,7 @@ def test_any_order_within_a_block_is_read() -> None:
 
 
 def test_slots_follow_the_block_table() -> None:
-    assert slots_of(torch.tensor([7, 2, 9]), 3, 9, 4).tolist() == [31, 8, 9, 10, 11, 36]
+    assert block_slots(torch.tensor([7, 2, 9]), 3, 9, 4).tolist() == [31, 8, 9, 10, 11, 36]
 
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.float8_e4m3fn])

@@ -11,7 +11,7 @@ from connector_rig import system_transfer
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cluster.engine.vllm.connector.prompt_order import Order, Piece, WindowFrame, reordered
+from cluster.engine.vllm.connector.prompt_order import Piece, PromptOrder, WindowFrame, order_prompt
 from cluster.engine.vllm.connector.transfer import FIELD, Load, Save, Transfer
 from cluster.engine.window.planner import prefix_order
 from cluster.errors import ConfigError
@@ -25,9 +25,9 @@ POSITIONS = np.arange(27, dtype=np.int64).reshape(3, 9)
 
 def lay(
     frames: Iterable[WindowFrame] = FRAMES, computed: np.ndarray = COMPUTED, lost: Iterable[str] = (), **other: Any
-) -> Order:
+) -> PromptOrder:
     arguments = {"stream": "gate", "system": SYSTEM, "positions": POSITIONS, **other}
-    return reordered(frames=tuple(frames), computed=computed, holds=lambda key, _: key not in lost, **arguments)
+    return order_prompt(frames=tuple(frames), computed=computed, holds=lambda key, _: key not in lost, **arguments)
 
 
 def test_a_window_by_hand() -> None:
@@ -111,7 +111,7 @@ def test_transfers_survive_the_way() -> None:
     assert back.positions.tolist() == transfer.positions.tolist()
     assert Transfer.from_params({}) is None
     assert Transfer.from_params(None) is None
-    assert system_transfer("sys", 4, 3).saved_by == 4
+    assert system_transfer("sys", 4, 3).save_end == 4
 
 
 @pytest.mark.parametrize(

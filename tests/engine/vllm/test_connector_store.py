@@ -84,7 +84,7 @@ def test_a_block_is_there_only_in_all_shards(tmp_path: Path) -> None:
         store = BlockStore(folder, shape=SHAPE, fingerprint="model", shard=shard, cap_bytes=2**20)
         store.put([("a", block_of(5))])
     assert folder.tokens("a") == 5
-    assert folder.drop(["a", "b"]) == 1
+    assert folder.drop_blocks(["a", "b"]) == 1
     assert folder.nbytes == 0
 
 
@@ -132,7 +132,7 @@ def test_memory_of_blocks_that_are_gone_is_given_back(tmp_path: Path) -> None:
     assert mapped() == 0
     store.get("a")
     assert mapped() == 1
-    store.folder.drop(["a"])
+    store.folder.drop_blocks(["a"])
     store.put([("c", block_of(5))], again=False)
     assert mapped() == 0
 

@@ -47,14 +47,14 @@ def test_a_window_goes_to_another_host(tmp_path: Path) -> None:
     here, there = BlockFolder(tmp_path / "here", shards=2), BlockFolder(tmp_path / "there", shards=2)
     fill(here, a=block_of(5), b=block_of(3, 1))
     with writer_of(here, tier) as writer:
-        writer.keep("gate", ["a", "b"])
+        writer.queue_blocks("gate", ["a", "b"])
         assert writer.flush(10)
         assert writer.counts["kept"] == 2
     with writer_of(there, tier) as writer:
         # Of another length than asked, never kept, and of another stream: none of them is there.
-        assert writer.restore("gate", [("a", 4), ("c", 2)], 10) == set()
-        assert writer.restore("yard", [("a", 5)], 10) == set()
-        assert writer.restore("gate", [("a", 5), ("b", 3)], 10) == {"a", "b"}
+        assert writer.restore_blocks("gate", [("a", 4), ("c", 2)], 10) == set()
+        assert writer.restore_blocks("yard", [("a", 5)], 10) == set()
+        assert writer.restore_blocks("gate", [("a", 5), ("b", 3)], 10) == {"a", "b"}
         assert writer.counts["restored"] == 2
     for shard in range(2):
         assert torch.equal(read(there, "a", shard), block_of(5) + shard)
@@ -65,13 +65,13 @@ def test_what_is_dropped_is_gone_everywhere(tmp_path: Path) -> None:
     tier, folder = Arena(2**22, slab_bytes=2**14), BlockFolder(tmp_path)
     fill(folder, a=block_of(5), b=block_of(3))
     with writer_of(folder, tier) as writer:
-        writer.keep("gate", ["a", "b"])
+        writer.queue_blocks("gate", ["a", "b"])
         assert writer.flush(10)
-        writer.drop("gate", ["a"])
+        writer.drop_blocks("gate", ["a"])
         assert folder.tokens("a") is None
         assert writer.flush(10)
-        assert writer.restore("gate", [("a", 5), ("b", 3)], 10) == {"b"}
-        writer.drop("gate", ["b"])
+        assert writer.restore_blocks("gate", [("a", 5), ("b", 3)], 10) == {"b"}
+        writer.drop_blocks("gate", ["b"])
         assert writer.flush(10)
     assert tier.nbytes("gate") == 0
 
@@ -80,16 +80,16 @@ def test_a_stream_that_is_forgotten_leaves_nothing(tmp_path: Path) -> None:
     tier, folder = Arena(2**22, slab_bytes=2**14), BlockFolder(tmp_path)
     fill(folder, a=block_of(5), b=block_of(3))
     with writer_of(folder, tier) as writer:
-        writer.keep("gate", ["a"])
-        writer.note("gate", lambda: b"what it takes")
-        writer.keep("yard", ["b"])
+        writer.queue_blocks("gate", ["a"])
+        writer.queue_manifest("gate", lambda: b"what it takes")
+        writer.queue_blocks("yard", ["b"])
         assert writer.flush(10)
-        assert writer.noted("gate") == b"what it takes"
-        writer.keep("gate", ["b"])
-        writer.forget("gate")
+        assert writer.read_manifest("gate") == b"what it takes"
+        writer.queue_blocks("gate", ["b"])
+        writer.delete_stream("gate")
         assert writer.flush(10)
-        assert writer.noted("gate") is None
-        assert writer.restore("yard", [("b", 3)], 10) == {"b"}
+        assert writer.read_manifest("gate") is None
+        assert writer.restore_blocks("yard", [("b", 3)], 10) == {"b"}
     assert tier.nbytes("gate") == 0
 
 
@@ -99,13 +99,13 @@ def test_a_manifest_is_written_behind_its_blocks(tmp_path: Path) -> None:
     fill(folder, a=block_of(100), b=block_of(100, 1))
     room = Arena(2**16 + 2**14, evicts=False, slab_bytes=2**14)
     with writer_of(folder, room) as writer:
-        writer.keep("gate", ["a", "b"])
-        writer.note("gate", lambda: b"a and b")
+        writer.queue_blocks("gate", ["a", "b"])
+        writer.queue_manifest("gate", lambda: b"a and b")
         assert not writer.flush(1.0)
-        assert writer.noted("gate") is None
-        writer.drop("gate", ["a"])
+        assert writer.read_manifest("gate") is None
+        writer.drop_blocks("gate", ["a"])
         assert writer.flush(10)
-        assert writer.noted("gate") == b"a and b"
+        assert writer.read_manifest("gate") == b"a and b"
 
 
 def test_a_full_tier_is_tried_again(tmp_path: Path) -> None:
@@ -113,14 +113,14 @@ def test_a_full_tier_is_tried_again(tmp_path: Path) -> None:
     fill(folder, a=block_of(100), b=block_of(100, 1))
     room = Arena(2**16, evicts=False, slab_bytes=2**14)
     with writer_of(folder, room) as writer:
-        writer.keep("gate", ["a", "b"])
+        writer.queue_blocks("gate", ["a", "b"])
         assert not writer.flush(1.0)
         assert writer.counts["retries"] > 0
         assert writer.counts["kept"] == 1
-        writer.drop("gate", ["a"])
+        writer.drop_blocks("gate", ["a"])
         assert writer.flush(10)
-        folder.drop(["b"])
-        assert writer.restore("gate", [("b", 100)], 10) == {"b"}
+        folder.drop_blocks(["b"])
+        assert writer.restore_blocks("gate", [("b", 100)], 10) == {"b"}
     assert torch.equal(read(folder, "b"), block_of(100, 1))
 
 
@@ -129,9 +129,9 @@ def test_no_more_waits_than_may(tmp_path: Path) -> None:
     fill(folder, a=block_of(100), b=block_of(100), c=block_of(100), d=block_of(100))
     room = Arena(2**14, evicts=False, slab_bytes=2**14)
     with writer_of(folder, room, waiting=2) as writer:
-        writer.keep("gate", ["a"])
+        writer.queue_blocks("gate", ["a"])
         writer.flush(0.2)
-        writer.keep("gate", ["b", "c", "d"])
+        writer.queue_blocks("gate", ["b", "c", "d"])
         assert writer.counts["dropped"] > 0
     # What still waited when it was closed is counted as well.
     assert writer.counts["dropped"] + writer.counts["kept"] + writer.counts["refused"] >= 3
@@ -139,8 +139,8 @@ def test_no_more_waits_than_may(tmp_path: Path) -> None:
 
 def test_a_block_that_is_not_there_is_counted(tmp_path: Path) -> None:
     with writer_of(BlockFolder(tmp_path), Arena(2**22, slab_bytes=2**14)) as writer:
-        writer.keep("gate", ["none"])
+        writer.queue_blocks("gate", ["none"])
         assert writer.flush(10)
         assert writer.counts["refused"] == 1
-        assert writer.restore("gate", [("none", 3)], 0.0) == set()
+        assert writer.restore_blocks("gate", [("none", 3)], 0.0) == set()
         assert writer.counts["missing"] == 1

@@ -20,7 +20,7 @@ pytest.importorskip("vllm.version", reason="vLLM is not installed here (make set
 from connector_rig import BLOCK, QUESTIONS, Camera, Result, Rig
 from prometheus_client import REGISTRY
 
-from cluster.engine.vllm.connector.prompt_order import Order
+from cluster.engine.vllm.connector.prompt_order import PromptOrder
 from cluster.engine.vllm.connector.store import BlockFolder, BlockStore, KVShape
 from cluster.engine.vllm.connector.tier_writer import BlockWriter
 from cluster.engine.vllm.connector.transfer import FIELD, Transfer
@@ -122,7 +122,7 @@ def test_two_cameras_at_once(rig: Rig) -> None:
     for first in (0, 3, 6):
         orders = [camera.plan(first, first + 8) for camera in cameras]
 
-        async def together(orders: list[Order] = orders) -> list:
+        async def together(orders: list[PromptOrder] = orders) -> list:
             return await asyncio.gather(*[c.asking(o, QUESTIONS[:2]) for c, o in zip(cameras, orders, strict=True)])
 
         for camera, order, window in zip(cameras, orders, rig.run(together()), strict=True):
@@ -171,7 +171,7 @@ def test_what_cannot_be_loaded_is_asked_again_in_full(rig: Rig, harm: str) -> No
     close(camera.ask(order).results, camera.expected(order))
 
 
-def computed_alone(camera: Camera, order: Order) -> Result:
+def computed_alone(camera: Camera, order: PromptOrder) -> Result:
     """The same prompt as ``order`` with nothing loaded, under a salt of its own; changes nothing of the camera."""
     keys = dict(camera.keys)
     result = camera.ask(replace(order, transfer=Transfer((), (), order.positions), salt="alone")).results[0]
@@ -224,7 +224,7 @@ def test_a_window_outlives_the_engine_core_and_its_host(rig: Rig, model: VisionL
     camera.expected(order)
     options = {"shape": store_of(rig).shape, "fingerprint": "tests", "cap_bytes": 2**26}
     writer = BlockWriter(rig.folder, tier, **options)
-    writer.keep("moves", [rig.system.block, *camera.keys.values()])
+    writer.queue_blocks("moves", [rig.system.block, *camera.keys.values()])
     assert writer.flush(30)
     writer.close()
     core = [each for each in psutil.Process().children(recursive=True) if "EngineCore" in " ".join(each.cmdline())]
@@ -236,7 +236,7 @@ def test_a_window_outlives_the_engine_core_and_its_host(rig: Rig, model: VisionL
         writer = BlockWriter(other.folder, tier, **options)
         wanted = [(rig.system.block, rig.system.tokens)]
         wanted += [(key, len(camera.tokens[index])) for index, key in camera.keys.items()]
-        assert len(writer.restore("moves", wanted, 30)) == len(wanted)
+        assert len(writer.restore_blocks("moves", wanted, 30)) == len(wanted)
         writer.close()
         camera.rig = other
         for first in (2, 4):

@@ -41,13 +41,13 @@ def gone(process: int, seconds: float) -> bool:
 def test_a_prompt_that_vllm_refuses_costs_no_core(qwen: Any, spec: Any) -> None:
     from vllm.inputs import tokens_input
 
-    from cluster.engine.vllm.core import Ask
+    from cluster.engine.vllm.core import PromptRequest
 
     host, cores = qwen.engine.host, qwen.engine.processes()
     with pytest.raises(ValueError, match=r"vLLM refuses a window: .*longer than the maximum model length"):
-        host.ask([Ask(tokens_input([1] * 8), 1), Ask(tokens_input([1] * (host.max_tokens + 1)), 1)])
+        host.ask([PromptRequest(tokens_input([1] * 8), 1), PromptRequest(tokens_input([1] * (host.max_tokens + 1)), 1)])
     assert qwen.engine.processes() == cores
-    (reply,) = host.ask([Ask(tokens_input([1] * 8), 1, max_tokens=2)])
+    (reply,) = host.ask([PromptRequest(tokens_input([1] * 8), 1, max_tokens=2)])
     assert (reply.prompt, len(reply.scores), reply.failed) == (8, len(qwen.model.yes_no_ids()[0]) * 2, False)
 
 
@@ -97,9 +97,9 @@ def test_a_core_that_hangs_is_given_up_after_the_deadline(qwen: Any, spec: Any) 
 
 def test_a_core_that_cannot_start_is_one_sentence(tmp_path: Path) -> None:
     from cluster.engine.vllm.core import VllmCore
-    from cluster.engine.vllm.served_model import serve_folder
+    from cluster.engine.vllm.served_model import write_model_folder
 
-    served = serve_folder(load_model("tiny-qwen2_5_vl"), tmp_path, [32])
+    served = write_model_folder(load_model("tiny-qwen2_5_vl"), tmp_path, [32])
     save_file({"model.norm.weight": torch.zeros(64)}, tmp_path / "model.safetensors")
     arguments = {
         "model": served.weights,

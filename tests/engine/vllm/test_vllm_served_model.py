@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from cluster.engine.vllm.plugin import ARCHITECTURE
-from cluster.engine.vllm.served_model import serve_folder
+from cluster.engine.vllm.served_model import write_model_folder
 from cluster.engine.vllm.settings import VllmSettings, check_version, version_text
 from cluster.errors import ConfigError, ModelError
 from cluster.models import load_model
@@ -40,7 +40,7 @@ def served_logits(folder: Path, embeds: torch.Tensor) -> torch.Tensor:
 def test_wider_heads_compute_the_same(tmp_path: Path, sizes: list[int] | None) -> None:
     # One-axis positions, so that transformers' Qwen2 is the oracle for the written form.
     model: Any = load_model("tiny-internvl3")
-    served = serve_folder(model, tmp_path, sizes)
+    served = write_model_folder(model, tmp_path, sizes)
     ids = torch.arange(20) * 7 % 500
     embeds = model.embed(ids)
     with torch.no_grad(), model._library_attention():
@@ -51,7 +51,7 @@ def test_wider_heads_compute_the_same(tmp_path: Path, sizes: list[int] | None) -
 
 def test_the_configuration_is_of_our_class_with_three_axes(tmp_path: Path) -> None:
     model = load_model("tiny-qwen2_5_vl")
-    served = serve_folder(model, tmp_path, [32])
+    served = write_model_folder(model, tmp_path, [32])
     body = json.loads((tmp_path / "config.json").read_text())
     assert body["architectures"] == [ARCHITECTURE]
     assert body["rope_parameters"]["mrope_section"] == [2, 3, 11]
@@ -64,10 +64,10 @@ def test_the_configuration_is_of_our_class_with_three_axes(tmp_path: Path) -> No
 def test_models_that_are_not_served(tmp_path: Path) -> None:
     model = load_model("tiny-qwen2_5_vl")
     with pytest.raises(ModelError, match="heads of at most 8"):
-        serve_folder(model, tmp_path, [8])
+        write_model_folder(model, tmp_path, [8])
     model.text_config.model_type = "llama"
     with pytest.raises(ModelError, match="serves language models of type qwen2"):
-        serve_folder(model, tmp_path, None)
+        write_model_folder(model, tmp_path, None)
 
 
 @pytest.mark.parametrize("text", ["0.31.2", "0.34.0", "1.0", "dev"])
@@ -100,7 +100,7 @@ def test_without_vllm_the_engine_says_what_to_install() -> None:
 def test_arguments_vllm_does_not_take(arguments: dict[str, Any], message: str) -> None:
     pytest.importorskip("vllm.version", reason="vLLM is not installed here (make setup-vllm)")
     with pytest.raises(ConfigError, match=message):
-        VllmSettings(arguments).checked()
+        VllmSettings(arguments).validated()
 
 
 def test_an_argument_vllm_does_not_know_is_told_before_anything_starts() -> None:
@@ -117,7 +117,7 @@ def test_an_argument_vllm_does_not_know_is_told_before_anything_starts() -> None
 def test_settings_out_of_range() -> None:
     pytest.importorskip("vllm.version", reason="vLLM is not installed here (make setup-vllm)")
     with pytest.raises(ConfigError, match="timeout_s must be above 0"):
-        VllmSettings(timeout_s=0).checked()
+        VllmSettings(timeout_s=0).validated()
 
 
 def test_a_value_vllm_refuses_is_one_sentence() -> None:

@@ -58,7 +58,7 @@ class Side:
 
     def __init__(self, tiers: TierStack, writer: BlockWriter, engine: VllmEngine) -> None:
         self.tiers, self.writer = tiers, writer
-        self.keeper = WindowCheckpoints(tiers, writer, engine.layout.held)
+        self.keeper = WindowCheckpoints(tiers, writer, engine.layout.describe_kv)
 
     def written(self) -> None:
         """Until all that waits is in the lowest tier."""
@@ -318,7 +318,7 @@ def test_a_pruned_window_moves_without_kv(site: Site, qwen, spec, monkeypatch: p
     for tiers, part in zip([side.tiers for side in site.sides], (samples[:7], samples[7:]), strict=True):
         writer = TierWriter(tiers)
         monkeypatch.setattr(qwen.engine.layout, "writer", writer)
-        monkeypatch.setattr(qwen.engine, "_keeper", WindowCheckpoints(tiers, writer, qwen.engine.layout.held))
+        monkeypatch.setattr(qwen.engine, "_keeper", WindowCheckpoints(tiers, writer, qwen.engine.layout.describe_kv))
         qwen.engine.admit(of)
         answers += [answer for sample in part for r in qwen.engine.push(sample) for answer in qwen.engine.step([r])]
         assert qwen.engine.hand_over("pruned").result()

@@ -85,13 +85,13 @@ def test_a_manifest_of_another_version_is_nothing(monkeypatch: pytest.MonkeyPatc
 def test_another_process_finds_a_window_and_its_writer_does_not() -> None:
     node = shared()
     with keeper(stack(node), lambda stream: {"of": stream}) as here, keeper(stack(node)) as there:
-        assert there.found("gate") is None
-        assert here.note("gate", State(b"first"))
-        assert here.note("gate", State(b"second"))
-        assert here.writer.settle("gate", 10)
-        assert here.found("gate") is None
-        assert there.found("gate") == b"second"
-        kept = unpack(there.writer.noted("gate"))
+        assert there.find_window("gate") is None
+        assert here.queue_window("gate", State(b"first"))
+        assert here.queue_window("gate", State(b"second"))
+        assert here.writer.wait_stream_written("gate", 10)
+        assert here.find_window("gate") is None
+        assert there.find_window("gate") == b"second"
+        kept = unpack(there.writer.read_manifest("gate"))
         assert kept is not None
         assert kept.held == {"of": "gate"}
 
@@ -106,8 +106,8 @@ def test_a_window_is_handed_over_only_where_others_find_it() -> None:
         assert not here.hand_over("gate", State(b"newer"))
         node.down = False
         # What the node could not take waits until it can.
-        assert here.writer.settle("gate", 10)
-        assert unpack(node.manifest("gate")[1]) == unpack(here.writer.noted("gate"))
+        assert here.writer.wait_stream_written("gate", 10)
+        assert unpack(node.manifest("gate")[1]) == unpack(here.writer.read_manifest("gate"))
 
 
 def test_a_window_that_is_too_large_is_counted_and_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -115,7 +115,7 @@ def test_a_window_that_is_too_large_is_counted_and_not_kept(monkeypatch: pytest.
     with keeper(stack(shared())) as here:
         assert not here.hand_over("gate", State(bytes(11)))
         assert here.too_large == 1
-        assert here.writer.noted("gate") is None
+        assert here.writer.read_manifest("gate") is None
 
 
 def test_what_a_tier_cannot_take_is_tried_again_and_only_the_newest_waits() -> None:
@@ -130,8 +130,8 @@ def test_what_a_tier_cannot_take_is_tried_again_and_only_the_newest_waits() -> N
 
     try:
         for number in range(20):
-            writer.note("gate", partial(written, number))
-        writer.note("yard", lambda: b"yard")
+            writer.queue_manifest("gate", partial(written, number))
+        writer.queue_manifest("yard", lambda: b"yard")
         assert not writer.flush(0.2)
         assert writer.counts["retries"] > 0
         node.down = False
@@ -144,21 +144,21 @@ def test_what_a_tier_cannot_take_is_tried_again_and_only_the_newest_waits() -> N
         writer.close()
 
 
-@pytest.mark.parametrize("end", ["release", "forget", "clear"])
+@pytest.mark.parametrize("end", ["cancel_stream", "delete_stream", "queue_clear"])
 def test_what_waited_is_not_written_after_its_end(end: str) -> None:
     """Not even what was on its way when it ended, and is refused only afterwards."""
     node = shared()
     node.down = True
     writer = TierWriter(node)
     try:
-        writer.note("gate", lambda: b"late")
+        writer.queue_manifest("gate", lambda: b"late")
         deadline = time.monotonic() + 30
         while not writer.counts["retries"]:
             assert time.monotonic() < deadline
         getattr(writer, end)("gate")
         node.down = False
-        writer.note("yard", lambda: b"yard")
-        assert writer.settle("yard", 30)
+        writer.queue_manifest("yard", lambda: b"yard")
+        assert writer.wait_stream_written("yard", 30)
         assert writer.flush(30)
         assert node.manifest("gate") == (Outcome.MISS, None)
     finally:
@@ -172,9 +172,9 @@ def test_what_is_of_no_use_is_dropped_before_anything_new_is_written() -> None:
     node.store([(old, Block(torch.ones(4, 8), torch.ones(4, 8), place, place))])
     node.put_manifest("gate", b"of another engine")
     with keeper(stack(node)) as here:
-        assert here.found("gate") is None
-        here.begin("gate")
-        here.note("gate", State(b"window"))
+        assert here.find_window("gate") is None
+        here.discard_stale("gate")
+        here.queue_window("gate", State(b"window"))
         assert here.writer.flush(30)
         assert node.list_blocks("gate") == (Outcome.HIT, [])
         kept = unpack(node.manifest("gate")[1])

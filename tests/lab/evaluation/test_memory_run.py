@@ -109,7 +109,7 @@ def test_a_recording_comes_back_as_it_was_saved_and_a_broken_one_not_at_all(reco
                 theirs.rows,
                 theirs.columns,
             )
-            for name in ("key", "value", "cell", "look"):
+            for name in ("key", "value", "cell", "mean_embedding"):
                 assert torch.equal(getattr(ours_, name), getattr(theirs, name))
     path.write_bytes(path.read_bytes()[:1000])
     assert Recording.load(path) is None

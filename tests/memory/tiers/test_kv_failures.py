@@ -57,7 +57,7 @@ def test_a_node_that_comes_up_later_is_found() -> None:
 def test_a_node_killed_while_it_loads_gives_what_came_and_is_found_again() -> None:
     with process() as (node, port), remote(f"127.0.0.1:{port}", deadline_s=20.0) as tier:
         # Layer 0 comes, layer 1 never would.
-        coming = tier.load_each([key(cluster, layer) for layer in (0, 1) for cluster in range(8)])
+        coming = tier.iter_loaded([key(cluster, layer) for layer in (0, 1) for cluster in range(8)])
         first = [next(coming) for _ in range(8)]
         assert all(same(one.block, block(cluster)) for cluster, one in enumerate(first))
         node.kill()
@@ -114,7 +114,7 @@ def test_a_caller_that_takes_its_time_gets_retries_and_the_node_stays_up() -> No
     held.store(list(large.items()))
     with serving(held) as node, remote(node.address, deadline_s=1.0) as tier:
         outcomes = []
-        for one in tier.load_each(list(large)):
+        for one in tier.iter_loaded(list(large)):
             outcomes.append(one.outcome)
             if len(outcomes) == 1:
                 time.sleep(1.1)

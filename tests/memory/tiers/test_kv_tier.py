@@ -13,7 +13,14 @@ from cluster.errors import ConfigError
 from cluster.memory.tiers.arena import Arena
 from cluster.memory.tiers.base import Block, BlockKey, Loaded, Outcome
 from cluster.memory.tiers.codec import encode_block
-from cluster.memory.tiers.kv_wire import BATCH_BYTES, MAX_KV_BYTES, MAX_KV_MESSAGE_BYTES, batches, key_to_proto, runs
+from cluster.memory.tiers.kv_wire import (
+    BATCH_BYTES,
+    MAX_KV_BYTES,
+    MAX_KV_MESSAGE_BYTES,
+    batches,
+    key_to_proto,
+    message_runs,
+)
 from cluster.memory.tiers.remote import RemoteTier
 from cluster.wire.channel import channel_options
 from cluster.wire.status import is_ours
@@ -91,7 +98,7 @@ def test_the_first_layer_is_there_while_the_second_is_still_being_read() -> None
     held.stuck = 1
     held.store([(key(1, layer), block(layer)) for layer in (0, 1)])
     with serving(held) as node, remote(node.address, deadline_s=10.0) as tier:
-        coming = tier.load_each([key(1, 0), key(1, 1)])
+        coming = tier.iter_loaded([key(1, 0), key(1, 1)])
         assert same(next(coming).block, block(0))
         until(lambda: held.loads == [[key(1, 0)], [key(1, 1)]])
         held.free.set()
@@ -264,6 +271,6 @@ def test_batches_are_bounded_and_keep_the_order() -> None:
 
 def test_runs_are_cut_at_layers_and_at_the_bound() -> None:
     keys = [key(number, layer) for layer, count in ((0, 5), (2, 1), (0, 2)) for number in range(count)]
-    cut = [[(one.layer, one.block) for one in run] for run in runs(keys, 2)]
+    cut = [[(one.layer, one.block) for one in run] for run in message_runs(keys, 2)]
     assert cut == [[(0, 0), (0, 1)], [(0, 2), (0, 3)], [(0, 4)], [(2, 0)], [(0, 0), (0, 1)]]
-    assert list(runs([], 2)) == []
+    assert list(message_runs([], 2)) == []

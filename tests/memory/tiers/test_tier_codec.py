@@ -15,7 +15,7 @@ from cluster.errors import ConfigError
 from cluster.memory.tiers import codec
 from cluster.memory.tiers.base import Block, BlockKey
 from cluster.memory.tiers.codec import (
-    Fault,
+    BlockFault,
     decode_block,
     encode_block,
     open_block,
@@ -92,9 +92,9 @@ def test_any_flipped_bit_and_any_cut_is_damage(form: str) -> None:
     for bit in range(8 * len(data)):
         flipped = bytearray(data)
         flipped[bit // 8] ^= 1 << bit % 8
-        assert open_block(bytes(flipped), KEY, fingerprint="m") is Fault.DAMAGED
+        assert open_block(bytes(flipped), KEY, fingerprint="m") is BlockFault.DAMAGED
     for length in range(len(data)):
-        assert open_block(data[:length], KEY, fingerprint="m") is Fault.DAMAGED
+        assert open_block(data[:length], KEY, fingerprint="m") is BlockFault.DAMAGED
     assert decode_block(data + b"\0", KEY, fingerprint="m") is None
 
 
@@ -108,15 +108,15 @@ def test_any_other_bytes_are_no_block(data: bytes) -> None:
     [BlockKey("yard2", 3, 1, 17), BlockKey("yard", 4, 1, 17), BlockKey("yard", 3, 0, 17), BlockKey("yard", 3, 1, 18)],
 )
 def test_the_block_of_another_key_is_refused(other: BlockKey) -> None:
-    assert open_block(encode_block(other, block(2), fingerprint="m"), KEY, fingerprint="m") is Fault.DAMAGED
+    assert open_block(encode_block(other, block(2), fingerprint="m"), KEY, fingerprint="m") is BlockFault.DAMAGED
 
 
 def test_another_model_and_another_version_are_foreign(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert open_block(encode_block(KEY, block(2), fingerprint="m2"), KEY, fingerprint="m") is Fault.FOREIGN
+    assert open_block(encode_block(KEY, block(2), fingerprint="m2"), KEY, fingerprint="m") is BlockFault.FOREIGN
     monkeypatch.setattr(codec, "VERSION", codec.VERSION + 1)
     later = encode_block(KEY, block(2), fingerprint="m")
     monkeypatch.undo()
-    assert open_block(later, KEY, fingerprint="m") is Fault.FOREIGN
+    assert open_block(later, KEY, fingerprint="m") is BlockFault.FOREIGN
 
 
 def test_what_is_decoded_owns_its_memory() -> None:
@@ -146,10 +146,10 @@ def test_only_who_has_the_secret_makes_a_block() -> None:
     assert same(decode_block(data, KEY, fingerprint="m", secret=b"ours"), made)
     for other in (b"", b"theirs"):
         forged = encode_block(KEY, made, fingerprint="m", secret=other)
-        assert open_block(forged, KEY, fingerprint="m", secret=b"ours") is Fault.DAMAGED
-        assert open_block(data, KEY, fingerprint="m", secret=other) is Fault.DAMAGED
+        assert open_block(forged, KEY, fingerprint="m", secret=b"ours") is BlockFault.DAMAGED
+        assert open_block(data, KEY, fingerprint="m", secret=other) is BlockFault.DAMAGED
         manifest = seal_manifest("yard", b"theirs", fingerprint="m", secret=other)
-        assert open_manifest(manifest, "yard", fingerprint="m", secret=b"ours") is Fault.DAMAGED
+        assert open_manifest(manifest, "yard", fingerprint="m", secret=b"ours") is BlockFault.DAMAGED
     manifest = seal_manifest("yard", b"ours", fingerprint="m", secret=b"ours")
     assert open_manifest(manifest, "yard", fingerprint="m", secret=b"ours") == b"ours"
 
@@ -165,11 +165,11 @@ def test_the_digest_is_blake2b_over_name_version_and_content() -> None:
 def test_manifests_are_protected_alike() -> None:
     data = seal_manifest("yard", b"where all is", fingerprint="m")
     assert open_manifest(data, "yard", fingerprint="m") == b"where all is"
-    assert open_manifest(data, "gate", fingerprint="m") is Fault.DAMAGED
-    assert open_manifest(data, "yard", fingerprint="m2") is Fault.FOREIGN
+    assert open_manifest(data, "gate", fingerprint="m") is BlockFault.DAMAGED
+    assert open_manifest(data, "yard", fingerprint="m2") is BlockFault.FOREIGN
     for bit in range(8 * len(data)):
         flipped = bytearray(data)
         flipped[bit // 8] ^= 1 << bit % 8
-        assert open_manifest(bytes(flipped), "yard", fingerprint="m") is Fault.DAMAGED
-    assert all(open_manifest(data[:n], "yard", fingerprint="m") is Fault.DAMAGED for n in range(len(data)))
+        assert open_manifest(bytes(flipped), "yard", fingerprint="m") is BlockFault.DAMAGED
+    assert all(open_manifest(data[:n], "yard", fingerprint="m") is BlockFault.DAMAGED for n in range(len(data)))
     assert decode_block(data, KEY, fingerprint="m") is None

@@ -1,7 +1,4 @@
-"""Attention kernels, one per file; ``kernel_for`` chooses when an engine starts.
-
-What computes attention over runs; chosen once, when an engine starts.
-"""
+"""Attention kernels over runs, one per file; ``choose_kernel`` selects one at engine start."""
 
 from __future__ import annotations
 
@@ -23,7 +20,7 @@ class Kernel(ABC, Generic[Prepared]):
 
     @abstractmethod
     def prepare(self, streams: Sequence[Sequence[Run]], like: Tensor) -> Prepared:
-        """Work out masks and indices once for all layers and heads.
+        """Precompute masks and indices for all layers and heads.
 
         ``streams[i]``: the runs of stream ``i``, in row order; rows count over all streams. ``like``: a tensor of the
         device and dtype that queries and keys will have.
@@ -37,7 +34,7 @@ class Kernel(ABC, Generic[Prepared]):
 
 
 def grouped(query: Tensor, kv_heads: int) -> Tensor:
-    """``[H, n, d]`` -> ``[Hkv, H / Hkv, n, d]``: the query heads that share a key head, side by side."""
+    """``[H, n, d]`` -> ``[Hkv, H / Hkv, n, d]``: query heads grouped by key head."""
     heads, rows, size = query.shape
     return query.view(kv_heads, heads // kv_heads, rows, size)
 
@@ -47,7 +44,7 @@ def shared(tensor: Tensor, group: int) -> Tensor:
     return tensor.unsqueeze(1).expand(-1, group, -1, -1)
 
 
-def kernel_for(device: torch.device, dtype: torch.dtype, name: str | None = None) -> Kernel[Any]:
+def choose_kernel(device: torch.device, dtype: torch.dtype, name: str | None = None) -> Kernel[Any]:
     """The kernel called ``name``, or the fastest one for this device and dtype.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Runs joined to blocks, for kernels that pay per call rather than per masked slot."""
+"""Merging runs into blocks, for kernels whose cost is per call rather than per masked slot."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ CALL_COST = 5000
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Rows ``[row, stop_row)`` see the slots ``[0, prefix)``, and of ``[tail, stop)`` what ``visible`` says.
+    """Rows ``[row, stop_row)`` attend to the slots ``[0, prefix)``, and in ``[tail, stop)`` to those marked
+    ``visible``.
 
     ``visible [rows, stop - tail]`` bool; ``None``: the tail is square and plainly causal.
     """
@@ -38,8 +39,8 @@ class Block:
         return Block(self.row, self.stop_row, self.prefix, self.tail, self.stop, visible)
 
 
-def blocks_of(runs: Sequence[Run], call_cost: int = CALL_COST) -> list[Block]:
-    """Join neighbouring runs as long as the slots masked for it cost less than another call.
+def make_blocks(runs: Sequence[Run], call_cost: int = CALL_COST) -> list[Block]:
+    """Merge neighbouring runs while the extra masked slots cost less than another call.
 
     Tokens scattered over a window (a random or top-k refresh) give hundreds of runs of one token. With ``n`` rows,
     ``g`` slots apart, a block masks ``n² g / 2`` pairs; stopping where that equals the cost ``c`` of a call gives

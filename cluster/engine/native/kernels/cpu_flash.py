@@ -1,4 +1,4 @@
-"""``cpu_flash``: torch's CPU flash attention, prefix and causal tail apart, joined by their log-sum-exp.
+"""``cpu_flash``: torch's CPU flash attention over prefix and causal tail separately, combined by log-sum-exp.
 
 Most rows see most slots: only the tail of a run needs causality. Attending to the unmasked prefix and to the square
 causal tail separately needs no mask in memory (a full window's would be 400 MB), skips the masked half, and was 10-12 %
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from cluster.engine.native.kernels import Kernel, grouped, shared
-from cluster.engine.native.kernels.blocks import CALL_COST, Block, blocks_of
+from cluster.engine.native.kernels.blocks import CALL_COST, Block, make_blocks
 from cluster.engine.window.planner import Run
 
 # Each block with its additive mask [rows, stop - tail], or None for a plain causal tail.
@@ -24,14 +24,14 @@ _flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 
 
 class CPUFlashKernel(Kernel[Prepared]):
-    """The kernel on CPU, fp32 and bf16."""
+    """CPU kernel for fp32 and bf16."""
 
     def __init__(self, call_cost: int = CALL_COST) -> None:
         self.call_cost = call_cost
 
     def prepare(self, streams: Sequence[Sequence[Run]], like: Tensor) -> Prepared:
         return [
-            [(block, _additive(block, like.dtype)) for block in blocks_of(runs, self.call_cost)] for runs in streams
+            [(block, _additive(block, like.dtype)) for block in make_blocks(runs, self.call_cost)] for runs in streams
         ]
 
     def attend(

@@ -1,4 +1,4 @@
-"""``sdpa``: torch's scaled_dot_product_attention with a mask, block by block. Runs on any device and dtype."""
+"""``sdpa``: torch's scaled_dot_product_attention with a mask per block. Any device and dtype."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from cluster.engine.native.kernels import Kernel, grouped, shared
-from cluster.engine.native.kernels.blocks import CALL_COST, Block, blocks_of
+from cluster.engine.native.kernels.blocks import CALL_COST, Block, make_blocks
 from cluster.engine.window.planner import Run
 
 # Rows of one call: bounds the mask of a whole window computed at once (10,000 slots) to a few tens of MB.
@@ -17,14 +17,14 @@ ROWS = 1024
 
 
 class SDPAKernel(Kernel[list[list[Block]]]):
-    """Exact, public API only. The mask covers the whole span of a block, so the masked half is computed too."""
+    """Exact, public API only. The mask covers a block's whole span, so masked pairs are computed too."""
 
     def __init__(self, call_cost: int = CALL_COST) -> None:
         self.call_cost = call_cost
 
     def prepare(self, streams: Sequence[Sequence[Run]], like: Tensor) -> list[list[Block]]:
         split = [[piece for run in runs for piece in _pieces(run)] for runs in streams]
-        return [[block.to(like.device) for block in blocks_of(runs, self.call_cost)] for runs in split]
+        return [[block.to(like.device) for block in make_blocks(runs, self.call_cost)] for runs in split]
 
     def attend(
         self,
@@ -53,7 +53,7 @@ class SDPAKernel(Kernel[list[list[Block]]]):
 
 
 def _pieces(run: Run) -> list[Run]:
-    """A long run as several, each of at most ``ROWS`` rows; together they see what the run sees."""
+    """Split a long run into runs of at most ``ROWS`` rows."""
     return [
         Run(run.row + first, count, run.prefix, run.tail, run.stop - run.count + first + count)
         for first in range(0, run.count, ROWS)

@@ -43,8 +43,8 @@ class Pack:
     max_k: int
 
 
-def packs_of(streams: Sequence[Sequence[Run]], device: torch.device, limit: int = PACK_KEYS) -> list[Pack]:
-    """Runs of all streams, in row order, cut into packs of at most ``limit`` keys (at least one run each)."""
+def make_packs(streams: Sequence[Sequence[Run]], device: torch.device, limit: int = PACK_KEYS) -> list[Pack]:
+    """Pack the runs of all streams, in row order, at most ``limit`` keys per pack (at least one run each)."""
     packs: list[Pack] = []
     group: list[tuple[int, Run]] = []
     keys = 0
@@ -83,14 +83,14 @@ def _pack(group: Sequence[tuple[int, Run]], device: torch.device) -> Pack:
 
 
 class VarlenKernel(Kernel[list[Pack]]):
-    """The kernel on CUDA, fp16 and bf16."""
+    """CUDA kernel for fp16 and bf16."""
 
     def __init__(self, attention: Varlen = cast(Varlen, varlen_attn), limit: int = PACK_KEYS) -> None:
         self.attention = attention
         self.limit = limit
 
     def prepare(self, streams: Sequence[Sequence[Run]], like: Tensor) -> list[Pack]:
-        return packs_of(streams, like.device, self.limit)
+        return make_packs(streams, like.device, self.limit)
 
     def attend(
         self, prepared: list[Pack], query: Tensor, keys: Sequence[Tensor], values: Sequence[Tensor], scale: float

@@ -1,17 +1,16 @@
-"""KV from elsewhere for vLLM: position-free blocks, one per frame, that a window begins with and leaves behind.
+"""vLLM KV connector: position-free KV blocks, one per frame, loaded as the prefix of a window's prompt.
 
-vLLM asks a KV connector for the beginning of a prompt and for nothing else. So a window is laid out as
-``[system | reused | refreshed, new | question]`` with true positions carried beside it (``order``), and what is reused
-is loaded.
+vLLM loads only a prefix of a prompt from a KV connector. So a window is laid out as ``[system | reused | refreshed, new
+| question]`` with its true positions (``prompt_order``), and the reused part is loaded.
 
-* ``transfer``: what a request asks for, in ``SamplingParams.extra_args["kv_transfer_params"]``
-* ``connector``: vLLM's interface; ``scheduling`` its side in the scheduler, ``worker`` that in the workers
-* ``rotary``, ``paged``: keys rotated to where they stand and back, and vLLM's paged memory
-* ``store``: blocks as files in shared memory, which outlive the engine core; ``shared_folder``: that memory's owner
-* ``courier``: blocks between that folder and a tier of :mod:`cluster.memory.tiers`, which outlives the host
+* ``transfer``: a request's loads and saves, in ``SamplingParams.extra_args["kv_transfer_params"]``
+* ``connector``: vLLM's interface; ``scheduling``: scheduler side, ``worker``: worker side
+* ``paged``: rotating keys to their positions and back, and access to vLLM's paged cache
+* ``store``: blocks as files in shared memory, which outlive the engine core
+* ``tier_writer``: copies blocks and manifests to a tier of :mod:`cluster.memory.tiers`, which outlives the host
+* ``window_checkpoint``: the manifest from which another process continues a window
 
-Blocks lie in files of a memory file system, and not in the tiers themselves, because the scheduler's and the workers'
-processes and the replica's can all reach them there at the speed of memory, a rename makes each appear whole or not at
-all, and nothing is left to repair when a core is killed. The tiers lie behind, and it is the replica that talks to
-them: a slow one holds up nobody's windows.
+Blocks are files on a memory file system rather than in the tiers, because scheduler, workers and replica all access
+them at memory speed, a rename publishes each one atomically, and a killed core leaves nothing to repair. Only the
+replica talks to the tiers, so a slow tier delays no window.
 """

@@ -1,10 +1,10 @@
-"""``SightlineConnector``: vLLM's own interface for KV from elsewhere, over position-free blocks.
+"""``SightlineConnector``: vLLM's KV connector interface over position-free blocks.
 
-vLLM makes one in the scheduler and one in every worker; each is one side and nothing else.
+vLLM creates one in the scheduler and one in every worker; each has only that side.
 
-Loads are synchronous: a step that needs blocks waits for their layer right before it attends (``wait_for_layer_load``).
-On one host a block is a mapping of shared memory, so there is no transfer to hide, and vLLM's asynchronous loads cost a
-whole step of delay, hold paged blocks meanwhile, and may not share them between a window's questions.
+Loads are synchronous: a step waits for a layer's blocks right before its attention (``wait_for_layer_load``). On one
+host a block is a mapping of shared memory, so there is no transfer to hide, while vLLM's asynchronous loads delay a
+request by a step, hold paged blocks meanwhile, and cannot share them among a window's questions.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class ConnectorMetrics(KVConnectorPromMetrics):
 
 
 class SightlineConnector(KVConnectorBase_V1, SupportsHMA):
-    """Serves the first tokens of a prompt from blocks, and keeps blocks of what is computed behind them.
+    """Loads the first tokens of a prompt from blocks and saves blocks of computed tokens.
 
     ``kv_connector_extra_config``: ``folder``, ``cap_bytes``, ``fingerprint``, ``shards`` (see
     :func:`~cluster.engine.vllm.connector.transfer.transfer_config`).
@@ -135,25 +135,25 @@ class SightlineConnector(KVConnectorBase_V1, SupportsHMA):
 
     @property
     def requires_kv_delivery(self) -> bool:
-        """No: a block that is not kept is computed again."""
+        """No: a block that was not saved is recomputed."""
         return False
 
     @classmethod
     def requires_piecewise_for_cudagraph(cls, extra_config: dict[str, Any]) -> bool:  # noqa: ARG003
-        """Yes: a whole graph would replay a step without asking for its layers."""
+        """Yes: a full graph would replay a step without calling the connector per layer."""
         return True
 
     # -- in the worker ----------------------------------------------------------------------------
     def register_kv_caches(self, kv_caches: dict[str, Tensor]) -> None:
         name, cache = next(iter(kv_caches.items()))
         layer = self._vllm_config.compilation_config.static_forward_context[name]
-        self.worker.register(kv_caches, paged_kv(layer, cache))
+        self.worker.register_caches(kv_caches, paged_kv(layer, cache))
 
     def bind_connector_metadata(self, connector_metadata: KVConnectorMetadata) -> None:
-        """The step begins here: in one that only saves, ``start_load_kv`` comes after the forward pass."""
+        """Start of a step: in one that only saves, ``start_load_kv`` comes after the forward pass."""
         super().bind_connector_metadata(connector_metadata)
         assert isinstance(connector_metadata, StepJobs)
-        self.worker.begin(connector_metadata)
+        self.worker.begin_step(connector_metadata)
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:  # noqa: ARG002
         return
@@ -165,16 +165,16 @@ class SightlineConnector(KVConnectorBase_V1, SupportsHMA):
         self.worker.save_layer(layer_name)
 
     def wait_for_save(self) -> None:
-        self.worker.end()
+        self.worker.end_step()
 
     def get_block_ids_with_load_errors(self) -> set[int]:
-        return self.worker.take_errors()
+        return self.worker.pop_errors()
 
     def build_connector_worker_meta(self) -> StepReport | None:
-        return self.worker.take_report()
+        return self.worker.pop_report()
 
     def _rotary(self) -> Rotary:
-        """The rotary table that the model's own layers use: vLLM keeps one per set of arguments."""
+        """The model's own rotary table; vLLM caches one per set of arguments."""
         model = self._vllm_config.model_config
         text = model.hf_text_config
         with set_current_vllm_config(self._vllm_config):
@@ -190,10 +190,10 @@ class SightlineConnector(KVConnectorBase_V1, SupportsHMA):
 
     # -- in the scheduler -------------------------------------------------------------------------
     def get_num_new_matched_tokens(self, request: Request, num_computed_tokens: int) -> tuple[int | None, bool]:
-        return self.scheduler.matched(request, num_computed_tokens), False
+        return self.scheduler.match_request(request, num_computed_tokens), False
 
     def update_state_after_alloc(self, request: Request, blocks: KVCacheBlocks, num_external_tokens: int) -> None:
-        self.scheduler.allocated(request, list(blocks.get_block_ids()[0]), num_external_tokens)
+        self.scheduler.on_allocated(request, list(blocks.get_block_ids()[0]), num_external_tokens)
 
     def build_connector_meta(self, scheduler_output: SchedulerOutput) -> StepJobs:
         scheduled = scheduler_output.num_scheduled_tokens
@@ -204,22 +204,22 @@ class SightlineConnector(KVConnectorBase_V1, SupportsHMA):
         running = scheduler_output.scheduled_cached_reqs
         for name, tokens in zip(running.req_ids, running.num_computed_tokens, strict=True):
             computed[name] = tokens + scheduled[name]
-        return self.scheduler.jobs(computed, self._blocks_of)
+        return self.scheduler.make_jobs(computed, self._blocks_of)
 
     def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
         report = connector_output.kv_connector_worker_meta
         if isinstance(report, StepReport):
-            self.scheduler.told(report)
+            self.scheduler.apply_report(report)
 
     def request_finished(self, request: Request, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:  # noqa: ARG002
-        return False, self.scheduler.finished(request)
+        return False, self.scheduler.on_finished(request)
 
     def request_finished_all_groups(
         self,
         request: Request,
         block_ids: tuple[list[int], ...],  # noqa: ARG002
     ) -> tuple[bool, dict[str, Any] | None]:
-        return False, self.scheduler.finished(request)
+        return False, self.scheduler.on_finished(request)
 
     def _blocks_of(self, request: str) -> list[int]:
         assert self._kv_cache_manager is not None
@@ -229,7 +229,7 @@ class SightlineConnector(KVConnectorBase_V1, SupportsHMA):
     def get_kv_connector_stats(self) -> KVConnectorStats | None:
         if self._scheduler is None:
             return None
-        counts = self._scheduler.take_counts()
+        counts = self._scheduler.pop_counts()
         return ConnectorStats(data=dict(counts)) if counts else None
 
     @classmethod

@@ -84,7 +84,7 @@ _Reader = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 class PagedKV(Protocol):
-    """How one attention backend keeps KV. ``slots [n]`` int64: block times block size plus place in the block."""
+    """KV layout of one attention backend. ``slots [n]`` int64: block number times block size plus offset."""
 
     def write(self, cache: Tensor, slots: Tensor, keys: Tensor, values: Tensor) -> None:
         """Put ``keys, values [n, heads, size]`` into a layer's cache."""
@@ -96,22 +96,20 @@ class PagedKV(Protocol):
 
 
 class RowPaged:
-    """A token's row holds its key, then its value (FlashAttention, FlashInfer, Triton)."""
+    """Per token a row of key and value (FlashAttention, FlashInfer, Triton)."""
 
     def write(self, cache: Tensor, slots: Tensor, keys: Tensor, values: Tensor) -> None:
-        """See ``PagedKV.write``."""
         size = cache.shape[2]
         cache[slots // size, :, slots % size] = torch.cat((keys, values), dim=-1).to(cache.dtype)
 
     def read(self, cache: Tensor, slots: Tensor) -> tuple[Tensor, Tensor]:
-        """See ``PagedKV.read``."""
         size = cache.shape[2]
         keys, values = cache[slots // size, :, slots % size].chunk(2, dim=-1)
         return keys, values
 
 
 class PackedPaged:
-    """The CPU backend. ``isa``: the layout's name, as its layers carry it.
+    """CPU backend. ``isa``: its layers' name of the layout.
 
     Raises:
         ModelError: a layout that cannot be read back token by token.
@@ -122,7 +120,6 @@ class PackedPaged:
         self._keys, self._values = self._readers(block, heads, size, dtype)
 
     def write(self, cache: Tensor, slots: Tensor, keys: Tensor, values: Tensor) -> None:
-        """See ``PagedKV.write``."""
         from vllm import _custom_ops
 
         key_half, value_half = _halves(cache)
@@ -131,13 +128,12 @@ class PackedPaged:
         )
 
     def read(self, cache: Tensor, slots: Tensor) -> tuple[Tensor, Tensor]:
-        """See ``PagedKV.read``."""
         keys, values = _halves(cache)
         blocks, places = slots // cache.shape[2], slots % cache.shape[2]
         return self._keys(keys, blocks, places), self._values(values, blocks, places)
 
     def _readers(self, block: int, heads: int, size: int, dtype: torch.dtype) -> tuple[_Reader, _Reader]:
-        """For keys and for values, by where in a block's half each element of ``[block, size]`` is found to lie."""
+        """Readers for keys and values, from where each element of ``[block, size]`` was found in a block's half."""
         numbers = torch.arange(block * size).view(block, 1, size).expand(block, heads, size)
         digits: list[tuple[Tensor, Tensor]] = []
         # Every type of KV holds the integers below 128 exactly.
@@ -161,7 +157,7 @@ class PackedPaged:
 
 
 def paged_kv(layer: Any, cache: Tensor) -> PagedKV:
-    """How the attention layer that owns ``cache`` keeps KV.
+    """Layout of the cache of an attention layer.
 
     Raises:
         ModelError: a cache that cannot be read back (quantised, or of another shape).
@@ -176,8 +172,8 @@ def paged_kv(layer: Any, cache: Tensor) -> PagedKV:
     return PackedPaged(layer.isa, cache.shape[2], cache.shape[1], cache.shape[3] // 2, cache.dtype)
 
 
-def slots_of(blocks: Tensor, start: int, stop: int, size: int) -> Tensor:
-    """Slots of a request's tokens ``[start, stop)`` whose blocks, of ``size`` tokens, are ``blocks``."""
+def block_slots(blocks: Tensor, start: int, stop: int, size: int) -> Tensor:
+    """Slots of a request's tokens ``[start, stop)`` in ``blocks`` of ``size`` tokens."""
     tokens = torch.arange(start, stop, device=blocks.device)
     return blocks[tokens // size] * size + tokens % size
 

@@ -1,8 +1,7 @@
-"""A window in the order in which vLLM can be given KV from outside: ``[system | reused | refreshed, new | question]``.
+"""Prompt order of a window for a KV connector: ``[system | reused | refreshed, new | question]``.
 
-What is reused must be a prefix there. Positions stay those of the time order, so the only thing that changes is what a
-refreshed token sees: reused tokens that come later in time as well (the refresh policy ``anchors_last`` is the same
-order in the native engine).
+Reused tokens must be a prefix. Positions stay those of the time order, so only the context of refreshed tokens changes:
+they also see reused tokens that come later in time (like the refresh policy ``anchors_last`` of the native engine).
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from cluster.engine.vllm.connector.transfer import Load, Save, Transfer
 from cluster.engine.window.planner import BoolArray, IntArray, prefix_order
 
 Holds = Callable[[str, int], bool]
-"""Whether there is a block of this key, with so many tokens."""
+"""Whether a block of this key and number of tokens exists."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +35,7 @@ class WindowFrame:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Rows of one frame that stand next to each other in the prompt, from token ``start`` on; None: all its rows."""
+    """Rows of one frame that are contiguous in the prompt from token ``start`` on; None: all rows."""
 
     frame: int
     rows: tuple[int, ...] | None
@@ -44,8 +43,8 @@ class Piece:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Order:
-    """How a window is laid out for vLLM.
+class PromptOrder:
+    """A window's prompt layout.
 
     * ``slots`` ``[n]``: the window's slots (system prompt, then visual tokens in time order) in the prompt's order
     * ``positions`` ``[axes, n]``: of those tokens, in the prompt's order
@@ -69,32 +68,32 @@ class Order:
 
     @property
     def followers(self) -> Transfer:
-        """What the window's other questions ask for: to load what vLLM's own cache has let go of, and save nothing."""
+        """Transfer of the window's other questions: load what vLLM's cache has evicted, save nothing."""
         return Transfer(self.transfer.loads, (), self.transfer.positions)
 
     @property
     def reused(self) -> int:
-        """Visual tokens that are loaded."""
+        """Number of loaded visual tokens."""
         return int(np.count_nonzero(~self.computed))
 
 
-def reordered(
+def order_prompt(
     stream: str,
     system: WindowFrame,
     frames: Sequence[WindowFrame],
     computed: BoolArray,
     positions: IntArray,
     holds: Holds,
-) -> Order:
+) -> PromptOrder:
     """Lay out a window.
 
     Args:
-        stream: whose window it is; blocks of two streams never meet.
-        system: the system prompt as a frame; its ``block`` is set always, and it is computed where that is not held.
-        computed: ``[visual]``: visual tokens, in time order, that a refresh policy or their newness wants computed.
+        stream: namespace of the blocks; streams never share blocks.
+        system: the system prompt as a frame; its ``block`` is always set, and it is computed if the block is missing.
+        computed: ``[visual]``: visual tokens to compute (refreshed or new), in time order.
         positions: ``[axes, system + visual]``, in time order.
-        holds: asked for every block that would be loaded; a frame whose block is gone is computed as a whole, and
-            where the system prompt's is, everything is.
+        holds: whether a block exists; a frame whose block is missing is computed whole, and without the system prompt's
+            block everything is.
     """
     assert system.block is not None
     starts = np.concatenate(([0], np.cumsum([frame.tokens for frame in frames], dtype=np.int64)))
@@ -131,7 +130,7 @@ def reordered(
         frame = frames[piece.frame]
         key = keys[piece.frame] = f"{stream}/{frame.content}/{salt}"
         saves.append(Save(key, frame.tokens, piece.start, piece.rows, None if piece.rows is None else frame.block))
-    return Order(
+    return PromptOrder(
         slots, in_order, tuple(pieces), computed, Transfer(tuple(loads), tuple(saves), in_order), salt, tuple(keys)
     )
 
@@ -148,7 +147,7 @@ def _digest(
     pieces: Sequence[Piece],
     positions: IntArray,
 ) -> str:
-    """Key of everything a window's KV depends on: what is loaded, what is computed behind it, and where both stand."""
+    """Digest of everything a window's KV depends on: loads, computed pieces, and their positions."""
     hasher = hashlib.blake2b(repr((stream, system.content)).encode(), digest_size=16)
     hasher.update(repr([(load.key, load.rows) for load in loads]).encode())
     hasher.update(repr([(frames[piece.frame].content, piece.rows) for piece in pieces]).encode())

@@ -1,6 +1,6 @@
-"""The connector's scheduler side: how much of a prompt comes from blocks, and when what is computed can be kept.
+"""Scheduler side of the connector: how many prompt tokens to load, and when computed blocks can be saved.
 
-What the two sides tell each other, step by step, is plain data that vLLM carries between its processes.
+The per-step messages between the two sides are plain data carried by vLLM.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class LoadJob:
-    """The prompt's tokens ``[start, stop)`` of a request come from ``loads``, which begin at its first token.
+    """Load the prompt's tokens ``[start, stop)`` from ``loads``, which begin at the prompt's first token.
 
     ``blocks``: the request's block ids; ``positions``: int32 bytes ``[axes, ...]`` of the prompt; ``refused``: why
     there is nothing to load.
@@ -40,7 +40,7 @@ class LoadJob:
 
 @dataclass(slots=True)
 class SaveJob:
-    """After this step all tokens of ``saves`` have KV in the request's ``blocks``."""
+    """Save ``saves``, whose tokens all have KV in the request's ``blocks`` after this step."""
 
     request: str
     blocks: list[int]
@@ -70,7 +70,7 @@ class StepReport(KVConnectorWorkerMetadata):
     lost: dict[str, int] = field(default_factory=dict)
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> StepReport:
-        """Of two workers: a block is kept where both keep it."""
+        """Merge two workers' reports: a block is saved if both saved it."""
         assert isinstance(other, StepReport)
         return StepReport(
             failed={**other.failed, **self.failed},
@@ -86,10 +86,11 @@ class StepReport(KVConnectorWorkerMetadata):
 
 
 @dataclass(slots=True)
-class _Asked:
-    """One request. Tokens ``[local, local + loaded)`` come from blocks; ``local`` of them vLLM has itself.
+class _RequestState:
+    """State of one request. Tokens ``[local, local + loaded)`` come from blocks; the first ``local`` are in vLLM's own
+    cache.
 
-    ``transfer`` None and ``refused`` set: it asked for something that makes no sense.
+    With ``transfer`` None, ``refused`` says why its parameters are invalid.
     """
 
     transfer: Transfer | None
@@ -100,21 +101,21 @@ class _Asked:
 
 
 class SchedulerSide:
-    """Of one engine core. Nothing here raises for what a request says or a block lacks: that would end the core.
+    """Scheduler side in one engine core. Never raises for bad requests or missing blocks, which would end the core.
 
-    A request's loads are promised whole, unseen; what is not there then is found by the workers before the step, and
-    vLLM ends the request (its policy ``fail``). So a request is computed from exactly what it asked for, or not at
-    all, and no part of the core waits for a look into the store.
+    Loads are promised without a look into the store; workers find missing blocks before the step, and vLLM then ends
+    the request (policy ``fail``). A request is computed from exactly what it asked for or not at all, and the core
+    never waits for the store.
     """
 
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter()
-        self._asked: dict[str, _Asked] = {}
+        self._asked: dict[str, _RequestState] = {}
         self._jobs: list[LoadJob] = []
 
     # -- loads ------------------------------------------------------------------------------------
-    def matched(self, request: Any, local: int) -> int:
-        """Tokens beyond the ``local`` ones of vLLM's own cache that come from blocks."""
+    def match_request(self, request: Any, local: int) -> int:
+        """Number of tokens to load beyond the ``local`` ones in vLLM's own cache."""
         asked = self._of(request)
         # At least one token must be computed, or there is nothing to predict the answer from.
         wanted = most = int(request.num_tokens) - 1
@@ -123,8 +124,8 @@ class SchedulerSide:
         asked.local = local
         return max(0, wanted - local)
 
-    def allocated(self, request: Any, blocks: list[int], external: int) -> None:
-        """vLLM gave the request blocks, and counts on ``external`` tokens being loaded."""
+    def on_allocated(self, request: Any, blocks: list[int], external: int) -> None:
+        """vLLM allocated the request's blocks and expects ``external`` tokens to be loaded."""
         asked = self._of(request)
         asked.saving = asked.transfer is not None and bool(asked.transfer.saves)
         if not external:
@@ -142,32 +143,30 @@ class SchedulerSide:
         )
 
     # -- a step -----------------------------------------------------------------------------------
-    def jobs(self, computed: Mapping[str, int], blocks_of: Callable[[str], list[int]]) -> StepJobs:
-        """What the workers do in a step after which ``computed`` tokens of each of its requests have KV."""
+    def make_jobs(self, computed: Mapping[str, int], blocks_of: Callable[[str], list[int]]) -> StepJobs:
+        """Jobs of a step after which ``computed`` tokens of each request have KV."""
         jobs = StepJobs(loads=self._jobs)
         self._jobs = []
         for name, tokens in computed.items():
             asked = self._asked.get(name)
-            if asked is None or not asked.saving or asked.transfer is None or tokens < asked.transfer.saved_by:
+            if asked is None or not asked.saving or asked.transfer is None or tokens < asked.transfer.save_end:
                 continue
             asked.saving = False
             jobs.saves.append(SaveJob(name, blocks_of(name), asked.transfer.saves, *_packed(asked.transfer)))
         return jobs
 
-    def told(self, report: StepReport) -> None:
-        """What the workers made of it."""
+    def apply_report(self, report: StepReport) -> None:
+        """Count the workers' results."""
         for name, reason in report.failed.items():
             self.counts["failed_loads"] += 1
-            log.warning(
-                "request %s ends without an answer, since what it begins with cannot be loaded: %s", name, reason
-            )
+            log.warning("request %s ends without an answer: its prefix cannot be loaded: %s", name, reason)
         self.counts["saved_blocks"] += sum(report.saved.values())
         self.counts["lost_blocks"] += sum(report.lost.values())
 
-    def finished(self, request: Any) -> dict[str, Any] | None:
-        """What to tell the caller of a request that is done; None where it asked for nothing.
+    def on_finished(self, request: Any) -> dict[str, Any] | None:
+        """Statistics returned with a finished request; None if it had no transfer.
 
-        ``listed``: tokens it asked to be loaded; ``loaded``: those that blocks gave; ``local``: that vLLM had itself.
+        ``listed``: tokens it asked to load; ``loaded``: from blocks; ``local``: from vLLM's own cache.
         """
         asked = self._asked.pop(request.request_id, None)
         if asked is None or asked.transfer is None:
@@ -175,20 +174,20 @@ class SchedulerSide:
         listed = asked.transfer.loaded
         return {FIELD: {"listed": listed, "loaded": asked.loaded, "local": min(asked.local, listed)}}
 
-    def take_counts(self) -> dict[str, int]:
-        """What was counted since the last call."""
+    def pop_counts(self) -> dict[str, int]:
+        """Counters since the last call."""
         counts, self.counts = self.counts, Counter()
         return {name: count for name, count in counts.items() if count}
 
     # -- requests ---------------------------------------------------------------------------------
-    def _of(self, request: Any) -> _Asked:
+    def _of(self, request: Any) -> _RequestState:
         asked = self._asked.get(request.request_id)
         if asked is None:
             try:
-                asked = _Asked(_transfer_of(request))
+                asked = _RequestState(_transfer_of(request))
             except ConfigError as error:
                 self.counts["refused_requests"] += 1
-                asked = _Asked(None, refused=str(error))
+                asked = _RequestState(None, refused=str(error))
             self._asked[request.request_id] = asked
         return asked
 
@@ -197,9 +196,9 @@ def _transfer_of(request: Any) -> Transfer | None:
     transfer = Transfer.from_params(request.kv_transfer_params)
     if transfer is not None and getattr(request, "cache_salt", None) is None:
         raise ConfigError("a request with a transfer needs a cache_salt of its window")
-    if transfer is not None and transfer.saved_by > request.num_prompt_tokens:
+    if transfer is not None and transfer.save_end > request.num_prompt_tokens:
         raise ConfigError(
-            f"blocks up to token {transfer.saved_by} are to be saved of a prompt of {request.num_prompt_tokens}"
+            f"blocks up to token {transfer.save_end} are to be saved of a prompt of {request.num_prompt_tokens}"
         )
     return transfer
 

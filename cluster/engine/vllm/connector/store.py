@@ -32,12 +32,12 @@ from cluster.errors import ConfigError
 SHARED = Path("/dev/shm")
 PREFIX = "sightline-kv-"
 _LOCK = "owner"
-# Of what is free there when it begins: what else the host keeps in shared memory (vLLM's own queues) needs some.
+# Share of the free space at start; other users of shared memory (vLLM's queues) need some.
 SHARE = 0.5
 
 
 class SharedFolder:
-    """A new folder for blocks, and its cap in bytes.
+    """A new folder for blocks, removed on close.
 
     It holds a lock for as long as its process lives. A folder without one was left by a process that was killed, and
     the next process of the same user on the host removes it, so that no memory is lost for longer than that.
@@ -61,7 +61,7 @@ class SharedFolder:
             raise ConfigError(f"no folder for KV can be made in {root}: {error}") from None
 
     def close(self) -> None:
-        """Remove it with all that is in it; harmless when repeated."""
+        """Remove the folder. Idempotent."""
         lock, self._lock = self._lock, None
         if lock is not None:
             shutil.rmtree(self.path, ignore_errors=True)
@@ -69,7 +69,7 @@ class SharedFolder:
 
 
 def remove_abandoned(root: Path) -> int:
-    """Remove the folders of processes that are gone; returns how many."""
+    """Remove folders whose process has died; returns how many."""
     removed = 0
     for path in root.glob(f"{PREFIX}*"):
         try:
@@ -78,7 +78,7 @@ def remove_abandoned(root: Path) -> int:
                 shutil.rmtree(path, ignore_errors=True)
                 removed += 1
         except OSError:
-            # Its process lives, is just making it, or it is another user's.
+            # Its process lives or is creating it, or another user owns it.
             continue
     return removed
 
@@ -118,18 +118,18 @@ class KVShape:
 
 
 class BlockFolder:
-    """Which blocks there are, without reading their KV. ``shards``: workers that each hold a part of every block."""
+    """Index of the stored blocks, without their KV. ``shards``: workers that each hold a part of every block."""
 
     def __init__(self, folder: str | Path, *, shards: int = 1) -> None:
         self.folder, self.shards = Path(folder), shards
 
     def tokens(self, key: str) -> int | None:
-        """Tokens of a block that is there in all shards, whole by its length; None otherwise."""
+        """Tokens of a block present in all shards with its full length; None otherwise."""
         found = [_tokens(self.path(key, shard), key) for shard in range(self.shards)]
         return found[0] if None not in found and len(set(found)) == 1 else None
 
-    def drop(self, keys: Iterable[str]) -> int:
-        """Forget blocks; returns how many there were."""
+    def drop_blocks(self, keys: Iterable[str]) -> int:
+        """Delete blocks; returns how many existed."""
         dropped = 0
         for key in keys:
             gone = [_unlink(self.path(key, shard)) for shard in range(self.shards)]
@@ -147,8 +147,8 @@ class BlockFolder:
 
 
 class BlockStore:
-    """The blocks of one shard, read and written under a cap. One process writes to a shard's cap at a time; others may
-    read, drop, and put back what they fetched from elsewhere.
+    """Blocks of one shard under a byte cap. One process writes to a shard at a time; others may read, delete, and
+    restore blocks.
 
     A block is checked against its digest when this process opens it; while it stays mapped it is not checked again.
 
@@ -176,10 +176,10 @@ class BlockStore:
             raise ConfigError(f"the folder for KV {folder.folder} cannot be made: {error}") from None
 
     def get(self, key: str, *, again: bool = True) -> Tensor | Fault:
-        """A block's KV ``[2, layers, tokens, heads, size]``, keys before rotary, not to be written to.
+        """A block's KV ``[2, layers, tokens, heads, size]``, keys before rotary, read-only.
 
-        What is damaged or foreign is deleted, so that it is promised to nobody again. ``again``: it will be asked for
-        again, and stays mapped until a :meth:`put` finds that its file is gone.
+        Damaged or foreign blocks are deleted, so that they are never promised again. ``again``: keep it mapped for
+        later calls, until a :meth:`put` finds its file deleted.
         """
         path = self.folder.path(key, self.shard)
         try:
@@ -203,12 +203,12 @@ class BlockStore:
         return held[1]
 
     def put(self, items: Sequence[tuple[str, Tensor]], *, again: bool = True) -> list[bool]:
-        """Write blocks ``[2, layers, tokens, heads, size]``, over those of the same key; which of them are held.
+        """Write blocks ``[2, layers, tokens, heads, size]``, replacing those of the same key; returns which are stored.
 
-        ``again``: they will be asked for here, and stay mapped as with :meth:`get`.
+        ``again``: keep them mapped as in :meth:`get`.
         """
         sizes = [self.shape.nbytes(block.shape[2]) + _LONGEST_HEADER for _, block in items]
-        self._make_room(sum(sizes))
+        self._evict(sum(sizes))
         room = self.cap_bytes
         held = []
         for (key, block), size in zip(items, sizes, strict=True):
@@ -237,7 +237,7 @@ class BlockStore:
         return True
 
     def _keep(self, path: Path, tokens: int) -> None:
-        """Map what was just written, which needs no checking."""
+        """Map a file just written, without verification."""
         try:
             found = path.stat()
             mapped = torch.from_file(str(path), shared=False, size=found.st_size, dtype=torch.uint8)
@@ -260,10 +260,10 @@ class BlockStore:
         if not size:
             return Fault.DAMAGED
         try:
-            # A private mapping that keeps no file open: there are as many of them as frames in all windows.
+            # A private mapping without an open file: there are as many as frames in all windows.
             mapped = torch.from_file(str(path), shared=False, size=size, dtype=torch.uint8)
         except RuntimeError:
-            # It has just gone, or the process may map no more; neither says anything about the block.
+            # Deleted meanwhile, or out of mappings; the block itself may be fine.
             return Fault.MISSING
         data = mapped.numpy().data
         opened = _open_header(data, key)
@@ -276,8 +276,8 @@ class BlockStore:
             return Fault.FOREIGN
         return mapped[begin:].view(self.shape.dtype).view(self.shape.block(int(header["tokens"])))
 
-    def _make_room(self, nbytes: int) -> None:
-        """Delete what was unused longest until ``nbytes`` more fit, and let go of mappings of what is gone."""
+    def _evict(self, nbytes: int) -> None:
+        """Delete least recently used blocks until ``nbytes`` more fit, and unmap deleted ones."""
         held = []
         for entry in _entries(self.folder.folder, f".{self.shard}{_SUFFIX}"):
             with contextlib.suppress(OSError):

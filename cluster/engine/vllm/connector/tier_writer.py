@@ -1,8 +1,8 @@
-"""Blocks between an engine's folder and a tier of memory, so that a window outlives its host and can go to another.
+"""Asynchronous copies of a vLLM engine's blocks and manifests in a memory tier, so that windows outlive the host.
 
-The folder serves the engine core; the tier (host arena, Redis, a node's tier over gRPC) is slow, may be down, and must
-never make the core wait for it. So it is the replica that talks to it: it writes through in a thread of its own, and
-fetches before a window is planned that needs the blocks.
+The shared folder serves the engine core; a tier (host arena, Redis, a node's tier over gRPC) is slow and may be down,
+and must never block the core. So the replica writes through in a background thread, and restores blocks before planning
+a window that needs them.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from cluster.errors import ConfigError
 from cluster.memory.tiers.base import Block, BlockKey, Loaded, Outcome
 
 PAUSE_S = 0.5
-"""Between two attempts at a tier that cannot take something now."""
-FORGET_S = CLOSE_S = 30.0
-"""Longest wait for a call of a tier that is under way; tiers end their calls earlier themselves."""
+"""Pause after a ``RETRY``."""
+DELETE_S = CLOSE_S = 30.0
+"""Longest wait for a running tier call; tiers have shorter deadlines."""
 
 
 T = TypeVar("T")
 
 
 class TierLike(Protocol):
-    """A tier of :mod:`cluster.memory.tiers`, or a stack of them. Thread-safe, and no call raises."""
+    """A tier of :mod:`cluster.memory.tiers`, or a stack of them. Thread-safe; no call raises."""
 
     def store(self, items: Sequence[tuple[BlockKey, Block]], /) -> list[Outcome]: ...
 
@@ -48,7 +48,7 @@ class TierLike(Protocol):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class WriteJob:
-    """One thing to do at a tier; ``counted``: under which name when it is done, "" for under none."""
+    """A queued tier operation; ``counted``: counter to increment when done, "" for none."""
 
     stream: str
     run: Callable[[], Outcome]
@@ -56,69 +56,68 @@ class WriteJob:
 
 
 class TierWriter:
-    """Brings manifests to ``tier``: of each stream the newest, with nobody waiting for it. Thread-safe.
+    """Writes the newest manifest of each stream to ``tier`` in the background. Thread-safe.
 
-    A tier that cannot take one now is tried again; a newer one takes the place of one that waits, so that no more of
-    them wait than there are streams.
+    Failed writes are retried; a newer manifest replaces a queued one, so the queue is bounded by the number of streams.
 
-    * ``counts``: ``retries``; manifests that were ``noted``, or ``refused`` for good
+    * ``counts``: ``retries``; manifests ``noted`` (written) or ``refused`` for good
     """
 
     def __init__(self, tier: TierLike) -> None:
         self.tier = tier
         self.counts: Counter[str] = Counter()
-        # Streams of which everything is to go before anything else is done for them; until that is done they stay here.
+        # Pending deletions of whole streams, done before anything else.
         self._clears: OrderedDict[str, WriteJob] = OrderedDict()
         self._manifests: OrderedDict[str, WriteJob] = OrderedDict()
         # By stream and key, oldest first. A stream's manifest waits for them.
         self._blocks: OrderedDict[tuple[str, str], WriteJob] = OrderedDict()
         self._busy: str | None = None
-        # What is on its way just now is not to be tried again.
+        # Do not retry the job in flight.
         self._dismissed = False
         self._changed = threading.Condition()
         self._closed = False
         self._thread = threading.Thread(target=self._work, name="kv-writer", daemon=True)
         self._thread.start()
 
-    def note(self, stream: str, manifest: Callable[[], bytes]) -> None:
-        """Write down what it takes to go on with the stream, once all else of it that waits now is written.
+    def queue_manifest(self, stream: str, manifest: Callable[[], bytes]) -> None:
+        """Queue a stream's manifest, written after its queued blocks.
 
-        ``manifest`` is called in the thread that writes, if it is written at all.
+        ``manifest`` is called in the writing thread, and only if it is written.
         """
         with self._changed:
             self._manifests[stream] = WriteJob(stream, lambda: self.tier.put_manifest(stream, manifest()), "noted")
             self._changed.notify_all()
 
-    def noted(self, stream: str) -> bytes | None:
-        """What :meth:`note` wrote last; None where the tier has none, or cannot be asked."""
+    def read_manifest(self, stream: str) -> bytes | None:
+        """The last written manifest; None if there is none or the tier is unavailable."""
         with self._changed:
             if stream in self._clears:
                 return None
         return self.tier.manifest(stream)[1]
 
-    def clear(self, stream: str) -> None:
-        """Drop what the tier holds of a stream, some time soon; from now on nothing of it is noted."""
+    def queue_clear(self, stream: str) -> None:
+        """Queue the deletion of everything the tier holds of a stream, and cancel its queued writes."""
         with self._changed:
             self._cancel(stream)
             self._clears[stream] = WriteJob(stream, lambda: _dropped(self.tier.drop(stream)))
             self._changed.notify_all()
 
-    def release(self, stream: str) -> None:
-        """Another process may go on with the stream: write nothing of it any more; what still waits is lost."""
+    def cancel_stream(self, stream: str) -> None:
+        """Cancel a stream's queued writes, as another process may continue it."""
         with self._changed:
             self._cancel(stream)
 
-    def forget(self, stream: str) -> None:
-        """Forget everything of a stream, in the tier too; waits for the tier, within its deadline."""
+    def delete_stream(self, stream: str) -> None:
+        """Delete everything of a stream, in the tier too; blocks for at most the tier's deadline."""
         with self._changed:
             self._cancel(stream)
             self._clears.pop(stream, None)
-            # What is on its way just now would arrive after the stream was forgotten.
-            self._changed.wait_for(lambda: self._busy != stream, timeout=FORGET_S)
+            # A write in flight would arrive after the deletion.
+            self._changed.wait_for(lambda: self._busy != stream, timeout=DELETE_S)
         self.tier.drop(stream)
 
-    def settle(self, stream: str, deadline_s: float) -> bool:
-        """Wait until nothing of a stream waits to be written; false where that takes longer."""
+    def wait_stream_written(self, stream: str, deadline_s: float) -> bool:
+        """Wait until nothing of a stream is queued; False after ``deadline_s``."""
         with self._changed:
             if stream in self._manifests:
                 self._manifests.move_to_end(stream, last=False)
@@ -127,12 +126,12 @@ class TierWriter:
             return self._changed.wait_for(lambda: self._busy != stream and not self._waits(stream), timeout=deadline_s)
 
     def flush(self, deadline_s: float) -> bool:
-        """Wait until nothing waits to be written; false where that takes longer."""
+        """Wait until nothing is queued; False after ``deadline_s``."""
         with self._changed:
             return self._changed.wait_for(lambda: not self._waiting() and self._busy is None, timeout=deadline_s)
 
     def close(self) -> None:
-        """Stop writing; what still waits is lost, and blocks of it are counted."""
+        """Stop writing; queued blocks are dropped and counted."""
         with self._changed:
             self.counts["dropped"] += len(self._blocks)
             self._blocks.clear()
@@ -151,14 +150,14 @@ class TierWriter:
         return [name for name in self._blocks if name[0] == stream]
 
     def _cancel(self, stream: str) -> None:
-        """What waits for a stream is not to be written."""
+        """Remove a stream's queued writes."""
         self._manifests.pop(stream, None)
         for name in self._blocks_of(stream):
             del self._blocks[name]
         self._dismissed = self._dismissed or self._busy == stream
 
     def _take(self) -> tuple[WriteJob, Callable[[], None]]:
-        """What to do next, and what puts it back after a ``RETRY``."""
+        """The next job, and a function that requeues it after a ``RETRY``."""
         if self._clears:
             return next(iter(self._clears.values())), lambda: None
         stream = next((stream for stream in self._manifests if not self._blocks_of(stream)), None)
@@ -194,10 +193,9 @@ class TierWriter:
 
 
 class BlockWriter(TierWriter):
-    """Writes a stream's blocks through to ``tier`` as well, and brings them back. Thread-safe.
+    """Writes a stream's blocks through to ``tier`` as well, and restores them. Thread-safe.
 
-    A block becomes one block of the tier per layer and head; its key there is a digest of its own key, so nothing but
-    the keys must be known to find it.
+    A block becomes one tier block per layer and head, under a digest of its key, so the keys suffice to find it.
 
     Args:
         folder: of the engine.
@@ -205,7 +203,7 @@ class BlockWriter(TierWriter):
         shape: KV of one token in one shard of the folder.
         fingerprint: as in the engine's transfer configuration.
         cap_bytes: likewise.
-        waiting: most blocks that wait to be written or dropped; above it the oldest no longer are, and are counted.
+        waiting: most queued blocks; above it the oldest are dropped and counted.
     """
 
     def __init__(
@@ -219,29 +217,29 @@ class BlockWriter(TierWriter):
         waiting: int = 1024,
     ) -> None:
         if waiting < 1:
-            raise ConfigError(f"a writer must let at least one block wait, not {waiting}")
+            raise ConfigError(f"waiting must be at least 1, not {waiting}")
         self.folder, self.shape = folder, shape
         self._stores = [
             BlockStore(folder, shape=shape, fingerprint=fingerprint, shard=shard, cap_bytes=cap_bytes // folder.shards)
             for shard in range(folder.shards)
         ]
         self._most = waiting
-        # Last: the thread that looks at all this begins there.
+        # Last, as it starts the thread that uses these attributes.
         super().__init__(tier)
 
-    def keep(self, stream: str, keys: Sequence[str]) -> None:
-        """Write these blocks to the tier some time soon; never waits."""
+    def queue_blocks(self, stream: str, keys: Sequence[str]) -> None:
+        """Queue blocks to be written; never blocks."""
         self._queue(stream, keys, self._store, "kept")
 
-    def drop(self, stream: str, keys: Sequence[str]) -> None:
-        """Forget blocks: in the folder now, in the tier some time soon."""
-        self.folder.drop(keys)
+    def drop_blocks(self, stream: str, keys: Sequence[str]) -> None:
+        """Delete blocks from the folder now and from the tier in the background."""
+        self.folder.drop_blocks(keys)
         self._queue(stream, keys, self._drop, "")
 
-    def restore(self, stream: str, blocks: Sequence[tuple[str, int]], deadline_s: float) -> set[str]:
-        """Bring blocks, named by key and tokens, back into the folder; which of them are there when it returns.
+    def restore_blocks(self, stream: str, blocks: Sequence[tuple[str, int]], deadline_s: float) -> set[str]:
+        """Restore blocks (key and tokens) into the folder; returns those present.
 
-        Blocks that are there need no tier. Ends after ``deadline_s`` and one call of the tier.
+        Blocks already there need no tier. Returns after ``deadline_s`` and one call of the tier at the latest.
         """
         ends = time.monotonic() + deadline_s
         there = set()
@@ -259,7 +257,7 @@ class BlockWriter(TierWriter):
         with self._changed:
             for key in keys:
                 self._blocks[stream, key] = WriteJob(stream, partial(run, stream, key), counted)
-                # What goes makes room for what comes.
+                # Deletions first, to make room.
                 self._blocks.move_to_end((stream, key), last=bool(counted))
             while len(self._blocks) > self._most:
                 self._blocks.popitem(last=False)
@@ -310,7 +308,7 @@ class BlockWriter(TierWriter):
 
 
 def _put_back(queue: OrderedDict[T, WriteJob], name: T, job: WriteJob, *, last: bool) -> None:
-    """In its queue again, unless something newer of its name waits by now."""
+    """Requeue a job, unless a newer one of its name is queued."""
     if name not in queue:
         queue[name] = job
         queue.move_to_end(name, last=last)
@@ -321,7 +319,7 @@ def _dropped(count: int | None) -> Outcome:
 
 
 def _parts(block: Tensor) -> list[Block]:
-    """A block ``[2, layers, tokens, heads, size]`` as one block per layer and head."""
+    """Split a block ``[2, layers, tokens, heads, size]`` by layer and head."""
     tokens = block.shape[2]
     place = torch.arange(tokens, dtype=torch.int32)
     frame = torch.zeros(tokens, dtype=torch.int32)

@@ -1,8 +1,8 @@
-"""What one request asks of the connector: which blocks its prompt begins with, and which to keep of what it computes.
+"""Transfer of one request: which blocks to load as the prompt's prefix, and which computed tokens to save as blocks.
 
-A prompt is ``[system | reused | refreshed, new | question]``. What is reused is a list of blocks, one per frame (the
-system prompt is one as well), in the order of the prompt; of a block all rows or some. Positions are those that the
-model gives the tokens, whatever their order.
+A prompt is ``[system | reused | refreshed, new | question]``. The reused part is a list of blocks in prompt order, one
+per frame (and one for the system prompt), each with all or some of its rows. Positions are the model's, whatever the
+order.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ FIELD = "sightline"
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Rows of a block that stand next in the prompt: all ``tokens``, or those in ``rows`` (ascending)."""
+    """Contiguous rows of a block in the prompt: all ``tokens``, or those in ``rows`` (ascending)."""
 
     key: str
     tokens: int
@@ -39,9 +39,9 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Save:
-    """A block of ``tokens`` to keep: its ``rows`` (all, where None) are the prompt's tokens from ``start`` on.
+    """A block of ``tokens`` to save: its ``rows`` (all, if None) are the prompt's tokens from ``start`` on.
 
-    Rows that were not computed come from the block ``base``.
+    Rows that were not computed are copied from the block ``base``.
     """
 
     key: str
@@ -56,7 +56,7 @@ class Save:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Transfer:
-    """What a request loads and saves.
+    """A request's loads and saves.
 
     * ``positions`` ``[a, n]`` int64: of the prompt's first ``n`` tokens, with at least all that is loaded or saved;
       one axis, or three for M-RoPE
@@ -85,16 +85,16 @@ class Transfer:
 
     @property
     def loaded(self) -> int:
-        """Tokens that blocks stand for: the first so many of the prompt."""
+        """Number of loaded tokens at the start of the prompt."""
         return sum(map(len, self.loads))
 
     @property
-    def saved_by(self) -> int:
-        """How many of the prompt's tokens must be computed before everything can be saved."""
+    def save_end(self) -> int:
+        """Number of prompt tokens that must be computed before everything can be saved."""
         return max((save.start + len(save) for save in self.saves), default=0)
 
     def to_params(self) -> dict[str, Any]:
-        """For ``SamplingParams.extra_args["kv_transfer_params"]``: numbers, strings, lists and bytes."""
+        """Plain data for ``SamplingParams.extra_args["kv_transfer_params"]``."""
         return {
             FIELD: {
                 "version": VERSION,
@@ -107,10 +107,10 @@ class Transfer:
 
     @classmethod
     def from_params(cls, params: Mapping[str, Any] | None) -> Transfer | None:
-        """The inverse of :meth:`to_params`; None where a request asks for nothing.
+        """Inverse of :meth:`to_params`; None if the request has no transfer.
 
         Raises:
-            ConfigError: it asks for something that makes no sense.
+            ConfigError: invalid parameters.
         """
         body = (params or {}).get(FIELD)
         if body is None:
@@ -134,17 +134,17 @@ class Transfer:
 
 
 def transfer_config(folder: str | Path, *, cap_bytes: int, fingerprint: str, shards: int = 1) -> dict[str, Any]:
-    """``kv_transfer_config`` of vLLM's engine arguments, as a mapping.
+    """Build vLLM's ``kv_transfer_config`` engine argument.
 
-    A load that fails ends its request with an error, and whoever asked asks again with nothing loaded. vLLM's own way,
-    ``kv_load_failure_policy: recompute``, cannot be had for prompts that hold embeddings: vLLM 0.32 sends its workers
-    items under a loaded prefix without their content (``strip_covered_mm_data``), and when the load then fails and the
-    prefix is to be computed, the worker ends for want of it. It would also let a window's other questions read blocks
-    that are computed anew only in a later step.
+    A failed load ends its request with an error, and the request is repeated without loads. vLLM's
+    ``kv_load_failure_policy: recompute`` is unusable for prompts with embeddings: vLLM 0.32 sends workers the items
+    under a loaded prefix without their content (``strip_covered_mm_data``), so recomputing that prefix after a failure
+    crashes the worker. It would also let a window's other questions read blocks that are recomputed only in a later
+    step.
 
     Args:
-        folder: where blocks lie; one per engine, on a file system in memory (``/dev/shm/...``).
-        cap_bytes: most bytes there, of all workers together.
+        folder: of the blocks; one per engine, on a memory file system (``/dev/shm/...``).
+        cap_bytes: of all workers together.
         fingerprint: of the model; blocks of another are never used.
         shards: workers, vLLM's ``tensor_parallel_size``, each with its part of the heads.
 

@@ -1,7 +1,7 @@
-"""Windows that outlive their process: what another one needs to go on with a stream, one manifest for each.
+"""Window checkpoints: a manifest per stream from which another process continues its window.
 
-A manifest is the stream's frames with their embeddings (:mod:`cluster.engine.window.export`) and what the layout knows
-of their KV, which lies beside it in blocks. Both are of the same step.
+A manifest is the stream's exported state (:mod:`cluster.engine.window.export`) and the layout's record of its KV
+blocks, both of the same step.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from cluster.engine.window.export import Snapshot
 from cluster.memory.tiers.stack import TierStack
 
 VERSION = 2
-"""Of the format. Number 1 had no window in it."""
+"""Format version; 1 had no window."""
 
 MAX_BYTES = 15 * 2**20
-"""A larger window is not kept: a node takes messages of 16 MiB."""
+"""Largest checkpoint: nodes accept messages of 16 MiB."""
 
 HAND_OVER_S = 5.0
-"""Longest that a stream which leaves waits for the tiers; then it begins anew where it goes."""
+"""Longest wait for the tiers at a hand-over; after that the stream starts with an empty window elsewhere."""
 
 _HEAD = struct.Struct("<4sHI")  # magic, version, bytes of the JSON behind it
 _MAGIC = b"SLVW"
@@ -32,20 +32,21 @@ _MAGIC = b"SLVW"
 
 @dataclass(frozen=True, slots=True)
 class WindowManifest:
-    """``window``: a stream's state as bytes; ``held``: what the layout knows of its KV; ``writer``: which process."""
+    """``window``: exported stream state; ``held``: the layout's record of KV blocks; ``writer``: id of the writing
+    process."""
 
     window: bytes
     held: Mapping[str, Any]
     writer: str
 
     def pack(self) -> bytes:
-        """As a manifest."""
+        """Serialise."""
         body = json.dumps({"writer": self.writer, "held": self.held}).encode()
         return _HEAD.pack(_MAGIC, VERSION, len(body)) + body + self.window
 
 
 def unpack(manifest: bytes | None) -> WindowManifest | None:
-    """The inverse of :meth:`WindowManifest.pack`; None for anything else, as of another version or another engine."""
+    """Inverse of :meth:`WindowManifest.pack`; None for another version, another engine, or damage."""
     if manifest is None or len(manifest) < _HEAD.size:
         return None
     magic, version, length = _HEAD.unpack_from(manifest)
@@ -59,13 +60,13 @@ def unpack(manifest: bytes | None) -> WindowManifest | None:
 
 
 class WindowCheckpoints:
-    """Writes the windows of one process to the tiers, and finds those of another. Called by the engine's thread.
+    """Writes the windows of one process to the tiers, and finds those of others. Called by the engine's thread.
 
-    * ``too_large``: windows that were not kept because of their size
+    * ``too_large``: windows not written because of their size
 
     Args:
-        tiers: where ``writer`` brings what it is given.
-        held: what the layout knows of a stream's KV, as JSON takes it.
+        tiers: what ``writer`` writes to.
+        held: the layout's record of a stream's KV blocks, JSON-compatible.
     """
 
     def __init__(self, tiers: TierStack, writer: TierWriter, held: Callable[[str], Mapping[str, Any]]) -> None:
@@ -74,36 +75,35 @@ class WindowCheckpoints:
         self._held = held
         self._process = uuid.uuid4().hex
 
-    def found(self, stream: str) -> bytes | None:
-        """The window that another process left of a stream. What this one wrote itself it has let go of since: it is
-        not gone on with."""
-        kept = unpack(self.writer.noted(stream))
+    def find_window(self, stream: str) -> bytes | None:
+        """The window another process saved of a stream. One saved by this process is stale and ignored."""
+        kept = unpack(self.writer.read_manifest(stream))
         return None if kept is None or kept.writer == self._process else kept.window
 
-    def note(self, stream: str, window: Snapshot) -> bool:
-        """Write down how things stand, some time soon; false where that is too much.
+    def queue_window(self, stream: str, window: Snapshot) -> bool:
+        """Queue a checkpoint; False if it is too large.
 
-        It becomes bytes in the thread that writes it, and not at all where a newer one is noted before that.
+        Serialised in the writing thread, and only if no newer one replaces it first.
         """
         if window.nbytes > MAX_BYTES:
             self.too_large += 1
             return False
         held = self._held(stream)
-        self.writer.note(stream, lambda: WindowManifest(window.dump(), held, self._process).pack())
+        self.writer.queue_manifest(stream, lambda: WindowManifest(window.dump(), held, self._process).pack())
         return True
 
     def hand_over(self, stream: str, window: Snapshot) -> bool:
-        """Have it written down where another process finds it; false where that cannot be."""
-        noted = self.note(stream, window) and self.writer.settle(stream, HAND_OVER_S)
+        """Write a checkpoint where another process finds it; False if that is impossible or takes too long."""
+        noted = self.queue_window(stream, window) and self.writer.wait_stream_written(stream, HAND_OVER_S)
         return noted and self.tiers.shared
 
-    def begin(self, stream: str) -> None:
-        """What the tiers hold of a stream that begins anew is of no use: drop it, now or once they can be asked."""
+    def discard_stale(self, stream: str) -> None:
+        """Delete the tiers' checkpoint of a stream that starts anew, now or once they are available."""
         down = not all(state.up for state in self.tiers.states().values())
-        # Where there is nothing they are spared the search for it.
-        if down or self.writer.noted(stream) is not None or any(self.tiers.usage(stream).values()):
-            self.clear(stream)
+        # Without a search where there is nothing.
+        if down or self.writer.read_manifest(stream) is not None or any(self.tiers.usage(stream).values()):
+            self.clear_stream(stream)
 
-    def clear(self, stream: str) -> None:
-        """Nothing of this stream is to be in the tiers."""
-        self.writer.clear(stream)
+    def clear_stream(self, stream: str) -> None:
+        """Delete a stream's checkpoint."""
+        self.writer.queue_clear(stream)

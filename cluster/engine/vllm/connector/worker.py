@@ -1,4 +1,4 @@
-"""The connector's worker side: puts blocks into the paged cache before a layer attends, takes new KV out after it."""
+"""Worker side of the connector: loads blocks into the paged cache before a layer's attention, saves new KV after it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cluster.engine.vllm.connector.paged import PagedKV, Rotary, RowPaged, rotate, slots_of, unrotate
+from cluster.engine.vllm.connector.paged import PagedKV, Rotary, RowPaged, block_slots, rotate, unrotate
 from cluster.engine.vllm.connector.scheduling import LoadJob, SaveJob, StepJobs, StepReport
 from cluster.engine.vllm.connector.store import BlockStore, Fault
 from cluster.engine.vllm.connector.transfer import Load
@@ -45,11 +45,11 @@ class _Saving:
 
 
 class WorkerSide:
-    """Of one worker. ``layers``: names of the attention layers, in order; ``block``: tokens of one paged block.
+    """One worker's side. ``layers``: names of the attention layers, in order; ``block``: tokens of a paged block.
 
-    A block's keys are rotated to where they stand in this window when they are loaded, and un-rotated once when they
-    are saved. Everything that a load needs is checked before the first layer runs: a request that lacks any of it has
-    all its blocks reported to vLLM as failed, which then ends it, and nothing of it is loaded or saved.
+    Keys are rotated to this window's positions when loaded, and unrotated when saved. Everything a load needs is
+    verified before the first layer: if anything is missing, all the request's blocks are reported as failed, which ends
+    it, and nothing of it is loaded or saved.
     """
 
     def __init__(self, store: BlockStore, layers: Sequence[str], *, block: int, rotary: Callable[[], Rotary]) -> None:
@@ -64,13 +64,13 @@ class WorkerSide:
         self._errors: set[int] = set()
         self._report = StepReport()
 
-    def register(self, caches: Mapping[str, Tensor], paged: PagedKV) -> None:
-        """The layers' paged caches, by name, and how they are kept."""
+    def register_caches(self, caches: Mapping[str, Tensor], paged: PagedKV) -> None:
+        """Register the layers' paged caches, by name, and their layout."""
         self._caches, self._paged = caches, paged
 
     # -- one step ---------------------------------------------------------------------------------
-    def begin(self, jobs: StepJobs) -> None:
-        """Find the blocks of all loads, and make room for what is to be saved."""
+    def begin_step(self, jobs: StepJobs) -> None:
+        """Find the blocks of all loads and allocate buffers for saves."""
         self._loading, self._saving, self._errors, self._report = [], [], set(), StepReport()
         for job in jobs.loads:
             try:
@@ -88,7 +88,7 @@ class WorkerSide:
                 self._report.lost[save.request] = len(save.saves)
 
     def load_layer(self, name: str) -> None:
-        """Put what this step loads into one layer's cache."""
+        """Load blocks into one layer's cache."""
         number = self._number[name]
         for loading in self._loading:
             keys = rotate(loading.layer(0, number).to(loading.cos.device), loading.cos, loading.sin)
@@ -96,7 +96,7 @@ class WorkerSide:
             self._paged.write(self._caches[name], loading.slots, keys, values)
 
     def save_layer(self, name: str) -> None:
-        """Take what this step saves out of one layer's cache."""
+        """Copy saved tokens out of one layer's cache."""
         number = self._number[name]
         for saving in self._saving:
             keys, values = self._paged.read(self._caches[name], saving.slots)
@@ -104,8 +104,8 @@ class WorkerSide:
             saving.kv[1, number] = values.cpu()
             saving.layers.add(number)
 
-    def end(self) -> None:
-        """Keep what was saved; blocks appear whole, all of a request's or, where the store refuses some, fewer."""
+    def end_step(self) -> None:
+        """Store the saved blocks, each whole or not at all."""
         blocks: list[tuple[str, Tensor]] = []
         owners: list[str] = []
         for saving in self._saving:
@@ -122,18 +122,18 @@ class WorkerSide:
                 self._report.lost[request] = len(saving.job.saves) - kept
         self._loading, self._saving = [], []
 
-    def take_errors(self) -> set[int]:
-        """Ids of paged blocks that were to be loaded in this step and were not."""
+    def pop_errors(self) -> set[int]:
+        """Ids of paged blocks that this step failed to load."""
         errors, self._errors = self._errors, set()
         return errors
 
-    def take_report(self) -> StepReport | None:
+    def pop_report(self) -> StepReport | None:
         report, self._report = self._report, StepReport()
         return report if report.failed or report.saved or report.lost else None
 
     # -- loads ------------------------------------------------------------------------------------
     def _prepare(self, job: LoadJob) -> _Loading:
-        """Blocks that fill ``[start, stop)``.
+        """Find the blocks that fill ``[start, stop)``.
 
         Raises:
             ConfigError: they do not, or stand where the model has no positions.
@@ -149,7 +149,7 @@ class WorkerSide:
             raise ConfigError(job.refused or f"its blocks stand for {first} tokens and not for {job.stop}")
         blocks = torch.tensor(job.blocks, device=self._device)
         cos, sin = self._at(job.axes, job.positions, np.arange(job.start, job.stop))
-        return _Loading(pieces, slots_of(blocks, job.start, job.stop, self.block), cos, sin)
+        return _Loading(pieces, block_slots(blocks, job.start, job.stop, self.block), cos, sin)
 
     def _find(self, load: Load) -> Tensor:
         found = self.store.get(load.key)
@@ -170,7 +170,7 @@ class WorkerSide:
         return _Saving(job, slots, cos, sin, kv)
 
     def _blocks(self, saving: _Saving) -> list[tuple[str, Tensor]]:
-        """What was taken out, cut at the borders of blocks; rows that were not computed come from the base."""
+        """Saved KV cut into blocks; rows that were not computed come from the base block."""
         blocks: list[tuple[str, Tensor]] = []
         at = 0
         for save in saving.job.saves:

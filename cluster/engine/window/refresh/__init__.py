@@ -1,1 +1,1 @@
-"""Refresh policies: which tokens of the overlap are computed again."""
+"""Refresh policies: which reused tokens of the overlap are recomputed."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from cluster.engine.window.planner import evenly
+from cluster.engine.window.planner import spread_evenly
 from cluster.engine.window.refresh.base import RefreshContext, RefreshPolicy, Selection
 
 
@@ -21,15 +21,15 @@ class Anchors(RefreshPolicy):
         anchors = np.flatnonzero(context.anchor)
         wanted = context.tokens(len(anchors))
         if wanted <= len(anchors):
-            return Selection(context.mask(anchors[evenly(len(anchors), wanted)]))
+            return Selection(context.mask(anchors[spread_evenly(len(anchors), wanted)]))
         others = np.flatnonzero(~context.anchor)
-        added = others[evenly(len(others), wanted - len(anchors))]
+        added = others[spread_evenly(len(others), wanted - len(anchors))]
         return Selection(context.mask(np.concatenate((anchors, added))))
 
 
 @dataclass(frozen=True, slots=True)
 class AnchorsLast(Anchors):
-    """Recompute the overlap's anchor frames behind everything that is reused.
+    """As :class:`Anchors`, with recomputed tokens ordered after all reused ones.
 
     Engines like vLLM take KV from outside as a prefix alone, so a window must be laid out as
     ``[system | reused | refreshed, new | question]``. Positions stay true, and new tokens see what they saw before; but

@@ -19,7 +19,7 @@ from cluster.engine.window.planner import BoolArray, FloatArray, IntArray
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RefreshContext:
-    """What is known of the ``n`` overlap tokens, in time order; arrays are ``[n]`` unless told.
+    """Features of the ``n`` overlap tokens, in time order; arrays are ``[n]`` unless stated.
 
     * ``frame``: the token's frame, counted from the window's first; ``offset``: its place among that frame's tokens
     * ``frame_tokens``: how many tokens that frame has; ``cells`` ``[n, 2]``: (row, col), (-1, k) for text
@@ -74,14 +74,14 @@ class KVChange:
 
 
 class Narrowing(Protocol):
-    """Drops overlap tokens from the computation between layers. Above, a dropped token keeps the KV it had."""
+    """Drops overlap tokens from the computation between layers; in higher layers they keep their old KV."""
 
     def after(self, layer: int) -> bool:
-        """Whether ``keep`` wants to be asked when ``layer`` is through."""
+        """Whether to call :meth:`select_kept` after ``layer``."""
         ...
 
-    def keep(self, change: KVChange) -> Tensor:
-        """Which of the tokens go on, ``[m]`` bool."""
+    def select_kept(self, change: KVChange) -> Tensor:
+        """Tokens that continue, ``[m]`` bool."""
         ...
 
 
@@ -94,7 +94,7 @@ class Selection:
 
 
 class RefreshPolicy(ABC):
-    """Names overlap tokens to recompute. With a budget it names exactly that many (or all there are)."""
+    """Selects overlap tokens to recompute; with a budget exactly that many (or all there are)."""
 
     # False: the policy is its own amount (``all``, ``none``) and a budget changes nothing.
     budgeted: ClassVar[bool] = True
@@ -104,4 +104,4 @@ class RefreshPolicy(ABC):
 
     @abstractmethod
     def select(self, context: RefreshContext) -> Selection:
-        """Choose for one window."""
+        """Select tokens of one window."""

@@ -1,4 +1,4 @@
-"""``budget``: ours: spend the tokens where drift is expected, from counts that cost nothing to keep."""
+"""``budget`` (ours): recompute the tokens with the largest expected drift, from counters only."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Budget(RefreshPolicy):
 
 @dataclass(frozen=True, slots=True)
 class BudgetLast(Budget):
-    """Recompute what is expected to have drifted most, behind everything that is reused.
+    """As :class:`Budget`, with recomputed tokens ordered after all reused ones.
 
     Ours for ``engine: vllm``: see :mod:`~cluster.engine.window.refresh.anchors` for the order and what it costs.
     Anchors are half of a pruned window; a quarter of it chosen by drift leaves more of the saving.

@@ -1,4 +1,4 @@
-"""What a policy is told of a window's overlap, and what it chooses there."""
+"""Refresh context of a window's overlap, and the selection of its policy."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cluster.engine.window.refresh.base import RefreshContext, RefreshPolicy, Selection
-from cluster.engine.window.stream import Stream, StreamFrame, tokens_of
+from cluster.engine.window.stream import Stream, StreamFrame, encoded_tokens
 from cluster.registry import refresh_policies
 from cluster.types import MICROSECONDS
 
@@ -23,7 +23,7 @@ def choose_refreshed(
     *,
     first_token: int | None = None,
 ) -> tuple[RefreshPolicy, Selection]:
-    """The stream's policy, and which tokens of the overlap it computes again.
+    """The stream's policy and its selection.
 
     ``first_token``: number of the first token since the stream began (afresh), where that is not the stream's own.
     """
@@ -41,9 +41,9 @@ def choose_refreshed(
 def refresh_context(
     stream: Stream, window: int, frames: Sequence[StreamFrame], system: int, layers: int
 ) -> RefreshContext:
-    """What a policy may know of the overlap: the tokens of ``frames`` that have KV."""
-    overlap = [(index, frame) for index, frame in enumerate(frames) if frame.has_kv and len(tokens_of(frame))]
-    counts = np.array([len(tokens_of(frame)) for _, frame in overlap], np.int64)
+    """Build the context of those ``frames`` that have KV."""
+    overlap = [(index, frame) for index, frame in enumerate(frames) if frame.has_kv and len(encoded_tokens(frame))]
+    counts = np.array([len(encoded_tokens(frame)) for _, frame in overlap], np.int64)
     count = int(counts.sum())
 
     def spread(values: Sequence[float], dtype: type) -> npt.NDArray[Any]:
@@ -54,7 +54,7 @@ def refresh_context(
     computed = np.concatenate(
         [np.zeros((3, 0), np.int64), *(f.computed for _, f in overlap if f.computed is not None)], 1
     )
-    cells = [tokens_of(frame).cells.cpu().numpy() for _, frame in overlap]
+    cells = [encoded_tokens(frame).cells.cpu().numpy() for _, frame in overlap]
     share = stream.spec.refresh_budget
     return RefreshContext(
         stream=stream.spec.stream,

@@ -1,4 +1,4 @@
-"""What the other policies are measured against: ``all``, ``none``, ``first_n``, ``random``, ``shifted``."""
+"""Baselines of refresh policies: ``all``, ``none``, ``first_n``, ``random``, ``shifted``."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from cluster.engine.window.refresh.base import RefreshContext, RefreshPolicy, Se
 
 @dataclass(frozen=True, slots=True)
 class All(RefreshPolicy):
-    """Compute every overlap token again: the upper bound of cost and of exactness."""
+    """Recompute every overlap token: upper bound of cost and exactness."""
 
     budgeted = False
 

@@ -54,7 +54,7 @@ class Leading(Narrowing):
     def after(self, layer: int) -> bool:
         return self.amounts[layer + 1] < self.amounts[layer]
 
-    def keep(self, change: KVChange) -> Tensor:
+    def select_kept(self, change: KVChange) -> Tensor:
         stays = self.rank < self.amounts[change.layer + 1]
         self.rank = self.rank[stays]
         return torch.from_numpy(stays).to(change.k_new.device)

@@ -32,7 +32,7 @@ class TopKDeviation(RefreshPolicy):
 
 @dataclass(frozen=True, slots=True)
 class Deviation(Narrowing):
-    """After ``layer``, keep the ``tokens`` that deviate most."""
+    """After ``layer``, keep the ``tokens`` with the largest deviation."""
 
     layer: int
     tokens: int
@@ -40,7 +40,7 @@ class Deviation(Narrowing):
     def after(self, layer: int) -> bool:
         return layer == self.layer
 
-    def keep(self, change: KVChange) -> Tensor:
+    def select_kept(self, change: KVChange) -> Tensor:
         deviation = _square(change.k_new, change.k_old) + _square(change.v_new, change.v_old)
         keep = torch.zeros_like(deviation, dtype=torch.bool)
         keep[deviation.topk(min(self.tokens, len(deviation))).indices] = True

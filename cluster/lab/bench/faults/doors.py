@@ -26,7 +26,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from sightline.v1 import cameras_pb2, cameras_pb2_grpc
 
 from cluster.errors import SightlineError
-from cluster.hosts import open_many_files
+from cluster.hosts import raise_file_limit
 from cluster.lab.bench.faults.attacks import PLAIN, TLS, Target
 from cluster.lab.bench.fuzz.server import TOKEN, serve
 from cluster.lab.bench.harness import Part
@@ -143,7 +143,7 @@ def _serve(pipe: Connection, log: Path, tls: tuple[Path, ...]) -> None:
 
 
 def _attack(pipe: Connection, what: str, target: Target) -> None:
-    open_many_files(FILES)
+    raise_file_limit(FILES)
 
     async def attack() -> None:
         await {**PLAIN, **TLS}[what](target)

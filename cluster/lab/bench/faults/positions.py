@@ -21,8 +21,8 @@ from cluster.codec.processor import CodecOptions, CodecProcessor
 from cluster.engine.native import NativeEngine
 from cluster.engine.native.plan import WindowPlan
 from cluster.engine.vllm.positions import prompt_positions
-from cluster.engine.window.stream import StreamFrame, spans_of, tokens_of
-from cluster.engine.window.windowed_engine import Work
+from cluster.engine.window.stream import StreamFrame, encoded_tokens, frame_spans
+from cluster.engine.window.windowed_engine import WindowWork
 from cluster.lab.bench.harness import Part
 from cluster.lab.clips import make_clip
 from cluster.models import load_model
@@ -122,7 +122,7 @@ def _samples(clip: Path, model: VisionLanguageModel, case: str) -> Iterator[Fram
         if wanted != rate:
             rate = wanted
             processor.change_fps(rate)
-            sampler.change(prune=1.0, fps=rate)
+            sampler.reconfigure(prune=1.0, fps=rate)
         for frame in processor.feed(packet):
             sample = sampler.feed(frame)
             if sample is not None:
@@ -140,7 +140,7 @@ class _Watched(NativeEngine):
         super().__init__(model)
         self.windows: list[tuple[Sequence[StreamFrame], Tensor]] = []
 
-    def _plan(self, each: Work) -> WindowPlan:
+    def _plan(self, each: WindowWork) -> WindowPlan:
         seen: list[Tensor] = []
         rotary = self.model.rotary
 
@@ -180,7 +180,10 @@ def _expected(model: VisionLanguageModel, frames: Sequence[StreamFrame], case: s
         times = [Fraction(sum(before.duration for before in frames[:i]), MICROSECONDS) for i in range(len(frames))]
     seen = [
         SeenFrame(
-            time, frame.grid.group_rows, frame.grid.group_cols, [(r, c) for r, c in tokens_of(frame).cells.tolist()]
+            time,
+            frame.grid.group_rows,
+            frame.grid.group_cols,
+            [(r, c) for r, c in encoded_tokens(frame).cells.tolist()],
         )
         for time, frame in zip(times, frames, strict=True)
     ]
@@ -192,7 +195,7 @@ def _expected(model: VisionLanguageModel, frames: Sequence[StreamFrame], case: s
 def _for_vllm(model: VisionLanguageModel, frames: Sequence[StreamFrame]) -> Tensor:
     """The whole prompt's positions as the model registered with vLLM computes them from what we send it."""
     system, question = len(model.system_ids()), len(model.question_ids(QUESTION.text))
-    window = model.window_positions(system, spans_of(frames))
+    window = model.window_positions(system, frame_spans(frames))
     shown = [positions for positions in window.frames if positions.shape[1]]
     items, offset = [], system
     for number, positions in enumerate(shown):

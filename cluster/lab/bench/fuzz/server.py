@@ -44,7 +44,7 @@ from cluster.gateway.http.calls import Calls
 from cluster.gateway.http.live import Live
 from cluster.gateway.http.server import HttpServer
 from cluster.gateway.memory_proxy import MemoryProxy
-from cluster.hosts import open_many_files
+from cluster.hosts import raise_file_limit
 from cluster.memory.tiers.arena import Arena
 from cluster.memory.tiers.kv_wire import MAX_KV_MESSAGE_BYTES
 from cluster.memory.tiers.kv_wire import SERVICE as KV
@@ -265,7 +265,7 @@ class Server:
         await inner.start()
         guard = Guard(_verify, audit=AuditLog(self._folder / "audit.jsonl"))
         limits = self._config.gateway
-        open_many_files(1024 + 2 * limits.max_connections)
+        raise_file_limit(1024 + 2 * limits.max_connections)
         outer = RpcServer(
             max_message_bytes=push_message_bytes(limits.max_packet_bytes),
             guard=guard,

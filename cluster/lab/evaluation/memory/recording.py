@@ -140,7 +140,7 @@ class _Collector(MemoryBank):
         super().__init__(TierStack([Arena(_MANIFESTS)]))
         self.taken: dict[str, list[KVChunk]] = {}
 
-    def take(self, chunk: KVChunk) -> None:
+    def accept_chunk(self, chunk: KVChunk) -> None:
         """See :class:`MemoryBank`."""
         self.taken.setdefault(chunk.stream, []).append(chunk)
 
@@ -204,8 +204,8 @@ class _Tape:
 
 
 def _packed(name: str, chunks: Sequence[KVChunk]) -> dict[str, Tensor]:
-    """Frames side by side: ``key``, ``value`` ``[L, Hkv, n, D]``, ``cell [n]``, ``look [f, W]``, and ``frame [f, 5]``
-    of tokens, index, pts, rows and columns."""
+    """Concatenated frames: ``key``, ``value`` ``[L, Hkv, n, D]``, ``cell [n]``, ``mean_embedding [f, W]``, and
+    ``frame [f, 5]`` of tokens, index, pts, rows and columns."""
     if not chunks:
         return {}
     about = [[chunk.tokens, chunk.index, chunk.pts, chunk.rows, chunk.columns] for chunk in chunks]
@@ -213,7 +213,7 @@ def _packed(name: str, chunks: Sequence[KVChunk]) -> dict[str, Tensor]:
         f"{name}.key": torch.cat([chunk.key.cpu() for chunk in chunks], dim=2),
         f"{name}.value": torch.cat([chunk.value.cpu() for chunk in chunks], dim=2),
         f"{name}.cell": torch.cat([chunk.cell.cpu() for chunk in chunks]),
-        f"{name}.look": torch.stack([chunk.mean_embedding.cpu() for chunk in chunks]),
+        f"{name}.mean_embedding": torch.stack([chunk.mean_embedding.cpu() for chunk in chunks]),
         f"{name}.frame": torch.tensor(about, dtype=torch.int64),
     }
 
@@ -228,10 +228,10 @@ def _unpacked(tensors: dict[str, Tensor]) -> tuple[KVChunk, ...]:
         torch.split(tensors["key"], sizes, dim=2),
         torch.split(tensors["value"], sizes, dim=2),
         torch.split(tensors["cell"], sizes),
-        tensors["look"],
+        tensors["mean_embedding"],
         strict=True,
     )
     return tuple(
-        KVChunk(STREAM, index, pts, key, value, cell, rows, columns, look)
-        for (_, index, pts, rows, columns), key, value, cell, look in parts
+        KVChunk(STREAM, index, pts, key, value, cell, rows, columns, mean_embedding)
+        for (_, index, pts, rows, columns), key, value, cell, mean_embedding in parts
     )
