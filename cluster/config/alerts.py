@@ -1,4 +1,4 @@
-"""``alerts:`` — when answers and cameras' states become incidents, and where people are told."""
+"""``alerts:`` and ``clips:`` — incident rules, health checks, sinks and incident footage."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ EventKind = Literal["new", "update", "end"]
 
 
 class SinkConfig(Section):
-    """One place where people are told."""
+    """A destination of alerts."""
 
     name: str = Field(
         min_length=1, max_length=64, pattern=r"^[\w.-]+$", description="Name of the sink: letters, digits, _ . -"
@@ -111,7 +111,7 @@ class SinkConfig(Section):
     )
 
     def wants(self, camera: str, severity: Severity, event: EventKind) -> bool:
-        """Whether such an event of such an incident is sent."""
+        """Whether an event of an incident passes the sink's filters."""
         order = get_args(Severity)
         grave = order.index(severity) >= order.index(self.min_severity)
         here = not self.cameras or any(fnmatchcase(camera, pattern) for pattern in self.cameras)
@@ -143,7 +143,7 @@ _SEVERITY = "Severity of its incidents."
 
 
 class ConditionConfig(Section):
-    """One state of a camera that is an incident by itself."""
+    """One camera state that opens an incident."""
 
     enabled: bool = Field(default=True, description="Whether it is looked for.")
     after_s: Duration = Field(default=30.0, gt=0, le=86_400, description=_AFTER)
@@ -151,19 +151,19 @@ class ConditionConfig(Section):
 
 
 class OfflineConfig(ConditionConfig):
-    """No pictures come."""
+    """No pictures arrive."""
 
     severity: Severity = Field(default="critical", description=_SEVERITY)
 
 
 class FrozenConfig(ConditionConfig):
-    """Pictures come, and nothing in them changes."""
+    """Pictures arrive without any change."""
 
     after_s: Duration = Field(default=60.0, gt=0, le=86_400, description=_AFTER)
 
 
 class CoveredConfig(ConditionConfig):
-    """The picture suddenly lost its contrast."""
+    """The picture has suddenly lost its contrast."""
 
     after_s: Duration = Field(default=5.0, gt=0, le=86_400, description=_AFTER)
     severity: Severity = Field(default="critical", description=_SEVERITY)
@@ -181,14 +181,14 @@ class SceneChangeConfig(ConditionConfig):
 
 
 class UnansweredConfig(ConditionConfig):
-    """Pictures come, and no window is answered."""
+    """Pictures arrive, but no window is answered."""
 
     after_s: Duration = Field(default=120.0, gt=0, le=86_400, description=_AFTER)
     severity: Severity = Field(default="critical", description=_SEVERITY)
 
 
 class HealthConfig(Section):
-    """Incidents of the cameras themselves, told from what decoders and replicas report."""
+    """Incidents of the cameras themselves, from reports of decoders and replicas."""
 
     offline: OfflineConfig = Field(default_factory=OfflineConfig, description="camera-offline: no pictures come.")
     frozen: FrozenConfig = Field(
@@ -214,7 +214,7 @@ class HealthConfig(Section):
 
 
 class RetryConfig(Section):
-    """Patience with a sink that does not take an alert."""
+    """Backoff of a sink that does not accept an alert."""
 
     first_s: Duration = Field(
         default=0.5, gt=0, le=60, description="Seconds before the second attempt; then twice that."
@@ -226,7 +226,7 @@ class RetryConfig(Section):
 
 
 class AlertsConfig(Section):
-    """When answers become incidents, unless a question says otherwise, and where people are told."""
+    """Default incident rules, which questions may override, and the sinks of alerts."""
 
     enabled: bool = Field(default=True, description="Whether incidents are made at all.")
     folder: str | None = Field(

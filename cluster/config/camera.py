@@ -1,4 +1,4 @@
-"""``cameras:``, ``source:``, ``questions:`` — cameras, how they are connected to, and what they are asked."""
+"""``cameras:``, ``source:``, ``questions:`` — cameras, their connections and standing questions."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class PruningConfig(Section):
 
 
 class SamplingConfig(Section):
-    """Frames sampled from the decoded stream; every packet is decoded all the same."""
+    """Frames sampled from the decoded stream; sampling does not reduce decoding."""
 
     fps: float = Field(default=2.0, gt=0, le=60, description="Frames sampled per second of the camera's clock.")
     anchor_interval_s: float = Field(
@@ -65,7 +65,7 @@ class WindowConfig(Section):
 
 
 class BackoffConfig(Section):
-    """Waiting between two attempts to reach a source: doubled each time up to a bound, spread by jitter."""
+    """Exponential backoff between attempts to reach a source, with an upper bound and jitter."""
 
     initial_s: float = Field(default=0.5, gt=0, description="Seconds before the first new attempt.")
     max_s: float = Field(default=30.0, gt=0, description="Longest wait in seconds; must not be below initial_s.")
@@ -138,7 +138,7 @@ class QuestionConfig(Section):
         return name
 
     def question(self) -> Question:
-        """The same as the engine takes it."""
+        """Convert to the engine's type."""
         return Question(self.id, self.text, self.threshold, self.explain)
 
 
@@ -146,7 +146,7 @@ PriorityName: TypeAlias = Literal["critical", "normal", "background"]
 
 
 class CameraEntry(Section):
-    """A camera as written: a section given here overrides single keys of the global one."""
+    """A camera as declared: a section given here overrides single keys of the global one."""
 
     name: str = Field(
         min_length=1,
@@ -197,7 +197,7 @@ class CameraConfig(Section):
     privacy_masks: list[MaskPolygon] = Field(default_factory=list, description="Parts of the picture that are black.")
 
     def stream_spec(self) -> StreamSpec:
-        """What the engine must know of this camera."""
+        """Stream specification for the engine."""
         return StreamSpec(
             stream=self.name,
             questions=tuple(question.question() for question in self.questions),
@@ -219,5 +219,5 @@ class CameraConfig(Section):
 
     @property
     def is_pushed(self) -> bool:
-        """Whether an agent outside sends the packets."""
+        """Whether an external agent sends the packets."""
         return not self.source

@@ -81,8 +81,8 @@ class KubernetesConfig(Section):
 
 
 class SchedulingConfig(Section):
-    """Admission and the quality ladder. Both need to know what a window costs: without a cost model of the model that
-    is loaded, every camera is taken and runs at full quality, and what is too late is dropped."""
+    """Admission and the quality ladder. Both need a cost model of the loaded model: without one every camera is
+    accepted and runs at full quality, and late windows are dropped."""
 
     costs: str | None = Field(
         default=None,
@@ -135,7 +135,7 @@ class TracingConfig(Section):
 
 
 class PlacementConfig(Section):
-    """Which nodes of a Ray cluster run what: names of Ray resources that nodes offer. Each process takes 1 of its."""
+    """Ray resources that select the nodes of each kind of process. Each process takes 1 of its resource."""
 
     control: str | None = Field(
         default=None,

@@ -1,4 +1,4 @@
-"""``memory:``, ``tiers:``, ``asking:`` — what a camera remembers, where that lies, and how it is asked for."""
+"""``memory:``, ``tiers:``, ``asking:`` — capacity, policies and storage of cameras' memory, and free questions."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _SCHEMES = ("redis://", "rediss://", "unix://")
 
 
 class TiersConfig(Section):
-    """The tiers below a replica's device, from the fastest down: host, node, Redis. The lowest holds everything."""
+    """The tiers below a replica's device, fastest first: host, node, Redis. The lowest holds everything."""
 
     levels: list[Annotated[str, OneOf(tiers)]] = Field(
         default=["host", "node", "redis"],
@@ -112,7 +112,7 @@ _OPTIONS = "by name; its own defaults stand for what is left out."
 
 
 class MemoryConfig(Section):
-    """How much a camera remembers, for how long, and by which policies."""
+    """Capacity, retention and policies of a camera's memory."""
 
     enabled: bool = Field(
         default=True, description="Keep the KV of frames that left the window, so that questions can go back to them."
@@ -163,7 +163,7 @@ class MemoryConfig(Section):
     )
 
     def spec(self) -> MemorySpec | None:
-        """What the engine must know of it; None where nothing is remembered."""
+        """Memory specification for the engine; None where memory is disabled."""
         if not self.enabled:
             return None
         return MemorySpec(

@@ -1,4 +1,4 @@
-"""``security:`` — who may call, and TLS of the ports."""
+"""``security:`` — authentication, TLS, rate limits and the audit log."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class TlsConfig(Section):
 
 
 class InternalTlsConfig(Section):
-    """PEM files of the processes of one cluster, each of which shows its certificate to every other (mutual TLS)."""
+    """PEM files of the processes of one cluster, which authenticate each other by certificate (mutual TLS)."""
 
     certificate: str | None = Field(
         default=None, description="Certificate chain of every process; null has them talk without TLS."

@@ -1,7 +1,7 @@
-"""Every metric that Sightline's processes count themselves; what is read off elsewhere at a scrape has collectors.
+"""All metrics that Sightline's processes count themselves; values read at scrape time have collectors instead.
 
-Counters and gauges may carry a camera; histograms never do (a thousand cameras times a dozen buckets is what kills a
-Prometheus server): they are told apart by the ``process`` label that the gateway adds.
+Counters and gauges may have a camera label, histograms never: a thousand cameras times a dozen buckets would overload a
+Prometheus server. Histograms are told apart by the ``process`` label that the gateway adds.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Proc
 prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
 
 REGISTRY = CollectorRegistry()
-"""What this process exposes."""
+"""Registry behind this process's ``/metrics``."""
 
 windows = Counter(
     "sightline_windows",
