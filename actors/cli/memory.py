@@ -1,4 +1,4 @@
-"""``sightline memory`` and ``sightline forget``: what a camera remembers, and making it forget."""
+"""``sightline memory`` and ``sightline forget``: status of a camera's memory, and deleting it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Name = Annotated[str, typer.Argument(metavar="CAMERA", help="Name of the camera.
 
 
 def memory(camera: Name, gateway: Gateway = DEFAULT_GATEWAY, json: Json = None) -> None:
-    """Show what a camera remembers: how far back, how much in which tier, and by which policies.
+    """Show the status of a camera's memory: time range, size by tier, and policies.
 
     $ sightline memory gate
 
@@ -42,15 +42,15 @@ def memory(camera: Name, gateway: Gateway = DEFAULT_GATEWAY, json: Json = None) 
 
 def forget(
     camera: Name,
-    before: Annotated[
-        str, typer.Option(metavar="DURATION", help="Only what was longer ago than 90s, 10m, 2h, 1d.")
-    ] = "",
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask before everything is forgotten.")] = False,
+    before: Annotated[str, typer.Option(metavar="DURATION", help="Only what is older than 90s, 10m, 2h, 1d.")] = "",
+    yes: Annotated[
+        bool, typer.Option("--yes", "-y", help="Do not ask for confirmation before deleting everything.")
+    ] = False,
     gateway: Gateway = DEFAULT_GATEWAY,
     json: Json = None,
 ) -> None:
-    """Make a camera forget what it saw: its memory in every tier, its conversations, snapshots and clips, and what was
-    recorded of its incidents. Says what went. Cannot be undone.
+    """Delete what a camera saw: its memory in every tier, conversations, snapshots and clips, and the records of its
+    incidents. Prints what was deleted. Cannot be undone.
 
     $ sightline forget gate --before 2h
 
@@ -81,7 +81,7 @@ def forget(
 
 
 def summary(status: MemoryStatus) -> list[str]:
-    """What is held, how it is chosen, and what happened so far."""
+    """Size, policies and counters."""
     from actors.cli.options import spoken
     from actors.cli.output import compact, plural
     from cluster.types import MICROSECONDS

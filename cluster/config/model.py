@@ -23,7 +23,7 @@ class SimulatedConfig(Section):
         description="JSON of `sightline eval accuracy` whose scores are drawn as answers; null takes recorded ones of "
         "the bundled model.",
     )
-    seed: int = Field(default=0, ge=0, description="Seed of the answers and of how steps scatter.")
+    seed: int = Field(default=0, ge=0, description="Seed of the answers and of the variation of steps.")
 
 
 class VllmConfig(Section):
@@ -42,7 +42,7 @@ class VllmConfig(Section):
     timeout_s: float = Field(
         default=60.0,
         gt=0,
-        description="Seconds vLLM may take for one batch of windows before its engine core counts as dead.",
+        description="Timeout of vLLM for one batch of windows, after which its engine core counts as dead.",
     )
 
 

@@ -237,7 +237,7 @@ def camera_settings(config: SightlineConfig, camera: str | CameraEntry) -> Camer
 class SightlineConfig(Section):
     """Everything a cluster is started with. Sections apply to every camera unless a camera overrides them."""
 
-    model: ModelConfig = Field(default_factory=ModelConfig, description="Which model answers, and where it runs.")
+    model: ModelConfig = Field(default_factory=ModelConfig, description="The model and its device.")
     engine: Literal["native", "vllm", "simulated"] = Field(
         default="native",
         description="Inference engine: native computes only what changed; vllm runs windows on vLLM, which must be "
@@ -246,39 +246,31 @@ class SightlineConfig(Section):
     vllm: VllmConfig = Field(default_factory=VllmConfig, description="How windows run on vLLM, with engine: vllm.")
     simulated: SimulatedConfig = Field(
         default_factory=SimulatedConfig,
-        description="What the engine of a load test stands in for.",
+        description="Step times and answers of the simulated engine.",
     )
-    sampling: SamplingConfig = Field(default_factory=SamplingConfig, description="Which frames are looked at.")
-    pruning: PruningConfig = Field(
-        default_factory=PruningConfig, description="Which patches of a frame the model sees."
-    )
+    sampling: SamplingConfig = Field(default_factory=SamplingConfig, description="Frame sampling.")
+    pruning: PruningConfig = Field(default_factory=PruningConfig, description="Pruning of patches.")
     window: WindowConfig = Field(default_factory=WindowConfig, description="The window a question is answered on.")
-    memory: MemoryConfig = Field(
-        default_factory=MemoryConfig, description="What a camera remembers beyond its window, and how."
-    )
-    source: SourceConfig = Field(default_factory=SourceConfig, description="How cameras are connected to.")
+    memory: MemoryConfig = Field(default_factory=MemoryConfig, description="A camera's memory beyond its window.")
+    source: SourceConfig = Field(default_factory=SourceConfig, description="Connections to cameras.")
     questions: list[QuestionConfig] = Field(
-        default_factory=list, description="Standing questions of every camera that has none of its own."
+        default_factory=list, description="Standing questions of cameras without their own."
     )
-    cameras: list[CameraEntry] = Field(
-        default_factory=list, description="The cameras; more can be added while it runs."
-    )
-    tiers: TiersConfig = Field(default_factory=TiersConfig, description="Where the memories of all cameras lie.")
+    cameras: list[CameraEntry] = Field(default_factory=list, description="The cameras; more can be added at run time.")
+    tiers: TiersConfig = Field(default_factory=TiersConfig, description="Storage tiers of cameras' memory.")
     asking: AskingConfig = Field(
         default_factory=AskingConfig, description="Free questions about what a camera has seen, and their limits."
     )
-    alerts: AlertsConfig = Field(
-        default_factory=AlertsConfig, description="When answers become incidents, and where people are told."
-    )
+    alerts: AlertsConfig = Field(default_factory=AlertsConfig, description="Incident rules and destinations of alerts.")
     clips: ClipsConfig = Field(
-        default_factory=ClipsConfig, description="Snapshots and clips of incidents, how long and how much of them."
+        default_factory=ClipsConfig, description="Snapshots and clips of incidents, and their limits."
     )
     scheduling: SchedulingConfig = Field(
         default_factory=SchedulingConfig, description="Admission, placement and the quality ladder."
     )
-    gateway: GatewayConfig = Field(default_factory=GatewayConfig, description="Ports and limits towards the outside.")
+    gateway: GatewayConfig = Field(default_factory=GatewayConfig, description="Ports and limits of the gateway.")
     security: SecurityConfig = Field(
-        default_factory=SecurityConfig, description="Who may call the gateway, and TLS of its ports."
+        default_factory=SecurityConfig, description="Authentication, TLS, rate limits and the audit log."
     )
     kubernetes: KubernetesConfig = Field(
         default_factory=KubernetesConfig, description="Cameras as resources of a Kubernetes cluster."
